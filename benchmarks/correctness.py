@@ -95,6 +95,10 @@ def uneven_batch(pairs: int = 12, longest: int = 24) -> Batch:
     """Return a batch of random pairs whose sentences have 3 to `longest` tokens.
 
     The batch also has the random numbers that choose masked tokens, so every path masks the same.
+
+    Args:
+        pairs: number of pairs.
+        longest: most tokens of a sentence.
     """
     generator = torch.Generator().manual_seed(0)
     batch: Batch = {}
@@ -121,6 +125,10 @@ def reference(model: DAPForPreTraining, batch: Batch) -> tuple[float, Tensor]:
     """Compute loss and gradients in the simplest way: padded rows, torch's attention, float64.
 
     Transformers' eager attention is not used, because it gives NaN for ModernBERT.
+
+    Args:
+        model: the model. A copy of it is used.
+        batch: the pairs, on the CPU.
 
     Returns:
         The loss, and all gradients as one vector.
@@ -287,7 +295,11 @@ def compare(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Compare all paths and print a table."""
+    """Compare all fast paths with the padded computation, and print a table.
+
+    Raises:
+        ValueError: a path is wrong.
+    """
     parser = machine_parser(__doc__, repeats=1)
     parser.add_argument("--encoders", nargs="+", choices=ENCODERS, default=ENCODERS)
     paths = [*ALLOWED, *WITH_DROPOUT]

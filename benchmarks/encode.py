@@ -100,7 +100,15 @@ def contenders(model: str, sentences: list[str], args: argparse.Namespace) -> di
 
 
 def least_cosine(a: np.ndarray, b: np.ndarray) -> float:
-    """Return the lowest cosine between the vectors (N, D) of the same sentences."""
+    """Compare two encoders' vectors of the same sentences.
+
+    Args:
+        a: (N, D), vectors of one encoder.
+        b: (N, D), vectors of the other encoder.
+
+    Returns:
+        The lowest cosine between the two vectors of a sentence.
+    """
     left = torch.tensor(a, dtype=torch.float64)
     right = torch.tensor(b, dtype=torch.float64)
     return torch.cosine_similarity(left, right).min().item()

@@ -39,8 +39,12 @@ MORE = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_f
 def with_noise(batch: Batch, share: int = 5) -> Batch:
     """Return the batch with noise, the numbers that decide which tokens are masked.
 
-    It masks every `share`-th token of a pair, so that the FLOPs do not depend on chance. CLS and
+    The FLOPs must not depend on chance, so tokens are masked at a regular distance. CLS and
     separators are never masked.
+
+    Args:
+        batch: the pairs. It is not changed.
+        share: every so many tokens of a pair, one is masked.
     """
     noisy = dict(batch)
     seen = 0
@@ -137,7 +141,7 @@ def measure(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Measure and print a table."""
+    """Count FLOPs and time a step of each objective, print a table, and write it to `--json`."""
     parser = machine_parser(__doc__, repeats=5)
     add_workload_arguments(parser, batch_size=8)
     parser.add_argument("--tokens", type=int, default=32, help="tokens of each sentence")

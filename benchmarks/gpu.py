@@ -242,7 +242,12 @@ def stop(*_: Any) -> None:
 
 
 def pack(folder: Path, archive: Path) -> None:
-    """Pack the JSON files of a folder into a .tar.xz archive, under their names only."""
+    """Pack the JSON files of a folder into an archive, and print its size.
+
+    Args:
+        folder: folder with the files.
+        archive: .tar.xz file to write. It holds the files without a folder.
+    """
     with tarfile.open(archive, "w:xz") as file:
         for path in sorted(folder.glob("*.json")):
             file.add(path, path.name)

@@ -130,7 +130,12 @@ def compare(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def table(found: list[dict[str, Any]], args: argparse.Namespace) -> str:
-    """Format the result of `compare` as a text table."""
+    """Format the results as a text table, in pairs per second.
+
+    Args:
+        found: result of `compare`.
+        args: the command line, which has the number of batches and their size.
+    """
     pairs = args.batches * args.batch_size
     lines = []
     for part in found:
@@ -148,7 +153,7 @@ def table(found: list[dict[str, Any]], args: argparse.Namespace) -> str:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Measure and print a table."""
+    """Measure the speed of the pipeline, print a table, and write it to `--json`."""
     parser = machine_parser(__doc__, repeats=3)
     add_workload_arguments(parser)
     parser.add_argument("--pairs", type=int, default=20_000, help="number of random pairs")

@@ -55,13 +55,23 @@ Search = Callable[[np.ndarray, np.ndarray], Indices]
 
 
 def ours(source: np.ndarray, target: np.ndarray) -> Indices:
-    """Search by `mutual_neighbours`: one pass for both directions."""
+    """Search the K nearest neighbours by `mutual_neighbours`, in one pass for both directions.
+
+    Args:
+        source: (N, D) float32, rows of length 1.
+        target: (M, D) float32, rows of length 1.
+    """
     found = mutual_neighbours(source, target, K)
     return found.forward_indices, found.backward_indices
 
 
 def faiss_flat(source: np.ndarray, target: np.ndarray) -> Indices:
-    """Search by `faiss.IndexFlatIP`, once per direction."""
+    """Search the K nearest neighbours by `faiss.IndexFlatIP`, once per direction.
+
+    Args:
+        source: (N, D) float32, rows of length 1.
+        target: (M, D) float32, rows of length 1.
+    """
     import faiss
 
     def search(queries: np.ndarray, keys: np.ndarray) -> np.ndarray:
@@ -73,7 +83,12 @@ def faiss_flat(source: np.ndarray, target: np.ndarray) -> Indices:
 
 
 def semantic_search(source: np.ndarray, target: np.ndarray) -> Indices:
-    """Search by `sentence_transformers.util.semantic_search`, once per direction."""
+    """Search the K nearest neighbours by sentence-transformers' `semantic_search`, per direction.
+
+    Args:
+        source: (N, D) float32, rows of length 1.
+        target: (M, D) float32, rows of length 1.
+    """
     from sentence_transformers.util import semantic_search
 
     def search(queries: np.ndarray, keys: np.ndarray) -> np.ndarray:

@@ -228,12 +228,12 @@ def mining_memory(count: int, args: argparse.Namespace) -> int:
 
 
 def random_scores(generator: np.random.Generator, rows: int) -> np.ndarray:
-    """Return random cosines (rows, 4), best first."""
+    """Return made-up cosines of 4 neighbours per row, (rows, 4) float32, highest first."""
     return np.sort(generator.random((rows, 4), np.float32))[:, ::-1]
 
 
 def main() -> None:
-    """Print the table of times or, with `--memory`, of memory."""
+    """Measure times on clusters and print a table. With `--memory`, measure memory instead."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--memory", action="store_true", help="measure memory instead of time")
     parser.add_argument("--rows", type=float, nargs="*", default=[50000], help="sentences per side")

@@ -34,7 +34,7 @@ WALL, CPU = "wall", "cpu"
 
 
 def machine_parser(description: str, repeats: int) -> argparse.ArgumentParser:
-    """Return a parser with the options that every benchmark has.
+    """Make a command-line parser with the options that every benchmark has.
 
     Args:
         description: docstring of the benchmark. Its first line is shown by `--help`.

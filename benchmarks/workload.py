@@ -91,8 +91,8 @@ class Workload:
     Everything is on the CPU until `to` is called, because FLOPs are counted there.
 
     Args:
-        args: options of `add_workload_arguments`.
-        objectives: keys of `OBJECTIVES`.
+        args: the command line, with the options of `add_workload_arguments`.
+        objectives: which models to make, keys of `OBJECTIVES`.
     """
 
     def __init__(
@@ -198,7 +198,7 @@ def share_weights(module: nn.Module, other: nn.Module) -> None:
 
 
 def token_counts(batch: dict[str, Tensor]) -> list[tuple[int, int]]:
-    """Return the numbers of real tokens of each pair's source and target."""
+    """Return how many tokens the source and the target of each pair have, without padding."""
     source = batch["source_attention_mask"].sum(1).tolist()
     target = batch["target_attention_mask"].sum(1).tolist()
     return list(zip(source, target, strict=True))

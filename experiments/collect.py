@@ -129,8 +129,8 @@ def require_trained_as_told(path: Path, content: Mapping[str, Any], run: Run) ->
 def require_comparable(contents: Mapping[Path, Mapping[str, Any]], runs: Mapping[str, Run]) -> None:
     """Raise a `UserError` if two models differ in something that their recipe does not tell.
 
-    Examples are the training text of a seed, the weights of an encoder that lay in the same place,
-    a default of another version, or the settings of an evaluation. Such models cannot be compared.
+    Examples are the training text of a seed or the settings of an evaluation. Others are a changed
+    default, and other weights of the encoder in the same folder. Such models cannot be compared.
 
     Args:
         contents: result file -> its content.
@@ -303,7 +303,7 @@ def collect(recipe: Recipe, folder: Path, path: Path) -> int:
 
 @command
 def main(argv: Sequence[str] | None = None) -> None:
-    """Collect the studies that the command line names."""
+    """Merge the results of the studies that the command line names, one file per study."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("recipes", nargs="+", type=Path, help="YAML files of the studies")
     parser.add_argument(

@@ -46,7 +46,7 @@ COUNTS = ("pairs", "reference links", "left out")
 
 @dataclass
 class AlignmentArguments:
-    """Text to measure on, text for the aligner, and the output file."""
+    """Command-line arguments: text to measure on, text for the aligner, and the output file."""
 
     data_dir: list[str] = field(
         metadata={"help": "Parallel text with English to measure on, such as Tatoeba's."}
@@ -70,7 +70,14 @@ class AlignmentArguments:
 
 
 def states_of_words(encoder: SentenceEncoder, sentences: Sequence[str]) -> list[np.ndarray]:
-    """Return the word states (W, D) of each sentence: the mean of the states of a word's tokens.
+    """Compute the state of each word, the mean of the states of its tokens.
+
+    Args:
+        encoder: makes the token states.
+        sentences: the sentences.
+
+    Returns:
+        Word states (W, D) of each sentence.
 
     Raises:
         UserError: the tokenizer is not a fast one.
@@ -118,9 +125,14 @@ def measure(encoder: SentenceEncoder, pairs: Sequence[AlignedPair]) -> dict[str,
 
 
 def _without_trivial(pair: AlignedPair, links: np.ndarray) -> np.ndarray:
-    """Return those of the links (L, 2) of a pair that say something about translation.
+    """Leave out links that say nothing about translation, as `is_trivial` tells.
 
-    `is_trivial` tells which do not.
+    Args:
+        pair: the sentence pair.
+        links: (L, 2), numbers of a source word and a target word.
+
+    Returns:
+        The remaining links, in the same form.
     """
     source = lower_words(pair.source)
     target = lower_words(pair.target)

@@ -55,10 +55,10 @@ def read_studies(recipes_dir: Path, results_dir: Path) -> list[Study]:
 
 
 def read_study_file(path: Path) -> tuple[list[Outcome], dict[str, float]]:
-    """Read a result file.
+    """Read the merged result file of a study.
 
     Returns:
-        The outcomes, and run -> CPU seconds of a training step.
+        The outcome of each training. And name of a run -> CPU seconds of a training step.
 
     Raises:
         UserError: the file was not written by `experiments.collect`.

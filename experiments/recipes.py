@@ -122,8 +122,8 @@ def read_recipe(path: str | Path, places: Mapping[str, str] | None) -> Recipe:
 
     Raises:
         FileNotFoundError: there is no such file.
-        UserError: the file is no recipe, has an unknown key or a place that is not given, or a run
-            refers to a run that does not stand above it, or has no learning rate.
+        UserError: the file is no recipe, or has an unknown key or a place that is not given. Also
+            if a run refers to a run that does not stand above it, or has no learning rate.
     """
     path = Path(path)
     if own := sorted(set(places or ()) & set(OWN)):

@@ -90,6 +90,10 @@ def is_trivial(source: str, target: str) -> bool:
 
     >>> is_trivial("tom", "tom"), is_trivial("haus", "house"), is_trivial(",", "and")
     (True, False, True)
+
+    Args:
+        source: a source word in lower case.
+        target: the target word that it is linked to, in lower case.
     """
     return source == target or not all(any(map(str.isalnum, word)) for word in (source, target))
 

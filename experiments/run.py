@@ -97,7 +97,8 @@ class Workspace:
     def jobs(self, run: Run) -> Iterator[Job]:
         """Yield the trainings of a run that are known so far.
 
-        These are the trainings of the learning rate search, then those of the chosen rate by seed.
+        First come the trainings that search the learning rate. Once it is chosen, a training per
+        seed follows.
         """
         if run.is_past:
             return
@@ -115,6 +116,10 @@ class Workspace:
 
     def score(self, run: Run, rate: float) -> float | None:
         """Return the accuracy on held-out pairs of a run's first seed at a learning rate.
+
+        Args:
+            run: the run.
+            rate: learning rate of the training.
 
         Returns:
             Accuracy in percent, or None if the training has not ended.
@@ -207,7 +212,7 @@ class Workspace:
         return "done" if known == known | self.measured(job) else "not collected"
 
     def carry_out(self, job: Job) -> None:
-        """Do what is left of a job: train, evaluate and collect.
+        """Do what is left of a job: train, evaluate, and write the result file.
 
         Raises:
             ClaimedError: another process works on it.

@@ -40,10 +40,10 @@ def align_words(source: Sentences, target: Sentences, wanted: int | None = None)
     [[[0, 0], [1, 1]], [[0, 0], [1, 1]]]
 
     Args:
-        source: P sentences as lists of words. Lower-case them first, so that equal words are equal
-            strings.
+        source: P sentences as lists of words. Lower-case them first, so that a word is always the
+            same string.
         target: P sentences. Sentence i is the translation of source sentence i.
-        wanted: number of pairs whose links are returned. Default: all.
+        wanted: number of pairs whose links are returned. None returns all.
 
     Returns:
         For each pair, the sure and the possible links: int64 arrays (L, 2) with the numbers of a

@@ -106,7 +106,12 @@ class Outcome:
 
 
 def value_at(tree: Any, path: str) -> Any:
-    """Return the value at a path of keys joined by `/`, or None if there is none."""
+    """Return a value inside nested dictionaries, or None if there is none.
+
+    Args:
+        tree: the dictionaries.
+        path: keys from the outside to the inside, joined by `/`.
+    """
     for key in path.split("/"):
         if not isinstance(tree, Mapping) or key not in tree:
             return None
@@ -186,8 +191,9 @@ class Study:
 
     Attributes:
         recipe: what the study trains and evaluates.
-        outcomes: results of the runs that ended.
-        step_seconds: run -> CPU seconds of a training step, as `experiments.step_cost` measured.
+        outcomes: results of the trainings that have ended.
+        step_seconds: name of a run -> CPU seconds of a training step, as `experiments.step_cost`
+            measured them.
     """
 
     recipe: Recipe
@@ -206,7 +212,7 @@ class Study:
 
     @property
     def is_comparison(self) -> bool:
-        """Tell whether the study compares methods. Others only search learning rates."""
+        """Tell whether the study compares methods. Others are ablations, or evaluate nothing."""
         has_evaluation = any(run.evaluate for run in self.recipe.runs.values())
         return has_evaluation and not self.is_ablation
 
@@ -256,6 +262,10 @@ class Study:
         """Return the accuracy that chooses learning rates, or None if it is not known yet.
 
         It is the accuracy on held-out pairs, of the run's first seed at this learning rate.
+
+        Args:
+            run: the run.
+            rate: learning rate of the training.
         """
         found = self.find(run.name, rate, run.seeds[0])
         return found.value(HELD_OUT) if found else None
@@ -265,7 +275,7 @@ class Study:
         return {rate: self.dev(run, rate) for rate in self.recipe.learning_rates}
 
     def rate(self, run: Run) -> float | None:
-        """Return a run's learning rate, or None while its search is not complete."""
+        """Return a run's learning rate, or None while the search for it is not complete."""
         return self.recipe.learning_rate(run, self.dev)
 
     def final(self, name: str) -> list[Outcome]:
@@ -281,12 +291,25 @@ class Study:
         return [each for each in found if each is not None]
 
     def values(self, name: str, measure: Measure) -> dict[int, float]:
-        """Return seed -> value of a measure, for the seeds of a run that were measured."""
+        """Return seed -> value of a measure, for those seeds of a run that have one.
+
+        Args:
+            name: name of the run.
+            measure: what was measured.
+        """
         found = {each.seed: each.value(measure) for each in self.final(name)}
         return {seed: value for seed, value in found.items() if value is not None}
 
     def spread(self, name: str, measure: Measure) -> Spread | None:
-        """Return mean and standard deviation of a measure over a run's seeds, None without any."""
+        """Return mean and standard deviation of a measure over a run's seeds.
+
+        Args:
+            name: name of the run.
+            measure: what was measured.
+
+        Returns:
+            None if no seed of the run has a value.
+        """
         return spread(self.values(name, measure).values())
 
     def differences(self, name: str, base: str, measure: Measure) -> dict[int, float]:
@@ -396,13 +419,23 @@ def alignment_measures(study: Study) -> list[Measure]:
 
 
 def _alignment(label: str, *names: str) -> Measure:
-    """Return the measure that is the mean of these results of `experiments.measure_alignment`."""
+    """Make a measure of word alignment.
+
+    Args:
+        label: name in tables.
+        names: names of results in `ALIGNMENT`. The measure is their mean.
+    """
     paths = tuple(f"alignment/mean/{name}" for name in names)
     return Measure(label, paths, lower_is_better="AER" in names)
 
 
 def measured(study: Study, among: Iterable[Measure]) -> list[Measure]:
-    """Select those of the measures that at least one model of a study has."""
+    """Select the measures that at least one model of a study has.
+
+    Args:
+        study: the study.
+        among: the measures to select from.
+    """
     found = []
     for measure in among:
         if any(each.value(measure) is not None for each in study.outcomes):

@@ -63,6 +63,10 @@ def compared(workspace: Workspace) -> dict[str, Run]:
 def model_folder(workspace: Workspace, run: Run) -> Path:
     """Return the folder of the finished model of a run's first seed.
 
+    Args:
+        workspace: the recipe and its folders.
+        run: the run.
+
     Raises:
         UserError: the search for the learning rate or the training has not ended.
     """

@@ -86,7 +86,14 @@ def pictures(studies: Sequence[Study]) -> dict[str, Picture]:
 
 
 def save(picture: Picture, path: Path) -> None:
-    """Draw a figure into an SVG file. The same data and matplotlib version give the same bytes."""
+    """Draw a figure into an SVG file.
+
+    The same data and matplotlib version give the same bytes.
+
+    Args:
+        picture: the figure.
+        path: file to write.
+    """
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
@@ -107,7 +114,12 @@ def save(picture: Picture, path: Path) -> None:
 
 
 def is_drawn(picture: Picture, path: Path) -> bool:
-    """Tell whether an SVG file exists and shows the data that the picture has now."""
+    """Tell whether an SVG file exists and shows the data that a figure has now.
+
+    Args:
+        picture: the figure.
+        path: the file.
+    """
     if not path.is_file():
         return False
     mark = f"<dc:description>{DIGEST}{picture.digest}<"

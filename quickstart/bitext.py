@@ -49,6 +49,10 @@ def usable(source: str, english: str) -> bool:
 
     It needs 2 to 60 English words, letters on both sides, different texts, similar lengths and no
     URL.
+
+    Args:
+        source: the source text, as `clean` returns it.
+        english: the English text, as `clean` returns it.
     """
     words = [word for word in english.split() if _LETTER.search(word)]
     ratio = len(source.encode()) / max(1, len(english.encode()))
@@ -62,10 +66,17 @@ def usable(source: str, english: str) -> bool:
 
 
 def locale_rank(locale: str, language: str) -> int | None:
-    """Return how well a locale folder suits a language: 0 is best, None means not at all.
+    """Return how well a folder of translations suits a language.
 
     >>> locale_rank("pt_BR", "pt"), locale_rank("he_IL", "he"), locale_rank("zh_Hant", "zh")
     (2, 1, None)
+
+    Args:
+        locale: name of the folder, such as "pt_BR".
+        language: language code, such as "pt".
+
+    Returns:
+        A rank, where 0 is best. None if the folder is of another language or script.
     """
     if language in _LOCALES:
         return _LOCALES[language].index(locale) if locale in _LOCALES[language] else None
@@ -121,9 +132,9 @@ def split(
 ) -> tuple[Corpus, Corpus]:
     """Split the pairs of each language by their English string.
 
-    The hash of the English string decides, so all languages hold out the same strings, and more
-    text never moves a string to the other part. Neither side of a test pair occurs in training: the
-    English side in no language, the other side not in its own.
+    The hash of the English string decides. So all languages hold out the same strings, and adding
+    text never moves a string to the other part. The English side of a test pair occurs in no
+    language's training pairs. The other side does not occur in its own language's training pairs.
 
     Args:
         corpus: language code -> pairs.

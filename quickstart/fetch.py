@@ -55,6 +55,10 @@ def download_command(wheels: Sequence[Wheel], folder: Path) -> list[str]:
     """Return the pip command that downloads wheels into a folder.
 
     It names one platform, so that every system gets the same files.
+
+    Args:
+        wheels: the files to download.
+        folder: where pip writes them.
     """
     options = ["--quiet", "--disable-pip-version-check", "--no-deps", "--only-binary=:all:"]
     options += ["--platform", "manylinux2014_x86_64", "--python-version", "3.12"]
@@ -96,6 +100,10 @@ def _download(wheels: Sequence[Wheel], folder: Path) -> None:
     """Download wheels into a temporary folder, then move them into `folder`.
 
     Otherwise pip would leave part of a file behind if it were killed.
+
+    Args:
+        wheels: the files to download.
+        folder: where they are kept.
 
     Raises:
         UserError: the download failed.

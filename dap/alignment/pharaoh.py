@@ -24,7 +24,7 @@ class GoldLinks:
     """The reference links of a sentence pair.
 
     Attributes:
-        sure: (L, 2) int64, pairs of source and target word, from 0.
+        sure: (L, 2) int64, links that should be found: pairs of source and target word, from 0.
         possible: (L, 2) int64, further links that are no mistakes.
     """
 

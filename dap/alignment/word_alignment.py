@@ -50,7 +50,7 @@ class AlignmentQuality:
     """How well links agree with a reference, in percent.
 
     Attributes:
-        precision: share of the links that are possible links of the reference.
+        precision: share of the links that are sure or possible links of the reference.
         recall: share of the reference's sure links that were found.
         error_rate: alignment error rate (AER). Lower is better.
     """

@@ -56,7 +56,7 @@ Encoder = SentenceEncoder | LibraryEncoder
 
 
 class SentenceError(UserError):
-    """Some sentences cannot be encoded. Other sentences still can."""
+    """Raised if some sentences cannot be encoded. Other sentences still can."""
 
 
 # ------------------------------------------------------------------------------ several processes

@@ -109,7 +109,9 @@ def hub_commit(name_or_path: str, revision: str | None = None) -> str | None:
 
 
 def longest_input(model: PreTrainedModel) -> int | None:
-    """Return how many tokens the table of absolute positions holds, or None without a table.
+    """Return how many tokens a model takes at most, which is the size of its table of positions.
+
+    Return None for a model without such a table, which sets no limit.
 
     RoBERTa's family counts positions from the padding id on, so its table of 514 holds 512 tokens.
     """

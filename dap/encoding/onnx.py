@@ -82,7 +82,7 @@ class _OnnxModel(nn.Module):
 
 
 def _graph_hash(path: Path) -> bytes:
-    """Return the SHA-256 of a graph and of its weights, which may be in a file beside it."""
+    """Return the SHA-256 of an ONNX file and of its weights, which may be in a file beside it."""
     digest = hashlib.sha256()
     for part in sorted(path.parent.glob(f"{glob.escape(path.name)}*")):
         with part.open("rb") as file:

@@ -315,7 +315,9 @@ class SentenceEncoder:
         return [list(each.values()) for each in spans]
 
     def token_words(self, sentences: Sequence[str]) -> list[list[int | None]]:
-        """Return which word of the tokenizer each token of `encode_tokens` belongs to.
+        """Return for each token of `encode_tokens` which word it belongs to.
+
+        The words are those into which the tokenizer divides the text.
 
         Returns:
             For each token of each sentence the number of its word. Equal numbers mean the same

@@ -31,7 +31,11 @@ CONNECT_TIMEOUT = 10
 
 @dataclass
 class ClusterArguments:
-    """Arguments that choose the Ray cluster, if any, and its encoders."""
+    """Command-line arguments: the Ray cluster to use, if any, and the encoders to start on it.
+
+    Raises:
+        UserError: arguments that contradict each other.
+    """
 
     ray: str | None = arg(
         None,

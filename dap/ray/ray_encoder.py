@@ -104,7 +104,7 @@ class ClusterEncoder:
         return self._actor_class.remote(self._arguments)
 
     def _room(self) -> int:
-        """Count the actors that fit on the living nodes, if nothing else ran there."""
+        """Return how many actors fit on the living nodes, if nothing else runs there."""
         room = 0
         for resources in _living_nodes():
             fit = [int(resources.get(kind, 0) // need) for kind, need in self.needs.items() if need]

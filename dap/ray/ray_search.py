@@ -358,13 +358,20 @@ def _run_ahead(
 
 
 def _diagonals(rows: Sequence[int], columns: Sequence[int]) -> list[tuple[int, int]]:
-    """Return all pairs of a row and a column, in the order of a table's diagonals.
+    """Order the tiles of a search along the diagonals of their table.
 
-    Neighbouring pairs then share no row and no column, so the tasks of that time do not wait for
-    each other.
+    Neighbouring tiles then share no row and no column. So tasks that run at the same time do not
+    wait for each other.
 
     >>> _diagonals([0, 5], [0, 5, 9])
     [(0, 0), (5, 5), (0, 5), (5, 9), (0, 9), (5, 0)]
+
+    Args:
+        rows: first source row of each strip.
+        columns: first target row of each strip.
+
+    Returns:
+        First source row and first target row of each tile.
     """
     longest = max(len(rows), len(columns))
     pairs = []

@@ -46,8 +46,9 @@ def merge_seeds(reports: Reports) -> dict[str, Any]:
     Every measured number becomes {"mean": ..., "sd": ...}, with the sample standard deviation (None
     for one report). Whole numbers that are the same in all reports stay unchanged.
 
-    Two models count as one if their settings name the same recipe (`training_record`), or if their
-    names are equal except for a mark such as "seed1".
+    All models must be seeds of one training. They are if their settings have the same recipe, a
+    hash of the training's arguments (`training_record`). Otherwise their names must be the same
+    except for a mark such as "seed1".
 
     Args:
         reports: file name -> report. The names are for error messages.

@@ -29,8 +29,8 @@ def retrieval_accuracy(source_embeds: Array, target_embeds: Array) -> tuple[floa
     (75.0, 75.0)
 
     Args:
-        source_embeds: (N, D) numpy or torch; need not be normalised.
-        target_embeds: (N, D), row i the translation of row i.
+        source_embeds: (N, D) numpy or torch, need not be normalised.
+        target_embeds: (N, D). Row i is the translation of source row i.
 
     Returns:
         Accuracy of source→target and of target→source, in percent.
@@ -96,8 +96,8 @@ def multilingual_pool_accuracy(
     (33.3, 66.7)
 
     Args:
-        source_embeds: (N, D) numpy or torch; need not be normalised.
-        target_embeds: (N, D), row i the translation of row i.
+        source_embeds: (N, D) numpy or torch, need not be normalised.
+        target_embeds: (N, D). Row i is the translation of source row i.
 
     Returns:
         The results if source rows are the queries, and those if target rows are the queries.

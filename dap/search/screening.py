@@ -199,7 +199,9 @@ class Screen:
     def _near_by_rounding(
         self, queries: Tensor, worst: Tensor, key_worst: Tensor | None
     ) -> Tensor | None:
-        """Find the pairs that can be among the k best by the int8 bound. Arguments as in `pairs`.
+        """Find the pairs that can be among the k best by the int8 bound.
+
+        The arguments are those of `pairs`.
 
         Returns:
             True for each pair to compute exactly, (R, C) bool. None if too many are left.
@@ -216,10 +218,10 @@ class Screen:
         return near
 
     def _near_by_float32(self, queries: Tensor, worst: Tensor, key_worst: Tensor | None) -> Tensor:
-        """Find the pairs that can be among the k best by float32 products, as `pairs` gets them.
+        """Find the pairs that can be among the k best by float32 products.
 
-        A float32 product has a small error. If that leaves too many pairs, only the k best products
-        of each query and each key are taken.
+        The arguments are those of `pairs`. A float32 product has a small error. If that leaves too
+        many pairs, only the k best products of each query and each key are taken.
 
         Returns:
             True for each pair to compute exactly, (R, C) bool.

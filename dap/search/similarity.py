@@ -67,12 +67,12 @@ def mutual_neighbours(
     """Find the k nearest rows of the other side, for every source row and every target row.
 
     The search is exact in float32. Tensors are searched on their device. Arrays are searched on
-    CUDA if there is a GPU; memory-mapped arrays are read block by block. Beyond the inputs and the
+    CUDA if there is a GPU. Memory-mapped arrays are read block by block. Beyond the inputs and the
     result it needs the memory of a few blocks. A zero row has cosine 0 with every row.
 
-    If very many cosines of a block are equal within rounding (more than a sixteenth, for example if
-    most rows are repeated), ties may not go to the lowest index. Leave repeated rows out if that
-    matters.
+    Of equal cosines the lowest index comes first, with one exception. If most rows are repeated,
+    more than a sixteenth of a block's cosines may be equal within rounding. Then ties may not go to
+    the lowest index. Leave repeated rows out if that matters.
 
     >>> found = mutual_neighbours(np.eye(2), np.array([[0.0, 2.0], [3.0, 0.0], [1.0, 0.0]]), k=1)
     >>> found.forward_indices.tolist(), found.backward_indices.tolist()

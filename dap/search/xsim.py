@@ -224,7 +224,7 @@ def _without_negation(text: str, found: re.Match[str]) -> str:
 
 
 def _with_negation(text: str) -> Iterator[str]:
-    """Yield the text with "not" after an auxiliary verb, or else "never" after a subject.
+    """Yield a negated copy: with "not" after the first auxiliary verb, or "never" after a subject.
 
     Yields nothing if the text has neither.
     """
@@ -304,14 +304,14 @@ def _names_by_class(sentences: Sequence[str], lower_words: set[str]) -> dict[str
 
 
 def _capitalised(text: str) -> Iterator[tuple[re.Match[str], bool]]:
-    """Yield each run of capitalised words, and whether it begins a sentence."""
+    """Yield the match of each run of capitalised words, and whether the run begins a sentence."""
     for found in _NAME.finditer(text):
         before = text[: found.start()].rstrip(" \"'“”‘’([{-–—¿¡")
         yield found, not before or before[-1] in ".!?:…"
 
 
 def _class(name: str) -> str:
-    """Return the key of `NAMES` that a name belongs to by its form."""
+    """Return the class of a name, a key of `NAMES`, by what the name looks like."""
     for kind in ("day", "month"):
         if name in NAMES[kind].split(", "):
             return kind

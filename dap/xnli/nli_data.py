@@ -393,7 +393,7 @@ class NLIData:
 
     @property
     def missing(self) -> list[str]:
-        """Return the XNLI languages that are not tested."""
+        """Return the codes of the XNLI languages that have no test set here."""
         return [code for code in XNLI_LANGUAGES if code not in self.test]
 
 
@@ -490,7 +490,7 @@ def tokenize_nli(
 
 
 def longest_first(dataset: Dataset) -> Dataset:
-    """Sort tokenised pairs by length, so that evaluation batches need little padding."""
+    """Sort tokenised pairs by length, longest first, so that batches need little padding."""
     lengths = np.asarray(dataset["length"][:])
     return dataset.select(np.argsort(-lengths, kind="stable"))
 
