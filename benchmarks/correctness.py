@@ -182,8 +182,10 @@ def draw(
         bf16: run under bfloat16 autocast.
 
     Returns:
-        Each moment has the shape (draws, values): the states that are read, their gradient with
-        regard to the input, the squares of both, and the product of both at the first token.
+        Five float64 tensors (draws, values). The first holds the states that are read. The second
+        holds the gradients of a fixed weighted sum of them with regard to the input. Then come the
+        squares of the states and of the gradients. The last holds the product of state and gradient
+        at the first token.
     """
     ids = batch["source_input_ids"]
     mask = batch["source_attention_mask"]  # (B, S)

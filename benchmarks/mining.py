@@ -60,6 +60,9 @@ def ours(source: np.ndarray, target: np.ndarray) -> Indices:
     Args:
         source: (N, D) float32, rows of length 1.
         target: (M, D) float32, rows of length 1.
+
+    Returns:
+        Rows of the nearest targets of each source row, (N, K), and the reverse, (M, K).
     """
     found = mutual_neighbours(source, target, K)
     return found.forward_indices, found.backward_indices
@@ -71,6 +74,9 @@ def faiss_flat(source: np.ndarray, target: np.ndarray) -> Indices:
     Args:
         source: (N, D) float32, rows of length 1.
         target: (M, D) float32, rows of length 1.
+
+    Returns:
+        Rows of the nearest targets of each source row, (N, K), and the reverse, (M, K).
     """
     import faiss
 
@@ -88,6 +94,9 @@ def semantic_search(source: np.ndarray, target: np.ndarray) -> Indices:
     Args:
         source: (N, D) float32, rows of length 1.
         target: (M, D) float32, rows of length 1.
+
+    Returns:
+        Rows of the nearest targets of each source row, (N, K), and the reverse, (M, K).
     """
     from sentence_transformers.util import semantic_search
 

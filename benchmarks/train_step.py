@@ -151,7 +151,8 @@ def check_equal(losses: dict[str, Loss], workload: Workload, batch: Batch) -> di
         batch: the pairs.
 
     Returns:
-        "loss", length of the "gradient", and relative difference of both, "gradient_error".
+        "loss" is our loss. "gradient" is the Euclidean length of our gradient. "gradient_error" is
+        the relative difference of the two gradients.
 
     Raises:
         ValueError: they differ, so that the contenders would not do the same work.

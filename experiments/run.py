@@ -97,8 +97,8 @@ class Workspace:
     def jobs(self, run: Run) -> Iterator[Job]:
         """Yield the trainings of a run that are known so far.
 
-        First come the trainings that search the learning rate. Once it is chosen, a training per
-        seed follows.
+        First come the trainings that search the learning rate, if it is searched. Once it is known,
+        a training per seed follows.
         """
         if run.is_past:
             return

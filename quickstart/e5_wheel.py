@@ -211,8 +211,9 @@ def normaliser(replacements: dict[str, str]) -> normalizers.Normalizer:
     """Make XLM-R's normaliser of text, ``nmt_nfkc``.
 
     It deletes some characters, replaces others by a space, and applies NFKC. The file has rules for
-    single characters only, and NFKC adds the combining sequences. In all of Unicode both differ in
-    two characters: U+FF5E, which XLM-R keeps, and U+1F23B, which is newer than its table.
+    single characters only, and NFKC adds the combining sequences. In all of Unicode, this result
+    and XLM-R's differ in two characters: U+FF5E, which XLM-R keeps, and U+1F23B, which is newer
+    than XLM-R's table.
 
     Args:
         replacements: character -> text that replaces it.

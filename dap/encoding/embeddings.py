@@ -63,7 +63,7 @@ class SentenceError(UserError):
 
 
 def launched() -> PartialState:
-    """Connect the processes of `accelerate launch`, and return their number and our rank.
+    """Connect the processes of `accelerate launch`. The result has their number and our rank.
 
     The processes also connect if they run on CPUs. One process waits at most a week for another,
     because encoding its shards may take days. Without a launch there is one process.

@@ -98,8 +98,8 @@ def _start_ray(address: str, threads: int) -> None:
     """Connect this process to a Ray cluster.
 
     Args:
-        address: "auto" for a cluster that runs on this machine, HOST:PORT, or "local" to start one
-            here.
+        address: "auto" for the cluster that this machine belongs to, HOST:PORT, or "local" to start
+            a cluster here.
         threads: how many threads polars and tokenizers may use in a worker. Their default is all
             cores of a node, which would be too many for several workers.
 
@@ -194,7 +194,8 @@ def each_on_cluster(
         Instead of a result it is a `UserError` if the call's workers are lost every time.
 
     Raises:
-        Exception: whatever the function raised, when the call's turn comes.
+        RayTaskError: the function raised an error. `ClusterArguments.connect` turns it into that
+            error.
     """
     import ray
 
