@@ -36,7 +36,7 @@ def _attention_flops(
 MORE = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops}
 
 
-def with_noise(batch: Batch, share: int = 5) -> Batch:
+def with_noise(batch: Batch, distance: int = 5) -> Batch:
     """Return the batch with noise, the numbers that decide which tokens are masked.
 
     The FLOPs must not depend on chance, so tokens are masked at a regular distance. CLS and
@@ -44,7 +44,7 @@ def with_noise(batch: Batch, share: int = 5) -> Batch:
 
     Args:
         batch: the pairs. It is not changed.
-        share: every so many tokens of a pair, one is masked.
+        distance: one of so many tokens of a pair is masked.
     """
     noisy = dict(batch)
     seen = 0
@@ -52,7 +52,7 @@ def with_noise(batch: Batch, share: int = 5) -> Batch:
         mask = batch[f"{side}_attention_mask"]
         noise = torch.full(mask.shape, 0.9, device=mask.device)  # (B, S), below 1 for RTL
         inner = torch.arange(mask.shape[1] - 2, device=mask.device) + seen
-        noise[:, 1:-1] = torch.where(inner % share == 0, 0.1, 0.9)
+        noise[:, 1:-1] = torch.where(inner % distance == 0, 0.1, 0.9)
         seen += len(inner)
         noisy[f"{side}_noise"] = noise
     return noisy

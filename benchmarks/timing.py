@@ -128,7 +128,7 @@ def alternate(
 
 
 def in_own_process(work: Callable[..., Any], *args: Any) -> Any:
-    """Call a function in a new process, which reads the environment variables as they are now.
+    """Call a function in a new process, which starts with the present environment variables.
 
     Args:
         work: the function. It must be importable, or a `partial` of such a function.

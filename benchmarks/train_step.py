@@ -57,7 +57,7 @@ class LibraryLoss(nn.Module):
     """The ranking loss of sentence-transformers, `MultipleNegativesRankingLoss`.
 
     Args:
-        workload: its encoder's weights are used.
+        workload: our models. The loss trains the same encoder.
         mini_batch_size: pairs of a chunk for the cached version of the loss. None takes the plain
             version.
     """
@@ -227,7 +227,7 @@ def compare(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def ratios(found: dict[str, dict[str, Any]], clock: str) -> dict[str, float]:
-    """Divide the times of some contenders by those of others.
+    """Divide the times of some contenders by the times of others.
 
     Args:
         found: contender -> its times, as in the result of `compare`.

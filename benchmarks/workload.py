@@ -186,10 +186,10 @@ class Workload:
 
 
 def share_weights(module: nn.Module, other: nn.Module) -> None:
-    """Replace a module's parameters by those of another module, so that both train the same.
+    """Make a module use the parameters of another module, so that both train the same weights.
 
     Args:
-        module: its parameters are replaced.
+        module: the module whose parameters are replaced.
         other: a module with parameters of the same names.
     """
     for name, parameter in other.named_parameters():
@@ -205,7 +205,7 @@ def token_counts(batch: dict[str, Tensor]) -> list[tuple[int, int]]:
 
 
 def backward(loss: Loss, batch: Batch, bf16: bool = False) -> Tensor:
-    """Compute the loss of a batch, and add its gradients to those of the parameters.
+    """Compute the loss of a batch and its gradients, which are added to the parameters' `grad`.
 
     Args:
         loss: function that computes the loss.
@@ -225,7 +225,7 @@ def cached_backward(model: DAPForPreTraining, size: int, batch: Batch, bf16: boo
     """Compute the same gradients as `backward`, in chunks that need less memory (GradCache).
 
     Args:
-        model: the model. The gradients are added to those of its parameters.
+        model: the model. The gradients are added to its parameters' `grad`.
         size: pairs of a chunk.
         batch: the pairs.
         bf16: compute the loss under bfloat16 autocast.

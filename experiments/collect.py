@@ -187,7 +187,10 @@ def _evaluation_facts(content: Mapping[str, Any]) -> Iterator[tuple[tuple[str], 
 
 
 def how_evaluated(report: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the protocol and settings of an evaluation's report, without those of `FREE`."""
+    """Return the protocol and settings of an evaluation's report that all models must share.
+
+    The settings of `FREE` are left out.
+    """
     made = {"protocol": report.get("protocol")} | report.get("settings", {})
     return {key: value for key, value in made.items() if key not in FREE and value is not None}
 

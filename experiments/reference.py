@@ -193,7 +193,7 @@ def _frequent(sentences: Sequence[Sequence[str]]) -> set[str]:
 
 
 def _shuffled(files: Iterable[BitextFile]) -> Iterator[tuple[str, str]]:
-    """Yield the pairs of one file after the other, those of each file in random order."""
+    """Yield the pairs of one file after the other. Within a file the order is random."""
     for file in files:
         pairs = [(pair["source"], pair["target"]) for pair in read_pairs(file)]
         random.Random(SEED).shuffle(pairs)

@@ -248,7 +248,7 @@ def listed(values: Sequence[float]) -> str:
 
 
 def cost_of_steps(study: Study) -> str:
-    """Return a table of the CPU seconds of a training step, and their ratio to those of `tr`."""
+    """Return a table of the CPU seconds of a training step, and their ratio to the run `tr`."""
     rows: list[Row] = []
     base = study.step_seconds.get("tr")
     for name, seconds in study.step_seconds.items():
@@ -320,7 +320,7 @@ def search_section(studies: Sequence[Study]) -> str:
 
 
 def search_cells(found: Mapping[float, float | None], chosen: float | None) -> list[str]:
-    """Return a cell per learning rate with its accuracy, that of the chosen rate in bold.
+    """Return a cell per learning rate with its accuracy, in bold for the chosen rate.
 
     Args:
         found: learning rate -> accuracy in percent, None if the training has not ended.

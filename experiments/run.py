@@ -138,9 +138,12 @@ class Workspace:
     def arguments(self, job: Job) -> dict[str, Any]:
         """Return the arguments of the training command, without its output folder.
 
-        A run of the same time gets as many steps as the CPU time of the other run is worth, by the
-        measurements of `experiments.step_cost`. A run with `seconds` gets as many steps as fit into
-        them, by `step_seconds`.
+        The number of steps may depend on a measurement. A run with `same_time_as` takes as many
+        steps as fit into the other run's CPU time, which `experiments.step_cost` has measured. A
+        run with `seconds` takes as many steps as fit into them, which `step_seconds` measures.
+
+        Raises:
+            UserError: the measurement of `experiments.step_cost` is missing.
         """
         own = dict(job.run.arguments)
         own["learning_rate"] = job.learning_rate

@@ -202,12 +202,12 @@ class Study:
 
     @property
     def name(self) -> str:
-        """Return the name of the study, which is that of its recipe."""
+        """Return the name of the study, which its recipe gives."""
         return self.recipe.name
 
     @property
     def is_ablation(self) -> bool:
-        """Tell whether the study has a run `base`, of which each other run changes one setting."""
+        """Tell whether each run changes one setting of the study's run `base`."""
         return "base" in self.recipe.runs
 
     @property
@@ -236,7 +236,7 @@ class Study:
     def _by_label(self, names: Iterable[str]) -> dict[str, str]:
         """Return label -> name of each run, in the order of the tables.
 
-        If two runs have the same label, the second one has its name as its label.
+        If two runs have the same label, the name of the second run serves as its label.
         """
         found: dict[str, str] = {}
         for name in names:
@@ -308,12 +308,12 @@ class Study:
             measure: what was measured.
 
         Returns:
-            None if no seed of the run has a value.
+            The mean and the deviation. None if no seed of the run has a value.
         """
         return spread(self.values(name, measure).values())
 
     def differences(self, name: str, base: str, measure: Measure) -> dict[int, float]:
-        """Return seed -> a run's value minus that of another run, for the seeds that both have.
+        """Return seed -> difference of two runs in a measure, for the seeds that both have.
 
         Args:
             name: name of the run.

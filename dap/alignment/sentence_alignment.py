@@ -77,7 +77,7 @@ def align_words(
     words: str = "spaces",
     token_budget: int = 4096,
 ) -> list[WordAlignment]:
-    """Link the words of each sentence with those of its translation.
+    """Link the words of each sentence with the words of its translation.
 
     Example:
         encoder = SentenceEncoder.from_pretrained("out")

@@ -109,11 +109,12 @@ def hub_commit(name_or_path: str, revision: str | None = None) -> str | None:
 
 
 def longest_input(model: PreTrainedModel) -> int | None:
-    """Return how many tokens a model takes at most, which is the size of its table of positions.
-
-    Return None for a model without such a table, which sets no limit.
+    """Return the most tokens that the model's table of absolute positions allows.
 
     RoBERTa's family counts positions from the padding id on, so its table of 514 holds 512 tokens.
+
+    Returns:
+        Number of tokens, or None if the model has no such table.
     """
     for name, module in model.named_modules():
         if name.endswith("position_embeddings") and isinstance(module, torch.nn.Embedding):

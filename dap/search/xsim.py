@@ -346,7 +346,7 @@ def _pick(options: Sequence[str], without: str, text: str, place: re.Match[str])
 
 
 def _replace(text: str, place: re.Match[str], word: str) -> str:
-    """Return the text with a word instead of what stands at the place."""
+    """Return the text with `word` instead of the part that `place` matches."""
     return text[: place.start()] + word + text[place.end() :]
 
 

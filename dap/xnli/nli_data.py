@@ -280,7 +280,7 @@ def load_nli(source: NLISource, limit: int | None = None) -> Dataset:
 
 
 def _read(source: NLISource) -> Dataset:
-    """Read all rows with the columns as they are in the file. A TSV file gets our column names."""
+    """Read all rows of a source. Columns keep their names, and those of a TSV file get ours."""
     try:
         if source.split is not None:
             return load_dataset(source.path, source.config, split=source.split)
@@ -414,10 +414,13 @@ def prepare_nli(
         dev: language code -> dev examples.
         test: language code -> test examples.
         tokenizer: the encoder's tokenizer.
-        max_seq_length: see `tokenize_nli`.
-        token_types: see `tokenize_nli`.
+        max_seq_length: maximum number of tokens of a pair. Longer pairs are cut.
+        token_types: add the column `token_type_ids`, for encoders with embeddings of them.
         max_train_pairs: use only this many pairs of the training text. None uses all.
         max_test_pairs: use only this many pairs of each test set. None uses all.
+
+    Returns:
+        The tokenised examples of all languages.
 
     Raises:
         UserError: a text cannot be read, see `load_nli`.
