@@ -1,15 +1,18 @@
 """Mine translations out of two texts, score given pairs, or measure mining on BUCC.
 
-    python mine_bitext.py wiki.fr wiki.en --model out --threshold 1.06 --output pairs.tsv
+    python mine_bitext.py wiki.fr wiki.en --model out --output pairs.tsv
     python mine_bitext.py news.fr news.en --model out --score_only --output scores.tsv
     python mine_bitext.py --bucc bucc2018/ --pair fr-en --model out --output fr-en.tsv
 
 - Input: texts with one sentence per line, also as `.gz` or `.xz`. A repeated sentence is mined
   once, under its first line.
-- Output: the columns score, source, target, source line and target line. Lines count from 1. The
-  best pairs come first. With `--score_only` the pairs keep the order of the texts.
-- Resuming: sentence vectors are kept in shards in `OUTPUT.embeddings`. If a run was stopped, the
-  same command continues it.
+- Output: the columns score, source, target, source_line and target_line. Lines count from 1. The
+  best pairs come first. With `--score_only` the pairs keep the order of the texts. The file's name
+  says the format: `.tsv`, `.jsonl` or `.parquet`.
+- Threshold: chosen from the scores (`dap.mining.threshold`). A table shows how many pairs other
+  thresholds keep, and their estimated precision.
+- Resuming: sentence vectors are kept in shards beside the output. If a run was stopped, the same
+  command continues it. A run with another threshold or output name encodes nothing.
 - Several processes: `accelerate launch` shares the encoding among processes. `--ray` encodes and
   searches on a cluster.
 
@@ -17,6 +20,7 @@ Legend: `N` source sentences, `M` target sentences, `D` dimensions.
 """
 
 import hashlib
+import json
 import logging
 import time
 from collections.abc import Iterator, Sequence
@@ -46,20 +50,28 @@ from dap.mining import (
     MARGINS,
     PROTOCOLS,
     RETRIEVALS,
+    Choice,
     DistinctSentences,
+    Margin,
     MinedPairs,
     MiningScore,
     MiningTask,
     Split,
     TextSide,
+    Vectors,
+    candidate_pairs,
     default_protocol,
     find_splits,
-    mine,
+    mine_vectors,
     neighbourhoods,
     read_gold,
     read_text,
+    report_of,
+    require_some,
+    require_writable,
     score_splits,
     select,
+    table_text,
     write_pairs,
 )
 from dap.ray.connection import ClusterArguments
@@ -69,6 +81,8 @@ from dap.reports import paper_beside
 from dap.search import Neighbours, Search, approximate_neighbours, mutual_neighbours, recall_at_k
 from dap.text import read_sentences
 
+#: Fewest known translations from which an estimate can be calibrated.
+FEWEST_KNOWN = 20
 MINING = "bitext mining by margin over nearest neighbours"
 SCORING = "margin of given pairs over nearest neighbours"
 USAGE = """%(prog)s SOURCE TARGET --model MODEL --output FILE [options]
@@ -76,16 +90,14 @@ USAGE = """%(prog)s SOURCE TARGET --model MODEL --output FILE [options]
 The two texts come first, side by side; what is below names the options."""
 
 
-#: Vectors of a task's source sentences (N, D) and target sentences (M, D).
-Vectors = tuple[np.ndarray, np.ndarray]
-
-
 @dataclass
 class MiningArguments:
     """What to mine, how to mine it, and which files to write."""
 
     output: str | None = arg(
-        None, "File for the pairs, also .gz or .xz. Default for --bucc: bucc.PAIR.tsv."
+        None,
+        "File for the pairs: .tsv or .jsonl, also with .gz or .xz, or .parquet. Default for "
+        "--bucc: bucc.PAIR.tsv.",
     )
     score_only: bool = arg(
         False, "Score line i of one text with line i of the other instead of mining."
@@ -108,13 +120,25 @@ class MiningArguments:
         choices=RETRIEVALS,
     )
     k: int = arg(4, "Number of neighbours of each sentence.")
-    threshold: float | None = arg(None, "Lowest score of a pair. Default: none.")
+    threshold: str | None = arg(
+        None,
+        "Lowest score of a pair: a number, 'auto' to choose it from the scores, or 'none'. "
+        "Default: auto, for --score_only none.",
+    )
+    min_precision: float | None = arg(
+        None, "Choose the lowest threshold with this estimated precision, such as 0.9."
+    )
+    calibrate: str | None = arg(
+        None,
+        "Known translations, a line each: source, tab, target. They show how translations score, "
+        "which helps if the texts have few.",
+    )
     top_n: int | None = arg(None, "Number of the best pairs to keep. Default: all.")
     index: str | None = arg(
         None, "Faiss index for approximate search, such as IVF4096,PQ64. Default: exact search."
     )
     embeddings_dir: str | None = arg(
-        None, "Folder that keeps the vectors. Default: OUTPUT.embeddings."
+        None, "Folder that keeps the vectors. Default: beside the output, named after the texts."
     )
     shard_size: int = arg(
         SHARD_SIZE, "Sentences per shard of vectors. A killed process loses at most one shard."
@@ -130,13 +154,17 @@ class MiningArguments:
         self.output = self.output or (self.bucc and f"bucc.{self.pair}.tsv")
         if not self.output:
             raise UserError("--output is missing: name the file for the pairs")
-        if self.output.endswith((".bz2", ".zst", ".lz4", ".7z", ".zip")):
-            raise UserError(
-                f"--output {self.output}: pairs can only be compressed as .gz or .xz; end the "
-                "name in .gz, .xz or .tsv"
-            )
+        require_writable(self.output)
         self.report_file = self.report_file or f"{self.output}.json"
-        self.embeddings_dir = self.embeddings_dir or f"{self.output}.embeddings"
+
+    def options(self) -> Margin:
+        """Return how pairs are scored and chosen.
+
+        Raises:
+            UserError: values that do not fit together.
+        """
+        threshold = self.threshold or ("none" if self.score_only else "auto")
+        return Margin(self.margin, self.k, self.retrieval, threshold, self.min_precision)
 
 
 @dataclass(frozen=True)
@@ -178,7 +206,19 @@ def _parse(
         _check_bucc_arguments(args, positional.files)
     else:
         _check_text_arguments(args, positional.files)
+    if not args.embeddings_dir:
+        args.embeddings_dir = _vector_folder(args, model_args, positional.files)
     return model_args, args, cluster, positional.files
+
+
+def _vector_folder(
+    args: MiningArguments, model_args: EncoderArguments, files: Sequence[str]
+) -> str:
+    """Name the folder of vectors: beside the output, the same for the same texts and model."""
+    given = [asdict(model_args), files, args.bucc, args.pair]
+    digest = hashlib.sha256(json.dumps(given).encode()).hexdigest()[:8]
+    names = [f"bucc.{args.pair}"] if args.bucc else [Path(file).name for file in files]
+    return str(Path(args.output).parent / f"{'-'.join(names)[:150]}.{digest}.embeddings")
 
 
 def _check_bucc_arguments(args: MiningArguments, files: Sequence[str]) -> None:
@@ -187,6 +227,8 @@ def _check_bucc_arguments(args: MiningArguments, files: Sequence[str]) -> None:
         "two texts": files or None,
         "--score_only": args.score_only or None,
         "--threshold": args.threshold,
+        "--min_precision": args.min_precision,
+        "--calibrate": args.calibrate,
         "--top_n": args.top_n,
     }
     for name, value in unfit.items():
@@ -208,6 +250,12 @@ def _check_text_arguments(args: MiningArguments, files: Sequence[str]) -> None:
         raise UserError(
             f"--retrieval {args.retrieval} is for mining: --score_only scores the given pairs"
         )
+    for name in ("min_precision", "calibrate"):
+        if args.score_only and getattr(args, name):
+            raise UserError(f"--{name} is for mining, without --score_only")
+    if args.score_only and args.threshold == "auto":
+        raise UserError("--threshold auto is for mining: give --score_only a number or none")
+    args.options()  # refuses wrong values before the work
     if len(files) != 2:
         raise UserError(
             f"texts given: {' '.join(files) or 'none'}; name a source text and a target text, or "
@@ -235,6 +283,8 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
     inputs = list(files)
     for split in splits:
         inputs += [split.source, split.target, split.gold]
+    if args.calibrate:
+        inputs.append(args.calibrate)
     outputs = {"--output": args.output, "--report_file": args.report_file}
     folders = {"--embeddings_dir": args.embeddings_dir}
     is_main = launched().is_main_process
@@ -252,25 +302,26 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
             tasks = [read_texts(files, args.score_only)]
 
         # encode them
+        known_pairs = read_known(args.calibrate)
         started = time.perf_counter()
         encoder = load_on(cluster, model_args)
+        if is_main:
+            print(_encoder_summary(model_args.model_name_or_path, encoder))
         if cluster.ray:
             print(_ray_summary(encoder, tasks, args.shard_size))
+        before = _shards(args.embeddings_dir)
         vectors = encode(encoder, tasks, args, progress=is_main)
+        known = encode_known(encoder, known_pairs, args)
         if cluster.ray:
             encoder.end()
         if not is_main:
             return {}
+        _print_reused(before, args.embeddings_dir)
         encoded = time.perf_counter()
 
         # mine
         search = _search_function(args, on_cluster=bool(cluster.ray))
-        if args.bucc:
-            result = evaluate_bucc(tasks, vectors, args, search)
-        elif args.score_only:
-            result = score_texts(tasks[0], vectors[0], args, search)
-        else:
-            result = mine_texts(tasks[0], vectors[0], args, search)
+        result = find_pairs(tasks, vectors, args, search, known)
         searched = time.perf_counter()
 
         # write the pairs and the report
@@ -340,6 +391,14 @@ def _read_side(path: Path, lines: Iterator[str]) -> TextSide:
     return side
 
 
+def _encoder_summary(name: str, encoder: Encoder) -> str:
+    layer = "" if encoder.layer is None else f" of layer {encoder.layer}"
+    return (
+        f"{name}: pooling {encoder.pooling}{layer}, prefix {encoder.prefix!r}, "
+        f"at most {encoder.max_seq_length} tokens"
+    )
+
+
 def _ray_summary(encoder: Encoder, tasks: Sequence[MiningTask], shard_size: int) -> str:
     """Return one line that says how the cluster shares the encoding."""
     sizes = []
@@ -392,6 +451,55 @@ def encode(
     return vectors
 
 
+def read_known(path: str | None) -> tuple[list[str], list[str]] | None:
+    """Read known translations, a line each: source, tab, target. Without a path return None.
+
+    Raises:
+        UserError: a line has no tab or an empty side, or there are fewer than `FEWEST_KNOWN`.
+    """
+    if path is None:
+        return None
+    pairs = []
+    for number, line in enumerate(read_sentences(path), 1):
+        columns = line.split("\t")
+        if len(columns) < 2 or not columns[0].strip() or not columns[1].strip():
+            raise UserError(f"--calibrate {path}, line {number}: expected source, tab, target")
+        pairs.append((columns[0], columns[1]))
+    pairs = list(dict.fromkeys(pairs))
+    if len(pairs) < FEWEST_KNOWN:
+        raise UserError(
+            f"--calibrate {path}: {len(pairs)} different pairs, at least {FEWEST_KNOWN} are needed"
+        )
+    return [source for source, _ in pairs], [target for _, target in pairs]
+
+
+def encode_known(
+    encoder: Encoder, sides: tuple[list[str], list[str]] | None, args: MiningArguments
+) -> Vectors | None:
+    """Encode known translations: two arrays (K, D)."""
+    if sides is None:
+        return None
+    vectors = []
+    for name, sentences in zip(("known-source", "known-target"), sides, strict=True):
+        folder = Path(args.embeddings_dir) / name
+        budget = tokens_of_a_batch(args.token_budget)
+        vectors.append(embed_to_disk(encoder, sentences, folder, args.shard_size, budget))
+    return vectors[0], vectors[1]
+
+
+def _shards(folder: str) -> set[tuple[str, int]]:
+    """Return the paths of all shards of vectors, and when each was written."""
+    return {(str(path), path.stat().st_mtime_ns) for path in Path(folder).glob("*/*shard*.npy")}
+
+
+def _print_reused(before: set[tuple[str, int]], folder: str) -> None:
+    """Say how many shards of vectors are those of an earlier run."""
+    after = _shards(folder)
+    reused = len(before & after)
+    if reused:
+        print(f"vectors of an earlier run reused: {reused} of {len(after)} shards in {folder}")
+
+
 # From vectors to pairs
 
 
@@ -404,24 +512,62 @@ def _search_function(args: MiningArguments, on_cluster: bool) -> Search:
     return partial(mutual_neighbours, progress=True)
 
 
-def mine_texts(
-    task: MiningTask, vectors: Vectors, args: MiningArguments, search: Search
+def find_pairs(
+    tasks: Sequence[MiningTask],
+    vectors: Sequence[Vectors],
+    args: MiningArguments,
+    search: Search,
+    known: Vectors | None = None,
 ) -> MiningResult:
-    """Mine two texts."""
-    neighbours, recall = _find_neighbours(vectors, args, search)
-    candidates = task.first_lines(mine(neighbours, args.margin, args.retrieval))
-    kept = select(candidates, args.threshold, args.top_n)
-    print(f"{len(kept)} pairs kept of {len(candidates)} candidates")
-    return MiningResult(MINING, _numbers(task, recall, candidates, kept), kept)
+    """Mine, score given pairs, or evaluate on BUCC, as the arguments say."""
+    if args.bucc:
+        return evaluate_bucc(tasks, vectors, args, search)
+    if args.score_only:
+        return score_texts(tasks[0], vectors[0], args, search)
+    return mine_texts(tasks[0], vectors[0], args, search, known)
+
+
+def mine_texts(
+    task: MiningTask,
+    vectors: Vectors,
+    args: MiningArguments,
+    search: Search,
+    known: Vectors | None = None,
+) -> MiningResult:
+    """Mine two texts. `known` are the vectors of known translations, (K, D) each."""
+    neighbours, rows, choice = mine_vectors(vectors, args.options(), search, known)
+    recall = _recall(neighbours, vectors, args)
+    candidates = task.first_lines(rows)
+    kept = select(candidates, choice.threshold, args.top_n)
+    kept = require_some(kept, candidates, choice)
+    print(f"{len(kept)} pairs kept of {len(candidates)} candidates: {_in_words(choice)}")
+    if choice.table:
+        print(table_text(choice))
+    numbers = _numbers(task, recall, candidates, kept)
+    numbers["threshold_choice"] = report_of(choice)
+    return MiningResult(MINING, numbers, kept)
+
+
+def _in_words(choice: Choice) -> str:
+    if choice.precision is None:
+        return choice.note
+    return f"{choice.note}, estimated precision {100 * choice.precision:.0f}%"
 
 
 def score_texts(
     task: MiningTask, vectors: Vectors, args: MiningArguments, search: Search
 ) -> MiningResult:
     """Score two texts line by line."""
-    neighbours, recall = _find_neighbours(vectors, args, search)
+    neighbours = neighbourhoods(*vectors, args.k, search)
+    recall = _recall(neighbours, vectors, args)
     given = task.score_line_by_line(*vectors, neighbours, args.margin)
-    kept = select(given, args.threshold, args.top_n)
+    threshold = args.options().threshold
+    kept = select(given, None if threshold == "none" else threshold, args.top_n)
+    if not len(kept) and len(given):
+        raise UserError(
+            f"--threshold {threshold}: no pair scores so high, the best has "
+            f"{float(given.scores.max()):.6f}; give a lower one"
+        )
     print(f"{len(kept)} pairs kept of {len(given)} given ones")
     return MiningResult(SCORING, _numbers(task, recall, given, kept), kept)
 
@@ -435,8 +581,9 @@ def evaluate_bucc(
     """Mine each split, and evaluate the last one at the threshold that is best on the first one."""
     mined = []
     for split_vectors in vectors:
-        neighbours, recall = _find_neighbours(split_vectors, args, search)
-        mined.append(mine(neighbours, args.margin, args.retrieval))
+        neighbours = neighbourhoods(*split_vectors, args.k, search)
+        recall = _recall(neighbours, split_vectors, args)
+        mined.append(candidate_pairs(neighbours, args.margin, args.retrieval))
     scores = score_splits(mined, splits)
 
     kept = splits[-1].first_lines(select(mined[-1], scores[-1].threshold))
@@ -448,22 +595,14 @@ def evaluate_bucc(
     return MiningResult(f"BUCC {args.protocol}: {meaning}", numbers, kept)
 
 
-def _find_neighbours(
-    vectors: Vectors, args: MiningArguments, search: Search
-) -> tuple[Neighbours, float | None]:
-    """Search in both directions.
-
-    Returns:
-        The neighbours, and for an approximate search its recall at k on a sample, else None.
-    """
-    source, target = vectors
-    neighbours = neighbourhoods(source, target, args.k, search)
+def _recall(neighbours: Neighbours, vectors: Vectors, args: MiningArguments) -> float | None:
+    """Measure and print the recall of an approximate search on a sample. None if it is exact."""
     if args.index is None:
-        return neighbours, None
-    recall = recall_at_k(neighbours, source, target)
+        return None
+    recall = recall_at_k(neighbours, *vectors)
     k = neighbours.forward_indices.shape[1]
     print(f"{args.index}: recall@{k} {recall:.4f} of the exact search, on a sample")
-    return neighbours, recall
+    return recall
 
 
 # The report
@@ -485,8 +624,13 @@ def _settings(
     args: MiningArguments, files: Sequence[str], tasks: Sequence[MiningTask]
 ) -> dict[str, Any]:
     settings = {}
-    for name in ("margin", "k", "index", "threshold", "top_n"):
+    for name in ("margin", "k", "index", "top_n"):
         settings[name] = getattr(args, name)
+    if not args.bucc:
+        options = args.options()
+        settings["threshold"] = None if options.threshold == "none" else options.threshold
+        if args.min_precision is not None:
+            settings["min_precision"] = args.min_precision
     if args.bucc:
         settings |= {"bucc": args.bucc, "pair": args.pair}
     else:

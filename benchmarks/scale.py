@@ -25,7 +25,7 @@ from benchmarks.prepare import make_text
 from benchmarks.timing import in_own_process, peak_anonymous
 from dap.disk_arrays import concatenate_on_disk, row_blocks, temporary_folder
 from dap.encoding import EncoderArguments
-from dap.mining import DistinctSentences, MiningTask, TextSide, mine, select, write_pairs
+from dap.mining import DistinctSentences, MiningTask, TextSide, candidate_pairs, select, write_pairs
 from dap.ray.connection import ClusterArguments
 from dap.ray.ray_encoder import load_on
 from dap.ray.ray_search import TILES, cluster_neighbours
@@ -220,7 +220,7 @@ def mining_memory(count: int, args: argparse.Namespace) -> int:
             drawn = (generator.integers(0, count, (part.stop - part.start, 4)) for part in slices)
             indices.append(concatenate_on_disk(drawn))
         neighbours = Neighbours(scores[0], indices[0], scores[1], indices[1])
-        mined = mine(neighbours)
+        mined = candidate_pairs(neighbours)
         task = MiningTask(*sides)
         pairs = select(task.first_lines(mined), 1)
         write_pairs(pairs, task, Path(args.folder, "pairs.tsv"))

@@ -27,6 +27,7 @@ READ = (
     "bucc",
     "files",
     "gold",
+    "calibrate",
 )
 WRITTEN = ("output", "output_dir", "output_file", "report_file", "embeddings_dir", "list_leaks")
 

@@ -458,6 +458,7 @@ def test_a_command_refuses_an_output_of_another_run(
         import_module(name).main(argv)
     if name == "mine_bitext":
         vectors = f"{out}.embeddings"
+        argv += ["--embeddings_dir", vectors]
         with claimed(vectors), pytest.raises(SystemExit, match="--embeddings_dir .* is in use"):
             mine_bitext.main(argv)
     assert list(tmp_path.iterdir()) == []

@@ -20,6 +20,15 @@ from written import full_disk
 import eval_retrieval
 from dap.encoding.sentence_encoder import SentenceEncoder
 from dap.errors import UserError
+from dap.mining import (
+    DistinctSentences,
+    MinedPairs,
+    MiningTask,
+    TextSide,
+    mine,
+    require_writable,
+    write_pairs,
+)
 from dap.mining.margin import margin_scores
 from mine_bitext import main, run
 
@@ -51,6 +60,7 @@ def read(path: Path) -> list[Row]:
     opener = {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix, open)
     rows = []
     with opener(path, "rt", encoding="utf-8", newline="") as file:
+        assert file.readline() == "score\tsource\ttarget\tsource_line\ttarget_line\n"
         for line in file:
             score, source, target, source_line, target_line = line.rstrip("\n").split("\t")
             rows.append(Row(float(score), source, target, int(source_line), int(target_line)))
@@ -110,14 +120,20 @@ def test_batches_and_shards_do_not_change_the_pairs(command: list[str], tmp_path
     np.testing.assert_allclose(scores, [row.score for row in two], atol=3e-6)
 
 
-def test_a_second_run_encodes_nothing(command: list[str], tmp_path: Path) -> None:
+def test_a_second_run_with_another_output_encodes_nothing_and_says_so(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run([*command, "--shard_size", "16"])
-    shards = sorted((tmp_path / "pairs.tsv.embeddings").glob("*/*"))
+    folder = next(tmp_path.glob("a.de-a.en.*.embeddings"))
+    shards = sorted(folder.glob("*/*.npy"))
     before = [path.stat().st_mtime_ns for path in shards]
     assert [path.parent.name for path in shards] == ["source.a.de"] * 3 + ["target.a.en"] * 3
-    run([*command, "--shard_size", "16", "--retrieval", "intersection", "--top_n", "3"])
+    capsys.readouterr()
+    another = [*command[:-1], str(tmp_path / "b.tsv"), "--top_n", "3"]
+    run([*another, "--shard_size", "16", "--retrieval", "intersection"])
+    assert f"vectors of an earlier run reused: 6 of 6 shards in {folder}" in capsys.readouterr().out
     assert [path.stat().st_mtime_ns for path in shards] == before
-    assert len(read(tmp_path / "pairs.tsv")) == 3
+    assert len(read(tmp_path / "b.tsv")) == 3
 
 
 def test_a_threshold_keeps_the_better_pairs(command: list[str], tmp_path: Path) -> None:
@@ -165,14 +181,14 @@ def test_on_a_full_disk_it_keeps_the_old_pairs_and_continues_once_there_is_room(
 ) -> None:
     run(command)
     before = (tmp_path / "pairs.tsv").read_bytes()
-    message = rf"^error: {tmp_path}/pairs\S+.*: the disk is full \(.*make room"
+    message = rf"^error: {tmp_path}/(pairs|a\.de-)\S+.*: the disk is full \(.*make room"
     with full_disk(100), pytest.raises(SystemExit, match=message):
         main([*command, "--top_n", "2"])
     assert (tmp_path / "pairs.tsv").read_bytes() == before
     assert not list(tmp_path.glob(".pairs*"))
 
     (tmp_path / "pairs.tsv").unlink()
-    shutil.rmtree(tmp_path / "pairs.tsv.embeddings")
+    shutil.rmtree(next(tmp_path.glob("*.embeddings")))
     for size in (500, 1500, 4000):  # bytes that a file may have
         with full_disk(size), pytest.raises(SystemExit, match=message):
             main(command)
@@ -210,6 +226,90 @@ def test_given_pairs_are_scored_in_their_order(
     run([*command, "--score_only", "--top_n", "2"])
     best = sorted(rows, key=lambda row: -row.score)[:2]
     assert read(tmp_path / "pairs.tsv") == sorted(best, key=lambda row: row.source_line)
+
+
+def test_every_reader_gets_every_row_of_every_format(tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    polars = pytest.importorskip("polars")
+    odd = ['"', "'", '""', 'say "yes', "a, b", "#", "\\", "\u2028", " x ", "\t"]
+    sentences = [f"{odd[row % 10]}{row}{odd[row % 7]}" for row in range(5000)]
+    side = TextSide(Path("a"), DistinctSentences(sentences))
+    lines = np.arange(5000)
+    pairs = MinedPairs(np.linspace(2, 1, 5000), lines, lines[::-1])
+    readers = {
+        "p.tsv": (
+            lambda path: pandas.read_csv(path, sep="\t").to_dict("list"),
+            lambda path: polars.read_csv(path, separator="\t").to_dict(as_series=False),
+        ),
+        "p.tsv.gz": (lambda path: pandas.read_csv(path, sep="\t").to_dict("list"),),
+        "p.jsonl": (
+            lambda path: pandas.read_json(path, lines=True).to_dict("list"),
+            lambda path: polars.read_ndjson(path).to_dict(as_series=False),
+        ),
+        "p.parquet": (
+            lambda path: pandas.read_parquet(path).to_dict("list"),
+            lambda path: polars.read_parquet(path).to_dict(as_series=False),
+        ),
+    }
+    for name, functions in readers.items():
+        write_pairs(pairs, MiningTask(side, side), tmp_path / name)
+        expected = sentences
+        if "tsv" in name:
+            expected = [sentence.replace("\t", " ") for sentence in sentences]
+        for function in functions:
+            found = function(tmp_path / name)
+            assert list(found) == ["score", "source", "target", "source_line", "target_line"]
+            assert found["source"] == expected, name
+            assert found["target"] == expected[::-1], name
+            assert found["source_line"] == list(range(1, 5001))
+    with pytest.raises(UserError, match=r"p\.csv: pairs are written as \.tsv, \.jsonl"):
+        require_writable("p.csv")
+
+
+@pytest.fixture
+def half_parallel(command: list[str], tmp_path: Path) -> list[str]:
+    """Return the command with two longer texts that share half of their sentences."""
+    shared = [source for source, _ in synthetic_pairs("de", 120, seed=5)]
+    write(tmp_path / "a.de", shared + [source for source, _ in synthetic_pairs("de", 60, seed=6)])
+    write(tmp_path / "a.en", shared + [target for _, target in synthetic_pairs("de", 60, seed=7)])
+    return command
+
+
+def test_the_threshold_is_chosen_printed_and_reported_and_the_function_finds_the_same(
+    half_parallel: list[str],
+    tiny_bert_dir: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    made = run(half_parallel)
+    choice = made["threshold_choice"]
+    printed = capsys.readouterr().out
+    assert f"threshold {choice['threshold']:.6f}, chosen by expected F1" in printed
+    assert "threshold   pairs kept   estimated precision" in printed
+    assert f"{tiny_bert_dir}: pooling mean, prefix ''" in printed
+    assert made["settings"]["threshold"] == "auto"
+    assert choice["table"][-1]["kept"] == made["candidates"]
+
+    rows = read(tmp_path / "pairs.tsv")
+    assert made["kept"] == len(rows)
+    encoder = SentenceEncoder.from_pretrained(str(tiny_bert_dir), "mean")
+    sides = [Path(name).read_text().splitlines() for name in half_parallel[:2]]
+    table = mine(*sides, encoder)
+    assert table.num_rows == len(rows)
+    for row, other in zip(rows, table.to_pylist(), strict=True):
+        assert row.lines == (other["source_line"], other["target_line"])
+        assert row.score == pytest.approx(other["score"], abs=2e-6)
+
+    # known translations calibrate the estimate, and too few or broken ones are refused
+    known = [f"{text}\t{text}" for text, _ in synthetic_pairs("de", 30, seed=8)]
+    calibrate = ["--calibrate", write(tmp_path / "known.tsv", known)]
+    assert run([*half_parallel, *calibrate])["kept"] > 0
+    write(tmp_path / "known.tsv", known[:5])
+    with pytest.raises(UserError, match="5 different pairs, at least 20 are needed"):
+        run([*half_parallel, *calibrate])
+    write(tmp_path / "known.tsv", ["no tab"])
+    with pytest.raises(UserError, match="line 1: expected source, tab, target"):
+        run([*half_parallel, *calibrate])
 
 
 def test_an_index_states_its_recall(
@@ -373,7 +473,11 @@ def test_what_cannot_be_encoded_is_named_in_both_texts(tiny_bert_dir: Path, tmp_
     [
         (["--k", "0"], "--k 0: at least 1"),
         (["--top_n", "0"], "--top_n 0: at least 1"),
-        (["--threshold", "nan"], "--threshold nan: give a finite number"),
+        (["--threshold", "nan"], "--threshold: give auto, none or a finite number"),
+        (["--threshold", "9"], "--threshold 9.0: no pair scores so high"),
+        (["--min_precision", "2"], "--min_precision 2.0: give a number from 0 to 1"),
+        (["--min_precision", "0.9", "--threshold", "1"], "leave --threshold out"),
+        (["--score_only", "--threshold", "auto"], "--threshold auto is for mining"),
         (["more.en"], r"more\.en: no such option, or a text in the wrong place"),
         (["--pair", "de-en"], "--pair belongs to --bucc"),
         (["--bucc", "x", "--pair", "de-en"], "--bucc takes no two texts"),

@@ -10,5 +10,29 @@ from dap.mining.bucc import (
     read_text,
 )
 from dap.mining.distinct import DistinctSentences
-from dap.mining.margin import MARGINS, RETRIEVALS, MinedPairs, mine, neighbourhoods, select
-from dap.mining.mined_texts import MiningTask, TextSide, score_splits, write_pairs
+from dap.mining.in_memory import (
+    Choice,
+    Margin,
+    Vectors,
+    mine,
+    mine_vectors,
+    report_of,
+    require_some,
+    table_text,
+)
+from dap.mining.margin import (
+    MARGINS,
+    RETRIEVALS,
+    MinedPairs,
+    candidate_pairs,
+    neighbourhoods,
+    score_pairs,
+    select,
+)
+from dap.mining.mined_texts import (
+    MiningTask,
+    TextSide,
+    require_writable,
+    score_splits,
+    write_pairs,
+)

@@ -68,7 +68,11 @@ class MinedPairs:
 
 
 def neighbourhoods(
-    source: np.ndarray, target: np.ndarray, k: int = 4, search: Search = mutual_neighbours
+    source: np.ndarray,
+    target: np.ndarray,
+    k: int = 4,
+    search: Search = mutual_neighbours,
+    extra: int = 0,
 ) -> Neighbours:
     """Find the k nearest neighbours in both directions.
 
@@ -79,6 +83,7 @@ def neighbourhoods(
         target: (M, D).
         k: neighbours of a sentence.
         search: `mutual_neighbours`, or an approximate search with the same arguments.
+        extra: more neighbours to find, as far as there are so many.
 
     Raises:
         ValueError: k is below 1, a text has no sentences, or the search refuses its input.
@@ -96,7 +101,17 @@ def neighbourhoods(
             fewest,
             fewest,
         )
-    return search(source, target, min(k, fewest))
+    return search(source, target, min(k + extra, fewest))
+
+
+def nearest_k(neighbours: Neighbours, k: int) -> Neighbours:
+    """Return only the k nearest of the neighbours."""
+    return Neighbours(
+        neighbours.forward_scores[:, :k],
+        neighbours.forward_indices[:, :k],
+        neighbours.backward_scores[:, :k],
+        neighbours.backward_indices[:, :k],
+    )
 
 
 def margin_scores(
@@ -134,7 +149,9 @@ def margin_scores(
     return np.divide(cosine, mean, out=np.zeros_like(cosine), where=mean > 0)
 
 
-def mine(neighbours: Neighbours, margin: str = "ratio", retrieval: str = "max") -> MinedPairs:
+def candidate_pairs(
+    neighbours: Neighbours, margin: str = "ratio", retrieval: str = "max"
+) -> MinedPairs:
     """Choose the pairs that may be translations, best first.
 
     The candidate of a sentence is the one of its k neighbours with the best margin. The retrieval
@@ -150,7 +167,7 @@ def mine(neighbours: Neighbours, margin: str = "ratio", retrieval: str = "max") 
     n = (N + M) · k. Memory does not grow with n, because large arrays are in temporary files.
 
     >>> found = mutual_neighbours(np.eye(3), np.eye(3)[[1, 2, 0]], k=2)
-    >>> pairs = mine(found)
+    >>> pairs = candidate_pairs(found)
     >>> pairs.source.tolist(), pairs.target.tolist(), pairs.scores.tolist()
     ([0, 1, 2], [2, 0, 1], [2.0, 2.0, 2.0])
 

@@ -5,23 +5,35 @@ Legend: `N` sentences of a side, `D` dimensions, `P` pairs, `L` lines, `G` gold 
 
 import gzip
 import hashlib
+import json
 import lzma
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from dap.disk_arrays import concatenate_on_disk, row_blocks
+from dap.errors import UserError
 from dap.file_io import whole_file
 from dap.mining.bucc import MiningScore, best_threshold, count_gold, score_at
 from dap.mining.distinct import DistinctSentences
 from dap.mining.margin import MinedPairs, score_pairs
 from dap.search import Neighbours
 
+#: Columns of the file of mined pairs. Lines count from 1.
+COLUMNS = ("score", "source", "target", "source_line", "target_line")
+#: Endings of formats that are not written.
+OTHER_FORMATS = (".csv", ".json", ".arrow", ".feather", ".xlsx", ".tmx", ".ods", ".xml")
+COMPRESSORS = {".gz": partial(gzip.open, mode="wb"), ".xz": partial(lzma.open, mode="wb")}
+#: Rows of a Parquet row group.
+GROUP_ROWS = 2**16
 #: Replaces characters that would break the columns and lines of the output.
 TO_SPACES = str.maketrans("\t\r\n", "   ")
 
@@ -38,8 +50,8 @@ class TextSide:
         return {"file": self.path.name} | self.text.counts()
 
     def line(self, number: int) -> str:
-        """Return the sentence of a line, counted from 0, with spaces for tabs and line breaks."""
-        return self.text[self.text.rows[number]].translate(TO_SPACES)
+        """Return the sentence of a line, counted from 0."""
+        return self.text[self.text.rows[number]]
 
 
 @dataclass(frozen=True)
@@ -136,24 +148,82 @@ def score_splits(mined: Sequence[MinedPairs], splits: Sequence[MiningTask]) -> l
     return scores
 
 
-def write_pairs(pairs: MinedPairs, task: MiningTask, path: str | Path) -> None:
-    """Write the pairs as a table with tabs: score, source, target, source line, target line.
+def require_writable(path: str) -> None:
+    """Refuse a file name whose ending is a format that is not written.
 
-    Lines are counted from 1.
+    Raises:
+        UserError: the name ends in another format, or in another compression.
+    """
+    name = Path(path)
+    if name.suffix in (".bz2", ".zst", ".lz4", ".7z", ".zip"):
+        raise UserError(
+            f"--output {path}: pairs can only be compressed as .gz or .xz; end the name in .gz, "
+            ".xz or .tsv"
+        )
+    is_packed = name.suffix in COMPRESSORS
+    ending = name.with_suffix("").suffix if is_packed else name.suffix
+    if ending in OTHER_FORMATS or (is_packed and ending == ".parquet"):
+        raise UserError(
+            f"--output {path}: pairs are written as .tsv, .jsonl (both also .gz or .xz) or "
+            ".parquet; end the name in one of these"
+        )
+
+
+def write_pairs(pairs: MinedPairs, task: MiningTask, path: str | Path) -> None:
+    """Write the pairs as a table with the `COLUMNS`, in the format that the file's name says.
+
+    `.parquet` and `.jsonl` keep every sentence unchanged. All other names give a table with tabs,
+    a header and, in fields with quotation marks, the quotes of CSV. There a tab becomes a space.
 
     Args:
-        pairs: pairs of lines, counted from 0.
+        pairs: pairs of lines, counted from 0. They are written counted from 1.
         task: the texts of these lines.
-        path: the file. It is compressed if its name ends in `.gz` or `.xz`.
+        path: the file. Tables and JSON lines are compressed if its name ends in `.gz` or `.xz`.
 
     Raises:
         DiskFullError: there is no room. An older file at the path is kept.
     """
-    compressors = {".gz": partial(gzip.open, mode="wb"), ".xz": partial(lzma.open, mode="wb")}
-    compress = compressors.get(Path(path).suffix, nullcontext)
+    path = Path(path)
+    compress = COMPRESSORS.get(path.suffix, nullcontext)
+    ending = path.with_suffix("").suffix if path.suffix in COMPRESSORS else path.suffix
     with whole_file(path) as file, compress(file) as output:
-        for block in pairs.blocks():
-            columns = block.scores.tolist(), block.source.tolist(), block.target.tolist()
-            for score, i, j in zip(*columns, strict=True):
-                texts = f"{task.source.line(i)}\t{task.target.line(j)}"
-                output.write(f"{score:.6f}\t{texts}\t{i + 1}\t{j + 1}\n".encode())
+        if ending == ".parquet":
+            _write_parquet(pairs, task, output)
+        elif ending in (".jsonl", ".ndjson"):
+            for row in _rows(pairs, task):
+                line = json.dumps(dict(zip(COLUMNS, row, strict=True)), ensure_ascii=False)
+                output.write(f"{line}\n".encode(errors="surrogatepass"))
+        else:
+            output.write("\t".join(COLUMNS).encode() + b"\n")
+            for score, *texts, source_line, target_line in _rows(pairs, task):
+                fields = "\t".join(_quoted(text) for text in texts)
+                line = f"{score:.6f}\t{fields}\t{source_line}\t{target_line}\n"
+                output.write(line.encode(errors="surrogatepass"))
+
+
+def _rows(pairs: MinedPairs, task: MiningTask) -> Iterator[tuple[float, str, str, int, int]]:
+    """Yield the values of the `COLUMNS` for each pair."""
+    for block in pairs.blocks():
+        columns = block.scores.tolist(), block.source.tolist(), block.target.tolist()
+        for score, i, j in zip(*columns, strict=True):
+            yield round(score, 6), task.source.line(i), task.target.line(j), i + 1, j + 1
+
+
+def _quoted(text: str) -> str:
+    """Write a field of a table with tabs so that readers of CSV read it unchanged.
+
+    >>> print(_quoted('a "b" c'))
+    "a ""b"" c"
+    """
+    text = text.translate(TO_SPACES)
+    return '"' + text.replace('"', '""') + '"' if '"' in text else text
+
+
+def _write_parquet(pairs: MinedPairs, task: MiningTask, output: BinaryIO) -> None:
+    types = (pa.float64(), pa.string(), pa.string(), pa.int64(), pa.int64())
+    schema = pa.schema(list(zip(COLUMNS, types, strict=True)))
+    rows = _rows(pairs, task)
+    with pq.ParquetWriter(output, schema) as writer:
+        while block := list(islice(rows, GROUP_ROWS)):
+            columns = [list(column) for column in zip(*block, strict=True)]
+            writer.write_table(pa.table(dict(zip(COLUMNS, columns, strict=True)), schema))

@@ -212,7 +212,29 @@ def model_card(repo_id: str, published: Published, sources: Sources) -> ModelCar
         recipe=_recipe_table(sources),
         curve=loss_curve(sources.history),
         results="\n\n".join(map(report_text, sources.reports)),
+        thresholds=mining_thresholds(sources.reports),
     )
+
+
+def mining_thresholds(reports: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Say which mining thresholds were measured: on BUCC, or by known translations.
+
+    Thresholds of other margins than the ratio to 4 neighbours are left out, because the card does
+    not say how to get these.
+    """
+    found = []
+    for report in reports:
+        settings = report.get("settings", {})
+        if (settings.get("margin"), settings.get("k")) != ("ratio", 4):
+            continue
+        for pair, numbers in report.get("pairs", {}).items():
+            if isinstance(numbers.get("threshold"), float):
+                found.append(f"{numbers['threshold']:.4f} (best F1 on BUCC {pair})")
+        choice = report.get("threshold_choice", {})
+        if choice.get("calibrated") and choice.get("threshold") is not None:
+            share = f"{100 * choice['precision']:.0f}%"
+            found.append(f"{choice['threshold']:.4f} (estimated precision {share})")
+    return found
 
 
 def languages(sources: Sources) -> list[str]:

@@ -16,8 +16,8 @@ from dap.mining.margin import (
     MARGINS,
     RETRIEVALS,
     MinedPairs,
+    candidate_pairs,
     margin_scores,
-    mine,
     neighbourhoods,
     score_pairs,
     select,
@@ -97,13 +97,15 @@ def as_dict(pairs: MinedPairs) -> dict[tuple[int, int], float]:
 def test_mining_agrees_with_a_plain_loop(margin: str, retrieval: str) -> None:
     for seed, (source, target, k) in enumerate([(25, 40, 4), (40, 25, 1), (5, 30, 5)]):
         a, b = vectors(source, target, seed)
-        found = mine(neighbourhoods(a, b, k), margin, retrieval)
+        found = candidate_pairs(neighbourhoods(a, b, k), margin, retrieval)
         assert as_dict(found) == pytest.approx(naive_mine(a, b, k, margin, retrieval), abs=1e-5)
         assert (np.diff(found.scores) <= 0).all()
 
 
 def test_equal_scores_come_in_the_order_of_the_rows() -> None:
-    pairs = mine(neighbourhoods(np.eye(6, dtype=np.float32), np.eye(6, dtype=np.float32)[::-1], 2))
+    pairs = candidate_pairs(
+        neighbourhoods(np.eye(6, dtype=np.float32), np.eye(6, dtype=np.float32)[::-1], 2)
+    )
     assert pairs.source.tolist() == [0, 1, 2, 3, 4, 5]
     assert pairs.target.tolist() == [5, 4, 3, 2, 1, 0]
 
@@ -129,7 +131,10 @@ def test_a_ratio_without_positive_neighbourhoods_is_0() -> None:
     mean = np.array([-0.1, -0.3, 0.0, 0.25])
     assert margin_scores(cosine, mean, mean).tolist() == [0.0, 0.0, 0.0, 2.0]
     zeros = np.zeros((3, 4), np.float32)
-    assert mine(neighbourhoods(zeros, zeros, 2), retrieval="forward").scores.tolist() == [0.0] * 3
+    assert (
+        candidate_pairs(neighbourhoods(zeros, zeros, 2), retrieval="forward").scores.tolist()
+        == [0.0] * 3
+    )
 
 
 def test_more_neighbours_than_sentences_are_as_many_as_there_are(
@@ -140,7 +145,9 @@ def test_more_neighbours_than_sentences_are_as_many_as_there_are(
         found = neighbourhoods(a, b, 4)
     assert "only 3 distinct sentences: k=3 is used" in caplog.text
     assert found.forward_scores.shape == (3, 3)
-    assert as_dict(mine(found)) == pytest.approx(naive_mine(a, b, 3, "ratio", "max"), abs=1e-5)
+    assert as_dict(candidate_pairs(found)) == pytest.approx(
+        naive_mine(a, b, 3, "ratio", "max"), abs=1e-5
+    )
 
 
 @pytest.mark.parametrize(
@@ -161,9 +168,9 @@ def test_unknown_choices_are_named() -> None:
     with pytest.raises(
         ValueError, match="margin='cosine': choose one of ratio, distance, absolute"
     ):
-        mine(neighbours, margin="cosine")
+        candidate_pairs(neighbours, margin="cosine")
     with pytest.raises(ValueError, match="retrieval='both': choose one of max, intersection"):
-        mine(neighbours, retrieval="both")
+        candidate_pairs(neighbours, retrieval="both")
 
 
 def test_selection_keeps_the_order_and_prefers_earlier_pairs() -> None:
@@ -196,7 +203,7 @@ def test_texts_and_pairs_larger_than_memory_are_those_of_one_part(
     def outcome() -> list:
         with temporary_folder(tmp_path):
             text = DistinctSentences(iter(lines))
-            mined = [mine(neighbours, retrieval=retrieval) for retrieval in RETRIEVALS]
+            mined = [candidate_pairs(neighbours, retrieval=retrieval) for retrieval in RETRIEVALS]
             kept = [select(pairs, 0.9, 20) for pairs in mined]
         numbers = []
         for pairs in mined + kept:
@@ -241,7 +248,7 @@ def test_memory_does_not_grow_with_the_text(monkeypatch: pytest.MonkeyPatch) -> 
         scores = concatenate_on_disk(np.full((size, 2), 0.5, np.float32) for size in sizes)
         random = np.random.default_rng(0)
         rows = concatenate_on_disk(random.integers(0, count, (size, 2)) for size in sizes)
-        pairs = select(mine(Neighbours(scores, rows, scores, rows)), 0.5, count // 2)
+        pairs = select(candidate_pairs(Neighbours(scores, rows, scores, rows)), 0.5, count // 2)
         assert 0 < len(pairs) <= count // 2
         found = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()

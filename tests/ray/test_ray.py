@@ -105,7 +105,8 @@ def test_a_stopped_run_on_the_cluster_resumes_and_gives_the_files_of_one_process
     def run_commands(name: str, *more: str) -> tuple[bytes, list[str], dict]:
         out = tmp_path / f"{name}.tsv"
         report = eval_retrieval.run([*model, "--data_dir", str(tatoeba), *more])
-        mine_bitext.run([*texts, *model, "--shard_size", "25", "--output", str(out), *more])
+        kept = ["--output", str(out), "--embeddings_dir", f"{out}.embeddings"]
+        mine_bitext.run([*texts, *model, "--shard_size", "25", *kept, *more])
         shards = sorted(path.name for path in Path(f"{out}.embeddings").rglob("*.npy"))
         return out.read_bytes(), shards, report["languages"]
 

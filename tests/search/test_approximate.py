@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import dap.search.approximate
-from dap.mining.margin import mine
+from dap.mining.margin import candidate_pairs
 from dap.search.approximate import approximate_neighbours, recall_at_k
 from dap.search.similarity import mutual_neighbours
 
@@ -60,7 +60,7 @@ def test_rows_whose_lists_are_short_have_true_neighbours_too() -> None:
         np.testing.assert_allclose(scores, np.take_along_axis(side, indices, 1), atol=1e-5)
         assert (np.diff(scores) <= 0).all()
     # means are of true cosines only, so no margin is inflated
-    assert (mine(found).scores <= mine(exact).scores.max() * 1.5).all()
+    assert (candidate_pairs(found).scores <= candidate_pairs(exact).scores.max() * 1.5).all()
     with pytest.raises(AssertionError):  # the index is approximate where its lists are long enough
         np.testing.assert_array_equal(found.forward_indices, exact.forward_indices)
 

@@ -1,0 +1,257 @@
+"""Test the threshold that mining chooses, on texts whose translations are known.
+
+    python -m benchmarks.thresholds --models "e5,mean,query: " build/quickstart/model \\
+        --bucc bucc/ --texts tatoeba/ train/ --vectors kept/ --json thresholds.json
+
+- Texts are made from parallel text: 2%, 20%, 50%, 100% or 0% of the sentences of each side have
+  their translation on the other side. BUCC's sample is used as it is.
+- English sentences that share more than half of their words with an earlier one are left out.
+  Otherwise almost equal sentences would count as wrong.
+- "best F1" is that of the best threshold, chosen with the known translations. "table" is the
+  largest error of the printed table's precisions, in points.
+- "mixture" is a plain mixture of two normal distributions, for comparison.
+"""
+
+import argparse
+import random
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.timing import machine_parser, prepare_machine, save
+from dap.encoding import Encoder, EncoderArguments, embed_to_disk, model_fingerprint
+from dap.errors import UserError
+from dap.mining import Margin, MinedPairs, find_splits, mine_vectors
+from dap.mining.bucc import best_threshold, count_gold, score_at
+from dap.reports import text_table
+from eval_retrieval import read_languages
+from mine_bitext import read_split
+
+SHARES = (0.02, 0.2, 0.5, 1.0, 0.0)
+LANGUAGES = ("de", "hi", "ja", "sw", "tr", "zh")
+PAIRS = 2000  # pairs per language that are encoded
+OVERLAP = 0.5  # share of common words from which a sentence is left out
+
+
+@dataclass(frozen=True)
+class Case:
+    """Two texts with known translations.
+
+    Attributes:
+        name: of the texts.
+        share: of the sentences of a side that have a translation.
+        source: vectors (N, D).
+        target: vectors (M, D).
+        gold: number of true pairs.
+        truth: takes the candidates, and returns how many pairs of ids each stands for and how many
+            of those are true, (P,) each.
+    """
+
+    name: str
+    share: float | None
+    source: np.ndarray
+    target: np.ndarray
+    gold: int
+    truth: Any
+
+
+def drawn_pairs(rows: Sequence[tuple[str, str]], count: int) -> list[tuple[str, str]]:
+    """Draw pairs at random. No sentence of a side is drawn twice."""
+    pairs = list(rows)
+    random.Random(0).shuffle(pairs)
+    for side in (0, 1):
+        pairs = list({pair[side]: pair for pair in pairs}.values())
+    return pairs[:count]
+
+
+def distinct_rows(sentences: Sequence[str]) -> list[int]:
+    """Return the rows of sentences that do not share too many words with an earlier one.
+
+    >>> distinct_rows(["Tom sang a song", "Tom sang that song", "a dog barks"])
+    [0, 2]
+    """
+    words = [set(re.findall(r"\w+", sentence.lower())) for sentence in sentences]
+    rows_with: dict[str, list[int]] = defaultdict(list)
+    kept = []
+    for row, own in enumerate(words):
+        earlier = {other for word in own for other in rows_with[word]}
+        common = (len(own & words[other]) / len(own | words[other]) for other in earlier)
+        if own and max(common, default=0) <= OVERLAP:
+            kept.append(row)
+            for word in own:
+                rows_with[word].append(row)
+    return kept
+
+
+def made_case(name: str, vectors: tuple[np.ndarray, np.ndarray], share: float) -> Case:
+    """Make two texts of half as many sentences, a share of which are translations."""
+    rows = np.random.default_rng(0).permutation(len(vectors[0]))
+    size = len(rows) // 2
+    common = round(share * size)
+    source = rows[:size]
+    target = np.concatenate([rows[:common], rows[size : 2 * size - common]])
+
+    def truth(pairs: MinedPairs) -> tuple[np.ndarray, np.ndarray]:
+        is_true = source[pairs.source] == target[pairs.target]
+        return np.ones(len(pairs), int), is_true.astype(int)
+
+    return Case(name, share, vectors[0][source], vectors[1][target], common, truth)
+
+
+def made_cases(encoder: Encoder, args: argparse.Namespace, folder: Path) -> Iterator[Case]:
+    """Yield all texts that are made from parallel text."""
+    fingerprint = model_fingerprint(encoder)
+    for corpus in args.texts:
+        for code, rows in read_languages([corpus], args.languages).items():
+            pairs = drawn_pairs(rows, PAIRS)
+            name = f"{Path(corpus).name}.{code}"
+            vectors = []
+            for side, part in enumerate(("source", "target")):
+                sentences = [pair[side] for pair in pairs]
+                vectors.append(
+                    embed_to_disk(
+                        encoder, sentences, folder / f"{name}.{part}", fingerprint=fingerprint
+                    )
+                )
+            kept = distinct_rows([english for _, english in pairs])
+            for share in SHARES:
+                yield made_case(name, (vectors[0][kept], vectors[1][kept]), share)
+
+
+def bucc_case(encoder: Encoder, args: argparse.Namespace, folder: Path) -> Case:
+    """Return the sample split of BUCC zh-en."""
+    (split,) = find_splits(args.bucc, "zh-en", "sample")
+    task = read_split(split)
+    fingerprint = model_fingerprint(encoder)
+    vectors = []
+    for part, side in (("source", task.source), ("target", task.target)):
+        place = folder / f"bucc.zh-en.{part}"
+        vectors.append(
+            embed_to_disk(encoder, side.text, place, shard_size=2048, fingerprint=fingerprint)
+        )
+
+    def truth(pairs: MinedPairs) -> tuple[np.ndarray, np.ndarray]:
+        return count_gold(pairs, task.gold, task.source.text.rows, task.target.text.rows)
+
+    return Case("bucc.zh-en", None, *vectors, len(task.gold), truth)
+
+
+def measure(case: Case) -> dict[str, Any]:
+    """Mine one case, and compare the estimates with the truth. All numbers are in percent."""
+    numbers: dict[str, Any] = {"text": case.name, "share": case.share, "gold": case.gold}
+    vectors = case.source, case.target
+    everything = Margin(threshold="none")
+    _, candidates, _ = mine_vectors(vectors, everything)
+    extracted, correct = case.truth(candidates)
+    scores = np.array(candidates.scores)
+    numbers["candidates"] = len(scores)
+    if case.gold:
+        best = best_threshold(scores, extracted, correct, case.gold)
+        numbers["best_f1"] = score_at(best, scores, extracted, correct, case.gold).f1
+    mixture = score_at(mixture_threshold(scores), scores, extracted, correct, max(case.gold, 1))
+    numbers["mixture_f1"] = mixture.f1
+
+    try:
+        _, _, choice = mine_vectors(vectors, Margin())
+    except UserError:
+        return numbers | {"threshold": None}  # the command asks for a number
+    found = score_at(choice.threshold, scores, extracted, correct, max(case.gold, 1))
+    errors = []
+    for row in choice.table:
+        kept = scores >= row["threshold"]
+        errors.append(row["precision"] - correct[kept].sum() / extracted[kept].sum())
+    return numbers | {
+        "threshold": choice.threshold,
+        "f1": found.f1,
+        "precision": found.precision,
+        "estimated": 100 * choice.precision,
+        "table_error": 100 * float(np.abs(errors).max()),
+    }
+
+
+def mixture_threshold(scores: np.ndarray) -> float:
+    """Return where a mixture of two normal distributions, fitted by EM, has probability ½."""
+    ordered = np.sort(scores)
+    likely = (ordered > ordered.mean() + 3 * ordered.std()).astype(float)
+    for _ in range(200):
+        logs = []
+        for weights in (1 - likely, likely):
+            total = weights.sum() + 1e-9
+            mean = (weights * ordered).sum() / total
+            deviation = ((weights * (ordered - mean) ** 2).sum() / total) ** 0.5 + 1e-6
+            log = np.log(total / len(ordered)) - np.log(deviation)
+            logs.append(log - 0.5 * ((ordered - mean) / deviation) ** 2)
+        likely = 1 / (1 + np.exp(np.clip(logs[0] - logs[1], -500, 500)))
+    above = ordered[np.maximum.accumulate(likely) >= 0.5]
+    return float(above[0]) if len(above) else float(ordered[-1])
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """Show one model's results."""
+    header = ["text", "share", "gold", "best F1", "mixture F1", "F1", "precision", "estimated"]
+    lines = []
+    for row in rows:
+        share = "" if row["share"] is None else f"{100 * row['share']:.0f}%"
+        line = [row["text"], share, row["gold"]]
+        for name in ("best_f1", "mixture_f1", "f1", "precision", "estimated", "table_error"):
+            line.append("" if name not in row else f"{row[name]:.1f}")
+        if row["threshold"] is None:
+            line[5] = "asks"
+        lines.append(line)
+    return text_table([*header, "table"], lines)
+
+
+def summary(rows: Sequence[dict[str, Any]]) -> str:
+    """Show by share how far the results are from the goals."""
+    lines = []
+    for share in (None, *SHARES):
+        own = [row for row in rows if row["share"] == share]
+        chosen = [row for row in own if row["threshold"] is not None]
+        name = "BUCC" if share is None else f"{100 * share:.0f}%"
+        line = [name, len(own), len(own) - len(chosen)]
+        gaps = [row["best_f1"] - row["f1"] for row in chosen if "best_f1" in row]
+        errors = [abs(row["estimated"] - row["precision"]) for row in chosen]
+        tables = [row["table_error"] for row in chosen]
+        for values in (gaps, errors, tables):
+            line += [f"{np.mean(values):.1f}", f"{max(values):.1f}"] if values else ["", ""]
+        lines.append(line)
+    header = ["share", "texts", "asks", "F1 below best: mean", "max", "precision error: mean"]
+    return text_table([*header, "max", "table error: mean", "max"], lines)
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Measure all models and texts, and print a table per model and a summary."""
+    parser = machine_parser(__doc__, repeats=1)
+    parser.add_argument(
+        "--models", nargs="+", required=True, help="MODEL, MODEL,POOLING or MODEL,POOLING,PREFIX"
+    )
+    parser.add_argument("--bucc", help="folder of BUCC 2018 zh-en, sample split")
+    parser.add_argument("--texts", nargs="*", default=[], help="folders of parallel text")
+    parser.add_argument("--languages", nargs="+", default=list(LANGUAGES))
+    parser.add_argument("--vectors", type=Path, default=Path("build/thresholds"))
+    args = parser.parse_args(argv)
+    prepare_machine(args)
+
+    results: dict[str, list[dict[str, Any]]] = {}
+    for spec in args.models:
+        name, pooling, prefix = (*spec.split(",", 2), None, None)[:3]
+        encoder = EncoderArguments(name, pooling=pooling, prefix=prefix).load()
+        folder = args.vectors / Path(name).name
+        cases = made_cases(encoder, args, folder)
+        rows = [measure(case) for case in cases]
+        if args.bucc:
+            rows.append(measure(bucc_case(encoder, args, folder)))
+        results[name] = rows
+        print(f"{name}\n{table(rows)}\n", flush=True)
+    everything = [row for rows in results.values() for row in rows]
+    print(summary(everything))
+    save(args, {"models": results})
+
+
+if __name__ == "__main__":
+    main()

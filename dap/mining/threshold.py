@@ -1,0 +1,332 @@
+"""Choose the lowest score of a pair from the scores themselves, and estimate the precision.
+
+How it works:
+
+1. **Runner-up scores.** Leave a candidate out, and score the next best pair of its two sentences.
+   If the candidate is a translation, its runner-up is none. So runner-ups show how pairs score
+   that are no translations, in any text and for any model.
+2. **Two groups.** The scores of the candidates are a mixture. Translations are a normal
+   distribution. The others are a normal distribution plus an exponential one, because they are the
+   best of many pairs and so have a long tail to the right. The expectation-maximisation algorithm
+   (EM) fits both.
+3. **Precision.** The probabilities of all pairs above a threshold are averaged. The threshold with
+   the best expected F1 is chosen, or the lowest one with a wanted precision.
+
+Runner-ups decide whether scores with one mode are all translations or none. A mixture fitted to the
+scores only cannot tell these apart.
+
+Legend: `P` pairs, `k` neighbours.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from dap.errors import UserError
+from dap.mining.margin import MinedPairs, margin_scores
+from dap.search import Neighbours
+
+#: With fewer candidates nothing is estimated.
+FEWEST = 50
+#: At most this many candidates, evenly spread over the ranks, are used to fit the two groups.
+SAMPLE = 200_000
+#: Tails of the other pairs' scores that are tried: the mean of the exponential part, in standard
+#: deviations of the normal part. The one with the highest likelihood is used, because news has a
+#: shorter tail than text with many similar sentences.
+TAILS = (0.4, 0.7, 1.0, 1.4, 1.8)
+#: Translations score higher than other pairs, by at least so many standard deviations of these.
+LEAST_DISTANCE = 2.0
+#: Least and largest standard deviation of the translations' scores, in those of the other pairs.
+WIDTHS = (1.0, 2.5)
+#: A group with a smaller share of the candidates, fewer pairs or less distance (in standard
+#: deviations) may be the tail of the other pairs' scores, so no threshold is chosen from it.
+CLEAR_SHARE = 0.15
+CLEAR_PAIRS = 50
+CLEAR_DISTANCE = 5.0
+#: Precisions of the table's rows.
+TABLE_ROWS = (0.99, 0.95, 0.9, 0.8, 0.7, 0.5)
+STEPS = 300
+
+
+@dataclass(frozen=True)
+class ScoreModel:
+    """What scores say about pairs: the two groups, and the probability of each score.
+
+    Attributes:
+        share: estimated share of the candidates that are translations.
+        distance: of the two groups' means, in standard deviations of the other pairs' scores.
+        pairs: number of candidates that the model was fitted to.
+        scores: (n,) scores in ascending order.
+        probabilities: (n,) that a pair of this score is a translation. They never fall.
+        calibrated: whether the scores of known translations were given.
+    """
+
+    share: float
+    distance: float
+    pairs: int
+    scores: np.ndarray
+    probabilities: np.ndarray
+    calibrated: bool = False
+
+    @property
+    def is_clear(self) -> bool:
+        """Tell whether the translations stand out clearly enough to choose a threshold."""
+        if self.calibrated or self.share >= CLEAR_SHARE:
+            return True
+        return self.share * self.pairs >= CLEAR_PAIRS and self.distance >= CLEAR_DISTANCE
+
+
+def runner_up_scores(
+    pairs: MinedPairs, neighbours: Neighbours, k: int, margin: str = "ratio"
+) -> np.ndarray:
+    """Score the next best pair of each pair's two sentences, (P,).
+
+    The means of a sentence's neighbourhood are also computed without its partner.
+
+    Args:
+        pairs: rows of the source and the target.
+        neighbours: `k` + 1 neighbours of all rows in both directions.
+        k: neighbours whose mean the margin compares with.
+        margin: one of `dap.mining.MARGINS`.
+    """
+    forward = neighbours.forward_scores, neighbours.forward_indices
+    backward = neighbours.backward_scores, neighbours.backward_indices
+    of_source = _runner_ups(forward, backward, pairs.source, pairs.target, k, margin)
+    of_target = _runner_ups(backward, forward, pairs.target, pairs.source, k, margin)
+    return np.maximum(of_source, of_target)
+
+
+def _runner_ups(
+    own: tuple[np.ndarray, np.ndarray],
+    other: tuple[np.ndarray, np.ndarray],
+    rows: np.ndarray,
+    partners: np.ndarray,
+    k: int,
+    margin: str,
+) -> np.ndarray:
+    """Score the best neighbour of each row except for its partner, (P,)."""
+    cosines = own[0][rows, : k + 1].astype(np.float64)  # (P, k + 1)
+    indices = own[1][rows, : k + 1]
+
+    # leave the partner out or, if it is no neighbour, the last neighbour
+    is_partner = indices == partners[:, None]
+    left_out = np.where(is_partner.any(1), is_partner.argmax(1), k)
+    kept = np.arange(k + 1) != left_out[:, None]
+    cosines = cosines[kept].reshape(-1, k)
+    indices = indices[kept].reshape(-1, k)
+
+    own_means = cosines.mean(1, keepdims=True)  # (P, 1)
+    other_means = other[0][indices, :k].mean(2, dtype=np.float64)  # (P, k)
+    return margin_scores(
+        cosines, np.broadcast_to(own_means, cosines.shape), other_means, margin
+    ).max(1)
+
+
+def fit_scores(
+    scores: np.ndarray, runner_ups: np.ndarray, known: np.ndarray | None = None
+) -> ScoreModel:
+    """Fit the two groups of scores by EM.
+
+    Args:
+        scores: (P,) of the candidates.
+        runner_ups: (P,) of `runner_up_scores`.
+        known: (K,) scores of known translations. They fix the translations' distribution.
+
+    Raises:
+        UserError: a score is NaN or infinite.
+    """
+    for name, values in (("scores", scores), ("runner_ups", runner_ups), ("known", known)):
+        if values is not None and not np.isfinite(values).all():
+            raise UserError(f"{name}: {int((~np.isfinite(values)).sum())} are NaN or infinite")
+    order = np.argsort(scores)
+    scores, runner_ups = scores[order], runner_ups[order]
+
+    fits = [_fit(scores, runner_ups, known, tail) for tail in TAILS]
+    _, probability, distance = max(fits, key=lambda fit: fit[0])
+    probability = np.maximum.accumulate(probability)
+    share = float(probability.mean())
+    return ScoreModel(share, distance, len(scores), scores, probability, known is not None)
+
+
+def _fit(
+    scores: np.ndarray, runner_ups: np.ndarray, known: np.ndarray | None, tail: float
+) -> tuple[float, np.ndarray, float]:
+    """Fit the two groups for one of the `TAILS`.
+
+    Args:
+        scores: (P,) in ascending order.
+        runner_ups: (P,) of the same candidates.
+        known: (K,) scores of known translations, or None.
+        tail: of the other pairs' scores.
+
+    Returns:
+        The mean log likelihood, the probabilities (P,) that a pair is a translation, and the
+        distance of the two means in standard deviations of the other pairs' scores.
+    """
+    # start with what lies far above the runner-ups
+    spread = np.subtract(*np.quantile(runner_ups, (0.75, 0.25))) / 1.349
+    spread = max(1.2 * float(spread), 1e-6)
+    likely = np.clip((scores - np.median(runner_ups)) / spread - 3, 0, 1)
+    probability = 0.01 + 0.98 * likely  # (P,)
+
+    for _ in range(STEPS):
+        before = probability
+
+        # the other pairs: candidates that are no translations, and runner-ups of those that are
+        values = np.concatenate([scores, runner_ups])
+        mean, deviation = _center(values, np.concatenate([1 - probability, probability]))
+        deviation = max(deviation, 1e-6)
+
+        # the translations, with two made-up ones so that a small group keeps a width
+        if known is None:
+            high, width = _moments(scores, probability)
+            high = max(high, mean + LEAST_DISTANCE * deviation)
+            weight = probability.sum()
+            variance = (weight * width**2 + 2 * (1.5 * deviation) ** 2) / (weight + 2)
+            width = min(max(variance**0.5, WIDTHS[0] * deviation), WIDTHS[1] * deviation)
+        else:
+            high = float(known.mean())
+            width = max(float(known.std()), 0.5 * deviation)
+
+        share = min(max(float(probability.mean()), 1e-6), 1 - 1e-6)
+        others = math.log(1 - share) + _log_skewed(scores, mean, deviation, tail)
+        translations = math.log(share) + _log_normal(scores, high, width)
+        probability = 1 / (1 + np.exp(np.clip(others - translations, -500, 500)))
+
+        # where both densities are tiny, a lower score must not be more likely a translation
+        start = int(np.searchsorted(scores, mean))
+        least = probability[min(start, len(scores) - 1)]
+        probability[:start] = np.minimum(probability[:start], least)
+        if np.abs(probability - before).max() < 1e-5:
+            break
+
+    likelihood = float(np.logaddexp(others, translations).mean())
+    return likelihood, probability, (high - mean) / deviation
+
+
+def _moments(values: np.ndarray, weights: np.ndarray) -> tuple[float, float]:
+    """Return the weighted mean and standard deviation."""
+    total = weights.sum() + 1e-12
+    mean = float((weights * values).sum() / total)
+    return mean, float((weights * (values - mean) ** 2).sum() / total) ** 0.5
+
+
+def _center(values: np.ndarray, weights: np.ndarray) -> tuple[float, float]:
+    """Return the mean and the standard deviation of a skewed distribution.
+
+    Each is the average of two estimates: the weighted moments, and those that follow from the
+    quartiles. The first are too large if some translations are among the values. The second are too
+    small if the tail is heavy.
+    """
+    mean, deviation = _moments(values, weights)
+    order = np.argsort(values)
+    total = weights[order].cumsum()
+    lower, middle, upper = np.interp(np.array([0.25, 0.5, 0.75]) * total[-1], total, values[order])
+    by_quartiles = 0.8 * float(upper - lower)  # of a normal plus an exponential variable
+    by_median = float(middle) + 0.086 * by_quartiles
+    return (mean + by_median) / 2, (deviation + by_quartiles) / 2
+
+
+def _log_normal(values: np.ndarray, mean: float, deviation: float) -> np.ndarray:
+    z = (values - mean) / deviation
+    return -0.5 * z**2 - math.log(deviation * math.sqrt(2 * math.pi))
+
+
+def _log_skewed(values: np.ndarray, mean: float, deviation: float, tail: float) -> np.ndarray:
+    """Log density of a normal plus an exponential variable, with this mean and deviation."""
+    normal = deviation / math.sqrt(1 + tail**2)  # standard deviation of the normal part
+    exponential = tail * normal  # mean and standard deviation of the exponential part
+    z = (values - mean + exponential) / normal
+    below = torch.special.log_ndtr(torch.from_numpy(z - 1 / tail)).numpy()
+    return 0.5 / tail**2 - z / tail + below - math.log(exponential)
+
+
+def precision_table(model: ScoreModel, candidates: int) -> list[dict[str, Any]]:
+    """Estimate the precision at several thresholds.
+
+    Args:
+        model: the fitted scores.
+        candidates: number of all candidates. The model may know a sample of them.
+
+    Returns:
+        Rows with "threshold", "kept" (pairs) and "precision" (0 to 1), the highest threshold first.
+        The last row keeps everything.
+    """
+    precision = _precisions(model)
+    rows = []
+    for wanted in TABLE_ROWS:
+        reached = np.flatnonzero(precision >= wanted)
+        if len(reached):
+            rows.append(_row(model, int(reached[-1]), candidates))
+    rows.append(_row(model, model.pairs - 1, candidates))
+    distinct = {row["kept"]: row for row in rows}
+    return list(distinct.values())
+
+
+def _precisions(model: ScoreModel) -> np.ndarray:
+    """Return the estimated precision of the 1, 2, … P best pairs, (P,)."""
+    return model.probabilities[::-1].cumsum() / np.arange(1, model.pairs + 1)
+
+
+def _row(model: ScoreModel, last: int, candidates: int) -> dict[str, Any]:
+    """Describe the pairs down to the `last` best one, counted from 0."""
+    threshold = float(model.scores[::-1][last])
+    last = int((model.scores >= threshold).sum()) - 1  # all pairs of an equal score
+    return {
+        "threshold": round_down(threshold),
+        "kept": round((last + 1) * candidates / model.pairs),
+        "precision": round(float(_precisions(model)[last]), 4),
+    }
+
+
+def round_down(threshold: float) -> float:
+    """Round to six decimals, as scores are written, but never above the threshold.
+
+    >>> round_down(1.0234567)
+    1.023456
+    """
+    return math.floor(threshold * 1e6) / 1e6
+
+
+def choose_row(
+    model: ScoreModel, candidates: int, min_precision: float | None = None
+) -> dict[str, Any]:
+    """Choose the threshold of the best expected F1, or the lowest one of a wanted precision.
+
+    Returns:
+        A row as in `precision_table`.
+
+    Raises:
+        UserError: the translations do not stand out, or no threshold has that precision.
+    """
+    if not model.is_clear:
+        most = math.ceil(model.share * candidates)
+        raise UserError(
+            f"--threshold auto: no group of translations stands out among {candidates} candidates "
+            f"(about {most} at most): the texts have few or none, or the model cannot tell; give "
+            "a number, such as --threshold "
+            f"{round_down(float(np.quantile(model.scores, 0.99)))} for the best 1%, or --calibrate"
+        )
+    precision = _precisions(model)
+    if min_precision is None:
+        count = np.arange(1, model.pairs + 1)
+        f1 = 2 * precision * count / (count + model.probabilities.sum())
+        return _row(model, int(f1.argmax()), candidates)
+    reached = np.flatnonzero(precision >= min_precision)
+    if not len(reached):
+        raise UserError(
+            f"--min_precision {min_precision:g}: the estimated precision is at most "
+            f"{precision.max():.2f}; give a lower one"
+        )
+    return _row(model, int(reached[-1]), candidates)
+
+
+def sample_of(pairs: MinedPairs) -> MinedPairs:
+    """Return at most `SAMPLE` of the pairs, evenly spread over their order, in memory."""
+    count = min(len(pairs), SAMPLE)
+    rows = np.linspace(0, len(pairs) - 1, count).astype(np.int64)
+    chosen = pairs[rows]
+    return MinedPairs(np.array(chosen.scores), np.array(chosen.source), np.array(chosen.target))

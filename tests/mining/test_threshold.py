@@ -1,0 +1,127 @@
+"""The threshold that mining chooses, and its estimates, on vectors whose pairs are known."""
+
+import json
+
+import numpy as np
+import pytest
+
+from dap.errors import UserError
+from dap.mining.in_memory import Margin, mine, mine_vectors, score_known
+from dap.mining.margin import MinedPairs, neighbourhoods, score_pairs
+from dap.mining.threshold import fit_scores, runner_up_scores
+
+
+def texts(count: int, common: int, noise: float = 0.9) -> tuple[np.ndarray, np.ndarray]:
+    """Vectors of two texts. The first `common` rows of both are translations."""
+    random = np.random.default_rng(0)
+    source = random.normal(size=(count, 40)) + 0.8
+    target = random.normal(size=(count, 40)) + 0.8
+    target[:common] = source[:common] + noise * random.normal(size=(common, 40))
+    return source.astype(np.float32), target.astype(np.float32)
+
+
+@pytest.mark.parametrize("share", [0.2, 0.5, 1.0])
+def test_the_estimated_precision_and_the_chosen_threshold_are_close_to_the_truth(
+    share: float,
+) -> None:
+    common = round(share * 600)
+    _, candidates, choice = mine_vectors(texts(600, common), Margin())
+    is_true = (candidates.source == candidates.target) & (candidates.source < common)
+    f1 = {}
+    for threshold in [choice.threshold, *candidates.scores.tolist()]:
+        kept = candidates.scores >= threshold
+        f1[threshold] = 2 * is_true[kept].sum() / (kept.sum() + common)
+    assert f1[choice.threshold] > max(f1.values()) - 0.03
+    for row in choice.table:
+        kept = candidates.scores >= row["threshold"]
+        assert row["kept"] == kept.sum()
+        assert row["precision"] == pytest.approx(is_true[kept].mean(), abs=0.1)
+
+    wanted = mine_vectors(texts(600, common), Margin(min_precision=0.99))[2]
+    assert wanted.threshold >= choice.threshold - 1e-6 or choice.precision > 0.99
+    assert wanted.precision >= 0.99
+
+
+def test_texts_without_translations_are_not_given_a_threshold_unless_calibrated() -> None:
+    vectors = texts(600, 0)
+    with pytest.raises(UserError, match="no group of translations stands out among"):
+        mine_vectors(vectors, Margin())
+    assert mine_vectors(vectors, Margin(threshold=1.1))[2].table == []
+    known = texts(60, 60)
+    _, candidates, choice = mine_vectors(vectors, Margin(), known=known)
+    assert choice.share < 0.03
+    assert (candidates.scores >= choice.threshold).sum() < 15
+
+
+def test_known_pairs_score_as_pairs_of_the_texts_do() -> None:
+    source, target = texts(50, 20)
+    rows = np.arange(20)
+    inside = score_known((source[:20], target[:20]), (source, target))
+    expected = score_pairs(source, target, rows, rows, neighbourhoods(source, target)).scores
+    np.testing.assert_allclose(inside, expected, atol=1e-5)
+    for row in range(3):
+        others = np.delete(source, row, 0), np.delete(target, row, 0)
+        outside = score_known((source[[row]], target[[row]]), others)
+        np.testing.assert_allclose(outside, expected[[row]], atol=1e-5)
+
+
+def test_runner_ups_agree_with_a_loop() -> None:
+    source, target = texts(30, 15)
+    unit = [side / np.linalg.norm(side, axis=1, keepdims=True) for side in (source, target)]
+    cosine = (unit[0] @ unit[1].T).astype(float)
+    pairs = MinedPairs(np.zeros(30), np.arange(30), np.arange(30))
+    found = runner_up_scores(pairs, neighbourhoods(source, target, 4, extra=1), 4)
+    source_means = np.sort(cosine, axis=1)[:, -4:].mean(1)
+    target_means = np.sort(cosine, axis=0)[-4:].mean(0)
+    for row in range(30):
+        best = []
+        for line, means in ((cosine[row], target_means), (cosine[:, row], source_means)):
+            others = np.delete(line, row)
+            near = np.argsort(-others)[:4]
+            own_mean = others[near].mean()
+            other_means = np.delete(means, row)[near]
+            best.append((others[near] / ((own_mean + other_means) / 2)).max())
+        assert found[row] == pytest.approx(max(best), abs=1e-5)
+
+
+def test_few_sentences_are_all_kept_and_nan_is_refused() -> None:
+    choice = mine_vectors(texts(10, 10), Margin())[2]
+    assert (choice.threshold, choice.table) == (None, [])
+    assert "too few for an estimate" in choice.note
+    with pytest.raises(UserError, match="too few for an estimate"):
+        mine_vectors(texts(10, 10), Margin(min_precision=0.9))
+    with pytest.raises(UserError, match="scores: 1 are NaN"):
+        fit_scores(np.array([1.0, np.nan]), np.ones(2))
+    with pytest.raises(UserError, match="row 1 .* NaN"):
+        mine(np.array([[1.0, 2], [np.nan, 1]]), np.eye(2))
+
+
+class Encoder:
+    """Encode a number as a direction."""
+
+    def encode(self, sentences: list[str]) -> np.ndarray:
+        angles = np.array([float(sentence) for sentence in sentences])
+        return np.stack([np.cos(angles), np.sin(angles)], 1)
+
+
+def test_the_function_mines_sentences_or_vectors_into_a_table() -> None:
+    table = mine(["0.1", "", "0.7", "0.1"], ["0.69", "0.11"], Encoder(), k=1)
+    found = {(row["source"], row["target"]) for row in table.to_pylist()}
+    assert found == {("0.1", "0.11"), ("0.7", "0.69")}
+    assert sorted(zip(*(table[f"{side}_line"].to_pylist() for side in ("source", "target")))) == [
+        (1, 2),
+        (3, 1),
+    ]
+    assert json.loads(table.schema.metadata[b"mining"])["threshold"] is None
+
+    source, target = texts(200, 100)
+    of_vectors = mine(source, target)
+    assert of_vectors.column_names == ["score", "source_line", "target_line"]
+    assert 90 <= len(of_vectors) <= 110
+    assert len(mine(source, target, top_n=7)) == 7
+    with pytest.raises(UserError, match="no pair scores so high, the best of"):
+        mine(source, target, threshold=9)
+    with pytest.raises(UserError, match="sentences need a model"):
+        mine(["a"], ["b"])
+    with pytest.raises(UserError, match="source text has no sentences"):
+        mine([], ["1"], Encoder())
