@@ -342,6 +342,7 @@ REFUSED = [
     ("dap.reports.merge", "report.json --output {}", "report.json in"),
 ]
 WHY_REFUSED = "overwrite|lies in|is a file|is a folder|is the folder|not empty|cannot be written"
+WHY_REFUSED += "|pairs are written as"  # a file that is no format of mined pairs
 
 
 @pytest.fixture
