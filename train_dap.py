@@ -326,8 +326,7 @@ def warn_of_idle_heads(metrics: dict[str, float]) -> None:
         if nats < HARDLY:
             logger.warning(
                 "the %s head hardly reads the source (%.2f nats per token), so it teaches the "
-                "encoder little: train the head first (configs/head.yaml), or longer, or raise "
-                "--head_learning_rate",
+                "encoder little: give more --head_steps, or a higher --head_learning_rate",
                 reader.upper(),
                 nats,
             )

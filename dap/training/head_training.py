@@ -99,31 +99,27 @@ def train_heads(trainer: DAPTrainer, readers: Sequence[Objective]) -> dict[str, 
     """
     args = trainer.args
     model = trainer.model
-    started = time.perf_counter()
-    with trainer.accelerator.autocast():
-        before = measure(trainer)
-        rows = first_pairs(trainer, args.head_pairs)
-        kept = encode_once(trainer, readers, rows)
-        encoded_at = time.perf_counter()
-        loss = fit(trainer, readers, kept)
-        trained_at = time.perf_counter()
-        after = measure(trainer)
+    before = measure(trainer)
+    rows = first_pairs(trainer, args.head_pairs)
 
-    for reader in readers:
-        name = f"{reader.name}_source_nats"
+    encoding_began = time.perf_counter()
+    kept = encode_once(trainer, readers, rows)
+    training_began = time.perf_counter()
+    loss = fit(trainer, readers, kept)
+    training_ended = time.perf_counter()
+
+    after = measure(trainer)
+
+    seconds = training_ended - encoding_began
+    learned = f"heads trained on {len(rows)} pairs in {args.head_steps} steps, {seconds:.0f} s"
+    logger.info("%s: loss %.2f nats per token", learned, loss)
+    for name in (f"{reader.name}_source_nats" for reader in readers):
         if name in after:
-            logger.info(
-                "the %s head learned from %d pairs in %d steps; information from the source: "
-                "%.2f nats per token before, %.2f after",
-                reader.name.upper(),
-                len(rows),
-                args.head_steps,
-                before[name],
-                after[name],
-            )
+            values = (name, before[name], after[name])
+            logger.info("%s: %.2f nats per token before, %.2f after", *values)
     results = {"pairs": len(rows), "steps": args.head_steps, "loss": round(loss, 4)}
-    results["encoding_seconds"] = round(encoded_at - started, 1)
-    results["training_seconds"] = round(trained_at - encoded_at, 1)
+    results["encoding_seconds"] = round(training_began - encoding_began, 1)
+    results["training_seconds"] = round(training_ended - training_began, 1)
     results |= {f"{name}_before": value for name, value in before.items()}
     results |= {f"{name}_after": value for name, value in after.items()}
     model.train()
@@ -211,7 +207,8 @@ def encode_once(trainer: DAPTrainer, readers: Sequence[Objective], rows: Rows) -
             # Do not spend time on targets that nobody reads: encode only their first token.
             first = Sentences(*(value[:, :1] for value in pairs.target))
             pairs = pairs._replace(target=first)
-        found = model.encode(pairs, needs)
+        with mixed_precision(device):
+            found = model.encode(pairs, needs)
 
         if words is None:
             words = found.words
@@ -258,7 +255,8 @@ def fit(trainer: DAPTrainer, readers: Sequence[Objective], kept: KeptPairs) -> f
     with tqdm(range(steps), desc="train the heads", disable=args.disable_tqdm) as bar:
         for _ in bar:
             pairs, encoded = kept.batch(next(draws), args.device)
-            loss = sum(mean_loss(reader, pairs, encoded, model) for reader in readers)
+            with mixed_precision(args.device):
+                loss = sum(mean_loss(reader, pairs, encoded, model) for reader in readers)
             loss.backward()
             clip_grad_norm_(heads, LARGEST_GRADIENT_NORM)
             optimizer.step()
@@ -296,14 +294,25 @@ def measure(trainer: DAPTrainer) -> dict[str, float]:
     """Measure on the dev pairs how much the heads use the source. Return nothing without any."""
     if not trainer.dev_bitext:
         return {}
-    found = source_reading(
-        trainer.model,
-        trainer.processing_class,
-        trainer.dev_bitext,
-        trainer.max_seq_length,
-        trainer.prefix or "",
-    )
+    with trainer.accelerator.autocast():
+        found = source_reading(
+            trainer.model,
+            trainer.processing_class,
+            trainer.dev_bitext,
+            trainer.max_seq_length,
+            trainer.prefix or "",
+        )
     return {name: value for name, value in found.items() if "rho" not in name}
+
+
+def mixed_precision(device: torch.device) -> torch.autocast:
+    """Multiply in bfloat16 if the device is fast at it. Weights and losses stay in float32."""
+    is_fast = False
+    if device.type == "cuda":
+        is_fast = torch.cuda.is_bf16_supported(including_emulation=False)
+    elif device.type == "cpu":
+        is_fast = torch.cpu._is_avx512_bf16_supported()
+    return torch.autocast(device.type, torch.bfloat16, enabled=is_fast)
 
 
 def head_parameters(model: DAPForPreTraining) -> dict[str, torch.nn.Parameter]:

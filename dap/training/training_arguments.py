@@ -72,8 +72,8 @@ class StartArguments:
     )
     init_heads_from: str | None = arg(
         None,
-        "DAP checkpoint to copy trained heads from. It must have the same encoder, as made by "
-        "configs/head.yaml.",
+        "DAP checkpoint to copy trained heads from, such as one made by configs/head.yaml. It "
+        "must have the same encoder.",
     )
     tokenizer_name: str | None = arg(
         None, "Tokenizer, if it is not in the folder of the model or the configuration."

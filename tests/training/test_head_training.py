@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import save, state, tiny_config
+from conftest import REPOSITORY, save, state, tiny_config
 from safetensors.torch import load_file
 from test_source_reading import cipher
 from transformers import BertForMaskedLM, BertModel, PreTrainedTokenizerFast
@@ -109,6 +109,27 @@ def test_a_stream_gives_its_first_pairs(encoder: Path, tmp_path: Path) -> None:
     more += ["--objective", "tr+rtl", "--rtl_direction", "both"]
     run([*command(encoder, tmp_path), *more, "--output_dir", str(tmp_path / "out")])
     assert read_json(tmp_path / "out" / RESULTS_FILE)["pairs"] == 30
+
+
+def test_the_recipe_for_fine_tuning_needs_only_model_data_and_output(
+    tiny_bert_dir: Path, bitext_dir: Path, tmp_path: Path
+) -> None:
+    recipe = [str(REPOSITORY / "configs" / "finetune.yaml")]
+    recipe += ["--model_name_or_path", str(tiny_bert_dir), "--train_data", str(bitext_dir)]
+    quick = [
+        "--head_steps",
+        "2",
+        "--max_steps",
+        "5",
+        "--report_to",
+        "none",
+        "--disable_tqdm",
+        "true",
+    ]
+    run([*recipe, *quick, "--output_dir", str(tmp_path)])
+    assert "bow_source_nats_after" in read_json(tmp_path / RESULTS_FILE)
+    history = state(tmp_path)["log_history"]
+    assert len([line for line in history if "eval_mean_accuracy" in line]) == 6
 
 
 def test_only_missing_heads_are_trained(
