@@ -57,6 +57,8 @@ PAIRS_PER_STEP = 96
 LARGEST_GRADIENT_NORM = 1.0
 #: Number of pairs that are encoded at a time.
 PAIRS_AT_A_TIME = 128
+#: Number of dev pairs that are measured before and after.
+MEASURED_PAIRS = 256
 
 Rows = list[dict[str, Any]]  # tokenised pairs, as `tokenize_bitext` makes them
 
@@ -148,7 +150,7 @@ class KeptPairs:
     Attributes:
         rows: the N tokenised pairs.
         collator: pads some of them to a batch.
-        encoded: word embeddings for the heads, and the sentence vectors (N, D) if a head reads
+        encoded: word embeddings for the heads, and the sources' vectors (N, D) if a head reads
             them. It has no token states, because these have different lengths.
         states: `source_states` and `target_states`, if a head reads them: for each pair a tensor
             (S, D) in bfloat16 on the CPU.
@@ -166,11 +168,9 @@ class KeptPairs:
         for name, kept in self.states.items():
             own = [kept[number] for number in numbers]
             states[name] = pad_sequence(own, batch_first=True).to(device).float()  # (B, S, D)
-        embeds = {}
-        for name in ("source_embeds", "target_embeds"):
-            vectors = getattr(self.encoded, name)
-            embeds[name] = None if vectors is None else vectors[numbers]  # (B, D)
-        return pairs, Encoded(self.encoded.words, **states, **embeds)
+        vectors = self.encoded.source_embeds
+        embeds = None if vectors is None else vectors[numbers]  # (B, D)
+        return pairs, Encoded(self.encoded.words, source_embeds=embeds, **states)
 
 
 def pad_pairs(rows: Rows, collator: BitextCollator, device: torch.device) -> Pairs:
@@ -191,19 +191,17 @@ def encode_once(trainer: DAPTrainer, readers: Sequence[Objective], rows: Rows) -
     device = trainer.args.device
     collator = BitextCollator(trainer.data_collator.pad_token_id, trainer.data_collator.languages)
     needs = needs_of(readers)
-    reads_target = bool(needs & {"embeds", "target_states"})
     states: dict[str, list[Tensor]] = {
         name: [] for name in ("source_states", "target_states") if name in needs
     }
-    source_embeds = []
-    target_embeds = []
+    embeds = []
     words = None
 
     starts = range(0, len(rows), PAIRS_AT_A_TIME)
     hidden = trainer.args.disable_tqdm
     for start in tqdm(starts, desc="encode pairs for the heads", disable=hidden):
         pairs = pad_pairs(rows[start : start + PAIRS_AT_A_TIME], collator, device)
-        if not reads_target:
+        if "target_states" not in needs:
             # Do not spend time on targets that nobody reads: encode only their first token.
             first = Sentences(*(value[:, :1] for value in pairs.target))
             pairs = pairs._replace(target=first)
@@ -213,8 +211,7 @@ def encode_once(trainer: DAPTrainer, readers: Sequence[Objective], rows: Rows) -
         if words is None:
             words = found.words
         if "embeds" in needs:
-            source_embeds.append(found.source_embeds.float())
-            target_embeds.append(found.target_embeds.float())
+            embeds.append(found.source_embeds.float())
         for name, kept in states.items():
             side = pairs.source if name == "source_states" else pairs.target
             lengths = side.mask.sum(1).tolist()
@@ -222,11 +219,7 @@ def encode_once(trainer: DAPTrainer, readers: Sequence[Objective], rows: Rows) -
             # A copy of its own, so that the padding is freed.
             kept += [value[:length].clone() for value, length in zip(values, lengths)]
 
-    encoded = Encoded(words)
-    if source_embeds:
-        encoded = Encoded(
-            words, source_embeds=torch.cat(source_embeds), target_embeds=torch.cat(target_embeds)
-        )
+    encoded = Encoded(words, source_embeds=torch.cat(embeds) if embeds else None)
     return KeptPairs(rows, collator, encoded, states)
 
 
@@ -272,8 +265,12 @@ def fit(trainer: DAPTrainer, readers: Sequence[Objective], kept: KeptPairs) -> f
 def mean_loss(
     reader: Objective, pairs: Pairs, encoded: Encoded, model: DAPForPreTraining
 ) -> Tensor:
-    """Compute an objective's loss of this process only, without waiting for other processes."""
-    labels = reader.labels(pairs, model)
+    """Compute an objective's loss of predicting one side from the other.
+
+    It does not wait for other processes. BOW also predicts a target from its own vector, but that
+    would need the targets' vectors, and they teach the head little more.
+    """
+    labels = reader.labels(pairs, model)[READERS[reader.name]]
     counts = labels.flatten(1).sum(1)  # (G,)
     sums, _ = reader.loss_sum(pairs, encoded, model, labels)
     means = sums / counts.clamp(min=1)
@@ -294,15 +291,16 @@ def measure(trainer: DAPTrainer) -> dict[str, float]:
     """Measure on the dev pairs how much the heads use the source. Return nothing without any."""
     if not trainer.dev_bitext:
         return {}
-    with trainer.accelerator.autocast():
-        found = source_reading(
+    with mixed_precision(trainer.args.device):
+        return source_reading(
             trainer.model,
             trainer.processing_class,
             trainer.dev_bitext,
             trainer.max_seq_length,
             trainer.prefix or "",
+            MEASURED_PAIRS,
+            ratios=(),
         )
-    return {name: value for name, value in found.items() if "rho" not in name}
 
 
 def mixed_precision(device: torch.device) -> torch.autocast:

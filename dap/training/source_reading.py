@@ -39,6 +39,8 @@ def source_reading(
     bitext: Bitext,
     max_seq_length: int,
     prefix: str = "",
+    count: int = MEASURED_PAIRS,
+    ratios: Sequence[float] = RATIOS,
 ) -> dict[str, float]:
     """Measure the losses of RTL and BOW with the right sources and with shuffled ones.
 
@@ -49,14 +51,15 @@ def source_reading(
     Args:
         model: left in evaluation mode.
         tokenizer: the model's.
-        bitext: up to `MEASURED_PAIRS` of these are taken. Languages for which the RTL head has no
-            embedding are left out.
+        bitext: the pairs. Languages for which the RTL head has no embedding are left out.
         max_seq_length: tokens per sentence.
         prefix: text before every sentence.
+        count: about how many of the pairs are measured, at least two per language.
+        ratios: values of `rtl_ratio` that are measured beside the configured one.
 
     Returns:
         Nats per token: `rtl_loss`, `rtl_loss_shuffled`, their difference `rtl_source_nats`, and
-        `rtl_source_nats_rho25` and so on for the other `RATIOS`. The same for `bow` without ratios.
+        `rtl_source_nats_rho25` and so on for the other `ratios`. The same for `bow` without ratios.
         Nothing for fewer than two pairs.
     """
     known = model.config.rtl_languages
@@ -72,18 +75,19 @@ def source_reading(
     # The smallest ratio shows the most targets, so everything is encoded that any ratio needs.
     model.eval()
     config = copy.copy(model.config)
-    config.rtl_ratio = min(RATIOS)
+    config.rtl_ratio = min(ratios, default=config.rtl_ratio)
     for reader in readers:
         reader.config = config
-    inputs, others = sample_pairs(used, tokenizer, max_seq_length, known or list(used), prefix)
+    languages = known or list(used)
+    inputs, others = sample_pairs(used, tokenizer, max_seq_length, languages, prefix, count)
     pairs, encoded = encode_all(model, readers, inputs)
 
     found = {}
     configured = model.config.rtl_ratio
     for reader in readers:
         name = reader.name
-        ratios = dict.fromkeys((configured, *RATIOS)) if name == "rtl" else (configured,)
-        for ratio in ratios:
+        measured = dict.fromkeys((configured, *ratios)) if name == "rtl" else (configured,)
+        for ratio in measured:
             config.rtl_ratio = ratio
             step = 1 if ratio == configured else 4
             rows = torch.arange(0, len(others), step)
@@ -93,7 +97,7 @@ def source_reading(
                 found[f"{name}_loss"] = loss
                 found[f"{name}_loss_shuffled"] = shuffled
                 found[f"{name}_source_nats"] = shuffled - loss
-            if name == "rtl" and ratio in RATIOS:
+            if name == "rtl" and ratio in ratios:
                 found[f"rtl_source_nats_rho{100 * ratio:.0f}"] = shuffled - loss
     return {name: round(value, 4) + 0.0 for name, value in found.items()}
 
@@ -104,6 +108,7 @@ def sample_pairs(
     max_seq_length: int,
     languages: Sequence[str],
     prefix: str = "",
+    count: int = MEASURED_PAIRS,
 ) -> tuple[dict[str, Tensor], Tensor]:
     """Take as many pairs of each language, evenly spread over its text.
 
@@ -113,11 +118,11 @@ def sample_pairs(
     """
     rows, blocks = [], []
     for language, (sources, targets) in bitext.items():
-        count = min(len(sources), max(2, MEASURED_PAIRS // len(bitext)))
-        chosen = np.linspace(0, len(sources) - 1, count).astype(int)
+        own = min(len(sources), max(2, count // len(bitext)))
+        chosen = np.linspace(0, len(sources) - 1, own).astype(int)
         texts = [sources[row] for row in chosen], [targets[row] for row in chosen]
         rows += tokenize_pairs(*texts, language, tokenizer, max_seq_length, prefix)
-        blocks.append(torch.arange(len(rows) - count, len(rows)))
+        blocks.append(torch.arange(len(rows) - own, len(rows)))
 
     inputs = BitextCollator(tokenizer.pad_token_id, languages)(rows)
     del inputs["pair_ids"]
