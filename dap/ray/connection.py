@@ -64,14 +64,15 @@ class ClusterArguments:
 
     @contextmanager
     def connect(self) -> Iterator[None]:
-        """Connect to the cluster, if one is asked for, for the duration of the block.
+        """Connect to the cluster while the block runs. Without `--ray`, do nothing.
 
         The address "local" starts a cluster on this machine and stops it afterwards. If this
         process is connected already, the connection is kept.
 
         Raises:
-            UserError: Ray is not installed, nothing answers at the address, or a task failed as
-                often as Ray may start it again.
+            UserError: Ray is not installed, nothing answers at the address, or a task's worker was
+                lost more often than Ray starts the task again.
+            Exception: the error that our function raised in a task.
         """
         if not self.ray:
             yield
