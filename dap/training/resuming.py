@@ -61,7 +61,8 @@ OF_STREAMS = ("train_data", "shuffle_buffer", "dataloader_num_workers")
 OF_STATE = {
     "global_step": int,
     "max_steps": int,
-    "epoch": float | None,
+    "epoch": float,
+    "total_flos": float,
     "num_train_epochs": float | None,
     "train_batch_size": int | None,
     "log_history": list | None,
@@ -116,6 +117,7 @@ def find_resumable(args: DAPTrainingArguments) -> str | None:
             "--output_dir, or --resume_from_checkpoint false to begin anew."
         )
     for checkpoint in reversed(checkpoints):
+        require_files(Path(checkpoint))
         lacking = missing_parts(Path(checkpoint))
         if lacking:
             logger.warning(
@@ -139,6 +141,16 @@ def is_of_another_run(folder: Path, checkpoint: Path) -> bool:
     with reading(checkpoint):
         record = read_object(of_checkpoint)
     return bool(differences(read_object(of_run), record))
+
+
+def require_files(checkpoint: Path) -> None:
+    """Raise `UserError` for a checkpoint with a folder where the run would write a file."""
+    names = [name for part in PARTS.values() for name in part]
+    with reading(checkpoint):
+        for name in (*names, TRAINER_STATE_NAME):
+            for path in checkpoint.glob(name):
+                if path.suffix and path.is_dir():
+                    raise ValueError(f"{path.name} is a folder")
 
 
 def missing_parts(checkpoint: Path) -> list[str]:
@@ -278,7 +290,11 @@ def train_to_end(trainer: Trainer, checkpoint: str | None) -> dict[str, float]:
         UserError: a process that reads batches (`dataloader_num_workers`) found bad input, or was
             killed.
     """
-    if checkpoint is None or not has_ended(checkpoint, trainer.args.max_steps):
+    is_last = False
+    if checkpoint is not None:
+        with reading(checkpoint):
+            is_last = has_ended(checkpoint, trainer.args.max_steps)
+    if not is_last:
         try:
             return trainer.train(resume_from_checkpoint=checkpoint).metrics
         except RuntimeError as error:

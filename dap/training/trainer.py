@@ -485,7 +485,7 @@ class DAPTrainer(ResumableTrainer):
     def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
         self.do_checks()
         started = time.perf_counter()
-        for callback in self.callback_handler.callbacks:
+        for callback in (*self.callback_handler.callbacks, self.control):
             if isinstance(callback, ExportableState):
                 # `Trainer` expects an entry here, which a resumed run lacks for a new callback.
                 self.state.stateful_callbacks.setdefault(type(callback).__name__, {})

@@ -28,12 +28,16 @@ CHECKPOINT_FILES = (
 )
 
 
+#: The least that a trainer_state.json holds.
+STATE = {"global_step": 1, "max_steps": 9, "epoch": 1, "total_flos": 2.5}
+
+
 def saved_checkpoint(folder: Path, without: str = "") -> Path:
     """Make a folder with the files of a checkpoint."""
     folder.mkdir(parents=True)
     for name in CHECKPOINT_FILES:
         (folder / name).touch()
-    (folder / "trainer_state.json").write_text('{"global_step": 1, "max_steps": 9}')
+    (folder / "trainer_state.json").write_text(json.dumps(STATE))
     if without:
         (folder / without).unlink()
     return folder
@@ -65,7 +69,7 @@ def test_incomplete_checkpoints_are_skipped(
         find_resumable(args)
 
 
-@pytest.mark.parametrize("content", ["{", "[]", '{"global_step": "1", "max_steps": 9}'])
+@pytest.mark.parametrize("content", ["{", "[]", json.dumps(STATE | {"epoch": "1"})])
 def test_a_damaged_state_is_no_checkpoint(content: str, tmp_path: Path) -> None:
     (saved_checkpoint(tmp_path / "checkpoint-5") / "trainer_state.json").write_text(content)
     args = DAPTrainingArguments(output_dir=str(tmp_path))
@@ -221,6 +225,9 @@ def damage(path: Path, how: str) -> None:
     elif how == "another step":
         state = torch.load(path, weights_only=True)
         torch.save(state | {"last_epoch": 77}, path)
+    elif how == "folder":
+        path.unlink()
+        path.mkdir()
     elif how == "no record":
         path.write_text("[1]")
     else:
@@ -239,6 +246,7 @@ def damage(path: Path, how: str) -> None:
         ("scheduler.pt", "another step"),
         ("scheduler.pt", "foreign"),
         ("rng_state.pth", "foreign"),
+        ("scheduler.pt", "folder"),
         ("run.json", "no record"),
     ],
 )
