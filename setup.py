@@ -6,7 +6,7 @@ from setuptools import find_packages, setup
 
 EXTRAS = {
     "eval": ["matplotlib>=3.8"],
-    "app": ["gradio>=6.31", "matplotlib>=3.8"],
+    "app": ["gradio>=6.31"],
     "st": ["sentence-transformers>=5.2"],
     "faiss": ["faiss-cpu>=1.10"],
     "data": ["polars>=1.30"],

@@ -1,4 +1,4 @@
-"""Search two texts for the translations of a sentence, and show which words belong together.
+"""Search two texts for the translations of a sentence, show its words, and mine two files.
 
     pip install --constraint constraints.txt '.[app]'
     python examples/app.py --model out
@@ -7,6 +7,8 @@ Then open http://127.0.0.1:7860/. A text has one sentence per line, pasted or in
 may be `.gz` or `.xz`.
 """
 
+import csv
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
@@ -15,21 +17,25 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dap.alignment import draw_alignment
+from dap.alignment import align_words, heat_map
 from dap.arguments import ArgumentParser
 from dap.commands import command
 from dap.encoding import EncoderArguments, SentenceEncoder
 from dap.errors import UserError
+from dap.mining import mine, neighbourhoods
 from dap.search import unit_rows
 from dap.text import read_sentences
 
 MATCHES = 5  # sentences shown per text
 MOST = 20_000  # sentences per text, because a reader waits while they are encoded
+SHOWN = 500  # mined pairs in the table; the file has all
 EXAMPLE = (
     "Guten Morgen!\nWo ist der Bahnhof?\nDie Suppe ist zu heiß.\n"
     "Ich habe meinen Schlüssel verloren.",
     "The soup is too hot.\nI have lost my keys.\nGood morning!\nWhere is the station?",
 )
+QUERIES = ["Keitto on liian kuumaa.", "火车站在哪里？", "मेरी चाबी खो गई है।", "صباح الخير!"]
+COLUMNS = ["score", "source", "target", "source_line", "target_line"]
 
 
 class Text(NamedTuple):
@@ -88,33 +94,94 @@ def search(encoder: SentenceEncoder, texts: Sequence[Text], query: str) -> list[
     return sorted(rows, key=lambda row: -row[0])
 
 
-def picture(encoder: SentenceEncoder, query: str, match: str) -> Any:
-    """Draw the cosines of two sentences' tokens as a heat map.
+def picture(encoder: SentenceEncoder, query: str, match: str) -> str:
+    """Draw the cosines of two sentences' words as an HTML table.
 
-    A dot marks two tokens that are each other's nearest.
+    A frame marks two words that are each other's nearest.
 
     Args:
         encoder: makes the token states.
-        query: the sentence that was searched, whose tokens are the rows.
-        match: the sentence that was found, whose tokens are the columns.
+        query: the sentence that was searched, whose words are the rows.
+        match: the sentence that was found, whose words are the columns.
 
     Returns:
-        A matplotlib figure.
+        The table, or a sentence that says why there is none.
     """
-    from matplotlib.figure import Figure
+    if not hasattr(encoder, "encode_tokens"):
+        return "<p>This encoder gives sentence vectors only, so there are no words to compare.</p>"
+    [aligned] = align_words(encoder, [query.strip()], [match], words="tokenizer")
+    return heat_map(aligned)
 
-    sentences = [query.strip(), match]
-    tokens = []
-    for sentence, spans in zip(sentences, encoder.token_spans(sentences), strict=True):
-        tokens.append([sentence[start:end].strip() for start, end in spans])
-    source, target = tokens
 
-    size = (2 + 0.45 * len(target), 1.5 + 0.35 * len(source))  # inches
-    figure = Figure(figsize=size, layout="constrained")
-    axes = figure.subplots()
-    axes.set_title("Dots join tokens that are each other's nearest")
-    draw_alignment(axes, encoder.encode_tokens(sentences), source, target)
-    return figure
+class Mined(NamedTuple):
+    """A mined pair: a row of the table, in the order of `COLUMNS`."""
+
+    score: float
+    source: str
+    target: str
+    source_line: int
+    target_line: int
+
+
+def mine_files(
+    encoder: SentenceEncoder, source_file: str | None, target_file: str | None
+) -> list[Mined]:
+    """Mine two texts by margin score.
+
+    Args:
+        encoder: makes the sentence vectors.
+        source_file: path of the source text, one sentence per line. None if none was uploaded.
+        target_file: the same for the target text.
+
+    Returns:
+        The pairs, best first. A repeated sentence has the number of its first line.
+
+    Raises:
+        ValueError: a file is missing, has no sentences or more than `MOST`, or is not text.
+    """
+    if not source_file or not target_file:
+        raise UserError("there is nothing to mine: give two files with one sentence per line")
+    sides = []
+    for name, file in (("the source", source_file), ("the target", target_file)):
+        first_line: dict[str, int] = {}
+        for number, line in enumerate(read_sentences(file), 1):
+            if line.strip():
+                first_line.setdefault(line.strip(), number)
+        if not 1 <= len(first_line) <= MOST:
+            raise UserError(f"{name} has {len(first_line):,} sentences: give 1 to {MOST:,}")
+        sentences = list(first_line)
+        vectors = unit_rows(encoder.encode(sentences), name).numpy()  # (N, D)
+        sides.append((sentences, list(first_line.values()), vectors))
+
+    (source, source_lines, source_vectors), (target, target_lines, target_vectors) = sides
+    found = mine(neighbourhoods(source_vectors, target_vectors))
+    rows = []
+    for score, i, j in zip(found.scores, found.source, found.target, strict=True):
+        score = round(float(score), 4)
+        rows.append(Mined(score, source[i], target[j], source_lines[i], target_lines[j]))
+    return rows
+
+
+def keep(rows: Sequence[Mined], threshold: float) -> tuple[str, list[Mined], str]:
+    """Keep the mined pairs from a score on, and write them to a new file.
+
+    Args:
+        rows: all mined pairs.
+        threshold: lowest score of a pair that is kept.
+
+    Returns:
+        A line that says how many are kept, the best `SHOWN` of them, and the file's name.
+    """
+    kept = [row for row in rows if row.score >= threshold]
+    path = Path(tempfile.mkdtemp()) / "mined.tsv"
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, delimiter="\t", lineterminator="\n")
+        writer.writerow(COLUMNS)
+        writer.writerows(kept)
+    line = f"{len(kept):,} of {len(rows):,} pairs have a score of {threshold:.3f} or more."
+    if len(kept) > SHOWN:
+        line += f" The table shows the best {SHOWN}, the file has all."
+    return line, kept[:SHOWN], str(path)
 
 
 def build(encoder: SentenceEncoder, name: str) -> Any:
@@ -129,51 +196,107 @@ def build(encoder: SentenceEncoder, name: str) -> Any:
     """
     import gradio
 
+    with gradio.Blocks(title="Translations") as app:
+        gradio.Markdown(f"# Translations\nEncoder: `{name}`. One sentence per line.")
+        with gradio.Tab("Search"):
+            build_search(gradio, app, encoder)
+        with gradio.Tab("Mine"):
+            build_mine(gradio, encoder)
+    return app
+
+
+def build_search(gradio: Any, app: Any, encoder: SentenceEncoder) -> None:
+    """Add the tab that searches two texts and aligns words.
+
+    Args:
+        gradio: the module.
+        app: the `gradio.Blocks` that is being built.
+        encoder: makes vectors and token states.
+    """
     read = lru_cache(8)(partial(read_text, encoder))  # encodes each text once
 
     def find(
         query: str, pasted_1: str, pasted_2: str, file_1: str | None, file_2: str | None
-    ) -> tuple[Any, Any]:
+    ) -> tuple[Any, str]:
         try:
             texts = [read("text 1", pasted_1, file_1), read("text 2", pasted_2, file_2)]
             rows = search(encoder, texts, query)
+            return rows, picture(encoder, query, rows[0][2])
         except (UserError, OSError) as error:
             raise gradio.Error(str(error)) from error
-        return rows, picture(encoder, query, rows[0][2])
 
-    def choose(query: str, rows: list[list[Any]], event: gradio.SelectData) -> Any:
+    def choose(query: str, rows: list[list[Any]], event: gradio.SelectData) -> str:
         return picture(encoder, query, rows[event.index[0]][2])
 
-    with gradio.Blocks(title="Translations") as app:
-        gradio.Markdown(
-            f"# Translations of a sentence in two texts\nEncoder: `{name}`. One sentence per line."
-        )
-        pasted = []
-        with gradio.Row():
-            for number, example in enumerate(EXAMPLE, 1):
-                box = gradio.Textbox(example, label=f"Text {number}", lines=6, max_lines=12)
-                pasted.append(box)
-        files = []
-        with gradio.Row():
-            for number in (1, 2):
-                files.append(gradio.File(label=f"or a file as text {number}", height=120))
-        with gradio.Row():
-            query = gradio.Textbox(
-                "Keitto on liian kuumaa.", label="Sentence, in any language", scale=4
-            )
-            button = gradio.Button("Search", variant="primary")
-        matches = gradio.Dataframe(
-            headers=["cosine", "text", "sentence"],
-            type="array",
-            interactive=False,
-            label="Choose one to align its tokens",
-            column_widths=["12%", "8%", "80%"],
-        )
-        plot = gradio.Plot(show_label=False)
-        for trigger in (app.load, button.click, query.submit):
-            trigger(find, [query, *pasted, *files], [matches, plot], api_name="search")
-        matches.select(choose, [query, matches], plot, api_name=False)
-    return app
+    with gradio.Row():
+        query = gradio.Textbox(QUERIES[0], label="Sentence, in any language", scale=4)
+        button = gradio.Button("Search", variant="primary")
+    examples = gradio.Examples([[text] for text in QUERIES], [query], label="Examples")
+    matches = gradio.Dataframe(
+        headers=["cosine", "text", "sentence"],
+        type="array",
+        interactive=False,
+        wrap=True,
+        label="Choose one to compare its words",
+        column_widths=["84px", "56px", "calc(100% - 140px)"],
+    )
+    gradio.Markdown("Cosines of the words. A frame joins words that are each other's nearest.")
+    table = gradio.HTML()
+    pasted = []
+    with gradio.Row():
+        for number, example in enumerate(EXAMPLE, 1):
+            box = gradio.Textbox(example, label=f"Text {number}", lines=6, max_lines=12)
+            pasted.append(box)
+    files = []
+    with gradio.Row():
+        for number in (1, 2):
+            files.append(gradio.File(label=f"or a file as text {number}", height=120))
+
+    inputs = [query, *pasted, *files]
+    for trigger in (app.load, button.click, query.submit):
+        trigger(find, inputs, [matches, table], api_name="search")
+    examples.load_input_event.then(find, inputs, [matches, table], api_name=False)
+    matches.select(choose, [query, matches], table, api_name=False)
+
+
+def build_mine(gradio: Any, encoder: SentenceEncoder) -> None:
+    """Add the tab that mines two files.
+
+    Args:
+        gradio: the module.
+        encoder: makes the sentence vectors.
+    """
+
+    def start(source: str | None, target: str | None) -> tuple[Any, ...]:
+        try:
+            rows = mine_files(encoder, source, target)
+        except (UserError, OSError) as error:
+            raise gradio.Error(str(error)) from error
+        scores = [row.score for row in rows]
+        lowest, highest = min(scores), max(scores)
+        slider = gradio.Slider(minimum=lowest, maximum=highest, value=lowest, interactive=True)
+        return rows, slider, *keep(rows, lowest)
+
+    gradio.Markdown("Find the pairs of two files that translate each other.")
+    with gradio.Row():
+        source = gradio.File(label="Source sentences", height=120)
+        target = gradio.File(label="Target sentences", height=120)
+    button = gradio.Button("Mine", variant="primary")
+    rows = gradio.State([])
+    threshold = gradio.Slider(
+        0, 2, 0, step=0.001, label="Threshold: lowest margin score", interactive=False
+    )
+    summary = gradio.Markdown()
+    table = gradio.Dataframe(
+        headers=COLUMNS,
+        interactive=False,
+        wrap=True,
+        column_widths=["92px", "280px", "280px", "110px", "110px"],
+    )
+    download = gradio.DownloadButton("Download as TSV")
+    shown = [summary, table, download]
+    button.click(start, [source, target], [rows, threshold, *shown], api_name="mine")
+    threshold.release(keep, [rows, threshold], shown, api_name=False)
 
 
 @dataclass

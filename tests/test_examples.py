@@ -1,8 +1,10 @@
 """The app in examples/, and the recipes of serve.md."""
 
+import csv
 import gzip
 import importlib.util
 import json
+import re
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -56,13 +58,11 @@ def test_matches_are_the_sentences_with_the_highest_cosine(
     assert next(row for row in rows if row[1] == 2)[2] == texts[1].sentences[int(cosines.argmax())]
 
 
-def test_tokens_of_the_picture_are_pieces_of_the_sentences(encoder: SentenceEncoder) -> None:
-    axes = app.picture(encoder, f" {SOURCE[0]}", TARGET[0]).axes[0]
-    for labels, sentence in (
-        (axes.get_yticklabels(), SOURCE[0]),
-        (axes.get_xticklabels(), TARGET[0]),
-    ):
-        assert "".join(label.get_text() for label in labels) == sentence.replace(" ", "")
+def test_the_picture_has_the_words_of_both_sentences(encoder: SentenceEncoder) -> None:
+    html = app.picture(encoder, f" {SOURCE[0]}", TARGET[0])
+    words = re.findall(r'dir="auto">(.*?)</th>', html)
+    assert words == [*TARGET[0].split(), *SOURCE[0].split()]
+    assert "sentence vectors only" in app.picture(SimpleNamespace(), "a", "b")
 
 
 def test_empty_texts_and_queries_are_refused(encoder: SentenceEncoder) -> None:
@@ -72,10 +72,53 @@ def test_empty_texts_and_queries_are_refused(encoder: SentenceEncoder) -> None:
         app.search(encoder, [app.read_text(encoder, "text 1", "a", None)], " ")
 
 
-def test_the_search_button_finds_and_draws(
-    encoder: SentenceEncoder, monkeypatch: pytest.MonkeyPatch
+@pytest.fixture
+def files(tmp_path: Path) -> list[str]:
+    """Write two texts: repeated and empty lines, quotes, and translations in another order."""
+    source = ["", *SOURCE, SOURCE[0], '"a']
+    target = [*reversed(TARGET), '"b" c']
+    paths = [tmp_path / "a.de", tmp_path / "a.en"]
+    for path, sentences in zip(paths, (source, target), strict=True):
+        path.write_text("".join(f"{sentence}\n" for sentence in sentences), encoding="utf-8")
+    return [str(path) for path in paths]
+
+
+def test_mined_pairs_have_their_lines_and_the_threshold_keeps_the_better_ones(
+    encoder: SentenceEncoder, files: list[str]
 ) -> None:
-    """Gradio is not installed here, so a stand-in collects what the app gives to it."""
+    rows = app.mine_files(encoder, *files)
+    assert 4 < len(rows) <= 13
+    assert [row.score for row in rows] == sorted((row.score for row in rows), reverse=True)
+    lines = [Path(file).read_text().splitlines() for file in files]
+    for row in rows:
+        assert lines[0][row.source_line - 1] == row.source
+        assert lines[1][row.target_line - 1] == row.target
+
+    line, shown, path = app.keep(rows, rows[3].score)
+    kept = [row for row in rows if row.score >= rows[3].score]
+    assert shown == kept
+    assert line.startswith(f"{len(kept)} of {len(rows)} pairs")
+    with open(path, encoding="utf-8", newline="") as file:
+        header, *written = csv.reader(file, delimiter="\t")
+    assert header == list(app.Mined._fields) == app.COLUMNS
+    assert written == [[str(value) for value in row] for row in kept]
+    assert app.keep(rows, 99)[1] == []
+
+
+def test_files_that_cannot_be_mined_are_refused(
+    encoder: SentenceEncoder, files: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "empty").write_text("\n \n")
+    with pytest.raises(UserError, match="give two files"):
+        app.mine_files(encoder, files[0], None)
+    with pytest.raises(UserError, match="the target has 0 sentences"):
+        app.mine_files(encoder, files[0], str(tmp_path / "empty"))
+
+
+def test_the_buttons_search_and_mine(
+    encoder: SentenceEncoder, files: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stand-in collects what the app gives to Gradio. tests/slow has a test in a browser."""
 
     class Error(Exception):
         pass
@@ -83,15 +126,24 @@ def test_the_search_button_finds_and_draws(
     gradio = MagicMock(Error=Error)
     monkeypatch.setitem(sys.modules, "gradio", gradio)
     app.build(encoder, "tiny")
-    find, inputs, outputs = gradio.Button.return_value.click.call_args.args
+    calls = gradio.Button.return_value.click.call_args_list
+    events = {call.kwargs["api_name"]: call.args for call in calls}
+    find, inputs, outputs = events["search"]
     assert (len(inputs), len(outputs)) == (5, 2)
-    rows, figure = find(SOURCE[0], "\n".join(SOURCE), "\n".join(TARGET), None, None)
+    rows, table = find(SOURCE[0], "\n".join(SOURCE), "\n".join(TARGET), None, None)
     assert rows[0] == [1.0, 1, SOURCE[0]]
-    assert figure.axes
+    assert "<table>" in table
     choose = gradio.Dataframe.return_value.select.call_args.args[0]
-    assert choose(SOURCE[0], rows, SimpleNamespace(index=(1, 0))).axes
+    assert "<table>" in choose(SOURCE[0], rows, SimpleNamespace(index=(1, 0)))
     with pytest.raises(Error, match="nothing to search"):
         find("", "a", "b", None, None)
+
+    start, inputs, outputs = events["mine"]
+    mined = start(*files)
+    assert (len(inputs), len(outputs)) == (2, len(mined))
+    assert mined[0] == app.mine_files(encoder, *files)
+    with pytest.raises(Error, match="nothing to mine"):
+        start(None, files[1])
 
 
 @pytest.fixture(scope="module")

@@ -4,16 +4,19 @@ from html import escape
 
 from dap.alignment.sentence_alignment import WordAlignment
 
+#: Most rules are `!important`, because pages such as Gradio's have rules of their own for tables.
 _STYLE = """<style>
 .word-map {overflow-x: auto; max-width: 100%}
-.word-map table {border-collapse: separate; border-spacing: 2px; width: auto; margin: 0}
-.word-map th {font-weight: 500; padding: 4px 8px; white-space: nowrap; border: 0}
-.word-map thead th {vertical-align: bottom; text-align: center}
-.word-map tbody th {text-align: end; position: sticky; left: 0; z-index: 1;
+.word-map table {border-collapse: separate !important; border-spacing: 2px; width: auto !important;
+  margin: 0 !important; border: 0 !important}
+.word-map th, .word-map td {border: 0 !important; padding: 4px 6px !important; font-size: 15px}
+.word-map th {font-weight: 500; white-space: nowrap}
+.word-map thead th {vertical-align: bottom; text-align: center !important}
+.word-map tbody th {text-align: end !important; position: sticky; left: 0; z-index: 1;
   background: var(--block-background-fill, canvas)}
-.word-map td {min-width: 46px; height: 36px; padding: 0 4px; text-align: center; font-size: 15px;
-  border: 2px solid transparent; border-radius: 6px; font-variant-numeric: tabular-nums}
-.word-map td.linked {border-color: #d1495b; font-weight: 700}
+.word-map td {min-width: 44px; height: 36px; text-align: center !important; border-radius: 6px;
+  font-variant-numeric: tabular-nums}
+.word-map td.linked {outline: 3px solid #d1495b; outline-offset: -3px; font-weight: 700}
 </style>"""
 
 
@@ -55,7 +58,7 @@ def _cell(cosine: float, share: float, is_linked: bool) -> str:
         share: how blue the cell is, from 0 (white) to 1 (dark). Text on a dark cell is white.
         is_linked: draw a frame around the cell.
     """
-    ink = "#fff" if share > 0.55 else "#17324a"
+    ink = "#fff" if share > 0.75 else "#0b1f33"
     # mixed with white, so that the ink can be read on a dark page as well
     red, green, blue = (round(255 - share * (255 - part)) for part in (0x1F, 0x5F, 0x99))
     style = f"background: rgb({red}, {green}, {blue}); color: {ink}"

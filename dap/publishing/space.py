@@ -47,8 +47,7 @@ def write_space(repo_id: str, folder: Path) -> None:
 
     required = metadata.requires("dap-transformers") or []
     lines = [line for line in required if ";" not in line]  # not those of an extra
-    lines += ["matplotlib", ""]
-    (folder / "requirements.txt").write_text("\n".join(lines), encoding="utf-8")
+    (folder / "requirements.txt").write_text("\n".join([*lines, ""]), encoding="utf-8")
 
     title = f"Translations by {repo_id.split('/')[-1]}"
     data = SpaceCardData(
