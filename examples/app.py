@@ -273,7 +273,8 @@ def build_mine(gradio: Any, encoder: SentenceEncoder) -> None:
         except (UserError, OSError) as error:
             raise gradio.Error(str(error)) from error
         scores = [row.score for row in rows]
-        lowest, highest = min(scores), max(scores)
+        lowest = min(scores)
+        highest = max(*scores, lowest + 0.001)  # a slider needs two different ends
         slider = gradio.Slider(minimum=lowest, maximum=highest, value=lowest, interactive=True)
         return rows, slider, *keep(rows, lowest)
 

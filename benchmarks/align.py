@@ -1,0 +1,108 @@
+"""Compare word alignment with SimAlign's own code: the links and the speed.
+
+    pip install simalign
+    OMP_NUM_THREADS=1 python -m benchmarks.align --model out --source a.de --target a.en
+
+Both run the same weights on the same sentences and take the same hidden layer. The links of all
+methods and both kinds of states (SimAlign calls them "word" and "bpe") are compared pair by pair.
+
+- SimAlign encodes one pair at a time. We encode many pairs in a batch, which is most of the gain.
+- SimAlign makes the links of both methods in one call. We are timed for each method by itself.
+- The contenders take turns, so that a slow minute of the machine does not hit one of them only.
+"""
+
+import logging
+from argparse import Namespace
+from collections.abc import Sequence
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from benchmarks.timing import CPU, WALL, alternate, machine_parser, prepare_machine, save
+from dap.alignment import align_words
+from dap.encoding import SentenceEncoder
+from dap.reports import text_table
+from dap.text import read_sentences
+
+#: Our way to use subwords -> SimAlign's `token_type`.
+TOKEN_TYPES = {"mean": "word", "link": "bpe"}
+#: Our method -> the name of its links in SimAlign's output.
+METHODS = {"argmax": "inter", "itermax": "itermax"}
+
+Links = list[tuple[int, int]]
+
+
+def library_links(aligner: Any, source: Sequence[str], target: Sequence[str]) -> list[dict]:
+    """Return SimAlign's output for each pair."""
+    return [aligner.get_word_aligns(*pair) for pair in zip(source, target, strict=True)]
+
+
+def our_links(aligned: Sequence[Any]) -> list[Links]:
+    """Return the links of each pair as SimAlign writes them."""
+    return [[(i, j) for i, j in each.links.tolist()] for each in aligned]
+
+
+def compare(args: Namespace) -> list[dict[str, Any]]:
+    """Compare both kinds of states and both methods.
+
+    Returns:
+        A record each, with the pairs, those with equal links, and the median seconds of both.
+    """
+    from simalign import SentenceAligner
+
+    source = list(islice(read_sentences(args.source), args.pairs))
+    target = list(islice(read_sentences(args.target), args.pairs))
+    encoder = SentenceEncoder.from_pretrained(
+        args.model, "mean", "", layer=args.layer, device=args.device
+    )
+    records = []
+    for subwords, token_type in TOKEN_TYPES.items():
+        aligner = SentenceAligner(
+            args.model, token_type, matching_methods="ai", device=args.device, layer=args.layer
+        )
+        logging.getLogger("simalign").setLevel(logging.WARNING)
+        theirs = partial(library_links, aligner, source, target)
+        expected = theirs()
+        for method, name in METHODS.items():
+            ours = partial(align_words, encoder, source, target, method, subwords)
+            found = our_links(ours())
+            equal = sum(own == each[name] for own, each in zip(found, expected, strict=True))
+            timed = alternate({"ours": ours, "SimAlign": theirs}, args.repeats, args.device, 0)
+            record = {"subwords": subwords, "method": method, "pairs": len(found), "equal": equal}
+            for clock in (WALL, CPU):
+                record[f"ours, {clock}"] = timed["ours"][clock]
+                record[f"SimAlign, {clock}"] = timed["SimAlign"][clock]
+            records.append(record)
+    return records
+
+
+def table(records: Sequence[dict[str, Any]]) -> str:
+    """Return the comparison as text."""
+    columns = ["subwords", "method", "pairs", "equal links", "ours, s", "SimAlign, s", "ratio"]
+    rows = []
+    for record in records:
+        ours = record[f"ours, {WALL}"]
+        theirs = record[f"SimAlign, {WALL}"]
+        counts = [record["subwords"], record["method"], record["pairs"], record["equal"]]
+        rows.append([*counts, f"{ours:.2f}", f"{theirs:.2f}", f"{theirs / ours:.2f}"])
+    return text_table(columns, rows)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the benchmark as the command line says."""
+    parser = machine_parser(__doc__, repeats=3)
+    parser.add_argument("--model", required=True, help="folder or Hub id of an encoder")
+    parser.add_argument("--source", type=Path, required=True, help="one sentence per line")
+    parser.add_argument("--target", type=Path, required=True, help="their translations")
+    parser.add_argument("--pairs", type=int, default=200, help="first pairs to align")
+    parser.add_argument("--layer", type=int, default=8, help="hidden layer of the token states")
+    args = parser.parse_args(argv)
+    prepare_machine(args)
+    records = compare(args)
+    print(table(records))
+    save(args, {"alignment": records})
+
+
+if __name__ == "__main__":
+    main()
