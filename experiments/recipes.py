@@ -16,7 +16,8 @@
   measures the seconds of a step in a short training of the run.
 - `command` names a script or module that trains instead of train_dap.py and takes its arguments.
 - A `past` run has an argument that no longer exists. Its results are shown, but it is not trained.
-- Words in braces are places that the command line gives (`--places data=... encoder=...`). In an
+- Words in braces are places that the command line gives (`--places data=... encoder=...`).
+- `places: {encoder: xlm-roberta-base}` gives defaults of places, which may be Hub ids. In an
   evaluation, `{model}`, `{result}` and `{folder}` are those of the run.
 """
 
@@ -33,7 +34,7 @@ from dap.errors import UserError
 #: Places that a run fills in itself, in its evaluations.
 OWN = ("model", "result", "folder")
 #: Keys of a recipe.
-KEYS = ("name", "train", "seeds", "learning_rates", "evaluate", "runs")
+KEYS = ("name", "places", "train", "seeds", "learning_rates", "evaluate", "runs")
 #: Keys of a run that are not arguments of its command.
 SPECIAL = ("like", "same_time_as", "seconds", "seeds", "evaluate", "command", "past")
 TRAIN = "train_dap.py"
@@ -130,6 +131,9 @@ def read_recipe(path: str | Path, places: Mapping[str, str] | None) -> Recipe:
         raise UserError(f"--places {own[0]}=...: each run fills that in itself; take another name")
     content = _content(path)
     evaluate = content.pop("evaluate", {})
+    defaults = content.pop("places", {})
+    if places is not None:
+        places = {**defaults, **places}
     if places is not None:
         _filled(evaluate, {**places, **dict.fromkeys(OWN, "")}, path)  # only to find errors early
         content = _filled(content, places, path)

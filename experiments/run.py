@@ -27,7 +27,7 @@ from typing import Any
 from dap.commands import ClaimedError, claimed, command
 from dap.errors import UserError
 from dap.file_io import read_object, write_json
-from dap.reports import machine, versions
+from dap.reports import PAPER_COST, machine, merge_seeds, paper_beside, versions
 from dap.training import FINISHED
 from experiments.recipes import Recipe, Run, flags, read_recipe, words
 from experiments.statistics import DEV
@@ -38,6 +38,8 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = Path("runs/results")
 #: File in a run's folder that tells what trained it and on which machine.
 BEGUN = "begun.json"
+#: Objective -> its name in the paper's table of costs.
+COST_NAMES = {"tr": "TR", "tr+tlm": "TLM", "tr+rtl": "DAP"}
 #: Steps of the short training that measures the seconds of a step, and steps between its log lines.
 PROBE_STEPS = 60
 PROBE_LOGGING = 20
@@ -78,6 +80,7 @@ class Workspace:
     recipe: Recipe
     runs_dir: Path
     results_dir: Path
+    launcher: tuple[str, ...] = ()  # words before a training command instead of python
 
     def folder(self, job: Job) -> Path:
         """Return the folder of a job's model and logs."""
@@ -181,7 +184,7 @@ class Workspace:
             folder.mkdir(parents=True, exist_ok=True)
             own = {"max_steps": PROBE_STEPS, "logging_steps": PROBE_LOGGING, "save_strategy": "no"}
             line = [job.run.command, *flags({**arguments, **own, "output_dir": folder})]
-            execute(line, folder.with_suffix(".log"))
+            execute(line, folder.with_suffix(".log"), self.launcher)
             log = read_object(folder / "trainer_state.json")["log_history"]
             rates = [entry["pairs_per_second"] for entry in log if "pairs_per_second" in entry]
             seconds = arguments["total_train_batch_size"] / rates[-1]
@@ -246,16 +249,20 @@ class Workspace:
         arguments = self.arguments(job)
         self.begin(job, arguments)
         line = [job.run.command, *flags(arguments | {"output_dir": folder})]
-        execute(line, folder / "train.log")
+        execute(line, folder / "train.log", self.launcher)
 
     def evaluate(self, job: Job, name: str) -> None:
         """Run the evaluation of a job that has this name in the recipe."""
         folder = self.folder(job)
+        evaluation(folder, name).parent.mkdir(exist_ok=True)
+        execute(self.evaluation_command(job, name), folder / f"{name}.log")
+
+    def evaluation_command(self, job: Job, name: str) -> list[str]:
+        """Return the words of an evaluation command of a job."""
+        folder = self.folder(job)
         result = evaluation(folder, name)
-        result.parent.mkdir(exist_ok=True)
         places = {"model": folder, "result": result, "folder": result.parent}
-        line = words(self.recipe.evaluate[name], {**self.recipe.places, **places})
-        execute(line, folder / f"{name}.log")
+        return words(self.recipe.evaluate[name], {**self.recipe.places, **places})
 
     def begin(self, job: Job, arguments: Mapping[str, Any]) -> None:
         """Record what trains a model: command, commit, machine, versions and encoder.
@@ -354,19 +361,20 @@ def digest_of_weights(encoder: str | None) -> str | None:
         return hashlib.file_digest(file, "sha256").hexdigest()[:12]
 
 
-def execute(arguments: Sequence[str], log: Path) -> None:
+def execute(arguments: Sequence[str], log: Path, launcher: Sequence[str] = ()) -> None:
     """Run one of the project's scripts or modules, and append its output to a log.
 
     Args:
         arguments: script or module, and the arguments of its command line.
         log: file for the output.
+        launcher: words before the script instead of Python.
 
     Raises:
         RuntimeError: it failed. The message names the log.
     """
-    line = [sys.executable, *arguments]
+    line = [*(launcher or [sys.executable]), *arguments]
     if not (ROOT / arguments[0]).is_file():  # a module, such as experiments.measure_alignment
-        line = [sys.executable, "-m", *arguments]
+        line = [*(launcher or [sys.executable]), "-m", *arguments]
     with log.open("a", encoding="utf-8") as file:
         print("$", shlex.join(line), file=file, flush=True)
         outcome = subprocess.run(line, cwd=ROOT, stdout=file, stderr=subprocess.STDOUT, check=False)
@@ -421,6 +429,48 @@ def work(workspace: Workspace, only: Sequence[str] | None) -> list[str]:
             failed.append(f"{job.name}: {reason}")
 
 
+def dry_run(workspace: Workspace, only: Sequence[str] | None) -> None:
+    """Print the commands of all jobs that are known so far, with steps and expected hours.
+
+    The hours are the pairs of a training times the paper's milliseconds per pair (Table 6), which
+    were measured on 8 V100.
+    """
+    total = 0.0
+    for job in in_order(workspace, only):
+        arguments = workspace.arguments(job)
+        cost = PAPER_COST.get(COST_NAMES.get(arguments.get("objective", "tr+rtl"), ""))
+        steps = arguments.get("max_steps", 0)
+        expected = "unknown time"
+        if cost is not None:
+            pairs = steps * arguments.get("total_train_batch_size", 0)
+            hours = pairs * cost[1] / 1000 / 3600
+            total += hours
+            expected = f"{hours:.1f} hours"
+        print(f"# {job.name}: {workspace.state(job)}, {steps} steps, {expected}")
+        line = [job.run.command, *flags(arguments | {"output_dir": workspace.folder(job)})]
+        print(shlex.join([*(workspace.launcher or ["python"]), *line]))
+        for name in job.evaluate:
+            command_line = workspace.evaluation_command(job, name)
+            is_script = (ROOT / command_line[0]).is_file()
+            print(shlex.join(["python", *([] if is_script else ["-m"]), *command_line]))
+    print(f"# {total:.0f} hours of training on 8 V100, by the paper's Table 6; without evaluations")
+
+
+def print_tables(workspace: Workspace, only: Sequence[str] | None) -> None:
+    """Print the means over seeds of each run's evaluations, beside the paper's numbers."""
+    reports: dict[tuple[str, str], dict[str, Any]] = {}
+    for job in in_order(workspace, only):
+        for name in job.evaluate:
+            path = evaluation(workspace.folder(job), name)
+            if path.is_file():
+                reports.setdefault((name, job.run.name), {})[str(path)] = read_object(path)
+    for (name, run), own in sorted(reports.items()):
+        merged = merge_seeds(own)
+        merged["model"] = run
+        print(f"== {name}: {run}, {merged['n']} seeds")
+        print(paper_beside(merged) or merged["protocol"], end="\n\n")
+
+
 def parse_places(given: Sequence[str]) -> dict[str, str]:
     """Parse the values of `--places`, such as "data=corpus".
 
@@ -464,6 +514,22 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--list", action="store_true", help="print how far each training is, and do nothing"
     )
+    parser.add_argument(
+        "--dry_run",
+        action="store_true",
+        help="print every command, its steps and the expected hours, and do nothing",
+    )
+    parser.add_argument(
+        "--tables",
+        action="store_true",
+        help="print the results so far beside the paper's, and do nothing",
+    )
+    parser.add_argument(
+        "--launcher",
+        default="",
+        help="words before a training command instead of python, such as "
+        "'accelerate launch --multi_gpu --num_processes 8'",
+    )
     args = parser.parse_args(argv)
     logging.basicConfig(format="%(message)s", level=logging.INFO)
 
@@ -471,7 +537,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     unknown = sorted(set(args.only or ()) - set(recipe.runs))
     if unknown:
         raise UserError(f"--only {unknown[0]}: {args.recipe} has {', '.join(recipe.runs)}")
-    workspace = Workspace(recipe, args.output_dir.absolute(), args.results_dir.absolute())
+    launcher = tuple(shlex.split(args.launcher))
+    workspace = Workspace(recipe, args.output_dir.absolute(), args.results_dir.absolute(), launcher)
+    if args.dry_run:
+        dry_run(workspace, args.only)
+        return
+    if args.tables:
+        print_tables(workspace, args.only)
+        return
     if args.list:
         for job in in_order(workspace, args.only):
             print(f"{job.name}: {workspace.state(job)}")

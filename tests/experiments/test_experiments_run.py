@@ -73,7 +73,7 @@ def test_a_study_is_carried_out_once(
 ) -> None:
     ran: list[list[str]] = []
 
-    def execute_here(arguments: Sequence[str], log: Path) -> None:
+    def execute_here(arguments: Sequence[str], log: Path, launcher: Sequence[str]) -> None:
         ran.append([*arguments])
         {"train_dap.py": train_dap, "eval_retrieval.py": eval_retrieval}[arguments[0]].run(
             [*arguments[1:]]
