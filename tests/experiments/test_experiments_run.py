@@ -73,7 +73,7 @@ def test_a_study_is_carried_out_once(
 ) -> None:
     ran: list[list[str]] = []
 
-    def execute_here(arguments: Sequence[str], log: Path, launcher: Sequence[str]) -> None:
+    def execute_here(arguments: Sequence[str], log: Path, launcher: Sequence[str] = ()) -> None:
         ran.append([*arguments])
         {"train_dap.py": train_dap, "eval_retrieval.py": eval_retrieval}[arguments[0]].run(
             [*arguments[1:]]
@@ -245,7 +245,7 @@ def test_only_runs_that_share_their_batches_are_timed(study: Callable[..., Works
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ({"steps": 3}, "unknown key steps; a recipe has name, train"),
+        ({"steps": 3}, "unknown key steps; a recipe has name, places"),
         ({"train": {"train_data": "{text}/train"}}, r"'\{text\}/train' needs --places text="),
         ({"train": {"train_data": "{model}"}}, "needs --places model="),
         ({"evaluate": {"e": "x.py {model} {text}"}}, "needs --places text="),

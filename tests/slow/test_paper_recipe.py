@@ -1,4 +1,4 @@
-"""experiments/recipes/paper.yaml runs whole with tiny encoders of both classes, and prints its tables.
+"""The paper's recipe runs whole with tiny encoders of both classes, and prints its tables.
 
 The commands run in this process. Only sizes, lengths and rates of the recipe are changed.
 """
@@ -102,7 +102,7 @@ def test_the_papers_recipe_runs_whole(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    def execute_here(arguments: Sequence[str], log: Path, launcher: Sequence[str]) -> None:
+    def execute_here(arguments: Sequence[str], log: Path, launcher: Sequence[str] = ()) -> None:
         COMMANDS[arguments[0]]([*arguments[1:]])
 
     monkeypatch.setattr(runner, "execute", execute_here)
