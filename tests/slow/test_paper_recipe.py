@@ -89,7 +89,7 @@ def small(recipe: dict) -> dict:
     recipe["evaluate"]["xnli"] = recipe["evaluate"]["xnli"].replace(
         "--search",
         "--use_cpu --max_steps 1 --learning_rate 1e-3 --max_seq_length 32 "
-        "--total_train_batch_size 8 --disable_tqdm true",
+        "--per_device_train_batch_size 8 --total_train_batch_size 8 --disable_tqdm true",
     )
     recipe["runs"]["layers-4"]["rtl_layers"] = 2  # the tiny encoders have three layers
     return recipe
