@@ -145,6 +145,9 @@ class AlignmentArguments:
     gold_from: int = arg(0, "Number of a sentence's first word in --gold: 0 or 1.")
     language: str | None = arg(None, "Source language to align, if the parallel text has several.")
     target_language: str = arg("en", "Language of the target side of parallel text.")
+    columns: list[int] | None = arg(
+        None, "Columns of source and target in TSV files, such as '2 3'. Default: the first two."
+    )
     max_bad_lines: float = arg(
         0.001, "Share of malformed lines that parallel text may have. They get no links."
     )
@@ -301,7 +304,7 @@ def read_bitext(files: Sequence[str], args: AlignmentArguments) -> Iterator[Pair
     Raises:
         UserError: as `find_bitext` and `read_tables`, or the text has several languages.
     """
-    found = find_bitext(files, args.target_language)
+    found = find_bitext(files, args.target_language, args.columns)
     language = args.language or next(iter(found))
     if language not in found or (args.language is None and len(found) > 1):
         given = f"--language {args.language}" if args.language else files[0]

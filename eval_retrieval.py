@@ -32,7 +32,7 @@ from typing import Any
 import numpy as np
 
 from dap.arguments import ArgumentParser, arg
-from dap.commands import claimed, command, guarded
+from dap.commands import check_folders, claimed, command, guarded
 from dap.encoding import (
     Encoder,
     EncoderArguments,
@@ -98,6 +98,9 @@ class DataArguments:
     data_dir: list[str] = arg(MISSING, "Folders or files of parallel text with English.")
     languages: list[str] | None = arg(
         None, "Codes such as 'de fr' or 'deu fra'. Default: all languages in data_dir."
+    )
+    columns: list[int] | None = arg(
+        None, "Columns of source and target in TSV files, such as '2 3'. Default: the first two."
     )
     max_pairs: int | None = arg(
         None, "Use only the first pairs of each language, for a quick look. Default: all."
@@ -173,16 +176,21 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
     is_main = launched().is_main_process
 
     earlier = _read_earlier_report(data_args.before)
-    files = _files_of(data_args.data_dir)
+    files = _files_of(data_args.data_dir, data_args.columns)
     inputs = [disk_path(file) for file in files]
     if data_args.before:
         inputs.append(data_args.before)
+    if data_args.embeddings_dir:
+        kept = {"--embeddings_dir": data_args.embeddings_dir}
+        check_folders(kept, [*data_args.data_dir, *inputs], name)
     with (
         guarded(data_args.outputs(), inputs=inputs, model=name, is_writer=is_main),
         cluster.connect(),
     ):
         # read the pairs and load the model
-        pairs = read_languages(data_args.data_dir, data_args.languages, data_args.max_pairs)
+        pairs = read_languages(
+            data_args.data_dir, data_args.languages, data_args.max_pairs, data_args.columns
+        )
         copies = copies_of(pairs) if data_args.hard_negatives else None
         encoder = load_on(cluster, model_args)
         if is_main:
@@ -228,17 +236,20 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
 # From files to texts
 
 
-def _files_of(paths: Sequence[str]) -> list[str]:
+def _files_of(paths: Sequence[str], columns: Sequence[int] | None) -> list[str]:
     """Return the names of all files of parallel text, given files or folders."""
     files = []
-    for language_files in find_bitext(paths).values():
+    for language_files in find_bitext(paths, columns=columns).values():
         for file in language_files:
             files += file.paths
     return files
 
 
 def read_languages(
-    paths: Sequence[str], languages: Sequence[str] | None = None, max_pairs: int | None = None
+    paths: Sequence[str],
+    languages: Sequence[str] | None = None,
+    max_pairs: int | None = None,
+    columns: Sequence[int] | None = None,
 ) -> PairsByLanguage:
     """Read parallel text with English.
 
@@ -246,6 +257,7 @@ def read_languages(
         paths: files or folders. Several files of one language are joined in their order.
         languages: codes of the languages to read. None reads all.
         max_pairs: most pairs to keep of each language, from the first on. None keeps all.
+        columns: the columns of source and target in TSV files, from 1. None: the first two.
 
     Returns:
         Language code -> (source, English) pairs in file order.
@@ -253,7 +265,7 @@ def read_languages(
     Raises:
         UserError: there is no file of a language asked for, or a file has no pairs.
     """
-    found = find_bitext(paths)
+    found = find_bitext(paths, columns=columns)
     if languages is None:
         wanted = list(found)
     else:

@@ -13,7 +13,6 @@ import hashlib
 import json
 import logging
 import os
-import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -40,6 +39,7 @@ from dap.prepare import (
     finished_report,
     prepare,
     read_evaluation,
+    remove,
 )
 from dap.ray.connection import ClusterArguments
 from dap.reports import versions
@@ -48,7 +48,7 @@ from dap.text import disk_path, find_bitext
 logger = logging.getLogger(__name__)
 
 #: Version of the work folder and of the result. A run does not continue one of another version.
-VERSION = 8
+VERSION = 9
 
 
 @dataclass
@@ -59,6 +59,9 @@ class DataArguments:
         metadata={"help": "Folder to write train/, dev/, README.md and report.json into."}
     )
     data: list[str] = arg([], "Files, folders or a Hub dataset id, as train_dap.py takes them.")
+    columns: list[int] | None = arg(
+        None, "Columns of source and target in TSV files, such as '2 3'. Default: the first two."
+    )
     opus: list[str] = arg(
         [], "Corpora to download from OPUS, such as 'Europarl CCMatrix'. 'all': the paper's six."
     )
@@ -156,7 +159,7 @@ def find_files(
             corpora[os.path.abspath(path)] = corpus
 
     # Find the languages.
-    found = find_bitext([*args.data, *corpora], options.target_language)
+    found = find_bitext([*args.data, *corpora], options.target_language, args.columns)
     wanted = {base_language(code) for code in args.languages} or set(found)
     absent = sorted(wanted - set(found))
     if absent:
@@ -310,7 +313,7 @@ def keep_finished(
     if report["licences"] != licences:
         report["licences"] = licences
         describe(plan.output_dir, report)
-    shutil.rmtree(plan.work_dir, ignore_errors=True)  # a killed run may have left it
+    remove(plan.work_dir)  # a killed run may have left it
     print(f"{counts_table(report['languages'])}\n\n{args.output_dir} is finished already")
     return report
 
@@ -324,7 +327,7 @@ def finish(
             for file in files:
                 listed.write((plan.cleaned(file) / "leaks.jsonl").read_bytes())
     describe(plan.output_dir, report)
-    shutil.rmtree(plan.work_dir)
+    remove(plan.work_dir)
     for path in plan.output_dir.glob("*/.*.tmp"):  # half-written files of workers that were lost
         path.unlink()
 

@@ -119,7 +119,8 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
     folder = Path(training.output_dir)
     is_writer = training.process_index == 0
     folders = {"--output_dir": folder}
-    with guarded(folders=folders, model=model_args.model_name_or_path, is_writer=is_writer):
+    inputs = [data.data_dir, *filter(None, [data.train_data])]
+    with guarded(None, folders, inputs, model_args.model_name_or_path, is_writer):
         waiting = training.main_process_first(desc="reading and tokenising")
         with waiting, disk_full(Path(datasets_config.HF_DATASETS_CACHE)):
             task = build_task(model_args, data, training)

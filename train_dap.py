@@ -75,7 +75,11 @@ def build_datasets(
     Returns:
         The tokenised training pairs and the text of the dev pairs, both by language.
     """
-    options = {"max_bad_lines": data.max_bad_lines, "target_language": data.target_language}
+    options = {
+        "max_bad_lines": data.max_bad_lines,
+        "target_language": data.target_language,
+        "columns": data.columns,
+    }
     train = load_bitext(data.train_data, streaming=data.streaming, **options)
     if data.validation_data:
         dev = load_bitext(data.validation_data, **options)
@@ -107,7 +111,7 @@ def mix_languages(
     # A uniform mix does not depend on the number of pairs, so there is no need to count them.
     sizes = [1] * len(train)
     if data.language_mix != "uniform":
-        found = find_bitext(data.train_data, data.target_language)
+        found = find_bitext(data.train_data, data.target_language, data.columns)
         sizes = [count_pairs(found[language], data.max_bad_lines) for language in train]
         require_batch(sum(sizes), training)
     weights = mix_weights(sizes, data.language_mix, data.mix_alpha)
@@ -376,7 +380,14 @@ def run(
 
     outputs = {"--output_dir": training.output_dir}
     start = model_args.model_name_or_path or model_args.config_name
-    inputs = [model_args.tokenizer_name] if model_args.tokenizer_name else []
+    inputs = [*data.train_data, *data.validation_data]
+    for path in (
+        model_args.tokenizer_name,
+        model_args.init_heads_from,
+        model_args.target_vocabulary_file,
+    ):
+        if path:
+            inputs.append(path)
     with guarded(folders=outputs, inputs=inputs, model=start, is_writer=is_writer):
         checkpoint = find_resumable(training)
         trainer, record = build_trainer(model_args, data, training, model_class)

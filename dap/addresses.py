@@ -7,34 +7,95 @@ The rest of the code sees only local paths. The local copy of `s3://bucket/corpu
 - `fetch_address` downloads a file or folder into its local copy.
 - `fetch_path` does the same, given the path of the local copy.
 - `send_path` uploads a local copy to its address.
+
+An address may hold secrets: `user:password@`, or a query such as `?token=…`. No message, report or
+file name shows them. The copy of such an address lies in `CACHE/https/@DIGEST/host/…`.
 """
 
+import filecmp
+import hashlib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import fsspec
 import fsspec.core
 from filelock import FileLock
 
 from dap.errors import UserError, one_line
-from dap.file_io import DiskFullError, whole_file
+from dap.file_io import DiskFullError, read_json, whole_file, write_json
 
 #: Local copies that equal the file at their address: path -> (time, size) when fetched or sent.
 _IN_SYNC: dict[Path, tuple[int, int]] = {}
+#: Digest of an address's secrets -> the secrets, for the addresses that this process was given.
+_SECRETS: dict[str, tuple[str, str]] = {}
+#: Protocols whose `name@` before the host is no secret.
+_CONTAINERS = ("abfs", "abfss", "wasb", "wasbs")
+#: What file systems tell of a file's version, beside its time.
+_STAMPS = (
+    "ETag", "etag", "Content-MD5", "Digest", "Last-Modified", "LastModified", "last_modified",
+    "generation", "md5Hash", "mtime",
+)  # fmt: skip
 
 
-def cache_folder() -> Path | None:
-    """Return the folder of all local copies, or None without a home directory.
+class _Parts(NamedTuple):
+    """The parts of an address: `protocol://login@rest?query`."""
+
+    protocol: str
+    login: str
+    rest: str
+    query: str
+
+    @property
+    def public(self) -> str:
+        """Return the address without its secrets."""
+        return f"{self.protocol}://{self.rest}"
+
+
+def _split(address: str) -> _Parts | None:
+    """Split an address. Returns None for a path."""
+    protocol, separator, rest = address.partition("://")
+    if not separator or not rest:
+        return None
+    login = query = ""
+    if protocol in ("http", "https"):
+        end = min(rest.find(mark) % (len(rest) + 1) for mark in "?#")
+        rest, query = rest[:end], rest[end:]
+    host, slash, path = rest.partition("/")
+    if protocol not in _CONTAINERS and "@" in host:
+        login, _, host = host.rpartition("@")
+    return _Parts(protocol, login, f"{host}{slash}{path}", query)
+
+
+def public_name(path: str) -> str:
+    """Return a path or address as others may see it, for reports and cards.
+
+    An absolute path becomes its last part, and a local copy becomes its address without secrets.
+    """
+    address = _address_of(Path(path)) or path
+    parts = _split(address)
+    if parts:
+        return parts.public
+    return Path(path).name if os.path.isabs(path) else path
+
+
+def cache_folder() -> Path:
+    """Return the folder of all local copies: `DAP_CACHE`, or one in the user's home folder.
 
     On a cluster, `DAP_CACHE` names a folder that all nodes share.
+
+    Raises:
+        UserError: `DAP_CACHE` is not set, and there is no home folder.
     """
-    named = os.environ.get("DAP_CACHE") or "~/.cache/dap-transformers"
+    folder = os.environ.get("DAP_CACHE") or "~/.cache/dap-transformers"
     try:
-        return Path(named).expanduser().absolute()
-    except RuntimeError:  # a container may run as a user who has no home directory
-        return None
+        return Path(folder).expanduser().absolute()
+    except RuntimeError:
+        raise UserError(
+            "this user has no home directory: set the environment variable DAP_CACHE"
+        ) from None
 
 
 def local_path(address: str, name: str = "") -> str:
@@ -47,30 +108,33 @@ def local_path(address: str, name: str = "") -> str:
     Raises:
         UserError: no library for such addresses is installed, or the host or bucket is missing.
     """
-    protocol, separator, rest = address.partition("://")
-    if not separator or not rest:
+    parts = _split(address)
+    if parts is None:
         return address
-    if rest.startswith("/"):
+    if parts.rest.startswith("/"):
         raise UserError(
-            f"{name} {address}: name a host or a bucket after {protocol}://, or give a plain path"
+            f"{name} {parts.public}: name a host or a bucket after {parts.protocol}://, or give a "
+            "plain path"
         )
-    with _named_errors(f"{name} {address}", "cannot be reached"):
-        fsspec.get_filesystem_class(protocol)
-    cache = cache_folder()
-    if cache is None:
-        raise UserError(
-            f"{name} {address}: there is no home directory for a copy: set the environment "
-            "variable DAP_CACHE to a folder"
-        )
-    inside = os.path.normpath(f"/{rest}").lstrip("/")
-    return str(cache / protocol / inside)
+    with _named_errors(f"{name} {parts.public}", "cannot be reached"):
+        fsspec.get_filesystem_class(parts.protocol)
+
+    folder = cache_folder() / parts.protocol
+    if parts.login or parts.query:
+        secrets = (parts.login, parts.query)
+        digest = "@" + hashlib.sha256(repr(secrets).encode()).hexdigest()[:16]
+        _SECRETS[digest] = secrets
+        folder /= digest
+    inside = os.path.normpath(f"/{parts.rest}").lstrip("/")
+    return str(folder / inside)
 
 
 def fetch_address(address: str, name: str = "") -> str:
     """Download a file, or a folder with everything in it, and return the path of the local copy.
 
-    A path is returned unchanged. A file is downloaded again only if its size or its modification
-    time has changed. If several processes call this, one downloads and the others wait.
+    A path is returned unchanged. A file is downloaded again if its size, time or ETag has changed,
+    or if its server tells neither time nor ETag. If several processes call this, one downloads and
+    the others wait.
 
     Args:
         address: an address or a path.
@@ -81,55 +145,63 @@ def fetch_address(address: str, name: str = "") -> str:
             files.
     """
     copy = Path(local_path(address, name))
-    if "://" not in address:
+    parts = _split(address)
+    if parts is None:
         return address
 
     cache = cache_folder()
     cache.mkdir(parents=True, exist_ok=True)
     copies = set()
+    shown = f"{name} {parts.public}"
     remedy = "; check the address and your login there"
-    with (
-        _named_errors(f"{name} {address}", "cannot be fetched", remedy),
-        FileLock(cache / ".lock"),
-    ):
+    with _named_errors(shown, "cannot be fetched", remedy), FileLock(cache / ".lock"):
         system, root = fsspec.core.url_to_fs(address)
         info = system.info(root)
         files = {root: info} if info["type"] == "file" else system.find(root, detail=True)
         for file, details in files.items():
             path = copy / os.path.relpath(file, root)
-            _fetch_file(system, file, details["size"], path)
+            _fetch_file(system, file, details, path)
             _IN_SYNC[path] = _time_and_size(path)
             copies.add(path)
 
     for path in sorted(copy.rglob("[!.]*")):
         if path.is_file() and path not in copies:
             inside = path.relative_to(copy)
-            raise UserError(f"{name} {address} has no {inside}, but its copy has: remove {path}")
+            raise UserError(f"{shown} has no {inside}, but its copy has: remove {path}")
     return str(copy)
 
 
-def _fetch_file(system: fsspec.AbstractFileSystem, file: str, size: int | None, copy: Path) -> None:
-    """Download one file, unless its copy has the same size and modification time.
+def _fetch_file(
+    system: fsspec.AbstractFileSystem, file: str, details: dict[str, Any], copy: Path
+) -> None:
+    """Download one file, unless its copy is of the version that is there.
 
-    Args:
-        size: bytes of the file, or None if the file system does not know.
+    A copy that was downloaded again, but has not changed, keeps its modification time.
     """
     if os.pardir in copy.parts:
         raise ValueError(f"{file} leads out of the folder")
-    modified = 0
+    if not any(details.get(stamp) for stamp in _STAMPS):
+        details = details | system.info(file)
+    version = {stamp: str(details[stamp]) for stamp in _STAMPS if details.get(stamp)}
     with suppress(NotImplementedError):  # some file systems have no modification times
-        modified = int(system.modified(file).timestamp())
-    if copy.is_file():
-        state = copy.stat()
-        if (state.st_size, int(state.st_mtime)) == (size, modified):
-            return
+        version["modified"] = str(system.modified(file).timestamp())
+    size = details["size"]
+
+    digest = hashlib.sha256(str(copy).encode()).hexdigest()
+    noted = cache_folder() / ".versions" / digest
+    is_whole = copy.is_file() and size in (None, copy.stat().st_size)
+    if is_whole and version and noted.is_file() and read_json(noted) == version:
+        return
 
     with whole_file(copy, size) as part:
         system.get_file(file, part.name)
         received = os.path.getsize(part.name)
         if size is not None and received != size:
             raise OSError(f"only {received:,} of {size:,} bytes were received")
-        os.utime(part.name, (modified, modified))
+        if copy.is_file() and filecmp.cmp(part.name, copy, shallow=False):
+            times = copy.stat()
+            os.utime(part.name, ns=(times.st_atime_ns, times.st_mtime_ns))
+    write_json(version, noted)
 
 
 def fetch_path(path: Path) -> None:
@@ -143,7 +215,7 @@ def fetch_path(path: Path) -> None:
     address = _address_of(path)
     if address is None:
         return
-    with _named_errors(address, "cannot be reached"):
+    with _named_errors(public_name(address), "cannot be reached"):
         system, root = fsspec.core.url_to_fs(address)
         exists = system.exists(root)
     if exists:
@@ -161,7 +233,7 @@ def send_path(path: str | Path, name: str = "") -> str | None:
         name: the argument that names it, for error messages.
 
     Returns:
-        The address, or None if the path is not a local copy.
+        The address without its secrets, or None if the path is not a local copy.
 
     Raises:
         UserError: the address cannot be written.
@@ -174,23 +246,31 @@ def send_path(path: str | Path, name: str = "") -> str | None:
     files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
     files.sort(key=os.path.getmtime)  # the file that marks the end of a run is sent last
     remedy = f"; {path} has it, and the same command sends it"
-    with _named_errors(f"{name} {address}", "cannot be written", remedy):
+    shown = public_name(address)
+    with _named_errors(f"{name} {shown}", "cannot be written", remedy):
         system, root = fsspec.core.url_to_fs(address)
         for file in files:
             if _IN_SYNC.get(file) == _time_and_size(file):
                 continue
             system.put_file(str(file), os.path.normpath(f"{root}/{file.relative_to(path)}"))
             _IN_SYNC[file] = _time_and_size(file)
-    return address
+    return shown
 
 
 def _address_of(path: Path) -> str | None:
-    """Return the address of a local copy, or None for any other path."""
-    cache = cache_folder()
-    if cache is None or not path.absolute().is_relative_to(cache):
+    """Return the address of a local copy, with its secrets, or None for any other path."""
+    try:
+        cache = cache_folder()
+    except UserError:  # without a folder there are no copies
         return None
-    protocol, *parts = path.absolute().relative_to(cache).parts
-    return f"{protocol}://{'/'.join(parts)}"
+    path = path.absolute()
+    if not path.is_relative_to(cache) or path == cache:
+        return None
+    protocol, *parts = path.relative_to(cache).parts
+    login = query = ""
+    if parts and parts[0] in _SECRETS:
+        login, query = _SECRETS[parts.pop(0)]
+    return f"{protocol}://{login}{'@' if login else ''}{'/'.join(parts)}{query}"
 
 
 def _time_and_size(file: Path) -> tuple[int, int]:
@@ -207,4 +287,8 @@ def _named_errors(subject: str, problem: str, remedy: str = "") -> Iterator[None
         raise
     except Exception as error:
         reason = f"{type(error).__name__}: {one_line(error)}"
-        raise UserError(f"{subject.strip()} {problem} ({reason}){remedy}") from error
+        for secrets in _SECRETS.values():
+            for secret in filter(None, secrets):
+                reason = reason.replace(secret, "…")
+        # The error itself has the address with its secrets, so no traceback may show it.
+        raise UserError(f"{subject.strip()} {problem} ({reason}){remedy}") from None

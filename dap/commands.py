@@ -15,17 +15,17 @@ from filelock import FileLock, Timeout
 
 from dap.addresses import send_path
 from dap.errors import UserError, one_line
-from dap.file_io import disk_full
+from dap.file_io import disk_full, read_json
 
 logger = logging.getLogger(__name__)
 
-#: The files that make up a model. A run may replace other files in the model's folder, such as
-#: results.
+#: The files that may make up a model. None is written into a model's folder, even if it is new.
 MODEL_FILES = (
     "config.json", "*_config.json", "config_sentence_transformers.json", "modules.json",
     "*.safetensors*", "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab*",
     "merges.txt", "*.model", "*.onnx*", "*.bin", "*.pt", "*.pth", "*.py", "run.json",
-    "trainer_state.json", "train_results.json", "README.md",
+    "trainer_state.json", "train_results.json", "README.md", "LICENSE*", "*.gguf", "*.h5",
+    "*.msgpack", "*.tflite", "openvino*", "*.spm", "*.jinja",
 )  # fmt: skip
 #: Environment variables in which launchers state the number of processes.
 PROCESS_COUNTS = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
@@ -130,10 +130,9 @@ def guarded(
     """
     files = dict(files or {})
     folders = dict(folders or {})
-    inputs = [Path(path) for path in inputs]
+    inputs = list(inputs)
 
-    for name, path in folders.items():
-        _check_folder(name, path, inputs, model)
+    check_folders(folders, inputs, model)
     check_outputs(files, inputs, model)
 
     outputs = [*folders.items(), *files.items()]
@@ -156,13 +155,40 @@ def guarded(
                     print(f"sent to {address}")
 
 
-def _check_folder(name: str, path: AnyPath, inputs: Sequence[Path], model: AnyPath | None) -> None:
-    """Raise `UserError` if an output folder is a file, an input or the folder of the model."""
-    _require_no_input(name, path, inputs)
-    if Path(path).exists() and not Path(path).is_dir():
-        raise UserError(f"{name} {path} is a file: give a folder")
-    if model is not None and _is_same(path, model):
-        raise UserError(f"{name} {path} is the folder of the model: give another folder")
+def check_folders(
+    folders: Mapping[str, AnyPath], inputs: Iterable[AnyPath] = (), model: AnyPath | None = None
+) -> None:
+    """Check that no output folder is or holds something that the run reads, or lies in an input.
+
+    An output folder may lie in the folder of the model.
+
+    Args:
+        folders: output folders, by the argument that names them.
+        inputs: files and folders that the run reads. Names of Hub datasets do no harm.
+        model: the model that the run reads.
+
+    Raises:
+        UserError: a folder is a file, or as above.
+    """
+    inputs = list(inputs)
+    for name, path in folders.items():
+        _require_no_input(name, path, inputs)
+        place = resolved(path)
+        if place.exists() and not place.is_dir():
+            raise UserError(f"{name} {path} is a file: give a folder")
+        if model is not None and _is_same(place, resolved(model)):
+            raise UserError(f"{name} {path} is the folder of the model: give another folder")
+        for read in [*inputs, *filter(None, [model])]:
+            if resolved(read).exists() and resolved(read).is_relative_to(place):
+                raise UserError(f"{name} {path} holds the input {read}: give another folder")
+
+
+def resolved(path: AnyPath) -> Path:
+    """Return a path without links and `..`, also if parts of it do not exist.
+
+    All comparisons of inputs and outputs use it, because `none/../a.de` is `a.de` to a writer.
+    """
+    return Path(os.path.realpath(path))
 
 
 def check_outputs(
@@ -179,12 +205,12 @@ def check_outputs(
         UserError: an output is an input or lies in one, is a file of the model or another output,
             is a folder or a device, or cannot be written.
     """
-    inputs = [Path(path) for path in inputs]
+    inputs = list(inputs)
 
     seen: dict[Path, str] = {}
     for name, path in files.items():
-        place = Path(path).resolve()
-        if model is not None and _is_model_file(place, Path(model).resolve()):
+        place = resolved(path)
+        if model is not None and _is_model_file(place, resolved(model)):
             raise UserError(
                 f"{name} {path} would overwrite a file of the model {model}: give another file"
             )
@@ -199,7 +225,7 @@ def check_outputs(
 
     # Create a file beside each output. Its name is as long as the temporary name of `whole_file`.
     for name, path in files.items():
-        folder = Path(path).parent
+        folder = resolved(path).parent
         with _named_as_output(name, path):
             folder.mkdir(parents=True, exist_ok=True)
             with tempfile.NamedTemporaryFile(
@@ -208,23 +234,29 @@ def check_outputs(
                 pass
 
 
-def _require_no_input(name: str, path: AnyPath, inputs: Sequence[Path]) -> None:
+def _require_no_input(name: str, path: AnyPath, inputs: Iterable[AnyPath]) -> None:
     """Raise `UserError` if an output is an input, also by a link, or lies in an input folder."""
     with _named_as_output(name, path):
         Path(path).exists()  # raises OSError if the name is too long
+    place = resolved(path)
     for read in inputs:
-        if _is_same(path, read):
+        source = resolved(Path(read).expanduser())
+        if _is_same(place, source):
             raise UserError(f"{name} {path} would overwrite the input {read}: give another path")
-        if read.is_dir() and Path(path).resolve().is_relative_to(read.resolve()):
+        if source.is_dir() and place.is_relative_to(source):
             raise UserError(f"{name} {path} lies in the input {read}: give another path")
 
 
-def _is_same(path: AnyPath, other: AnyPath) -> bool:
-    return Path(path).exists() and Path(other).exists() and Path(path).samefile(other)
+def _is_same(place: Path, other: Path) -> bool:
+    """Tell whether two resolved paths are the same file or folder, also by a hard link."""
+    return place.exists() and other.exists() and place.samefile(other)
 
 
 def _is_model_file(path: Path, model: Path) -> bool:
-    """Tell whether a path is one of the `MODEL_FILES` in the folder of a model."""
+    """Tell whether an output would change the folder of a model.
+
+    It would if it has a name of `MODEL_FILES`, or replaces anything but a report of ours.
+    """
     folder = model
     if model.is_file():
         folder = model.parent
@@ -232,7 +264,18 @@ def _is_model_file(path: Path, model: Path) -> bool:
             folder = folder.parent
     if not folder.is_dir() or not path.is_relative_to(folder):
         return False
-    return any(fnmatch(path.name, pattern) for pattern in MODEL_FILES)
+    if any(fnmatch(path.name, pattern) for pattern in MODEL_FILES):
+        return True
+    return path.is_file() and not _is_report(path)
+
+
+def _is_report(path: Path) -> bool:
+    """Tell whether a file is a report that a command of ours wrote."""
+    try:
+        content = read_json(path)
+    except (UserError, OSError, RecursionError):
+        return False
+    return isinstance(content, dict) and {"protocol", "versions"} <= content.keys()
 
 
 @contextmanager

@@ -8,6 +8,9 @@ from pathlib import Path
 
 #: Control characters, apart from tabs and line feeds, which may occur in other arguments.
 _CONTROL = re.compile(r"[\x00-\x08\x0B-\x1F\x7F-\x9F]")
+#: In an address: what stands before the login, and what stands before the query.
+_LOGIN = re.compile(r"(\b(?!abfs|wasb)[a-z][a-z0-9+.]*://)[^/\s'\"?#]*@")
+_QUERY = re.compile(r"(\bhttps?://[^\s'\"?#]+)[?#][^\s'\",)]*")
 SHOWN = 5  # errors, lines or names that a message quotes if there are many
 
 
@@ -32,7 +35,16 @@ def one_line(error: object) -> str:
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         text = f"{error.filename}: {error.strerror}"
     line = " ".join(text.split())
-    return "".join(map(_escaped, line))
+    return "".join(map(_escaped, without_secrets(line)))
+
+
+def without_secrets(text: str) -> str:
+    """Remove logins and queries from the addresses in a text.
+
+    >>> without_secrets("no https://me:secret@host/de-en.tsv?token=abc there")
+    'no https://host/de-en.tsv there'
+    """
+    return _QUERY.sub(r"\1", _LOGIN.sub(r"\1", text))
 
 
 def _escaped(character: str) -> str:

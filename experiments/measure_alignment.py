@@ -160,7 +160,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         (EncoderArguments, AlignmentArguments), description=__doc__.splitlines()[0]
     )
     model_args, args = parser.parse_args_into_dataclasses(args=argv)
-    check_outputs({"--output_file": args.output_file})
+    inputs = [*args.data_dir, *args.train_data]
+    check_outputs({"--output_file": args.output_file}, inputs, model_args.model_name_or_path)
     encoder = model_args.load()
     if not isinstance(encoder, SentenceEncoder):
         raise UserError(

@@ -12,4 +12,4 @@ from dap.prepare.evaluation_sets import read_evaluation
 from dap.prepare.options import RELEASE, PrepareOptions
 from dap.prepare.opus import NOT_IN_RELEASE, download_corpora
 from dap.prepare.pipeline import check_names, prepare
-from dap.prepare.run_folder import Plan, RawFile, begin, finished_report
+from dap.prepare.run_folder import Plan, RawFile, begin, finished_report, remove

@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from dap.errors import UserError
+from dap.errors import UserError, one_line, without_secrets
 from dap.languages import TATOEBA_36, to_iso1
 
 logger = logging.getLogger(__name__)
@@ -119,7 +119,7 @@ def download_corpora(
         try:
             download(url, path)
         except FileNotFoundError:
-            logger.info("OPUS has no %s %s: %s", corpus, pair, url)
+            logger.info("OPUS has no %s %s: %s", corpus, pair, without_secrets(url))
         else:
             found[path] = corpus
     if not found:
@@ -179,8 +179,11 @@ def download(url: str, path: Path, wait: float = 1.0) -> None:
 
     try:
         damaged = zipfile.ZipFile(part).testzip()
-    except (zipfile.BadZipFile, zlib.error, EOFError) as error:
+    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as error:
         damaged = error
+    except RuntimeError as error:  # zipfile's error for an encrypted member
+        part.unlink()
+        raise UserError(f"{url}: {one_line(error)}; put the unpacked text into --data") from error
     if damaged:
         part.unlink()
         raise UserError(f"{url}: the file is damaged ({damaged}); run again to download it anew")

@@ -244,9 +244,9 @@ def select_language(plan: Plan, language: str, files: Sequence[RawFile]) -> dict
     Counts: those of `clean_file`, `exact_duplicate`, `near_duplicate` (equal only as normalised)
     and `not_sampled`.
     """
-    keys = pl.scan_parquet([plan.cleaned(raw) / "keys.parquet" for raw in files])
+    keys = _scan([plan.cleaned(raw) / "keys.parquet" for raw in files])
     row_files = [plan.cleaned(raw) / "rows.parquet" for raw in files]
-    rows = pl.scan_parquet(row_files, row_index_name="row")
+    rows = pl.scan_parquet(row_files, row_index_name="row", glob=False)
 
     # Draw the samples.
     drawn = rows.select("row", "rank", "english")
@@ -289,10 +289,15 @@ def find_shared(plan: Plan, languages: Iterable[str]) -> None:
     `held.parquet` has the sentences of the dev sets of all languages. `repeated.parquet` has the
     sentences of several pairs.
     """
-    kept = pl.scan_parquet([plan.selected(language) for language in languages])
+    kept = _scan([plan.selected(language) for language in languages])
     held = kept.filter("dev").select(pl.col("english").unique()).collect()
     _write_table(held, plan.work_dir / "held.parquet")
     _write_table(repeated(kept, "english"), plan.work_dir / "repeated.parquet")
+
+
+def _scan(paths: Sequence[Path]) -> pl.LazyFrame:
+    """Read Parquet files lazily. `[` and `*` in a path are no pattern."""
+    return pl.scan_parquet(paths, glob=False)
 
 
 def _write_table(table: pl.DataFrame, path: Path) -> None:
@@ -309,12 +314,16 @@ def write_language(plan: Plan, language: str, files: Sequence[RawFile]) -> dict[
     Counts: `train`, `dev`, `held_out` (training pairs lost because a dev set has their English
     sentence), `target_repeated`, the number of shards, and `origins` (training pairs of each).
     """
-    rows = pl.scan_parquet([plan.cleaned(raw) / "rows.parquet" for raw in files])
-    held = pl.read_parquet(plan.work_dir / "held.parquet")["english"]
-    several = pl.read_parquet(plan.work_dir / "repeated.parquet")["english"]
-    kept = pl.read_parquet(plan.selected(language)).with_columns(
-        held_out=pl.col("english").is_in(held.implode()),
-        target_repeated=pl.col("english").is_in(several.implode()),
+    rows = _scan([plan.cleaned(raw) / "rows.parquet" for raw in files])
+    held = _scan([plan.work_dir / "held.parquet"]).collect()["english"]
+    several = _scan([plan.work_dir / "repeated.parquet"]).collect()["english"]
+    kept = (
+        _scan([plan.selected(language)])
+        .collect()
+        .with_columns(
+            held_out=pl.col("english").is_in(held.implode()),
+            target_repeated=pl.col("english").is_in(several.implode()),
+        )
     )
     train = kept.filter(~pl.col("held_out"))
     dev = kept.filter("dev")

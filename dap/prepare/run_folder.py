@@ -1,5 +1,6 @@
 """The output folder of `prepare_data.py`: what lies where, and whether a run may write to it."""
 
+import re
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,6 +16,8 @@ REPORT = "report.json"
 CARD = "README.md"
 VOCABULARY = "target_vocabulary.json"
 WORK = ".prepare_data"
+SPLIT_FOLDERS = ("train", "dev")
+_SHARD = re.compile(r"[0-9]{5,}\.[a-z]{2,3}-[a-z]{2,3}\.parquet")
 
 
 @dataclass(frozen=True)
@@ -114,7 +117,7 @@ def _files_of_report(plan: Plan, report: dict[str, Any]) -> list[Path]:
     if report["leaks"]:
         files.append(Path(report["leaks"]))
     for language, counts in report["languages"].items():
-        for split in ("train", "dev"):
+        for split in SPLIT_FOLDERS:
             for number in range(counts[f"{split}_shards"]):
                 files.append(plan.shard(split, language, number))
     return files
@@ -132,14 +135,39 @@ def begin(plan: Plan, files: Sequence[RawFile]) -> None:
         names = ", ".join(held[:SHOWN])
         raise UserError(f"{output} holds other files ({names}): give another --output_dir")
 
+    foreign = _foreign_files(plan)
+    if foreign:
+        names = ", ".join(str(path.relative_to(output)) for path in foreign[:SHOWN])
+        raise UserError(f"{output} holds other files ({names}): move them, or give another folder")
+
     # The work folder comes first, so that a killed run can be recognised as one of this command.
+    if plan.work_dir.is_symlink():
+        plan.work_dir.unlink()
     plan.work_dir.mkdir(parents=True, exist_ok=True)
     kept = {plan.cleaned(raw) for raw in files}
-    results = [output / name for name in (REPORT, VOCABULARY, CARD, "train", "dev")]
+    results = [output / name for name in (REPORT, VOCABULARY, CARD, *SPLIT_FOLDERS)]
     for path in [*results, *plan.work_dir.iterdir()]:
-        if path in kept:
-            continue
-        if path.is_dir():
-            shutil.rmtree(path)
-        else:
-            path.unlink(missing_ok=True)
+        if path not in kept or path.is_symlink():
+            remove(path)
+
+
+def remove(path: Path) -> None:
+    """Remove a file or folder, if it exists. Of a link, only the link is removed."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _foreign_files(plan: Plan) -> list[Path]:
+    """List what no run of this command wrote into the output folder, apart from hidden files."""
+    own = {REPORT, VOCABULARY, CARD, *SPLIT_FOLDERS}
+    found = []
+    for path in sorted(plan.output_dir.glob("[!.]*")):
+        if path.name not in own:
+            found.append(path)
+        elif path.name in SPLIT_FOLDERS and path.is_dir() and not path.is_symlink():
+            found += [
+                file for file in sorted(path.glob("[!.]*")) if not _SHARD.fullmatch(file.name)
+            ]
+    return found

@@ -137,6 +137,9 @@ class PretrainingDataArguments:
         1000, "Pairs per language to hold out, at most a tenth of the language. 0 holds out none."
     )
     target_language: str = arg("en", "Language code of the target side.")
+    columns: list[int] | None = arg(
+        None, "Columns of source and target in TSV files, such as '2 3'. Default: the first two."
+    )
     max_seq_length: int | None = arg(
         None,
         "Tokens that a sentence is cut to. Default: the length of a sentence-transformers "
