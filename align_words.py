@@ -30,6 +30,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from tqdm.auto import tqdm
 
+from dap.addresses import public_name
 from dap.alignment import (
     METHODS,
     SUBWORDS,
@@ -253,11 +254,11 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
         if gold is not None:
             numbers |= measure(found, gold)
         settings = {
-            "data": files,
+            "data": [public_name(path) for path in files],
             "pooling": f"{args.subwords} of subwords",
             "method": args.method,
             "words": args.words,
-            "gold": args.gold,
+            "gold": public_name(args.gold) if args.gold else None,
         }
         content = model_args.report(encoder, PROTOCOL, numbers, settings, seconds)
         write_json(content, args.report_file)

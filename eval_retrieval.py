@@ -31,6 +31,7 @@ from typing import Any
 
 import numpy as np
 
+from dap.addresses import public_name
 from dap.arguments import ArgumentParser, arg
 from dap.commands import check_folders, claimed, command, guarded
 from dap.encoding import (
@@ -634,7 +635,7 @@ def _settings(
 ) -> dict[str, Any]:
     """Return the settings of the report: data, hashes of the text and copies, pairs and pool."""
     settings = {
-        "data": data_args.data_dir,
+        "data": [public_name(path) for path in data_args.data_dir],
         "text": _digest(pairs),
         "max_pairs": data_args.max_pairs,
     }

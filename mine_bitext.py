@@ -31,6 +31,7 @@ from typing import Any
 
 import numpy as np
 
+from dap.addresses import public_name
 from dap.arguments import ArgumentParser, arg, require_least
 from dap.commands import command, guarded
 from dap.disk_arrays import temporary_folder
@@ -632,9 +633,9 @@ def _settings(
         if args.min_precision is not None:
             settings["min_precision"] = args.min_precision
     if args.bucc:
-        settings |= {"bucc": args.bucc, "pair": args.pair}
+        settings |= {"bucc": public_name(args.bucc), "pair": args.pair}
     else:
-        settings["data"] = files
+        settings["data"] = [public_name(path) for path in files]
     digests = "".join(task.digest() for task in tasks)
     settings["text"] = hashlib.sha256(digests.encode()).hexdigest()[:12]
     if not args.score_only:

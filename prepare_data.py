@@ -14,12 +14,13 @@ import json
 import logging
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from dap.addresses import public_name
 from dap.arguments import ArgumentParser, arg, require_least
 from dap.commands import check_outputs, command, guarded
 from dap.errors import UserError
@@ -284,10 +285,10 @@ def prepare_all(args: DataArguments, options: PrepareOptions) -> dict[str, Any]:
     report = {
         "fingerprint": fingerprint,
         "languages": languages,
-        "settings": settings,
+        "settings": settings | _shown(settings),
         "licences": licences,
         "evaluation_sentences": len(sentences),
-        "leaks": args.list_leaks,
+        "leaks": os.path.relpath(args.list_leaks, args.output_dir) if args.list_leaks else None,
         "num_workers": args.num_workers,
         "seconds": round(seconds, 1),
         "versions": versions(),
@@ -295,6 +296,17 @@ def prepare_all(args: DataArguments, options: PrepareOptions) -> dict[str, Any]:
     finish(plan, args, files, report)
     print(f"{counts_table(languages)}\n\nwritten to {args.output_dir} in {seconds:.0f} s")
     return report
+
+
+def _shown(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that are paths as others may see them, because users publish them."""
+    shown = {}
+    for name in ("data", "evaluation_data"):
+        shown[name] = [public_name(path) for path in settings[name]]
+    for name in ("tokenizer", "target_vocabulary", "model"):
+        if settings.get(name):
+            shown[name] = public_name(settings[name])
+    return shown
 
 
 def keep_finished(
@@ -305,10 +317,11 @@ def keep_finished(
     Raises:
         UserError: the leaks are asked for in another file than the one that the run wrote.
     """
-    if args.list_leaks and os.path.abspath(args.list_leaks) != os.path.abspath(report["leaks"]):
+    listed = os.path.normpath(os.path.join(os.path.abspath(args.output_dir), report["leaks"] or ""))
+    if args.list_leaks and os.path.abspath(args.list_leaks) != listed:
         raise UserError(
             f"--list_leaks {args.list_leaks}: {plan.output_dir} is finished and its leaks are "
-            f"listed in {report['leaks']}; copy that file, or give --overwrite to start again"
+            f"listed in {listed}; copy that file, or give --overwrite to start again"
         )
     if report["licences"] != licences:
         report["licences"] = licences

@@ -20,6 +20,7 @@ from typing import Any
 from datasets import config as datasets_config
 from transformers.trainer_utils import IntervalStrategy
 
+from dap.addresses import public_name
 from dap.arguments import ArgumentParser, arg, require_least
 from dap.commands import command, guarded
 from dap.encoding import BaseEncoderArguments, SentenceEncoder, model_fingerprint
@@ -289,8 +290,8 @@ def make_report(
     settings |= {
         "pooling": task.encoder.pooling,
         "max_seq_length": data.max_seq_length,
-        "data": data.data_dir,
-        "train_data": data.train_data,
+        "data": public_name(data.data_dir),
+        "train_data": public_name(data.train_data) if data.train_data else None,
         "train_pairs": len(task.data.train),
         "max_test_pairs": data.max_test_pairs,
         "selection": training.selection if tried else None,

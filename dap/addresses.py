@@ -94,7 +94,7 @@ def cache_folder() -> Path:
         return Path(folder).expanduser().absolute()
     except RuntimeError:
         raise UserError(
-            "this user has no home directory: set the environment variable DAP_CACHE"
+            "there is no home directory for copies: set the environment variable DAP_CACHE"
         ) from None
 
 

@@ -158,7 +158,7 @@ def guarded(
 def check_folders(
     folders: Mapping[str, AnyPath], inputs: Iterable[AnyPath] = (), model: AnyPath | None = None
 ) -> None:
-    """Check that no output folder is or holds something that the run reads, or lies in an input.
+    """Check that no output folder is, lies in or directly holds something that the run reads.
 
     An output folder may lie in the folder of the model.
 
@@ -178,9 +178,21 @@ def check_folders(
             raise UserError(f"{name} {path} is a file: give a folder")
         if model is not None and _is_same(place, resolved(model)):
             raise UserError(f"{name} {path} is the folder of the model: give another folder")
-        for read in [*inputs, *filter(None, [model])]:
-            if resolved(read).exists() and resolved(read).is_relative_to(place):
-                raise UserError(f"{name} {path} holds the input {read}: give another folder")
+        for read in inputs:
+            if resolved(read).is_file() and resolved(read).parent == place:
+                raise UserError(
+                    f"{name} {path} is the folder of the input {read}: give another folder"
+                )
+        if model is not None and resolved(model).parent == place and _is_checkpoint(model):
+            raise UserError(
+                f"{name} {path} is the folder of {model}, which a run may remove: give another "
+                "folder"
+            )
+
+
+def _is_checkpoint(model: AnyPath) -> bool:
+    """Tell whether a model is one of those that a training removes when there are too many."""
+    return resolved(model).is_dir() and resolved(model).name.startswith("checkpoint-")
 
 
 def resolved(path: AnyPath) -> Path:
@@ -255,7 +267,8 @@ def _is_same(place: Path, other: Path) -> bool:
 def _is_model_file(path: Path, model: Path) -> bool:
     """Tell whether an output would change the folder of a model.
 
-    It would if it has a name of `MODEL_FILES`, or replaces anything but a report of ours.
+    It would if it has a name of `MODEL_FILES`, or replaces anything but a report of ours or what
+    such a report describes.
     """
     folder = model
     if model.is_file():
@@ -266,7 +279,8 @@ def _is_model_file(path: Path, model: Path) -> bool:
         return False
     if any(fnmatch(path.name, pattern) for pattern in MODEL_FILES):
         return True
-    return path.is_file() and not _is_report(path)
+    beside = path.with_name(f"{path.name}.json")  # describes mined pairs or links
+    return path.is_file() and not _is_report(path) and not _is_report(beside)
 
 
 def _is_report(path: Path) -> bool:

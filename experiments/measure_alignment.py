@@ -26,6 +26,7 @@ from pathlib import Path
 import numpy as np
 from transformers import HfArgumentParser
 
+from dap.addresses import public_name
 from dap.alignment import align_tokens, alignment_quality, token_retrieval_accuracy, word_states
 from dap.commands import check_outputs, command
 from dap.encoding import EncoderArguments, SentenceEncoder
@@ -179,7 +180,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         "aligner's text": [Path(path).name for path in args.train_data],
         "training_pairs": args.training_pairs,
     }
-    settings = {"data": args.data_dir, "text": _digest(aligned), **text}
+    settings = {
+        "data": [public_name(path) for path in args.data_dir],
+        "text": _digest(aligned),
+        **text,
+    }
     content = model_args.report(
         encoder, PROTOCOL, {"languages": languages, "mean": mean}, settings, seconds
     )

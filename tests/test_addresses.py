@@ -1,8 +1,11 @@
 """Files at addresses that fsspec knows are fetched and sent, once and whole."""
 
+import threading
 from collections.abc import Iterator
 from datetime import timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from traceback import format_exception
 from typing import Any
 
 import fsspec
@@ -103,6 +106,54 @@ def test_a_file_of_a_web_server_is_fetched_and_an_absent_one_is_refused(
         assert fetched(f"{home}/de-en.tsv") == text
         with pytest.raises(UserError, match=f"{home}/fr-en.tsv"):
             addresses.fetch_address(f"{home}/fr-en.tsv")
+
+
+class Versioned(BaseHTTPRequestHandler):
+    """A server of one file that needs a login, and tells an ETag but no time."""
+
+    text = b"eins\tone\n"
+    etag = "1"
+
+    def do_GET(self) -> None:
+        allowed = self.path.endswith("?download=true") or "Authorization" in self.headers
+        self.send_response(200 if allowed else 401)
+        self.send_header("ETag", self.etag)
+        self.send_header("Content-Length", str(len(self.text) if allowed else 0))
+        self.end_headers()
+        if allowed and self.command == "GET":
+            self.wfile.write(self.text)
+
+    do_HEAD = do_GET
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+def test_a_changed_file_is_fetched_again_and_no_secret_of_an_address_is_shown(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Versioned) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        host = f"127.0.0.1:{server.server_port}"
+        of_hub = f"http://{host}/de-en.tsv?download=true"
+        assert Path(addresses.fetch_address(of_hub)).name == "de-en.tsv"
+        secret = "s3cret"
+        assert fetched(of_hub) == fetched(f"http://me:{secret}@{host}/de-en.tsv") == b"eins\tone\n"
+
+        monkeypatch.setattr(Versioned, "text", b"drei\tsix\n")
+        assert fetched(of_hub) == b"eins\tone\n"
+        monkeypatch.setattr(Versioned, "etag", "2")
+        assert fetched(of_hub) == b"drei\tsix\n"
+
+        with pytest.raises(UserError, match=f"--data http://{host}/de-en.tsv cannot") as refused:
+            addresses.fetch_address(f"http://{host}/de-en.tsv?token={secret}", "--data")
+        server.shutdown()
+    assert secret not in "".join(format_exception(refused.value))
+    copies = [str(path) for path in cache.rglob("*")]
+    assert not any(secret in path or "?" in path for path in copies)
+    made = addresses.local_path(f"ftp://me:{secret}@host/made/pairs.tsv")
+    assert addresses.public_name(made) == "ftp://host/made/pairs.tsv"
+    assert addresses.public_name("/home/me/corpus") == "corpus"
 
 
 @pytest.mark.parametrize("option", ["--data", "--output_dir"])

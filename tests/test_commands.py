@@ -329,13 +329,17 @@ REFUSED = [
     ("eval_retrieval", f"{EVALUATE} --hard_negatives --output_file {{}}", "model/config.json"),
     ("eval_retrieval", f"{EVALUATE} --output_file {{}}", "model/tokenizer.json"),
     ("eval_retrieval", f"{EVALUATE} --output_dir {{}}", "in/de-en.tsv"),
+    ("eval_retrieval", f"{EVALUATE} --output_file {{}}", "none/../in/de-en.tsv model/notes.txt"),
+    ("eval_retrieval", f"{EVALUATE} --embeddings_dir {{}}", "in none/../in in/kept linked"),
+    ("mine_bitext", f"{MINE} {{}}", "none/../in/a.de"),
     ("train_dap", f"{TRAIN} --model_name_or_path model --output_dir {{}}", "model linked in/a.de"),
-    ("train_dap", f"{TRAIN} --config_name model --output_dir {{}}", "model linked"),
+    ("train_dap", f"{TRAIN} --config_name model --output_dir {{}}", "model linked in none/../in"),
+    ("train_dap", f"{TRAIN} --config_name a/a --init_heads_from model --output_dir {{}}", "model"),
     ("train_dap", f"{TRAIN} --config_name a/a --tokenizer_name model --output_dir {{}}", "model"),
     (
         "run_xnli",
         "--model_name_or_path model --data_dir in --use_cpu --output_dir {}",
-        "model linked in/a.de test.txt/a",
+        "model linked in in/out in/a.de test.txt/a",
     ),
     ("push_to_hub", "model --repo_id user/a --dry_run --output_dir {}", "model linked in in/a.de"),
     ("dap.publishing.onnx_export", "model {}", "in/a.de in"),
@@ -352,6 +356,7 @@ def place(
     """Make inputs and links to them in the current folder."""
     shutil.copytree(tiny_bert_dir, tmp_path / "model")
     (tmp_path / "linked").symlink_to("model")
+    (tmp_path / "model/notes.txt").write_text("my own notes\n")
     (tmp_path / "in").mkdir()
     shutil.copy(bitext_dir / "de-en.tsv", tmp_path / "in")
     for name in ("in/a.de", "in/a.en", "test.txt"):
@@ -437,7 +442,11 @@ def test_only_the_files_of_a_model_are_protected_in_its_folder(tmp_path: Path) -
     onnx = tmp_path / "onnx" / "model.onnx"
     onnx.parent.mkdir()
     onnx.touch()
-    check_outputs({"--output_file": tmp_path / "retrieval.json"}, model=tmp_path)
+    report = tmp_path / "retrieval.json"
+    for content in (None, {"protocol": "", "versions": {}}):
+        if content:
+            write_json(content, report)
+        check_outputs({"--output_file": report}, model=tmp_path)
     check_outputs({"--output_file": tmp_path.parent / "config.json"}, model=tmp_path)
     for name in ("tokenizer.json", "onnx/model_quantized.onnx"):
         with pytest.raises(UserError, match="a file of the model"):

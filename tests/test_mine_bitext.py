@@ -91,7 +91,7 @@ def test_pairs_are_written_best_first_with_their_lines(
     assert made["source"] == {"file": "a.de"} | counts
     assert made["kept"] == made["candidates"] == len(rows)
     assert made["settings"]["margin"] == "ratio"
-    assert made["settings"]["data"] == command[:2]
+    assert made["settings"]["data"] == [Path(text).name for text in command[:2]]
     assert made["protocol"] == "bitext mining by margin over nearest neighbours"
     assert made["recall_at_k"] is None
     assert json.loads((tmp_path / "pairs.tsv.json").read_text()) == made

@@ -226,6 +226,26 @@ def test_a_folder_with_other_files_is_left_alone(
     assert path.is_file()
 
 
+def test_foreign_files_survive_overwriting_planted_links_and_patterns_in_paths(
+    raw: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out[1]*"
+    foreign = tmp_path / "foreign"
+    foreign.mkdir()
+    (foreign / "a.txt").touch()
+    report = run(arguments(raw, out))
+    assert str(tmp_path) not in json.dumps(report) + (out / "README.md").read_text()
+
+    (out / ".prepare_data").symlink_to(foreign)
+    (out / "dev/mine.txt").touch()
+    again = [*arguments(raw, out, seed=1), "--overwrite"]
+    with pytest.raises(UserError, match=r"holds other files \(dev/mine.txt\)"):
+        run(again)
+    (out / "dev/mine.txt").unlink()
+    run(again)
+    assert (foreign / "a.txt").exists()
+
+
 def stop(*_: Any) -> None:
     raise KeyboardInterrupt
 

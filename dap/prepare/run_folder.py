@@ -115,7 +115,7 @@ def finished_report(plan: Plan, fingerprint: str, overwrite: bool) -> dict[str, 
 def _files_of_report(plan: Plan, report: dict[str, Any]) -> list[Path]:
     files = []
     if report["leaks"]:
-        files.append(Path(report["leaks"]))
+        files.append(plan.output_dir / report["leaks"])
     for language, counts in report["languages"].items():
         for split in SPLIT_FOLDERS:
             for number in range(counts[f"{split}_shards"]):

@@ -19,6 +19,7 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import align_special_tokens, sort_checkpoints
 
+from dap.addresses import public_name
 from dap.errors import UserError, one_line
 from dap.file_io import read_object, write_json
 from dap.reports import RECORD
@@ -53,6 +54,12 @@ OF_TRANSFORMERS = (
 
 #: Arguments that the record replaces by their effect: the pairs per step, and a digest of the text.
 REPLACED = ("per_device_train_batch_size", "total_train_batch_size", "validation_data")
+
+#: Arguments that may be paths. The record has their last parts.
+PATHS = (
+    "model_name_or_path", "config_name", "tokenizer_name", "init_heads_from",
+    "target_vocabulary_file", "train_data",
+)  # fmt: skip
 
 #: Arguments that decide the order of a stream. Text that is read at once has a digest instead.
 OF_STREAMS = ("train_data", "shuffle_buffer", "dataloader_num_workers")
@@ -371,7 +378,7 @@ def describe_run(
     record: dict[str, Any] = {}
     for name, value in given.items():
         if changes_weights(name) and name not in left_out:
-            record[name] = value
+            record[name] = _without_folders(value) if name in PATHS else value
 
     # The configuration has the defaults filled in.
     for name in CONFIG_FIELDS:
@@ -384,6 +391,13 @@ def describe_run(
     record["dev text"] = {code: describe_text(part) for code, part in dev.items()}
     # Convert to what a JSON file gives back, such as lists instead of tuples.
     return json.loads(json.dumps(record, default=str))
+
+
+def _without_folders(value: Any) -> Any:
+    """Return paths without the folders above them, because runs are published and moved."""
+    if isinstance(value, list):
+        return [_without_folders(each) for each in value]
+    return public_name(value) if isinstance(value, str) else value
 
 
 def describe_text(part: Dataset) -> str:
@@ -447,9 +461,9 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """
     found = []
     for name in old:
-        if name not in new or old[name] == new[name]:
+        before = _without_folders(old[name]) if name in PATHS else old[name]
+        if name not in new or before == new[name]:
             continue
-        before = old[name]
         now = new[name]
         if isinstance(before, dict) and isinstance(now, dict):
             keys = [key for key in before | now if before.get(key) != now.get(key)]

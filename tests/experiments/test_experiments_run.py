@@ -154,7 +154,7 @@ def test_a_study_is_carried_out_once(
         content["encoder"]
         == hashlib.sha256((tiny_bert_dir / "model.safetensors").read_bytes()).hexdigest()[:12]
     )
-    assert content["evaluations"]["found"]["settings"]["data"] == [str(data)]
+    assert content["evaluations"]["found"]["settings"]["data"] == [data.name]
 
     before = collected.stat().st_ino  # another file takes its place when it is written
     runner.main(argv)

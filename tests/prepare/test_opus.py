@@ -186,6 +186,19 @@ def test_a_server_that_cannot_resume_sends_the_whole_file_again(
     assert (tmp_path / "a.zip").read_bytes() == DE
 
 
+def test_an_encrypted_download_is_refused_by_its_address(
+    server: ThreadingHTTPServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flags = DE.index(b"PK\x01\x02") + 8
+    local_flags = 6
+    locked = bytearray(DE)
+    locked[flags] |= 1
+    locked[local_flags] |= 1
+    monkeypatch.setitem(STORE, "/OPUS-Europarl/v8/moses/de-en.txt.zip", bytes(locked))
+    with pytest.raises(UserError, match="de-en.txt.zip: .*encrypted.*--data"):
+        download(server.url, tmp_path / "a.zip")
+
+
 @pytest.mark.parametrize("start", [b"x" * 300, DE[:100] + b"x" * 200])
 def test_a_damaged_download_is_removed(
     start: bytes, server: ThreadingHTTPServer, tmp_path: Path

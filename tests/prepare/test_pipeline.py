@@ -375,7 +375,7 @@ def test_a_killed_run_is_resumed_and_the_result_is_the_same(
 ) -> None:
     folder, counts = prepared
     finished: dict[Path, int] = {}
-    given = tmp_path / "arguments"
+    given = tmp_path.with_name(f"{tmp_path.name}-arguments")
     plan = plan_of(tmp_path)
     given.write_bytes(pickle.dumps((plan, files_of(raw))))
     for renamings in (10, 20):  # during the cleaning, and after it

@@ -133,6 +133,16 @@ def test_random_moses_sides_are_read_as_by_a_plain_loop(
     assert numbered(file) == expected
 
 
+def test_a_side_that_grows_while_it_is_read_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = write_format(tmp_path, "moses.XX", many(3))
+    contents = formats.read_moses(file)
+    write(Path(file.paths[1]), b"one\n" * 4)
+    with pytest.raises(UserError, match="a side changed while it was read"):
+        list(contents)
+
+
 @pytest.mark.parametrize(
     ("lines", "told", "columns"),
     [
