@@ -178,6 +178,14 @@ class DAPConfig(PreTrainedConfig):
         known = {key: value for key, value in config_dict.items() if key not in unknown}
         return super().from_dict(known, **kwargs)
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return all fields, except the name of the folder that the encoder was loaded from."""
+        fields = super().to_dict()
+        encoder = fields.get("encoder_config")
+        if isinstance(encoder, dict):
+            encoder.pop("_name_or_path", None)
+        return fields
+
     hidden_size = property(lambda self: self.encoder_config.hidden_size)
     num_hidden_layers = property(lambda self: self.encoder_config.num_hidden_layers)
     num_attention_heads = property(lambda self: self.encoder_config.num_attention_heads)

@@ -12,6 +12,7 @@ Legend: `N` sentences, `B` rows of a batch, `S` tokens of its longest row, `D` h
 
 import logging
 import math
+import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -50,6 +51,8 @@ from states_dap import (
 
 logger = logging.getLogger(__name__)
 
+#: Half of a surrogate pair, which no encoding of text can hold.
+_SURROGATE = re.compile("[\ud800-\udfff]")
 DEFAULT_MAX_SEQ_LENGTH = 128
 #: Sentences tokenised at a time. This bounds the memory of the token ids.
 CHUNK = 100_000
@@ -590,8 +593,8 @@ def listed(sentences: Iterable[str]) -> list[str]:
     """Turn sentences into a list, and check that all of them are strings.
 
     Raises:
-        UserError: `sentences` is a single string, or holds something that is no string. The message
-            gives the position of the first such item.
+        UserError: `sentences` is a single string, or holds something that is no string or no valid
+            Unicode. The message gives the position of the first such item.
     """
     if isinstance(sentences, str):
         raise UserError(f"sentences is the string {sentences[:40]!r}: pass a list of strings")
@@ -600,6 +603,10 @@ def listed(sentences: Iterable[str]) -> list[str]:
         if not isinstance(sentence, str):
             raise UserError(
                 f"sentences[{number}] is {sentence!r:.40}, no text: leave it out, or give a string"
+            )
+        if _SURROGATE.search(sentence):
+            raise UserError(
+                f"sentences[{number}] is {sentence!r:.40}, with half a surrogate pair: leave it out"
             )
     return sentences
 

@@ -52,8 +52,15 @@ SIDES = ("source", "target")
 #: text that makes a column one of numbers, ids or addresses.
 JUDGED_LINES = 100
 NO_TEXT_SHARE = 0.9
-#: A cell without text: one ASCII "word" with a digit (1.23, 2019-05-01, de-000017), or an address.
-_NO_TEXT = re.compile(rb"[\w.,:;/+%~#=&?-]*[0-9][\w.,:;/+%~#=&?-]*|(?:[a-z]+://|www\.)\S+")
+#: A cell without text: a number, one ASCII "word" with a digit (2019-05-01, de-000017), an address.
+_NO_TEXT = re.compile(
+    r"[\W\d]*\d[\W\d]*"
+    r"|[A-Za-z0-9_.,:;/+%~#=&?-]*[0-9][A-Za-z0-9_.,:;/+%~#=&?-]*"
+    r"|(?:[A-Za-z][A-Za-z+.-]*://|(?i:www)\.|mailto:)\S+"
+    r"|[\w-]+(?:\.[\w-]+)+/\S*"
+)
+#: Characters of a cell that are judged.
+_JUDGED = 200
 
 #: Columns of the tables. `line` counts from 1: lines, units of TMX, or rows of Parquet and the Hub.
 TABLE = pa.schema({"line": pa.int64(), "source": pa.string(), "target": pa.string()})
@@ -251,23 +258,28 @@ def read_tsv(file: BitextFile) -> Iterator[tuple[int, "TSVLine"]]:
     lines = read_lines(file.paths[0])
     first_lines = list(islice(lines, JUDGED_LINES))
     if file.columns is None:
-        _require_text(file, [line.split(b"\t") for line in first_lines])
+        _require_text(file, first_lines)
     counts = Counter(line.count(b"\t") + 1 for line in first_lines if b"\t" in line)
     count = max(counts, key=counts.__getitem__, default=0)
     for number, line in enumerate(chain(first_lines, lines), 1):
         yield number, TSVLine(line, count, file.columns)
 
 
-def _require_text(file: BitextFile, rows: Sequence[Sequence[bytes]]) -> None:
-    """Raise `UserError` if the first or second column of rows holds numbers, ids or addresses."""
+def _require_text(file: BitextFile, lines: Sequence[bytes]) -> None:
+    """Raise `UserError` if the first or second column holds numbers, ids or addresses.
+
+    The first line may be the names of the columns.
+    """
+    rows = [line.decode(errors="replace").split("\t") for line in lines]
     for column in (0, 1):
-        cells = [row[column] for row in rows if len(row) > column]
+        cells = [row[column].strip()[:_JUDGED] for row in rows if len(row) > column]
         no_text = [cell for cell in cells if _NO_TEXT.fullmatch(cell)]
-        if no_text and len(no_text) >= NO_TEXT_SHARE * len(cells):
-            shown = no_text[0].decode()[:80]
+        is_all = len(no_text) == len(cells)
+        is_most = len(no_text) >= max(2, NO_TEXT_SHARE * (len(cells) - 1))
+        if no_text and (is_all or is_most):
             raise UserError(
-                f"{file}: column {column + 1} holds numbers or addresses ({shown!r}), no text; "
-                "choose the columns of source and target, such as --columns 2 3"
+                f"{file}: column {column + 1} holds numbers or addresses ({no_text[0]!r}), no "
+                "text; choose the columns of source and target, such as --columns 2 3"
             )
 
 

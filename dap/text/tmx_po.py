@@ -4,6 +4,7 @@ A TMX file is read unit by unit, in bounded memory. In both formats a sentence m
 line break, with the blanks around it, then stands for one space.
 """
 
+import codecs
 import logging
 import re
 import tempfile
@@ -159,12 +160,17 @@ def catalogue_language(path: str | Path) -> str | None:
     Raises:
         UserError: the header names something else than a language code.
     """
-    with open_file(path) as stream:
-        code = _header_of(stream.read()).get("language")
+    code = _header_of(_read_po(path)).get("language")
     if not code:
         return None
     with refusals(f"{path}, Language"):
         return base_language(code)
+
+
+def _read_po(path: str | Path) -> bytes:
+    """Read a whole catalogue, without a byte order mark."""
+    with open_file(path) as stream:
+        return stream.read().removeprefix(codecs.BOM_UTF8)
 
 
 def _header_of(data: bytes) -> dict[str, str]:
@@ -192,11 +198,8 @@ def catalogue_pairs(path: str) -> Iterator[NumberedPair]:
     Raises:
         UserError: the file is not PO, or not in the encoding that it declares.
     """
-    with open_file(path) as stream:
-        data = stream.read()
-
     left_out: Counter[str] = Counter()
-    for entry in _parse_po(data, path):
+    for entry in _parse_po(_read_po(path), path):
         if entry.translated():
             line = max(1, entry.linenum)  # without a header, polib says 0 for the first entry
             for translation, original in _pairs_of_entry(entry):

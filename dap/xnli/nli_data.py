@@ -174,7 +174,10 @@ def _find_configs(name: str) -> dict[str, dict[str, NLISource]]:
 
 def _xnli_code(code: str) -> str | None:
     """Return the two-letter code of a language of XNLI. None for another language."""
-    known = base_language(code)
+    try:
+        known = base_language(code)
+    except UserError:  # other configurations, such as "all_languages"
+        return None
     return known if known in XNLI_LANGUAGES else None
 
 

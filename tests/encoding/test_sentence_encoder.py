@@ -250,7 +250,7 @@ def test_what_is_no_list_of_texts_is_refused(tiny_bert_dir: Path) -> None:
     for encode in (encoder.encode, encoder.encode_tokens):
         with pytest.raises(ValueError, match="list of strings"):
             encode("a string")
-        for missing in (None, float("nan"), b"ka"):
+        for missing in (None, float("nan"), b"ka", "ka \ud800"):
             with pytest.raises(ValueError, match=re.escape(f"sentences[1] is {missing!r}")):
                 encode(["ka lo", missing])
     with pytest.raises(ValueError, match="token_budget=0"):

@@ -148,6 +148,7 @@ def test_a_side_that_grows_while_it_is_read_is_refused(
     [
         (["1.25\teins\tone", "0.75\tzwei\ttwo"], r"column 1 holds numbers.*--columns 2 3", (2, 3)),
         (["http://a.de/x\thttp://a.uk\teins\tone"] * 3, "column 1 holds", (3, 4)),
+        (["score\tde\ten", *(["  ١٫٢٣\teins\tone"] * 4)], "column 1 holds", None),
         (["one\tid-7\teins"] * 3, "column 2 holds", (3, 1)),
         (["eins\tone", "zwei\ttwo", "drei\tx\tthree"], "line 3: 3 columns, but.*2", None),
     ],
