@@ -166,8 +166,9 @@ def download(url: str, path: Path, wait: float = 1.0) -> None:
     """
     if path.exists():
         return
+    shown = without_secrets(url)
     if not shutil.which("curl"):
-        raise UserError(f"{url}: curl is not installed; install it, or put the file in {path}")
+        raise UserError(f"{shown}: curl is not installed; install it, or put the file in {path}")
 
     part = Path(f"{path}.part")
     for number in range(TRIES):
@@ -175,7 +176,7 @@ def download(url: str, path: Path, wait: float = 1.0) -> None:
             break
         time.sleep(wait * 2**number)
     else:
-        raise UserError(f"{url}: {TRIES} tries failed, see above; run again to resume {part}")
+        raise UserError(f"{shown}: {TRIES} tries failed, see above; run again to resume {part}")
 
     try:
         damaged = zipfile.ZipFile(part).testzip()
@@ -183,10 +184,10 @@ def download(url: str, path: Path, wait: float = 1.0) -> None:
         damaged = error
     except RuntimeError as error:  # zipfile's error for an encrypted member
         part.unlink()
-        raise UserError(f"{url}: {one_line(error)}; put the unpacked text into --data") from error
+        raise UserError(f"{shown}: {one_line(error)}; put the unpacked text into --data") from error
     if damaged:
         part.unlink()
-        raise UserError(f"{url}: the file is damaged ({damaged}); run again to download it anew")
+        raise UserError(f"{shown}: the file is damaged ({damaged}); run again to download it anew")
     os.replace(part, path)
 
 
@@ -198,7 +199,7 @@ def _run_curl(url: str, part: Path) -> bool:
     command += ["--write-out", "%{http_code}", "--output", str(part), url]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
     if done.stdout in ("404", "410"):
-        raise FileNotFoundError(f"{url}: the server has no such file")
+        raise FileNotFoundError(f"{without_secrets(url)}: the server has no such file")
     if done.returncode == CANNOT_RESUME:
         part.unlink()
     return done.returncode == 0
