@@ -203,14 +203,14 @@ class DAPTrainingArguments(TrainingArguments):
         None, "Peak learning rate of the heads, if it differs. The schedule is the same."
     )
     head_steps: int = arg(
-        500,
+        400,
         "Steps that train the heads of RTL and BOW before the joint training, if they start from "
         "random weights. The encoder stays unchanged. 0 leaves this out.",
     )
     head_pairs: int = arg(
-        20_000,
+        8_000,
         "Pairs that these steps learn from. They are encoded once. RTL keeps their token states "
-        "in memory, about 0.5 GB for 20,000 pairs at a hidden size of 384 and 32 tokens.",
+        "in memory, about 0.2 GB for 8,000 pairs at a hidden size of 384 and 32 tokens.",
     )
     max_steps: int = arg(100_000, "Number of optimizer steps.")
     per_device_train_batch_size: int = arg(128, "Pairs per process and step.")
