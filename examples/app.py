@@ -22,7 +22,7 @@ from dap.arguments import ArgumentParser
 from dap.commands import command
 from dap.encoding import EncoderArguments, SentenceEncoder
 from dap.errors import UserError
-from dap.mining import mine, neighbourhoods
+from dap.mining import Margin, mine_vectors
 from dap.search import unit_rows
 from dap.text import read_sentences
 
@@ -125,7 +125,7 @@ class Mined(NamedTuple):
 
 def mine_files(
     encoder: SentenceEncoder, source_file: str | None, target_file: str | None
-) -> list[Mined]:
+) -> tuple[list[Mined], float]:
     """Mine two texts by margin score.
 
     Args:
@@ -134,7 +134,8 @@ def mine_files(
         target_file: the same for the target text.
 
     Returns:
-        The pairs, best first. A repeated sentence has the number of its first line.
+        The pairs, best first, and the threshold that the scores suggest. It is the lowest score if
+        the scores suggest none. A repeated sentence has the number of its first line.
 
     Raises:
         ValueError: a file is missing, has no sentences or more than `MOST`, or is not text.
@@ -154,12 +155,18 @@ def mine_files(
         sides.append((sentences, list(first_line.values()), vectors))
 
     (source, source_lines, source_vectors), (target, target_lines, target_vectors) = sides
-    found = mine(neighbourhoods(source_vectors, target_vectors))
+    vectors = (source_vectors, target_vectors)
+    try:
+        _, found, choice = mine_vectors(vectors, Margin())
+    except UserError:  # no group of translations stands out
+        _, found, choice = mine_vectors(vectors, Margin(threshold="none"))
     rows = []
     for score, i, j in zip(found.scores, found.source, found.target, strict=True):
         score = round(float(score), 4)
         rows.append(Mined(score, source[i], target[j], source_lines[i], target_lines[j]))
-    return rows
+    lowest = min(row.score for row in rows)
+    threshold = lowest if choice.threshold is None else max(lowest, choice.threshold)
+    return rows, threshold
 
 
 def keep(rows: Sequence[Mined], threshold: float) -> tuple[str, list[Mined], str]:
@@ -269,14 +276,14 @@ def build_mine(gradio: Any, encoder: SentenceEncoder) -> None:
 
     def start(source: str | None, target: str | None) -> tuple[Any, ...]:
         try:
-            rows = mine_files(encoder, source, target)
+            rows, threshold = mine_files(encoder, source, target)
         except (UserError, OSError) as error:
             raise gradio.Error(str(error)) from error
         scores = [row.score for row in rows]
         lowest = min(scores)
         highest = max(*scores, lowest + 0.001)  # a slider needs two different ends
-        slider = gradio.Slider(minimum=lowest, maximum=highest, value=lowest, interactive=True)
-        return rows, slider, *keep(rows, lowest)
+        slider = gradio.Slider(minimum=lowest, maximum=highest, value=threshold, interactive=True)
+        return rows, slider, *keep(rows, threshold)
 
     gradio.Markdown("Find the pairs of two files that translate each other.")
     with gradio.Row():

@@ -86,7 +86,8 @@ def files(tmp_path: Path) -> list[str]:
 def test_mined_pairs_have_their_lines_and_the_threshold_keeps_the_better_ones(
     encoder: SentenceEncoder, files: list[str]
 ) -> None:
-    rows = app.mine_files(encoder, *files)
+    rows, threshold = app.mine_files(encoder, *files)
+    assert rows[-1].score <= threshold <= rows[0].score
     assert 4 < len(rows) <= 13
     assert [row.score for row in rows] == sorted((row.score for row in rows), reverse=True)
     lines = [Path(file).read_text().splitlines() for file in files]
@@ -141,7 +142,7 @@ def test_the_buttons_search_and_mine(
     start, inputs, outputs = events["mine"]
     mined = start(*files)
     assert (len(inputs), len(outputs)) == (2, len(mined))
-    assert mined[0] == app.mine_files(encoder, *files)
+    assert mined[0] == app.mine_files(encoder, *files)[0]
     with pytest.raises(Error, match="nothing to mine"):
         start(None, files[1])
 
