@@ -31,8 +31,7 @@ from dap.mining.threshold import (
     runner_up_scores,
     sample_of,
 )
-from dap.search import Neighbours, Search, mutual_neighbours, unit_rows
-from dap.search.similarity import nearest_neighbours
+from dap.search import Neighbours, Search, mutual_neighbours, nearest_neighbours, unit_rows
 
 #: Vectors of source and target.
 Vectors = tuple[np.ndarray, np.ndarray]

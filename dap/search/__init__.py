@@ -13,6 +13,7 @@ from dap.search.similarity import (
     Search,
     mutual_neighbours,
     nearest,
+    nearest_neighbours,
     unit_rows,
 )
 from dap.search.xsim import COPY_KINDS, Copy, hard_negative_copies, hard_negative_errors
