@@ -48,23 +48,23 @@ def split_validation(
 ) -> tuple[dict[str, Any], dict[str, Dataset]]:
     """Hold out dev pairs so that no target of a dev set is a target of any training set.
 
-    Targets are compared by `dap.languages.normalise`. Each language holds out the `dev_pairs`
-    targets with the smallest ranks in a random order (`dap.text_keys.ranks`), one pair for each
-    target. The order is the same for all languages. Languages that translate the same English text
-    therefore hold out the same sentences, and the training sets lose as few pairs as possible.
-    `prepare_data.py` chooses its dev sets by the same order.
+    Targets are compared in the form of `dap.languages.normalise`. A random order of all possible
+    texts (`dap.text_keys.ranks`) decides which targets are held out: each language takes those
+    that come first, one pair for each target. The order is the same for all languages. Languages
+    that translate the same English text therefore hold out the same sentences, and the training
+    sets lose as few pairs as possible. `prepare_data.py` chooses its dev sets by the same order.
 
     A language holds out at most a tenth of its pairs. A language with fewer than ten pairs holds
     out none. From a stream, only the first 10 * `dev_pairs` pairs can be held out.
 
     Args:
         datasets: pairs by language, map-style or streamed.
-        dev_pairs: number of pairs per language to hold out. 0 makes no dev sets.
-        seed: seed of the order.
+        dev_pairs: largest number of pairs per language to hold out. 0 makes no dev sets.
+        seed: seed of the random order.
 
     Returns:
-        The training sets and the dev sets by language. Map-style datasets have a new column `row`,
-        the row before the split. Dev sets are always map-style.
+        The training sets and the dev sets, each by language. Map-style datasets have a new column
+        `row`, the row number before the split. Dev sets are always map-style.
 
     Raises:
         UserError: `dev_pairs` is negative, or a language has nothing left to train on.
@@ -99,8 +99,14 @@ def split_validation(
 def drop_targets(datasets: PairsByLanguage, targets: Iterable[str]) -> dict[str, Any]:
     """Remove the pairs whose target is one of `targets`, such as the targets of a dev set.
 
-    Targets are compared by `dap.languages.normalise`. Map-style datasets that lose pairs get a
-    column `row`, the row before.
+    Args:
+        datasets: pairs by language, map-style or streamed.
+        targets: sentences. They are compared in the form of `dap.languages.normalise`, which
+            ignores, for example, case and punctuation.
+
+    Returns:
+        The remaining pairs by language. A map-style dataset that loses pairs has a new column
+        `row`, the row number before the removal.
 
     Raises:
         UserError: a language has nothing left to train on.
@@ -114,7 +120,7 @@ def drop_targets(datasets: PairsByLanguage, targets: Iterable[str]) -> dict[str,
 
 
 def _target_keys(dataset: Dataset) -> np.ndarray:
-    """Compute the key of each normalised target: uint64 (number of pairs,)."""
+    """Hash the normalised target of each pair: uint64 (number of pairs,)."""
     keys = [np.empty(0, np.uint64)]
     for batch in dataset.select_columns("target").iter(NORMALISED_AT_ONCE):
         keys.append(text_keys(normalise_all(batch["target"])))
@@ -125,9 +131,14 @@ def _rows_to_hold_out(keys: np.ndarray, dev_pairs: int, seed: int) -> list[int]:
     """Choose the targets with the smallest ranks, and return the first row of each.
 
     Args:
-        keys: key of each pair's target.
-        dev_pairs: number of targets to choose.
-        seed: seed of the ranks.
+        keys: hash of each pair's target (`dap.text_keys.text_keys`), (number of pairs,). Pairs
+            with the same target have the same hash, and only the first of them is chosen.
+        dev_pairs: largest number of targets to choose. No more than a tenth of the rows are
+            chosen.
+        seed: seed of the random order.
+
+    Returns:
+        Row numbers, in ascending order.
     """
     count = min(dev_pairs, len(keys) // DEV_DIVISOR)
     _, first_rows = np.unique(ranks(keys, seed), return_index=True)  # sorted by rank
@@ -141,8 +152,14 @@ def _without(
 
     Args:
         datasets: pairs by language.
-        held_out: keys of the targets to remove.
-        keys: keys of all targets of each map-style dataset.
+        held_out: hashes of the targets to remove.
+        keys: for each language with a map-style dataset, the hashes of all its targets.
+
+    Returns:
+        The remaining pairs by language.
+
+    Raises:
+        UserError: a language has nothing left to train on.
     """
     left: dict[str, Any] = {}
     known = np.fromiter(held_out, np.uint64, len(held_out))
@@ -171,7 +188,16 @@ def _without(
 def _filtered_stream(
     dataset: IterableDataset, held_out: set[int], language: str
 ) -> IterableDataset:
-    """Remove the pairs of a stream whose target is held out, while it is read."""
+    """Return a stream that skips the pairs whose target is held out.
+
+    Args:
+        dataset: the stream of pairs.
+        held_out: hashes of the targets to skip.
+        language: language of the stream, for the error message.
+
+    Raises:
+        UserError: the stream has no other pairs.
+    """
     left = dataset.filter(_IsKept(held_out), input_columns=["target"], batched=True)
     # An endless stream of nothing would keep its reader waiting for ever.
     if not list(left.take(1)):
@@ -181,9 +207,9 @@ def _filtered_stream(
 
 @dataclass(frozen=True)
 class _IsKept:
-    """Tells for a batch of targets which of them are not held out."""
+    """Function that tells for each target of a batch whether its pair is kept for training."""
 
-    held_out: set[int]
+    held_out: set[int]  # hashes of the targets to remove
 
     def __call__(self, targets: list[str]) -> list[bool]:
         keys = text_keys(normalise_all(targets)).tolist()
@@ -195,13 +221,14 @@ class _IsKept:
 
 
 def _numbered(dataset: Dataset) -> Dataset:
-    """Add the column `row`, unless there is one."""
+    """Add a column `row` with the numbers 0, 1, 2, …, unless the dataset has such a column."""
     if "row" in dataset.column_names:
         return dataset
     return dataset.add_column("row", np.arange(len(dataset)))
 
 
 def _nothing_left(language: str) -> UserError:
+    """Make the error for a language of which every pair is held out."""
     return UserError(
         f"{language}: every target sentence is held out for a dev set, so nothing is left to train "
         f"on. Hold out fewer pairs (--dev_pairs, --validation_data), or leave {language} out."
@@ -226,17 +253,21 @@ def tokenize_bitext(
     - `pair_id`: the language and the row in the corpus, such as `"de:1234"`. In a stream of
       several files it also has the file: `"de:name:1234"`.
 
-    Map-style results are cached on disk for the same text, tokenizer and length. The order of the
-    pairs does not change.
+    Map-style results are cached on disk, and used again for the same text, tokenizer, length and
+    prefix. The order of the pairs does not change.
 
     Args:
         datasets: pairs by language, map-style or streamed.
         tokenizer: a fast tokenizer.
-        max_seq_length: number of tokens that a sentence is cut to, with special tokens.
+        max_seq_length: largest number of tokens of a sentence, with special tokens and prefix. The
+            rest is cut off.
         prefix: text to put before every sentence.
 
+    Returns:
+        Tokenised pairs by language.
+
     Raises:
-        UserError: the tokenizer is slow, or the length leaves no token of the text.
+        UserError: the tokenizer is not a fast one, or the length leaves no room for the text.
     """
     if not tokenizer.is_fast:
         raise UserError(
@@ -272,9 +303,13 @@ def tokenize_bitext(
 
 
 def cutting_backend(tokenizer: PreTrainedTokenizerBase, max_seq_length: int) -> Tokenizer:
-    """Copy a tokenizer's Rust tokenizer, and set the length that it cuts to.
+    """Copy a tokenizer's Rust tokenizer, and make the copy cut sentences to a length.
 
-    Calls of the original change its state. The copy is independent of such calls.
+    A copy is needed because each call of the original may change the length that it cuts to.
+
+    Args:
+        tokenizer: a fast tokenizer.
+        max_seq_length: largest number of tokens of a sentence, with special tokens.
     """
     backend = plain_backend(tokenizer)
     backend.encode_special_tokens = tokenizer.split_special_tokens
@@ -284,7 +319,7 @@ def cutting_backend(tokenizer: PreTrainedTokenizerBase, max_seq_length: int) -> 
 
 @dataclass(frozen=True)
 class _Tokenise:
-    """Tokenises both sides of a batch of pairs."""
+    """Function that tokenises both sides of a batch of pairs, as `datasets.map` calls it."""
 
     tokenizer: Tokenizer
     language: str
@@ -300,6 +335,7 @@ class _Tokenise:
         }
 
     def _encode(self, texts: list[str]) -> list[np.ndarray]:
+        """Return the token ids of each text, after the prefix."""
         texts = [self.prefix + text for text in texts]
         encodings = self.tokenizer.encode_batch_fast(texts)
         return [np.array(encoding.ids, np.int32) for encoding in encodings]
@@ -317,7 +353,19 @@ def tokenize_pairs(
     max_seq_length: int,
     prefix: str = "",
 ) -> list[dict[str, Any]]:
-    """Tokenise a few pairs, and return them as rows of `tokenize_bitext`."""
+    """Tokenise a few pairs, such as dev pairs.
+
+    Args:
+        sources: source sentences.
+        targets: their translations.
+        language: language code of the sources.
+        tokenizer: a fast tokenizer.
+        max_seq_length: largest number of tokens of a sentence, with special tokens and prefix.
+        prefix: text to put before every sentence.
+
+    Returns:
+        One dictionary per pair, with the columns of `tokenize_bitext` as keys.
+    """
     encode = _Tokenise(cutting_backend(tokenizer, max_seq_length), language, prefix)
     columns = encode({"source": list(sources), "target": list(targets)}, list(range(len(sources))))
     return [dict(zip(columns, row)) for row in zip(*columns.values())]
@@ -327,13 +375,21 @@ def tokenize_pairs(
 
 
 def mix_weights(sizes: Sequence[int], mix: str, alpha: float = 0.5) -> np.ndarray:
-    """Compute the share of each language in the mix.
+    """Compute how often each language is drawn: its share of the training pairs.
 
     The share of a language with n pairs is proportional to n^α, where α is 1 for the natural mix,
     0 for the uniform mix and `alpha` for the temperature mix.
 
     >>> mix_weights([900, 100], "temperature", 0.5)
     array([0.75, 0.25])
+
+    Args:
+        sizes: number of pairs of each language.
+        mix: "natural", "uniform" or "temperature".
+        alpha: exponent of the temperature mix, 0 to 1. Other mixes ignore it.
+
+    Returns:
+        One share per language. They add up to 1.
 
     Raises:
         UserError: the mix is unknown, `alpha` is not between 0 and 1, or a language is empty.
@@ -353,8 +409,9 @@ class LanguageMixSampler(Sampler[int]):
     """Draws the rows of an epoch from the concatenated datasets of all languages.
 
     An epoch has as many rows as all languages together, in random order. Each language gets its
-    share of them, rounded to a whole number. No pair of a language is repeated before all have
-    been seen, also across epochs: pairs that epoch 0 leaves out come first in epoch 1.
+    share of them (`mix_weights`), rounded to a whole number. No pair of a language is repeated
+    before all its pairs have been drawn, also across epochs: pairs that epoch 0 leaves out come
+    first in epoch 1.
 
     The order depends only on the arguments and on `set_epoch`, so a resumed run sees the same
     pairs as a run without a stop.
@@ -379,7 +436,7 @@ class LanguageMixSampler(Sampler[int]):
         self.counts[by_remainder[:missing]] += 1
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch that the next iteration draws."""
+        """Set the number of the epoch, from 0, whose rows the next iteration draws."""
         self.epoch = epoch
 
     def __len__(self) -> int:
@@ -399,6 +456,12 @@ class LanguageMixSampler(Sampler[int]):
 
         All shuffles of a language's rows form one endless sequence. Each epoch takes the next part
         of it.
+
+        Args:
+            number: position of the language in `sizes`.
+
+        Returns:
+            Row numbers within the language's own dataset, from 0.
         """
         size = self.sizes[number]
         count = int(self.counts[number])
@@ -455,7 +518,7 @@ def mix_streams(
 
 @dataclass
 class BitextCollator:
-    """Pads tokenised pairs to the longest of the batch, each side by itself.
+    """Makes tensors of a batch of tokenised pairs. Each side is padded to its longest sentence.
 
     Called with a list of B rows of `tokenize_bitext`, it returns a dictionary with
 
@@ -469,7 +532,8 @@ class BitextCollator:
     Attributes:
         pad_token_id: the tokenizer's padding id.
         languages: all languages of the run.
-        negatives: makes the token ids of each row's hard negative, such as `HardNegatives`.
+        negatives: function that returns the token ids of a hard negative for each row, such as
+            `HardNegatives`. None adds no hard negatives.
     """
 
     pad_token_id: int

@@ -84,7 +84,10 @@ class Start:
 
 
 def read_start(args: PretrainingModelArguments) -> Start:
-    """Read the tokenizer and the configuration that the arguments name.
+    """Read the tokenizer and the configuration that training starts from.
+
+    Args:
+        args: arguments of `train_dap.py` that name a checkpoint or a configuration.
 
     Raises:
         UserError: there is no tokenizer, it does not fit pooling or masking, or the configuration
@@ -149,7 +152,15 @@ def read_start(args: PretrainingModelArguments) -> Start:
 
 
 def read_library(name: str, revision: str | None) -> LibrarySettings:
-    """Read the settings of a sentence-transformers folder. They are empty for any other folder.
+    """Read the pooling, prefix and length that a sentence-transformers folder is used with.
+
+    Args:
+        name: folder or Hub id of a model.
+        revision: commit, tag or branch of the Hub. None is the main branch.
+
+    Returns:
+        The settings. All of them have their defaults if the model has no sentence-transformers
+        files.
 
     Raises:
         UserError: the folder has modules, or a pooling, that cannot be trained.
@@ -164,7 +175,13 @@ def read_library(name: str, revision: str | None) -> LibrarySettings:
 
 
 def check_tokenizer(start: Start) -> None:
-    """Raise `UserError` for a tokenizer that does not fit the objective or the model."""
+    """Check that the tokenizer fits the objective and the model.
+
+    Raises:
+        UserError: the tokenizer adds no special tokens around a sentence, has more ids than the
+            model, lacks a padding token or a mask token that the objective needs, or has another
+            mask token than the checkpoint.
+    """
     tokenizer = start.tokenizer
     name = start.tokenizer_name
     ids = tokenizer("a").input_ids
@@ -207,9 +224,10 @@ def load_model(
     from `--init_heads_from` if that is given.
 
     Args:
-        args: the arguments of the command.
-        start: what `read_start` read for them.
-        train: tokenised pairs by language.
+        args: the model's arguments of `train_dap.py`.
+        start: the result of `read_start` for these arguments.
+        train: tokenised pairs by language, map-style or streamed. A new model may take its
+            languages, the token ids that it predicts, and their frequencies from them.
         model_class: `DAPForPreTraining` or a subclass.
 
     Raises:
@@ -254,7 +272,17 @@ def is_changeable(field: str) -> bool:
 
 
 def check_changes(start: Start, given: Mapping[str, Any], train: Mapping[str, Any]) -> None:
-    """Raise `UserError` for fields or languages that do not fit the weights of a checkpoint."""
+    """Check that a checkpoint can be trained further with the given settings and languages.
+
+    Args:
+        start: what training starts from. Its checkpoint is a DAP checkpoint.
+        given: the fields of `DAPConfig` that the user gave, by name.
+        train: tokenised pairs by language.
+
+    Raises:
+        UserError: a field differs from the checkpoint's but cannot be changed, or the RTL head has
+            no embedding for a language.
+    """
     for key, value in given.items():
         saved = getattr(start.config, key)
         if value != saved and not is_changeable(key):
@@ -266,7 +294,16 @@ def check_changes(start: Start, given: Mapping[str, Any], train: Mapping[str, An
 
 
 def check_languages(name: str, config: DAPConfig, train: Mapping[str, Any]) -> None:
-    """Raise `UserError` for text in a language that the RTL head has no embedding for."""
+    """Check that the RTL head has an embedding for every language of the text.
+
+    Args:
+        name: folder or Hub id of the checkpoint with the RTL head, for the message.
+        config: the checkpoint's configuration.
+        train: tokenised pairs by language.
+
+    Raises:
+        UserError: a language is not among `config.rtl_languages`.
+    """
     known = config.rtl_languages
     if known is None:
         return
@@ -343,7 +380,16 @@ def take_heads(model: DAPForPreTraining, other: DAPForPreTraining) -> list[str]:
 
 
 def heads_to_copy(model: DAPForPreTraining, other: DAPForPreTraining) -> dict[str, torch.nn.Module]:
-    """Return for the name of each head of the model the head of the other model to copy from."""
+    """Find the head of another model from which each head of a model can be copied.
+
+    Args:
+        model: the model to copy into.
+        other: the model to copy from.
+
+    Returns:
+        Maps the name of a head of `model` to a head of `other`. Heads without a counterpart are
+        left out.
+    """
     found = {}
     for name in ("rtl_head", "projection"):
         if None not in (getattr(model, name), getattr(other, name)):
@@ -359,10 +405,13 @@ def heads_to_copy(model: DAPForPreTraining, other: DAPForPreTraining) -> dict[st
 
 
 def transforms(model: DAPForPreTraining) -> dict[str, str]:
-    """Name the heads that transform token states ("tokens") and sentence vectors ("sentences").
+    """Return which head of a model transforms token states, and which sentence vectors.
 
-    BOW, which reads sentence vectors, has a head of its own for it only if another objective
-    predicts from token states.
+    BOW reads sentence vectors, all other objectives that predict tokens read token states. If a
+    model has both, BOW has a head of its own. Otherwise both kinds use `prediction_head`.
+
+    Returns:
+        Maps "tokens" and "sentences" to the name of the head. A kind without a head is left out.
     """
     found = {}
     if model.prediction_head is None:
@@ -378,13 +427,16 @@ def transforms(model: DAPForPreTraining) -> dict[str, str]:
 def copy_head(
     name: str, head: torch.nn.Module, other: torch.nn.Module, parts: tuple[str, ...] = ("",)
 ) -> None:
-    """Copy weights of a head from another head of the same shape.
+    """Copy the weights of one head into another, or only some of them.
 
     Args:
-        name: the head's name, for the error.
+        name: the head's name, for the error message.
         head: the head to copy into.
         other: the head to copy from.
-        parts: how the names of the weights to copy begin.
+        parts: only weights whose names begin with one of these are copied. The default copies all.
+
+    Raises:
+        UserError: the heads have weights of different names or shapes.
     """
     own = {key: value for key, value in head.state_dict().items() if key.startswith(parts)}
     theirs = {key: value for key, value in other.state_dict().items() if key.startswith(parts)}
@@ -401,12 +453,16 @@ def copy_head(
 def check_same_tasks(
     model: DAPForPreTraining, other: DAPForPreTraining, taken: Sequence[str]
 ) -> None:
-    """Raise `UserError` if the heads of the two models predict something else.
+    """Check that the heads of both models were made for the same prediction task.
 
     Args:
         model: the model to copy into.
         other: the model to copy from.
         taken: names of the heads to copy.
+
+    Raises:
+        UserError: the RTL heads have different settings, or the prediction heads predict different
+            token ids.
     """
     if "rtl_head" in taken:
         for field in CONFIG_DEFAULTS:
@@ -433,7 +489,7 @@ def check_same_tasks(
 
 
 def describe_vocabulary(model: DAPForPreTraining) -> str:
-    """Describe for a message which token ids a model predicts."""
+    """Say how many token ids a model predicts, for error messages."""
     size = model.config.target_vocab_size
     return f"target_vocab_size={size}" if size else "the whole vocabulary"
 
@@ -444,15 +500,20 @@ def describe_vocabulary(model: DAPForPreTraining) -> str:
 def vocabulary_of_text(
     args: PretrainingModelArguments, start: Start, train: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the fields of a new model that depend on the text.
+    """Find the settings of a new model that depend on the training text.
+
+    Args:
+        args: the model's arguments of `train_dap.py`.
+        start: what training starts from.
+        train: tokenised pairs by language, map-style or streamed.
 
     Returns:
-        `target_token_ids` if targets are predicted from a restricted vocabulary, `rtl_languages`
-        if sources are predicted, otherwise nothing.
+        `rtl_languages` (language codes) if source tokens are predicted. `target_token_ids` if only
+        target tokens are predicted, from a restricted vocabulary. Otherwise an empty dictionary.
 
     Raises:
-        UserError: a target vocabulary is given, but the model has one already, or does not use
-            one.
+        UserError: `--target_vocabulary_file` is given, but the model has a vocabulary already, or
+            does not use one.
     """
     predicts_targets = bool(start.predicts & OF_TARGETS)
     predicts_only_targets = predicts_targets and (
@@ -485,12 +546,15 @@ def vocabulary_of_text(
 
 
 def check_target_vocabulary(file: str, start: Start, has_use: bool) -> None:
-    """Raise `UserError` if a target vocabulary is given to a model that has one or needs none.
+    """Check that `--target_vocabulary_file` has an effect on the model.
 
     Args:
         file: the value of `--target_vocabulary_file`.
         start: what training starts from.
-        has_use: whether the objectives predict only targets.
+        has_use: whether the objectives predict only target tokens.
+
+    Raises:
+        UserError: the model has a target vocabulary already, or also predicts source tokens.
     """
     if start.continues:
         raise UserError(
@@ -511,8 +575,14 @@ def frequencies_of_text(
 ) -> dict[str, torch.Tensor]:
     """Count the tokens that a new prediction head predicts, for `--prediction_bias frequencies`.
 
+    Args:
+        args: the model's arguments of `train_dap.py`.
+        start: what training starts from.
+        train: tokenised pairs by language.
+
     Returns:
-        `token_counts` (V,), or nothing if the bias starts from zeros or from a checkpoint.
+        `{"token_counts": counts}`, the number of occurrences of each of V token ids, (V,). An
+        empty dictionary if the bias starts from zeros or comes from a checkpoint.
 
     Raises:
         UserError: `prediction_bias` has another value, or there is nothing to count.
@@ -544,7 +614,7 @@ def frequencies_of_text(
 
 
 def predicted_sides(start: Start) -> tuple[str, ...]:
-    """Return which sides of a pair the objectives predict tokens of."""
+    """Return the sides of a pair whose tokens are predicted: "source", "target" or both."""
     if not start.predicts <= OF_TARGETS:
         return ("source", "target")
     direction = start.settings["rtl_direction"]
@@ -556,7 +626,7 @@ def predicted_sides(start: Start) -> tuple[str, ...]:
 
 
 def is_streamed(datasets: Mapping[str, Any]) -> bool:
-    """Tell whether the text is streamed."""
+    """Tell whether any language's text is streamed."""
     return any(isinstance(dataset, IterableDataset) for dataset in datasets.values())
 
 
@@ -565,10 +635,15 @@ def count_tokens(
     tokenizer: PreTrainedTokenizerBase,
     sides: Sequence[str] = ("target",),
 ) -> np.ndarray:
-    """Count each token id on the given sides of tokenised pairs.
+    """Count how often each token id occurs in tokenised pairs.
+
+    Args:
+        datasets: tokenised pairs by language, map-style.
+        tokenizer: the tokenizer of the pairs, with V token ids.
+        sides: "source", "target" or both: where to count.
 
     Returns:
-        Counts (V,) int64. CLS and padding count 0, as they are never predicted.
+        Counts (V,) int64. Tokens that are never predicted, CLS and padding, count 0.
 
     Raises:
         UserError: the datasets are streams.
@@ -594,16 +669,24 @@ def target_vocabulary(
 ) -> list[int]:
     """Return the sorted token ids that occur in the targets, without CLS and padding.
 
-    RTL and BOW predict only these ids, which makes their softmax smaller.
+    If RTL and BOW predict only these ids, their softmax is smaller.
+
+    Args:
+        datasets: tokenised pairs by language, map-style.
+        tokenizer: the tokenizer of the pairs.
     """
     return np.flatnonzero(count_tokens(datasets, tokenizer)).tolist()
 
 
 def read_target_vocabulary(path: str | Path, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Read the sorted token ids that `prepare_data.py --target_vocabulary` wrote.
+    """Read a target vocabulary: the sorted token ids that RTL and BOW may predict.
+
+    Args:
+        path: JSON file, as `prepare_data.py --target_vocabulary` writes it.
+        tokenizer: the tokenizer of the training, which must be the one that made the file.
 
     Raises:
-        UserError: it is no such file, or was made with another tokenizer.
+        UserError: the file has other content, or was made with another tokenizer.
         FileNotFoundError: there is no such file.
     """
     try:

@@ -59,10 +59,10 @@ UNCHECKED_AT_MOST = 1000
 
 @dataclass
 class Check:
-    """A check of a loss or gradient whose value may not have been computed yet."""
+    """A condition on a loss or gradient, to be tested later so that a GPU need not wait."""
 
-    is_fine: Tensor  # bool scalar
-    failure: Callable[[], Exception]  # makes the error
+    is_fine: Tensor  # bool scalar on the device, True if the condition holds
+    failure: Callable[[], Exception]  # makes the error to raise if it does not hold
 
 
 class DAPTrainer(ResumableTrainer):
@@ -78,7 +78,7 @@ class DAPTrainer(ResumableTrainer):
             the query's language (`multilingual_pool_accuracy`). With RTL or BOW it also measures
             how much their heads use the source (`eval_rtl_source_nats`, see `source_reading`).
         target_language: code of the targets' language, for the names of the metrics.
-        max_seq_length: number of tokens that a dev sentence is cut to.
+        max_seq_length: largest number of tokens of a dev sentence, with special tokens.
         prefix: text to put before every dev sentence.
         library: settings of a sentence-transformers folder that the saved model keeps: length,
             normalisation and prompts. The default length is 128, or the most that the model
@@ -130,7 +130,7 @@ class DAPTrainer(ResumableTrainer):
         self._add_callbacks()
 
     def _require_arguments(self) -> None:
-        """Refuse arguments of `Trainer` without effect here, and dev text without a tokenizer."""
+        """Raise `UserError` for arguments of `Trainer` that have no effect or do not fit here."""
         args = self.args
         if not isinstance(args, DAPTrainingArguments):
             raise UserError(f"args are {type(args).__name__}: give DAPTrainingArguments")
@@ -188,10 +188,10 @@ class DAPTrainer(ResumableTrainer):
                 self.add_callback(callback)
 
     def init_hf_repo(self, *args: Any, **kwargs: Any) -> None:
-        """Create the repository of `push_to_hub` before the first step.
+        """Create the Hub repository before the first step, so that a refusal costs no training.
 
         Raises:
-            UserError: the Hub refuses it.
+            UserError: the Hub refuses to create the repository.
         """
         with explained(self.args.hub_model_id or Path(self.args.output_dir).absolute().name):
             super().init_hf_repo(*args, **kwargs)
@@ -240,7 +240,14 @@ class DAPTrainer(ResumableTrainer):
         return_outputs: bool = False,
         num_items_in_batch: Tensor | int | None = None,
     ) -> Tensor | tuple[Tensor, DAPForPreTrainingOutput]:
-        """Compute the loss of one batch. `do_checks` refuses it later if it is not finite."""
+        """Compute the loss of one batch. If it is not finite, `do_checks` raises an error later.
+
+        Args:
+            model: the model, perhaps wrapped for several processes.
+            inputs: the batch that `BitextCollator` made.
+            return_outputs: also return the model's output.
+            num_items_in_batch: not used.
+        """
         inputs = self._begin(inputs)
         out = model(**inputs)
         self._observe(out, len(inputs["source_input_ids"]) if model.training else 0)
@@ -252,7 +259,18 @@ class DAPTrainer(ResumableTrainer):
         inputs: dict[str, Any],
         num_items_in_batch: Tensor | int | None = None,
     ) -> Tensor:
-        """Compute the gradients of one batch, in chunks if `mini_batch_size` is smaller than it."""
+        """Add the gradients of one batch, computed in chunks of `mini_batch_size` pairs.
+
+        A batch that is not larger than `mini_batch_size` runs at once.
+
+        Args:
+            model: the model, perhaps wrapped for several processes.
+            inputs: the batch that `BitextCollator` made.
+            num_items_in_batch: not used in chunks.
+
+        Returns:
+            The loss, divided by the number of batches per optimizer step.
+        """
         size = self.args.mini_batch_size
         if size is None or size >= len(inputs["source_input_ids"]):
             return super().training_step(model, inputs, num_items_in_batch)
@@ -306,7 +324,9 @@ class DAPTrainer(ResumableTrainer):
         return inputs
 
     def _observe(self, out: DAPForPreTrainingOutput, pairs: int) -> None:
-        """Add the losses of a batch to the log, and have `do_checks` refuse a useless batch.
+        """Count a batch's losses for the log, and note what `do_checks` has to check.
+
+        It checks that the loss is finite, and that the batch has negatives for translation ranking.
 
         Args:
             out: the output of the model.
@@ -330,8 +350,8 @@ class DAPTrainer(ResumableTrainer):
     ) -> Tensor | float | None:
         """Return the norm of the gradient, which `Trainer` asks for before each optimizer step.
 
-        `do_checks` refuses it later if it is not finite. With float16 this is no error, because the
-        gradient scaler skips such a step.
+        If it is not finite, `do_checks` raises an error later. With float16 this is no error,
+        because the gradient scaler skips such a step.
         """
         norm = super()._get_grad_norm(model, grad_norm)
         is_scaled = getattr(self.accelerator, "scaler", None) is not None
@@ -342,7 +362,12 @@ class DAPTrainer(ResumableTrainer):
         return norm
 
     def _check_later(self, is_fine: Tensor, failure: Callable[[], Exception]) -> None:
-        """Have `do_checks` raise the failure if a bool on the device is not True."""
+        """Let the next `do_checks` test a condition. Many waiting conditions are tested at once.
+
+        Args:
+            is_fine: bool scalar on the device. True if all is well.
+            failure: makes the error to raise if it is False.
+        """
         self.unchecked.append(Check(is_fine.detach(), failure))
         if len(self.unchecked) >= UNCHECKED_AT_MOST:
             self.do_checks()
@@ -372,7 +397,7 @@ class DAPTrainer(ResumableTrainer):
 
         Args:
             what: "loss" or "gradient".
-            values: what the message lists.
+            values: scalars that the message lists, by name.
         """
         pairs = self.step_pairs.copy()
         step = self.state.global_step + 1
@@ -392,7 +417,15 @@ class DAPTrainer(ResumableTrainer):
         return failure
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Log a line. A line with the training loss also gets the means since the last one."""
+        """Log a line of metrics.
+
+        A line with the training loss also gets each objective's mean loss and the pairs per second
+        since the last such line.
+
+        Args:
+            logs: metrics by name.
+            start_time: as in `Trainer.log`.
+        """
         self.do_checks()
         if "loss" in logs:
             logs = dict(logs)
@@ -407,7 +440,7 @@ class DAPTrainer(ResumableTrainer):
         ignore_keys: list[str] | None = None,
         metric_key_prefix: str = "eval",
     ) -> dict[str, float]:
-        """Measure retrieval accuracy on the dev pairs of every language, and `source_reading`.
+        """Measure retrieval accuracy on dev pairs, and how much the heads use the source.
 
         Args:
             eval_dataset: sources and targets by language. Default: the dev pairs.
@@ -454,8 +487,13 @@ class DAPTrainer(ResumableTrainer):
 
         All processes encode together. Each language is searched by one process.
 
+        Args:
+            model: the model, not wrapped or sharded.
+            bitext: sources and targets by language.
+
         Returns:
-            Accuracies by name, and the mean accuracy in a multilingual pool.
+            Accuracies by name, such as "de-en_accuracy", and the mean accuracy if the candidates
+            also hold the query's language. All are in percent.
         """
         encoder = SentenceEncoder(
             model.dap,
@@ -509,11 +547,11 @@ class DAPTrainer(ResumableTrainer):
 
 
 def require_heads(model: DAPForPreTraining, argument: str) -> None:
-    """Raise `UserError` for an argument about heads if the model has none.
+    """Raise `UserError` if the model has no parts besides the encoder.
 
     Args:
         model: the model to train.
-        argument: the argument, for the message.
+        argument: the argument that needs heads, such as "--freeze_encoder", for the message.
     """
     encoder = {id(parameter) for parameter in model.dap.parameters()}
     if all(id(parameter) in encoder for parameter in model.parameters()):
@@ -524,7 +562,12 @@ def require_heads(model: DAPForPreTraining, argument: str) -> None:
 
 
 def require_batch(pairs: int, args: TrainingArguments) -> None:
-    """Raise `UserError` if there are fewer training pairs than one step needs."""
+    """Raise `UserError` if there are too few training pairs for one batch of all processes.
+
+    Args:
+        pairs: number of training pairs.
+        args: arguments with the batch size per process and the number of processes.
+    """
     batch = args.per_device_train_batch_size * args.world_size
     if pairs < batch:
         raise UserError(
@@ -558,7 +601,7 @@ class StepMeter:
         self.pairs = 0
 
     def start(self) -> None:
-        """Start the clock, unless it runs."""
+        """Start the clock, unless it is running."""
         if self.started is None:
             self.started = time.perf_counter()
 
@@ -568,14 +611,14 @@ class StepMeter:
             self.started += seconds
 
     def add(self, out: DAPForPreTrainingOutput, pairs: int) -> None:
-        """Count a step, its losses and its pairs."""
+        """Add the losses and the number of pairs of one batch."""
         for name, value in out.measures.items():
             self.sums[name] = self.sums.get(name, 0.0) + value.detach().float()
         self.steps += 1
         self.pairs += pairs
 
     def read(self, processes: int) -> dict[str, float]:
-        """Return the means over steps and processes, and begin anew.
+        """Return the mean of each loss over batches and processes, and reset all sums.
 
         All processes call this together.
 
@@ -583,7 +626,8 @@ class StepMeter:
             processes: number of processes.
 
         Returns:
-            Means by name, and `pairs_per_second` of all processes. Nothing if there was no step.
+            Mean losses by name, and `pairs_per_second` of all processes together. An empty
+            dictionary if no batch was added.
         """
         if not self.steps:
             return {}
@@ -601,7 +645,7 @@ class StepMeter:
 
 
 def brief(logs: dict[str, Any]) -> dict[str, Any]:
-    """Shorten a line of the log: of many accuracies, keep only the three lowest.
+    """Shorten a line of the log: of the accuracies by language, keep only the three lowest.
 
     >>> logs = {"eval_de-en_accuracy": 9, "eval_en-de_accuracy": 7}
     >>> brief(logs | {"eval_fr-en_accuracy": 8, "eval_en-fr_accuracy": 6})
@@ -627,9 +671,10 @@ class BriefProgress(ProgressCallback):
 
 
 class EpochOfSampler(TrainerCallback):
-    """Tells the sampler its epoch.
+    """Tells the sampler which epoch begins.
 
-    accelerate does not do so if a resumed run of several processes skips batches.
+    This is needed because accelerate does not do so if a resumed run of several processes skips
+    batches.
     """
 
     def __init__(self, sampler: Sampler) -> None:
@@ -644,8 +689,8 @@ class EpochOfSampler(TrainerCallback):
 class DrawsOfProcess(TrainerCallback):
     """Lets every process draw its own dropout and masks.
 
-    `Trainer` gives all processes the same seed. This is needed until all of them have the same
-    model and the same order of the text, which is when training begins.
+    `Trainer` gives all processes the same seed, so that they build the same model and order the
+    text in the same way. When training begins, each process gets a seed of its own.
     """
 
     def on_train_begin(

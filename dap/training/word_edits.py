@@ -35,12 +35,12 @@ def word_starts(tokenizer: PreTrainedTokenizerBase) -> set[int]:
 
 
 def edited(words: Sequence[Word], others: Sequence[Word], rng: random.Random) -> list[Word]:
-    """Insert, delete or replace one word.
+    """Copy a sentence, and insert, delete or replace one of its words.
 
     Args:
-        words: the words of a sentence.
-        others: words to take the new word from.
-        rng: draws the edit, its place and the new word.
+        words: the words of the sentence, each a list of token ids.
+        others: words from which a new word is drawn.
+        rng: draws the kind of edit, its place and the new word.
 
     >>> [edited([[5], [6, 7]], [[8, 9]], random.Random(seed)) for seed in (0, 1, 2)]
     [[[5], [8, 9], [6, 7]], [[6, 7]], [[8, 9], [5], [6, 7]]]
@@ -62,9 +62,9 @@ class HardNegatives:
 
     Args:
         tokenizer: tokenizer of the targets.
-        max_seq_length: number of tokens that the targets were cut to.
-        share: share of the pairs that get a copy. Each pair is drawn independently.
-        seed: seed of everything that is drawn.
+        max_seq_length: largest number of tokens of a target and of its copy.
+        share: share of the pairs that get a copy, 0 to 1. Each pair is drawn independently.
+        seed: seed of all random choices.
         prefix: text before every target, which copies keep.
     """
 
@@ -90,8 +90,8 @@ class HardNegatives:
             rows: tokenised pairs.
 
         Returns:
-            For each row the token ids of its copy. They are empty if the pair was not drawn, or if
-            its target has no word to change.
+            For each row the token ids of its copy. The list is empty if the pair was not drawn, or
+            if no changed copy could be made, for example of a target without words.
         """
         ids_of_pairs = " ".join(row["pair_id"] for row in rows)
         rng = random.Random(f"{self.seed} {ids_of_pairs}")
@@ -105,6 +105,13 @@ class HardNegatives:
         return copies
 
     def _copy(self, ids: list[int], other: list[int], rng: random.Random) -> list[int]:
+        """Copy a target with one changed word, or return an empty list if that is not possible.
+
+        Args:
+            ids: token ids of the target.
+            other: token ids of the target that a new word comes from.
+            rng: draws the edit.
+        """
         words = self._words(ids)
         others = self._words(other)
         if not words or not others:
