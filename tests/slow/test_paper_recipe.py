@@ -125,6 +125,7 @@ def test_the_papers_recipe_runs_whole(
     runner.main(argv)
     shutil.rmtree(tmp_path / "runs" / "paper" / "mbert-dap-lr5e-05" / "seed-0" / "tatoeba")
     runner.main(argv)  # does again only what is missing
+    capsys.readouterr()
     runner.main([*argv, "--list"])
     listed = capsys.readouterr().out.splitlines()
     assert [line for line in listed if "/seed-" in line and not line.endswith(": done")] == []
