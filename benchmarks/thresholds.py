@@ -26,8 +26,15 @@ import numpy as np
 from benchmarks.timing import machine_parser, prepare_machine, save
 from dap.encoding import Encoder, EncoderArguments, embed_to_disk, model_fingerprint
 from dap.errors import UserError
-from dap.mining import Margin, MinedPairs, find_splits, mine_vectors
-from dap.mining.bucc import best_threshold, count_gold, score_at
+from dap.mining import (
+    Margin,
+    MinedPairs,
+    best_threshold,
+    count_gold,
+    find_splits,
+    mine_vectors,
+    score_at,
+)
 from dap.reports import text_table
 from eval_retrieval import read_languages
 from mine_bitext import read_split

@@ -4,10 +4,13 @@ from dap.mining.bucc import (
     PROTOCOLS,
     MiningScore,
     Split,
+    best_threshold,
+    count_gold,
     default_protocol,
     find_splits,
     read_gold,
     read_text,
+    score_at,
 )
 from dap.mining.distinct import DistinctSentences
 from dap.mining.in_memory import (
