@@ -159,7 +159,7 @@ class MiningArguments:
         self.report_file = self.report_file or f"{self.output}.json"
 
     def options(self) -> Margin:
-        """Return how pairs are scored and chosen.
+        """Collect the options that say how pairs are scored and chosen.
 
         Raises:
             UserError: values that do not fit together.
@@ -170,7 +170,7 @@ class MiningArguments:
 
 @dataclass(frozen=True)
 class MiningResult:
-    """What a run has found.
+    """The pairs that a run has found, and what its report says about them.
 
     Attributes:
         protocol: name of the procedure, for the report.
@@ -186,7 +186,17 @@ class MiningResult:
 def _parse(
     argv: Sequence[str] | None,
 ) -> tuple[EncoderArguments, MiningArguments, ClusterArguments, list[str]]:
-    """Read the command line. Returns: the three groups of options, and the text files."""
+    """Parse the command line, check that the options fit together, and fill in defaults.
+
+    Args:
+        argv: arguments of the command. None takes those of this process.
+
+    Returns:
+        The options of the encoder, of mining and of the cluster, and the names of the text files.
+
+    Raises:
+        UserError: an option is unknown, or does not fit the others.
+    """
     types = (EncoderArguments, MiningArguments, ClusterArguments)
     parser = ArgumentParser(types, description=__doc__.splitlines()[0], usage=USAGE)
     parser.add_argument(
@@ -215,7 +225,10 @@ def _parse(
 def _vector_folder(
     args: MiningArguments, model_args: EncoderArguments, files: Sequence[str]
 ) -> str:
-    """Name the folder of vectors: beside the output, the same for the same texts and model."""
+    """Choose a folder beside the output for the vectors. Its name depends on texts and model.
+
+    A second run with the same texts and model therefore finds the vectors of the first.
+    """
     given = [asdict(model_args), files, args.bucc, args.pair]
     digest = hashlib.sha256(json.dumps(given).encode()).hexdigest()[:8]
     names = [f"bucc.{args.pair}"] if args.bucc else [Path(file).name for file in files]
@@ -223,7 +236,12 @@ def _vector_folder(
 
 
 def _check_bucc_arguments(args: MiningArguments, files: Sequence[str]) -> None:
-    """Refuse what does not go with `--bucc`, and fill in the default protocol."""
+    """Raise `UserError` for options that do not fit `--bucc`, and fill in the default protocol.
+
+    Args:
+        args: options of mining. `protocol` is changed if it is not given.
+        files: the texts on the command line. There should be none.
+    """
     unfit = {
         "two texts": files or None,
         "--score_only": args.score_only or None,
@@ -243,7 +261,7 @@ def _check_bucc_arguments(args: MiningArguments, files: Sequence[str]) -> None:
 
 
 def _check_text_arguments(args: MiningArguments, files: Sequence[str]) -> None:
-    """Refuse what does not go with two texts."""
+    """Raise `UserError` for options that do not fit two texts, or if there are not two."""
     for name in ("pair", "protocol"):
         if getattr(args, name):
             raise UserError(f"--{name} belongs to --bucc")
@@ -265,7 +283,7 @@ def _check_text_arguments(args: MiningArguments, files: Sequence[str]) -> None:
 
 
 def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
-    """Mine as the command line says.
+    """Mine translations, score given pairs or evaluate on BUCC, from command-line arguments.
 
     Args:
         argv: arguments of the command. None takes those of this process.
@@ -353,8 +371,9 @@ def read_texts(files: Sequence[str], is_parallel: bool) -> MiningTask:
     """Read the two texts of the command line.
 
     Args:
-        files: source text and target text.
-        is_parallel: line i of one text belongs to line i of the other.
+        files: names of the source file and the target file.
+        is_parallel: whether line i of one text belongs to line i of the other. Then both must have
+            the same number of lines.
 
     Raises:
         UserError: invalid UTF-8, no sentences, or parallel texts with different numbers of lines.
@@ -373,7 +392,14 @@ def read_texts(files: Sequence[str], is_parallel: bool) -> MiningTask:
 
 
 def read_split(split: Split) -> MiningTask:
-    """Read a split of BUCC. Faults in its files are `UserError`s that name the line."""
+    """Read the two texts and the gold pairs of a split of BUCC.
+
+    Args:
+        split: the names of its files.
+
+    Raises:
+        UserError: a file has a faulty line, which the message names.
+    """
     source_ids: dict[str, int] = {}
     target_ids: dict[str, int] = {}
     source = _read_side(split.source, read_text(split.source, source_ids))
@@ -382,7 +408,15 @@ def read_split(split: Split) -> MiningTask:
 
 
 def _read_side(path: Path, lines: Iterator[str]) -> TextSide:
-    """Read one text, print its counts, and refuse a text without sentences."""
+    """Make a `TextSide` of one text, and print how many lines and sentences it has.
+
+    Args:
+        path: the text's file, for messages.
+        lines: the sentences, one per line. They are read once.
+
+    Raises:
+        UserError: no line holds a sentence.
+    """
     side = TextSide(path, DistinctSentences(lines))
     if launched().is_main_process:
         counts = "{lines} lines, {empty} empty, {repeated} repeated, {distinct} sentences"
@@ -393,6 +427,7 @@ def _read_side(path: Path, lines: Iterator[str]) -> TextSide:
 
 
 def _encoder_summary(name: str, encoder: Encoder) -> str:
+    """Return one line that says how the encoder of this name makes sentence vectors."""
     layer = "" if encoder.layer is None else f" of layer {encoder.layer}"
     return (
         f"{name}: pooling {encoder.pooling}{layer}, prefix {encoder.prefix!r}, "
@@ -412,15 +447,22 @@ def _ray_summary(encoder: Encoder, tasks: Sequence[MiningTask], shard_size: int)
 def encode(
     encoder: Encoder, tasks: Sequence[MiningTask], args: MiningArguments, progress: bool
 ) -> list[Vectors]:
-    """Encode both sides of all tasks.
+    """Encode the distinct sentences of all texts, or take the vectors of an earlier run.
 
     Several processes share the work. Only the first one gets the vectors.
 
+    Args:
+        encoder: the sentence encoder.
+        tasks: pairs of texts.
+        args: options with the folder of the vectors, the shard size and the token budget.
+        progress: whether to show a progress bar.
+
     Returns:
-        For each task the vectors of its source sentences (N, D) and target sentences (M, D).
+        For each task the vectors of its source sentences (N, D) and target sentences (M, D). In
+        all processes but the first, they have no rows.
 
     Raises:
-        UserError: sentences that cannot be encoded, named for all texts together.
+        UserError: some sentences cannot be encoded. One message names those of all texts.
     """
     fingerprint = model_fingerprint(encoder)
     token_budget = tokens_of_a_batch(args.token_budget)
@@ -453,7 +495,13 @@ def encode(
 
 
 def read_known(path: str | None) -> tuple[list[str], list[str]] | None:
-    """Read known translations, a line each: source, tab, target. Without a path return None.
+    """Read the known translations of `--calibrate`.
+
+    Args:
+        path: a file with lines `source<TAB>target`, or None.
+
+    Returns:
+        The sources and the targets without repeated pairs, or None if there is no path.
 
     Raises:
         UserError: a line has no tab or an empty side, or there are fewer than `FEWEST_KNOWN`.
@@ -477,7 +525,17 @@ def read_known(path: str | None) -> tuple[list[str], list[str]] | None:
 def encode_known(
     encoder: Encoder, sides: tuple[list[str], list[str]] | None, args: MiningArguments
 ) -> Vectors | None:
-    """Encode known translations: two arrays (K, D)."""
+    """Encode K known translations, or take the vectors of an earlier run.
+
+    Args:
+        encoder: the sentence encoder.
+        sides: their sources and targets (`read_known`), or None.
+        args: options with the folder of the vectors, the shard size and the token budget.
+
+    Returns:
+        The vectors of the sources and of the targets, (K, D) each, or None without known
+        translations.
+    """
     if sides is None:
         return None
     vectors = []
@@ -489,12 +547,17 @@ def encode_known(
 
 
 def _shards(folder: str) -> set[tuple[str, int]]:
-    """Return the paths of all shards of vectors, and when each was written."""
+    """Return (path, time of the last change in ns) of each shard of vectors in a folder."""
     return {(str(path), path.stat().st_mtime_ns) for path in Path(folder).glob("*/*shard*.npy")}
 
 
 def _print_reused(before: set[tuple[str, int]], folder: str) -> None:
-    """Say how many shards of vectors are those of an earlier run."""
+    """Print how many shards of vectors were taken from an earlier run.
+
+    Args:
+        before: result of `_shards` before this run encoded anything.
+        folder: the folder of the shards.
+    """
     after = _shards(folder)
     reused = len(before & after)
     if reused:
@@ -505,7 +568,10 @@ def _print_reused(before: set[tuple[str, int]], folder: str) -> None:
 
 
 def _search_function(args: MiningArguments, on_cluster: bool) -> Search:
-    """Choose the search: on the cluster, by a faiss index, or exact in this process."""
+    """Choose the function that searches for nearest neighbours.
+
+    It searches on the Ray cluster, with a faiss index (`--index`), or exactly in this process.
+    """
     if on_cluster:
         return partial(cluster_neighbours, index=args.index, progress=True)
     if args.index:
@@ -520,7 +586,15 @@ def find_pairs(
     search: Search,
     known: Vectors | None = None,
 ) -> MiningResult:
-    """Mine, score given pairs, or evaluate on BUCC, as the arguments say."""
+    """Mine two texts, score given pairs, or evaluate on BUCC, as the options say.
+
+    Args:
+        tasks: one pair of texts, or the splits of BUCC.
+        vectors: for each of them, the vectors of its distinct sentences, (N, D) and (M, D).
+        args: options of mining.
+        search: finds nearest neighbours.
+        known: vectors of K known translations, (K, D) each, or None. Only mining uses them.
+    """
     if args.bucc:
         return evaluate_bucc(tasks, vectors, args, search)
     if args.score_only:
@@ -535,7 +609,18 @@ def mine_texts(
     search: Search,
     known: Vectors | None = None,
 ) -> MiningResult:
-    """Mine two texts. `known` are the vectors of known translations, (K, D) each."""
+    """Find the pairs of sentences that are translations, and choose the threshold.
+
+    Args:
+        task: the two texts.
+        vectors: vectors of their distinct sentences, (N, D) and (M, D).
+        args: options of mining.
+        search: finds nearest neighbours.
+        known: vectors of K known translations, (K, D) each, or None.
+
+    Returns:
+        The pairs that score at least the threshold, best first, as pairs of lines.
+    """
     neighbours, rows, choice = mine_vectors(vectors, args.options(), search, known)
     recall = _recall(neighbours, vectors, args)
     candidates = task.first_lines(rows)
@@ -550,6 +635,7 @@ def mine_texts(
 
 
 def _in_words(choice: Choice) -> str:
+    """Say how the threshold was chosen and, if it is known, the estimated precision."""
     if choice.precision is None:
         return choice.note
     return f"{choice.note}, estimated precision {100 * choice.precision:.0f}%"
@@ -558,7 +644,21 @@ def _in_words(choice: Choice) -> str:
 def score_texts(
     task: MiningTask, vectors: Vectors, args: MiningArguments, search: Search
 ) -> MiningResult:
-    """Score two texts line by line."""
+    """Score each pair of lines with the same number by its margin, and keep the best pairs.
+
+    Args:
+        task: two texts with the same number of lines.
+        vectors: vectors of their distinct sentences, (N, D) and (M, D).
+        args: options of mining. Without `--threshold` and `--top_n` all pairs are kept.
+        search: finds nearest neighbours, with which the margin compares.
+
+    Returns:
+        The kept pairs of lines, in the order of the texts. Lines that are empty on one side are
+        left out.
+
+    Raises:
+        UserError: no pair scores as high as the threshold.
+    """
     neighbours = neighbourhoods(*vectors, args.k, search)
     recall = _recall(neighbours, vectors, args)
     given = task.score_line_by_line(*vectors, neighbours, args.margin)
@@ -579,7 +679,19 @@ def evaluate_bucc(
     args: MiningArguments,
     search: Search,
 ) -> MiningResult:
-    """Mine each split, and evaluate the last one at the threshold that is best on the first one."""
+    """Mine the splits of BUCC, and evaluate the last one against its gold pairs.
+
+    The threshold is the one with the best F1 on the first split.
+
+    Args:
+        splits: one split, or the split for the threshold and the split to evaluate.
+        vectors: for each split, the vectors of its distinct sentences, (N, D) and (M, D).
+        args: options of mining.
+        search: finds nearest neighbours.
+
+    Returns:
+        The scores of the splits, and the pairs of the last split that reach the threshold.
+    """
     mined = []
     for split_vectors in vectors:
         neighbours = neighbourhoods(*split_vectors, args.k, search)
@@ -597,7 +709,16 @@ def evaluate_bucc(
 
 
 def _recall(neighbours: Neighbours, vectors: Vectors, args: MiningArguments) -> float | None:
-    """Measure and print the recall of an approximate search on a sample. None if it is exact."""
+    """Measure the recall of an approximate search on a sample of the sentences, and print it.
+
+    Args:
+        neighbours: the result of the search.
+        vectors: the vectors that were searched, (N, D) and (M, D).
+        args: options of mining. Without `--index` the search was exact.
+
+    Returns:
+        Share of the true nearest neighbours that were found, 0 to 1. None after an exact search.
+    """
     if args.index is None:
         return None
     recall = recall_at_k(neighbours, *vectors)
@@ -612,6 +733,7 @@ def _recall(neighbours: Neighbours, vectors: Vectors, args: MiningArguments) -> 
 def _numbers(
     task: MiningTask, recall: float | None, candidates: MinedPairs, kept: MinedPairs
 ) -> dict[str, Any]:
+    """Collect the counts of lines, sentences and pairs for the report."""
     return {
         "source": task.source.counts(),
         "target": task.target.counts(),
@@ -624,6 +746,7 @@ def _numbers(
 def _settings(
     args: MiningArguments, files: Sequence[str], tasks: Sequence[MiningTask]
 ) -> dict[str, Any]:
+    """Collect the options and a hash of the text for the report."""
     settings = {}
     for name in ("margin", "k", "index", "top_n"):
         settings[name] = getattr(args, name)
@@ -644,7 +767,12 @@ def _settings(
 
 
 def _bucc_table(args: MiningArguments, content: dict[str, Any]) -> str:
-    """Show the numbers of BUCC, and below them the paper's if it has this protocol and pair."""
+    """Format precision, recall and F1 of BUCC and, if the paper has them, its values below.
+
+    Args:
+        args: options of mining.
+        content: the report of the run.
+    """
     template = (
         "BUCC {}, {}: precision {precision:.2f}, recall {recall:.2f}, F1 {f1:.2f} at threshold "
         "{threshold:.6f} ({extracted} pairs of ids extracted, {correct} of {gold} true ones)"
@@ -655,6 +783,7 @@ def _bucc_table(args: MiningArguments, content: dict[str, Any]) -> str:
 
 
 def _rounded(score: MiningScore) -> dict[str, float]:
+    """Return a score for the report, with percentages rounded to four decimals."""
     numbers = asdict(score)
     for name in ("precision", "recall", "f1"):
         numbers[name] = round(numbers[name], 4)

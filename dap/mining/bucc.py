@@ -58,7 +58,14 @@ SUFFIXES = ("", ".gz", ".xz")
 
 @dataclass(frozen=True)
 class Split:
-    """The files of one split of a language pair."""
+    """The files of one split of a language pair.
+
+    Attributes:
+        name: name of the split in its files, such as "sample".
+        source: file with lines `id<TAB>sentence`.
+        target: the same for the target.
+        gold: file with lines `source id<TAB>target id`.
+    """
 
     name: str
     source: Path
@@ -98,10 +105,10 @@ def find_splits(folder: str | Path, pair: str, protocol: str) -> list[Split]:
         protocol: one of `PROTOCOLS`.
 
     Returns:
-        The split for the threshold first, and the split to evaluate last. They may be the same.
+        One or two splits. The threshold is chosen on the first one, and the last one is evaluated.
 
     Raises:
-        ValueError: an unknown protocol, or a pair that is not two languages.
+        UserError: an unknown protocol, or a pair that is not two languages.
         FileNotFoundError: a file is missing. The message names it and the files that are there.
     """
     if protocol not in PROTOCOLS:
@@ -114,9 +121,17 @@ def find_splits(folder: str | Path, pair: str, protocol: str) -> list[Split]:
 
 
 def default_protocol(folder: str | Path, pair: str) -> str:
-    """Choose "training-optimal" if there are files of a training split, else "sample".
+    """Choose a protocol by the files that are there.
+
+    Args:
+        folder: holds the files, or a folder with the name of the pair that holds them.
+        pair: two languages, such as "fr-en".
+
+    Returns:
+        "sample" if only the sample split is there, otherwise "training-optimal".
 
     Raises:
+        UserError: the pair is not two languages.
         FileNotFoundError: there is neither split, or a file of it is missing. The message names it.
     """
     found = set()
@@ -130,11 +145,13 @@ def default_protocol(folder: str | Path, pair: str) -> str:
 
 
 def _find_split(folder: Path, pair: str, names: tuple[str, ...]) -> Split:
-    """Find the files of a split.
+    """Find the three files of a split.
 
     Args:
-        names: names that the split may have. The one with most files counts, of equal ones the
-            first.
+        folder: holds the files, or a folder with the name of the pair that holds them.
+        pair: two languages, such as "fr-en".
+        names: names that the split may have. The one with the most files is taken, or the first
+            of several.
 
     Raises:
         FileNotFoundError: a file is missing.
@@ -170,7 +187,7 @@ def _find_split(folder: Path, pair: str, names: tuple[str, ...]) -> Split:
 
 
 def _existing(path: Path) -> Path | None:
-    """Return the file with this name or with a suffix of compression, or None."""
+    """Return the file with this name, or with `.gz` or `.xz` behind it. None if there is none."""
     for suffix in SUFFIXES:
         file = path.with_name(path.name + suffix)
         if file.is_file():
@@ -183,10 +200,11 @@ def read_text(path: Path, ids: dict[str, int]) -> Iterator[str]:
 
     Args:
         path: a file with lines `id<TAB>sentence`.
-        ids: is filled while the lines are read: id -> index of its line, from 0.
+        ids: a dictionary that is filled while the lines are read. It maps each id to the index of
+            its line, from 0.
 
     Raises:
-        ValueError: a line has no id or no tab, or its id is already on another line.
+        UserError: a line has no id or no tab, or its id is already on another line.
     """
     for index, line in enumerate(read_sentences(path)):
         name, tab, sentence = line.partition("\t")
@@ -205,15 +223,18 @@ def read_text(path: Path, ids: dict[str, int]) -> Iterator[str]:
 def read_gold(
     split: Split, source_ids: Mapping[str, int], target_ids: Mapping[str, int]
 ) -> np.ndarray:
-    """Read the gold pairs as indices of lines, (G, 2) int64.
+    """Read the gold pairs of a split, and look up the lines of their ids.
 
     Args:
         split: the split whose gold file is read.
-        source_ids: id -> index of its line in the source, from 0.
-        target_ids: id -> index of its line in the target, from 0.
+        source_ids: maps an id to the index of its line in the source, from 0.
+        target_ids: maps an id to the index of its line in the target, from 0.
+
+    Returns:
+        (G, 2) int64: source line and target line of each gold pair, from 0.
 
     Raises:
-        ValueError: a line is not two ids, has an unknown id or repeats a pair, or the file is
+        UserError: a line is not two ids, has an unknown id or repeats a pair, or the file is
             empty.
     """
     first_line: dict[tuple[int, int], int] = {}
@@ -237,7 +258,15 @@ def read_gold(
 def _require_id(
     name: str, path: Path, ids: Mapping[str, int], other_ids: Mapping[str, int], place: str
 ) -> None:
-    """Raise `UserError` if the text has no such id, and tell whether the other text has it."""
+    """Raise `UserError` if a text has no such id. The message says if the other text has it.
+
+    Args:
+        name: the id.
+        path: the file of the text, for the message.
+        ids: all ids of the text.
+        other_ids: all ids of the other text.
+        place: gold file and line of the id, for the message.
+    """
     if name in ids:
         return
     if name in other_ids:
@@ -252,15 +281,17 @@ def count_gold(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Count the pairs of ids that each mined pair of sentences stands for, and how many are gold.
 
+    A sentence may be on several lines, each of which has an id.
+
     Args:
-        pairs: P pairs of sentences.
-        gold: (G, 2) indices of lines.
-        source_rows: (L,) sentence of each source line, -1 for an empty line
+        pairs: P pairs of distinct sentences.
+        gold: (G, 2) source line and target line of each gold pair, from 0.
+        source_rows: (L,) number of the sentence on each source line, -1 for an empty line
             (`DistinctSentences.rows`).
         target_rows: the same for the target lines.
 
     Returns:
-        The number of pairs of ids (P,), and how many of them are gold (P,), both int64.
+        (P,) the number of pairs of ids, and (P,) how many of them are gold, both int64.
     """
     # a sentence on a lines paired with a sentence on b lines stands for a·b pairs of ids
     source_copies = np.bincount(source_rows[source_rows >= 0])
@@ -295,13 +326,13 @@ def best_threshold(
     1.5
 
     Args:
-        scores: (P,) in any order.
-        extracted: (P,) pairs of ids that each pair stands for.
+        scores: (P,) scores of the mined pairs, in any order.
+        extracted: (P,) number of pairs of ids that each mined pair stands for.
         correct: (P,) how many of those are gold.
         gold: number of gold pairs.
 
     Raises:
-        ValueError: there are no pairs.
+        UserError: there are no pairs.
     """
     if len(scores) == 0:
         raise UserError("no pairs were mined: there is no threshold")
@@ -328,7 +359,12 @@ def score_at(
 ) -> MiningScore:
     """Compute precision, recall and F1 of the pairs that score at least `threshold`.
 
-    The other arguments are those of `best_threshold`.
+    Args:
+        threshold: lowest score of a pair that counts as extracted.
+        scores: (P,) scores of the mined pairs, in any order.
+        extracted: (P,) number of pairs of ids that each mined pair stands for.
+        correct: (P,) how many of those are gold.
+        gold: number of gold pairs.
     """
     chosen = scores >= threshold
     found = int(extracted[chosen].sum())

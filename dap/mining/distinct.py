@@ -79,7 +79,7 @@ class DistinctSentences:
         return (self[row] for row in range(len(self)))
 
     def counts(self) -> dict[str, int]:
-        """Count the lines, the empty and the repeated ones, and the distinct sentences."""
+        """Return four counts: all lines, empty lines, repeated lines, and distinct sentences."""
         return {
             "lines": len(self.rows),
             "empty": self.empty,
@@ -88,7 +88,7 @@ class DistinctSentences:
         }
 
     def digest(self) -> str:
-        """Return the SHA-256 of the lines in their order. All empty lines count as equal."""
+        """Return the SHA-256 of the text. It does not tell apart different kinds of empty lines."""
         digest = hashlib.sha256(self._text)
         digest.update(self._ends)
         return digest.hexdigest()
@@ -97,7 +97,10 @@ class DistinctSentences:
 def _store_lines(lines: Iterable[str], text: BinaryIO, ends: BinaryIO) -> Iterator[np.ndarray]:
     """Write all lines to files, and yield a `HASHED_LINE` record for each line that is not empty.
 
+    The records come in arrays, one for each block of lines.
+
     Args:
+        lines: the lines of the text, read once.
         text: receives the sentences in UTF-8, without line ends and without empty lines.
         ends: receives 0 and then for each line the position of its end in `text`, int64.
     """
@@ -133,8 +136,9 @@ def _fill_in_earliest(earliest: np.ndarray, hashed_lines: Iterable[tuple[int, in
     """Write for each line the number, from 1, of the first line with the same hash.
 
     Args:
-        earliest: (L,), changed in place.
-        hashed_lines: (high, low, line) in ascending order.
+        earliest: (L,) int64, all 0. It gets the numbers. Empty lines keep 0.
+        hashed_lines: (high, low, line) of each line that is not empty, in ascending order. `high`
+            and `low` are the halves of the hash, `line` counts from 1.
     """
     output = memoryview(earliest)  # single elements are written faster than through numpy
     previous_hash = None
@@ -146,14 +150,29 @@ def _fill_in_earliest(earliest: np.ndarray, hashed_lines: Iterable[tuple[int, in
 
 
 def _first_lines(earliest: np.ndarray) -> Iterator[np.ndarray]:
-    """Yield the numbers, from 1, of the lines that hold a sentence for the first time."""
+    """Yield the numbers, from 1, of the lines that hold a sentence for the first time.
+
+    Args:
+        earliest: (L,) for each line the number of the first line with the same sentence, or 0.
+
+    Returns:
+        Yields arrays, one for each block of lines.
+    """
     for block in row_blocks(len(earliest)):
         lines = np.arange(block.start + 1, block.stop + 1)
         yield lines[earliest[block] == lines]
 
 
 def _sentence_numbers(earliest: np.ndarray, first_line: np.ndarray) -> Iterator[np.ndarray]:
-    """Yield the number of each line's sentence, -1 for an empty line."""
+    """Yield for each line the number of its sentence, from 0, or -1 for an empty line.
+
+    Args:
+        earliest: (L,) for each line the number of the first line with the same sentence, or 0.
+        first_line: (N,) for each sentence the number of its first line, from 1.
+
+    Returns:
+        Yields arrays, one for each block of lines.
+    """
     for block in row_blocks(len(earliest)):
         lines = earliest[block]
         yield np.where(lines == 0, -1, np.searchsorted(first_line, lines))

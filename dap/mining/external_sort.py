@@ -40,6 +40,6 @@ def sort_records(blocks: Iterable[np.ndarray]) -> Iterator[tuple]:
 
 
 def _read_run(run: np.ndarray, size: int) -> Iterator[tuple]:
-    """Yield the records of a sorted run as tuples, reading `size` records at a time."""
+    """Yield the records of a structured array as tuples, reading `size` records at a time."""
     for block in row_blocks(len(run), size):
         yield from run[block].tolist()

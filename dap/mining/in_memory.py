@@ -39,7 +39,7 @@ Vectors = tuple[np.ndarray, np.ndarray]
 
 @dataclass(frozen=True)
 class Choice:
-    """Which candidates are kept, and what is known about their precision.
+    """The chosen threshold, and what is estimated about the pairs that it keeps.
 
     Attributes:
         threshold: lowest score of a pair, or None to keep all.
@@ -60,7 +60,22 @@ class Choice:
 
 @dataclass(frozen=True)
 class Margin:
-    """How pairs are scored and which are candidates. The names are those of the command."""
+    """Options of mining: how pairs are scored, and which are kept.
+
+    They have the names of the flags of `mine_bitext.py`.
+
+    Attributes:
+        margin: one of `dap.mining.MARGINS`: how a cosine is compared with the neighbours'.
+        k: number of neighbours of each sentence.
+        retrieval: one of `dap.mining.RETRIEVALS`: which candidates are kept.
+        threshold: lowest score of a pair, "auto" to choose it, "none" or None to keep all. A
+            number may be given as a string.
+        min_precision: choose the lowest threshold with this estimated precision, 0 to 1. None
+            chooses by the best expected F1.
+
+    Raises:
+        UserError: `threshold` or `min_precision` has another value, or both are given.
+    """
 
     margin: str = "ratio"
     k: int = 4
@@ -90,16 +105,18 @@ def mine_vectors(
     search: Search = mutual_neighbours,
     known: Vectors | None = None,
 ) -> tuple[Neighbours, MinedPairs, Choice]:
-    """Find the candidates of two texts, and choose the threshold.
+    """Find the pairs of two texts that may be translations, and choose the threshold.
 
     Args:
-        vectors: (N, D) and (M, D).
-        options: how to score and to choose.
-        search: finds the neighbours.
-        known: vectors of known translations, (K, D) each, to calibrate the estimate.
+        vectors: vectors of the source (N, D) and of the target (M, D).
+        options: how to score pairs and to choose the threshold.
+        search: finds nearest neighbours.
+        known: vectors of K known translations, (K, D) each, to calibrate the estimated precision.
+            None calibrates nothing.
 
     Returns:
-        The k nearest neighbours, the candidates (best first), and the choice.
+        The k nearest neighbours of all rows, all candidates (best first), and the choice of the
+        threshold. The candidates are not filtered by it.
     """
     found = neighbourhoods(*vectors, options.k, search, extra=1)
     k = min(options.k, len(vectors[0]), len(vectors[1]))
@@ -121,14 +138,15 @@ def choose(
     """Choose the threshold, and estimate the precision where the scores allow it.
 
     Args:
-        candidates: best first.
-        neighbours: `k` + 1 neighbours, or `k` if there are no more.
+        candidates: all candidates, best first.
+        neighbours: the `k` + 1 nearest neighbours of all rows, or `k` if there are no more.
         options: how to choose.
-        k: neighbours whose mean the margin compares with.
-        known_scores: (K,) of known translations.
+        k: number of neighbours whose mean cosine the margin compares with.
+        known_scores: (K,) margin scores of known translations, or None.
 
     Raises:
-        UserError: the threshold was to be chosen, and the scores do not tell it.
+        UserError: the threshold was to be chosen, but no translations stand out, or no threshold
+            has the wanted precision.
     """
     is_auto = options.threshold == "auto"
     given = options.threshold if isinstance(options.threshold, (int, float)) else None
@@ -168,13 +186,16 @@ def choose(
 
 
 def score_known(known: Vectors, vectors: Vectors, k: int = 4, margin: str = "ratio") -> np.ndarray:
-    """Score known translations as if their sentences were part of the two texts, (K,).
+    """Score known translations by their margin, as if their sentences were in the two texts.
 
     Args:
-        known: vectors of the two sides of known translations, (K, D) each.
-        vectors: vectors of the two texts.
-        k: neighbours whose mean the margin compares with.
+        known: vectors of the sources and the targets of K known translations, (K, D) each.
+        vectors: vectors of the two texts, (N, D) and (M, D).
+        k: number of neighbours whose mean cosine the margin compares with.
         margin: one of `dap.mining.MARGINS`.
+
+    Returns:
+        Margin scores, (K,).
     """
     sides = unit_rows(known[0], "known source"), unit_rows(known[1], "known target")
     cosine = (sides[0] * sides[1]).sum(1).numpy().astype(np.float64)  # (K,)
@@ -189,7 +210,7 @@ def score_known(known: Vectors, vectors: Vectors, k: int = 4, margin: str = "rat
 
 
 def table_text(choice: Choice) -> str:
-    """Show how many pairs each threshold keeps, and their estimated precision."""
+    """Format the table of a choice: thresholds, pairs kept, and their estimated precision."""
     lines = ["threshold   pairs kept   estimated precision"]
     for row in choice.table:
         mark = "  <- chosen" if row["threshold"] == choice.threshold else ""
@@ -199,7 +220,7 @@ def table_text(choice: Choice) -> str:
 
 
 def report_of(choice: Choice) -> dict[str, Any]:
-    """Return a choice for the JSON report."""
+    """Return a choice as a dictionary for the JSON report."""
     return asdict(choice)
 
 
@@ -233,17 +254,18 @@ def mine(
         target: sentences, or vectors (M, D).
         model: encodes sentences: an object with `encode(sentences)`, such as a
             SentenceTransformer, or the name of a model. Vectors need none.
-        threshold: lowest score of a pair, "auto" to choose it, or None to keep all.
-        min_precision: choose the lowest threshold whose estimated precision is this, 0 to 1.
-        top_n: number of the best pairs to keep.
+        threshold: lowest score of a pair, "auto" to choose it from the scores, or None to keep all.
+        min_precision: choose the lowest threshold with at least this estimated precision, 0 to 1.
+            None chooses by the best expected F1.
+        top_n: largest number of pairs to keep. None keeps all that reach the threshold.
         margin: one of `dap.mining.MARGINS`.
         retrieval: one of `dap.mining.RETRIEVALS`.
         k: number of neighbours of each sentence.
 
     Returns:
-        A table of the pairs, best first: "score", "source" and "target" (only for sentences),
-        "source_line" and "target_line", from 1. Its metadata have the `Choice` under "mining", as
-        JSON.
+        A table with one row per pair, best first. Its columns are "score", "source" and "target"
+        (only for sentences), "source_line" and "target_line" (from 1). Its metadata hold the
+        `Choice` as JSON under "mining".
 
     Raises:
         UserError: input that cannot be mined, or scores from which no threshold follows.
@@ -269,7 +291,18 @@ def mine(
 
 
 class _Side:
-    """One text in memory: vectors of its distinct sentences, and the line of each, from 1."""
+    """One text in memory, as sentences or as vectors.
+
+    Args:
+        text: sentences, or vectors (N, D).
+        name: "source" or "target", for messages.
+        model: encodes sentences. Vectors need none.
+
+    Attributes:
+        sentences: the distinct sentences, or None if vectors were given.
+        vectors: their vectors, or the given ones.
+        lines: for each vector the number of its (first) line or row, from 1.
+    """
 
     def __init__(self, text: Sequence[str] | np.ndarray, name: str, model: Any) -> None:
         self.sentences: DistinctSentences | None = None
@@ -291,7 +324,13 @@ class _Side:
 
 
 def require_some(kept: MinedPairs, candidates: MinedPairs, choice: Choice) -> MinedPairs:
-    """Return the kept pairs. Raise `UserError` if there are none."""
+    """Return the kept pairs unchanged, or raise `UserError` if there are none.
+
+    Args:
+        kept: the pairs that reach the threshold.
+        candidates: all candidates, for the message.
+        choice: the choice of the threshold, for the message.
+    """
     if len(kept):
         return kept
     best = float(candidates.scores.max()) if len(candidates) else float("nan")

@@ -48,7 +48,7 @@ class MinedPairs:
         return MinedPairs(self.scores[chosen], self.source[chosen], self.target[chosen])
 
     def blocks(self) -> Iterator["MinedPairs"]:
-        """Yield the pairs in blocks that fit into memory. There is at least one block."""
+        """Yield the pairs in their order, in blocks that fit into memory. There is at least one."""
         for block in row_blocks(len(self)):
             yield self[block]
 
@@ -74,19 +74,23 @@ def neighbourhoods(
     search: Search = mutual_neighbours,
     extra: int = 0,
 ) -> Neighbours:
-    """Find the k nearest neighbours in both directions.
+    """Find the nearest neighbours of each sentence among the sentences of the other text.
 
     If a text has fewer than k sentences, k is reduced to their number, with a warning.
 
     Args:
-        source: (N, D).
-        target: (M, D).
-        k: neighbours of a sentence.
+        source: vectors of the source sentences, (N, D).
+        target: vectors of the target sentences, (M, D).
+        k: number of neighbours of each sentence.
         search: `mutual_neighbours`, or an approximate search with the same arguments.
-        extra: more neighbours to find, as far as there are so many.
+        extra: number of neighbours to find beyond k, if there are so many.
+
+    Returns:
+        Cosines and rows of the k + `extra` nearest neighbours, in both directions.
 
     Raises:
-        ValueError: k is below 1, a text has no sentences, or the search refuses its input.
+        UserError: k is below 1, or a text has no sentences.
+        ValueError: `search` refuses the vectors.
     """
     if k < 1:
         raise UserError(f"k={k}: at least 1 neighbour")
@@ -105,7 +109,7 @@ def neighbourhoods(
 
 
 def nearest_k(neighbours: Neighbours, k: int) -> Neighbours:
-    """Return only the k nearest of the neighbours."""
+    """Keep only the k nearest of the neighbours that were found for each row."""
     return Neighbours(
         neighbours.forward_scores[:, :k],
         neighbours.forward_indices[:, :k],
@@ -117,7 +121,9 @@ def nearest_k(neighbours: Neighbours, k: int) -> Neighbours:
 def margin_scores(
     cosine: np.ndarray, source_mean: np.ndarray, target_mean: np.ndarray, margin: str = "ratio"
 ) -> np.ndarray:
-    """Compare the cosine of a pair with the neighbourhoods of its two sentences.
+    """Compute the margin of pairs: how their cosine compares with the sentences' neighbourhoods.
+
+    A sentence that is similar to many others then gets no high score with all of them.
 
     With b the mean of `source_mean` and `target_mean`, the score is (Artetxe & Schwenk 2019,
     section 3):
@@ -133,10 +139,16 @@ def margin_scores(
     [1.5]
 
     Args:
-        cosine: any shape.
+        cosine: cosine of each pair, an array of any shape.
         source_mean: same shape, the mean cosine of the source sentence and its k nearest targets.
         target_mean: same shape, the mean cosine of the target sentence and its k nearest sources.
         margin: one of `MARGINS`.
+
+    Returns:
+        Scores float64, with the shape of `cosine`.
+
+    Raises:
+        UserError: the margin is unknown.
     """
     if margin not in MARGINS:
         raise UserError(f"margin={margin!r}: choose one of {', '.join(MARGINS)}")
@@ -154,7 +166,7 @@ def candidate_pairs(
 ) -> MinedPairs:
     """Choose the pairs that may be translations, best first.
 
-    The candidate of a sentence is the one of its k neighbours with the best margin. The retrieval
+    The candidate of a sentence is the one of its k neighbours with the best margin. `retrieval`
     says which candidates are kept:
 
     - "forward": the candidate of every source sentence
@@ -171,8 +183,13 @@ def candidate_pairs(
     >>> pairs.source.tolist(), pairs.target.tolist(), pairs.scores.tolist()
     ([0, 1, 2], [2, 0, 1], [2.0, 2.0, 2.0])
 
+    Args:
+        neighbours: the k nearest neighbours of all rows in both directions.
+        margin: one of `MARGINS`.
+        retrieval: one of `RETRIEVALS`.
+
     Raises:
-        ValueError: an unknown margin or retrieval.
+        UserError: an unknown margin or retrieval.
     """
     if retrieval not in RETRIEVALS:
         raise UserError(f"retrieval={retrieval!r}: choose one of {', '.join(RETRIEVALS)}")
@@ -208,7 +225,7 @@ def candidate_pairs(
 
 
 def _mean_cosines(scores: np.ndarray) -> np.ndarray:
-    """Average the cosines (n, k) of each neighbourhood: (n,) float64."""
+    """Return the mean of each row of cosines (n, k): (n,) float64."""
     return concatenate_on_disk(
         scores[block].mean(1, dtype=np.float64) for block in row_blocks(len(scores))
     )
@@ -223,13 +240,15 @@ def _best_candidates(
 ) -> MinedPairs:
     """Pair each of n rows with the one of its k neighbours that has the best margin.
 
-    The rows are the source of the pairs.
-
     Args:
-        cosines: (n, k), of the rows and their neighbours.
-        indices: (n, k), rows of the neighbours on the other side.
-        own_means: (n,) mean cosine of each row's neighbourhood.
-        other_means: mean cosine of the neighbourhood of each row of the other side.
+        cosines: (n, k) cosines of the rows and their neighbours.
+        indices: (n, k) row numbers of the neighbours on the other side.
+        own_means: (n,) mean cosine of each row and its neighbours.
+        other_means: the same for each row of the other side.
+        margin: one of `MARGINS`.
+
+    Returns:
+        n pairs in the order of the rows. Their `source` is this side, their `target` the other one.
     """
 
     def best_of_each_block() -> Iterator[MinedPairs]:
@@ -259,7 +278,13 @@ def _intersection(forward: MinedPairs, backward: MinedPairs) -> Iterator[MinedPa
 def _without_repeated_sentences(
     ordered: Iterable[tuple], source_count: int, target_count: int
 ) -> Iterator[tuple]:
-    """Yield, in their order, the pairs whose two sentences no earlier pair has taken."""
+    """Yield the pairs of which neither sentence is in a pair that was yielded before.
+
+    Args:
+        ordered: (score, source row, target row), best pair first.
+        source_count: number of source rows.
+        target_count: number of target rows.
+    """
     source_taken = memoryview(zeros_on_disk((source_count,), np.uint8))
     target_taken = memoryview(zeros_on_disk((target_count,), np.uint8))
     for pair in ordered:
@@ -271,7 +296,10 @@ def _without_repeated_sentences(
 
 
 def _blocks_of_sorted(ordered: Iterator[tuple]) -> Iterator[MinedPairs]:
-    """Collect sorted records in blocks that fit into memory, and undo the negated scores."""
+    """Collect records (negated score, source row, target row) into blocks of pairs.
+
+    Each block fits into memory. The scores lose the minus sign that they had for sorting.
+    """
     while True:
         block = np.fromiter(islice(ordered, disk_arrays.BLOCK_ROWS), PAIR)
         yield MinedPairs(-block["score"], block["source"], block["target"])
@@ -287,15 +315,18 @@ def score_pairs(
     neighbours: Neighbours,
     margin: str = "ratio",
 ) -> MinedPairs:
-    """Score given pairs by their margin over the neighbourhoods of both texts, in the given order.
+    """Score given pairs by their margin over the neighbourhoods in both texts.
 
     Args:
-        source: (N, D), need not be normalised.
-        target: (M, D), need not be normalised.
+        source: vectors of the source, (N, D). They need not be normalised.
+        target: vectors of the target, (M, D). They need not be normalised.
         source_rows: (P,) source row of each pair.
         target_rows: (P,) target row of each pair.
-        neighbours: neighbours of all rows in both directions.
+        neighbours: the k nearest neighbours of all rows in both directions.
         margin: one of `MARGINS`.
+
+    Returns:
+        The P pairs with their scores, in the given order.
     """
     source_means = _mean_cosines(neighbours.forward_scores)
     target_means = _mean_cosines(neighbours.backward_scores)
@@ -316,11 +347,16 @@ def select(
 ) -> MinedPairs:
     """Keep the pairs that score at least `threshold`, and of those the `top_n` best.
 
-    They keep their order. Of pairs with equal scores the earlier one counts as better.
+    They keep their order. Of pairs with the same score the earlier one counts as better.
 
     >>> pairs = MinedPairs(np.array([0.1, 0.3, 0.2]), np.arange(3), np.arange(3))
     >>> select(pairs, threshold=0.2).source.tolist(), select(pairs, top_n=1).source.tolist()
     ([1, 2], [1])
+
+    Args:
+        pairs: pairs in any order.
+        threshold: lowest score. None keeps all pairs.
+        top_n: largest number of pairs to keep. None keeps all that reach the threshold.
     """
     if threshold is not None:
         good_enough = (block[block.scores >= threshold] for block in pairs.blocks())
@@ -341,7 +377,7 @@ def select(
 
 
 def _nth_best(pairs: MinedPairs, n: int) -> tuple[float, int]:
-    """Find the n-th best pair. Returns: its score, and its position among the pairs."""
+    """Return the score of the n-th best pair, and its position among the pairs, from 0."""
 
     def scores_and_positions() -> Iterator[np.ndarray]:
         for block in row_blocks(len(pairs)):

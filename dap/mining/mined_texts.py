@@ -50,7 +50,7 @@ class TextSide:
         return {"file": self.path.name} | self.text.counts()
 
     def line(self, number: int) -> str:
-        """Return the sentence of a line, counted from 0."""
+        """Return the sentence of the line with this number, counted from 0."""
         return self.text[self.text.rows[number]]
 
 
@@ -75,7 +75,14 @@ class MiningTask:
         return hashlib.sha256(text.encode() + gold).hexdigest()
 
     def first_lines(self, pairs: MinedPairs) -> MinedPairs:
-        """Turn pairs of sentences into pairs of the first lines that hold them, counted from 0."""
+        """Turn pairs of distinct sentences into pairs of lines.
+
+        Args:
+            pairs: pairs of sentence numbers.
+
+        Returns:
+            The same pairs as line numbers, counted from 0: the first line that holds each sentence.
+        """
         source_lines = self.source.text.first_line
         target_lines = self.target.text.first_line
 
@@ -99,13 +106,13 @@ class MiningTask:
         Lines that are empty on one side are left out.
 
         Args:
-            source_vectors: (N, D).
-            target_vectors: (M, D).
-            neighbours: neighbours of all sentences in both directions.
+            source_vectors: vectors of the distinct source sentences, (N, D).
+            target_vectors: vectors of the distinct target sentences, (M, D).
+            neighbours: nearest neighbours of all these sentences in both directions.
             margin: one of `dap.mining.MARGINS`.
 
         Returns:
-            Pairs of lines, counted from 0, in the order of the lines.
+            Pairs of line numbers, counted from 0, in the order of the lines.
         """
         source_rows = self.source.text.rows  # (L,)
         target_rows = self.target.text.rows  # (L,)
@@ -129,11 +136,16 @@ class MiningTask:
 
 
 def score_splits(mined: Sequence[MinedPairs], splits: Sequence[MiningTask]) -> list[MiningScore]:
-    """Score the mined pairs of each split of BUCC at the threshold that is best on the first split.
+    """Compute precision, recall and F1 of the pairs that were mined in splits of BUCC.
+
+    All splits have the same threshold: the one with the best F1 on the first split.
 
     Args:
-        mined: for each split, pairs of sentences.
+        mined: for each split, the mined pairs of distinct sentences with their scores.
         splits: one split, or the split for the threshold and the split to evaluate.
+
+    Returns:
+        The scores of each split.
     """
     threshold = None
     scores = []
@@ -149,10 +161,13 @@ def score_splits(mined: Sequence[MinedPairs], splits: Sequence[MiningTask]) -> l
 
 
 def require_writable(path: str) -> None:
-    """Refuse a file name whose ending is a format that is not written.
+    """Check that pairs can be written in the format that a file's name says.
+
+    Args:
+        path: the value of `--output`. An unknown ending means a table with tabs.
 
     Raises:
-        UserError: the name ends in another format, or in another compression.
+        UserError: the name ends in a format or a compression that is not written.
     """
     name = Path(path)
     if name.suffix in (".bz2", ".zst", ".lz4", ".7z", ".zip"):
@@ -202,7 +217,7 @@ def write_pairs(pairs: MinedPairs, task: MiningTask, path: str | Path) -> None:
 
 
 def _rows(pairs: MinedPairs, task: MiningTask) -> Iterator[tuple[float, str, str, int, int]]:
-    """Yield the values of the `COLUMNS` for each pair."""
+    """Yield the values of the `COLUMNS` for each pair of lines."""
     for block in pairs.blocks():
         columns = block.scores.tolist(), block.source.tolist(), block.target.tolist()
         for score, i, j in zip(*columns, strict=True):
@@ -210,7 +225,7 @@ def _rows(pairs: MinedPairs, task: MiningTask) -> Iterator[tuple[float, str, str
 
 
 def _quoted(text: str) -> str:
-    """Write a field of a table with tabs so that readers of CSV read it unchanged.
+    """Quote a text as a field of a table with tabs, so that readers of CSV read its quotes back.
 
     >>> print(_quoted('a "b" c'))
     "a ""b"" c"
@@ -220,6 +235,7 @@ def _quoted(text: str) -> str:
 
 
 def _write_parquet(pairs: MinedPairs, task: MiningTask, output: BinaryIO) -> None:
+    """Write pairs of lines as a Parquet file with the `COLUMNS`."""
     types = (pa.float64(), pa.string(), pa.string(), pa.int64(), pa.int64())
     schema = pa.schema(list(zip(COLUMNS, types, strict=True)))
     rows = _rows(pairs, task)

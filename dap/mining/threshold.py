@@ -2,15 +2,17 @@
 
 How it works:
 
-1. **Runner-up scores.** Leave a candidate out, and score the next best pair of its two sentences.
-   If the candidate is a translation, its runner-up is none. So runner-ups show how pairs score
-   that are no translations, in any text and for any model.
-2. **Two groups.** The scores of the candidates are a mixture. Translations are a normal
-   distribution. The others are a normal distribution plus an exponential one, because they are the
-   best of many pairs and so have a long tail to the right. The expectation-maximisation algorithm
-   (EM) fits both.
-3. **Precision.** The probabilities of all pairs above a threshold are averaged. The threshold with
-   the best expected F1 is chosen, or the lowest one with a wanted precision.
+1. **Runner-up scores.** A *candidate* is a pair that may be a translation. Leave it out, and score
+   the next best pair of its two sentences, the *runner-up*. If the candidate is a translation, its
+   runner-up is none. So runner-ups show how pairs score that are no translations, in any text and
+   for any model.
+2. **Two groups.** The scores of the candidates are a mixture of two groups. The scores of
+   translations have a normal distribution. The scores of the *other pairs* are the sum of a normal
+   and an exponential variable: they are the best of many pairs, which gives a long tail to the
+   right. The expectation-maximisation algorithm (EM) fits both distributions.
+3. **Precision.** The fitted distributions give each score a probability that the pair is a
+   translation. The mean probability of all pairs above a threshold is its estimated precision. The
+   threshold with the best expected F1 is chosen, or the lowest one with a wanted precision.
 
 Runner-ups decide whether scores with one mode are all translations or none. A mixture fitted to the
 scores only cannot tell these apart.
@@ -53,14 +55,16 @@ STEPS = 300
 
 @dataclass(frozen=True)
 class ScoreModel:
-    """What scores say about pairs: the two groups, and the probability of each score.
+    """The result of fitting the two groups: how likely a pair with some score is a translation.
 
     Attributes:
-        share: estimated share of the candidates that are translations.
-        distance: of the two groups' means, in standard deviations of the other pairs' scores.
-        pairs: number of candidates that the model was fitted to.
-        scores: (n,) scores in ascending order.
-        probabilities: (n,) that a pair of this score is a translation. They never fall.
+        share: estimated share of the candidates that are translations, 0 to 1.
+        distance: difference of the two groups' mean scores, in standard deviations of the other
+            pairs' scores.
+        pairs: number of candidates that the model was fitted to, P.
+        scores: (P,) their scores in ascending order.
+        probabilities: (P,) for each score, the probability that its pair is a translation. They
+            never fall.
         calibrated: whether the scores of known translations were given.
     """
 
@@ -82,15 +86,18 @@ class ScoreModel:
 def runner_up_scores(
     pairs: MinedPairs, neighbours: Neighbours, k: int, margin: str = "ratio"
 ) -> np.ndarray:
-    """Score the next best pair of each pair's two sentences, (P,).
+    """Score the runner-up of each pair: the next best pair that has one of its two sentences.
 
-    The means of a sentence's neighbourhood are also computed without its partner.
+    The mean cosine of a sentence's neighbourhood is also computed without its partner.
 
     Args:
-        pairs: rows of the source and the target.
-        neighbours: `k` + 1 neighbours of all rows in both directions.
-        k: neighbours whose mean the margin compares with.
+        pairs: P pairs of source rows and target rows.
+        neighbours: the `k` + 1 nearest neighbours of all rows in both directions.
+        k: number of neighbours whose mean cosine the margin compares with.
         margin: one of `dap.mining.MARGINS`.
+
+    Returns:
+        Margin scores, (P,) float64.
     """
     forward = neighbours.forward_scores, neighbours.forward_indices
     backward = neighbours.backward_scores, neighbours.backward_indices
@@ -107,7 +114,19 @@ def _runner_ups(
     k: int,
     margin: str,
 ) -> np.ndarray:
-    """Score the best neighbour of each row except for its partner, (P,)."""
+    """Score each row with the best of its neighbours that is not its partner.
+
+    Args:
+        own: cosines and rows of the neighbours of all rows on this side.
+        other: the same for all rows on the other side.
+        rows: (P,) row of each pair on this side.
+        partners: (P,) row of each pair on the other side.
+        k: number of neighbours whose mean cosine the margin compares with.
+        margin: one of `dap.mining.MARGINS`.
+
+    Returns:
+        Margin scores, (P,).
+    """
     cosines = own[0][rows, : k + 1].astype(np.float64)  # (P, k + 1)
     indices = own[1][rows, : k + 1]
 
@@ -128,12 +147,13 @@ def _runner_ups(
 def fit_scores(
     scores: np.ndarray, runner_ups: np.ndarray, known: np.ndarray | None = None
 ) -> ScoreModel:
-    """Fit the two groups of scores by EM.
+    """Fit the distributions of translations' scores and of other pairs' scores.
 
     Args:
-        scores: (P,) of the candidates.
-        runner_ups: (P,) of `runner_up_scores`.
-        known: (K,) scores of known translations. They fix the translations' distribution.
+        scores: (P,) margin scores of the candidates.
+        runner_ups: (P,) scores of their runner-ups (`runner_up_scores`).
+        known: (K,) scores of known translations, which fix the translations' distribution. None
+            estimates it from the candidates.
 
     Raises:
         UserError: a score is NaN or infinite.
@@ -154,13 +174,13 @@ def fit_scores(
 def _fit(
     scores: np.ndarray, runner_ups: np.ndarray, known: np.ndarray | None, tail: float
 ) -> tuple[float, np.ndarray, float]:
-    """Fit the two groups for one of the `TAILS`.
+    """Fit the two groups by EM for one shape of the other pairs' scores.
 
     Args:
-        scores: (P,) in ascending order.
-        runner_ups: (P,) of the same candidates.
+        scores: (P,) scores of the candidates in ascending order.
+        runner_ups: (P,) scores of their runner-ups.
         known: (K,) scores of known translations, or None.
-        tail: of the other pairs' scores.
+        tail: one of the `TAILS`.
 
     Returns:
         The mean log likelihood, the probabilities (P,) that a pair is a translation, and the
@@ -208,18 +228,22 @@ def _fit(
 
 
 def _moments(values: np.ndarray, weights: np.ndarray) -> tuple[float, float]:
-    """Return the weighted mean and standard deviation."""
+    """Return the weighted mean and standard deviation of values."""
     total = weights.sum() + 1e-12
     mean = float((weights * values).sum() / total)
     return mean, float((weights * (values - mean) ** 2).sum() / total) ** 0.5
 
 
 def _center(values: np.ndarray, weights: np.ndarray) -> tuple[float, float]:
-    """Return the mean and the standard deviation of a skewed distribution.
+    """Estimate the mean and the standard deviation of the other pairs' scores.
 
-    Each is the average of two estimates: the weighted moments, and those that follow from the
-    quartiles. The first are too large if some translations are among the values. The second are too
-    small if the tail is heavy.
+    Each is the average of two estimates: from the weighted moments, and from the quartiles. The
+    first is too large if some translations are among the values. The second is too small if the
+    tail is heavy.
+
+    Args:
+        values: scores of candidates and runner-ups.
+        weights: for each of them, the probability that its pair is no translation.
     """
     mean, deviation = _moments(values, weights)
     order = np.argsort(values)
@@ -231,12 +255,20 @@ def _center(values: np.ndarray, weights: np.ndarray) -> tuple[float, float]:
 
 
 def _log_normal(values: np.ndarray, mean: float, deviation: float) -> np.ndarray:
+    """Return the log density of a normal distribution at each value."""
     z = (values - mean) / deviation
     return -0.5 * z**2 - math.log(deviation * math.sqrt(2 * math.pi))
 
 
 def _log_skewed(values: np.ndarray, mean: float, deviation: float, tail: float) -> np.ndarray:
-    """Log density of a normal plus an exponential variable, with this mean and deviation."""
+    """Return the log density of the sum of a normal and an exponential variable at each value.
+
+    Args:
+        values: where to evaluate the density.
+        mean: mean of the sum.
+        deviation: standard deviation of the sum.
+        tail: mean of the exponential variable, in standard deviations of the normal one.
+    """
     normal = deviation / math.sqrt(1 + tail**2)  # standard deviation of the normal part
     exponential = tail * normal  # mean and standard deviation of the exponential part
     z = (values - mean + exponential) / normal
@@ -245,15 +277,16 @@ def _log_skewed(values: np.ndarray, mean: float, deviation: float, tail: float) 
 
 
 def precision_table(model: ScoreModel, candidates: int) -> list[dict[str, Any]]:
-    """Estimate the precision at several thresholds.
+    """Estimate how many pairs several thresholds keep, and their precision.
 
     Args:
-        model: the fitted scores.
-        candidates: number of all candidates. The model may know a sample of them.
+        model: the two groups, perhaps fitted to a sample of the candidates.
+        candidates: number of all candidates.
 
     Returns:
-        Rows with "threshold", "kept" (pairs) and "precision" (0 to 1), the highest threshold first.
-        The last row keeps everything.
+        One dictionary per threshold: "threshold", "kept" (number of pairs that score at least as
+        high) and "precision" (their estimated share of translations, 0 to 1). The highest threshold
+        comes first. The last one keeps all pairs.
     """
     precision = _precisions(model)
     rows = []
@@ -267,12 +300,19 @@ def precision_table(model: ScoreModel, candidates: int) -> list[dict[str, Any]]:
 
 
 def _precisions(model: ScoreModel) -> np.ndarray:
-    """Return the estimated precision of the 1, 2, … P best pairs, (P,)."""
+    """Return (P,): at position i, the estimated precision of the i + 1 best pairs."""
     return model.probabilities[::-1].cumsum() / np.arange(1, model.pairs + 1)
 
 
 def _row(model: ScoreModel, last: int, candidates: int) -> dict[str, Any]:
-    """Describe the pairs down to the `last` best one, counted from 0."""
+    """Make a row of `precision_table`.
+
+    Args:
+        model: the two groups.
+        last: position of the last pair to keep, from 0 for the best pair. Pairs with the same score
+            are kept as well.
+        candidates: number of all candidates.
+    """
     threshold = float(model.scores[::-1][last])
     last = int((model.scores >= threshold).sum()) - 1  # all pairs of an equal score
     return {
@@ -283,7 +323,7 @@ def _row(model: ScoreModel, last: int, candidates: int) -> dict[str, Any]:
 
 
 def round_down(threshold: float) -> float:
-    """Round to six decimals, as scores are written, but never above the threshold.
+    """Round a threshold down to six decimals, so that pairs with exactly this score are kept.
 
     >>> round_down(1.0234567)
     1.023456
@@ -294,13 +334,19 @@ def round_down(threshold: float) -> float:
 def choose_row(
     model: ScoreModel, candidates: int, min_precision: float | None = None
 ) -> dict[str, Any]:
-    """Choose the threshold of the best expected F1, or the lowest one of a wanted precision.
+    """Choose the threshold with the best expected F1, or the lowest one with a wanted precision.
+
+    Args:
+        model: the two groups, perhaps fitted to a sample of the candidates.
+        candidates: number of all candidates.
+        min_precision: the wanted precision, 0 to 1. None means the best expected F1.
 
     Returns:
-        A row as in `precision_table`.
+        The chosen threshold as a row of `precision_table`.
 
     Raises:
-        UserError: the translations do not stand out, or no threshold has that precision.
+        UserError: the translations do not stand out from the other pairs, or no threshold has the
+            wanted precision.
     """
     if not model.is_clear:
         most = math.ceil(model.share * candidates)

@@ -33,7 +33,10 @@ BUFFER = 1 << 20
 
 @contextmanager
 def open_file(path: str | Path) -> Iterator[io.BufferedReader]:
-    """Open a file, or a member `archive.zip/member`, and unpack it while it is read.
+    """Open a file for reading bytes, and unpack it while it is read.
+
+    Args:
+        path: a plain, `.gz` or `.xz` file, or a member of a zip archive: `archive.zip/member`.
 
     Raises:
         UserError: the file is damaged or truncated. Also raised while the block reads.
@@ -52,7 +55,7 @@ def open_file(path: str | Path) -> Iterator[io.BufferedReader]:
 
 
 def _open_packed(path: Path) -> BinaryIO:
-    """Open a file or a member of a zip archive, without unpacking gz and xz."""
+    """Open a file or a member of a zip archive. The content may still be packed as gz or xz."""
     archive = disk_path(path)
     if archive == path:
         return open(path, "rb")
@@ -64,7 +67,12 @@ def _open_packed(path: Path) -> BinaryIO:
 
 
 def _unpacked(packed: BinaryIO, suffix: str) -> Any:
-    """Unpack a stream by the suffix of its file name."""
+    """Return a context manager that unpacks a stream, by the suffix of its file name.
+
+    Args:
+        packed: the stream.
+        suffix: `.gz`, `.xz`, or any other suffix for a stream that is not packed.
+    """
     if suffix == ".gz":
         return gzip.open(packed)
     if suffix == ".xz":
@@ -73,9 +81,9 @@ def _unpacked(packed: BinaryIO, suffix: str) -> Any:
 
 
 def _open_xz(packed: BinaryIO) -> Any:
-    """Unpack all streams of an .xz file.
+    """Unpack an .xz file, which may consist of several streams.
 
-    `lzma.open` would end without an error at the first padding between two streams.
+    `lzma.open` would end without an error at the first padding between two of them.
     """
     from xz import XZFile
 
@@ -86,7 +94,7 @@ def _open_xz(packed: BinaryIO) -> Any:
 
 
 def _damage_errors() -> tuple[type[Exception], ...]:
-    """Return the errors that the libraries raise for damaged files, apart from `OSError`."""
+    """Return the classes of errors that mean a damaged file, apart from `OSError`."""
     from xz import XZError
 
     return (
@@ -102,16 +110,19 @@ def _damage_errors() -> tuple[type[Exception], ...]:
 
 
 def _says_damaged(error: Exception) -> bool:
-    """Tell whether an error is about a file's content.
+    """Tell whether an error is about a file's content, and not about the file system.
 
-    Libraries raise an `OSError` without a number, or with EINVAL (a position before the file's
-    start). Any other number comes from the file system.
+    For a damaged file, libraries raise an `OSError` without a number, or with EINVAL (a position
+    before the file's start). Any other number comes from the file system.
     """
     return getattr(error, "errno", None) in (None, errno.EINVAL)
 
 
 def disk_path(path: str | Path) -> Path:
-    """Return the file on the disk: the archive of `archive.zip/member`, or the path itself."""
+    """Return the file on the disk that a path leads into.
+
+    This is the archive for a path such as `archive.zip/member`, and any other path itself.
+    """
     path = Path(path)
     for parent in path.parents:
         if parent.suffix in (".zip", ".whl") and parent.is_file():
@@ -123,8 +134,9 @@ def list_folder(folder: Path, start: str = "") -> list[Path]:
     """List the files in a folder, sorted, without its subfolders.
 
     Args:
-        start: list only names that begin with it. Without it, hidden files are left out, because
-            editors and macOS put some beside others.
+        folder: the folder.
+        start: list only files whose names begin with it. If it is empty, hidden files are left
+            out, because editors and macOS put some beside others.
 
     Raises:
         UserError: an entry cannot be read as a file, such as a broken link or a pipe. Skipping it
@@ -155,6 +167,9 @@ def list_folder(folder: Path, start: str = "") -> list[Path]:
 def list_archive(archive: Path) -> list[Path]:
     """List the files in a zip archive, sorted, without hidden ones.
 
+    Returns:
+        Paths such as `archive.zip/member`.
+
     Raises:
         UserError: the archive is damaged, or a member is encrypted, occurs twice, or has a path
             outside the archive's folder.
@@ -173,10 +188,10 @@ OpenArchive = tuple[zipfile.ZipFile, dict[str, zipfile.ZipInfo]]
 
 
 def _open_archive(archive: Path) -> OpenArchive:
-    """Open an archive, or return it if it is open already. Members may be named `x` or `./x`.
+    """Open a zip archive, or return it if this process has opened it already.
 
-    It is opened again if it has changed. A forked process opens it itself, because it would share
-    the position in the file with its parent.
+    An archive that has changed since then is opened again. A forked process opens it itself,
+    because it would share the position in the file with its parent.
     """
     state = archive.stat()
     return _open_checked(archive, state.st_size, state.st_mtime_ns, os.getpid())
@@ -184,6 +199,12 @@ def _open_archive(archive: Path) -> OpenArchive:
 
 @lru_cache(maxsize=64)  # otherwise the table of an archive would be read for each of its members
 def _open_checked(archive: Path, *state: int) -> OpenArchive:
+    """Open a zip archive, and check the names of its members.
+
+    Args:
+        archive: the archive.
+        *state: values that tell when the cached result is out of date.
+    """
     try:
         opened = zipfile.ZipFile(archive)
     except (zipfile.BadZipFile, ValueError, NotImplementedError, OSError) as error:
@@ -243,11 +264,10 @@ def read_lines(path: str | Path) -> Iterator[bytes]:
 
 
 def decode_line(line: bytes) -> str:
-    """Return the text of a line.
+    """Decode a line from UTF-8, and check that no carriage return is left in it.
 
-    Web crawls have stray carriage returns in millions of lines. Such a line counts as bad, so that
-    a caller who tolerates some bad lines can still read the file. Splitting it would tear a
-    sentence.
+    Web crawls have stray carriage returns in millions of lines. Splitting such a line would tear a
+    sentence. The error lets a caller who tolerates some bad lines skip it.
 
     Raises:
         UserError: the line is not UTF-8 or holds a carriage return.

@@ -29,7 +29,10 @@ def count_pairs(files: Iterable[BitextFile], max_bad_lines: float = 0.001) -> in
 
     Args:
         files: the files to read.
-        max_bad_lines: share of a file's lines that may be bad.
+        max_bad_lines: share of a file's lines that may be malformed, 0 to 1. They are not counted.
+
+    Raises:
+        UserError: as `read_tables`.
     """
     count = 0
     for file in files:
@@ -58,10 +61,13 @@ def load_bitext(
             again while the paths, sizes and modification times stay the same. If True, read the
             files in order while the stream is used, so that it can be resumed. A damaged file is
             then found only when its turn comes.
-        max_bad_lines: share of a file's lines that may be bad.
-        target_language: the language of the target side.
+        max_bad_lines: share of a file's lines that may be malformed, 0 to 1. They are skipped.
+        target_language: code of the targets' language.
         cache_dir: folder of the Arrow files. Default: `dap` in `HF_DATASETS_CACHE`.
         columns: the columns of source and target in TSV files, from 1. None: the first two.
+
+    Returns:
+        Language code -> dataset. It is an `IterableDataset` if `streaming` is True.
 
     Raises:
         UserError: as `find_bitext` and `read_tables`.
@@ -83,7 +89,15 @@ def load_bitext(
 
 
 def _stream(files: list[BitextFile], max_bad_lines: float) -> "IterableDataset":
-    """Stream the pairs of files. Their `row` begins with the file's path below a common folder."""
+    """Make a stream of the pairs of one language's files.
+
+    If there are several files, the `row` of a pair begins with the file's path below their common
+    folder, or with the id of the Hub dataset.
+
+    Args:
+        files: the files, read one after the other.
+        max_bad_lines: share of a file's lines that may be malformed.
+    """
     from datasets import Features, IterableDataset, Value
 
     LineAudit(files, max_bad_lines)  # refuses a wrong share now, not at the first batch
@@ -109,15 +123,26 @@ def _stream(files: list[BitextFile], max_bad_lines: float) -> "IterableDataset":
 def _read_shards(
     shards: list[tuple[BitextFile, str]], max_bad_lines: float
 ) -> Iterator[dict[str, str]]:
+    """Yield the pairs of files with the column `row`.
+
+    Args:
+        shards: files, each with the text that its `row` begins with.
+        max_bad_lines: share of a file's lines that may be malformed.
+    """
     for file, prefix in shards:
         for number, pair in enumerate(read_pairs(file, max_bad_lines)):
             yield {**pair, "row": f"{prefix}{number}"}
 
 
 def _load_cached(file: BitextFile, max_bad_lines: float, folder: Path) -> "Dataset":
-    """Load a file from its Arrow file in the cache, which is written if it does not exist.
+    """Load the pairs of a file as memory-mapped Arrow, which is written at the first time.
 
     The name of the Arrow file depends on everything that shapes its content.
+
+    Args:
+        file: the file with the pairs.
+        max_bad_lines: share of its lines that may be malformed.
+        folder: folder of the Arrow files.
     """
     from datasets import Dataset
 

@@ -63,7 +63,10 @@ MosesSides = dict[tuple[Path, str], dict[Path, str]]
 
 
 def named_formats() -> list[str]:
-    """Return the formats whose file names tell both languages. `FORMATS` may have got more."""
+    """Return the names of the formats whose file names tell both languages.
+
+    A function returns them, because users may add formats to `FORMATS`.
+    """
     return [name for name, each in FORMATS.items() if each.languages_in_name]
 
 
@@ -77,7 +80,10 @@ def describe_layouts() -> str:
 
 
 def _languages_in_name(name: str) -> tuple[str, str] | None:
-    """Return the languages of a name such as `news.de-en.tsv.gz`, or None for other names."""
+    """Return both languages of a file name such as `news.de-en.tsv.gz`.
+
+    Returns None for a name that does not end in two languages and one of `named_formats`.
+    """
     formats = "|".join(map(re.escape, named_formats()))
     match = re.fullmatch(
         rf"(?:.*?[._-])??({_LANGUAGE})-({_LANGUAGE})\.(?:{formats}){_ENDING}", name
@@ -90,18 +96,21 @@ def find_bitext(
     target_language: str = "en",
     columns: Sequence[int] | None = None,
 ) -> dict[str, list[BitextFile]]:
-    """Find the files of each source language. Languages are sorted, and each file occurs once.
+    """Find the files of each source language.
 
     Args:
         paths: files, folders or ids of Hub datasets. Subfolders are not searched, except `train/`
             if the folder itself holds no text. A Hub dataset is looked for only if there is no such
             path and the name has the form `user/name[:config]`.
-        target_language: the language of the target side.
+        target_language: code of the targets' language.
         columns: the columns of source and target in TSV files, from 1. None: the first two.
 
+    Returns:
+        Language code -> files. The languages are sorted, and each file occurs once.
+
     Raises:
-        UserError: no path is given, a name does not tell its language, or a folder holds no
-            parallel text.
+        UserError: no path is given, a name does not tell its language, a folder holds no parallel
+            text, or `target_language` or `columns` is wrong.
         FileNotFoundError: a path does not exist.
     """
     given = [str(path) for path in ([paths] if isinstance(paths, str | Path) else paths)]
@@ -133,13 +142,17 @@ def find_bitext(
 
 
 def _files_of(given: str, path: Path, others: Collection[Path], target: str) -> list[BitextFile]:
-    """Return the files of one argument of `find_bitext`.
+    """Find the parallel text at one of the paths that `find_bitext` is given.
 
     Args:
-        given: the argument.
+        given: the path as the user gave it, or the id of a Hub dataset.
         path: the same as an absolute path.
-        others: the absolute paths of all arguments.
+        others: all paths that `find_bitext` is given, absolute.
         target: the target language.
+
+    Raises:
+        UserError: there is no parallel text.
+        FileNotFoundError: it is neither a path nor a Hub dataset.
     """
     if path.is_dir() or (path.is_file() and path.suffix == ".zip"):
         return _files_in_folder(path, target)
@@ -157,7 +170,13 @@ def _files_of(given: str, path: Path, others: Collection[Path], target: str) -> 
 
 
 def _files_in_folder(folder: Path, target: str) -> list[BitextFile]:
-    """Return all parallel text in a folder or archive. Warn of text without a known language."""
+    """Return all parallel text in a folder or zip archive.
+
+    Warn of files that look like parallel text, but whose language cannot be told.
+
+    Raises:
+        UserError: there is no parallel text, or the same text is there packed and unpacked.
+    """
     paths = _list_with_archives(folder)
     sides = _moses_sides(paths)
     files = []
@@ -179,6 +198,7 @@ def _files_in_folder(folder: Path, target: str) -> list[BitextFile]:
 
 
 def _describe_folder_without_text(folder: Path, paths: Sequence[Path], target: str) -> str:
+    """Make the error message for a folder that holds other files (`paths`) but no parallel text."""
     names = ", ".join(path.name for path in paths[:SHOWN]) or "nothing"
     message = (
         f"{folder}: holds no parallel text but {names}; expected {describe_layouts()}, target "
@@ -192,6 +212,7 @@ def _describe_folder_without_text(folder: Path, paths: Sequence[Path], target: s
 
 
 def _require_no_packed_copy(used: set[Path]) -> None:
+    """Raise `UserError` if a file and its packed copy (`.gz`, `.xz`) are both among the files."""
     for path in sorted(used):
         plain = path.with_suffix("")
         if path.suffix in PACKED and plain in used:
@@ -199,7 +220,13 @@ def _require_no_packed_copy(used: set[Path]) -> None:
 
 
 def _warn_of_unused_text(paths: Sequence[Path], used: set[Path], target: str) -> None:
-    """Name the files and archives that look like parallel text but were not taken."""
+    """Warn of files and archives that look like parallel text but are not read.
+
+    Args:
+        paths: all files in a folder and its archives.
+        used: those that are read.
+        target: the target language.
+    """
     candidates: dict[Path, None] = {}
     for path in paths:
         candidates[disk_path(path)] = None
@@ -216,7 +243,7 @@ def _warn_of_unused_text(paths: Sequence[Path], used: set[Path], target: str) ->
 
 
 def _looks_parallel(name: str) -> bool:
-    """Tell whether a name looks like parallel text, even if it cannot be read."""
+    """Tell whether a file name looks like parallel text, perhaps in a form that is not read."""
     formats = "|".join(map(re.escape, [*named_formats(), "tmx", "po", "zip"]))
     if re.fullmatch(rf"(?i:.*\.(?:{formats})(?:\.(?:gz|xz|bz2|zst|lz4|7z))?)", name):
         return True
@@ -227,7 +254,7 @@ def _looks_parallel(name: str) -> bool:
 
 
 def _list_with_archives(folder: Path) -> list[Path]:
-    """List the files in a folder, including those in its archives, or the files in an archive."""
+    """List the files in a folder and in its zip archives, or the files in one zip archive."""
     if folder.is_dir():
         files = []
         for path in list_folder(folder):
@@ -247,10 +274,18 @@ def _list_with_archives(folder: Path) -> list[Path]:
 
 
 def _files_at(path: Path, others: Collection[Path], target: str) -> list[BitextFile]:
-    """Return the parallel text of one file.
+    """Return the parallel text of one file, which may be one side of a Moses pair.
 
     A Moses target side stands for its pairs with the source sides that are also given, or with all
-    source sides if none is given.
+    source sides in its folder if none is given.
+
+    Args:
+        path: the file.
+        others: all paths that `find_bitext` is given, absolute.
+        target: the target language.
+
+    Raises:
+        UserError: its language cannot be told, or the other side of a Moses pair is missing.
     """
     side = _moses_side(path.name)
     beside = list_folder(path.parent, f"{side[0]}.") if side else []
@@ -277,9 +312,15 @@ def _files_at(path: Path, others: Collection[Path], target: str) -> list[BitextF
 
 
 def _classify(path: Path, target: str, sides: MosesSides) -> list[BitextFile]:
-    """Return the parallel text in a file, also if the file is the source side of a Moses pair.
+    """Return the parallel text in a file, one `BitextFile` for each source language.
 
-    Returns an empty list if the file tells no source language.
+    A TMX file may have several source languages. The list is empty if the file tells none, or if
+    it is the target side of a Moses pair.
+
+    Args:
+        path: the file.
+        target: the target language.
+        sides: the Moses sides among which the other side is looked for.
     """
     kind = _kind(path)
     languages: set[str] = set()
@@ -297,7 +338,7 @@ def _classify(path: Path, target: str, sides: MosesSides) -> list[BitextFile]:
 
 
 def _kind(path: Path) -> str:
-    """Return the suffix of a file name without `.gz` or `.xz`."""
+    """Return the suffix of a file name, such as `.tsv`, not counting `.gz` or `.xz` behind it."""
     return path.with_suffix("").suffix if path.suffix in PACKED else path.suffix
 
 
@@ -314,7 +355,10 @@ def _catalogue_source(path: Path) -> str:
 
 
 def _moses_side(name: str) -> tuple[str, str] | None:
-    """Split the name of a possible Moses side into the name without language, and the code."""
+    """Split a file name such as `news.de.gz` into the name ("news") and the language code ("de").
+
+    Returns None if the name has no such form, or an ending that is no language.
+    """
     match = _MOSES_SIDE.fullmatch(name)
     if not match:
         return None
@@ -326,6 +370,7 @@ def _moses_side(name: str) -> tuple[str, str] | None:
 
 
 def _moses_sides(paths: Sequence[Path]) -> MosesSides:
+    """Group files that may be Moses sides by folder and name without language."""
     found: MosesSides = {}
     for path in paths:
         if side := _moses_side(path.name):
@@ -335,7 +380,13 @@ def _moses_sides(paths: Sequence[Path]) -> MosesSides:
 
 
 def _moses_pair(path: Path, target: str, sides: MosesSides) -> list[BitextFile]:
-    """Return the Moses pair with this source side, or an empty list if there is no target side."""
+    """Return the Moses pair with this source side, or an empty list if there is none.
+
+    Args:
+        path: a file that may be a source side.
+        target: the target language.
+        sides: the Moses sides among which the target side is looked for.
+    """
     side = _moses_side(path.name)
     if not side:
         return []
@@ -358,7 +409,7 @@ def _moses_pair(path: Path, target: str, sides: MosesSides) -> list[BitextFile]:
 
 
 def find_hub_files(name: str, target: str) -> list[BitextFile]:
-    """Return the configurations of a Hub dataset that pair a language with the target language.
+    """Find the configurations of a Hub dataset that pair a language with the target language.
 
     Args:
         name: `user/name` or `user/name:config`.
@@ -397,7 +448,10 @@ def find_hub_files(name: str, target: str) -> list[BitextFile]:
 
 
 def _hub_languages(dataset: str, config: str) -> list[str]:
-    """Return the languages of a configuration, from its name or from its `translation` column."""
+    """Return the language codes of a Hub dataset's configuration, or an empty list.
+
+    They come from its name, such as "de-en", or from its column `translation`.
+    """
     if match := re.fullmatch(f"({_LANGUAGE})-({_LANGUAGE})", config):
         return [base_language(code) for code in match.groups()]
     features = hub_dataset(dataset, config, streaming=True).features or {}

@@ -99,12 +99,12 @@ class BitextFile:
 
 
 class TSVLine(NamedTuple):
-    """A line of a TSV file.
+    """A line of a TSV file, with what must be known of the file to parse it.
 
     Attributes:
         content: the line.
-        count: columns that most of the file's first lines have.
-        columns: `BitextFile.columns`.
+        count: number of columns that most of the file's first lines have.
+        columns: the columns of source and target, from 1. None: the first two.
     """
 
     content: bytes
@@ -114,11 +114,13 @@ class TSVLine(NamedTuple):
 
 @dataclass(frozen=True)
 class Format:
-    """How the pairs of a file are read.
+    """The two functions that read the pairs of one file format.
 
     Attributes:
-        read: yields the number and the content of each line of a file.
-        parse: makes (source, target) of one content. Raises `ValueError` for a bad line.
+        read: takes a file, and yields (number, content) of each line, unit or row. The content may
+            have any form, such as a line's bytes.
+        parse: takes one content, and returns (source, target). It raises `ValueError` for a bad
+            line.
         languages_in_name: True if the file name tells both languages, as `de-en.tsv` does.
     """
 
@@ -131,7 +133,7 @@ class LineAudit:
     """Counts the bad lines of a file and raises an error when there are too many.
 
     Args:
-        file: the name of the file, for messages.
+        file: the file, or its name, for messages.
         max_bad_lines: share of the file's lines that may be bad, 0 to 1. With 0 the first bad line
             is an error.
 
@@ -150,7 +152,14 @@ class LineAudit:
         self._quoted: list[str] = []
 
     def reject(self, reason: object) -> None:
-        """Count the current line as bad. The first bad lines are logged as warnings."""
+        """Count the current line as bad. The first bad lines are logged as warnings.
+
+        Args:
+            reason: what is wrong with the line.
+
+        Raises:
+            UserError: there are too many bad lines already (see the module's docstring).
+        """
         self.bad += 1
         log = logger.info
         if self.bad <= SHOWN:
@@ -176,7 +185,11 @@ class LineAudit:
         )
 
     def finish(self) -> None:
-        """Judge the whole file, and log how many lines were skipped."""
+        """Log how many lines of the whole file were skipped.
+
+        Raises:
+            UserError: they are more than `max_bad_lines` allows.
+        """
         self.judge(self.lines)
         if self.bad:
             percent = 100 * self.limit
@@ -189,7 +202,7 @@ def read_pairs(file: BitextFile, max_bad_lines: float = 0.001) -> Iterator[dict[
 
     Args:
         file: the file to read.
-        max_bad_lines: share of its lines that may be bad.
+        max_bad_lines: share of its lines that may be bad, 0 to 1. They are skipped.
 
     Raises:
         UserError: as `read_tables`.
@@ -199,11 +212,13 @@ def read_pairs(file: BitextFile, max_bad_lines: float = 0.001) -> Iterator[dict[
 
 
 def read_tables(file: BitextFile, audit: LineAudit) -> Iterator[pa.Table]:
-    """Yield the pairs of a file in its order, as tables of at most `BATCH` rows (columns: `TABLE`).
+    """Yield the pairs of a file in its order, in tables of at most `BATCH` pairs.
+
+    The columns are `source`, `target` and `line`, the number of the line in the file, from 1.
 
     Args:
         file: the file to read.
-        audit: counts its bad lines.
+        audit: counts the bad lines, which are skipped, and decides when there are too many.
 
     Raises:
         UserError: there are too many bad lines, no pairs or missing columns, the two sides differ
@@ -235,6 +250,7 @@ def read_tables(file: BitextFile, audit: LineAudit) -> Iterator[pa.Table]:
 
 
 def _require_no_empty_side(source: str, target: str) -> None:
+    """Raise `UserError` if a side of a pair holds nothing that a reader sees."""
     if is_blank(source):
         raise UserError("empty source side")
     if is_blank(target):
@@ -245,15 +261,16 @@ def _require_no_empty_side(source: str, target: str) -> None:
 
 
 def read_numbered_lines(file: BitextFile) -> Numbered:
-    """Yield the lines of a file (bytes) and their numbers from 1."""
+    """Yield the number, from 1, and the bytes of each line of a file."""
     return enumerate(read_lines(file.paths[0]), 1)
 
 
 def read_tsv(file: BitextFile) -> Iterator[tuple[int, "TSVLine"]]:
-    """Yield the lines of a TSV file.
+    """Yield the number, from 1, and the content of each line of a TSV file.
 
     Raises:
-        UserError: no columns are chosen, and the first or second one holds no text.
+        UserError: no columns are chosen (`file.columns`), and the first or second column holds
+            numbers, ids or addresses instead of text.
     """
     lines = read_lines(file.paths[0])
     first_lines = list(islice(lines, JUDGED_LINES))
@@ -268,7 +285,9 @@ def read_tsv(file: BitextFile) -> Iterator[tuple[int, "TSVLine"]]:
 def _require_text(file: BitextFile, lines: Sequence[bytes]) -> None:
     """Raise `UserError` if the first or second column holds numbers, ids or addresses.
 
-    The first line may be the names of the columns.
+    Args:
+        file: the TSV file, for the message.
+        lines: its first lines. The very first one may hold the names of the columns.
     """
     rows = [line.decode(errors="replace").split("\t") for line in lines]
     for column in (0, 1):
@@ -284,7 +303,7 @@ def _require_text(file: BitextFile, lines: Sequence[bytes]) -> None:
 
 
 def parse_tsv(line: TSVLine) -> Sequence[str]:
-    """Return the two columns of a line that hold the texts.
+    """Return the source and the target of a line of a TSV file.
 
     Raises:
         UserError: the line has more or fewer columns than most lines, or not the chosen ones.
@@ -306,9 +325,12 @@ def parse_tsv(line: TSVLine) -> Sequence[str]:
 
 
 def parse_json(line: bytes) -> Sequence[str]:
-    """Return the fields `source` and `target` of a JSON object.
+    """Return the fields `source` and `target` of a line that holds a JSON object.
 
     Python reads the JSON, because Arrow's reader refuses a whole file for one bad line.
+
+    Raises:
+        ValueError: the line is not such an object, or a field is not text.
     """
     record = json.loads(decode_line(line))
     try:
@@ -322,7 +344,14 @@ def parse_json(line: bytes) -> Sequence[str]:
 
 
 def texts_of(sides: Sequence[Any]) -> Sequence[str]:
-    """Return both sides as text. A side may be text or its bytes in UTF-8."""
+    """Return both sides of a pair as text.
+
+    Args:
+        sides: source and target. Each is text, or bytes in UTF-8.
+
+    Raises:
+        UserError: a side is anything else, such as None, or not UTF-8.
+    """
     texts = []
     for name, side in zip(SIDES, sides):
         if isinstance(side, bytes):
@@ -334,7 +363,13 @@ def texts_of(sides: Sequence[Any]) -> Sequence[str]:
 
 
 def read_moses(file: BitextFile) -> Numbered:
-    """Yield pairs of lines (bytes): line i of one file translates line i of the other."""
+    """Yield the number, from 1, and the two lines (bytes) of each pair of a Moses pair of files.
+
+    Line i of one file translates line i of the other.
+
+    Raises:
+        UserError: the files have different numbers of lines.
+    """
     lengths = []
     for path in file.paths:
         lengths.append(sum(1 for _ in read_lines(path)))
@@ -347,7 +382,7 @@ def read_moses(file: BitextFile) -> Numbered:
 
 
 def _line_pairs(file: BitextFile) -> Iterator[tuple[bytes, bytes]]:
-    """Yield line i of both sides.
+    """Yield (source line, target line) of two files, line by line.
 
     Raises:
         UserError: a side has changed since its lines were counted.
@@ -361,7 +396,7 @@ def _line_pairs(file: BitextFile) -> Iterator[tuple[bytes, bytes]]:
 
 
 def parse_moses(lines: Sequence[bytes]) -> Sequence[str]:
-    """Decode the two lines."""
+    """Decode the source line and the target line of a pair."""
     return [decode_line(line) for line in lines]
 
 
@@ -369,7 +404,13 @@ def parse_moses(lines: Sequence[bytes]) -> Sequence[str]:
 
 
 def read_parquet(file: BitextFile) -> Numbered:
-    """Yield the columns `source` and `target` (bytes or None) of each row."""
+    """Yield each row's number, from 1, and its pair (source, target).
+
+    Texts are bytes that are not decoded yet. A missing text is None.
+
+    Raises:
+        UserError: the file is damaged, or does not have the columns `source` and `target`.
+    """
     try:
         with pq.ParquetFile(file.paths[0]) as table:
             names = table.schema_arrow.names
@@ -399,6 +440,11 @@ def hub_dataset(
 ) -> Union["Dataset", "IterableDataset"]:
     """Load the training split of a Hub dataset.
 
+    Args:
+        dataset: id of the dataset, such as "user/name".
+        config: name of a configuration, or None for the default one.
+        streaming: whether to read the rows without downloading the dataset first.
+
     Raises:
         UserError: it cannot be loaded.
     """
@@ -409,7 +455,7 @@ def hub_dataset(
 
 
 def read_hub(file: BitextFile) -> Numbered:
-    """Yield both sides of each row of a Hub dataset.
+    """Yield each row's number, from 1, and its pair (source, target), of a Hub dataset.
 
     Rows have a column `translation` (language code -> text), or the columns `source` and `target`.
     If the configuration names the target language first, as `en-de`, these two are swapped.
@@ -441,12 +487,12 @@ def read_hub(file: BitextFile) -> Numbered:
 
 
 def read_tmx(file: BitextFile) -> Numbered:
-    """Yield the pairs of a translation memory."""
+    """Yield the number of each unit of a TMX file, from 1, and the pairs of its texts."""
     return memory_pairs(file.paths[0], file.language, file.target_language)
 
 
 def read_po(file: BitextFile) -> Numbered:
-    """Yield the pairs of a catalogue."""
+    """Yield the line number of each translated entry of a PO file, and its pairs."""
     return catalogue_pairs(file.paths[0])
 
 

@@ -1,4 +1,4 @@
-"""Read translation memories (TMX 1.4b) and catalogues (PO).
+"""Read translation memories (TMX 1.4b) and PO files, the message catalogues of gettext.
 
 A TMX file is read unit by unit, in bounded memory. In both formats a sentence may be wrapped: a
 line break, with the blanks around it, then stands for one space.
@@ -55,7 +55,14 @@ def unwrap(text: str) -> str:
 
 
 def memory_languages(path: str | Path, target: str) -> set[str]:
-    """Return the languages that share a unit with the target language. Reads the whole TMX file."""
+    """Find the source languages of a TMX file: those with a text beside one of the target language.
+
+    This reads the whole file.
+
+    Args:
+        path: the TMX file.
+        target: the target language.
+    """
     found: set[str] = set()
     with open_file(path) as stream:
         for unit in read_units(stream, str(path)):
@@ -65,10 +72,15 @@ def memory_languages(path: str | Path, target: str) -> set[str]:
 
 
 def memory_pairs(path: str, source: str, target: str) -> Iterator[NumberedPair]:
-    """Yield the pairs of a TMX file with the number of their unit.
+    """Yield the pairs of a TMX file, each with the number of its translation unit, from 1.
 
     Within a unit, each text of the source language is paired with each text of the target language.
-    Pairs with an empty segment are left out, and the log states their number.
+    Pairs with an empty text are left out, and the log states their number.
+
+    Args:
+        path: the TMX file.
+        source: the source language.
+        target: the target language.
 
     Raises:
         UserError: as `read_units` and `open_file`.
@@ -121,6 +133,12 @@ def read_units(stream: BinaryIO, name: str) -> Iterator[dict[str, list[str]]]:
 
 
 def _texts_of_unit(unit: Element, name: str) -> dict[str, list[str]]:
+    """Return the texts of a translation unit by language, without repetitions.
+
+    Args:
+        unit: the element `tu`.
+        name: the file's name, for error messages.
+    """
     found: dict[str, list[str]] = {}
     for variant in unit.iterfind("{*}tuv"):
         language = variant.get(_XML_LANG) or variant.get("lang")  # `lang` up to TMX 1.3
@@ -155,7 +173,7 @@ def _local_name(element: Element) -> str:
 
 
 def catalogue_language(path: str | Path) -> str | None:
-    """Return the language in the header of a PO file, or None if there is none.
+    """Return the language that the header of a PO file states, or None if it states none.
 
     Raises:
         UserError: the header names something else than a language code.
@@ -174,10 +192,15 @@ def _read_po(path: str | Path) -> bytes:
 
 
 def _header_of(data: bytes) -> dict[str, str]:
-    """Return the fields of a catalogue's header, which is the entry with an empty `msgid`.
+    """Return the fields of a PO file's header, which is the entry with an empty `msgid`.
 
-    Their names are in small letters. They are read as Latin-1, because one of them names the
-    encoding.
+    The header is read as Latin-1, because one of its fields names the file's encoding.
+
+    Args:
+        data: the content of the file.
+
+    Returns:
+        Values by the name of the field in small letters, such as "language".
     """
     entry = _HEADER.search(data)
     if not entry:
@@ -191,7 +214,7 @@ def _header_of(data: bytes) -> dict[str, str]:
 
 
 def catalogue_pairs(path: str) -> Iterator[NumberedPair]:
-    """Yield the pairs (translation, original) of a PO file with their line.
+    """Yield the pairs (translation, original) of a PO file, each with its line number, from 1.
 
     Fuzzy, obsolete and untranslated entries are left out, and the log states their number.
 
@@ -232,6 +255,15 @@ def _pairs_of_entry(entry: "polib.POEntry") -> list[tuple[str, str]]:
 
 
 def _parse_po(data: bytes, name: str) -> "polib.POFile":
+    """Parse the content of a PO file in the encoding that its header declares.
+
+    Args:
+        data: the content.
+        name: the file's name, for error messages.
+
+    Raises:
+        UserError: it is not a PO file, or not in that encoding.
+    """
     import polib
 
     charset = "utf-8"

@@ -15,7 +15,10 @@ from modeling_dap import DAPForPreTraining
 
 
 def prepare_sharding(trainer: Trainer) -> None:
-    """Make FSDP shard the encoder block by block. Without FSDP, do nothing.
+    """Make FSDP shard the encoder layer by layer. Without FSDP, do nothing.
+
+    Args:
+        trainer: trainer of a DAP model, before its model is wrapped.
 
     Raises:
         UserError: FSDP is asked for on a CPU, or `check_fsdp` refuses its settings.
@@ -41,9 +44,12 @@ def prepare_sharding(trainer: Trainer) -> None:
 
 
 def check_fsdp(plugin: FullyShardedDataParallelPlugin) -> None:
-    """Raise `UserError` for FSDP version 1, and for checkpoints that are saved in shards.
+    """Raise `UserError` for FSDP version 1, or if checkpoints would be saved in shards.
 
     `from_pretrained` could not load a checkpoint in shards.
+
+    Args:
+        plugin: accelerate's settings of FSDP.
     """
     kind = getattr(plugin.state_dict_type, "name", plugin.state_dict_type)
     settings = (("version", plugin.fsdp_version, 2), ("state_dict_type", kind, "FULL_STATE_DICT"))

@@ -29,25 +29,30 @@ SIDES = ("source", "target", "negative")
 
 @dataclass
 class Part:
-    """A chunk of a process's batch, ready to run."""
+    """Some consecutive pairs of a process's batch, with all that both passes over them need."""
 
-    inputs: dict[str, Tensor]  # arguments of forward
-    chunk: Chunk
-    seed: int  # of the random numbers of both passes
+    inputs: dict[str, Tensor]  # arguments of `DAPForPreTraining.forward`
+    chunk: Chunk  # what the model must know of the whole batch
+    seed: int  # seed of dropout, the same in both passes
 
 
 class CachedBatch:
     """A batch that runs in chunks. The gradients of all chunks add up to those of a plain step.
 
-    Creating it runs the first pass and compares the vectors. Then `run` each of `parts` once, and
-    back-propagate from its loss before the next.
+    Creating the object does steps 1 and 2 of the module's list. For step 3, the caller calls `run`
+    once for each of `parts`, and back-propagates from its loss before the next call. Then `output`
+    has the loss of the batch.
 
     Args:
-        model: the model, for its objectives and heads.
-        forward: the same model as it is wrapped for several processes. Every process must have a
-            batch of the same size.
-        inputs: arguments of `DAPForPreTraining.forward`.
+        model: the model without wrappers, for its objectives and heads.
+        forward: calls the model, perhaps through a wrapper for several processes. Every process
+            must have a batch of the same size.
+        inputs: arguments of `DAPForPreTraining.forward` for the whole batch.
         size: pairs per chunk.
+
+    Attributes:
+        parts: the chunks.
+        measures: values to log, by name. Each chunk that runs adds its share.
     """
 
     def __init__(
@@ -75,10 +80,14 @@ class CachedBatch:
             part.chunk = replace(part.chunk, gradients=own, labels=labels)
 
     def _compare(self, pairs: Pairs) -> tuple[dict[str, tuple[Tensor, ...]], dict[str, Tensor]]:
-        """Compute the loss of each comparison over the whole batch.
+        """Compute the losses that compare the sentences of the whole batch, and their gradients.
+
+        Args:
+            pairs: the token ids of the whole batch.
 
         Returns:
-            The gradients of its vectors by the comparison's name, and the values to log.
+            For the name of each such objective, the gradients of its loss with respect to the
+            vectors that it compares. Also the values to log, by name.
         """
         comparisons = [each for each in self.objectives if isinstance(each, Comparison)]
         if not comparisons:
@@ -96,7 +105,12 @@ class CachedBatch:
 
     @torch.no_grad()
     def _first_pass(self) -> dict[str, tuple[Tensor, ...]]:
-        """Compute the vectors of all chunks: by comparison, tensors with the batch's B rows."""
+        """Compute the vectors of all chunks without a graph.
+
+        Returns:
+            For the name of each objective that compares sentences, the tensors that it compares,
+            each with the batch's B rows.
+        """
         chunks = [self._forward(part).compared for part in self.parts]
         compared = {}
         for name in chunks[0]:
@@ -105,11 +119,15 @@ class CachedBatch:
         return compared
 
     def _forward(self, part: Part) -> DAPForPreTrainingOutput:
+        """Run the model on a chunk, with the same dropout at each call."""
         with seeded(part.seed, part.inputs["source_input_ids"].device):
             return self.forward(**part.inputs, chunk=part.chunk)
 
     def run(self, part: Part) -> Tensor:
-        """Return the loss of a chunk. Back-propagate from it before the next chunk runs."""
+        """Run a chunk, and return its share of the batch's loss.
+
+        The caller must back-propagate from it before the next chunk runs.
+        """
         out = self._forward(part)
         for name, value in out.measures.items():
             self.measures[name] = self.measures.get(name, 0) + value.detach()
@@ -126,12 +144,13 @@ class CachedBatch:
 def split(
     model: DAPForPreTraining, inputs: dict[str, Tensor], size: int
 ) -> tuple[Pairs, list[Part]]:
-    """Split a batch into chunks, each padded to its own longest row.
+    """Split a batch into chunks, each padded to its own longest sentence.
 
-    The noise for masking and a seed for each chunk are drawn here, so that both passes share them.
+    Random numbers are drawn here, so that both passes over a chunk share them: the noise that
+    decides which tokens are masked, and a seed for dropout.
 
     Args:
-        model: it draws the noise.
+        model: draws the noise.
         inputs: arguments of `DAPForPreTraining.forward`.
         size: pairs per chunk.
 
@@ -180,7 +199,7 @@ def split(
 
 @contextmanager
 def seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """Seed the random numbers of a device and the CPU until the block ends."""
+    """Seed the random numbers of a device and the CPU. The block's end restores their old state."""
     devices = [] if device.type == "cpu" else [device]
     with torch.random.fork_rng(devices, device_type=device.type):
         torch.manual_seed(seed)

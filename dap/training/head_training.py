@@ -64,14 +64,18 @@ Rows = list[dict[str, Any]]  # tokenised pairs, as `tokenize_bitext` makes them
 
 
 def train_missing_heads(trainer: DAPTrainer, run: Mapping[str, Any]) -> None:
-    """Train the heads of RTL and BOW if they have random weights, or load them if that is done.
+    """Train the heads of RTL and BOW if they have random weights.
+
+    If an earlier start of the same run has trained them already, load them from the output folder.
+    The function does nothing if `head_steps` is 0, or if the encoder is frozen in the whole run.
 
     With several processes, the first one trains and sends the heads to the others. Neither the
     encoder's weights nor the random numbers of the joint training change.
 
     Args:
-        trainer: its model gets the heads. Its dataset gives the pairs.
-        run: record of the run. Heads in the output folder are reused if they have the same one.
+        trainer: its model's heads are trained, on pairs of its training dataset.
+        run: record of the run (`dap.training.resuming.describe_run`). Heads in the output folder
+            are loaded only if they were saved with an equal record.
     """
     model = trainer.model
     args = trainer.args
@@ -93,11 +97,15 @@ def train_missing_heads(trainer: DAPTrainer, run: Mapping[str, Any]) -> None:
 
 
 def train_heads(trainer: DAPTrainer, readers: Sequence[Objective]) -> dict[str, float]:
-    """Train the heads of these objectives, and measure how much they use the source.
+    """Train the heads, and measure before and after how much they use the source.
+
+    Args:
+        trainer: the trainer of the run.
+        readers: the objectives whose heads are trained, RTL and BOW.
 
     Returns:
-        Number of pairs and steps, seconds, the loss of the last steps, and `source_reading` before
-        and after.
+        Values by name: the numbers of pairs and steps, the seconds, and the mean loss of the last
+        steps. Also the values of `source_reading`, under names that end in "_before" and "_after".
     """
     args = trainer.args
     model = trainer.model
@@ -132,7 +140,7 @@ def train_heads(trainer: DAPTrainer, readers: Sequence[Objective]) -> dict[str, 
 
 
 def first_pairs(trainer: DAPTrainer, count: int) -> Rows:
-    """Return the first pairs that the joint training would draw, or all if there are fewer."""
+    """Return the first `count` pairs that the joint training draws, or all if there are fewer."""
     dataset = trainer.train_dataset
     if isinstance(dataset, IterableDataset):
         return list(dataset.take(count))
@@ -145,7 +153,7 @@ def first_pairs(trainer: DAPTrainer, count: int) -> Rows:
 
 @dataclass
 class KeptPairs:
-    """Pairs, and the encoder's outputs for them that the heads read.
+    """Pairs, and the outputs of the encoder for them that are the inputs of the heads.
 
     Attributes:
         rows: the N tokenised pairs.
@@ -162,7 +170,15 @@ class KeptPairs:
     states: dict[str, list[Tensor]]
 
     def batch(self, numbers: Sequence[int], device: torch.device) -> tuple[Pairs, Encoded]:
-        """Return some of the pairs before and after the encoder, padded."""
+        """Make a padded batch of some of the pairs.
+
+        Args:
+            numbers: positions of B pairs in `rows`.
+            device: where the heads are trained.
+
+        Returns:
+            The token ids of the pairs, and the kept outputs of the encoder for them.
+        """
         pairs = pad_pairs([self.rows[number] for number in numbers], self.collator, device)
         states = {}
         for name, kept in self.states.items():
@@ -174,7 +190,7 @@ class KeptPairs:
 
 
 def pad_pairs(rows: Rows, collator: BitextCollator, device: torch.device) -> Pairs:
-    """Pad tokenised pairs, and draw the noise that decides which tokens are masked."""
+    """Pad tokenised pairs to a batch, and draw the noise that decides which tokens are masked."""
     inputs = collator(rows)
     sides = []
     for side in ("source", "target"):
@@ -186,7 +202,7 @@ def pad_pairs(rows: Rows, collator: BitextCollator, device: torch.device) -> Pai
 
 @torch.no_grad()
 def encode_once(trainer: DAPTrainer, readers: Sequence[Objective], rows: Rows) -> KeptPairs:
-    """Encode the pairs, and keep only what the heads of these objectives read."""
+    """Encode tokenised pairs, and keep only the outputs that the heads of the objectives need."""
     model = trainer.model.eval()
     device = trainer.args.device
     collator = BitextCollator(trainer.data_collator.pad_token_id, trainer.data_collator.languages)
@@ -227,7 +243,12 @@ def encode_once(trainer: DAPTrainer, readers: Sequence[Objective], rows: Rows) -
 
 
 def fit(trainer: DAPTrainer, readers: Sequence[Objective], kept: KeptPairs) -> float:
-    """Train the heads on kept pairs.
+    """Train the heads on the kept outputs of the encoder.
+
+    Args:
+        trainer: the trainer of the run.
+        readers: the objectives whose losses are added up.
+        kept: the pairs to learn from.
 
     Returns:
         Mean loss of the last tenth of the steps, in nats per token. Losses of several objectives
@@ -265,10 +286,17 @@ def fit(trainer: DAPTrainer, readers: Sequence[Objective], kept: KeptPairs) -> f
 def mean_loss(
     reader: Objective, pairs: Pairs, encoded: Encoded, model: DAPForPreTraining
 ) -> Tensor:
-    """Compute an objective's loss of predicting one side from the other.
+    """Compute the mean loss per token of an objective that predicts one side from the other.
 
-    It does not wait for other processes. BOW also predicts a target from its own vector, but that
-    would need the targets' vectors, and they teach the head little more.
+    Unlike the objective's own loss, it is a mean over this process only. It leaves out that BOW
+    also predicts a target from its own vector. That would need the targets' vectors, and they
+    teach the head little more.
+
+    Args:
+        reader: the objective, RTL or BOW.
+        pairs: a batch of B pairs.
+        encoded: the encoder's outputs for them.
+        model: the model with the heads.
     """
     labels = reader.labels(pairs, model)[READERS[reader.name]]
     counts = labels.flatten(1).sum(1)  # (G,)
@@ -278,7 +306,10 @@ def mean_loss(
 
 
 def endless_batches(count: int) -> Iterator[list[int]]:
-    """Yield numbers below `count` in batches. All are drawn before any is drawn again."""
+    """Yield random batches of `PAIRS_PER_STEP` numbers below `count`, without end.
+
+    Every number is drawn once before any is drawn again.
+    """
     waiting: list[int] = []
     while True:
         while len(waiting) < PAIRS_PER_STEP:
@@ -288,7 +319,11 @@ def endless_batches(count: int) -> Iterator[list[int]]:
 
 
 def measure(trainer: DAPTrainer) -> dict[str, float]:
-    """Measure on the dev pairs how much the heads use the source. Return nothing without any."""
+    """Measure on dev pairs how much the heads use the source.
+
+    Returns:
+        Values of `source_reading`. An empty dictionary if the trainer has no dev pairs.
+    """
     if not trainer.dev_bitext:
         return {}
     with mixed_precision(trainer.args.device):
@@ -314,7 +349,7 @@ def mixed_precision(device: torch.device) -> torch.autocast:
 
 
 def head_parameters(model: DAPForPreTraining) -> dict[str, torch.nn.Parameter]:
-    """Return the parameters outside the encoder that RTL and BOW use, by name."""
+    """Return the parameters of the heads of all objectives except translation ranking, by name."""
     heads = {}
     for name, parameter in model.named_parameters():
         if not name.startswith(("dap.", "projection.")):
@@ -324,7 +359,7 @@ def head_parameters(model: DAPForPreTraining) -> dict[str, torch.nn.Parameter]:
 
 @contextmanager
 def frozen_encoder(model: DAPForPreTraining, device: torch.device) -> Iterator[None]:
-    """Keep the encoder from learning and the model on the device, until the block ends."""
+    """Freeze the encoder and move the model to a device, until the block ends."""
     home = model.device
     learning = [each for each in model.dap.parameters() if each.requires_grad]
     model.to(device)
@@ -341,7 +376,7 @@ def frozen_encoder(model: DAPForPreTraining, device: torch.device) -> Iterator[N
 
 
 def save_heads(model: DAPForPreTraining, file: Path, run: Mapping[str, Any]) -> None:
-    """Save the heads with the record of their run."""
+    """Save the heads in a safetensors file, with the record of the run in its metadata."""
     heads = {name: value.detach().cpu() for name, value in head_parameters(model).items()}
     with whole_file(file) as opened:
         opened.write(save(heads, metadata={"run": json.dumps(run)}))
@@ -349,10 +384,15 @@ def save_heads(model: DAPForPreTraining, file: Path, run: Mapping[str, Any]) -> 
 
 @torch.no_grad()
 def load_heads(model: DAPForPreTraining, file: Path, run: Mapping[str, Any]) -> bool:
-    """Load the heads that an earlier start of the same run has trained.
+    """Load heads that an earlier start of the same run has trained.
+
+    Args:
+        model: its heads get the weights.
+        file: the file that `save_heads` wrote, or would have written.
+        run: record of the run, which must equal the one in the file.
 
     Returns:
-        Whether there were any.
+        True if the heads were loaded, False if there is no such file or its record differs.
     """
     if not file.exists():
         return False
@@ -368,7 +408,15 @@ def load_heads(model: DAPForPreTraining, file: Path, run: Mapping[str, Any]) -> 
 
 @torch.no_grad()
 def share_heads(model: DAPForPreTraining, processes: int, device: torch.device) -> None:
-    """Send the first process's heads to all others. All processes call this together."""
+    """Copy the weights of the first process's heads to all other processes.
+
+    All processes call this together.
+
+    Args:
+        model: this process's model.
+        processes: number of processes. With one, nothing is done.
+        device: where the processes exchange tensors.
+    """
     if processes == 1:
         return
     for parameter in head_parameters(model).values():

@@ -89,8 +89,8 @@ PAIRS_IN_DIGEST = 2000
 def find_resumable(args: DAPTrainingArguments) -> str | None:
     """Find the checkpoint to resume from.
 
-    This is the one that `resume_from_checkpoint` names, or else the last complete one in
-    `output_dir`. `resume_from_checkpoint="false"` begins anew.
+    This is the one that `resume_from_checkpoint` names, or else the last complete one of the run
+    in `output_dir`. With `resume_from_checkpoint="false"` the run begins anew.
 
     Returns:
         The folder of the checkpoint, or None to begin from the start.
@@ -140,7 +140,12 @@ def find_resumable(args: DAPTrainingArguments) -> str | None:
 
 
 def is_of_another_run(folder: Path, checkpoint: Path) -> bool:
-    """Tell whether a checkpoint was made before the run in the folder was begun anew."""
+    """Tell whether a checkpoint is left over from an earlier run in the same folder.
+
+    Args:
+        folder: output folder of the run, with the run's record.
+        checkpoint: a checkpoint in it, with the record of the run that made it.
+    """
     of_run = folder / RECORD
     of_checkpoint = checkpoint / RECORD
     if not of_run.exists() or not of_checkpoint.exists():
@@ -151,7 +156,7 @@ def is_of_another_run(folder: Path, checkpoint: Path) -> bool:
 
 
 def require_files(checkpoint: Path) -> None:
-    """Raise `UserError` for a checkpoint with a folder where the run would write a file."""
+    """Raise `UserError` if a checkpoint holds a folder with the name of one of its files."""
     names = [name for part in PARTS.values() for name in part]
     with reading(checkpoint):
         for name in (*names, TRAINER_STATE_NAME):
@@ -189,9 +194,13 @@ def trainer_state(checkpoint: str | Path) -> dict[str, Any]:
 
 @contextmanager
 def reading(checkpoint: str | Path) -> Iterator[None]:
-    """Turn any error while a checkpoint is read into one line that says how to go on.
+    """Turn any error within the block into a `UserError` that says how to continue the run.
 
-    Damaged files make torch, safetensors and the `Trainer` raise errors of any class.
+    Damaged files make torch, safetensors and the `Trainer` raise errors of any class. Only lack of
+    GPU memory keeps its own error.
+
+    Args:
+        checkpoint: folder of the checkpoint that the block reads, for the message.
     """
     try:
         yield
@@ -212,9 +221,10 @@ def reading(checkpoint: str | Path) -> Iterator[None]:
 
 
 class ResumableTrainer(Trainer):
-    """A `Trainer` that resumes from the whole of a checkpoint, or says why it cannot.
+    """A `Trainer` that raises `UserError` if a checkpoint is damaged or incomplete.
 
-    `Trainer` itself only warns of missing weights, and takes any state for the optimizer's.
+    `Trainer` itself only warns of missing weights, and accepts an optimizer's state that does not
+    belong to the weights.
     """
 
     def _load_from_checkpoint(self, checkpoint: str, model: nn.Module | None = None) -> None:
@@ -265,9 +275,12 @@ class ResumableTrainer(Trainer):
 
 
 def check_moments(optimizer: torch.optim.Adam) -> None:
-    """Raise `ValueError` unless the optimizer has moments, each of its parameter's shape.
+    """Check the moments of Adam, the running means of gradients and their squares.
 
-    A parameter that no loss needs has none.
+    A parameter that no loss uses has no moments.
+
+    Raises:
+        ValueError: there are no moments, or some do not have the shape of their parameter.
     """
     if not optimizer.state:
         raise ValueError("its optimizer has no moments")
@@ -285,13 +298,18 @@ def check_moments(optimizer: torch.optim.Adam) -> None:
 
 
 def train_to_end(trainer: Trainer, checkpoint: str | None) -> dict[str, float]:
-    """Train from the start, or from a checkpoint to the last step.
+    """Train to the last step, from the start or from a checkpoint.
 
-    If the checkpoint is of the last step, only the model is loaded: the best one, with
-    `load_best_model_at_end`. This happens if a run was killed between its last step and its end.
+    If the checkpoint is already of the last step, only the model is loaded. With
+    `load_best_model_at_end` it is the best model. This happens if a run was killed after its last
+    step, before it had saved everything.
+
+    Args:
+        trainer: the trainer of the run.
+        checkpoint: folder of the checkpoint to resume from. None trains from the start.
 
     Returns:
-        The metrics of the training.
+        The metrics of the training by name.
 
     Raises:
         UserError: a process that reads batches (`dataloader_num_workers`) found bad input, or was
@@ -328,11 +346,12 @@ def train_to_end(trainer: Trainer, checkpoint: str | None) -> dict[str, float]:
 
 
 def has_ended(checkpoint: str, max_steps: int) -> bool:
-    """Tell whether a checkpoint is of the run's last step, or of an early stop.
+    """Tell whether no step is left after a checkpoint, because of its step or an early stop.
 
     Args:
         checkpoint: folder of the checkpoint.
-        max_steps: number of steps of the run. If 0 or less, the epochs decide.
+        max_steps: number of steps of the run. If it is 0 or less, the number in the checkpoint
+            counts, which follows from the epochs.
     """
     state = trainer_state(checkpoint)
     control = (state.get("stateful_callbacks") or {}).get("TrainerControl", {})
@@ -369,8 +388,14 @@ def describe_run(
 ) -> dict[str, Any]:
     """Return the record of a run: everything that must stay the same when it is resumed.
 
-    These are the arguments that can change the weights, the model's fields, and digests of the
-    text.
+    These are the arguments that can change the weights, the model's configuration, and digests of
+    the text. The record can be written as JSON.
+
+    Args:
+        config: the model's configuration.
+        arguments: the arguments of the model, the text and the training.
+        train: training pairs by language, map-style or streamed. A stream has no digest.
+        dev: dev pairs by language.
     """
     model, data, training = arguments
     given = dataclasses.asdict(model) | dataclasses.asdict(data) | training.to_dict()
@@ -401,7 +426,7 @@ def _without_folders(value: Any) -> Any:
 
 
 def describe_text(part: Dataset) -> str:
-    """Return the number of pairs and a digest of `PAIRS_IN_DIGEST` pairs spread over the text.
+    """Describe a text by its number of pairs and a hash of up to `PAIRS_IN_DIGEST` of them.
 
     The result does not depend on where the text is stored.
 
@@ -414,7 +439,12 @@ def describe_text(part: Dataset) -> str:
 
 
 def record_run(run: dict[str, Any], training: DAPTrainingArguments, checkpoint: str | None) -> None:
-    """Compare a run with the one that made the checkpoint, or write the record of a new run.
+    """Check that a resumed run is the same run, or write the record of a new one.
+
+    Args:
+        run: record of this run (`describe_run`).
+        training: arguments with the output folder.
+        checkpoint: folder of the checkpoint to resume from. None for a new run.
 
     Raises:
         UserError: the runs differ. The message names every difference.
@@ -427,7 +457,14 @@ def record_run(run: dict[str, Any], training: DAPTrainingArguments, checkpoint: 
 
 
 def require_same_run(run: dict[str, Any], checkpoint: Path) -> None:
-    """Raise `UserError` if a checkpoint was made by a run with another record."""
+    """Raise `UserError` if a checkpoint was made by a run with another record.
+
+    If the checkpoint and its parent folder hold no record, only warn.
+
+    Args:
+        run: record of this run (`describe_run`).
+        checkpoint: folder of the checkpoint to resume from.
+    """
     places = [checkpoint / RECORD, checkpoint.parent / RECORD]
     record = next((place for place in places if place.exists()), None)
     if record is None:
@@ -450,10 +487,10 @@ def require_same_run(run: dict[str, Any], checkpoint: Path) -> None:
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """List the names that have different values in two records.
+    """List the names that have different values in the records of two runs.
 
-    A name that only one record has is skipped, because another version wrote that record. Of two
-    mappings, only the keys that differ are shown.
+    A name that only one record has is skipped, because another version wrote that record. If both
+    values are mappings, only the keys that differ are shown.
 
     >>> old = {"seed": 1, "text": {"de": 5, "fr": 7}}
     >>> differences(old, {"seed": 1, "text": {"de": 6, "fr": 7}, "new": 3})
@@ -474,9 +511,10 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
 
 
 class ResumedSchedule(TrainerCallback):
-    """Use the present intervals of logging, evaluation and saving in a resumed run.
+    """Corrects the state of a resumed run before its first step.
 
-    Also finds the best checkpoint in the output folder, which may have been moved or copied.
+    - The intervals of logging, evaluation and saving are those of this start's arguments.
+    - The path of the best checkpoint so far is in this output folder, which may have been moved.
     """
 
     def on_train_begin(
@@ -500,7 +538,7 @@ class ResumedSchedule(TrainerCallback):
 
 
 class RecordInCheckpoints(TrainerCallback):
-    """Copy the record of the run into each checkpoint.
+    """Copies the record of the run into each checkpoint when it is saved.
 
     A checkpoint then tells which run made it, even if another run is begun in the same folder.
     """

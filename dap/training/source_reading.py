@@ -42,25 +42,31 @@ def source_reading(
     count: int = MEASURED_PAIRS,
     ratios: Sequence[float] = RATIOS,
 ) -> dict[str, float]:
-    """Measure the losses of RTL and BOW with the right sources and with shuffled ones.
+    """Measure how much the heads of RTL and BOW use the source, on dev pairs.
+
+    The loss with each pair's own source is compared with the loss with another pair's source.
 
     There is no dropout, and every call masks the same tokens. In a group of processes, all call
     it and do the same work. A pair's shuffled source is that of the next pair of its language, or
     of any language if it is the only pair of its own.
 
     Args:
-        model: left in evaluation mode.
-        tokenizer: the model's.
-        bitext: the pairs. Languages for which the RTL head has no embedding are left out.
-        max_seq_length: tokens per sentence.
-        prefix: text before every sentence.
-        count: about how many of the pairs are measured, at least two per language.
-        ratios: values of `rtl_ratio` that are measured beside the configured one.
+        model: the model, not sharded. It is left in evaluation mode.
+        tokenizer: the model's tokenizer.
+        bitext: sources and targets by language. Languages for which the RTL head has no embedding
+            are left out.
+        max_seq_length: largest number of tokens of a sentence, with special tokens.
+        prefix: text to put before every sentence.
+        count: number of pairs to measure over all languages. It is rounded so that each language
+            has as many, but at least two where it has them.
+        ratios: values of `rtl_ratio` (the share of the target tokens to reconstruct) that are
+            measured beside the configured one.
 
     Returns:
-        Nats per token: `rtl_loss`, `rtl_loss_shuffled`, their difference `rtl_source_nats`, and
-        `rtl_source_nats_rho25` and so on for the other `ratios`. The same for `bow` without ratios.
-        Nothing for fewer than two pairs.
+        Values in nats per token: `rtl_loss`, `rtl_loss_shuffled` (with other sources), and their
+        difference `rtl_source_nats`. For a ratio of 0.25 the difference is
+        `rtl_source_nats_rho25`. BOW has the same three values, but none for other ratios. An empty
+        dictionary if there are fewer than two pairs, or neither objective.
     """
     known = model.config.rtl_languages
     used = {}
@@ -110,11 +116,20 @@ def sample_pairs(
     prefix: str = "",
     count: int = MEASURED_PAIRS,
 ) -> tuple[dict[str, Tensor], Tensor]:
-    """Take as many pairs of each language, evenly spread over its text.
+    """Take the same number of pairs of each language (if it has as many), spread over its text.
+
+    Args:
+        bitext: sources and targets by language.
+        tokenizer: the model's tokenizer.
+        max_seq_length: largest number of tokens of a sentence, with special tokens.
+        languages: all languages that the model knows, in the order of its language ids.
+        prefix: text to put before every sentence.
+        count: number of pairs over all languages, as in `source_reading`.
 
     Returns:
-        Arguments of `DAPForPreTraining.forward` for N pairs, and for each pair the row of its
-        shuffled source, (N,).
+        Arguments of `DAPForPreTraining.forward` for N pairs, with noise that does not depend on
+        the seed of the run. Also (N,): for each pair, the row of the pair whose source replaces its
+        own.
     """
     rows, blocks = [], []
     for language, (sources, targets) in bitext.items():
@@ -140,7 +155,16 @@ def sample_pairs(
 def encode_all(
     model: DAPForPreTraining, readers: Sequence[Objective], inputs: Mapping[str, Tensor]
 ) -> tuple[Pairs, Encoded]:
-    """Encode N pairs, `PAIRS_AT_A_TIME` at a time, with all that the readers need."""
+    """Encode N pairs, `PAIRS_AT_A_TIME` at a time.
+
+    Args:
+        model: the model.
+        readers: the objectives RTL and BOW, as far as the model has them.
+        inputs: the first result of `sample_pairs`.
+
+    Returns:
+        The pairs, and the encoder's outputs for them that the objectives need.
+    """
     device = model.device
     pairs = Pairs(
         *(
@@ -167,7 +191,13 @@ def encode_all(
 
 
 def take_rows(pairs: Pairs, sources: Tensor, targets: Tensor) -> Pairs:
-    """Return pairs of these sources and these targets, given by their rows."""
+    """Combine the sources of some pairs with the targets of others.
+
+    Args:
+        pairs: N pairs.
+        sources: rows (n,) of the pairs that give the sources and languages.
+        targets: rows (n,) of the pairs that give the targets.
+    """
     return Pairs(
         source=Sentences(*(value[sources] for value in pairs.source)),
         target=Sentences(*(value[targets] for value in pairs.target)),
@@ -183,11 +213,15 @@ def mean_loss(
     targets: Tensor,
     sources: Tensor,
 ) -> float:
-    """Compute the reader's mean loss, in nats per token.
+    """Compute the mean loss of predicting targets from sources, in nats per token.
 
     Args:
-        targets: rows of the pairs whose targets are predicted.
-        sources: rows of the pairs whose sources they are predicted from.
+        model: the model.
+        reader: the objective that predicts, RTL or BOW.
+        pairs: N pairs.
+        encoded: the encoder's outputs for them.
+        targets: rows (n,) of the pairs whose targets are predicted.
+        sources: rows (n,) of the pairs whose sources they are predicted from.
     """
     groups = READERS[reader.name]
     totals = []  # loss and tokens of each part

@@ -43,6 +43,9 @@ def config_arguments() -> Iterator[tuple[str, Any, dataclasses.Field]]:
 
     The type is the field's, and the help comes from the docstring of `DAPConfig`. The default is
     always None, so that `given_fields` can tell which arguments were given.
+
+    Returns:
+        Yields the name, type and field of each argument, as `make_dataclass` takes them.
     """
     _, texts, _ = parse_google_format_docstring(inspect.getdoc(DAPConfig) or "")
     for name, field in CONFIG_FIELDS.items():
@@ -115,7 +118,7 @@ class PretrainingModelArguments(
 
 
 def given_fields(args: PretrainingModelArguments) -> dict[str, Any]:
-    """Return the fields of `DAPConfig` that the command line or the recipe gives."""
+    """Return the values of `DAPConfig` fields that the user gave, by name."""
     given = {}
     for name, value in vars(args).items():
         if name in CONFIG_FIELDS and value is not None:
@@ -273,12 +276,12 @@ class DAPTrainingArguments(TrainingArguments):
 
     @property
     def seed_of_text(self) -> int:
-        """Return the seed of everything that chooses or orders text."""
+        """Return the seed that chooses and orders text: `data_seed`, or `seed` if it is None."""
         return self.seed if self.data_seed is None else self.data_seed
 
     @property
     def chooses(self) -> bool:
-        """Tell whether the run uses a metric of its evaluations, for example to stop early."""
+        """Tell whether a metric of the evaluations decides anything, such as an early stop."""
         follows = (
             self.lr_scheduler_type == SchedulerType.REDUCE_ON_PLATEAU
             or self.save_strategy == "best"
@@ -295,7 +298,7 @@ class DAPTrainingArguments(TrainingArguments):
             )
 
     def _check_values(self) -> None:
-        """Refuse values that would break the gather of negatives, or that have no effect here."""
+        """Raise `UserError` for values that would break the training or have no effect here."""
         size = self.mini_batch_size
         patience = self.early_stopping_patience
         rate = self.head_learning_rate
@@ -362,10 +365,13 @@ class DAPTrainingArguments(TrainingArguments):
 def state_precision(args: TrainingArguments) -> None:
     """Set `bf16` and `fp16` to the precision that the training will have.
 
-    `accelerate launch --mixed_precision` chooses it, too, if the arguments do not.
+    If the arguments name none, `accelerate launch --mixed_precision` decides.
+
+    Args:
+        args: arguments to change in place.
 
     Raises:
-        UserError: the launcher asks for another precision.
+        UserError: the precision is neither "no" nor "bf16" nor "fp16".
     """
     precision = str(args.mixed_precision)
     if precision not in ("no", "bf16", "fp16"):
@@ -389,7 +395,8 @@ def require(args: Any, allowed: dict[str, tuple[bool, str]]) -> None:
 
     Args:
         args: object with the arguments as attributes.
-        allowed: maps the argument's name to (whether its value is allowed, what to give instead).
+        allowed: maps the name of an attribute, perhaps with a dot such as "accelerator_config.x",
+            to a tuple: whether its value is allowed, and what to give instead.
     """
     for name, (fits, remedy) in allowed.items():
         if not fits:
@@ -397,7 +404,11 @@ def require(args: Any, allowed: dict[str, tuple[bool, str]]) -> None:
 
 
 def check_launched(world_size: int) -> None:
-    """Raise `UserError` unless all launched processes know of each other."""
+    """Raise `UserError` if launched processes would train without exchanging gradients.
+
+    Args:
+        world_size: number of processes that train together. It must equal the number launched.
+    """
     launched = int(os.environ.get("WORLD_SIZE", 1))
     if launched != world_size:
         raise UserError(
@@ -407,10 +418,14 @@ def check_launched(world_size: int) -> None:
 
 
 def share_of_batch(total: int, processes: int) -> int:
-    """Return the pairs of each process in a batch of `total` pairs.
+    """Return the number of pairs per process in a batch of `total` pairs.
 
     >>> share_of_batch(1024, 8)
     128
+
+    Args:
+        total: pairs of a batch over all processes.
+        processes: number of processes.
 
     Raises:
         UserError: `total` is not a multiple of `processes`, or smaller.
@@ -430,7 +445,18 @@ USAGE = "%(prog)s [RECIPE.yaml] --train_data PATH [PATH ...] --output_dir FOLDER
 
 
 def parse_arguments(argv: list[str]) -> Arguments:
-    """Parse an optional YAML recipe (the first argument) and flags, which override the recipe."""
+    """Parse the command line of `train_dap.py`.
+
+    Args:
+        argv: flags, which may stand after the path of a YAML recipe. Flags override the recipe.
+
+    Returns:
+        The arguments of the model, the text and the training.
+
+    Raises:
+        UserError: an argument is unknown or wrong, two exclude each other, or no model is given.
+        FileNotFoundError: there is no such recipe.
+    """
     if argv and argv[0].endswith((".yaml", ".yml")):
         flags = argv[1:]
         argv = recipe_flags(Path(argv[0]), without=rivals_of(flags)) + flags
@@ -453,7 +479,7 @@ def parse_arguments(argv: list[str]) -> Arguments:
 
 
 def rivals_of(flags: list[str]) -> set[str]:
-    """Return the arguments that cannot be given beside these flags, see `RIVALS`."""
+    """Return the names of the arguments that exclude one of the given flags (`RIVALS`)."""
     rivals = set()
     for first, second in RIVALS:
         if given(first, flags):
@@ -464,7 +490,14 @@ def rivals_of(flags: list[str]) -> set[str]:
 
 
 def given(name: str, argv: list[str]) -> bool:
-    """Tell whether a flag is given, as `--name value` or `--name=value`, with `_` or `-`."""
+    """Tell whether a command line has the flag `--name`.
+
+    `--name=value` counts as well, and `-` may stand for `_` within the name.
+
+    Args:
+        name: name of the argument without dashes before it, such as "max_steps".
+        argv: the command line.
+    """
     flags = [argument.split("=", 1)[0].replace("-", "_") for argument in argv]
     return f"__{name}" in flags
 
@@ -497,7 +530,7 @@ def recipe_flags(path: Path, without: Collection[str] = ()) -> list[str]:
 
 
 class UniqueKeys(yaml.SafeLoader):
-    """Reads YAML, and refuses a key that stands twice in a mapping. YAML itself takes the last."""
+    """Reads YAML, but raises an error for a repeated key, of which YAML itself takes the last."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = [str(key.value) for key, _ in node.value]
@@ -508,7 +541,15 @@ class UniqueKeys(yaml.SafeLoader):
 
 
 def recipe_arguments(path: Path) -> dict[str, Any]:
-    """Read a recipe, and check that its keys are arguments of `train_dap.py`."""
+    """Read the YAML file of a recipe, and check that its keys are arguments of `train_dap.py`.
+
+    Returns:
+        Values by the name of the argument.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        UserError: the file is no YAML mapping, or has an unknown argument.
+    """
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such recipe. The project's recipes are in configs/.")
     try:
