@@ -220,7 +220,8 @@ def _activation_of(encoder_config: Any) -> nn.Module:
 class PredictionHead(PredictionTransform):
     """Vocabulary prediction head: a `PredictionTransform`, then the output matrix W of section 3.2.
 
-    W is usually the encoder's word embeddings (V, E). Two options change that:
+    It never returns logits: `loss_sum`, `target_loss_sum` and `bag_loss_sum` return summed cross
+    entropies. W is usually the encoder's word embeddings (V, E). Two options change that:
 
     - A *target vocabulary* (`target_vocab_size`): RTL and BOW predict only V' ids. `token_ids`
       holds these ids in ascending order.

@@ -170,9 +170,10 @@ def by_path(path: str, model: DAPForPreTraining, batch: Batch) -> tuple[float | 
 def draw(
     encoder: PreTrainedModel, batch: Batch, draws: int, only_first: bool, bf16: bool
 ) -> list[Tensor]:
-    """Run an encoder with many dropout masks, and return moments of what it computes.
+    """Run an encoder with many dropout masks, and return what each draw computes.
 
-    Only the source side of the batch is used.
+    Squares and products are returned as well, so that means over the draws can be compared. Only the
+    source side of the batch is used.
 
     Args:
         encoder: the encoder.
@@ -183,9 +184,9 @@ def draw(
 
     Returns:
         Five float64 tensors (draws, values). The first holds the states that are read. The second
-        holds the gradients of a fixed weighted sum of them with regard to the input. Then come the
-        squares of the states and of the gradients. The last holds the product of state and gradient
-        at the first token.
+        holds the gradients of a fixed weighted sum of these states, at the input embeddings. Then
+        come the squares of the states and of the gradients. The last holds the product of state and
+        gradient at the first token.
     """
     ids = batch["source_input_ids"]
     mask = batch["source_attention_mask"]  # (B, S)
@@ -229,7 +230,7 @@ def excess(ours: Tensor, theirs: Tensor) -> float:
 
 
 def compare_with_dropout(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Compare the paths with dropout with padded rows, for each encoder.
+    """Compare the fast ways of running an encoder with padded rows, under dropout.
 
     Args:
         args: the command line.
@@ -262,7 +263,9 @@ def compare_with_dropout(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def compare(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Compare the paths without dropout with float64, for each encoder and objective.
+    """Compare the fast ways of running an encoder with a plain float64 computation.
+
+    There is no dropout here. It is done for each encoder and objective.
 
     Args:
         args: the command line.

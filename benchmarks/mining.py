@@ -189,10 +189,11 @@ def measure(contender: str, rows: int, args: argparse.Namespace) -> dict[str, fl
 def made_vectors(rows: int, args: argparse.Namespace) -> tuple[np.ndarray, np.ndarray]:
     """Read the vectors of `--vectors`, or draw random ones.
 
-    Row i of one side is a translation of row i of the other, or similar to it.
+    Row i of both sides belong together: a random target is its source plus noise. Files must hold
+    translations row by row.
 
     Args:
-        rows: most rows of each side.
+        rows: largest number of rows per side. A file with fewer rows gives fewer.
         args: the command line.
 
     Returns:

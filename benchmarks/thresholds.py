@@ -68,7 +68,10 @@ class Case:
 
 
 def drawn_pairs(rows: Sequence[tuple[str, str]], count: int) -> list[tuple[str, str]]:
-    """Draw pairs at random. No sentence of a side is drawn twice."""
+    """Draw at most `count` pairs at random, always the same ones.
+
+    No sentence of a side is drawn twice, so there may be fewer.
+    """
     pairs = list(rows)
     random.Random(0).shuffle(pairs)
     for side in (0, 1):

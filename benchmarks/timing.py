@@ -169,9 +169,10 @@ def peak_memory(device: str) -> Iterator[dict[str, int]]:
 
 @contextmanager
 def peak_anonymous() -> Iterator[dict[str, int]]:
-    """Measure the peak memory of a block like `peak_memory`, without pages of mapped files.
+    """Measure how far the memory of a block rises above the memory before it, at its peak.
 
-    The memory is read every 10 ms, so short peaks are missed.
+    Pages of mapped files do not count, unlike in `peak_memory`. The memory is read every 10 ms, so
+    short peaks are missed.
 
     Yields:
         A dictionary that has the peak so far under `bytes`.
@@ -187,9 +188,11 @@ def peak_anonymous() -> Iterator[dict[str, int]]:
 
     watching = threading.Thread(target=watch)
     watching.start()
-    yield found
-    over.set()
-    watching.join()
+    try:
+        yield found
+    finally:
+        over.set()
+        watching.join()
 
 
 def kernel_bytes(file: str, name: str) -> int:

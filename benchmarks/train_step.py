@@ -246,7 +246,7 @@ def ratios(found: dict[str, dict[str, Any]], clock: str) -> dict[str, float]:
 
 
 def shares(found: dict[str, dict[str, Any]], clock: str) -> dict[str, float]:
-    """Return each contender's useful FLOPs per second, as a share of plain matrix products.
+    """Divide each contender's useful FLOPs per second by the rate of plain matrix products.
 
     Args:
         found: contender -> its times and FLOPs, as in the result of `compare`.

@@ -199,12 +199,16 @@ class Screen:
     def _near_by_rounding(
         self, queries: Tensor, worst: Tensor, key_worst: Tensor | None
     ) -> Tensor | None:
-        """Find the pairs that can be among the k best by the int8 bound.
+        """Screen with int8 copies of the vectors.
 
-        The arguments are those of `pairs`.
+        Args:
+            queries, worst, key_worst: as in `pairs`.
 
         Returns:
-            True for each pair to compute exactly, (R, C) bool. None if too many are left.
+            True for each pair (query, key) whose cosine may exceed the k-th best so far, (R, C)
+            bool: these are to be computed exactly. None if too many pairs are left, or if this
+            screening is switched off. It is switched off for later blocks if too many pairs were
+            left although all k-th best cosines were known.
         """
         if self._rounded is None:
             return None
