@@ -172,8 +172,8 @@ def draw(
 ) -> list[Tensor]:
     """Run an encoder with many dropout masks, and return what each draw computes.
 
-    Squares and products are returned as well, so that means over the draws can be compared. Only the
-    source side of the batch is used.
+    Squares and products are returned as well, so that means over the draws can be compared. Only
+    the source side of the batch is used.
 
     Args:
         encoder: the encoder.
