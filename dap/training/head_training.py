@@ -23,6 +23,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from datasets import IterableDataset
 from safetensors import safe_open
@@ -40,6 +41,7 @@ from dap.training.grad_cache import seeded
 from dap.training.resuming import differences
 from dap.training.source_reading import READERS, source_reading
 from dap.training.trainer import DAPTrainer
+from heads_dap import OF_TARGETS
 from modeling_dap import DAPForPreTraining
 from objectives_dap import Encoded, Objective, Pairs, Sentences, needs_of
 
@@ -112,6 +114,8 @@ def train_heads(trainer: DAPTrainer, readers: Sequence[Objective]) -> dict[str, 
     before = measure(trainer)
     rows = first_pairs(trainer, args.head_pairs)
 
+    start_bias(model, rows)
+
     encoding_began = time.perf_counter()
     kept = encode_once(trainer, readers, rows)
     training_began = time.perf_counter()
@@ -146,6 +150,26 @@ def first_pairs(trainer: DAPTrainer, count: int) -> Rows:
         return list(dataset.take(count))
     numbers = list(islice(iter(trainer.train_sampler), count))
     return dataset.select(numbers).to_list()
+
+
+def start_bias(model: DAPForPreTraining, rows: Rows) -> None:
+    """Set the bias of the head's output to the logarithm of the targets' token frequencies.
+
+    The head then does not spend its first steps on learning them. A bias that is set already
+    (`--prediction_bias frequencies`) stays, and so does that of a head which also predicts sources.
+    """
+    config = model.config
+    predicts_sources = bool(config.objectives - {"tr"} - OF_TARGETS)
+    if "rtl" in config.objectives and config.rtl_direction != "source-to-target":
+        predicts_sources = True
+    if predicts_sources or model.prediction_head.bias.any():
+        return
+
+    # Only RTL predicts the token that ends a sentence.
+    end = None if "rtl" in config.objectives else -1
+    ids = np.concatenate([row["target_input_ids"][1:end] for row in rows]).astype(np.int64)
+    counts = np.bincount(ids, minlength=config.vocab_size)
+    model.prediction_head.start_bias(torch.from_numpy(counts))
 
 
 # --------------------------------------------------------------------------- 2. encode them once

@@ -50,11 +50,13 @@ def test_heads_learn_from_the_source_and_the_encoder_stays_the_same(
 ) -> None:
     monkeypatch.setattr(head_training, "LEARNING_RATE", 1e-2)  # tiny heads learn faster
     out = tmp_path / "out"
-    more = ["--objective", "tr+rtl+bow", "--head_steps", "60", "--output_dir", str(out)]
+    heads = ["rtl", "bow"] if is_true else ["bow"]
+    objective = "+".join(["tr", *heads])
+    more = ["--objective", objective, "--head_steps", "60", "--output_dir", str(out)]
     run([*command(encoder, tmp_path, is_true), *more])
     found = read_json(out / RESULTS_FILE)
     assert (found["pairs"], found["steps"]) == (450, 60)
-    for head in ("rtl", "bow"):
+    for head in heads:
         assert abs(found[f"{head}_source_nats_before"]) < HARDLY
         after = found[f"{head}_source_nats_after"]
         assert after > 1.5 * HARDLY if is_true else after < HARDLY, (head, after)
@@ -117,20 +119,11 @@ def test_the_recipe_for_fine_tuning_needs_only_model_data_and_output(
 ) -> None:
     recipe = [str(REPOSITORY / "configs" / "finetune.yaml")]
     recipe += ["--model_name_or_path", str(tiny_bert_dir), "--train_data", str(bitext_dir)]
-    quick = [
-        "--head_steps",
-        "2",
-        "--max_steps",
-        "5",
-        "--report_to",
-        "none",
-        "--disable_tqdm",
-        "true",
-    ]
-    run([*recipe, *quick, "--output_dir", str(tmp_path)])
+    recipe += ["--head_steps", "2", "--max_steps", "1", "--output_dir", str(tmp_path)]
+    run([*recipe, "--report_to", "none", "--disable_tqdm", "true"])
     assert "bow_source_nats_after" in read_json(tmp_path / RESULTS_FILE)
     history = state(tmp_path)["log_history"]
-    assert len([line for line in history if "eval_mean_accuracy" in line]) == 5
+    assert any("eval_mean_accuracy" in line for line in history)
 
 
 def test_only_missing_heads_are_trained(
