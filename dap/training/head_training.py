@@ -52,7 +52,7 @@ HEADS_FILE = "trained_heads.safetensors"
 RESULTS_FILE = "head_results.json"
 
 #: How the heads are trained. `--head_steps` and `--head_pairs` decide how long.
-LEARNING_RATE = 1e-3
+LEARNING_RATE = 2e-3
 BETAS = (0.9, 0.98)
 WARMUP_STEPS = 50
 PAIRS_PER_STEP = 96
