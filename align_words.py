@@ -99,10 +99,10 @@ class TokenEncoderArguments(EncoderArguments):
     )
 
     def load(self) -> SentenceEncoder:
-        """Load the encoder.
+        """Load the encoder that the options name.
 
         Raises:
-            UserError: it cannot be loaded, or gives no token states.
+            UserError: it cannot be loaded, or does not give token states.
         """
         options = asdict(self)
         name = options.pop("model_name_or_path")
@@ -182,7 +182,17 @@ class AlignmentArguments:
 def _parse(
     argv: Sequence[str] | None,
 ) -> tuple[TokenEncoderArguments, AlignmentArguments, list[str]]:
-    """Read the command line. Returns: the groups of options, and the text files."""
+    """Parse the command line.
+
+    Args:
+        argv: arguments of the command. None takes those of this process.
+
+    Returns:
+        The options of the encoder and of the alignment, and the names of the text files.
+
+    Raises:
+        UserError: an option is unknown or does not fit the others, or the number of texts is wrong.
+    """
     types = (TokenEncoderArguments, AlignmentArguments)
     parser = ArgumentParser(types, description=__doc__.splitlines()[0], usage=USAGE)
     parser.add_argument(
@@ -209,7 +219,7 @@ def _parse(
 
 
 def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
-    """Align as the command line says.
+    """Align the words of sentences with those of their translations, from command-line arguments.
 
     Args:
         argv: arguments of the command. None takes those of this process.
@@ -282,10 +292,13 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
 
 
 def read_lines(files: Sequence[str]) -> Iterator[Pair]:
-    """Yield the pairs of two texts, line by line. Empty lines are pairs, too.
+    """Yield the sentence pairs of two texts, line by line. Pairs may be empty.
+
+    Args:
+        files: names of the source file and the target file.
 
     Raises:
-        UserError: a line is not UTF-8, or one text has more lines.
+        UserError: a line is not UTF-8, or the texts have different numbers of lines.
     """
     source_file, target_file = files
     lines = zip_longest(read_sentences(source_file), read_sentences(target_file))
@@ -300,7 +313,13 @@ def read_lines(files: Sequence[str]) -> Iterator[Pair]:
 
 
 def read_bitext(files: Sequence[str], args: AlignmentArguments) -> Iterator[Pair]:
-    """Yield the pairs of parallel text. A malformed line becomes a pair of empty sentences.
+    """Yield the sentence pairs of parallel text.
+
+    A malformed line becomes a pair of empty sentences. Lines are numbered through all files.
+
+    Args:
+        files: files, folders or ids of Hub datasets.
+        args: options that choose the languages and columns.
 
     Raises:
         UserError: as `find_bitext` and `read_tables`, or the text has several languages.
@@ -322,7 +341,12 @@ def read_bitext(files: Sequence[str], args: AlignmentArguments) -> Iterator[Pair
 
 
 def _pairs_of_file(file: BitextFile, max_bad_lines: float) -> Iterator[Pair]:
-    """Yield the pairs of a file, and empty pairs for lines that were skipped as malformed."""
+    """Yield the sentence pairs of a file, and empty pairs for lines that are malformed.
+
+    Args:
+        file: the file.
+        max_bad_lines: share of its lines that may be malformed, 0 to 1.
+    """
     audit = LineAudit(file, max_bad_lines)
     number = 0
     for table in read_tables(file, audit):
@@ -344,10 +368,15 @@ def _pairs_of_file(file: BitextFile, max_bad_lines: float) -> Iterator[Pair]:
 def count_pairs(read: Callable[[], Iterable[Pair]], files: Sequence[str], words: str) -> int:
     """Read the text once, and return its number of pairs.
 
-    It warns of text without spaces whose words would be whole sentences.
+    It warns if most sentences have no spaces, because they would count as single words.
+
+    Args:
+        read: yields the pairs of the text.
+        files: names of its files, for the message.
+        words: the value of `--words`, "spaces" or "tokenizer".
 
     Raises:
-        UserError: as `read`, or there is no pair.
+        UserError: `read` raises it, or there is no pair.
     """
     total = 0
     unsegmented = 0
@@ -372,7 +401,17 @@ def count_pairs(read: Callable[[], Iterable[Pair]], files: Sequence[str], words:
 def aligned_pairs(
     encoder: SentenceEncoder, pairs: Iterable[Pair], total: int, args: AlignmentArguments
 ) -> Iterator[tuple[Pair, WordAlignment]]:
-    """Yield each pair with its alignment, and show a bar."""
+    """Align the words of each sentence pair, and show a progress bar.
+
+    Args:
+        encoder: makes the token states.
+        pairs: the sentence pairs.
+        total: their number, for the progress bar.
+        args: options of the alignment.
+
+    Returns:
+        Yields each pair with its alignment, in the given order.
+    """
     pairs, read_ahead = tee(pairs)
     aligned = stream_alignments(
         encoder,
@@ -390,10 +429,13 @@ def aligned_pairs(
 
 @contextmanager
 def open_output(args: AlignmentArguments) -> Iterator[Callable[[Pair, WordAlignment], None]]:
-    """Open the file for the links. It takes its name only when the block ends without an error.
+    """Open the output file. It takes its name only when the block ends without an error.
+
+    Args:
+        args: options with the name of the file, which decides its format.
 
     Yields:
-        A function that writes the links of a pair.
+        A function that writes the links of one sentence pair.
     """
     compress = PACKED.get(Path(args.output).suffix, nullcontext)
     with whole_file(args.output) as file, compress(file) as packed:
@@ -416,13 +458,13 @@ def open_output(args: AlignmentArguments) -> Iterator[Callable[[Pair, WordAlignm
 
 
 def link_rows(pair: Pair, aligned: WordAlignment) -> Iterator[tuple[int | str, ...]]:
-    """Yield a row of `COLUMNS` for each link."""
+    """Yield the values of the `COLUMNS` for each link of a sentence pair."""
     for (i, j), cosine in zip(aligned.links.tolist(), aligned.cosines.tolist(), strict=True):
         yield pair.line, i, j, aligned.source[i], aligned.target[j], f"{cosine:.4f}"
 
 
 def as_object(pair: Pair, aligned: WordAlignment) -> dict[str, Any]:
-    """Return a line of a `.jsonl` output."""
+    """Return the words and links of a sentence pair as an object for the `.jsonl` output."""
     return {
         "line": pair.line,
         "source": aligned.source,
@@ -436,10 +478,18 @@ def as_object(pair: Pair, aligned: WordAlignment) -> dict[str, Any]:
 
 
 def read_reference(args: AlignmentArguments, total: int) -> list[GoldLinks]:
-    """Read the reference links.
+    """Read the reference links of `--gold`.
+
+    Args:
+        args: options with the name of the file.
+        total: number of sentence pairs of the text.
+
+    Returns:
+        The links of each sentence pair. Words count from 0.
 
     Raises:
-        UserError: the file is not in Pharaoh format, or has another number of lines than the text.
+        UserError: the file is not in Pharaoh format, has another number of lines than the text, or
+            has no sure link.
     """
     gold = read_links(args.gold, args.gold_from)
     if len(gold) != total:
@@ -460,7 +510,14 @@ def read_reference(args: AlignmentArguments, total: int) -> list[GoldLinks]:
 def require_words(
     args: AlignmentArguments, number: int, gold: GoldLinks, aligned: WordAlignment
 ) -> None:
-    """Raise `UserError` if the reference links words that pair `number`, from 0, does not have."""
+    """Raise `UserError` if the reference has a link to a word that the sentences do not have.
+
+    Args:
+        args: options, for the message.
+        number: number of the sentence pair, from 0.
+        gold: its reference links.
+        aligned: its words and the links that were found.
+    """
     size = (len(aligned.source), len(aligned.target))
     for i, j in np.concatenate([gold.sure, gold.possible]).tolist():
         if i >= size[0] or j >= size[1]:
@@ -473,7 +530,15 @@ def require_words(
 
 
 def measure(found: Sequence[np.ndarray], gold: Sequence[GoldLinks]) -> dict[str, float]:
-    """Return AER, precision and recall in percent."""
+    """Compute alignment error rate (AER), precision and recall, in percent.
+
+    Args:
+        found: for each sentence pair, the links that were found, (L, 2).
+        gold: for each sentence pair, the reference links.
+
+    Returns:
+        The values under "aer", "precision" and "recall".
+    """
     sure = [links.sure for links in gold]
     possible = [links.possible for links in gold]
     quality = alignment_quality(found, sure, possible)

@@ -47,9 +47,12 @@ SAVED_KEYS = {
 
 
 def changeable(default: Any) -> Any:
-    """Make a field that may change when training continues from a checkpoint.
+    """Make a dataclass field of `DAPConfig` that may change when a checkpoint is trained further.
 
     The shapes and the meaning of the weights do not depend on such a field.
+
+    Args:
+        default: the field's default value.
     """
     return field(default=default, metadata={"changeable": True})
 
@@ -160,9 +163,16 @@ class DAPConfig(PreTrainedConfig):
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
-        """Build a configuration from the dict of a saved one.
+        """Build a configuration from the content of a saved `config.json`.
 
         Keys that this version does not know are left out with a warning.
+
+        Args:
+            config_dict: the content of the file.
+            **kwargs: as in `PreTrainedConfig.from_dict`.
+
+        Raises:
+            ValueError: the file is not of a DAP checkpoint, or has a value that is not allowed.
         """
         model_type = config_dict.get("model_type", cls.model_type)
         if model_type != cls.model_type:
@@ -200,7 +210,7 @@ class DAPConfig(PreTrainedConfig):
 
     @property
     def objectives(self) -> frozenset[str]:
-        """Names that `objective` joins."""
+        """Return the names that `objective` joins, such as "tr" and "rtl"."""
         return frozenset(self.objective.split("+"))
 
     def check(self) -> None:
@@ -214,6 +224,7 @@ class DAPConfig(PreTrainedConfig):
         self._check_directions()
 
     def _check_objective(self) -> None:
+        """Check that `objective` joins different names."""
         names = self.objective.split("+") if isinstance(self.objective, str) else [""]
         all_differ = len(set(names)) == len(names)
         are_names = all(name.isidentifier() for name in names)
@@ -222,7 +233,7 @@ class DAPConfig(PreTrainedConfig):
         )
 
     def _check_by_kind(self) -> None:
-        """Check choices, and shares, factors and switches by the ending or type of their field."""
+        """Check the fields whose allowed values follow from `CHOICES`, their name or their type."""
         for name, allowed in CHOICES.items():
             listed = ", ".join(repr(value) for value in allowed)
             self._require(name, getattr(self, name) in allowed, f"one of {listed}")
@@ -281,17 +292,33 @@ class DAPConfig(PreTrainedConfig):
         )
 
     def _require(self, name: str, holds: bool, allowed: str) -> None:
+        """Raise `ValueError` for a field unless a condition on its value holds.
+
+        Args:
+            name: the field.
+            holds: the condition.
+            allowed: the allowed values, for the message.
+        """
         if not holds:
             raise ValueError(
                 f"DAPConfig: {name}={getattr(self, name)!r} is not allowed; give {allowed}."
             )
 
     def _require_integer(self, name: str, low: int, high: int, what: str) -> None:
+        """Raise `ValueError` unless a field is an integer from `low` to `high`.
+
+        Args:
+            name: the field.
+            low: smallest allowed value.
+            high: largest allowed value.
+            what: what the bounds are, for the message, such as "the encoder's layers".
+        """
         value = getattr(self, name)
         is_integer = isinstance(value, int) and not isinstance(value, bool)
         self._require(name, is_integer and low <= value <= high, f"{low} to {high}, {what}")
 
     def _require_integer_or_none(self, name: str, low: int, high: int, what: str) -> None:
+        """Raise `ValueError` unless a field is None or what `_require_integer` allows."""
         value = getattr(self, name)
         is_integer = isinstance(value, int) and not isinstance(value, bool)
         self._require(
@@ -316,7 +343,14 @@ def _build_encoder_config(value: PreTrainedConfig | dict | None) -> PreTrainedCo
 
 
 def _unknown_keys(keys: dict[str, Any], objective: str) -> list[str]:
-    """Return the keys that are neither known fields nor fields of an objective of the user's."""
+    """Return the keys of a configuration that no field has.
+
+    Fields of an objective that the user has written are accepted: their names begin with its name.
+
+    Args:
+        keys: the configuration's values by name.
+        objective: names of objectives joined by "+".
+    """
     known = FIELDS.keys() | SAVED_KEYS | {field.name for field in fields(PreTrainedConfig)}
     our_prefixes = {name.split("_")[0] for name in FIELDS}
     free_prefixes = ["_"]
@@ -328,6 +362,7 @@ def _unknown_keys(keys: dict[str, Any], objective: str) -> list[str]:
 
 
 def _is_number(value: object) -> bool:
+    """Tell whether a value is a finite number. A bool is not one."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 

@@ -106,15 +106,19 @@ class DataArguments:
             )
 
     def outputs(self) -> dict[str, str]:
-        """Return the files to write outside of `output_dir`, by argument."""
+        """Return the files to write outside of `output_dir`, by the flag that names them."""
         return {"--list_leaks": self.list_leaks} if self.list_leaks else {}
 
 
 def check_outside(args: DataArguments, options: PrepareOptions) -> None:
     """Check that no other input or output lies in `output_dir`, where --overwrite would delete it.
 
+    Args:
+        args: what to prepare, and where to write it.
+        options: the options that shape the text, some of which name files.
+
     Raises:
-        UserError: one does.
+        UserError: an input or output lies in it.
     """
     output = Path(args.output_dir).resolve()
     values = vars(args) | vars(options)
@@ -141,8 +145,12 @@ def find_files(
 ) -> tuple[list[RawFile], dict[str, str]]:
     """Find the input files, and download those from OPUS.
 
+    Args:
+        args: what to prepare.
+        options: the options that shape the text.
+
     Returns:
-        The files by language and name, and origin -> licence.
+        The files, sorted by language, and the licences by the name of the corpus or file.
 
     Raises:
         UserError: as `find_bitext` and `download_corpora`, or there is no text in a language.
@@ -188,10 +196,13 @@ def find_files(
 
 
 def read_licences(path: str | None) -> dict[str, str]:
-    """Read a JSON file of origin -> licence.
+    """Read the licences of input files.
+
+    Args:
+        path: JSON file that maps the name of an input file to its licence. None gives no licences.
 
     Raises:
-        UserError: a licence is not a text.
+        UserError: the file is not such a mapping.
     """
     content = read_object(Path(path)) if path else {}
     for origin, licence in content.items():
@@ -201,13 +212,16 @@ def read_licences(path: str | None) -> dict[str, str]:
 
 
 def _fingerprint(*content: Any) -> str:
-    """Hash JSON values, and the versions of this file's format and of polars."""
+    """Hash some JSON values, together with `VERSION` and the version of polars."""
     text = json.dumps([VERSION, version("polars"), *content], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _file_state(path: str) -> Any:
-    """Return size and modification time of a file, or of all files in a folder."""
+    """Return size and modification time of a file, or of all files in a folder, as JSON values.
+
+    The result changes if the text may have changed. It is None if there is no such file.
+    """
     place = str(disk_path(path))
     if os.path.isdir(place):
         names = sorted(os.listdir(place))
@@ -218,10 +232,10 @@ def _file_state(path: str) -> Any:
 
 
 def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
-    """Prepare text.
+    """Turn raw parallel text into training pairs, from command-line arguments.
 
     Args:
-        argv: the command line. None takes that of the process.
+        argv: arguments of the command. None takes those of this process.
 
     Returns:
         The report, as written to `report.json`.
@@ -247,7 +261,17 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
 
 
 def prepare_all(args: DataArguments, options: PrepareOptions) -> dict[str, Any]:
-    """Prepare text into an output folder that is checked and locked. Returns: the report."""
+    """Prepare the text, or only return the report if the same run has finished before.
+
+    The caller has checked and locked the output folder.
+
+    Args:
+        args: what to prepare, and where to write it.
+        options: the options that shape the text.
+
+    Returns:
+        The report, as written to `report.json`.
+    """
     started = time.perf_counter()
     files, licences = find_files(args, options)
     inputs = [disk_path(path) for raw in files for path in raw.file.paths]
@@ -299,7 +323,10 @@ def prepare_all(args: DataArguments, options: PrepareOptions) -> dict[str, Any]:
 
 
 def _shown(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that are paths as others may see them, because users publish them."""
+    """Return the settings that are paths or names, without folders of this machine and secrets.
+
+    They are part of the report and the card, which users publish.
+    """
     shown = {}
     for name in ("data", "evaluation_data"):
         shown[name] = [public_name(path) for path in settings[name]]
@@ -312,7 +339,15 @@ def _shown(settings: Mapping[str, Any]) -> dict[str, Any]:
 def keep_finished(
     plan: Plan, args: DataArguments, report: dict[str, Any], licences: dict[str, str]
 ) -> dict[str, Any]:
-    """Update the licences in the report of a finished run, and return it.
+    """Return the report of a run that has finished before, with the licences of this call.
+
+    If the licences differ, the report and the card are written again.
+
+    Args:
+        plan: the paths of the run.
+        args: what to prepare, and where to write it.
+        report: the report in the output folder.
+        licences: licences by the name of the corpus or file.
 
     Raises:
         UserError: the leaks are asked for in another file than the one that the run wrote.
@@ -334,7 +369,14 @@ def keep_finished(
 def finish(
     plan: Plan, args: DataArguments, files: Sequence[RawFile], report: dict[str, Any]
 ) -> None:
-    """Write the list of leaks, the card and the report, and remove the work folder."""
+    """Write the list of leaks, the card and the report, and remove the work folder.
+
+    Args:
+        plan: the paths of the run.
+        args: the arguments, which may name a file for the leaks.
+        files: the input files.
+        report: the report to write.
+    """
     if args.list_leaks:
         with whole_file(args.list_leaks) as listed:
             for file in files:

@@ -72,8 +72,14 @@ def build_datasets(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Read the text, hold out or read the dev set, and tokenise the training pairs.
 
+    Args:
+        data: arguments that name the text and its form.
+        training: arguments with the seed.
+        tokenizer: a fast tokenizer.
+
     Returns:
-        The tokenised training pairs and the text of the dev pairs, both by language.
+        The tokenised training pairs, map-style or streamed, and the dev pairs as text. Both are
+        by language.
     """
     options = {
         "max_bad_lines": data.max_bad_lines,
@@ -95,9 +101,14 @@ def mix_languages(
 ) -> tuple[Dataset, Sampler | None]:
     """Put all languages into one dataset, and decide how often each is drawn.
 
+    Args:
+        train: tokenised pairs by language, map-style or streamed.
+        data: arguments with the language mix.
+        training: arguments with the seed and the batch size.
+
     Returns:
-        The dataset, and the sampler that draws the language mix from it. A stream has the mix in
-        itself and no sampler.
+        The dataset, and the sampler that draws the language mix from it. A stream is mixed already,
+        so its sampler is None.
 
     Raises:
         UserError: the pairs of a stream do not fill one batch.
@@ -127,7 +138,18 @@ def check_run(
     dev: dict[str, Any],
     model: DAPForPreTraining,
 ) -> None:
-    """Raise `UserError` for a run that would fail later, or that could not learn to rank."""
+    """Check, before the first step, that nothing makes the run fail or learn nothing.
+
+    Args:
+        data: arguments of the text.
+        training: arguments of the training.
+        dev: dev pairs by language.
+        model: the model to train.
+
+    Raises:
+        UserError: a batch has no negatives, a stream has no number of steps, there is nothing to
+            evaluate on, or `check_metric` refuses the metric of the best model.
+    """
     pairs = training.per_device_train_batch_size * training.world_size
     if pairs < 2 and "tr" in model.config.objectives:
         raise UserError(
@@ -154,10 +176,17 @@ def check_metric(
     dev: dict[str, Any],
     model: DAPForPreTraining,
 ) -> None:
-    """Raise `UserError` if no evaluation has the metric of the best model.
+    """Check `metric_for_best_model`, which `Trainer` looks up at every evaluation.
 
-    `Trainer` looks it up at every evaluation. Also refuses to choose by an accuracy while the
-    encoder is frozen, because it would never change.
+    Args:
+        data: arguments of the text.
+        training: arguments of the training.
+        dev: dev pairs by language.
+        model: the model to train.
+
+    Raises:
+        UserError: no evaluation has this metric. Or it decides something, but is an accuracy, which
+            never changes while the encoder is frozen.
     """
     known = ["eval_mean_accuracy", "eval_mean_pool_accuracy"]
     readers = [objective.name for objective in model.objectives if objective.name in READERS]
@@ -189,7 +218,13 @@ def build_trainer(
     training: DAPTrainingArguments,
     model_class: type[DAPForPreTraining] = DAPForPreTraining,
 ) -> tuple[DAPTrainer, dict[str, Any]]:
-    """Read the text, load the model, and connect them in a trainer.
+    """Read the text, load the model, and make a trainer of them.
+
+    Args:
+        model_args: which model to train, and its settings.
+        data: arguments of the text. The prefix and the length are filled in if they are None.
+        training: arguments of the training.
+        model_class: `DAPForPreTraining` or a subclass.
 
     Returns:
         The trainer, and the record of the run (`describe_run`).
@@ -239,7 +274,14 @@ def build_trainer(
 
 
 def complete_data_arguments(data: PretrainingDataArguments, start: Start) -> None:
-    """Fill in the prefix and the length of a sentence-transformers folder, if none are given.
+    """Fill in the prefix and the length that the user did not give.
+
+    They are those of a sentence-transformers folder if training starts from one. Otherwise there is
+    no prefix, and the length is 32 tokens.
+
+    Args:
+        data: arguments of the text, changed in place.
+        start: what training starts from.
 
     Raises:
         UserError: the length is above the number of the encoder's positions.
@@ -258,7 +300,14 @@ def complete_data_arguments(data: PretrainingDataArguments, start: Start) -> Non
 def summarise(
     model: DAPForPreTraining, train: dict, dev: dict, training: DAPTrainingArguments
 ) -> str:
-    """Summarise the run in one line for the log."""
+    """Summarise the run in one line for the log: objective, text, batch and vocabulary.
+
+    Args:
+        model: the model to train.
+        train: training pairs by language, map-style or streamed.
+        dev: dev pairs by language.
+        training: arguments of the training.
+    """
     config = model.config
     is_streamed = not all(hasattr(part, "__len__") for part in train.values())
     pairs = "streamed" if is_streamed else sum(len(part) for part in train.values())
@@ -286,8 +335,8 @@ def finish(
 
     Args:
         trainer: the trainer after its last step.
-        metrics: the metrics of the training.
-        model_args: the arguments that name the base model.
+        metrics: the metrics of the training by name.
+        model_args: the arguments that name the model that training started from.
     """
     training = trainer.args
     state = trainer.state
@@ -324,7 +373,11 @@ def finish(
 
 
 def warn_of_idle_heads(metrics: dict[str, float]) -> None:
-    """Warn if a head hardly uses the source, because it then hardly trains the encoder."""
+    """Warn if a head hardly uses the source, because it then hardly trains the encoder.
+
+    Args:
+        metrics: metrics of an evaluation by name.
+    """
     for reader in READERS:
         nats = metrics.get(f"eval_{reader}_source_nats", HARDLY)
         if nats < HARDLY:
@@ -337,7 +390,11 @@ def warn_of_idle_heads(metrics: dict[str, float]) -> None:
 
 
 def push(training: DAPTrainingArguments, repo_id: str) -> None:
-    """Publish the model of a finished run.
+    """Publish the model of a finished run on the Hub.
+
+    Args:
+        training: arguments with the output folder and the options of the Hub.
+        repo_id: id of the Hub repository.
 
     Raises:
         UserError: it cannot be published. The message has the command that publishes it later.
@@ -367,12 +424,15 @@ def run(
     model_class: type[DAPForPreTraining] = DAPForPreTraining,
     also_recorded: Mapping[str, Any] | None = None,
 ) -> None:
-    """Train, save the model (the best one with `load_best_model_at_end`), and write the results.
+    """Pre-train a sentence encoder from command-line arguments, and save it with its results.
+
+    With `load_best_model_at_end` the best model is saved, otherwise the last one.
 
     Args:
-        argv: the arguments of the command.
+        argv: the arguments of the command, without the name of the program.
         model_class: the class to train, `DAPForPreTraining` or a subclass.
-        also_recorded: anything else that can change the weights, for the record of the run.
+        also_recorded: other settings, by name, that can change the weights. They are added to the
+            record of the run, which a resumed run must have, too.
     """
     model_args, data, training = parse_arguments(argv)
     is_writer = training.process_index == 0
@@ -401,7 +461,7 @@ def run(
 
 @command
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run the command."""
+    """Pre-train a sentence encoder from command-line arguments."""
     run(sys.argv[1:] if argv is None else argv)
     leave_together()
 

@@ -32,7 +32,7 @@ Counts = Mapping[str, Mapping[str, Any]]
 
 
 def total(languages: Counts) -> Counter[str]:
-    """Add the counts of all languages."""
+    """Add up each count over all languages. Entries that are not integers are left out."""
     sums: Counter[str] = Counter()
     for counts in languages.values():
         sums.update({name: value for name, value in counts.items() if isinstance(value, int)})
@@ -40,7 +40,10 @@ def total(languages: Counts) -> Counter[str]:
 
 
 def counts_table(languages: Counts) -> str:
-    """Render the counts by language. Reasons for which no pair was dropped have no column."""
+    """Format the counts as a table with one row per language, and one of their sums.
+
+    Repairs and reasons that concern no pair have no column.
+    """
     sums = total(languages)
     used = [name for name in (*REPAIRS, "unreadable", *LOSSES) if sums[name]]
     columns = ["read", *used, "train", "dev", "target_repeated"]
@@ -54,8 +57,8 @@ def describe(folder: Path, report: Mapping[str, Any]) -> None:
     """Write the data card and the report. The report comes last and marks the end of the run.
 
     Args:
-        folder: the output folder.
-        report: what `prepare_data.py` reports.
+        folder: the output folder of `prepare_data.py`.
+        report: the report of the run. Its counts and settings are shown on the card.
     """
     languages = report["languages"]
     settings = report["settings"]
@@ -100,6 +103,7 @@ def _configurations(languages: Counts, target: str) -> list[dict[str, Any]]:
 
 
 def _origins_table(languages: Counts, licences: Mapping[str, str]) -> str:
+    """Make a Markdown table of the corpora, with their training pairs and their licences."""
     pairs: Counter[str] = Counter()
     for counts in languages.values():
         pairs.update(counts["origins"])
@@ -110,6 +114,7 @@ def _origins_table(languages: Counts, licences: Mapping[str, str]) -> str:
 
 
 def _pairs_table(languages: Counts) -> str:
+    """Make a Markdown table of `CARD_COUNTS`, with one row per language."""
     rows = []
     for code, counts in languages.items():
         rows.append([code, NAMES.get(code, ""), *(f"{counts[name]:,}" for name in CARD_COUNTS)])

@@ -1,4 +1,4 @@
-"""Find equal pairs and draw samples, by 64-bit keys of the texts (`dap.text_keys`).
+"""Find equal pairs and draw samples, by 64-bit hashes of the texts, called keys (`dap.text_keys`).
 
 The keys lie in Parquet files. They are processed in ranges of their values, about `RANGE_ROWS` rows
 at a time, so that a few hundred MB of memory are enough for any number of pairs.
@@ -18,26 +18,29 @@ RANGE_ROWS = 4_000_000
 
 
 def pair_keys(source: np.ndarray, target: np.ndarray) -> np.ndarray:
-    """Compute a key for each pair. Swapping the two sides gives another key.
+    """Combine the hashes of both sides to one hash of each pair.
+
+    Swapping the two sides gives another hash.
 
     Args:
-        source: keys of the source texts, uint64 (N,).
-        target: keys of the target texts, uint64 (N,).
+        source: hashes of the source texts, uint64 (N,).
+        target: hashes of the target texts, uint64 (N,).
 
     Returns:
-        uint64 (N,).
+        Hashes of the pairs, uint64 (N,).
     """
     salt = np.uint64(0x9E3779B97F4A7C15)
     return scramble(scramble(source ^ salt) ^ target)
 
 
 class Admission:
-    """Drops rows while they come in, if they cannot be among the `size` rows of smallest rank.
+    """Filters rows while they are read: drops those that a later `sample` cannot choose.
 
-    The admitted rows contain all rows that `sample` would choose, and not many more.
+    The sample takes the `size` rows of smallest rank. The object remembers the smallest ranks that
+    it has seen, and admits only rows that may still be among them.
 
     Args:
-        size: rows of the sample. None admits all rows.
+        size: number of rows of the sample. None admits all rows.
     """
 
     def __init__(self, size: int | None) -> None:
@@ -46,13 +49,13 @@ class Admission:
         self._seen = np.empty(0, np.uint64)
 
     def __call__(self, ranks: np.ndarray) -> np.ndarray:
-        """Tell which rows to admit.
+        """Tell which of the next rows to admit.
 
         Args:
-            ranks: uint64 (N,).
+            ranks: rank of each row, uint64 (N,).
 
         Returns:
-            bool (N,).
+            bool (N,), True for rows that the sample may need.
         """
         admitted = ranks <= self.limit
         if self.size is None:
@@ -67,12 +70,12 @@ class Admission:
 
 
 def count_distinct(rows: pl.LazyFrame, key: str, range_rows: int = RANGE_ROWS) -> int:
-    """Count the different keys in a column.
+    """Count the different values in a column.
 
     Args:
-        rows: any number of rows.
-        key: a column of uint64.
-        range_rows: rows to process at a time.
+        rows: a table of any size.
+        key: name of a column of hashes, uint64.
+        range_rows: number of rows to process at a time.
     """
     count = 0
     for part in _ranges(rows, key, range_rows):
@@ -81,12 +84,15 @@ def count_distinct(rows: pl.LazyFrame, key: str, range_rows: int = RANGE_ROWS) -
 
 
 def repeated(rows: pl.LazyFrame, key: str, range_rows: int = RANGE_ROWS) -> pl.DataFrame:
-    """Return the keys that occur more than once in a column, in no particular order.
+    """Find the values that occur more than once in a column.
 
     Args:
-        rows: any number of rows.
-        key: a column of uint64.
-        range_rows: rows to process at a time.
+        rows: a table of any size.
+        key: name of a column of hashes, uint64.
+        range_rows: number of rows to process at a time.
+
+    Returns:
+        A table with this column: each such value once, in no particular order.
     """
     found = [rows.select(key).head(0).collect()]
     for part in _ranges(rows, key, range_rows):
@@ -99,16 +105,19 @@ def repeated(rows: pl.LazyFrame, key: str, range_rows: int = RANGE_ROWS) -> pl.D
 def sample(
     rows: pl.LazyFrame, key: str, size: int | None, range_rows: int = RANGE_ROWS
 ) -> pl.DataFrame:
-    """Choose the first row of each key, and of these the rows with the smallest keys.
+    """Drop repeated rows, and of the others choose those with the smallest values in a column.
+
+    If the column holds random ranks, this draws a sample.
 
     Args:
-        rows: any number of rows. The column `row` numbers them.
-        key: a column of uint64.
-        size: rows to choose. None chooses the first row of each key.
-        range_rows: rows to process at a time.
+        rows: a table of any size. The column `row` numbers its rows.
+        key: name of a column of uint64. Rows with the same value count as the same, and the first
+            of them is kept.
+        size: largest number of rows to choose. None chooses all that are not repeated.
+        range_rows: number of rows to process at a time.
 
     Returns:
-        The chosen rows in the order of their keys.
+        The chosen rows, in ascending order of the column.
     """
     chosen = [rows.head(0).collect()]
     missing = size
@@ -125,10 +134,18 @@ def sample(
 
 
 def _ranges(rows: pl.LazyFrame, key: str, range_rows: int) -> Iterator[pl.LazyFrame]:
-    """Split the rows into ascending ranges of their key, each of about `range_rows` rows.
+    """Split a table by the values of a column, into parts of about `range_rows` rows.
 
-    Keys are spread evenly over all values of uint64, so ranges of equal width hold about equally
-    many.
+    Hashes are spread evenly over all values of uint64, so ranges of the same width hold about the
+    same number of rows.
+
+    Args:
+        rows: a table of any size.
+        key: name of a column of hashes or ranks, uint64.
+        range_rows: number of rows of a part.
+
+    Returns:
+        Yields the parts, those with the smallest values first.
     """
     total = rows.select(pl.len()).collect().item()
     count = -(-total // range_rows)

@@ -30,6 +30,9 @@ def read_evaluation(paths: Sequence[str | Path]) -> list[str]:
     Args:
         paths: files, folders and ids of Hub datasets.
 
+    Returns:
+        The sentences in their order, without repetitions and blank ones.
+
     Raises:
         UserError: as `find_bitext`, `read_pairs` and `read_sentences`, a file is neither parallel
             text nor lines, its JSON is broken, or there is no sentence at all.
@@ -66,6 +69,7 @@ def _sentences(path: Path) -> Iterator[str]:
 
 
 def _sentences_of_pairs(path: Path) -> Iterator[str]:
+    """Yield both sides of the pairs in a file of parallel text, an archive or a Hub dataset."""
     for files in find_bitext(path).values():
         for file in files:
             if file.format in READ_AS_LINES:  # a member of an archive
@@ -77,6 +81,13 @@ def _sentences_of_pairs(path: Path) -> Iterator[str]:
 
 
 def _sentences_of_lines(path: Path, is_json: bool) -> Iterator[str]:
+    """Yield the sentences of a text file.
+
+    Args:
+        path: the file.
+        is_json: whether each line is JSON, whose strings are the sentences. Otherwise tabs separate
+            the sentences of a line.
+    """
     for number, line in enumerate(read_sentences(path), 1):
         if not is_json:
             yield from line.split("\t")

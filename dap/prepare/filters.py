@@ -5,8 +5,8 @@ filters and their defaults are those of the paper's released code. The checks of
 language, and the similarity of the two sides, are additions.
 
 *Tokens* are those of a subword tokenizer if one is given, as in the released code. Otherwise they
-are
-words: runs of characters between spaces. The scripts of `CHARACTERS_PER_WORD` put no spaces between
+are words: runs of characters between spaces. The scripts of `CHARACTERS_PER_WORD` put no spaces
+between
 words, so there a fixed number of characters counts as one word (1.5 Han, 3 kana or 5 Thai
 characters). Otherwise these sentences would seem too short beside their translations.
 
@@ -62,12 +62,14 @@ def clean(
     """Repair pairs, and drop pairs that fail a filter.
 
     Args:
-        pairs: with the columns `source` and `target`. Other columns are kept.
-        language: code of the source language. The script of an unknown language is not checked.
-        options: the limits of the filters.
+        pairs: a table with the columns `source` and `target`. Other columns are kept.
+        language: code of the source language. If it is not one of the 36 languages, the script of
+            its text is not checked.
+        options: which filters are used, and their limits.
 
     Returns:
-        The pairs that pass, and the count of each repair and reason.
+        The pairs that pass, and two kinds of counts by name: repaired pairs (`REPAIRS`), and
+        dropped pairs by reason (`REASONS`).
 
     Raises:
         UserError: as `load_tokenizer`, `identified` and `cosines`.
@@ -105,7 +107,12 @@ def clean(
 
 
 def _is_language(found: str, wanted: str) -> bool:
-    """Tell whether an identifier's answer, which may be no code at all, is a language."""
+    """Tell whether the code that a language identifier returned means the wanted language.
+
+    Args:
+        found: the identifier's answer. If it is no language code, the result is False.
+        wanted: a language code.
+    """
     try:
         return base_language(found) == wanted
     except UserError:
@@ -113,11 +120,17 @@ def _is_language(found: str, wanted: str) -> bool:
 
 
 def _measure(texts: pl.Series, language: str, options: PrepareOptions) -> dict[str, pl.Series]:
-    """Measure one side of the pairs.
+    """Compute what the filters compare, for one side of the pairs.
+
+    Args:
+        texts: (N,) str. The series is named "source" or "target".
+        language: code of its language.
+        options: the tokenizer, and the least share of letters in the language's scripts.
 
     Returns:
-        Its tokens (N,) lists, their number (N,) int, and whether the script is wrong (N,) bool,
-        with the side's name before each: `source_tokens`, `source_count`, `source_foreign`.
+        Three series. For the source they are `source_tokens`, (N,) lists; `source_count`, the
+        number of tokens, (N,) int; and `source_foreign`, True if too many letters are of other
+        scripts, (N,) bool.
     """
     scripts = SCRIPTS.get(language, ())
     if options.tokenizer is None:
@@ -136,7 +149,15 @@ def _measure(texts: pl.Series, language: str, options: PrepareOptions) -> dict[s
 
 
 def _reason(measured: pl.DataFrame, options: PrepareOptions) -> pl.Series:
-    """Return the first reason to drop each pair, null for none: (N,) str."""
+    """Find the first reason to drop each pair.
+
+    Args:
+        measured: the pairs, with the columns of `_measure` for both sides.
+        options: the limits of the filters.
+
+    Returns:
+        (N,) str: a key of `REASONS`, or null for a pair that passes.
+    """
     source, target = pl.col("source"), pl.col("target")
     shorter = pl.min_horizontal("source_count", "target_count")
     longer = pl.max_horizontal("source_count", "target_count")
@@ -167,9 +188,12 @@ def repair(pairs: pl.DataFrame) -> tuple[pl.DataFrame, dict[str, int]]:
 
     Each run of white space and control characters becomes one space, and none stays at the ends.
 
+    Args:
+        pairs: a table with the columns `source` and `target`.
+
     Returns:
-        The repaired pairs, and how many of them held control characters or were not NFC. A tab
-        within a side is a control character.
+        The repaired pairs, and two counts: `control_characters`, the pairs that held control
+        characters such as tabs, and `nfc`, the pairs that were not in form NFC.
     """
     composed = pairs.with_columns(_compose(pairs[side]) for side in SIDES)
     changed = (composed["source"] != pairs["source"]) | (composed["target"] != pairs["target"])
@@ -185,10 +209,12 @@ def repair_texts(texts: pl.Series) -> pl.Series:
 
 
 def _compose(texts: pl.Series) -> pl.Series:
+    """Compose the characters of each text (Unicode NFC)."""
     return pl.Series(texts.name, [normalize("NFC", text) for text in texts.to_list()], pl.String)
 
 
 def _tidy(texts: pl.Series) -> pl.Series:
+    """Make one space of each run of white space and control characters, and none at the ends."""
     return texts.str.replace_all(_UNTIDY, " ").str.strip_chars(" ")
 
 
@@ -200,7 +226,7 @@ def words(texts: pl.Series, scripts: Sequence[str]) -> tuple[pl.Series, pl.Serie
 
     Args:
         texts: (N,) str.
-        scripts: the scripts of their language.
+        scripts: names of the Unicode scripts of their language, such as "Han".
 
     Returns:
         The tokens, (N,) lists, and the number of words, (N,) int.
@@ -226,11 +252,11 @@ def wrong_script(texts: pl.Series, scripts: Sequence[str], least: float) -> pl.S
 
     Args:
         texts: (N,) str.
-        scripts: the scripts. Without any, nothing is checked.
-        least: share of the letters that must be in the scripts. 0 checks nothing.
+        scripts: names of the Unicode scripts of their language. If empty, nothing is checked.
+        least: share of the letters that must be in these scripts, 0 to 1. 0 checks nothing.
 
     Returns:
-        (N,) bool. A text without letters counts as wrong.
+        (N,) bool, True for a text to drop. A text without letters is also True.
     """
     if not scripts or not least:
         return pl.Series([False] * len(texts), dtype=pl.Boolean)
@@ -250,6 +276,9 @@ def wrong_script(texts: pl.Series, scripts: Sequence[str], least: float) -> pl.S
 @cache
 def load_tokenizer(name: str) -> Any:
     """Load a fast tokenizer whose `backend_tokenizer` neither truncates nor pads.
+
+    Args:
+        name: a folder or a Hub id.
 
     Raises:
         UserError: there is no such tokenizer, or it is a slow one.

@@ -1,4 +1,4 @@
-"""Find training texts that equal, or nearly equal, a sentence of the evaluation sets.
+"""Find training texts that equal, or nearly equal, a sentence of the evaluation sets (leaks).
 
 Texts are compared after `dap.languages.normalise`: letters and digits, case folded.
 
@@ -65,12 +65,12 @@ _ROUNDING = 1e-9
 
 
 class LeakIndex:
-    """The evaluation sentences, ready to be looked up.
+    """An index of evaluation sentences. Called with texts, it finds those that are leaks.
 
     Args:
-        sentences: the sentences, not normalised.
-        threshold: the smallest containment of near texts, above 0 and up to 1. None finds only
-            equal texts.
+        sentences: the evaluation sentences, not normalised.
+        threshold: smallest share of n-grams in common that makes two texts near, above 0 and up to
+            1. None finds only texts that are equal after normalising.
     """
 
     def __init__(self, sentences: Sequence[str], threshold: float | None = 0.7) -> None:
@@ -86,13 +86,16 @@ class LeakIndex:
         """Find the texts that are equal or near to an evaluation sentence.
 
         Args:
-            letters: N normalised texts.
-            keys: their `text_keys`, uint64 (N,).
+            letters: N texts, normalised by `dap.languages.normalise_all`.
+            keys: their hashes (`dap.text_keys.text_keys`), uint64 (N,).
 
         Returns:
-            A row for each text that was found, in their order: `row`, the number of the text;
-            `evaluation`, the sentence that it is most like; `equal`, whether both are equal after
-            normalising; `containment` (see `containment`), 1 for equal texts.
+            A table with a row for each text that was found, in the order of the texts:
+
+            - `row`: the number of the text, from 0.
+            - `evaluation`: the evaluation sentence that is most similar to it.
+            - `equal`: whether both are equal after normalising.
+            - `containment`: the share of n-grams in common (see `containment`), 1 for equal texts.
         """
         texts = _measured(letters, keys)
         equal = texts.join(self._sentences.select("key", "evaluation"), on="key")
@@ -107,20 +110,25 @@ class LeakIndex:
 
 @lru_cache(maxsize=1)
 def load_index(path: Path, changed: int) -> LeakIndex:
-    """Load an index. A process does so once for all its files.
+    """Build a `LeakIndex` from a file, once per process.
 
     Args:
         path: a JSON file with the arguments of `LeakIndex`.
-        changed: the file's modification time. Another time makes another index.
+        changed: the file's modification time. If it is another one, the index is built again.
     """
     return LeakIndex(**read_object(path))
 
 
 def _measured(letters: Sequence[str], keys: np.ndarray) -> pl.DataFrame:
-    """Make a table of normalised texts.
+    """Make a table of texts with what decides their band.
+
+    Args:
+        letters: N normalised texts.
+        keys: their hashes, uint64 (N,).
 
     Returns:
-        Columns `row` (number of the text), `letters`, `key`, `length` and `is_wide`.
+        Columns `row` (number of the text, from 0), `letters` (the text), `key` (its hash),
+        `length` (in characters) and `is_wide` (mostly Chinese characters, kana or hangul).
     """
     schema = {"letters": pl.String, "key": pl.UInt64}
     texts = pl.DataFrame({"letters": letters, "key": keys}, schema=schema).with_row_index("row")
@@ -130,13 +138,13 @@ def _measured(letters: Sequence[str], keys: np.ndarray) -> pl.DataFrame:
 
 
 class BandIndex:
-    """The n-grams of the evaluation sentences of one band.
+    """An index of the n-grams of all evaluation sentences of one band.
 
     Args:
-        sentences: all evaluation sentences, as `_measured` makes them, with the column
-            `evaluation`.
-        band: the band.
-        threshold: the smallest containment of near texts.
+        sentences: the evaluation sentences of all bands: a table of `_measured`, with the sentences
+            as they were given in the column `evaluation`.
+        band: which of them to index.
+        threshold: smallest share of n-grams in common that makes two texts near.
     """
 
     def __init__(self, sentences: pl.DataFrame, band: Band, threshold: float) -> None:
@@ -162,10 +170,11 @@ class BandIndex:
         """Find the texts that are near to a sentence of this band.
 
         Args:
-            texts: as `_measured` makes them.
+            texts: a table of `_measured`.
 
         Returns:
-            What `LeakIndex` returns, but with one row for each near sentence of a text.
+            A table with the columns that a call of `LeakIndex` returns. A text that is near to
+            several sentences has several rows.
         """
         n = self.band.n
         smallest = max(self.band.shortest - n + 1, 1)  # n-grams of a sentence
@@ -188,10 +197,16 @@ class BandIndex:
         return found.filter(pl.col("containment") >= self.threshold - _ROUNDING)
 
     def _candidates(self, texts: pl.DataFrame) -> pl.DataFrame:
-        """Find the texts and sentences that share `COMMON` of the text's rarest n-grams.
+        """Find the texts and sentences that must be compared in full.
+
+        These share `COMMON` of the text's rarest n-grams (see the module's docstring).
+
+        Args:
+            texts: a table of `_measured`, with the number of n-grams in the column `size`.
 
         Returns:
-            Columns `text` and `sentence`: their row numbers.
+            A table of pairs, with the row number of the text (`text`) and of the evaluation
+            sentence (`sentence`).
         """
         owners, grams = _grams(texts["letters"], self.band.n)  # (G,), (G,)
         holder_counts = self._holder_counts[grams >> self._shift]  # (G,)
@@ -218,7 +233,11 @@ class BandIndex:
         return shared.filter(pl.col("len") >= common).sort("text", "sentence")
 
     def _needed(self, size: pl.Series | pl.Expr) -> pl.Series | pl.Expr:
-        """Return how many n-grams a near text must share, given the size of the larger text."""
+        """Return how many n-grams two near texts have in common at least.
+
+        Args:
+            size: number of n-grams of the larger text.
+        """
         return (size * self.threshold - _ROUNDING).ceil()
 
 
@@ -245,10 +264,19 @@ def _grams(letters: pl.Series, n: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def containment(text: str, sentence: str, n: int) -> float:
-    """Return the smaller of two shares: of A's n-grams in B, and of B's n-grams in A."""
+    """Compute the share of the longer text's character n-grams that the other text also has.
+
+    Repetitions count: |A ∩ B| / max(|A|, |B|), where A and B are the bags of n-grams.
+
+    Args:
+        text: a normalised text of n letters or more.
+        sentence: another one.
+        n: letters of an n-gram.
+    """
     one, other = _count_grams(text, n), _count_grams(sentence, n)
     return (one & other).total() / max(one.total(), other.total())
 
 
 def _count_grams(text: str, n: int) -> Counter[str]:
+    """Count each n-gram of a text."""
     return Counter(text[first : first + n] for first in range(len(text) - n + 1))

@@ -23,9 +23,9 @@ RELEASE = {
 
 @dataclass
 class PrepareOptions:
-    """What shapes the prepared text.
+    """The options of `prepare_data.py` that shape the text: filters, samples and dev sets.
 
-    The defaults of the filters are those of the released code, except for what `RELEASE` lists.
+    The defaults of the filters are those of the paper's released code, except those in `RELEASE`.
     """
 
     target_language: str = arg("en", "Language code of the target side.")

@@ -98,13 +98,15 @@ def download_corpora(
 
     Args:
         names: keys of `CORPORA`, or `["all"]`.
-        languages: codes of the 36 languages, with or without regions. None given means all 36.
+        languages: language codes, with or without regions. An empty sequence means all 36
+            languages.
         folder: where to put the files.
-        mirror: base address of a copy of OPUS' file store, with the same folders.
-        without: (corpus, language) to leave out.
+        mirror: base address of a copy of OPUS' file store, with the same folders. None downloads
+            from OPUS.
+        without: pairs (corpus, language) to leave out.
 
     Returns:
-        File -> corpus.
+        Path of each file -> its corpus. Files that OPUS does not have are left out.
 
     Raises:
         UserError: a corpus or language is unknown, no file exists, or as `download`.
@@ -130,7 +132,16 @@ def download_corpora(
 def _wanted_files(
     names: Sequence[str], languages: Sequence[str], without: Collection[tuple[str, str]]
 ) -> list[tuple[OpusCorpus, str]]:
-    """Return the corpora and OPUS' codes of the languages to download."""
+    """List the files to download, each as (corpus, OPUS' code of the language).
+
+    Args:
+        names: keys of `CORPORA`, or `["all"]`.
+        languages: language codes. An empty sequence means all 36 languages.
+        without: pairs (corpus, language) to leave out.
+
+    Raises:
+        UserError: a corpus or language is unknown, or a language is English.
+    """
     if list(names) == ["all"]:
         names = list(CORPORA)
     unknown = [name for name in names if name not in CORPORA]
@@ -158,7 +169,7 @@ def download(url: str, path: Path, wait: float = 1.0) -> None:
     Args:
         url: the address.
         path: where to put the archive.
-        wait: seconds before the second try. Doubled before each further try.
+        wait: seconds before the second try. They are doubled before each further try.
 
     Raises:
         FileNotFoundError: the server has no such file (404, 410).
@@ -192,7 +203,18 @@ def download(url: str, path: Path, wait: float = 1.0) -> None:
 
 
 def _run_curl(url: str, part: Path) -> bool:
-    """Download or resume a file once. Tell whether it is complete."""
+    """Try once to download a file, or the rest of it.
+
+    Args:
+        url: the address.
+        part: where to put the file. What is there already is not downloaded again.
+
+    Returns:
+        Whether the file is complete.
+
+    Raises:
+        FileNotFoundError: the server has no such file.
+    """
     command = ["curl", "--fail", "--location", "--create-dirs"]
     command += ["--speed-time", "60"]  # seconds without progress before it gives up
     command += ["--continue-at", "-"]

@@ -78,16 +78,18 @@ _LISTED = ("origin", "line", "side", "text", "evaluation", "equal", "containment
 def prepare(
     plan: Plan, files: Sequence[RawFile], num_workers: int, on_cluster: bool = False
 ) -> dict[str, dict[str, Any]]:
-    """Carry out all steps. Files that were cleaned by an earlier run are not cleaned again.
+    """Turn raw files into shards of training pairs: carry out all steps of this module.
+
+    Files that an earlier run has cleaned are not cleaned again.
 
     Args:
-        plan: where the files of the run lie, and its options.
+        plan: the paths of the run, and its options.
         files: the raw text.
-        num_workers: processes.
-        on_cluster: use the connected Ray cluster instead.
+        num_workers: number of processes.
+        on_cluster: use the connected Ray cluster instead of processes on this machine.
 
     Returns:
-        Language -> its counts, as listed at `clean_file`, `select_language` and `write_language`.
+        Language -> its counts by name: those of `select_language` and `write_language`.
 
     Raises:
         UserError: as `read_tables`, the disk is full, or a process was killed.
@@ -138,9 +140,19 @@ def check_names(options: PrepareOptions) -> None:
 
 
 def clean_file(plan: Plan, raw: RawFile) -> None:
-    """Write the pairs of a file that pass: their keys, and the text that a sample may need.
+    """Clean a file, and write the pairs that pass into a folder of their own.
 
-    Counts: `read`, `unreadable` (lines), the repairs and reasons of `clean`, and `leak`.
+    - `keys.parquet` has the hashes of all pairs that pass.
+    - `rows.parquet` has the text of the pairs that a sample may need.
+    - `leaks.jsonl` lists the leaks.
+    - `counts.json` has the counts `read` (pairs), `unreadable` (lines), `leak` (pairs), and those
+      of `clean`.
+
+    If the folder exists already, nothing is done.
+
+    Args:
+        plan: the paths of the run, and its options.
+        raw: the file.
 
     Raises:
         UserError: as `read_tables`, or the disk is full.
@@ -194,10 +206,10 @@ def _with_keys(
     """Add the columns of `_KEYS` and `_ROWS` to pairs, and `row`, their number in the table.
 
     Args:
-        pairs: the pairs of a table.
-        side_keys: keys of their sources and of their targets, uint64 (N,) each.
-        origin: the name of their corpus.
-        seed: of the random order.
+        pairs: a table with the columns `source` and `target`.
+        side_keys: hashes of the normalised sources and of the normalised targets, uint64 (N,) each.
+        origin: name of their corpus.
+        seed: seed of the random order that the ranks follow.
     """
     source, target = side_keys
     text_hash = pair_keys(source, target)
@@ -216,10 +228,18 @@ def _find_leaks(
     letters: Sequence[list[str]],
     side_keys: Sequence[np.ndarray],
 ) -> pl.DataFrame:
-    """Find the leaks on both sides of pairs, in their order. A pair may occur twice.
+    """Find the pairs with a side that equals, or nearly equals, an evaluation sentence.
+
+    Args:
+        index: the evaluation sentences.
+        pairs: a table with the columns `row`, `source` and `target`.
+        letters: the normalised sources and the normalised targets, N each.
+        side_keys: their hashes, uint64 (N,) each.
 
     Returns:
-        The columns of `pairs` and of the index, and `side` and `text` of the leak.
+        A row for each leak, in the order of the pairs. A pair has two rows if both sides are leaks.
+        The columns are those of `pairs` and of `index`, and also `side` ("source" or "target") and
+        `text`, the text of that side.
     """
     found = []
     for side, own_letters, own_keys in zip(SIDES, letters, side_keys):
@@ -235,14 +255,20 @@ def _find_leaks(
 def select_language(plan: Plan, language: str, files: Sequence[RawFile]) -> dict[str, int]:
     """Choose which cleaned pairs of a language to keep, and which of these are its dev set.
 
-    - Of equal pairs (as normalised), the first pair of the first file is kept.
+    - Of pairs that are equal after normalising, the first pair of the first file is kept.
     - With `max_corpus_pairs`, a sample of each corpus is drawn first.
     - Then the `max_pairs` pairs of smallest rank are drawn.
     - The dev set takes the pairs whose English sentence has the smallest rank. `split_validation`
       of `dap.training` chooses the same.
 
-    Counts: those of `clean_file`, `exact_duplicate`, `near_duplicate` (equal only as normalised)
-    and `not_sampled`.
+    Args:
+        plan: the paths of the run, and its options.
+        language: code of the source language.
+        files: the cleaned files of this language.
+
+    Returns:
+        The counts of `clean_file` over all files, and also `exact_duplicate`, `near_duplicate`
+        (equal only after normalising) and `not_sampled`.
     """
     keys = _scan([plan.cleaned(raw) / "keys.parquet" for raw in files])
     row_files = [plan.cleaned(raw) / "rows.parquet" for raw in files]
@@ -284,10 +310,14 @@ def select_language(plan: Plan, language: str, files: Sequence[RawFile]) -> dict
 
 
 def find_shared(plan: Plan, languages: Iterable[str]) -> None:
-    """Write two lists of English sentences (their ranks).
+    """Write two lists of English sentences, which are given by their ranks.
 
     `held.parquet` has the sentences of the dev sets of all languages. `repeated.parquet` has the
-    sentences of several pairs.
+    sentences that occur in several pairs, of any language.
+
+    Args:
+        plan: the paths of the run.
+        languages: all source languages.
     """
     kept = _scan([plan.selected(language) for language in languages])
     held = kept.filter("dev").select(pl.col("english").unique()).collect()
@@ -296,11 +326,12 @@ def find_shared(plan: Plan, languages: Iterable[str]) -> None:
 
 
 def _scan(paths: Sequence[Path]) -> pl.LazyFrame:
-    """Read Parquet files lazily. `[` and `*` in a path are no pattern."""
+    """Read Parquet files lazily. The characters `[` and `*` in a path have no special meaning."""
     return pl.scan_parquet(paths, glob=False)
 
 
 def _write_table(table: pl.DataFrame, path: Path) -> None:
+    """Write a Parquet file that appears whole or not at all."""
     with whole_file(path) as file:
         pq.write_table(table.to_arrow(), file)
 
@@ -311,8 +342,19 @@ def _write_table(table: pl.DataFrame, path: Path) -> None:
 def write_language(plan: Plan, language: str, files: Sequence[RawFile]) -> dict[str, Any]:
     """Write the shards of a language to `train/` and `dev/`, in the order of the files.
 
-    Counts: `train`, `dev`, `held_out` (training pairs lost because a dev set has their English
-    sentence), `target_repeated`, the number of shards, and `origins` (training pairs of each).
+    Args:
+        plan: the paths of the run, and its options.
+        language: code of the source language.
+        files: the cleaned files of this language.
+
+    Returns:
+        Counts by name:
+
+        - `train` and `dev`: pairs written.
+        - `held_out`: pairs left out because a dev set of any language has their English sentence.
+        - `target_repeated`: training pairs whose English sentence occurs in other pairs, too.
+        - `train_shards` and `dev_shards`: files written.
+        - `origins`: training pairs by corpus.
     """
     rows = _scan([plan.cleaned(raw) / "rows.parquet" for raw in files])
     held = _scan([plan.work_dir / "held.parquet"]).collect()["english"]
@@ -349,12 +391,13 @@ def write_language(plan: Plan, language: str, files: Sequence[RawFile]) -> dict[
 
 
 def _write_shard(path: Path, rows: pl.LazyFrame, pairs: pl.DataFrame) -> None:
-    """Write the text of pairs, one row group at a time.
+    """Write some pairs of a language to a Parquet file, one row group at a time.
 
     Args:
         path: the file to write.
-        rows: the rows of all files of the language.
-        pairs: columns `row`, their numbers among `rows` in ascending order, and `target_repeated`.
+        rows: the text of all cleaned files of the language.
+        pairs: the pairs to write: a table with the columns `row` (position in `rows`, ascending)
+            and `target_repeated`.
     """
     with (
         whole_file(path) as file,
@@ -406,10 +449,14 @@ RunCalls = Callable[[str, Callable[..., Any], Calls], dict[str, Any]]
 
 @contextmanager
 def workers(count: int, on_cluster: bool = False) -> Iterator[RunCalls]:
-    """Yield a function that makes calls in this process, in `count` processes, or on a Ray cluster.
+    """Start worker processes, and yield a function that shares calls among them.
 
-    It logs progress. If a call fails because of its input, the other calls are still made, and then
-    the errors are raised together. A full disk is raised at once.
+    The function is a `RunCalls`. It logs progress. If a call fails because of its input, the other
+    calls are still made, and then the errors are raised together. A full disk is raised at once.
+
+    Args:
+        count: number of processes. With 1, the calls are made in this process.
+        on_cluster: make the calls on the connected Ray cluster instead.
 
     Raises:
         UserError: a process was killed.

@@ -22,13 +22,13 @@ _SHARD = re.compile(r"[0-9]{5,}\.[a-z]{2,3}-[a-z]{2,3}\.parquet")
 
 @dataclass(frozen=True)
 class RawFile:
-    """An input file.
+    """An input file of raw parallel text.
 
     Attributes:
-        file: where its pairs are.
-        origin: the name of its corpus, which is written beside its pairs.
-        key: identifies the result of cleaning it. It changes with the file's content and with the
-            options of the cleaning.
+        file: path, format and languages.
+        origin: name of its corpus, which is written beside each of its pairs.
+        key: a hash that names the folder with the result of cleaning the file. It changes with the
+            file's size or modification time, and with the options of the cleaning.
     """
 
     file: BitextFile
@@ -37,18 +37,18 @@ class RawFile:
 
     @property
     def bytes(self) -> int:
-        """Return the file's size on the disk."""
+        """Return the file's size on the disk in bytes. A Hub dataset counts as 0."""
         paths = {disk_path(path) for path in self.file.paths}  # both sides may be in one archive
         return sum(path.stat().st_size for path in paths if path.is_file())
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The files of a run.
+    """The paths of all files that a run writes.
 
     Attributes:
         output_dir: the folder of `train/`, `dev/`, the report and the card.
-        options: what shapes the text.
+        options: the options that shape the text.
     """
 
     output_dir: Path
@@ -61,7 +61,7 @@ class Plan:
 
     @property
     def leaks(self) -> Path:
-        """Return the JSON file of the evaluation sentences, which need not exist."""
+        """Return the path of the evaluation sentences. Without any, there is no such file."""
         return self.work_dir / "leaks.json"
 
     def cleaned(self, raw: RawFile) -> Path:
@@ -73,7 +73,13 @@ class Plan:
         return self.work_dir / f"select-{language}.parquet"
 
     def shard(self, split: str, language: str, number: int) -> Path:
-        """Return a Parquet file of the result."""
+        """Return the path of a Parquet file of the result.
+
+        Args:
+            split: "train" or "dev".
+            language: code of the source language.
+            number: number of the file within the split and language, from 0.
+        """
         name = f"{number:05d}.{language}-{self.options.target_language}.parquet"
         return self.output_dir / split / name
 
@@ -82,12 +88,12 @@ def finished_report(plan: Plan, fingerprint: str, overwrite: bool) -> dict[str, 
     """Read the report of the same run, if it has finished in the output folder.
 
     Args:
-        plan: where to look.
-        fingerprint: identifies the arguments and the input.
-        overwrite: whether the output folder may be overwritten.
+        plan: the paths of the run.
+        fingerprint: hash of the arguments and the input. The report holds that of its own run.
+        overwrite: whether the result of a finished run may be overwritten.
 
     Returns:
-        The report, or None if there is none or if it may be overwritten.
+        The report, or None if the run still has to be done: there is no report, or `overwrite`.
 
     Raises:
         UserError: the folder holds the result of another run or command, or a file that the report
@@ -113,6 +119,7 @@ def finished_report(plan: Plan, fingerprint: str, overwrite: bool) -> dict[str, 
 
 
 def _files_of_report(plan: Plan, report: dict[str, Any]) -> list[Path]:
+    """Return the paths of all shards, and of the list of leaks, that a report says were written."""
     files = []
     if report["leaks"]:
         files.append(plan.output_dir / report["leaks"])
@@ -124,10 +131,16 @@ def _files_of_report(plan: Plan, report: dict[str, Any]) -> list[Path]:
 
 
 def begin(plan: Plan, files: Sequence[RawFile]) -> None:
-    """Remove what an earlier run left in the output folder, except the results of cleaning `files`.
+    """Prepare the output folder for a new run: create it, or remove what an earlier run left there.
+
+    Results of cleaning are kept, so that a run that was stopped continues.
+
+    Args:
+        plan: the paths of the run.
+        files: the input files, whose results of cleaning are kept.
 
     Raises:
-        UserError: the folder holds something, but nothing of this command.
+        UserError: the folder holds files that no run of this command wrote.
     """
     output = plan.output_dir
     held = sorted(path.name for path in output.iterdir()) if output.is_dir() else []
@@ -160,7 +173,7 @@ def remove(path: Path) -> None:
 
 
 def _foreign_files(plan: Plan) -> list[Path]:
-    """List what no run of this command wrote into the output folder, apart from hidden files."""
+    """List the visible files in the output folder that no run of this command wrote."""
     own = {REPORT, VOCABULARY, CARD, *SPLIT_FOLDERS}
     found = []
     for path in sorted(plan.output_dir.glob("[!.]*")):

@@ -27,12 +27,15 @@ def load_encoder(name: str) -> Any:
 
 
 def cosines(name: str, source: Sequence[str], target: Sequence[str]) -> np.ndarray:
-    """Return the cosine of each pair's sentence vectors, (N,) float64.
+    """Compute the cosine of the two sentence vectors of each pair.
 
     Args:
-        name: of the encoder, as `load_encoder` takes it.
-        source: N sentences.
-        target: N sentences.
+        name: folder, Hub id or `.onnx` file of the encoder.
+        source: source sentences of N pairs.
+        target: their target sentences.
+
+    Returns:
+        Cosines, (N,) float64.
 
     Raises:
         UserError: the encoder cannot be loaded, or gives a vector that is not finite.
