@@ -49,7 +49,12 @@ def arg(default: Any, text: str, changes_weights: bool = True, **options: Any) -
 
 
 def require_least(args: Any, **least: float) -> None:
-    """Raise `UserError` if an argument is below its least value. None is never below."""
+    """Raise `UserError` if an argument is below its smallest allowed value. None is allowed.
+
+    Args:
+        args: object with the arguments as attributes.
+        **least: smallest allowed value of each argument, by name.
+    """
     for name, value in least.items():
         given = getattr(args, name)
         if given is not None and given < value:
@@ -57,12 +62,16 @@ def require_least(args: Any, **least: float) -> None:
 
 
 class _Help(argparse.ArgumentDefaultsHelpFormatter):
-    """Help that is short: each argument once, with `_`, and its default unless the text has it."""
+    """Formats a short help text.
+
+    Each argument is listed once, with `_` in its name. Its default is added unless the help text
+    names it.
+    """
 
     def add_usage(
         self, usage: str | None, actions: Iterable[argparse.Action], *others: Any
     ) -> None:
-        """Show only the required arguments in the usage line, as the list below shows all."""
+        """Show only required arguments in the usage line, because the list below shows all."""
         shown = [action for action in actions if action.required or action.dest == "help"]
         super().add_usage(usage, shown, *others)
 
@@ -142,16 +151,26 @@ class ArgumentParser(HfArgumentParser):
 
     @refusals()
     def parse_args_into_dataclasses(self, *args: Any, **options: Any) -> tuple[Any, ...]:
-        """Return the dataclasses that the command line fills.
+        """Parse the command line into the dataclasses that the parser was made with.
+
+        The arguments are those of `HfArgumentParser.parse_args_into_dataclasses`.
+
+        Returns:
+            One object of each dataclass, and what the base class returns behind them.
 
         Raises:
-            UserError: one of the dataclasses refuses a value.
+            UserError: a value is refused.
         """
         return super().parse_args_into_dataclasses(*args, **options)
 
 
 def check_number(name: str, value: Any) -> None:
-    """Raise `UserError` for an integer of more than 63 bits, or a float that is not finite."""
+    """Raise `UserError` for an integer of more than 63 bits, or a float that is not finite.
+
+    Args:
+        name: the argument, for the message.
+        value: its value. Other types are allowed.
+    """
     is_large = isinstance(value, int) and abs(value) >= 2**63
     is_infinite = isinstance(value, float) and not math.isfinite(value)
     if is_large or is_infinite:

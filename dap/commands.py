@@ -1,4 +1,4 @@
-"""What all commands share: how they end, what they refuse to write, and the lock on outputs."""
+"""Functions of all commands: end with a clear message, check outputs, and lock them."""
 
 import functools
 import logging
@@ -77,12 +77,10 @@ def _start_new_line() -> None:
 
 
 def _require_all_processes() -> None:
-    """Refuse a run if `accelerate launch --cpu` started only one of several processes.
+    """Raise `UserError` if `accelerate launch --cpu` started one process instead of several.
 
-    If it is asked for several, it sets `MASTER_ADDR`, but then starts one and states no number.
-
-    Raises:
-        UserError: this is such a run.
+    If it is asked for several, it sets `MASTER_ADDR`, but starts only one process and sets none of
+    the `PROCESS_COUNTS`.
     """
     on_cpu = os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true")
     asked_for_several = "MASTER_ADDR" in os.environ
@@ -112,14 +110,14 @@ def guarded(
     model: AnyPath | None = None,
     is_writer: bool = True,
 ) -> Iterator[None]:
-    """Check all outputs of a run before the work starts, and keep other runs away from them.
+    """Check all outputs of a run before the block starts, and lock them until it ends.
 
     If the block ends without an error, outputs that belong at an address (`dap.addresses`) are sent
     there. A full disk within the block becomes a one-line error (`disk_full`).
 
     Args:
-        files: output files, by the argument that names them.
-        folders: output folders, by the argument that names them. They are created. A folder that is
+        files: output files, by the flag that names them, such as "--output".
+        folders: output folders, by the flag that names them. They are created. A folder that is
             still empty at the end is removed.
         inputs: files and folders that the run reads.
         model: the model that the run reads, if it is a folder or a file.
@@ -158,17 +156,18 @@ def guarded(
 def check_folders(
     folders: Mapping[str, AnyPath], inputs: Iterable[AnyPath] = (), model: AnyPath | None = None
 ) -> None:
-    """Check that no output folder is, lies in or directly holds something that the run reads.
+    """Check that writing into the output folders cannot change something that the run reads.
 
-    An output folder may lie in the folder of the model.
+    An output folder must not be an input, lie in an input folder, or be the folder of an input
+    file. It may lie in the folder of the model, but must not be that folder.
 
     Args:
-        folders: output folders, by the argument that names them.
+        folders: output folders, by the flag that names them.
         inputs: files and folders that the run reads. Names of Hub datasets do no harm.
-        model: the model that the run reads.
+        model: the model that the run reads, if it is a folder or a file.
 
     Raises:
-        UserError: a folder is a file, or as above.
+        UserError: a folder breaks one of these rules, or is a file.
     """
     inputs = list(inputs)
     for name, path in folders.items():
@@ -191,14 +190,15 @@ def check_folders(
 
 
 def _is_checkpoint(model: AnyPath) -> bool:
-    """Tell whether a model is one of those that a training removes when there are too many."""
+    """Tell whether a model is a training's checkpoint, which a later step may remove."""
     return resolved(model).is_dir() and resolved(model).name.startswith("checkpoint-")
 
 
 def resolved(path: AnyPath) -> Path:
     """Return a path without links and `..`, also if parts of it do not exist.
 
-    All comparisons of inputs and outputs use it, because `none/../a.de` is `a.de` to a writer.
+    Inputs and outputs are compared in this form, because `none/../a.de` and `a.de` are the same
+    file even if there is no folder `none`.
     """
     return Path(os.path.realpath(path))
 
@@ -209,13 +209,13 @@ def check_outputs(
     """Check that all output files can be written, and create their folders.
 
     Args:
-        files: output files, by the argument that names them.
+        files: output files, by the flag that names them.
         inputs: files and folders that the run reads.
         model: the model that the run reads, if it is a folder or a file.
 
     Raises:
-        UserError: an output is an input or lies in one, is a file of the model or another output,
-            is a folder or a device, or cannot be written.
+        UserError: an output is the same as an input or another output, lies in an input folder,
+            would change the model, is a folder or a device, or cannot be written.
     """
     inputs = list(inputs)
 
@@ -247,7 +247,13 @@ def check_outputs(
 
 
 def _require_no_input(name: str, path: AnyPath, inputs: Iterable[AnyPath]) -> None:
-    """Raise `UserError` if an output is an input, also by a link, or lies in an input folder."""
+    """Raise `UserError` if an output is one of the inputs, or lies in an input folder.
+
+    Args:
+        name: the flag that names the output, for the message.
+        path: the output.
+        inputs: files and folders that the run reads.
+    """
     with _named_as_output(name, path):
         Path(path).exists()  # raises OSError if the name is too long
     place = resolved(path)
@@ -265,10 +271,14 @@ def _is_same(place: Path, other: Path) -> bool:
 
 
 def _is_model_file(path: Path, model: Path) -> bool:
-    """Tell whether an output would change the folder of a model.
+    """Tell whether writing an output would change the files of a model.
 
-    It would if it has a name of `MODEL_FILES`, or replaces anything but a report of ours or what
-    such a report describes.
+    In a model's folder, an output must have no name of `MODEL_FILES`. It may replace only a report
+    of ours, or a file that such a report describes.
+
+    Args:
+        path: the output, resolved.
+        model: folder or file of the model, resolved.
     """
     folder = model
     if model.is_file():
@@ -294,7 +304,12 @@ def _is_report(path: Path) -> bool:
 
 @contextmanager
 def _named_as_output(name: str, path: AnyPath) -> Iterator[None]:
-    """Turn an `OSError` into a `UserError` that names the argument and its path."""
+    """Turn an `OSError` within the block into a `UserError` that names an output.
+
+    Args:
+        name: the flag that names the output.
+        path: the output.
+    """
     try:
         yield
     except OSError as error:
@@ -304,7 +319,7 @@ def _named_as_output(name: str, path: AnyPath) -> Iterator[None]:
 
 @contextmanager
 def _created_folder(folder: Path) -> Iterator[None]:
-    """Create a folder and check that it can be written. Remove it at the end if it is empty."""
+    """Create a folder and check that it can be written. If it is empty at the end, remove it."""
     folder.mkdir(parents=True, exist_ok=True)
     try:
         with tempfile.TemporaryFile(dir=folder):

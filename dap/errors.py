@@ -22,7 +22,7 @@ class UserError(ValueError):
 
 
 def one_line(error: object) -> str:
-    """Return an error's message on one line. Characters that a terminal hides are escaped.
+    """Return an error's message on one line, without secrets and hidden characters.
 
     For errors of the file system, the file comes first and the error number is left out.
 
@@ -48,13 +48,18 @@ def without_secrets(text: str) -> str:
 
 
 def _escaped(character: str) -> str:
+    """Return a printable character unchanged, and the escape sequence of any other."""
     if character.isprintable():
         return character
     return character.encode("unicode_escape").decode()
 
 
 def joined(errors: Sequence[Exception]) -> Exception:
-    """Return one error for several. It quotes the first few. A single error is unchanged."""
+    """Make one error of several, which quotes the first few of them.
+
+    Args:
+        errors: at least one error. A single one is returned unchanged.
+    """
     if len(errors) == 1:
         return errors[0]
     quoted = "; ".join(one_line(error) for error in errors[:SHOWN])
@@ -64,7 +69,10 @@ def joined(errors: Sequence[Exception]) -> Exception:
 def require_plain_name(path: object) -> None:
     """Raise `UserError` for a file name that is not UTF-8 or that holds control characters.
 
-    Reports could not hold the first. The second could change what a terminal shows.
+    A report could not hold the first. Control characters could change what a terminal shows.
+
+    Args:
+        path: a path, or any other value, whose text is checked.
     """
     try:
         str(path).encode()
@@ -77,7 +85,7 @@ def require_plain_name(path: object) -> None:
 
 @contextmanager
 def refusals(subject: str = "") -> Iterator[None]:
-    """Turn the errors of a library about the user's values into `UserError`.
+    """Turn errors of a library about the user's values, within the block, into `UserError`.
 
     Use it only around the few calls that build something from the user's values, because it would
     hide bugs elsewhere. It also works as a decorator.

@@ -31,8 +31,12 @@ def read_json(path: str | Path, finite: bool = False) -> Any:
     """Read a JSON file.
 
     Args:
-        finite: refuse NaN, infinity and numbers that are too large, such as 1e999. Python reads all
-            of these, although JSON does not have them.
+        path: the file.
+        finite: whether to refuse NaN, infinity and numbers that are too large, such as 1e999.
+            Python reads all of these, although JSON does not have them.
+
+    Returns:
+        The JSON value.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -48,6 +52,7 @@ def read_json(path: str | Path, finite: bool = False) -> Any:
 
 
 def _finite_number(text: str) -> float:
+    """Convert a number of a JSON file. Raise `UserError` if it is not finite."""
     number = float(text)
     if not math.isfinite(number):
         raise UserError(f"it holds {text}")
@@ -60,9 +65,14 @@ def read_object(
     """Read a JSON file that holds an object.
 
     Args:
-        kinds: names that the object must have, and the type of each value, such as `int | None`. A
-            `float` may also be an integer. A name whose type allows None may be missing.
-        finite: as in `read_json`.
+        path: the file.
+        kinds: for each name that the object must have, the type of its value, such as
+            `int | None`. A `float` may also be an integer. A name whose type allows None may be
+            missing. None checks nothing.
+        finite: whether to refuse NaN, infinity and numbers that are too large.
+
+    Returns:
+        The whole object, with other names than those in `kinds`, too.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -81,7 +91,12 @@ def read_object(
 
 
 def _is_of(value: Any, kind: Any) -> bool:
-    """Tell whether a value of a JSON file has a type. An integer is also a float, but no bool."""
+    """Tell whether a value of a JSON file has a type.
+
+    Args:
+        value: the value. An integer also counts as a float. A bool is not an integer.
+        kind: a class, or a union of classes.
+    """
     if isinstance(value, bool):
         return bool in (kind, *get_args(kind))
     if isinstance(value, int) and isinstance(1.0, kind):
@@ -92,7 +107,12 @@ def _is_of(value: Any, kind: Any) -> bool:
 def write_json(content: Mapping[str, Any], path: str | Path) -> None:
     """Write a JSON file that appears whole or not at all (see `whole_file`).
 
+    Args:
+        content: the object to write.
+        path: the file. An older one is replaced.
+
     Raises:
+        DiskFullError: there is no space left.
         ValueError: the content holds NaN or infinity, which JSON does not have.
     """
     text = json.dumps(content, ensure_ascii=False, indent=2, allow_nan=False) + "\n"
@@ -139,6 +159,9 @@ def whole_folder(path: str | Path) -> Iterator[Path]:
     If a folder of that name holds something by then, it is kept and the new one is removed: another
     process has done the same work.
 
+    Args:
+        path: the folder's final name.
+
     Yields:
         The new folder, which is called `.NAME.….tmp` until the end.
 
@@ -157,7 +180,12 @@ def whole_folder(path: str | Path) -> Iterator[Path]:
 
 
 def _rename_folder(folder: Path, path: Path) -> None:
-    """Give a folder its name, unless there is a folder of that name that holds something."""
+    """Rename a folder, unless the new name is that of a folder that holds something.
+
+    Args:
+        folder: the folder.
+        path: its new name.
+    """
     if path.is_dir() and not any(path.iterdir()):
         # An empty folder may be a link or a mount point, so fill it instead of replacing it.
         for child in folder.iterdir():
@@ -171,20 +199,21 @@ def _rename_folder(folder: Path, path: Path) -> None:
 
 
 def _temporary_name(path: Path) -> Path:
+    """Return a hidden, random name beside a path."""
     return path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
 
 
 @contextmanager
 def disk_full(path: Path, needed: int | None = None, remedy: str = RUN_AGAIN) -> Iterator[None]:
-    """Turn a "no space left" error into one line: which file, how many bytes, what to do.
+    """Turn a "no space left" error within the block into a one-line `DiskFullError`.
 
     Libraries raise many different errors for a full disk, or errors that were caused by one. All
     other errors pass through unchanged.
 
     Args:
-        path: the file or folder to write.
-        needed: bytes to write, if known.
-        remedy: what to do about it.
+        path: the file or folder that the block writes, for the message.
+        needed: number of bytes to write, for the message. None if unknown.
+        remedy: what to do about a full disk, for the message.
 
     Raises:
         DiskFullError: there is no space left, a quota is exceeded, or a file may not grow further.

@@ -135,7 +135,7 @@ def to_iso1(code: str) -> str:
     ('de', 'zh', 'ar', 'en')
 
     Raises:
-        ValueError: the code is not one of English and the 36 languages.
+        UserError: the language is neither English nor one of the 36 languages.
     """
     base = base_language(code)
     if base not in NAMES:
@@ -149,8 +149,8 @@ def to_iso1(code: str) -> str:
 def base_language(code: str) -> str:
     """Return a language code without region, script, encoding and modifier.
 
-    English and the 36 languages become ISO 639-1. Other codes keep their first part. The result is
-    two or three letters, so it may be a part of a file name.
+    English and the 36 languages get their ISO 639-1 code. Of any other code, the first part is
+    kept. The result has two or three letters, so it can be a part of a file name.
 
     >>> base_language("EN-us"), base_language("deu_Latn"), base_language("sr@latin")
     ('en', 'de', 'sr')
@@ -166,10 +166,10 @@ def base_language(code: str) -> str:
 
 
 def is_letter(character: str) -> bool:
-    """Return whether a character can tell words apart.
+    """Tell whether `normalise` keeps a character, because it can distinguish two words.
 
-    Letters, digits and vowel signs (of Indic and other scripts) can. Combining accents and the
-    points of Arabic and Hebrew do not count, because many texts leave them out.
+    It keeps letters, digits and vowel signs (of Indic and other scripts). It drops combining
+    accents and the points of Arabic and Hebrew, because many texts leave them out.
 
     >>> [is_letter(character) for character in ("ß", "7", "ी", "ื", "-", "\u0301", "\u064b")]
     [True, True, True, True, False, False, False]
@@ -185,7 +185,7 @@ def is_letter(character: str) -> bool:
 
 
 def is_blank(text: str) -> bool:
-    """Return whether a text is empty or has only characters that nobody sees (`BLANKS`).
+    """Tell whether a text is empty or has only characters that nobody sees (`BLANKS`).
 
     >>> is_blank(" \u200b\u00ad\ufeff"), is_blank("a\u200db")
     (True, False)
@@ -194,11 +194,11 @@ def is_blank(text: str) -> bool:
 
 
 def normalise(text: str) -> str:
-    """Return only the letters and digits of a text (`is_letter`), in one form of case and width.
+    """Return only the letters and digits of a text, in one case and width, to compare texts.
 
-    Two texts that are equal after this count as the same text: one would leak the other into a dev
-    or test set. The form is Unicode's NFKC, case folded, without default-ignorable characters. A
-    text without any letter or digit, such as an emoji, keeps its other characters.
+    Two texts with the same form count as the same text, for example when the dev set is kept out of
+    the training set. Unicode's NFKC makes variants of a character equal. A text without any letter
+    or digit (`is_letter`), such as an emoji, keeps its other characters.
 
     >>> normalise("It's 5 o'clock!"), normalise("Ｗｉｄｅ"), normalise("…")
     ('its5oclock', 'wide', '...')
@@ -232,18 +232,18 @@ def normalise_all(texts: Sequence[str]) -> list[str]:
 
 
 def code_points(text: str) -> np.ndarray:
-    """Return the code points of a text as uint32."""
+    """Return the Unicode code point of each character of a text, uint32 (characters,)."""
     return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
 
 
 def _text_of(codes: np.ndarray) -> str:
-    """Return the text of code points (`code_points`)."""
+    """Return the text that has these code points. This is the inverse of `code_points`."""
     return codes.tobytes().decode("utf-32-le", "surrogatepass")
 
 
 @cache
 def _is_ignored() -> np.ndarray:
-    """Tell for each code point whether texts that differ only by it are equal: bool (0x110000,)."""
+    """Tell for each code point whether `normalise` drops it in any text: bool (0x110000,)."""
     ignored = np.zeros(0x110000, bool)
     for first, last in _IGNORABLE:
         ignored[first : last + 1] = (first, last) != _TAGS
@@ -252,5 +252,5 @@ def _is_ignored() -> np.ndarray:
 
 @cache
 def _is_kept() -> np.ndarray:
-    """Tell for each code point whether it is a letter, a digit or a line feed: bool (0x110000,)."""
+    """Tell for each code point whether it is a line feed or `is_letter`: bool (0x110000,)."""
     return np.array([is_letter(chr(code)) or chr(code) == "\n" for code in range(0x110000)])

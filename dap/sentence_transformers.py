@@ -90,7 +90,7 @@ class DAPLoss(nn.Module):
         model.register_load_state_dict_post_hook(self._note_loading)
 
     def _note_loading(self, *_: Any) -> None:
-        """Note that the trainer has loaded the encoder of a checkpoint, to resume a run."""
+        """Remember that the trainer has loaded a checkpoint's encoder, so the heads are missing."""
         self.lacks_heads = self.has_heads and not self.has_trained
 
     @property
@@ -104,7 +104,14 @@ class DAPLoss(nn.Module):
         return {name: value for name, value in state.items() if not name.startswith("dap.")}
 
     def load_heads(self, weights: dict[str, Tensor]) -> None:
-        """Load what `head_weights` returned. Raises `RuntimeError` if it is of other heads."""
+        """Load weights that `head_weights` returned.
+
+        Args:
+            weights: weights of the heads by name.
+
+        Raises:
+            RuntimeError: the weights are those of other heads.
+        """
         self.dap.load_state_dict(self.dap.state_dict() | weights)
         self.lacks_heads = False
 
@@ -120,8 +127,8 @@ class DAPLoss(nn.Module):
             labels: (B,) language ids, or None.
 
         Raises:
-            ValueError: several processes, more than three columns, text that is packed already, or
-                labels that are not language ids.
+            UserError: there are several processes or a wrong number of columns, the text is packed
+                already, labels are not language ids, or a run was resumed without the heads.
         """
         texts = list(sentence_features)
         self._check(texts, labels)
@@ -145,7 +152,7 @@ class DAPLoss(nn.Module):
         return losses
 
     def _check(self, texts: list[dict[str, Tensor]], labels: Tensor | None) -> None:
-        """Raise `ValueError` for input that this loss cannot take, or if its heads are lost."""
+        """Raise `UserError` for input that this loss cannot use, or if its heads are lost."""
         if self.lacks_heads:
             raise UserError(
                 "the trainer has loaded the encoder of a checkpoint, but not the heads of this "
@@ -207,4 +214,5 @@ class KeepHeads(TrainerCallback):
 
 
 def _heads_file(args: TrainingArguments, state: TrainerState) -> Path:
+    """Return the path of the heads in the checkpoint of the current step."""
     return Path(args.output_dir) / f"checkpoint-{state.global_step}" / HEADS_FILE

@@ -1,7 +1,7 @@
-"""64-bit keys of normalised texts, and a random order of them that depends only on a seed.
+"""64-bit hashes of normalised texts, called keys, and a random order of them.
 
-Equal texts have equal keys. That two different texts have the same key by chance is expected 0.0003
-times in 100 million pairs.
+Equal texts have equal keys. Different texts have different keys, apart from rare chance: in 100
+million texts, 0.0003 pairs with the same key are expected.
 
 Shapes: N texts.
 """
@@ -13,13 +13,13 @@ import xxhash
 
 
 def text_keys(letters: Sequence[str]) -> np.ndarray:
-    """Compute a key for each text.
+    """Hash each text, so that texts can be compared as integers.
 
     Args:
-        letters: N texts, as `dap.languages.normalise_all` leaves them.
+        letters: N texts, normalised by `dap.languages.normalise_all`.
 
     Returns:
-        uint64 (N,).
+        Keys, uint64 (N,). Equal texts have equal keys.
     """
     digest = xxhash.xxh3_64_intdigest
     keys = (digest(text.encode("utf-32-le", "surrogatepass")) for text in letters)
@@ -27,24 +27,27 @@ def text_keys(letters: Sequence[str]) -> np.ndarray:
 
 
 def ranks(keys: np.ndarray, seed: int) -> np.ndarray:
-    """Return each key's place in the random order of this seed.
+    """Give each key a rank: its place in a random order of all 64-bit integers.
 
-    The order depends only on the keys and the seed, not on files or processes. A dev set or a
-    sample takes the keys with the smallest ranks.
+    The order depends only on the seed, not on files or processes. A dev set or a sample takes the
+    texts with the smallest ranks.
 
     Args:
-        keys: uint64 (N,).
-        seed: any integer.
+        keys: keys of texts (`text_keys`), uint64 (N,).
+        seed: any integer. Each seed has another order.
 
     Returns:
-        uint64 (N,), different for different keys.
+        Ranks, uint64 (N,). Different keys have different ranks.
     """
     salt = scramble(np.array([seed % 2**64], np.uint64) ^ np.uint64(0xD1B54A32D192ED03))
     return scramble(keys ^ salt)
 
 
 def scramble(keys: np.ndarray) -> np.ndarray:
-    """Map uint64 to uint64 one to one, so that each bit depends on all bits (SplitMix64)."""
+    """Map each uint64 to another one, so that every bit depends on all bits (SplitMix64).
+
+    Different values stay different.
+    """
     keys = (keys ^ (keys >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     keys = (keys ^ (keys >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return keys ^ (keys >> np.uint64(31))

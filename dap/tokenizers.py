@@ -31,7 +31,8 @@ def load_tokenizer(name: str | Path, **hub: Any) -> PreTrainedTokenizerBase:
     """Load the tokenizer of a folder or Hub id.
 
     Args:
-        hub: arguments of `AutoTokenizer.from_pretrained`, such as `revision`.
+        name: folder or Hub id of a model or tokenizer.
+        **hub: arguments of `AutoTokenizer.from_pretrained`, such as `revision`.
 
     Raises:
         UserError: there is no tokenizer, or it cannot be read.
@@ -54,19 +55,20 @@ def load_tokenizer(name: str | Path, **hub: Any) -> PreTrainedTokenizerBase:
 def as_in_file(
     tokenizer: PreTrainedTokenizerBase, name: str | Path, **hub: Any
 ) -> PreTrainedTokenizerBase:
-    """Return a tokenizer that gives the tokens of the folder's `tokenizer.json`.
+    """Return a tokenizer that gives the same tokens as the folder's `tokenizer.json`.
 
     Transformers builds some tokenizers anew from their vocabulary, by the rules of their class.
     Without a `tokenizer_class` it takes the class of the model, such as WordPiece for BERT, even if
     the vocabulary was made for other rules.
 
     Args:
-        tokenizer: what Transformers has loaded.
+        tokenizer: the tokenizer that Transformers has loaded. It is returned if its tokens are
+            right, or if the folder has no `tokenizer.json`.
         name: the folder or Hub id that it was loaded from.
-        hub: arguments of `from_pretrained`, such as `revision`.
+        **hub: arguments of `from_pretrained`, such as `revision`.
 
     Raises:
-        UserError: the file cannot be used as it is, either.
+        UserError: a tokenizer made from the file gives other tokens as well.
     """
     is_of_repository = type(tokenizer).__module__.startswith("transformers_modules")
     own_file = _find_file(name, "tokenizer.json", **hub)
@@ -88,13 +90,19 @@ def as_in_file(
 
 
 def _find_file(name: str | Path, file: str, **hub: Any) -> str | None:
-    """Return the path of a file of a folder or Hub repository, or None if there is none."""
+    """Return the local path of a file of a folder or Hub repository, or None if there is none.
+
+    Args:
+        name: the folder or Hub id.
+        file: name of the file.
+        **hub: arguments of `from_pretrained`, such as `revision`.
+    """
     where = {key: hub[key] for key in ("revision", "subfolder") if hub.get(key)}
     return cached_file(name, file, _raise_exceptions_for_missing_entries=False, **where)
 
 
 def _require_sentencepiece(name: str | Path, **hub: Any) -> None:
-    """Raise `UserError` if there is a SentencePiece file, but no package that reads it."""
+    """Raise `UserError` if a tokenizer is only a SentencePiece file that no package here reads."""
     if is_sentencepiece_available() and is_protobuf_available():
         return
     if _find_file(name, "tokenizer.json", **hub):
@@ -120,7 +128,13 @@ def _agree(tokenizer: PreTrainedTokenizerBase, own_file: str) -> bool:
 
 
 def require_room(tokenizer: PreTrainedTokenizerBase, max_seq_length: int, prefix: str = "") -> None:
-    """Raise `UserError` if CLS, the prefix and SEP leave no token for the text."""
+    """Raise `UserError` if a sentence's length is too small for CLS, the prefix, text and SEP.
+
+    Args:
+        tokenizer: the tokenizer.
+        max_seq_length: largest number of tokens of a sentence, with special tokens and prefix.
+        prefix: text before every sentence.
+    """
     needed = 3
     if prefix:
         needed += len(tokenizer(prefix, add_special_tokens=False).input_ids)
@@ -135,7 +149,13 @@ def require_room(tokenizer: PreTrainedTokenizerBase, max_seq_length: int, prefix
 def require_embeddings(
     tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig, name: str
 ) -> None:
-    """Raise `UserError` if the tokenizer has ids for which the model has no embedding."""
+    """Raise `UserError` if the tokenizer has ids for which the model has no embedding.
+
+    Args:
+        tokenizer: the tokenizer.
+        config: configuration of the model.
+        name: folder or Hub id of the model, for the message.
+    """
     highest = max(tokenizer.get_vocab().values())
     size = getattr(config, "vocab_size", None)
     if size is not None and highest >= size:
@@ -146,7 +166,12 @@ def require_embeddings(
 
 
 def require_padding(tokenizer: PreTrainedTokenizerBase, name: str | Path) -> None:
-    """Raise `UserError` if the tokenizer cannot pad sentences to a batch."""
+    """Raise `UserError` if the tokenizer has no padding token, which batches need.
+
+    Args:
+        tokenizer: the tokenizer.
+        name: folder or Hub id of the tokenizer, for the message.
+    """
     if tokenizer.pad_token is None:
         raise UserError(f"the tokenizer of {name} has no padding token: give it one")
 
@@ -158,9 +183,9 @@ def never_predicted(tokenizer: PreTrainedTokenizerBase) -> set[int]:
 
 
 def forget_calls(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Reset the padding and truncation of a fast tokenizer.
+    """Switch off the padding and truncation that the last call has left in a fast tokenizer.
 
-    The last call leaves them in the tokenizer, and saving would keep them.
+    Saving the tokenizer would keep them.
     """
     if tokenizer.is_fast:
         tokenizer.backend_tokenizer.no_padding()
@@ -176,7 +201,10 @@ def plain_backend(tokenizer: PreTrainedTokenizerBase) -> Tokenizer:
 
 
 def tokenizer_state(tokenizer: PreTrainedTokenizerBase | Tokenizer) -> str:
-    """Return a text that is equal for tokenizers that give equal tokens."""
+    """Describe everything that decides a tokenizer's tokens in a text, which can be compared.
+
+    Tokenizers with the same text give the same tokens.
+    """
     if isinstance(tokenizer, Tokenizer):
         return tokenizer.to_str()
     if not getattr(tokenizer, "is_fast", False):

@@ -37,12 +37,22 @@ NOT_SHOWN = ("data", "bucc", "recipe")  # settings that the heading names, and a
 
 
 def _averages_first(report: Mapping[str, Any]) -> list[tuple[tuple[str, ...], dict[str, Any]]]:
-    """Return the numbers of a report by place, single languages last."""
+    """Return (place, numbers by name) for each part of a report, single languages last.
+
+    A place is the path of the numbers in the report, such as ("languages", "de").
+    """
     return sorted(numbers_of(report), key=lambda found: found[0][:1] == ("languages",))
 
 
 def eval_results(report: Mapping[str, Any]) -> list[EvalResult]:
-    """Turn the metrics of a report into entries of a `model-index`, in percent."""
+    """Turn the metrics of an evaluation report into entries of a card's `model-index`.
+
+    Args:
+        report: a report, perhaps merged from several seeds. Its metrics are in percent.
+
+    Returns:
+        One entry per metric and language. A mean over seeds stands for the seeds.
+    """
     name = dataset_name(report)
     suffix = _shortened(report.get("settings", {}))
     results = []
@@ -70,7 +80,11 @@ def eval_results(report: Mapping[str, Any]) -> list[EvalResult]:
 
 
 def _shortened(settings: Mapping[str, Any]) -> str:
-    """Describe how vectors were shortened, such as " (truncate_dim 256)". Whole vectors give ""."""
+    """Describe how vectors were shortened in an evaluation, such as " (truncate_dim 256)".
+
+    Args:
+        settings: settings of the report. If the vectors were not shortened, the result is "".
+    """
     parts = []
     for key in ("truncate_dim", "precision"):
         if settings.get(key) not in (None, "float32"):
@@ -79,7 +93,7 @@ def _shortened(settings: Mapping[str, Any]) -> str:
 
 
 def dataset_name(report: Mapping[str, Any]) -> str:
-    """Name the data of a report without the folders of this machine.
+    """Return the name of the data that a report is about, without folders of this machine.
 
     >>> dataset_name({"protocol": "retrieval", "settings": {"data": ["/data/tatoeba"]}})
     'tatoeba'
@@ -92,9 +106,9 @@ def dataset_name(report: Mapping[str, Any]) -> str:
 
 
 def require_different(reports: Sequence[Mapping[str, Any]]) -> None:
-    """Raise `ValueError` if two reports give the same metric on the same data.
+    """Raise `UserError` if two reports give the same metric on the same data.
 
-    A card can show only one of them.
+    A card can show only one value of it.
     """
     seen: set[tuple[str | None, ...]] = set()
     for report in reports:
@@ -111,7 +125,7 @@ def require_different(reports: Sequence[Mapping[str, Any]]) -> None:
 
 
 def report_text(report: Mapping[str, Any]) -> str:
-    """Show a report as Markdown: data, protocol, settings, and a table of every number."""
+    """Format an evaluation report as Markdown: data, protocol, settings, and a table of results."""
     rows = _averages_first(report)
     names: dict[str, None] = {}
     for _, numbers in rows:
@@ -135,6 +149,7 @@ def report_text(report: Mapping[str, Any]) -> str:
 
 
 def _settings_text(report: Mapping[str, Any]) -> str:
+    """List the simple settings of a report in one line, without paths."""
     settings = dict(report.get("settings", {}))
     settings["seed"] = report.get("seed")
     settings["seeds"] = report.get("seeds")
@@ -147,6 +162,7 @@ def _settings_text(report: Mapping[str, Any]) -> str:
 
 
 def _place_name(place: Sequence[str]) -> str:
+    """Return the name of a table's row, such as "German" for ("languages", "de")."""
     if not place:
         return "all"
     if place[0] == "languages":
@@ -155,6 +171,7 @@ def _place_name(place: Sequence[str]) -> str:
 
 
 def _cell(value: Any) -> str:
+    """Format a value of a table: nothing, a number, or mean and standard deviation over seeds."""
     if value is None:
         return ""
     if isinstance(value, Mapping):

@@ -90,12 +90,15 @@ def build(checkpoint: Path, folder: Path, options: Options | None = None) -> Pub
     """Write the published layout of a checkpoint, and compare its vectors with the checkpoint's.
 
     Args:
-        checkpoint: a local checkpoint.
+        checkpoint: folder of a checkpoint.
         folder: a new or empty folder. It is written whole or not at all.
-        options: how to publish.
+        options: how to publish. None takes the defaults.
+
+    Returns:
+        What the folder holds.
 
     Raises:
-        ValueError: the folder is not empty, the checkpoint has no safetensors, heads or sentence
+        UserError: the folder is not empty, the checkpoint has no safetensors, heads or sentence
             vectors where they are needed, an option does not fit it, or the vectors differ.
     """
     with _new_folder(folder) as new:
@@ -105,7 +108,22 @@ def build(checkpoint: Path, folder: Path, options: Options | None = None) -> Pub
 def build_with_card(
     checkpoint: Path, folder: Path, repo_id: str, options: Options, sources: Sources
 ) -> Published:
-    """Write the published layout as `build` does, with the model card as README.md."""
+    """Write the published layout as `build` does, with the model card as README.md.
+
+    Args:
+        checkpoint: folder of a checkpoint.
+        folder: a new or empty folder. It is written whole or not at all.
+        repo_id: id of the model on the Hub, for the card.
+        options: how to publish.
+        sources: what the card shows (`read_sources`).
+
+    Returns:
+        What the folder holds.
+
+    Raises:
+        UserError: as `build`, two reports give the same result, or a report was measured with other
+            settings than those of the published model.
+    """
     require_different(sources.reports)
     with _new_folder(folder) as new:
         published = _write_model(checkpoint, new, options)
@@ -119,13 +137,16 @@ def publish(checkpoint: str | Path, repo_id: str, options: Options, **to: Any) -
     """Write a checkpoint's layout and card into a temporary folder, and push it.
 
     Args:
-        checkpoint: a local checkpoint.
-        repo_id: the Hub repository.
+        checkpoint: folder of a checkpoint.
+        repo_id: id of the Hub repository.
         options: how to publish.
-        **to: further arguments of `upload`.
+        **to: other arguments of `upload`, such as `private`.
 
     Returns:
         The id of the commit.
+
+    Raises:
+        UserError: as `build_with_card` and `upload`.
     """
     checkpoint = Path(checkpoint)
     with tempfile.TemporaryDirectory(prefix="dap-hub-") as place:
@@ -136,6 +157,11 @@ def publish(checkpoint: str | Path, repo_id: str, options: Options, **to: Any) -
 
 @contextmanager
 def _new_folder(folder: Path) -> Iterator[Path]:
+    """Yield a folder to write into, which takes its name only when the block ends without an error.
+
+    Raises:
+        UserError: there is something in a folder of this name, or it cannot be replaced.
+    """
     folder = Path(os.path.realpath(folder))  # a symbolic link stays one
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder} is not empty: give another folder, or remove it")
@@ -146,6 +172,7 @@ def _new_folder(folder: Path) -> Iterator[Path]:
 
 
 def _write_model(checkpoint: Path, folder: Path, options: Options) -> Published:
+    """Write the published layout of a checkpoint, and compare its vectors with the checkpoint's."""
     if options.layout not in LAYOUTS:
         raise UserError(f"layout={options.layout!r}: choose one of {', '.join(LAYOUTS)}")
     require_safetensors(checkpoint)
@@ -171,9 +198,9 @@ def _write_model(checkpoint: Path, folder: Path, options: Options) -> Published:
 
 
 def require_safetensors(folder: Path) -> None:
-    """Raise `ValueError` unless the folder has safetensors weights. Pickles are never read.
+    """Raise `UserError` unless a checkpoint's folder has weights as safetensors.
 
-    A pickle can run any code when it is loaded.
+    Pickles are never read, because a pickle can run any code when it is loaded.
     """
     place = folder
     modules = folder / "modules.json"
@@ -196,6 +223,11 @@ def require_safetensors(folder: Path) -> None:
 
 
 def _load_encoder(checkpoint: Path, options: Options) -> SentenceEncoder:
+    """Load the encoder of a checkpoint on the CPU, and check that it can be published.
+
+    Raises:
+        UserError: it cannot be loaded, or an option does not fit it.
+    """
     config_file = checkpoint / "config.json"
     with loading("configuration", checkpoint):
         config = read_object(config_file) if config_file.is_file() else {}
@@ -225,6 +257,13 @@ def _load_encoder(checkpoint: Path, options: Options) -> SentenceEncoder:
 
 
 def _require_publishable(checkpoint: Path, config: Mapping[str, Any], options: Options) -> None:
+    """Raise `UserError` for a classifier, or for options that do not fit a plain encoder.
+
+    Args:
+        checkpoint: folder of the checkpoint.
+        config: content of its config.json.
+        options: how to publish.
+    """
     if "DAPForSequenceClassification" in config.get("architectures", []):
         raise UserError(
             f"{checkpoint} is a classifier: publish the checkpoint that it was fine-tuned from, or "
@@ -244,6 +283,7 @@ def _require_publishable(checkpoint: Path, config: Mapping[str, Any], options: O
 
 
 def _describe(encoder: SentenceEncoder, checkpoint: Path, options: Options) -> Published:
+    """Collect what the published folder will hold, and how it makes a sentence vector."""
     backbone = encoder.backbone
     library = library_settings(str(checkpoint), None) or LibrarySettings()
     config = encoder.model.config
@@ -267,7 +307,10 @@ def _describe(encoder: SentenceEncoder, checkpoint: Path, options: Options) -> P
 
 
 def _require_same_encoding(report: Mapping[str, Any], published: Published) -> None:
-    """Raise `ValueError` if a report was measured with settings that the published model lacks."""
+    """Raise `UserError` if a report was measured with other settings than the published model's.
+
+    These are pooling, prefix and length.
+    """
     settings = report.get("settings", {})
     names = ["pooling", "prefix"]
     if "prefix" in settings:  # else max_seq_length is about pairs of texts, as in run_xnli.py
@@ -282,7 +325,7 @@ def _require_same_encoding(report: Mapping[str, Any], published: Published) -> N
 
 
 def write_backbone(backbone: PreTrainedModel, pooling: str, folder: Path) -> None:
-    """Save the plain encoder, with a pooler of fixed weights if its class has a pooler.
+    """Save the plain encoder. If its class has a pooler, the pooler gets fixed weights.
 
     Without saved weights, `AutoModel` would give the pooler random ones. A pooler computes
     tanh(W x + b) of the first token's state x.
@@ -291,6 +334,14 @@ def write_backbone(backbone: PreTrainedModel, pooling: str, folder: Path) -> Non
       sentence vector times that scale.
     - For "mean", a pooler cannot compute the vector. W and b are 0, and so is `pooler_output`, so
       that nobody mistakes it for the vector.
+
+    Args:
+        backbone: the encoder. Its pooler is replaced.
+        pooling: "cls" or "mean".
+        folder: where to save it.
+
+    Raises:
+        UserError: the encoder's class is not part of Transformers.
     """
     if not type(backbone).__module__.startswith("transformers."):
         raise UserError(
@@ -313,10 +364,17 @@ def write_backbone(backbone: PreTrainedModel, pooling: str, folder: Path) -> Non
 
 
 def write_pretraining(checkpoint: Path, folder: Path) -> DAPForPreTraining:
-    """Save the whole DAP checkpoint with its code.
+    """Save the whole DAP checkpoint, with its heads and its code.
+
+    Args:
+        checkpoint: folder of the checkpoint.
+        folder: where to save it.
+
+    Returns:
+        The model.
 
     Raises:
-        ValueError: the checkpoint lacks heads.
+        UserError: the checkpoint lacks the weights of its heads.
     """
     model = load_complete(checkpoint, DAPForPreTraining)
     model.config.auto_map = dict(configuration_dap.AUTO_MAP)
@@ -326,7 +384,13 @@ def write_pretraining(checkpoint: Path, folder: Path) -> DAPForPreTraining:
 
 
 def save_tokenizer(tokenizer: PreTrainedTokenizerBase, max_length: int, folder: Path) -> None:
-    """Save a tokenizer that Transformers 4 and 5 can load, and that cuts at `max_length` tokens."""
+    """Save a tokenizer in a form that both Transformers 4 and 5 can load.
+
+    Args:
+        tokenizer: the tokenizer, which is changed.
+        max_length: number of tokens that the saved tokenizer cuts sentences to.
+        folder: where to save it.
+    """
     tokenizer.model_max_length = max_length
     forget_calls(tokenizer)
     tokenizer.save_pretrained(folder)
@@ -365,10 +429,10 @@ def write_modules(
         folder: where the model was saved.
         normalize: make the library return vectors of length 1.
         similarity: "cosine" or "dot". Default: a DAP model's own, else "cosine".
-        prompts: name -> prompt of the library, in addition to the encoder's prefix.
+        prompts: prompts of the library by name, in addition to the encoder's prefix.
 
     Raises:
-        ValueError: the encoder pools a layer other than the last.
+        UserError: the encoder pools a layer other than the last.
     """
     if encoder.layer is not None:
         raise UserError(
@@ -397,7 +461,18 @@ def write_modules(
 
 
 def _check_vectors(encoder: SentenceEncoder, published: Published, folder: Path) -> None:
-    """Raise `ValueError` unless the folder gives the checkpoint's vectors, also by the pooler."""
+    """Check that a published folder gives the checkpoint's sentence vectors.
+
+    If its `pooler_output` should be the sentence vector, that is checked as well.
+
+    Args:
+        encoder: the checkpoint's encoder.
+        published: what the folder holds.
+        folder: the published folder.
+
+    Raises:
+        UserError: the vectors differ.
+    """
     expected = encoder.encode(PROBE)  # (N, D)
     again = SentenceEncoder.from_pretrained(str(folder), device="cpu")
     require_same_vectors(expected, again.encode(PROBE), "the published folder")

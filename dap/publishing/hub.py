@@ -80,8 +80,8 @@ def fetch_checkpoint(checkpoint: str, revision: str | None = None) -> Path:
         revision: branch, tag or commit on the Hub.
 
     Raises:
-        FileNotFoundError: neither a folder nor a Hub id.
-        ValueError: it cannot be downloaded.
+        FileNotFoundError: `checkpoint` is neither a folder nor a Hub id.
+        UserError: it cannot be downloaded.
     """
     if Path(checkpoint).is_dir():
         return Path(checkpoint)
@@ -111,16 +111,16 @@ def upload(
 
     Args:
         folder: the folder to push.
-        repo_id: repository, created if it does not exist.
-        private: the repository must be private.
+        repo_id: id of the repository, which is created if it does not exist.
+        private: whether the repository must be private. If False, an existing one stays as it is.
         revision: existing branch to push to. Default: main.
-        space: push to a Gradio Space. It may have the same id as a model.
+        space: whether to push to a Gradio Space instead of a model. It may have the same id.
 
     Returns:
         The id of the commit.
 
     Raises:
-        ValueError: the Hub refuses or cannot be reached, an existing repository is public although
+        UserError: the Hub refuses or cannot be reached, an existing repository is public although
             a private one is wanted, or files are missing after the commit.
     """
     api = HfApi()
@@ -166,7 +166,12 @@ def upload(
 
 @contextmanager
 def explained(repo_id: str, outcome: str = "was not pushed") -> Iterator[None]:
-    """Turn errors of the Hub's client into a one-line `ValueError` that says what to do."""
+    """Turn any error within the block into a one-line `UserError` that says what to do.
+
+    Args:
+        repo_id: id of the repository that the block talks to.
+        outcome: what did not happen because of an error, for the message.
+    """
     try:
         with warnings.catch_warnings(action="ignore"):  # the client repeats the server's words
             yield
@@ -175,7 +180,16 @@ def explained(repo_id: str, outcome: str = "was not pushed") -> Iterator[None]:
 
 
 def explain(error: BaseException, repo_id: str, outcome: str = "was not pushed") -> str:
-    """Say in one line why a push failed and what to do, without the token."""
+    """Say in one line why a push failed and what to do.
+
+    Args:
+        error: the error of the Hub's client.
+        repo_id: id of the repository.
+        outcome: what did not happen because of the error.
+
+    Returns:
+        The message. It never contains the token.
+    """
     reason = ""
     status = 0
     link: BaseException | None = error

@@ -62,9 +62,9 @@ NOT_STATED = "not stated"
 
 @dataclass(frozen=True)
 class Published:
-    """What a published folder holds, and how it makes a sentence vector."""
+    """What a published folder holds, and how a sentence vector is computed with it."""
 
-    layout: str  # "plain" or "dap"
+    layout: str  # "plain" (an encoder that needs no code of ours) or "dap" (the DAP checkpoint)
     heads: bool  # the folder has the training heads
     model_type: str
     layers: int
@@ -73,13 +73,16 @@ class Published:
     prefix: str
     max_seq_length: int
     normalize: bool
-    similarity: str
+    similarity: str  # "cosine" or "dot"
     has_pooler: bool  # the encoder's class has one, even if the checkpoint has no weights for it
     prompts: dict[str, str] = field(default_factory=dict)  # of sentence-transformers, by name
 
     @property
     def pools_itself(self) -> bool:
-        """Return whether `pooler_output` is the sentence vector (times `POOLER_SCALE` if plain)."""
+        """Tell whether `pooler_output` is the sentence vector.
+
+        In the plain layout it is the vector times `POOLER_SCALE`.
+        """
         return self.layout == "dap" or (self.has_pooler and self.pooling == "cls")
 
 
@@ -114,11 +117,20 @@ def read_sources(
     dataset_info: str | Path | None = None,
     licence: str | None = None,
 ) -> Sources:
-    """Collect what the card is made from. `checkpoint-N` also uses the records in the folder above.
+    """Collect what the model card of a checkpoint is made from.
+
+    For a folder `checkpoint-N`, records of the run are also taken from the folder above it.
+
+    Args:
+        checkpoint: folder of the checkpoint.
+        reports: evaluation reports to show on the card.
+        dataset_info: file that describes the training text: a JSON object, or a data card. None
+            states nothing.
+        licence: the model's licence, as the Hub names it. None states none.
 
     Raises:
         FileNotFoundError: there is no such `dataset_info`.
-        ValueError: `dataset_info` is JSON, but not an object.
+        UserError: `dataset_info` is JSON, but not an object.
     """
     info = None if dataset_info is None else _read_dataset_info(Path(dataset_info))
     config = _read_record(checkpoint, "config.json", OF_CONFIG)
@@ -143,7 +155,15 @@ def read_sources(
 
 
 def _final_steps(state: Mapping[str, Any], results: Mapping[str, Any]) -> int | None:
-    """Return the steps of a run's final weights, or None if these may be the best or the last."""
+    """Return the optimizer steps of the weights that a finished run has saved.
+
+    Args:
+        state: `trainer_state.json` of the run.
+        results: `train_results.json` of the run.
+
+    Returns:
+        The number of steps. None if it is unknown whether the best or the last weights were saved.
+    """
     last = state.get("global_step")
     best = state.get("best_global_step")
     return results.get("model_step", last if best in (None, last) else None)
@@ -152,6 +172,14 @@ def _final_steps(state: Mapping[str, Any], results: Mapping[str, Any]) -> int | 
 def _read_record(
     folder: Path, name: str, kinds: Mapping[str, Any], or_above: bool = False
 ) -> dict[str, Any]:
+    """Read a JSON record of a training, or return an empty dictionary if there is none.
+
+    Args:
+        folder: folder of the checkpoint.
+        name: name of the file.
+        kinds: names that the record must have, and the type of each value.
+        or_above: also look in the folder above.
+    """
     path = folder / name
     if or_above and not path.is_file():
         path = folder.parent / name
@@ -159,6 +187,7 @@ def _read_record(
 
 
 def _read_dataset_info(path: Path) -> dict[str, Any] | str:
+    """Read a description of training text: a JSON object, or a card's text without its metadata."""
     if path.suffix == ".json":
         return read_object(path)
     text = path.read_text(encoding="utf-8")
@@ -167,7 +196,13 @@ def _read_dataset_info(path: Path) -> dict[str, Any] | str:
 
 
 def model_card(repo_id: str, published: Published, sources: Sources) -> ModelCard:
-    """Make the card: metadata with a `model-index` of the results, and the text of the template."""
+    """Make the model card: metadata with a `model-index` of the results, and a text.
+
+    Args:
+        repo_id: id of the model on the Hub.
+        published: what the published folder holds.
+        sources: everything else that the card shows.
+    """
     results = [result for report in sources.reports for result in eval_results(report)]
     name = repo_id.split("/")[-1]
     data = ModelCardData(
@@ -217,10 +252,16 @@ def model_card(repo_id: str, published: Published, sources: Sources) -> ModelCar
 
 
 def mining_thresholds(reports: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Say which mining thresholds were measured: on BUCC, or by known translations.
+    """Describe the thresholds of mining that were measured: on BUCC, or by known translations.
 
-    Thresholds of other margins than the ratio to 4 neighbours are left out, because the card does
-    not say how to get these.
+    Only those of the ratio margin with 4 neighbours are described, because the card's section on
+    mining is about these.
+
+    Args:
+        reports: reports of `mine_bitext.py` and others.
+
+    Returns:
+        One text per threshold, such as "1.0610 (best F1 on BUCC fr-en)".
     """
     found = []
     for report in reports:
@@ -246,16 +287,17 @@ def languages(sources: Sources) -> list[str]:
 
 
 def base_model(run: Mapping[str, Any]) -> str | None:
-    """Return the Hub id that training started from.
+    """Return the Hub id that training started from, or None if it may have been a local folder.
 
-    Returns None without a commit: then the name may be that of a local folder.
+    Args:
+        run: record of the training. Only a model of the Hub has a `base_commit` there.
     """
     base = run.get("model_name_or_path")
     return base if base and run.get("base_commit") and is_hub_id(base) else None
 
 
 def is_hub_id(name: str) -> bool:
-    """Return whether a name is the id of a Hub repository, and not a path.
+    """Tell whether a name has the form of a Hub repository's id, and is not a local path.
 
     >>> is_hub_id("FacebookAI/xlm-roberta-base"), is_hub_id("/tmp/e5"), is_hub_id("../e5")
     (True, False, False)
@@ -268,7 +310,12 @@ def is_hub_id(name: str) -> bool:
 
 
 def _dataset_text(info: Mapping[str, Any] | str | None) -> str:
-    """Describe the origins and licences of the training text."""
+    """Describe the origins and licences of the training text in Markdown.
+
+    Args:
+        info: report of `prepare_data.py`, a `dataset_info.json`, or a text that is used unchanged.
+            None states nothing.
+    """
     if info is None:
         return f"Sources and licences: {NOT_STATED}."
     if isinstance(info, str):
@@ -302,6 +349,7 @@ def _dataset_text(info: Mapping[str, Any] | str | None) -> str:
 
 
 def _recipe_table(sources: Sources) -> str:
+    """Make a Markdown table of the settings of the training, as far as they had an effect."""
     rows: list[list[Any]] = []
     if base := sources.run.get("model_name_or_path"):
         kind = "" if is_hub_id(base) else "a local folder, "
@@ -325,10 +373,13 @@ def _recipe_table(sources: Sources) -> str:
 
 
 def loss_curve(history: Sequence[Mapping[str, Any]]) -> str:
-    """Show the training log as a table.
+    """Make a table of losses and accuracies from the training log.
 
     The table has `CURVE_ROWS` evenly spread steps, and all evaluations unless there are more of
     them than that.
+
+    Args:
+        history: `log_history` of `trainer_state.json`.
 
     Returns:
         Markdown, or "" if the log has no losses.

@@ -47,7 +47,12 @@ ONE_FILE = 1_900_000_000
 
 
 class _SentenceModel(nn.Module):
-    """Computes token states (B, S, D) and sentence vectors (B, D) of length 1."""
+    """The exported module: computes token states (B, S, D) and sentence vectors (B, D) of length 1.
+
+    Args:
+        model: the encoder.
+        pooling: "cls" or "mean".
+    """
 
     def __init__(self, model: nn.Module, pooling: str) -> None:
         super().__init__()
@@ -66,14 +71,14 @@ def export(
     int8: bool = False,
     **options: Any,
 ) -> Path:
-    """Write `onnx/model.onnx` and, with `int8`, `onnx/model_quantized.onnx`.
+    """Export an encoder to `onnx/model.onnx` and, with `int8`, also `onnx/model_quantized.onnx`.
 
     Nothing is written unless the graph gives the encoder's vectors. A folder other than the
-    checkpoint's own also gets the tokenizer and the encoder's config.
+    checkpoint's own also gets the tokenizer and the encoder's configuration.
 
     Args:
         model: folder or Hub id of a checkpoint, or an encoder.
-        output: an empty folder. Default: the checkpoint's own.
+        output: a new or empty folder. Default: the checkpoint's own.
         int8: also write the graph with int8 weights.
         **options: arguments of `SentenceEncoder.from_pretrained`, which loads a checkpoint.
 
@@ -81,7 +86,7 @@ def export(
         The path of `model.onnx`.
 
     Raises:
-        ValueError: the packages of the extra `onnx` are missing, the folder is not empty, the
+        UserError: the packages of the extra `onnx` are missing, the folder is not empty, the
             encoder cannot be loaded, uses bfloat16 or another layer, or the vectors differ.
     """
     require_packages()
@@ -117,6 +122,7 @@ def export(
 
 
 def _output_folder(model: str | Path | SentenceEncoder, output: Path | None) -> Path:
+    """Return the folder to write into. Raise `UserError` if there is no default for it."""
     if output is not None:
         return Path(output)
     if isinstance(model, SentenceEncoder) or not Path(model).is_dir():
@@ -125,6 +131,7 @@ def _output_folder(model: str | Path | SentenceEncoder, output: Path | None) -> 
 
 
 def _write_graph(encoder: SentenceEncoder, path: Path) -> None:
+    """Export the encoder in float32 to a file, with its settings in the file's metadata."""
     device = encoder.model.device
     was_training = encoder.model.training
 
@@ -191,7 +198,17 @@ def _quiet() -> Iterator[None]:
 
 
 def _check_vectors(encoder: SentenceEncoder, path: Path) -> None:
-    """Compare the graph with the model: single sentences, padded batches, and full length."""
+    """Check that an exported graph gives the encoder's vectors, and print the largest difference.
+
+    Single sentences, padded batches and sentences of full length are compared.
+
+    Args:
+        encoder: the encoder.
+        path: the exported file.
+
+    Raises:
+        UserError: the vectors differ.
+    """
     longest = longest_input(encoder.model) or 512
     model = SentenceEncoder(
         encoder.model, encoder.tokenizer, encoder.pooling, encoder.prefix, longest
@@ -206,6 +223,12 @@ def _check_vectors(encoder: SentenceEncoder, path: Path) -> None:
 
 
 def _write_int8(encoder: SentenceEncoder, path: Path) -> None:
+    """Write the int8 graph beside the float32 graph, and print how much its vectors differ.
+
+    Args:
+        encoder: the encoder, for its tokenizer.
+        path: the float32 graph.
+    """
     quantized = path.with_name(INT8)
     quantize(path, quantized)
     exact = OnnxEncoder(path, encoder.tokenizer).encode(PROBE)  # (N, D)
@@ -215,11 +238,15 @@ def _write_int8(encoder: SentenceEncoder, path: Path) -> None:
 
 
 def quantize(path: Path, quantized: Path) -> None:
-    """Write the graph with int8 weights, including the word embeddings.
+    """Convert the weights of an ONNX graph to int8, including the word embeddings.
 
     Each column of a matrix has its own scale. One scale per matrix needs the same space, and lost
     1.6 points of accuracy where this lost nothing. Activations are quantised at run time, with one
     scale per batch, so a vector depends slightly on the other sentences in its batch.
+
+    Args:
+        path: the float32 graph.
+        quantized: the file to write.
     """
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
@@ -240,13 +267,17 @@ class ExportArguments:
 
 
 def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
-    """Export as the command line says.
+    """Export an encoder to ONNX, from command-line arguments, and print the sizes of the files.
+
+    Args:
+        argv: arguments of the command. None takes those of this process.
 
     Returns:
-        Path within OUT -> size in bytes, for each ONNX file.
+        Path of each ONNX file within OUT -> its size in bytes.
 
     Raises:
-        ValueError, FileNotFoundError, OSError: see `export`.
+        UserError: arguments that do not fit, or as `export`.
+        OSError: a file is missing, or the disk is full.
     """
     logging.basicConfig(format="%(levelname)s: %(message)s")
     parser = ArgumentParser(ExportArguments, allow_abbrev=False)

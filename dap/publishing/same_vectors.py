@@ -13,7 +13,9 @@ TOLERANCE = 1e-4
 
 
 def require_same_vectors(expected: np.ndarray, found: np.ndarray, what: str) -> float:
-    """Compare sentence vectors after scaling them to length 1.
+    """Check that a model gives the same sentence vectors as its checkpoint.
+
+    The vectors are scaled to length 1 before they are compared.
 
     Args:
         expected: vectors of the checkpoint, (N, D).
@@ -21,10 +23,10 @@ def require_same_vectors(expected: np.ndarray, found: np.ndarray, what: str) -> 
         what: name of the model that made them, for the error message.
 
     Returns:
-        The largest difference of an entry.
+        The largest absolute difference of two entries.
 
     Raises:
-        ValueError: the difference is above `TOLERANCE`.
+        UserError: the difference is above `TOLERANCE`.
     """
     expected = unit_rows(expected, "vectors").numpy()
     found = unit_rows(found, "vectors").numpy()

@@ -27,7 +27,7 @@ def write_space(repo_id: str, folder: Path) -> None:
     The Space holds the app, our code (which no package index has) and the requirements of both.
 
     Args:
-        repo_id: the model on the Hub.
+        repo_id: id of the model on the Hub.
         folder: a new or empty folder.
 
     Raises:
