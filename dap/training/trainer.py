@@ -44,7 +44,7 @@ from dap.training.grad_cache import CachedBatch
 from dap.training.resuming import RecordInCheckpoints, ResumableTrainer, ResumedSchedule
 from dap.training.source_reading import source_reading
 from dap.training.training_arguments import DAPTrainingArguments, require
-from losses_dap import sum_over_processes, world_size
+from losses_dap import sum_over_processes, whole, world_size
 from modeling_dap import DAPForPreTraining, DAPForPreTrainingOutput
 
 #: Distance of the seeds of two processes, so that they are no seeds of other runs.
@@ -356,7 +356,8 @@ class DAPTrainer(ResumableTrainer):
         norm = super()._get_grad_norm(model, grad_norm)
         is_scaled = getattr(self.accelerator, "scaler", None) is not None
         if norm is not None and not is_scaled:
-            values = {"norm": torch.as_tensor(norm, device=self.args.device)}
+            # Under FSDP the norm is sharded, too.
+            values = {"norm": whole(torch.as_tensor(norm, device=self.args.device))}
             self._check_later(values["norm"].isfinite(), self._not_finite("gradient", values))
         self.step_pairs = []
         return norm
