@@ -458,13 +458,23 @@ def open_output(args: AlignmentArguments) -> Iterator[Callable[[Pair, WordAlignm
 
 
 def link_rows(pair: Pair, aligned: WordAlignment) -> Iterator[tuple[int | str, ...]]:
-    """Yield the values of the `COLUMNS` for each link of a sentence pair."""
+    """Yield the values of the `COLUMNS` for each link of a sentence pair.
+
+    Args:
+        pair: the sentences and the number of their line.
+        aligned: their words and links.
+    """
     for (i, j), cosine in zip(aligned.links.tolist(), aligned.cosines.tolist(), strict=True):
         yield pair.line, i, j, aligned.source[i], aligned.target[j], f"{cosine:.4f}"
 
 
 def as_object(pair: Pair, aligned: WordAlignment) -> dict[str, Any]:
-    """Return the words and links of a sentence pair as an object for the `.jsonl` output."""
+    """Return the words and links of a sentence pair as an object for the `.jsonl` output.
+
+    Args:
+        pair: the sentences and the number of their line.
+        aligned: their words and links.
+    """
     return {
         "line": pair.line,
         "source": aligned.source,

@@ -65,8 +65,8 @@ class DAPConfig(PreTrainedConfig):
     silent.
 
     Args:
-        encoder_config: configuration of any encoder, or its dict with `model_type`; BERT-base when
-            absent.
+        encoder_config: configuration of any encoder, or its dict with `model_type`. None means
+            BERT-base.
         objective: names of `objectives_dap.OBJECTIVES` joined by `"+"` in any order: `"tr+rtl"`
             (= DAP, section 3.3), `"tr"`, `"tr+tlm"`, `"tr+bow"`, ... `"mlm"` by itself makes an
             encoder from which the others can start. Heads that no objective uses are not built.
@@ -97,8 +97,9 @@ class DAPConfig(PreTrainedConfig):
             token type and norm (the released code; eq. g^0 has none of these).
         rtl_languages: language codes of the sources, in the order of `language_ids`. If sources are
             reconstructed, the head gets an embedding of each side's language (section 5.1).
-        target_vocab_size: number of token ids that RTL and BOW predict; the whole vocabulary when
-            absent. The ids are stored with the weights (`DAPForPreTraining.set_target_vocabulary`).
+        target_vocab_size: number of token ids that RTL and BOW predict. None means the whole
+            vocabulary. The ids are stored with the weights
+            (`DAPForPreTraining.set_target_vocabulary`).
         tlm_probability: share of the tokens that TLM masks.
         tlm_weight: factor of the TLM loss.
         mlm_probability: share of the tokens that MLM masks.

@@ -42,17 +42,17 @@ class RankingResult(NamedTuple):
 
 
 def similarity_matrix(queries: Tensor, candidates: Tensor, similarity: str = "cosine") -> Tensor:
-    """Return the similarity phi(x, y) of eq. L_TR of every query and candidate.
+    """Compute the similarity of every query and every candidate: phi(x, y) of eq. L_TR.
 
     The product is computed in float32, also under autocast.
 
     Args:
-        queries: (B, D).
-        candidates: (N, D).
+        queries: sentence vectors (B, D).
+        candidates: sentence vectors (N, D).
         similarity: `"cosine"` or `"dot"`.
 
     Returns:
-        (B, N).
+        Similarities (B, N).
 
     >>> similarity_matrix(torch.tensor([[3.0, 4.0]]), torch.tensor([[3.0, 4.0], [4.0, -3.0]]))
     tensor([[1., 0.]])
@@ -79,7 +79,7 @@ def translation_ranking_loss(
 ) -> RankingResult:
     """Compute eq. L_TR: the cross entropy of each query's own candidate among all candidates.
 
-    Query i belongs to candidate `first + i`.
+    Candidate `first + i` is the translation of query i. All other candidates are its negatives.
 
     Args:
         queries: (B, D) sentence vectors of this process.
@@ -123,14 +123,19 @@ def ranking_loss_over_processes(
     compared again in the backward pass, so that the whole matrix is never held.
 
     Args:
-        queries: (B, D).
-        candidates: one or two tensors (B, D). The first holds the candidates that belong to the
-            queries, the second (hard negatives) candidates that belong to none.
+        queries: sentence vectors (B, D) of this process.
+        candidates: one or two tensors (B, D) of this process. The first holds the translations of
+            the queries, the second hard negatives.
         hashes: for each tensor of candidates, hashes (B, H) of H texts that belong to each
-            candidate, such as a target and its source. A candidate that shares a text with a
-            query's own candidate is not a negative of the query. A candidate whose first hash is
-            0 is not a negative of any query.
-        similarity, temperature, margin: as in `translation_ranking_loss`.
+            candidate (`text_hash`), such as a target and its source. A candidate that shares a text
+            with a query's own candidate is not a negative of the query. A candidate whose first
+            hash is 0 is not a negative of any query.
+        similarity: `"cosine"` or `"dot"`.
+        temperature: divisor of the similarities.
+        margin: subtracted from the similarity of the true pair before the division.
+
+    Returns:
+        Loss, accuracy and number of negatives, averaged over the queries of this process.
     """
     if similarity == "cosine":  # once here, not once per block
         queries = F.normalize(at_least_float32(queries), dim=-1)
@@ -168,11 +173,11 @@ def text_hash(input_ids: Tensor, attention_mask: Tensor) -> Tensor:
     Equal texts have equal hashes, regardless of padding. A row without real tokens has hash 0.
 
     Args:
-        input_ids: (B, S).
-        attention_mask: (B, S).
+        input_ids: token ids (B, S).
+        attention_mask: (B, S), 1 for real tokens and 0 for padding.
 
     Returns:
-        (B,) int64.
+        Hashes, (B,) int64.
 
     >>> a, b = torch.tensor([[5, 6, 7, 0]]), torch.tensor([[5, 6, 7], [6, 5, 7]])
     >>> text_hash(a, (a > 0).long()) == text_hash(b, torch.ones_like(b))
@@ -199,13 +204,13 @@ def vocabulary_cross_entropy(
     same pass, its gradients. Logits of labels and all sums are float32.
 
     Args:
-        hidden: (T, E) states.
+        hidden: (T, E) states from which the tokens are predicted.
         weight: (V, E) output embeddings.
-        bias: (V,).
-        labels: (T,) rows of `weight`.
+        bias: (V,) bias of each predicted token.
+        labels: (T,) the right tokens, as row numbers of `weight`.
 
     Returns:
-        A float32 scalar, in nats.
+        The sum as a float32 scalar, in nats.
 
     >>> hidden, weight = torch.zeros(3, 2), torch.ones(4, 2)
     >>> vocabulary_cross_entropy(hidden, weight, torch.zeros(4), torch.tensor([0, 1, 3]))
@@ -226,9 +231,14 @@ def vocabulary_cross_entropy(
 
 @functools.cache
 def fused_cross_entropy(device: str) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] | None:
-    """Return Liger's fused kernel, called with (weight, hidden, labels, bias).
+    """Return Liger's fused kernel for the cross entropy over a vocabulary.
 
-    Returns None on other devices than CUDA and where `liger-kernel` is not installed.
+    Args:
+        device: type of the device, such as "cuda".
+
+    Returns:
+        A function of (weight, hidden, labels, bias). None on other devices than CUDA, or if
+        `liger-kernel` is not installed.
     """
     if device != "cuda":
         return None
@@ -317,9 +327,17 @@ class _VocabularyCrossEntropy(torch.autograd.Function):
 
 
 def product(a: Tensor, b: Tensor, half: torch.dtype | None) -> Tensor:
-    """Return the matrix product (m, n) of a and b, with both cast to `half` unless it is None.
+    """Multiply two matrices, in half precision if asked for.
 
     On CUDA the result is float32. On CPU a product in half precision has that precision.
+
+    Args:
+        a: (m, k).
+        b: (k, n).
+        half: type that both are cast to before. None casts nothing.
+
+    Returns:
+        The product (m, n).
     """
     if half is None:
         return a @ b
@@ -327,7 +345,7 @@ def product(a: Tensor, b: Tensor, half: torch.dtype | None) -> Tensor:
 
 
 class _HalfProduct(torch.autograd.Function):
-    """hidden @ weight.T with factors in half precision and a float32 result, and its gradients."""
+    """Product hidden @ weight.T with factors in half precision, and its gradients (`product`)."""
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, half: torch.dtype) -> Tensor:
@@ -345,7 +363,7 @@ class _HalfProduct(torch.autograd.Function):
 
 
 def rows_per_chunk(weight: Tensor) -> int:
-    """Return the number of rows of logits that are held at a time.
+    """Return how many rows of logits (rows, V) are computed at a time, to bound the memory.
 
     Args:
         weight: (V, E) output embeddings.
@@ -364,21 +382,21 @@ def half_product(device: str) -> Callable[[Tensor, Tensor], Tensor]:
 def bag_cross_entropy(
     hidden: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, counted: Tensor
 ) -> Tensor:
-    """Sum the cross entropy of softmax(hidden @ weight.T + bias) over several labels per row.
+    """Sum the cross entropy of softmax(hidden @ weight.T + bias), with several labels per row.
 
     Logits and sums are float32. On CUDA under bfloat16 autocast the products take bfloat16
     factors, and add up in float32. A block of rows at a time is computed, and computed again in the
     backward pass, so that the logits (B, V) are never held at once.
 
     Args:
-        hidden: (B, E) states.
+        hidden: (B, E) states from which the bags of tokens are predicted.
         weight: (V, E) output embeddings.
-        bias: (V,).
-        labels: (B, S) rows of `weight`.
+        bias: (V,) bias of each predicted token.
+        labels: (B, S) the tokens of each bag, as row numbers of `weight`.
         counted: (B, S) bool, True for the labels that count.
 
     Returns:
-        A float32 scalar, in nats.
+        The sum over all counted labels as a float32 scalar, in nats.
 
     >>> labels = torch.tensor([[0, 1, 3]])
     >>> bag_cross_entropy(torch.zeros(1, 2), torch.ones(4, 2), torch.zeros(4), labels, labels >= 0)
@@ -427,12 +445,12 @@ def bag_cross_entropy(
 
 
 def at_least_float32(value: Tensor) -> Tensor:
-    """Return half precision as float32, and float32 and float64 unchanged."""
+    """Convert a half-precision tensor to float32. Other tensors are returned unchanged."""
     return value.float() if value.dtype in (torch.float16, torch.bfloat16) else value
 
 
 def columns_of(values: Tensor) -> Tensor:
-    """Return the column number of each value (B, S)."""
+    """Return a tensor of the same shape (B, S) that holds the column number of each entry."""
     return torch.arange(values.shape[1], device=values.device).expand(values.shape)
 
 
@@ -494,10 +512,10 @@ def sum_over_processes(value: Tensor) -> Tensor:
 
 
 def whole(weight: Tensor) -> Tensor:
-    """Return a parameter as a plain tensor with gradients.
+    """Return a parameter as a whole tensor with gradients.
 
-    Under FSDP a parameter is a shard outside of its module's forward pass; the shards of all
-    processes are then gathered.
+    Under FSDP, a parameter outside of its module's forward pass is only a shard. Then the shards of
+    all processes are gathered.
     """
     if not hasattr(weight, "full_tensor"):
         return weight

@@ -228,6 +228,11 @@ def _vector_folder(
     """Choose a folder beside the output for the vectors. Its name depends on texts and model.
 
     A second run with the same texts and model therefore finds the vectors of the first.
+
+    Args:
+        args: options of mining, with the output and those of BUCC.
+        model_args: options of the encoder.
+        files: names of the two texts. Empty for BUCC.
     """
     given = [asdict(model_args), files, args.bucc, args.pair]
     digest = hashlib.sha256(json.dumps(given).encode()).hexdigest()[:8]
@@ -261,7 +266,12 @@ def _check_bucc_arguments(args: MiningArguments, files: Sequence[str]) -> None:
 
 
 def _check_text_arguments(args: MiningArguments, files: Sequence[str]) -> None:
-    """Raise `UserError` for options that do not fit two texts, or if there are not two."""
+    """Raise `UserError` for options that do not fit two texts, or if two texts are not given.
+
+    Args:
+        args: options of mining.
+        files: the texts on the command line. There should be two.
+    """
     for name in ("pair", "protocol"):
         if getattr(args, name):
             raise UserError(f"--{name} belongs to --bucc")
@@ -427,7 +437,12 @@ def _read_side(path: Path, lines: Iterator[str]) -> TextSide:
 
 
 def _encoder_summary(name: str, encoder: Encoder) -> str:
-    """Return one line that says how the encoder of this name makes sentence vectors."""
+    """Return one line that says how sentence vectors are made: pooling, prefix and length.
+
+    Args:
+        name: the encoder's folder or Hub id.
+        encoder: the encoder.
+    """
     layer = "" if encoder.layer is None else f" of layer {encoder.layer}"
     return (
         f"{name}: pooling {encoder.pooling}{layer}, prefix {encoder.prefix!r}, "
@@ -436,7 +451,13 @@ def _encoder_summary(name: str, encoder: Encoder) -> str:
 
 
 def _ray_summary(encoder: Encoder, tasks: Sequence[MiningTask], shard_size: int) -> str:
-    """Return one line that says how the cluster shares the encoding."""
+    """Return one line that says how many sentences, shards and encoders the Ray cluster has.
+
+    Args:
+        encoder: the encoder on the cluster.
+        tasks: the texts to encode.
+        shard_size: number of sentences per shard.
+    """
     sizes = []
     for task in tasks:
         sizes += [len(task.source.text), len(task.target.text)]
@@ -571,6 +592,10 @@ def _search_function(args: MiningArguments, on_cluster: bool) -> Search:
     """Choose the function that searches for nearest neighbours.
 
     It searches on the Ray cluster, with a faiss index (`--index`), or exactly in this process.
+
+    Args:
+        args: options of mining.
+        on_cluster: whether a Ray cluster is connected.
     """
     if on_cluster:
         return partial(cluster_neighbours, index=args.index, progress=True)
@@ -733,7 +758,14 @@ def _recall(neighbours: Neighbours, vectors: Vectors, args: MiningArguments) -> 
 def _numbers(
     task: MiningTask, recall: float | None, candidates: MinedPairs, kept: MinedPairs
 ) -> dict[str, Any]:
-    """Collect the counts of lines, sentences and pairs for the report."""
+    """Collect the counts of lines, sentences and pairs for the report.
+
+    Args:
+        task: the two texts.
+        recall: recall of an approximate search, 0 to 1. None after an exact search.
+        candidates: all candidates, or all given pairs.
+        kept: the pairs that are written.
+    """
     return {
         "source": task.source.counts(),
         "target": task.target.counts(),
@@ -746,7 +778,13 @@ def _numbers(
 def _settings(
     args: MiningArguments, files: Sequence[str], tasks: Sequence[MiningTask]
 ) -> dict[str, Any]:
-    """Collect the options and a hash of the text for the report."""
+    """Collect the options and a hash of the text for the report.
+
+    Args:
+        args: options of mining.
+        files: names of the two texts. Empty for BUCC.
+        tasks: the texts.
+    """
     settings = {}
     for name in ("margin", "k", "index", "top_n"):
         settings[name] = getattr(args, name)

@@ -55,7 +55,7 @@ class _Parts(NamedTuple):
 
 
 def _split(address: str) -> _Parts | None:
-    """Split an address. Returns None for a path."""
+    """Split an address into its parts. Returns None for a path, which has no `protocol://`."""
     protocol, separator, rest = address.partition("://")
     if not separator or not rest:
         return None
@@ -70,9 +70,10 @@ def _split(address: str) -> _Parts | None:
 
 
 def public_name(path: str) -> str:
-    """Return a path or address as others may see it, for reports and cards.
+    """Return a name for a path or address that reports and cards can show to others.
 
-    An absolute path becomes its last part, and a local copy becomes its address without secrets.
+    - An absolute path becomes its last part. A relative path is not changed.
+    - An address, or the path of its local copy, becomes the address without secrets.
     """
     address = _address_of(Path(path)) or path
     parts = _split(address)
@@ -99,11 +100,11 @@ def cache_folder() -> Path:
 
 
 def local_path(address: str, name: str = "") -> str:
-    """Return the path of an address's local copy. A path is returned unchanged.
+    """Return the path of an address's local copy, which need not exist.
 
     Args:
-        address: an address or a path.
-        name: the argument that names it, for error messages.
+        address: an address. A path is returned unchanged.
+        name: the flag that names it, for error messages.
 
     Raises:
         UserError: no library for such addresses is installed, or the host or bucket is missing.
@@ -130,15 +131,17 @@ def local_path(address: str, name: str = "") -> str:
 
 
 def fetch_address(address: str, name: str = "") -> str:
-    """Download a file, or a folder with everything in it, and return the path of the local copy.
+    """Download a file, or a folder with everything in it, unless the local copy is up to date.
 
-    A path is returned unchanged. A file is downloaded again if its size, time or ETag has changed,
-    or if its server tells neither time nor ETag. If several processes call this, one downloads and
-    the others wait.
+    A file is downloaded again if its size, time or ETag has changed, or if its server tells neither
+    time nor ETag. If several processes call this, one downloads and the others wait.
 
     Args:
-        address: an address or a path.
-        name: the argument that names it, for error messages.
+        address: an address. A path is returned unchanged, and nothing is done.
+        name: the flag that names it, for error messages.
+
+    Returns:
+        The path of the local copy.
 
     Raises:
         UserError: as `local_path`, the address cannot be read, or the local copy has additional
@@ -174,9 +177,15 @@ def fetch_address(address: str, name: str = "") -> str:
 def _fetch_file(
     system: fsspec.AbstractFileSystem, file: str, details: dict[str, Any], copy: Path
 ) -> None:
-    """Download one file, unless its copy is of the version that is there.
+    """Download one file, unless its local copy has the same version.
 
-    A copy that was downloaded again, but has not changed, keeps its modification time.
+    A file that is downloaded again, but has the same content, keeps its modification time.
+
+    Args:
+        system: fsspec's file system of the address.
+        file: path of the file there.
+        details: what the file system tells of the file, such as its size.
+        copy: path of the local copy.
     """
     if os.pardir in copy.parts:
         raise ValueError(f"{file} leads out of the folder")
@@ -205,9 +214,12 @@ def _fetch_file(
 
 
 def fetch_path(path: Path) -> None:
-    """Download what was sent from this path earlier, for example by another machine.
+    """Download what an earlier run has sent from this path, for example on another machine.
 
-    Does nothing if the path is not a local copy, or if nothing is at its address.
+    If the path is not the local copy of an address, or nothing is at the address, do nothing.
+
+    Args:
+        path: any path.
 
     Raises:
         UserError: as `fetch_address`.
@@ -230,7 +242,7 @@ def send_path(path: str | Path, name: str = "") -> str | None:
 
     Args:
         path: any path.
-        name: the argument that names it, for error messages.
+        name: the flag that names it, for error messages.
 
     Returns:
         The address without its secrets, or None if the path is not a local copy.
@@ -274,13 +286,22 @@ def _address_of(path: Path) -> str | None:
 
 
 def _time_and_size(file: Path) -> tuple[int, int]:
+    """Return a file's modification time in ns, and its size in bytes."""
     state = file.stat()
     return state.st_mtime_ns, state.st_size
 
 
 @contextmanager
 def _named_errors(subject: str, problem: str, remedy: str = "") -> Iterator[None]:
-    """Turn any error of a file system, whose classes all differ, into a `UserError`."""
+    """Turn any error within the block into a `UserError`, without the secrets of addresses.
+
+    fsspec's file systems raise errors of many classes. A full disk keeps its own error.
+
+    Args:
+        subject: the argument and its address, for the message.
+        problem: what failed, such as "cannot be fetched".
+        remedy: what to do about it, or "".
+    """
     try:
         yield
     except DiskFullError:

@@ -266,7 +266,7 @@ def _require_no_input(name: str, path: AnyPath, inputs: Iterable[AnyPath]) -> No
 
 
 def _is_same(place: Path, other: Path) -> bool:
-    """Tell whether two resolved paths are the same file or folder, also by a hard link."""
+    """Tell whether two paths exist and are the same file or folder, perhaps by a hard link."""
     return place.exists() and other.exists() and place.samefile(other)
 
 

@@ -22,9 +22,12 @@ _FOLDER: ContextVar[str | Path | None] = ContextVar("folder of temporary files",
 
 @contextmanager
 def temporary_folder(folder: str | Path) -> Iterator[None]:
-    """Keep all temporary files that are made within this block in one folder.
+    """Put all temporary files of this module that are made within the block into one folder.
 
-    Other temporary files are in the system's folder (`TMPDIR`), which is often too small.
+    Without it they are in the system's folder (`TMPDIR`), which is often too small.
+
+    Args:
+        folder: an existing folder.
     """
     before = _FOLDER.set(folder)
     try:
@@ -42,6 +45,14 @@ def map_file(file: BinaryIO, dtype: np.dtype | type, row_shape: tuple[int, ...] 
     """Return the content of a temporary file as an array of rows.
 
     The array can be changed. It remains valid after the file is closed.
+
+    Args:
+        file: the file, with all rows written.
+        dtype: type of an entry.
+        row_shape: shape of a row. () means that each entry is a row.
+
+    Returns:
+        An array of shape (rows, *row_shape), mapped from the file.
     """
     file.flush()
     row_bytes = np.dtype(dtype).itemsize * int(np.prod(row_shape))
@@ -52,9 +63,13 @@ def map_file(file: BinaryIO, dtype: np.dtype | type, row_shape: tuple[int, ...] 
 
 
 def row_blocks(count: int, size: int | None = None) -> Iterator[slice]:
-    """Split `count` rows into slices of at most `size` rows (default: `BLOCK_ROWS`).
+    """Yield slices that split rows into blocks, so that only one block need be in memory.
 
-    Zero rows give one empty slice, so that at least one block tells the dtype of a result.
+    Zero rows give one empty slice. A result that is made block by block then still has a dtype.
+
+    Args:
+        count: number of rows.
+        size: largest number of rows of a block. Default: `BLOCK_ROWS`.
 
     >>> list(row_blocks(5, 3)), list(row_blocks(0))
     ([slice(0, 3, None), slice(3, 5, None)], [slice(0, 0, None)])
@@ -81,7 +96,12 @@ def concatenate_on_disk(arrays: Iterable[np.ndarray]) -> np.ndarray:
 
 
 def zeros_on_disk(shape: tuple[int, ...], dtype: type) -> np.ndarray:
-    """Return an array of zeros in a temporary file."""
+    """Return an array of zeros in a temporary file, whose entries can be changed.
+
+    Args:
+        shape: shape of the array. The first axis counts its rows.
+        dtype: type of an entry.
+    """
     rows, *row_shape = shape
     blocks = (np.zeros((block.stop - block.start, *row_shape), dtype) for block in row_blocks(rows))
     return concatenate_on_disk(blocks)

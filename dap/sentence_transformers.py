@@ -152,7 +152,12 @@ class DAPLoss(nn.Module):
         return losses
 
     def _check(self, texts: list[dict[str, Tensor]], labels: Tensor | None) -> None:
-        """Raise `UserError` for input that this loss cannot use, or if its heads are lost."""
+        """Raise `UserError` for input that this loss cannot use, or if its heads are lost.
+
+        Args:
+            texts: `input_ids` and `attention_mask` of each column.
+            labels: (B,) language ids, or None.
+        """
         if self.lacks_heads:
             raise UserError(
                 "the trainer has loaded the encoder of a checkpoint, but not the heads of this "

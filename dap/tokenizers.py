@@ -116,7 +116,12 @@ def _require_sentencepiece(name: str | Path, **hub: Any) -> None:
 
 
 def _agree(tokenizer: PreTrainedTokenizerBase, own_file: str) -> bool:
-    """Tell whether a tokenizer gives the tokens of a `tokenizer.json` for the probe text."""
+    """Tell whether a tokenizer and a `tokenizer.json` give the same tokens for the text `PROBE`.
+
+    Args:
+        tokenizer: the tokenizer.
+        own_file: path of the `tokenizer.json`.
+    """
     own = Tokenizer.from_file(own_file)
     own.no_truncation()
     own.no_padding()

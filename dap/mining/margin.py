@@ -109,7 +109,12 @@ def neighbourhoods(
 
 
 def nearest_k(neighbours: Neighbours, k: int) -> Neighbours:
-    """Keep only the k nearest of the neighbours that were found for each row."""
+    """Keep only the k nearest of the neighbours that were found for each row.
+
+    Args:
+        neighbours: k or more neighbours of each row, in both directions, nearest first.
+        k: number of neighbours to keep.
+    """
     return Neighbours(
         neighbours.forward_scores[:, :k],
         neighbours.forward_indices[:, :k],

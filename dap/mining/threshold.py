@@ -228,7 +228,7 @@ def _fit(
 
 
 def _moments(values: np.ndarray, weights: np.ndarray) -> tuple[float, float]:
-    """Return the weighted mean and standard deviation of values."""
+    """Return the mean and the standard deviation of values, each of which has a weight."""
     total = weights.sum() + 1e-12
     mean = float((weights * values).sum() / total)
     return mean, float((weights * (values - mean) ** 2).sum() / total) ** 0.5

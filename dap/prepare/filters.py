@@ -128,9 +128,11 @@ def _measure(texts: pl.Series, language: str, options: PrepareOptions) -> dict[s
         options: the tokenizer, and the least share of letters in the language's scripts.
 
     Returns:
-        Three series. For the source they are `source_tokens`, (N,) lists; `source_count`, the
-        number of tokens, (N,) int; and `source_foreign`, True if too many letters are of other
-        scripts, (N,) bool.
+        Three series by name. For the source they are:
+
+        - `source_tokens`: the tokens, (N,) lists.
+        - `source_count`: the number of tokens or words, (N,) int.
+        - `source_foreign`: whether too many letters are of other scripts, (N,) bool.
     """
     scripts = SCRIPTS.get(language, ())
     if options.tokenizer is None:

@@ -172,7 +172,16 @@ def _new_folder(folder: Path) -> Iterator[Path]:
 
 
 def _write_model(checkpoint: Path, folder: Path, options: Options) -> Published:
-    """Write the published layout of a checkpoint, and compare its vectors with the checkpoint's."""
+    """Write the published layout of a checkpoint, and compare its vectors with the checkpoint's.
+
+    Args:
+        checkpoint: folder of a checkpoint.
+        folder: an empty folder.
+        options: how to publish.
+
+    Returns:
+        What the folder holds.
+    """
     if options.layout not in LAYOUTS:
         raise UserError(f"layout={options.layout!r}: choose one of {', '.join(LAYOUTS)}")
     require_safetensors(checkpoint)
@@ -224,6 +233,10 @@ def require_safetensors(folder: Path) -> None:
 
 def _load_encoder(checkpoint: Path, options: Options) -> SentenceEncoder:
     """Load the encoder of a checkpoint on the CPU, and check that it can be published.
+
+    Args:
+        checkpoint: folder of a checkpoint.
+        options: how to publish. Some of them replace the checkpoint's settings.
 
     Raises:
         UserError: it cannot be loaded, or an option does not fit it.
@@ -307,9 +320,14 @@ def _describe(encoder: SentenceEncoder, checkpoint: Path, options: Options) -> P
 
 
 def _require_same_encoding(report: Mapping[str, Any], published: Published) -> None:
-    """Raise `UserError` if a report was measured with other settings than the published model's.
+    """Check that a report was measured with the published model's pooling, prefix and length.
 
-    These are pooling, prefix and length.
+    Args:
+        report: an evaluation report to show on the card.
+        published: the settings of the published model.
+
+    Raises:
+        UserError: a setting of the report is different.
     """
     settings = report.get("settings", {})
     names = ["pooling", "prefix"]

@@ -131,7 +131,12 @@ def _output_folder(model: str | Path | SentenceEncoder, output: Path | None) -> 
 
 
 def _write_graph(encoder: SentenceEncoder, path: Path) -> None:
-    """Export the encoder in float32 to a file, with its settings in the file's metadata."""
+    """Export an encoder in float32, with its settings in the file's metadata.
+
+    Args:
+        encoder: the encoder.
+        path: the ONNX file to write.
+    """
     device = encoder.model.device
     was_training = encoder.model.training
 

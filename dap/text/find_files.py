@@ -174,6 +174,10 @@ def _files_in_folder(folder: Path, target: str) -> list[BitextFile]:
 
     Warn of files that look like parallel text, but whose language cannot be told.
 
+    Args:
+        folder: a folder or zip archive.
+        target: the target language.
+
     Raises:
         UserError: there is no parallel text, or the same text is there packed and unpacked.
     """
@@ -198,7 +202,13 @@ def _files_in_folder(folder: Path, target: str) -> list[BitextFile]:
 
 
 def _describe_folder_without_text(folder: Path, paths: Sequence[Path], target: str) -> str:
-    """Make the error message for a folder that holds other files (`paths`) but no parallel text."""
+    """Make the error message for a folder without parallel text.
+
+    Args:
+        folder: a folder or zip archive.
+        paths: the files that it holds.
+        target: the target language.
+    """
     names = ", ".join(path.name for path in paths[:SHOWN]) or "nothing"
     message = (
         f"{folder}: holds no parallel text but {names}; expected {describe_layouts()}, target "
@@ -451,6 +461,10 @@ def _hub_languages(dataset: str, config: str) -> list[str]:
     """Return the language codes of a Hub dataset's configuration, or an empty list.
 
     They come from its name, such as "de-en", or from its column `translation`.
+
+    Args:
+        dataset: id of the dataset.
+        config: name of the configuration.
     """
     if match := re.fullmatch(f"({_LANGUAGE})-({_LANGUAGE})", config):
         return [base_language(code) for code in match.groups()]

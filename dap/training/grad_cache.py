@@ -199,7 +199,14 @@ def split(
 
 @contextmanager
 def seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """Seed the random numbers of a device and the CPU. The block's end restores their old state."""
+    """Use a seed for the random numbers of the CPU and a device, until the block ends.
+
+    Then the random numbers continue as if the block had drawn none.
+
+    Args:
+        seed: the seed.
+        device: the device. It may be the CPU.
+    """
     devices = [] if device.type == "cpu" else [device]
     with torch.random.fork_rng(devices, device_type=device.type):
         torch.manual_seed(seed)

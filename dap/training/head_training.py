@@ -144,7 +144,14 @@ def train_heads(trainer: DAPTrainer, readers: Sequence[Objective]) -> dict[str, 
 
 
 def first_pairs(trainer: DAPTrainer, count: int) -> Rows:
-    """Return the first `count` pairs that the joint training draws, or all if there are fewer."""
+    """Return the first `count` tokenised pairs that the joint training will draw.
+
+    If there are fewer, return all.
+
+    Args:
+        trainer: the trainer of the run, with the training pairs.
+        count: number of pairs.
+    """
     dataset = trainer.train_dataset
     if isinstance(dataset, IterableDataset):
         return list(dataset.take(count))
@@ -157,6 +164,10 @@ def start_bias(model: DAPForPreTraining, rows: Rows) -> None:
 
     The head then does not spend its first steps on learning them. A bias that is set already
     (`--prediction_bias frequencies`) stays, and so does that of a head which also predicts sources.
+
+    Args:
+        model: its prediction head is changed.
+        rows: tokenised pairs, whose target tokens are counted.
     """
     config = model.config
     predicts_sources = bool(config.objectives - {"tr"} - OF_TARGETS)
@@ -214,7 +225,13 @@ class KeptPairs:
 
 
 def pad_pairs(rows: Rows, collator: BitextCollator, device: torch.device) -> Pairs:
-    """Pad tokenised pairs to a batch, and draw the noise that decides which tokens are masked."""
+    """Pad tokenised pairs to a batch, and draw the noise that decides which tokens are masked.
+
+    Args:
+        rows: B tokenised pairs.
+        collator: pads them.
+        device: where the batch is needed.
+    """
     inputs = collator(rows)
     sides = []
     for side in ("source", "target"):
@@ -226,7 +243,13 @@ def pad_pairs(rows: Rows, collator: BitextCollator, device: torch.device) -> Pai
 
 @torch.no_grad()
 def encode_once(trainer: DAPTrainer, readers: Sequence[Objective], rows: Rows) -> KeptPairs:
-    """Encode tokenised pairs, and keep only the outputs that the heads of the objectives need."""
+    """Encode tokenised pairs, and keep only the outputs that the heads need.
+
+    Args:
+        trainer: the trainer of the run, with the encoder.
+        readers: the objectives whose heads will be trained.
+        rows: N tokenised pairs.
+    """
     model = trainer.model.eval()
     device = trainer.args.device
     collator = BitextCollator(trainer.data_collator.pad_token_id, trainer.data_collator.languages)
@@ -383,7 +406,12 @@ def head_parameters(model: DAPForPreTraining) -> dict[str, torch.nn.Parameter]:
 
 @contextmanager
 def frozen_encoder(model: DAPForPreTraining, device: torch.device) -> Iterator[None]:
-    """Freeze the encoder and move the model to a device, until the block ends."""
+    """Freeze the encoder and move the model to a device, until the block ends.
+
+    Args:
+        model: the model, which is changed in place.
+        device: where the heads are trained.
+    """
     home = model.device
     learning = [each for each in model.dap.parameters() if each.requires_grad]
     model.to(device)
@@ -400,7 +428,13 @@ def frozen_encoder(model: DAPForPreTraining, device: torch.device) -> Iterator[N
 
 
 def save_heads(model: DAPForPreTraining, file: Path, run: Mapping[str, Any]) -> None:
-    """Save the heads in a safetensors file, with the record of the run in its metadata."""
+    """Save the heads in a safetensors file, with the record of the run in its metadata.
+
+    Args:
+        model: the model with the heads.
+        file: the file to write.
+        run: record of the run, by which `load_heads` tells whether the heads fit.
+    """
     heads = {name: value.detach().cpu() for name, value in head_parameters(model).items()}
     with whole_file(file) as opened:
         opened.write(save(heads, metadata={"run": json.dumps(run)}))

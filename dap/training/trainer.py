@@ -612,7 +612,12 @@ class StepMeter:
             self.started += seconds
 
     def add(self, out: DAPForPreTrainingOutput, pairs: int) -> None:
-        """Add the losses and the number of pairs of one batch."""
+        """Add the losses and the number of pairs of one batch to the sums.
+
+        Args:
+            out: the model's output for the batch.
+            pairs: number of pairs of the batch.
+        """
         for name, value in out.measures.items():
             self.sums[name] = self.sums.get(name, 0.0) + value.detach().float()
         self.steps += 1
