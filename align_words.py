@@ -6,10 +6,10 @@
 
 - Input: parallel text in any format that train_dap.py reads, or two texts with one sentence per
   line. Line i of one is the translation of line i of the other.
-- Output: the name chooses the format. `.tsv` has one row per link, `.jsonl` one object per pair,
-  and any other name is a text in Pharaoh format: one line per pair, such as `0-1 2-0 3-3`.
-- Links join words that are each other's nearest by cosine ("Argmax" of SimAlign), or those of its
-  "Itermax".
+- Output: the name chooses the format. `.tsv` has one row per link, `.jsonl` one object per pair.
+  Any other name is a text in Pharaoh format: one line per pair, such as `0-1 2-0 3-3`.
+- Method: links join words that are each other's nearest by cosine ("Argmax" of SimAlign). With
+  `--method itermax`, a second round adds more links.
 """
 
 import csv
@@ -219,7 +219,7 @@ def _parse(
 
 
 def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
-    """Align the words of sentences with those of their translations, from command-line arguments.
+    """Link the words of sentences to the words of their translations, from command-line arguments.
 
     Args:
         argv: arguments of the command. None takes those of this process.

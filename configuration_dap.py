@@ -80,8 +80,8 @@ class DAPConfig(PreTrainedConfig):
         tr_bidirectional: also rank the sources for each target. The loss is the mean of both.
         tr_mask_duplicates: pairs with the same target or the same source are not negatives of each
             other.
-        tr_hard_negatives: share of the pairs that bring a hard negative: a copy of their target
-            with one word changed, which is a negative of every source.
+        tr_hard_negatives: share of the pairs that bring a hard negative. This is a copy of their
+            target with one word changed. It is a negative of every source.
         tr_weight: factor of the TR loss.
         rtl_layers: K, number of transformer blocks in the RTL head (section 4.2).
         rtl_direction: side that is reconstructed from the other (Table 5). `"source-to-target"`

@@ -119,8 +119,8 @@ def ranking_loss_over_processes(
 ) -> RankingResult:
     """Compute eq. L_TR of this process's queries over the candidates of all processes.
 
-    Where the matrix of similarities (B, N) is large, a block of queries at a time is compared, and
-    compared again in the backward pass, so that the whole matrix is never held.
+    Where the matrix of similarities (B, N) is large, it is never held as a whole. A block of
+    queries at a time is compared, and compared again in the backward pass.
 
     Args:
         queries: sentence vectors (B, D) of this process.
@@ -385,8 +385,8 @@ def bag_cross_entropy(
     """Sum the cross entropy of softmax(hidden @ weight.T + bias), with several labels per row.
 
     Logits and sums are float32. On CUDA under bfloat16 autocast the products take bfloat16
-    factors, and add up in float32. A block of rows at a time is computed, and computed again in the
-    backward pass, so that the logits (B, V) are never held at once.
+    factors, and add up in float32. The logits (B, V) are never held at once: a block of rows at a
+    time is computed, and computed again in the backward pass.
 
     Args:
         hidden: (B, E) states from which the bags of tokens are predicted.

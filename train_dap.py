@@ -147,8 +147,8 @@ def check_run(
         model: the model to train.
 
     Raises:
-        UserError: a batch has no negatives, a stream has no number of steps, there is nothing to
-            evaluate on, or `check_metric` refuses the metric of the best model.
+        UserError: a batch has no negatives, a stream has no number of steps, or there is nothing to
+            evaluate on. Or `check_metric` refuses the metric of the best model.
     """
     pairs = training.per_device_train_batch_size * training.world_size
     if pairs < 2 and "tr" in model.config.objectives:

@@ -214,8 +214,8 @@ def check_outputs(
         model: the model that the run reads, if it is a folder or a file.
 
     Raises:
-        UserError: an output is the same as an input or another output, lies in an input folder,
-            would change the model, is a folder or a device, or cannot be written.
+        UserError: an output is the same as an input or another output, lies in an input folder, or
+            would change the model. Or it is a folder or a device, or cannot be written.
     """
     inputs = list(inputs)
 

@@ -156,8 +156,8 @@ def whole_file(
 def whole_folder(path: str | Path) -> Iterator[Path]:
     """Create a folder for writing that takes its name only when the block ends without an error.
 
-    If a folder of that name holds something by then, it is kept and the new one is removed: another
-    process has done the same work.
+    If a folder of that name holds something by then, another process has done the same work. That
+    folder is kept, and the new one is removed.
 
     Args:
         path: the folder's final name.

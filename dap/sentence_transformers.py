@@ -128,7 +128,7 @@ class DAPLoss(nn.Module):
 
         Raises:
             UserError: there are several processes or a wrong number of columns, the text is packed
-                already, labels are not language ids, or a run was resumed without the heads.
+                already, or labels are not language ids. Or a run was resumed without the heads.
         """
         texts = list(sentence_features)
         self._check(texts, labels)

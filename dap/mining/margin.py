@@ -283,7 +283,7 @@ def _intersection(forward: MinedPairs, backward: MinedPairs) -> Iterator[MinedPa
 def _without_repeated_sentences(
     ordered: Iterable[tuple], source_count: int, target_count: int
 ) -> Iterator[tuple]:
-    """Yield the pairs of which neither sentence is in a pair that was yielded before.
+    """Yield the pairs in their order, but skip a pair if one of its sentences was yielded before.
 
     Args:
         ordered: (score, source row, target row), best pair first.

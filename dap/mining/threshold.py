@@ -8,7 +8,7 @@ How it works:
    for any model.
 2. **Two groups.** The scores of the candidates are a mixture of two groups. The scores of
    translations have a normal distribution. The scores of the *other pairs* are the sum of a normal
-   and an exponential variable: they are the best of many pairs, which gives a long tail to the
+   and an exponential variable. They are the best of many pairs, so they have a long tail to the
    right. The expectation-maximisation algorithm (EM) fits both distributions.
 3. **Precision.** The fitted distributions give each score a probability that the pair is a
    translation. The mean probability of all pairs above a threshold is its estimated precision. The
@@ -228,7 +228,7 @@ def _fit(
 
 
 def _moments(values: np.ndarray, weights: np.ndarray) -> tuple[float, float]:
-    """Return the mean and the standard deviation of values, each of which has a weight."""
+    """Return the weighted mean and the weighted standard deviation of values."""
     total = weights.sum() + 1e-12
     mean = float((weights * values).sum() / total)
     return mean, float((weights * (values - mean) ** 2).sum() / total) ** 0.5

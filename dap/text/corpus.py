@@ -91,8 +91,8 @@ def load_bitext(
 def _stream(files: list[BitextFile], max_bad_lines: float) -> "IterableDataset":
     """Make a stream of the pairs of one language's files.
 
-    If there are several files, the `row` of a pair begins with the file's path below their common
-    folder, or with the id of the Hub dataset.
+    If there are several files, the `row` of a pair begins with the name of its file: the path below
+    their common folder, or the id of the Hub dataset.
 
     Args:
         files: the files, read one after the other.

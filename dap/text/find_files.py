@@ -286,8 +286,8 @@ def _list_with_archives(folder: Path) -> list[Path]:
 def _files_at(path: Path, others: Collection[Path], target: str) -> list[BitextFile]:
     """Return the parallel text of one file, which may be one side of a Moses pair.
 
-    A Moses target side stands for its pairs with the source sides that are also given, or with all
-    source sides in its folder if none is given.
+    A Moses target side may have several source sides. It stands for its pairs with those that are
+    also given. If none is given, it stands for its pairs with all that are in its folder.
 
     Args:
         path: the file.

@@ -3,13 +3,12 @@
 Text is taken literally. Quotes are text, and only LF or CR LF ends a line, so that U+2028 or U+0085
 inside a sentence do not tear it apart.
 
-A *bad line* has only one column, more or fewer columns than most lines, an empty side (nothing that
-a reader sees), a carriage return, invalid UTF-8 or invalid JSON.
+A *bad line* has only one column, more or fewer columns than most lines, or an empty side (nothing
+that a reader sees). Or it has a carriage return, invalid UTF-8 or invalid JSON.
 Bad lines are logged, counted and skipped as long as their share of the file stays within
 `max_bad_lines`. The share is judged at the end of the file, because one bad line among the first
 ten says nothing about a file of a million lines. Reading stops earlier only if there are more bad
-lines than a file of 100,000 lines may have, or more than the lines read so far may have if these
-are more.
+lines than a file of 100,000 lines may have. After that many lines, the lines read so far count.
 
 A new format is one function and one entry in `FORMATS`. All commands then read it:
 

@@ -49,8 +49,8 @@ def split_validation(
     """Hold out dev pairs so that no target of a dev set is a target of any training set.
 
     Targets are compared in the form of `dap.languages.normalise`. A random order of all possible
-    texts (`dap.text_keys.ranks`) decides which targets are held out: each language takes those
-    that come first, one pair for each target. The order is the same for all languages. Languages
+    texts (`dap.text_keys.ranks`) decides which targets are held out. Each language takes those that
+    come first, with one pair for each target. The order is the same for all languages. Languages
     that translate the same English text therefore hold out the same sentences, and the training
     sets lose as few pairs as possible. `prepare_data.py` chooses its dev sets by the same order.
 
@@ -228,7 +228,7 @@ def _numbered(dataset: Dataset) -> Dataset:
 
 
 def _nothing_left(language: str) -> UserError:
-    """Make the error for a language of which every pair is held out."""
+    """Make the error for a language whose pairs are all held out."""
     return UserError(
         f"{language}: every target sentence is held out for a dev set, so nothing is left to train "
         f"on. Hold out fewer pairs (--dev_pairs, --validation_data), or leave {language} out."
@@ -377,8 +377,8 @@ def tokenize_pairs(
 def mix_weights(sizes: Sequence[int], mix: str, alpha: float = 0.5) -> np.ndarray:
     """Compute how often each language is drawn: its share of the training pairs.
 
-    The share of a language with n pairs is proportional to n^α, where α is 1 for the natural mix,
-    0 for the uniform mix and `alpha` for the temperature mix.
+    The share of a language with n pairs is proportional to n^α. The exponent α is 1 for the natural
+    mix, 0 for the uniform mix and `alpha` for the temperature mix.
 
     >>> mix_weights([900, 100], "temperature", 0.5)
     array([0.75, 0.25])
@@ -410,8 +410,8 @@ class LanguageMixSampler(Sampler[int]):
 
     An epoch has as many rows as all languages together, in random order. Each language gets its
     share of them (`mix_weights`), rounded to a whole number. No pair of a language is repeated
-    before all its pairs have been drawn, also across epochs: pairs that epoch 0 leaves out come
-    first in epoch 1.
+    before all its pairs have been drawn. This also holds across epochs: pairs that epoch 0 leaves
+    out come first in epoch 1.
 
     The order depends only on the arguments and on `set_epoch`, so a resumed run sees the same
     pairs as a run without a stop.

@@ -146,8 +146,8 @@ def split(
 ) -> tuple[Pairs, list[Part]]:
     """Split a batch into chunks, each padded to its own longest sentence.
 
-    Random numbers are drawn here, so that both passes over a chunk share them: the noise that
-    decides which tokens are masked, and a seed for dropout.
+    Random numbers are drawn here, so that both passes over a chunk share them. These are the noise
+    that decides which tokens are masked, and a seed for dropout.
 
     Args:
         model: draws the noise.

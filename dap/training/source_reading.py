@@ -47,8 +47,8 @@ def source_reading(
     The loss with each pair's own source is compared with the loss with another pair's source.
 
     There is no dropout, and every call masks the same tokens. In a group of processes, all call
-    it and do the same work. A pair's shuffled source is that of the next pair of its language, or
-    of any language if it is the only pair of its own.
+    it and do the same work. The other pair is the next one of the same language. If a language has
+    only one pair, it is the next one of any language.
 
     Args:
         model: the model, not sharded. It is left in evaluation mode.

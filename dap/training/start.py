@@ -178,9 +178,9 @@ def check_tokenizer(start: Start) -> None:
     """Check that the tokenizer fits the objective and the model.
 
     Raises:
-        UserError: the tokenizer adds no special tokens around a sentence, has more ids than the
-            model, lacks a padding token or a mask token that the objective needs, or has another
-            mask token than the checkpoint.
+        UserError: the tokenizer adds no special tokens around a sentence, or has more ids than the
+            model. Or it lacks a padding token, or the mask token that the objective needs. Or it
+            has another mask token than the checkpoint.
     """
     tokenizer = start.tokenizer
     name = start.tokenizer_name

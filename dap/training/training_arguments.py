@@ -395,8 +395,8 @@ def require(args: Any, allowed: dict[str, tuple[bool, str]]) -> None:
 
     Args:
         args: object with the arguments as attributes.
-        allowed: maps the name of an attribute, perhaps with a dot such as "accelerator_config.x",
-            to a tuple: whether its value is allowed, and what to give instead.
+        allowed: maps the name of an attribute to whether its value is allowed, and what to give
+            instead. The name may have a dot, such as "accelerator_config.split_batches".
     """
     for name, (fits, remedy) in allowed.items():
         if not fits:
