@@ -78,7 +78,7 @@ class Pair(NamedTuple):
 
 @dataclass
 class TokenEncoderArguments(EncoderArguments):
-    """Which encoder makes the token states. Pooling plays no part."""
+    """Options that choose the encoder. Its token states are aligned, so none is about pooling."""
 
     model_name_or_path: str = arg(
         MISSING,
@@ -117,7 +117,7 @@ class TokenEncoderArguments(EncoderArguments):
 
 @dataclass
 class AlignmentArguments:
-    """What to align, how, and which files to write."""
+    """Options of word alignment: what to align, how, and which files to write."""
 
     output: str | None = arg(
         None, "File for the links: .tsv, .jsonl, or any other name for Pharaoh; also .gz or .xz."

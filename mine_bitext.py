@@ -93,7 +93,7 @@ The two texts come first, side by side; what is below names the options."""
 
 @dataclass
 class MiningArguments:
-    """What to mine, how to mine it, and which files to write."""
+    """Options of mining: what to mine, how to mine it, and which files to write."""
 
     output: str | None = arg(
         None,

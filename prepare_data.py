@@ -54,7 +54,7 @@ VERSION = 9
 
 @dataclass
 class DataArguments:
-    """What to prepare, and where to write it."""
+    """Options that name the text to prepare, and where to write the result."""
 
     output_dir: str = field(
         metadata={"help": "Folder to write train/, dev/, README.md and report.json into."}

@@ -35,7 +35,7 @@ Main = Callable[[Sequence[str] | None], Any]
 
 
 class ClaimedError(UserError):
-    """Another run is writing to an output of this run."""
+    """Error that is raised if another run is writing to an output of this run."""
 
 
 # ------------------------------------------------------------------------------- how a command ends

@@ -24,7 +24,7 @@ RUN_AGAIN = "make room, then run again: finished work is kept"
 
 
 class DiskFullError(UserError, OSError):
-    """There is no space left for a file. The message names the file and, if known, its size."""
+    """Error that is raised if the disk is full. It names the file and, if known, its size."""
 
 
 def read_json(path: str | Path, finite: bool = False) -> Any:

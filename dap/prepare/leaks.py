@@ -37,7 +37,7 @@ from dap.text_keys import text_keys
 
 
 class Band(NamedTuple):
-    """The evaluation sentences whose n-grams have the same length."""
+    """A range of lengths of evaluation sentences, which are compared by n-grams of the same n."""
 
     is_wide: bool  # mostly Chinese characters, kana or hangul
     n: int  # letters of an n-gram

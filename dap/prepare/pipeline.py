@@ -116,7 +116,9 @@ def prepare(
 
 
 def check_names(options: PrepareOptions) -> None:
-    """Load the tokenizers, the identifier and the encoder, so that a wrong name is found early.
+    """Load the tokenizers, the language identifier and the encoder that the options name.
+
+    A wrong name is then found before the text is read.
 
     Raises:
         UserError: one of them cannot be loaded or used.

@@ -67,7 +67,7 @@ POOLER_TOLERANCE = 1e-6
 
 @dataclass(frozen=True)
 class Options:
-    """How a checkpoint is published."""
+    """Options of publishing: which layout is written, and how the model pools and cuts."""
 
     layout: str = arg(
         "plain",

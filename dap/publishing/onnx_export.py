@@ -261,7 +261,7 @@ def quantize(path: Path, quantized: Path) -> None:
 
 @dataclass
 class ExportArguments:
-    """What to export."""
+    """Options of the export: int8 weights, pooling, and how the checkpoint is loaded."""
 
     int8: bool = arg(False, "Add the graph with int8 weights.")
     pooling: str | None = arg(

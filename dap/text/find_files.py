@@ -55,7 +55,7 @@ _SMALL_REGION = "|".join(f"{code}[-_](?:{regions})" for code, regions in REGIONS
 _REGION = r"[-_](?:[A-Z][a-z]{3}|[A-Z]{2}|[0-9]{3})"  # Latn, AT, 419
 _LANGUAGE = rf"(?:{_SMALL_REGION}|[a-z]{{2,3}}(?:{_REGION})*)"
 _ENDING = r"(?:\.gz|\.xz)?"
-_CATALOGUE = re.compile(rf"(?:.*[._-])?({_LANGUAGE})(?:@[A-Za-z0-9]+)?\.po{_ENDING}")
+_PO_NAME = re.compile(rf"(?:.*[._-])?({_LANGUAGE})(?:@[A-Za-z0-9]+)?\.po{_ENDING}")
 _MOSES_SIDE = re.compile(rf"(.+)\.(?!gz$|xz$)({_LANGUAGE}){_ENDING}")
 
 #: Possible Moses sides: (folder, name without language) -> path -> code of the language.
@@ -337,7 +337,7 @@ def _classify(path: Path, target: str, sides: MosesSides) -> list[BitextFile]:
     if kind == ".tmx":
         languages = memory_languages(path, target)
     elif kind == ".po" and target == "en":
-        languages = {_catalogue_source(path)} - {"en"}
+        languages = {_po_source_language(path)} - {"en"}
     elif named := _languages_in_name(path.name):
         source, other = named
         if other == target != source:
@@ -352,13 +352,16 @@ def _kind(path: Path) -> str:
     return path.with_suffix("").suffix if path.suffix in PACKED else path.suffix
 
 
-def _catalogue_source(path: Path) -> str:
-    """Return the language of a PO file from its header, its folder or its name, or else English."""
+def _po_source_language(path: Path) -> str:
+    """Return the language of a PO file's translations.
+
+    It is stated in the file's header, its folder or its name. If nothing states it, return English.
+    """
     code = catalogue_language(path)
     if code is None and path.parent.name == "LC_MESSAGES":
         code = path.parent.parent.name
     elif code is None:
-        match = _CATALOGUE.fullmatch(path.name)
+        match = _PO_NAME.fullmatch(path.name)
         code = match[1] if match else "en"
     with refusals(str(path)):
         return base_language(code)

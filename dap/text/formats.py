@@ -168,7 +168,11 @@ class LineAudit:
         self.judge(max(self.lines, JUDGE_AFTER))
 
     def judge(self, lines: int) -> None:
-        """Raise `UserError` if there are more bad lines than a file of `lines` lines may have."""
+        """Raise `UserError` if there are too many bad lines so far.
+
+        Args:
+            lines: number of lines that their share refers to.
+        """
         if self.bad <= self.limit * lines:
             return
         quoted = list(self._quoted)

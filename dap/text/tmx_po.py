@@ -186,7 +186,7 @@ def catalogue_language(path: str | Path) -> str | None:
 
 
 def _read_po(path: str | Path) -> bytes:
-    """Read a whole catalogue, without a byte order mark."""
+    """Return the content of a PO file, without a byte order mark."""
     with open_file(path) as stream:
         return stream.read().removeprefix(codecs.BOM_UTF8)
 

@@ -335,7 +335,7 @@ class _Tokenise:
         }
 
     def _encode(self, texts: list[str]) -> list[np.ndarray]:
-        """Return the token ids of each text, after the prefix."""
+        """Put the prefix before each text, and return their token ids."""
         texts = [self.prefix + text for text in texts]
         encodings = self.tokenizer.encode_batch_fast(texts)
         return [np.array(encoding.ids, np.int32) for encoding in encodings]

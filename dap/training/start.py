@@ -48,7 +48,7 @@ OUTPUT = ("bias", "decoder.", "token_ids")
 
 @dataclass
 class Start:
-    """What training starts from.
+    """Everything that is known before the model is loaded: tokenizer, configuration and settings.
 
     Attributes:
         name: folder or Hub id of the checkpoint or of the configuration.

@@ -169,7 +169,7 @@ class DAPTrainer(ResumableTrainer):
             require_batch(len(self.train_dataset), args)
 
     def predict(self, *_: Any, **__: Any) -> None:
-        """Raise `UserError`, because there is nothing to predict."""
+        """Raise `UserError`, because this trainer has no predictions, only sentence vectors."""
         raise UserError(
             "DAPTrainer predicts nothing: encode with SentenceEncoder(trainer.model.dap, tokenizer)"
         )
@@ -313,7 +313,10 @@ class DAPTrainer(ResumableTrainer):
         return self.accelerator.autocast() if self.is_fsdp_enabled else nullcontext()
 
     def _begin(self, inputs: dict[str, Any]) -> dict[str, Any]:
-        """Start the clock, remember the batch's pairs, and return the arguments of the model."""
+        """Start the clock, and split a batch into the ids of its pairs and the model's arguments.
+
+        The ids are remembered for error messages. The arguments are returned.
+        """
         self.meter.start()
         if self.args.freeze_encoder:
             # `Trainer` puts the whole model into training mode at each step. A frozen encoder runs
@@ -663,14 +666,14 @@ def brief(logs: dict[str, Any]) -> dict[str, Any]:
 
 
 class BriefPrinter(PrinterCallback):
-    """Prints short lines (`brief`)."""
+    """Prints the lines of the log, shortened by `brief`."""
 
     def on_log(self, *args: Any, logs: dict[str, Any], **kwargs: Any) -> None:
         super().on_log(*args, logs=brief(logs), **kwargs)
 
 
 class BriefProgress(ProgressCallback):
-    """Prints short lines (`brief`) above the progress bar."""
+    """Prints the lines of the log, shortened by `brief`, above the progress bar."""
 
     def on_log(self, *args: Any, logs: dict[str, Any], **kwargs: Any) -> None:
         super().on_log(*args, logs=brief(logs), **kwargs)

@@ -63,7 +63,7 @@ def config_arguments() -> Iterator[tuple[str, Any, dataclasses.Field]]:
 
 @dataclass
 class StartArguments:
-    """The checkpoint that training starts from, and how to load it."""
+    """Arguments that name the checkpoint from which training starts, and say how to load it."""
 
     model_name_or_path: str | None = arg(
         None, "Encoder to start from, or DAP checkpoint to train further."
@@ -109,7 +109,7 @@ class StartArguments:
 class PretrainingModelArguments(
     dataclasses.make_dataclass("ConfigArguments", config_arguments(), bases=(StartArguments,))
 ):
-    """The model to train: where it starts from, and the fields of `DAPConfig`.
+    """Arguments of the model: where it starts from, and the fields of `DAPConfig`.
 
     A field that is not given keeps the value of the DAP checkpoint, or else has its default.
     """
@@ -128,7 +128,7 @@ def given_fields(args: PretrainingModelArguments) -> dict[str, Any]:
 
 @dataclass
 class PretrainingDataArguments:
-    """The parallel text to train on. All source languages share one target language."""
+    """Arguments of the parallel text to train on. All languages share one target language."""
 
     _argument_group_name = "text"
 
