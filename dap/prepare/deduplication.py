@@ -105,15 +105,14 @@ def repeated(rows: pl.LazyFrame, key: str, range_rows: int = RANGE_ROWS) -> pl.D
 def sample(
     rows: pl.LazyFrame, key: str, size: int | None, range_rows: int = RANGE_ROWS
 ) -> pl.DataFrame:
-    """Drop repeated rows, and of the others choose those with the smallest values in a column.
+    """Keep the first row of each value in a column, and choose the rows with the smallest values.
 
     If the column holds random ranks, this draws a sample.
 
     Args:
         rows: a table of any size. The column `row` numbers its rows.
-        key: name of a column of uint64. Rows with the same value count as the same, and the first
-            of them is kept.
-        size: largest number of rows to choose. None chooses all that are not repeated.
+        key: name of the column, which holds hashes or ranks, uint64.
+        size: largest number of rows to choose. None chooses the first row of each value.
         range_rows: number of rows to process at a time.
 
     Returns:

@@ -57,8 +57,8 @@ def source_reading(
             are left out.
         max_seq_length: largest number of tokens of a sentence, with special tokens.
         prefix: text to put before every sentence.
-        count: number of pairs to measure over all languages. It is rounded so that each language
-            has as many, but at least two where it has them.
+        count: about how many pairs are measured over all languages. Every language gives the same
+            number, at least two, or all its pairs if it has fewer.
         ratios: values of `rtl_ratio` (the share of the target tokens to reconstruct) that are
             measured beside the configured one.
 
@@ -116,7 +116,7 @@ def sample_pairs(
     prefix: str = "",
     count: int = MEASURED_PAIRS,
 ) -> tuple[dict[str, Tensor], Tensor]:
-    """Take the same number of pairs of each language (if it has as many), spread over its text.
+    """Take the same number of pairs of each language, evenly spread, or all if it has fewer.
 
     Args:
         bitext: sources and targets by language.
