@@ -400,7 +400,7 @@ def sharded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         for language, count in zip(PAIRS, counts):
             for number in range(count):
                 rows = range(number, PAIRS[language], count)
-                text = "".join(f"{language}{row}\tsentence {row}\n" for row in rows)
+                text = "".join(f"{language} {row}\tsentence {row}\n" for row in rows)
                 (folder / f"{number}.{language}-en.tsv").write_text(text)
         folders[name] = folder
     return folders

@@ -93,7 +93,7 @@ def test_heads_are_copied_from_another_training(
     assert all(torch.equal(value, made[name]) for name, value in found.items())
     assert f"{' and '.join(taken)} taken from {trained_heads}" in caplog.text
     assert "with another encoder" not in caplog.text
-    assert record["init_heads_from"] == str(trained_heads)
+    assert record["init_heads_from"] == trained_heads.name
 
 
 def test_only_heads_that_both_objectives_have_are_copied(flags: list[str], tmp_path: Path) -> None:
