@@ -111,6 +111,7 @@ def train_heads(trainer: DAPTrainer, readers: Sequence[Objective]) -> dict[str, 
     """
     args = trainer.args
     model = trainer.model
+    steps = number_of_steps(trainer, readers)
     before = measure(trainer)
     rows = first_pairs(trainer, args.head_pairs)
 
@@ -125,13 +126,13 @@ def train_heads(trainer: DAPTrainer, readers: Sequence[Objective]) -> dict[str, 
     after = measure(trainer)
 
     seconds = training_ended - encoding_began
-    learned = f"heads trained on {len(rows)} pairs in {args.head_steps} steps, {seconds:.0f} s"
+    learned = f"heads trained on {len(rows)} pairs in {steps} steps, {seconds:.0f} s"
     logger.info("%s: loss %.2f nats per token", learned, loss)
     for name in (f"{reader.name}_source_nats" for reader in readers):
         if name in after:
             values = (name, before[name], after[name])
             logger.info("%s: %.2f nats per token before, %.2f after", *values)
-    results = {"pairs": len(rows), "steps": args.head_steps, "loss": round(loss, 4)}
+    results = {"pairs": len(rows), "steps": steps, "loss": round(loss, 4)}
     results["encoding_seconds"] = round(training_began - encoding_began, 1)
     results["training_seconds"] = round(training_ended - training_began, 1)
     results |= {f"{name}_before": value for name, value in before.items()}
@@ -303,7 +304,7 @@ def fit(trainer: DAPTrainer, readers: Sequence[Objective], kept: KeptPairs) -> f
     """
     args = trainer.args
     model = trainer.model
-    steps = args.head_steps
+    steps = number_of_steps(trainer, readers)
     heads = list(head_parameters(model).values())
     optimizer = torch.optim.AdamW(heads, lr=LEARNING_RATE, betas=BETAS)
     warmup = min(WARMUP_STEPS, steps // 4)
@@ -350,6 +351,14 @@ def mean_loss(
     sums, _ = reader.loss_sum(pairs, encoded, model, labels)
     means = sums / counts.clamp(min=1)
     return means.sum() / (counts > 0).sum().clamp(min=1)
+
+
+def number_of_steps(trainer: DAPTrainer, readers: Sequence[Objective]) -> int:
+    """Return `--head_steps`, or its default for these objectives."""
+    steps = trainer.args.head_steps
+    if steps is not None:
+        return steps
+    return 200 if any(reader.name == "rtl" for reader in readers) else 400
 
 
 def endless_batches(count: int) -> Iterator[list[int]]:

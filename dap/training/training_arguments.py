@@ -205,10 +205,11 @@ class DAPTrainingArguments(TrainingArguments):
     head_learning_rate: float | None = arg(
         None, "Peak learning rate of the heads, if it differs. The schedule is the same."
     )
-    head_steps: int = arg(
-        400,
+    head_steps: int | None = arg(
+        None,
         "Steps that train the heads of RTL and BOW before the joint training, if they start from "
-        "random weights. The encoder stays unchanged. 0 leaves this out.",
+        "random weights. The encoder stays unchanged. 0 leaves this out. Default: 400, or 200 "
+        "with RTL, whose steps cost more and teach more.",
     )
     head_pairs: int = arg(
         8_000,
@@ -312,7 +313,7 @@ class DAPTrainingArguments(TrainingArguments):
             ),
             "head_learning_rate": (rate is None or rate >= 0, "0 or more"),
             "head_steps": (
-                self.head_steps >= 0,
+                self.head_steps is None or self.head_steps >= 0,
                 "0 (no training of the heads by themselves) or more",
             ),
             "head_pairs": (self.head_pairs >= 2, "2 or more"),
