@@ -55,6 +55,7 @@ def workload() -> Workload:
     return Workload(Namespace(**ARGS))
 
 
+@pytest.mark.slow
 def test_step_compares_equal_losses_on_shared_weights(
     tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
@@ -158,6 +159,7 @@ def test_memory_of_the_loss_is_below_its_logits(
     assert found["ours", 1000, 8000] < 4 * 1000 * 8000
 
 
+@pytest.mark.slow
 def test_memory_of_steps_and_of_grad_cache(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     options = ["--batch_sizes", "3", "--grad_cache", "6", "--mini_batch_size", "2"]
     memory.main([*TINY, *options, "--same_process", "--json", str(tmp_path / "a.json")])
@@ -225,6 +227,7 @@ def test_encode_does_without_data_but_not_without_a_model(
         encode.main(["--size", "tiny", "--data_dir", str(tmp_path)])
 
 
+@pytest.mark.slow
 def test_quality_times_trainings_that_give_the_same_weights(
     tiny_bert_dir: Path, bitext_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

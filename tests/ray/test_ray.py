@@ -89,6 +89,7 @@ def require_equal(found: Neighbours, expected: Neighbours) -> None:
 # ------------------------------------------------------------------------------------- commands
 
 
+@pytest.mark.slow
 def test_a_stopped_run_on_the_cluster_resumes_and_gives_the_files_of_one_process(
     texts: list[str],
     tiny_bert_dir: Path,
@@ -460,6 +461,7 @@ def test_equal_scores_keep_the_lowest_index_in_any_order_of_tiles(seed: int) -> 
     require_equal(Neighbours(*merged), mutual_neighbours(source, target))
 
 
+@pytest.mark.slow
 def test_lost_workers_and_nodes_change_no_neighbour(
     nodes: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

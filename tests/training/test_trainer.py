@@ -316,6 +316,7 @@ def test_processes_exchange_gradients_only_at_the_last_chunk(make_trainer: MakeT
     assert exchanged == [False] * 5 + [True]  # two batches of three chunks
 
 
+@pytest.mark.slow
 def test_compiled_layers_train_as_plain_ones(make_trainer: MakeTrainer) -> None:
     losses = []
     for compiles in ({}, {"torch_compile": True, "torch_compile_backend": "eager"}):
