@@ -225,7 +225,10 @@ class DAPConfig(PreTrainedConfig):
         self._check_directions()
 
     def _check_objective(self) -> None:
-        """Check that `objective` joins different names."""
+        """Check that `objective` joins names by "+", none of them twice.
+
+        `objectives_of` checks that an objective of each name exists.
+        """
         names = self.objective.split("+") if isinstance(self.objective, str) else [""]
         all_differ = len(set(names)) == len(names)
         are_names = all(name.isidentifier() for name in names)

@@ -836,7 +836,10 @@ class DAPForPreTraining(DAPPreTrainedModel):
 
 
 def require_tokens(text: Tensor | None) -> None:
-    """Raise `ValueError` for text (B, S, ...) without sentences or without tokens."""
+    """Raise `ValueError` if token ids or embeddings (B, S, ...) have B = 0 or S = 0.
+
+    None passes. Nothing is checked while the model is compiled or traced.
+    """
     if text is None or torch.compiler.is_compiling() or torch.jit.is_tracing():
         return
     if 0 in text.shape[:2]:

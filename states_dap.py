@@ -172,6 +172,9 @@ def absolute_positions(encoder: PreTrainedModel, columns: Tensor | None) -> dict
 def use_packing(encoder: PreTrainedModel) -> None:
     """Let an encoder take packed rows, if it runs `sdpa` by Transformers' attention interface.
 
+    Packed rows are the sentences of a batch one behind the other, without padding. Nothing changes
+    for other encoders.
+
     Padded rows give the same result as before.
     """
     if encoder.config._attn_implementation == "sdpa" and encoder._supports_attention_backend:

@@ -176,13 +176,18 @@ def train(model: str, pooling: str, out: Path, finished: bool) -> None:
 
 
 def measure(name: str, pooling: str, pairs: PairsByLanguage, copies: CopiesByLanguage) -> Measured:
-    """Measure a model without a prefix, because training uses none.
+    """Measure a model's retrieval and hard-negative errors, and get token states to draw.
+
+    Sentences have no prefix, because training uses none.
 
     Args:
         name: id or folder of the model.
         pooling: how it makes a sentence vector, "cls" or "mean".
         pairs: language code -> test pairs.
         copies: language code -> changed copies of the English sentences, as hard negatives.
+
+    Returns:
+        The results of each language, and the token states of some pairs of one language.
     """
     model = SentenceEncoder.from_pretrained(name, pooling=pooling, prefix="")
     rows = pairs[figure_language(pairs)][:FIGURE_PAIRS]

@@ -89,7 +89,14 @@ def describe(folder: Path, report: Mapping[str, Any]) -> None:
 
 
 def _configurations(languages: Counts, target: str) -> list[dict[str, Any]]:
-    """List the configurations that `datasets` loads: one of all languages, and one per language."""
+    """List the configurations that the card declares, so that `datasets` can load each by name.
+
+    "default" has all languages, and for example "de-en" has one. Splits without pairs are left out.
+
+    Args:
+        languages: language code -> its counts.
+        target: code of the target language, a part of the names of files and configurations.
+    """
     configurations = []
     for code, counts in [("*", total(languages)), *languages.items()]:
         files = []

@@ -504,7 +504,10 @@ def workers(count: int, on_cluster: bool = False) -> Iterator[RunCalls]:
 
 
 def _result_or_error(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Call a function. Return its result, or the error that it raises because of its input."""
+    """Call a function. Return its result, or the `UserError` or `OSError` that it raises.
+
+    A full disk and all other errors are raised, because they concern the whole run.
+    """
     try:
         return function(*arguments)
     except DiskFullError:

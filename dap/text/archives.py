@@ -199,11 +199,18 @@ def _open_archive(archive: Path) -> OpenArchive:
 
 @lru_cache(maxsize=64)  # otherwise the table of an archive would be read for each of its members
 def _open_checked(archive: Path, *state: int) -> OpenArchive:
-    """Open a zip archive, and check the names of its members.
+    """Open a zip archive and check its members. The result is cached.
 
     Args:
         archive: the archive.
-        *state: values that tell when the cached result is out of date.
+        *state: only a part of the cache's key: size, time of change and process id.
+
+    Returns:
+        The open archive, and the entry of each member that is a file, by the member's name.
+
+    Raises:
+        UserError: the archive is damaged, or a member is encrypted, occurs twice or has a name that
+            is not allowed.
     """
     try:
         opened = zipfile.ZipFile(archive)

@@ -84,7 +84,11 @@ class Start:
 
 
 def read_start(args: PretrainingModelArguments) -> Start:
-    """Read the tokenizer and the configuration that training starts from.
+    """Read all that training starts from, except the weights of the model itself.
+
+    This is the tokenizer, the configuration, the settings of a sentence-transformers folder, and
+    the model of `--init_heads_from`. Given arguments go before saved settings, and these before
+    defaults.
 
     Args:
         args: arguments of `train_dap.py` that name a checkpoint or a configuration.

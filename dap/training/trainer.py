@@ -327,13 +327,15 @@ class DAPTrainer(ResumableTrainer):
         return inputs
 
     def _observe(self, out: DAPForPreTrainingOutput, pairs: int) -> None:
-        """Count a batch's losses for the log, and note what `do_checks` has to check.
+        """Add a batch's losses to those for the log, and leave its checks to `do_checks`.
 
-        It checks that the loss is finite, and that the batch has negatives for translation ranking.
+        `do_checks` raises an error if the loss is not finite, or if a training batch has no
+        negatives for translation ranking. In evaluation only the loss is checked, and nothing is
+        logged.
 
         Args:
             out: the output of the model.
-            pairs: number of pairs that were trained on, 0 in evaluation.
+            pairs: number of pairs that were trained on. 0 means evaluation.
         """
         losses = {name: value for name, value in out.measures.items() if name.endswith("_loss")}
         self._check_later(out.loss.isfinite(), self._not_finite("loss", losses))
