@@ -93,7 +93,7 @@ POOLS = ("monolingual", "multilingual")
 
 
 @dataclass
-class DataArguments:
+class RetrievalDataArguments:
     """Command-line arguments: what to evaluate on, and which files to write."""
 
     data_dir: list[str] = arg(MISSING, "Folders or files of parallel text with English.")
@@ -170,7 +170,7 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
         OSError: the data is missing, or the disk is full.
     """
     logging.basicConfig(format="%(levelname)s: %(message)s")
-    types = (EncoderArguments, DataArguments, ClusterArguments)
+    types = (EncoderArguments, RetrievalDataArguments, ClusterArguments)
     parser = ArgumentParser(types, description=__doc__.splitlines()[0])
     model_args, data_args, cluster = parser.parse_args_into_dataclasses(args=argv)
     name = model_args.model_name_or_path
@@ -631,7 +631,7 @@ def _encoder_summary(name: str, encoder: Encoder, languages: int) -> str:
 
 
 def _settings(
-    data_args: DataArguments, pairs: PairsByLanguage, copies: CopiesByLanguage | None
+    data_args: RetrievalDataArguments, pairs: PairsByLanguage, copies: CopiesByLanguage | None
 ) -> dict[str, Any]:
     """Return the settings of the report: data, hashes of the text and copies, pairs and pool."""
     settings = {
@@ -651,7 +651,9 @@ def _digest(text: Any) -> str:
     return hashlib.sha256(json.dumps(text).encode()).hexdigest()[:12]
 
 
-def _write(content: dict[str, Any], args: DataArguments, earlier: dict[str, Any]) -> list[str]:
+def _write(
+    content: dict[str, Any], args: RetrievalDataArguments, earlier: dict[str, Any]
+) -> list[str]:
     """Write the report and draw the picture, as far as the arguments ask for them.
 
     Args:
