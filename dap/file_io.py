@@ -180,7 +180,7 @@ def whole_folder(path: str | Path) -> Iterator[Path]:
 
 
 def _rename_folder(folder: Path, path: Path) -> None:
-    """Rename a folder, unless the new name is that of a folder that holds something.
+    """Rename a folder, unless a folder of the new name exists and holds something.
 
     Args:
         folder: the folder.
