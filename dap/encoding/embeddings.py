@@ -63,10 +63,14 @@ class SentenceError(UserError):
 
 
 def launched() -> PartialState:
-    """Connect the processes of `accelerate launch`. The result has their number and our rank.
+    """Connect the processes of `accelerate launch`, if they are not connected yet.
 
     The processes also connect if they run on CPUs. One process waits at most a week for another,
-    because encoding its shards may take days. Without a launch there is one process.
+    because encoding its shards may take days.
+
+    Returns:
+        Accelerate's state, which has the number of processes (`num_processes`) and this process's
+        rank (`process_index`). Without a launch there is one process of rank 0.
     """
     on_cpu = not torch.cuda.is_available() or parse_flag_from_env("ACCELERATE_USE_CPU")
     return PartialState(cpu=on_cpu, timeout=timedelta(days=7))
@@ -136,7 +140,11 @@ def model_fingerprint(encoder: Encoder) -> str:
 
 
 def _computing_fields(config: Any) -> Any:
-    """Return a config as a dictionary without the fields of `ORIGIN`, also in nested configs."""
+    """Return a config as a dictionary, without the fields that only say where it came from.
+
+    These fields (`ORIGIN`) are also removed from nested configs. A value that is neither a config
+    nor a dictionary, such as None, is returned unchanged.
+    """
     content = config.to_dict() if hasattr(config, "to_dict") else config
     if not isinstance(content, dict):
         return content
@@ -158,12 +166,14 @@ def embed_to_disk(
 ) -> np.ndarray:
     """Encode sentences into the shards of a folder, and return all their vectors.
 
-    Shards that are there already are not encoded again. Shards of another model or text are
-    removed. Memory holds the text of one shard. If a shard fails, the others are still encoded,
-    until `SHOWN` shards have failed.
+    Complete shards of an earlier run with the same model and text are not encoded again. Memory
+    holds the text of one shard. If a shard fails, the others are still encoded, until `SHOWN`
+    shards of a process have failed. The error is raised at the end. If no shard fails, shards of
+    another model or text are removed.
 
     The processes of a launch share the shards and wait for each other. All of them need the same
-    text and the same folder.
+    text and the same folder. If the folder is the local copy of an address (`dap.addresses`), the
+    shards are also sent there.
 
     Args:
         encoder: the encoder.
@@ -184,6 +194,7 @@ def embed_to_disk(
     Raises:
         SentenceError: sentences cannot be encoded, or have NaN or infinity in their vector. The
             message names them.
+        UserError: `shard_size` is below 1.
         OSError: the disk is full. Every shard in the folder is complete.
     """
     folder = Path(folder)
@@ -264,7 +275,11 @@ def _encode_shards(
 
 
 def _blocks(sentences: Iterable[str], size: int) -> Iterator[list[str]]:
-    """Yield the sentences in lists of `size`. The last list may be shorter."""
+    """Yield the sentences in lists of `size`. The last list may be shorter.
+
+    Raises:
+        UserError: `size` is below 1.
+    """
     if size < 1:
         raise UserError(f"shard_size={size}: at least 1 sentence")
     stream = iter(sentences)
@@ -303,7 +318,12 @@ def _is_whole(shard: Path) -> bool:
 
 
 def _content_digest(shard: Path, *parts: bytes | memoryview) -> bytes:
-    """Return the SHA-256 of a shard's name and its content, which may come in parts."""
+    """Return the SHA-256 (32 bytes) of a shard's file name and its content.
+
+    Args:
+        shard: path of the shard. Only its name is used.
+        parts: the content, divided into any number of consecutive parts.
+    """
     digest = hashlib.sha256(shard.name.encode())
     for part in parts:
         digest.update(part)
@@ -313,10 +333,11 @@ def _content_digest(shard: Path, *parts: bytes | memoryview) -> bytes:
 def encode_pieces(
     encoder: Encoder, text: Sequence[str], token_budget: int, bar: tqdm
 ) -> np.ndarray:
-    """Encode sentences in pieces of similar length, so that the progress bar moves.
+    """Encode sentences in pieces of `PIECE` sentences, so that the progress bar moves.
 
-    An encoder with a method `encode_each` gets all pieces at once. An example is a Ray cluster,
-    which encodes several pieces at the same time.
+    The sentences of a piece have similar lengths, and the longest sentences come first. An encoder
+    with a method `encode_each` gets all pieces at once. An example is a Ray cluster, which encodes
+    several pieces at the same time.
 
     Args:
         encoder: the encoder.
@@ -393,7 +414,8 @@ def write_vectors(vectors: np.ndarray, path: Path) -> None:
 def _write_shard(vectors: np.ndarray, shard: Path) -> None:
     """Write a shard, and send it to the folder's address if there is one.
 
-    Older or incomplete files of the same shard number are removed first.
+    All other files of the same shard number in its folder are removed first. They belong to another
+    model or text, or are incomplete.
 
     Args:
         vectors: (n, D).
@@ -412,8 +434,11 @@ def _join(shards: list[Path], folder: Path) -> np.ndarray:
     The file of a single shard is mapped directly. Several shards are copied into a temporary file.
 
     Args:
-        shards: files, in the order of the sentences.
-        folder: where the temporary file is made.
+        shards: files, in the order of the sentences. At least one.
+        folder: where the temporary file is made. It takes space until the result is deleted.
+
+    Raises:
+        DiskFullError: the temporary file does not fit on the disk.
     """
     parts = [np.load(shard, mmap_mode="r") for shard in shards]
     if len(parts) == 1:

@@ -17,7 +17,7 @@ from dap.reports import report, training_record
 
 @dataclass
 class BaseEncoderArguments:
-    """Command-line arguments that every command with an encoder has: which one, and its pooling."""
+    """Command-line arguments of every command that loads an encoder: its name and its pooling."""
 
     model_name_or_path: str = arg(
         MISSING,
@@ -50,6 +50,10 @@ class EncoderArguments(BaseEncoderArguments):
     def load(self) -> Encoder:
         """Load the encoder that the arguments choose.
 
+        Returns:
+            An `OnnxEncoder` if the model's name ends with ".onnx". Otherwise a `SentenceEncoder`,
+            or a `LibraryEncoder` for folders that only sentence-transformers can run.
+
         Raises:
             UserError: it cannot be loaded, or an argument does not fit it.
             FileNotFoundError: there is no such .onnx file.
@@ -73,16 +77,17 @@ class EncoderArguments(BaseEncoderArguments):
         settings: Mapping[str, Any],
         seconds: float,
     ) -> dict[str, Any]:
-        """Make the JSON report of an evaluation with `dap.reports.report`.
+        """Return the report of an evaluation, a dictionary that can be written as JSON.
 
-        Adds the settings of the loaded encoder, and the seed and the recipe of its training. The
-        recipe is a hash of the training's arguments (`training_record`).
+        To the given settings it adds those of the encoder, such as pooling and prefix. If the model
+        folder has a record of its training, the report also has the seed and the recipe. The recipe
+        is a hash of the training's arguments (`training_record`).
 
         Args:
             encoder: the loaded encoder.
             protocol: how the results were measured, such as "Tatoeba, cosine, index match".
             numbers: the results by name.
-            settings: further settings by name, such as the data.
+            settings: further settings by name, such as the data. They win over the encoder's.
             seconds: wall-clock time of the evaluation.
         """
         own: dict[str, Any] = {}
@@ -99,10 +104,11 @@ class EncoderArguments(BaseEncoderArguments):
 
 
 def tokens_of_a_batch(token_budget: int | None) -> int:
-    """Return the most tokens that a batch may have, which is the `--token_budget` if it is given.
+    """Return the most tokens that a batch may have, padding included.
 
-    With a GPU the default is large enough to keep it busy. On a CPU the batch must fit into the
-    caches.
+    Args:
+        token_budget: the user's `--token_budget`, which is returned unchanged. None takes 32,768 if
+            there is a GPU, which keeps it busy, and 4,096 on a CPU, which fits into its caches.
     """
     if token_budget is not None:
         return token_budget

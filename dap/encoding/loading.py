@@ -31,14 +31,16 @@ MOST_LAYERS = 1000
 
 
 def load_config(name_or_path: str, **hub: Any) -> PreTrainedConfig:
-    """Load the configuration of a model, and check its numbers.
+    """Load the configuration of a model, and refuse impossible numbers in it.
+
+    Impossible are NaN, and numbers of layers or attention heads below 1 or above `MOST_LAYERS`.
 
     Args:
         name_or_path: a folder or Hub id.
         hub: arguments of `AutoConfig.from_pretrained`, such as `revision`.
 
     Raises:
-        UserError: the configuration cannot be read, or no model can be built from it.
+        UserError: the configuration cannot be read, or has an impossible number.
     """
     with loading("configuration", name_or_path):
         config = AutoConfig.from_pretrained(name_or_path, **hub)
@@ -137,10 +139,12 @@ class NeedsSentenceTransformers(UserError):
 class LibrarySettings:
     """Settings in the sentence-transformers files of a folder.
 
+    The defaults stand for a folder without such files.
+
     Attributes:
         subfolder: where the transformer's files are, within the folder.
-        pooling: "cls" or "mean".
-        prefix: the default prompt, which is put before every sentence.
+        pooling: "cls" or "mean". None in a folder without such files.
+        prefix: the default prompt, which is put before every sentence. "" if there is none.
         max_seq_length: most tokens per sentence. None if the files do not say.
         normalize: whether the library divides vectors by their Euclidean length.
         prompts: name -> prompt, all prompts of the folder.
@@ -169,7 +173,7 @@ def library_settings(name_or_path: str, revision: str | None) -> LibrarySettings
 
     Raises:
         NeedsSentenceTransformers: only the library can run these modules.
-        UserError: a file has a value of a wrong type.
+        UserError: a file has a value of a wrong type, or there is no such folder or repository.
     """
     modules = _read_json(name_or_path, "modules.json", revision)
     if modules is None:
@@ -212,7 +216,16 @@ def library_settings(name_or_path: str, revision: str | None) -> LibrarySettings
 
 
 def _read_json(name_or_path: str, filename: str, revision: str | None) -> Any | None:
-    """Parse a JSON file of a folder or a Hub repository. Return None if it has no such file."""
+    """Parse a JSON file of a folder or a Hub repository. Return None if it has no such file.
+
+    Args:
+        name_or_path: a folder or Hub id.
+        filename: path of the file within the folder or repository.
+        revision: branch, tag or commit of a Hub repository.
+
+    Raises:
+        UserError: the name is neither a folder nor a possible Hub id.
+    """
     if Path(name_or_path).is_dir():
         path = Path(name_or_path) / filename
         return read_json(path) if path.is_file() else None
@@ -244,7 +257,7 @@ def pooling_mode(config: dict[str, Any]) -> str:
     """Return the pooling mode that a sentence-transformers pooling config sets.
 
     The library writes it in two ways: as one name, and in old folders as one flag per mode.
-    Several modes are joined by "+", such as "cls+mean".
+    Several modes are joined by "+", such as "cls+mean". If no mode is set, the result is "".
 
     >>> pooling_mode({"pooling_mode": "cls"}), pooling_mode({"pooling_mode_mean_tokens": True})
     ('cls', 'mean')
@@ -266,9 +279,9 @@ def library_length(
     """Return how many tokens per sentence the sentence-transformers library keeps.
 
     The library takes the length in the folder's files. Without one it takes the smaller of the
-    limits in the tokenizer and in the model's config. We also lower it to the number of positions:
-    folders of XLM-R say 514, but the table holds 512. A config may say -1 for no limit, such as
-    XLNet's.
+    limits in the tokenizer and in the model's config. We also lower it to the number of positions
+    (`longest_input`): folders of XLM-R say 514, but the table holds 512. Limits of 0 or below are
+    ignored, because some configs, such as XLNet's, say -1 for no limit.
 
     Args:
         named: length in the folder's files. None if they do not say.

@@ -57,7 +57,7 @@ def onednn_linear(states: Tensor, weight: Tensor, bias: Tensor | None = None) ->
     Args:
         states: (..., D) float32.
         weight: (O, D) float32.
-        bias: (O,) float32.
+        bias: (O,) float32. None adds nothing.
 
     Returns:
         (..., O) float32, without gradients.
@@ -66,7 +66,11 @@ def onednn_linear(states: Tensor, weight: Tensor, bias: Tensor | None = None) ->
 
 
 def _is_plain(value: Tensor | None) -> bool:
-    """Tell whether an argument is None, or a float32 CPU tensor without a `linear` of its own."""
+    """Tell whether an argument of `linear` is None, or a dense float32 tensor on the CPU.
+
+    Returns False for subclasses of `Tensor` other than `nn.Parameter`, because a subclass may have
+    its own `linear`.
+    """
     if value is None:
         return True
     if type(value) not in (Tensor, nn.Parameter):

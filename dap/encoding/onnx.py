@@ -23,7 +23,7 @@ INT8 = "model_quantized.onnx"
 
 
 def require_packages() -> None:
-    """Raise `UserError` unless the packages of the extra `onnx` are installed."""
+    """Raise `UserError` unless `onnxruntime` and `onnxscript` (the extra `onnx`) are installed."""
     try:
         import onnxruntime  # noqa: F401
         import onnxscript  # noqa: F401

@@ -172,7 +172,8 @@ class SentenceEncoder:
         Raises:
             NeedsSentenceTransformers: the folder has modules that this class cannot run.
                 `load_encoder` also loads such folders.
-            UserError: the checkpoint lacks weights of the encoder, or an option does not fit it.
+            UserError: the checkpoint cannot be read, lacks weights of the encoder, or does not fit
+                an option.
         """
         wanted = EncoderOptions(pooling, prefix, max_seq_length, **options)
         with loading("sentence-transformers files", name_or_path):
@@ -234,6 +235,9 @@ class SentenceEncoder:
 
         Returns:
             Vectors (N, D), float32, in the order of the sentences. They are not normalised.
+
+        Raises:
+            UserError: `token_budget` is below 1, or a sentence is no string or no valid Unicode.
         """
         if token_budget < 1:
             raise UserError(f"token_budget={token_budget}: at least 1 token")
@@ -250,15 +254,16 @@ class SentenceEncoder:
         return vectors[[row_of[sentence] for sentence in sentences]]
 
     def _encode_chunk(self, sentences: list[str], token_budget: int, bar: tqdm) -> np.ndarray:
-        """Encode distinct sentences, as many as are tokenised at a time.
+        """Encode at most `CHUNK` distinct sentences, which are tokenised all at once.
 
         Args:
             sentences: N distinct strings.
             token_budget: most tokens of a batch, padding included.
-            bar: progress bar. It advances by tokens.
+            bar: progress bar. It counts tokens, and its total grows by the tokens of these
+                sentences.
 
         Returns:
-            Vectors (N, D), float32.
+            Vectors (N, D), float32. A sentence without tokens has the zero vector.
         """
         input_ids = self._tokenize(sentences)["input_ids"]
         # The bar counts tokens, because the longest sentences come first.
@@ -289,7 +294,7 @@ class SentenceEncoder:
 
         Returns:
             For sentence i its states (S_i, D), float32. The S_i tokens exclude special tokens,
-            padding and prefix.
+            padding, prefix, and the tokens after `max_seq_length`.
 
         Raises:
             UserError: the tokenizer is not a fast one. Only fast ones tell where a token stands in
@@ -320,11 +325,12 @@ class SentenceEncoder:
     def token_words(self, sentences: Sequence[str]) -> list[list[int | None]]:
         """Return for each token of `encode_tokens` which word it belongs to.
 
-        The words are those into which the tokenizer divides the text.
+        The tokenizer divides the text into these words before it divides words into tokens.
 
         Returns:
             For each token of each sentence the number of its word. Equal numbers mean the same
-            word. The numbers ascend, but need not begin with 0.
+            word. The numbers ascend, but need not begin with 0. A number is None if the tokenizer
+            knows no word for the token.
 
         Raises:
             UserError: as `encode_tokens`.
@@ -379,11 +385,14 @@ class SentenceEncoder:
     # ------------------------------------------------------------------- from text to the encoder
 
     def _tokenize(self, sentences: Sequence[str], **outputs: bool) -> BatchEncoding:
-        """Put the prefix before each sentence, and tokenize. Sentences that are too long are cut.
+        """Put the prefix before each sentence, tokenize, and cut to `max_seq_length` tokens.
 
         Args:
             sentences: the sentences without prefix.
             outputs: further outputs of the tokenizer, such as `return_offsets_mapping=True`.
+
+        Returns:
+            The tokenizer's output, with `input_ids` as lists, not padded, and without a mask.
         """
         text = [self.prefix + sentence for sentence in sentences]
         # Tokenizers call "no limit" 1e30, but do not accept that number.
@@ -493,7 +502,7 @@ def _require_layer(layer: int, encoder: PreTrainedModel) -> None:
 
 
 class LibraryEncoder:
-    """An encoder that the sentence-transformers library runs, with modules such as Dense.
+    """An encoder that the sentence-transformers library runs, because it has modules such as Dense.
 
     Args:
         model: a `SentenceTransformer`.
@@ -547,8 +556,9 @@ def load_encoder(name_or_path: str, **options: Any) -> SentenceEncoder | Library
         options: fields of `EncoderOptions`.
 
     Raises:
-        UserError: the folder needs the sentence-transformers library and it is not installed. Or it
-            needs the library, and `pooling`, `bf16` or `layer` is given, which cannot be set then.
+        UserError: the encoder cannot be loaded, or an option does not fit it. Or the folder needs
+            the sentence-transformers library, and this is not installed, or `pooling`, `bf16` or
+            `layer` is given.
     """
     wanted = EncoderOptions(**options)
     try:
