@@ -84,7 +84,11 @@ def built_index(keys: Array, index: str) -> np.ndarray:
         index: the index as in `approximate_neighbours`, such as "IVF1024,Flat:nprobe=32".
 
     Returns:
-        The index as faiss serialises it: a uint8 array. `approximate_neighbours` takes it.
+        The index as faiss serialises it: a uint8 array. Pass it to `approximate_neighbours` in
+        `built`.
+
+    Raises:
+        UserError: faiss is not installed or refuses the index, or a row has NaN or infinity.
     """
     trained = _build(keys, "keys", index, tqdm(disable=True))
     return import_module("faiss").serialize_index(trained)
@@ -93,10 +97,11 @@ def built_index(keys: Array, index: str) -> np.ndarray:
 def recall_at_k(approximate: Neighbours, source: Array, target: Array) -> float:
     """Measure which share of the exact k nearest neighbours an approximate search has found.
 
-    At most `RECALL_SAMPLE` rows of each side are searched exactly. They are the same in every call.
+    At most `RECALL_SAMPLE` random rows of each side are searched exactly. They are the same in
+    every call.
 
     Args:
-        approximate: the neighbours that the approximate search returned.
+        approximate: the neighbours that the approximate search returned. They also give k.
         source: (N, D) vectors that were searched.
         target: (M, D) vectors that were searched.
 
@@ -114,7 +119,7 @@ def recall_at_k(approximate: Neighbours, source: Array, target: Array) -> float:
 
 
 def _recall(found: np.ndarray, queries: Array, keys: Array) -> float:
-    """Measure the recall of one direction, on a sample of the queries.
+    """Measure the recall of one direction, on at most `RECALL_SAMPLE` random queries.
 
     Args:
         found: (n, k) rows of the keys that the approximate search returned for each query.
@@ -142,7 +147,9 @@ def _search(
     bar: tqdm,
     built: np.ndarray | None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Find about the k nearest keys of each query with a faiss index.
+    """Find k approximately nearest keys of each query with a faiss index.
+
+    Queries for which the index finds fewer than k keys are searched exactly.
 
     Args:
         queries: (n, D).
@@ -185,7 +192,7 @@ def _search(
 
 
 def _build(keys: Array, key_name: str, name: str, bar: tqdm) -> Any:
-    """Train a faiss index on a sample of the keys, and add all keys to it.
+    """Build a faiss index of the keys: train it on a sample of them, and add all of them.
 
     Args:
         keys: (m, D).
@@ -227,9 +234,11 @@ def _build(keys: Array, key_name: str, name: str, bar: tqdm) -> Any:
 
 
 def _training_step(rows: int, factory: str, lists: int) -> int:
-    """Return n such that every n-th row trains the index. All rows would take too long.
+    """Return n such that every n-th row is used to train the index. All rows would take too long.
 
-    An index learns its lists and, if it compresses vectors (`PQ16x12`), 2^bits codes per part.
+    An IVF index learns the centres of its lists. A compressing index (`PQ16x12`) learns 2^12
+    codes for each part of a vector. Both need `ROWS_PER_CLUSTER` rows per centre or code, and
+    `TRAINING_ROWS` rows are the most.
 
     Args:
         rows: number of all keys.
@@ -244,7 +253,9 @@ def _training_step(rows: int, factory: str, lists: int) -> int:
 
 @contextmanager
 def _named_refusals(name: str, keys: Array, key_name: str) -> Iterator[None]:
-    """Turn faiss's errors into a `UserError` that names the index, without C++ locations.
+    """Turn faiss's errors within this block into a `UserError` that names the index.
+
+    The message leaves out the C++ file and line that faiss puts before its reason.
 
     Args:
         name: the index as the user gave it.

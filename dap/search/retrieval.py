@@ -54,7 +54,11 @@ def _require_pairs(source_embeds: Array, target_embeds: Array) -> None:
 
 
 def _share_of_own_lines(found: np.ndarray) -> float:
-    """Return the accuracy in percent, given which line each of the N lines has found, (N,)."""
+    """Return the share of lines that have found the line of their own number, in percent.
+
+    Args:
+        found: (N,), at least one line: number of the line that each line has found.
+    """
     return 100 * int((found == np.arange(len(found))).sum()) / len(found)
 
 

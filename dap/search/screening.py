@@ -51,9 +51,13 @@ CHUNK = 1024
 
 @contextmanager
 def whole_float32(device: torch.device) -> Iterator[None]:
-    """Multiply float32 matrices in full precision within this block, as the bounds assume.
+    """Within this block, multiply float32 matrices in full precision, as the bounds assume.
 
-    This switches off autocast to half precision and TF32.
+    This switches off autocast to half precision and TF32. The switches for the CPU and for CUDA are
+    restored afterwards.
+
+    Args:
+        device: device for which autocast is switched off.
     """
     # torch 2.9 has new switches. Reading the old switch after the new ones were set raises.
     has_new_switches = hasattr(torch.backends.mkldnn, "matmul")
@@ -82,7 +86,8 @@ def rounding_pays(device: torch.device) -> bool:
     """Tell whether int8 matrix products pay on a device, for the bound of this module.
 
     They must be exact and take less than half the time of float32 products. Some CPUs add int8
-    products with saturation, which is not exact. The time is measured once per process.
+    products with saturation, which is not exact. The time is measured at the first call for a
+    device, and later calls return the same answer.
     """
     count = (
         8192 if device.type == "cuda" else 1024
@@ -126,10 +131,12 @@ def takes_half(
 
 
 class RoundedRows:
-    """Unit rows, centred and rounded to whole numbers.
+    """Unit rows, centred and rounded to whole numbers from -127 to 127.
+
+    Values beyond four standard deviations are clipped.
 
     Args:
-        rows: (R, D) unit rows.
+        rows: (R, D) unit rows. They are not changed.
 
     Attributes:
         centre: (D,) mean of the rows.
@@ -199,16 +206,17 @@ class Screen:
     def _near_by_rounding(
         self, queries: Tensor, worst: Tensor, key_worst: Tensor | None
     ) -> Tensor | None:
-        """Screen with int8 copies of the vectors.
+        """Find the pairs that can be among the k best by int8 copies of the vectors.
 
         Args:
             queries, worst, key_worst: as in `pairs`.
 
         Returns:
             True for each pair (query, key) whose cosine may exceed the k-th best so far, (R, C)
-            bool: these are to be computed exactly. None if too many pairs are left, or if this
-            screening is switched off. It is switched off for later blocks if too many pairs were
-            left although all k-th best cosines were known.
+            bool. The caller computes the cosines of these pairs exactly. None if so many pairs are
+            left that this does not pay, or if int8 screening is off. It is off on devices where it
+            does not pay (`rounding_pays`), and after a block with too many pairs left although all
+            k-th best cosines were known.
         """
         if self._rounded is None:
             return None
@@ -244,8 +252,8 @@ class Screen:
         """Compute an upper bound of every cosine of queries (R, D) and keys by int8 products.
 
         Returns:
-            Whole numbers (R, C), and their unit. No cosine is more than (number + 3) times the
-            unit, plus the error of a float32 product.
+            Whole numbers (R, C) int32, and their unit. No cosine is more than (number + 3) times
+            the unit, plus the error of float32 arithmetic (`_float32_error`).
         """
         own = RoundedRows(queries)
         keys = self._rounded
@@ -273,11 +281,12 @@ class Screen:
 
         Args:
             highest: (R, C) upper bounds in units. No cosine exceeds `highest` · `unit` + `slack`.
-            unit: a cosine of 1 is 1 / `unit` units.
-            slack: what the bound must be raised by, as a cosine.
+            unit: the cosine that 1 in `highest` stands for.
+            slack: error of the bound, as a cosine. The bound is raised by it.
             queries: (R, D) unit rows.
-            worst: (R,) as in `pairs`.
-            key_worst: (C,) as in `pairs`.
+            worst: (R,) the k-th best cosine of each query so far, -inf if fewer than k are known.
+            key_worst: (C,) the k-th best cosine of each key so far. None if no neighbours of keys
+                are searched.
 
         Returns:
             True for each such pair, (R, C) bool. None if too many pairs remain for computing them
@@ -295,9 +304,11 @@ class Screen:
         """Return a lower bound of each row's k-th best cosine, (R,).
 
         It is the current k-th best or, before k are known, the k-th best of promising candidates.
+        These are the `PROMISING` · k pairs with the highest upper bounds. Their cosines are
+        computed here. The result is -2, below every cosine, if there are fewer than k others.
 
         Args:
-            highest: (R, C) upper bounds of the cosines. The candidates have the highest ones.
+            highest: (R, C) upper bounds of the cosines, in any unit.
             own: (R, D) unit rows whose neighbours are wanted.
             others: (C, D) unit rows that may be neighbours.
             worst: (R,) the k-th best cosine so far, -inf if fewer than k are known.
@@ -312,21 +323,22 @@ class Screen:
 
 
 def _float32_error(rows: Tensor) -> float:
-    """Return eight times the largest error of a float32 product of two unit rows of D dimensions.
+    """Return eight times the largest rounding error of a float32 cosine of two unit rows.
 
     Args:
-        rows: (R, D). Only D matters.
+        rows: (R, D). Only the number of dimensions matters.
     """
     return rows.shape[1] * 2.0**-21
 
 
 def _mark_best(near: Tensor, products: Tensor, worst: Tensor, k: int) -> None:
-    """Mark the k largest products of each row, unless none of them is above the row's limit.
+    """Set `near` to True at the k largest products of each row. `near` is changed in place.
 
-    Of equal products the first is taken, which `topk` does not promise.
+    Rows without a product above their limit are left unchanged. Of equal products the first is
+    taken, which `topk` does not promise.
 
     Args:
-        near: (R, C) bool. It is changed in place.
+        near: (R, C) bool.
         products: (R, C) cosines.
         worst: (R,) limit of each row: its k-th best cosine so far.
         k: products to mark per row.
@@ -342,7 +354,7 @@ def _mark_best(near: Tensor, products: Tensor, worst: Tensor, k: int) -> None:
 def _positions(near: Tensor) -> tuple[Tensor, Tensor]:
     """Return the row numbers (H,) and column numbers (H,) of the true elements, in ascending order.
 
-    `nonzero` is slow, so it looks at eight booleans at a time, read as one int64.
+    `nonzero` is slow, so eight booleans at a time are read as one int64 here.
 
     Args:
         near: (R, C) bool.

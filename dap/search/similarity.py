@@ -92,7 +92,8 @@ def mutual_neighbours(
         Cosines and row numbers of the neighbours, in both directions.
 
     Raises:
-        UserError: wrong shapes, k out of range, or a row with NaN or infinity, which is named.
+        UserError: wrong shapes, k out of range, or a row with NaN or infinity. The message names
+            the row.
     """
     require_searchable({"source": source, "target": target}, k, min(len(source), len(target)))
     above, target_above = above or (None, None)
@@ -225,10 +226,11 @@ def _require_matrix(array: Array, name: str) -> None:
 
 
 def require_searchable(sides: dict[str, Array], k: int, most: int) -> None:
-    """Check both sides before a search that may take hours.
+    """Check the arrays of a search and k, because the search itself may take hours.
 
     Args:
-        sides: what error messages call each array -> the array. Queries come first, keys second.
+        sides: name of the array in error messages -> the array. It has two entries: first the
+            queries, then the keys.
         k: number of neighbours per row that the search will return.
         most: largest k that is allowed.
 
@@ -274,8 +276,9 @@ def _search(
         keys_above: (M,) cosines that the neighbours of keys must exceed. None sets no limit.
 
     Returns:
-        Scores (N, k) and indices (N, k) of the queries' neighbours, and those of the keys'
-        neighbours (M, k). Unless `both`, the latter are empty.
+        First the scores (N, k) and indices (N, k) of the queries' neighbours. Second the scores
+        (M, k) and indices (M, k) of the keys' neighbours, which are (0, k) unless `both`. The place
+        of a missing neighbour has index -1.
     """
     device = _device_of(queries, keys)
     height, width = blocks or BLOCKS[device.type]
@@ -317,7 +320,10 @@ def _search(
 
 
 def _device_of(queries: Array, keys: Array) -> torch.device:
-    """Return the device of a tensor among the two, else CUDA if there is a GPU, else the CPU."""
+    """Return the device to search on: that of the first tensor among the two arrays.
+
+    If both are numpy arrays, it is CUDA if there is a GPU, or else the CPU.
+    """
     for side in (queries, keys):
         if isinstance(side, Tensor):
             return side.device

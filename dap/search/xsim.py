@@ -122,7 +122,8 @@ def hard_negative_copies(sentences: Sequence[str]) -> list[Copy]:
     """Make changed copies of each distinct sentence, at most `MOST` of each kind.
 
     A sentence to which no rule applies has no copies. A copy is left out if it equals one of the
-    sentences or an earlier copy of the same sentence, except for case and spaces.
+    sentences or an earlier copy of the same sentence, except for case and spaces. Copies come in
+    the order of the sentences.
 
     >>> for copy in hard_negative_copies(["She did not buy 20 books."]):
     ...     print(copy.kind, copy.text)
@@ -277,7 +278,7 @@ def name_rule(sentences: Sequence[str]) -> Callable[[str], Iterator[str]]:
 
 
 def _lower_case_words(sentences: Sequence[str]) -> set[str]:
-    """Collect the words that occur in lower case in the sentences."""
+    """Return the words that occur in lower case in the sentences."""
     words = set()
     for text in sentences:
         words.update(word for word in re.findall(r"\b[^\W\d_]+", text) if word.islower())
@@ -285,7 +286,10 @@ def _lower_case_words(sentences: Sequence[str]) -> set[str]:
 
 
 def _names_by_class(sentences: Sequence[str], lower_words: set[str]) -> dict[str, set[str]]:
-    """Collect the names of `NAMES` and of the sentences.
+    """Return the names in `NAMES` and in the sentences, by class.
+
+    A name in a sentence is a run of capitalised words. The first word of a sentence is left out,
+    because it is always capitalised.
 
     Args:
         sentences: all sentences of the text.
@@ -323,18 +327,19 @@ def _class(name: str) -> str:
 
 
 def _pick(options: Sequence[str], without: str, text: str, place: re.Match[str]) -> str:
-    """Pick an option that does not occur in a given text.
+    """Pick a pseudorandom option to replace a word of the text.
 
-    The choice is a hash of the text and the place, so that it is the same in every run.
+    The choice depends on a hash of the text and the word's position, so it is the same in every
+    run.
 
     Args:
         options: the words or digits to choose from.
-        without: text that must not contain the option, such as the word to replace.
+        without: the option must not occur in this string, such as the word to replace.
         text: the whole text.
-        place: the word to replace.
+        place: the match of the word to replace.
 
     Returns:
-        The option, or "" if all of them occur in `without`.
+        The option, or "" if all options occur in `without`.
     """
     digest = hashlib.sha256(f"{place.start()} {text}".encode(errors="surrogatepass")).digest()
     start = int.from_bytes(digest[:8], "big")
@@ -351,7 +356,11 @@ def _replace(text: str, place: re.Match[str], word: str) -> str:
 
 
 def _in_case_of(old: str, new: str) -> str:
-    """Return the new word in the case of the old one: all capitals, a first capital, or neither."""
+    """Return the new word in the case of the old one.
+
+    That is all capitals, if the old word has several letters and all are capitals. It is a first
+    capital if the old word begins with one. Otherwise the new word is returned unchanged.
+    """
     if len(old) > 1 and old.isupper():
         return new.upper()
     return new[:1].upper() + new[1:] if old[:1].isupper() else new
