@@ -32,7 +32,11 @@ Counts = Mapping[str, Mapping[str, Any]]
 
 
 def total(languages: Counts) -> Counter[str]:
-    """Add up each count over all languages. Entries that are not integers are left out."""
+    """Add up each count over all languages, by name. Entries that are not integers are left out.
+
+    Args:
+        languages: language code -> its counts by name.
+    """
     sums: Counter[str] = Counter()
     for counts in languages.values():
         sums.update({name: value for name, value in counts.items() if isinstance(value, int)})
@@ -40,9 +44,12 @@ def total(languages: Counts) -> Counter[str]:
 
 
 def counts_table(languages: Counts) -> str:
-    """Format the counts as a table with one row per language, and one of their sums.
+    """Format the counts as a text table with one row per language, and one of their sums.
 
     Repairs and reasons that concern no pair have no column.
+
+    Args:
+        languages: language code -> its counts by name, as `prepare` returns them.
     """
     sums = total(languages)
     used = [name for name in (*REPAIRS, "unreadable", *LOSSES) if sums[name]]
@@ -57,8 +64,8 @@ def describe(folder: Path, report: Mapping[str, Any]) -> None:
     """Write the data card and the report. The report comes last and marks the end of the run.
 
     Args:
-        folder: the output folder of `prepare_data.py`.
-        report: the report of the run. Its counts and settings are shown on the card.
+        folder: the output folder of `prepare_data.py`, which gets `README.md` and `report.json`.
+        report: the report of the run. Its counts, licences and settings are shown on the card.
     """
     languages = report["languages"]
     settings = report["settings"]
@@ -91,11 +98,15 @@ def describe(folder: Path, report: Mapping[str, Any]) -> None:
 def _configurations(languages: Counts, target: str) -> list[dict[str, Any]]:
     """List the configurations that the card declares, so that `datasets` can load each by name.
 
-    "default" has all languages, and for example "de-en" has one. Splits without pairs are left out.
+    "default" has all languages, and for example "de-en" has one. A split without pairs is left
+    out, and so is a configuration without splits.
 
     Args:
         languages: language code -> its counts.
         target: code of the target language, a part of the names of files and configurations.
+
+    Returns:
+        Dictionaries with `config_name` and `data_files` (split and path pattern).
     """
     configurations = []
     for code, counts in [("*", total(languages)), *languages.items()]:
@@ -110,7 +121,12 @@ def _configurations(languages: Counts, target: str) -> list[dict[str, Any]]:
 
 
 def _origins_table(languages: Counts, licences: Mapping[str, str]) -> str:
-    """Make a Markdown table of the corpora, with their training pairs and their licences."""
+    """Make a Markdown table of the corpora, with their training pairs and their licences.
+
+    Args:
+        languages: language code -> its counts. `origins` has the training pairs of each corpus.
+        licences: licence of each corpus. For others the table says that it is not stated.
+    """
     pairs: Counter[str] = Counter()
     for counts in languages.values():
         pairs.update(counts["origins"])
@@ -121,7 +137,11 @@ def _origins_table(languages: Counts, licences: Mapping[str, str]) -> str:
 
 
 def _pairs_table(languages: Counts) -> str:
-    """Make a Markdown table of `CARD_COUNTS`, with one row per language."""
+    """Make a Markdown table with one row per language: pairs read, written and repeated targets.
+
+    Args:
+        languages: language code -> its counts. The columns are `CARD_COUNTS`.
+    """
     rows = []
     for code, counts in languages.items():
         rows.append([code, NAMES.get(code, ""), *(f"{counts[name]:,}" for name in CARD_COUNTS)])

@@ -18,7 +18,7 @@ RANGE_ROWS = 4_000_000
 
 
 def pair_keys(source: np.ndarray, target: np.ndarray) -> np.ndarray:
-    """Combine the hashes of both sides to one hash of each pair.
+    """Combine the hashes of source and target to one hash per pair.
 
     Swapping the two sides gives another hash.
 
@@ -36,8 +36,9 @@ def pair_keys(source: np.ndarray, target: np.ndarray) -> np.ndarray:
 class Admission:
     """Filters rows while they are read: drops those that a later `sample` cannot choose.
 
-    The sample takes the `size` rows of smallest rank. The object remembers the smallest ranks that
-    it has seen, and admits only rows that may still be among them.
+    The sample takes the `size` rows of smallest rank. The object remembers the smallest ranks
+    that it has seen, and admits only rows that may still be among them. Call it with the ranks of
+    the next rows.
 
     Args:
         size: number of rows of the sample. None admits all rows.
@@ -70,7 +71,7 @@ class Admission:
 
 
 def count_distinct(rows: pl.LazyFrame, key: str, range_rows: int = RANGE_ROWS) -> int:
-    """Count the different values in a column.
+    """Return the number of different values in a column.
 
     Args:
         rows: a table of any size.
@@ -105,9 +106,10 @@ def repeated(rows: pl.LazyFrame, key: str, range_rows: int = RANGE_ROWS) -> pl.D
 def sample(
     rows: pl.LazyFrame, key: str, size: int | None, range_rows: int = RANGE_ROWS
 ) -> pl.DataFrame:
-    """Keep the first row of each value in a column, and choose the rows with the smallest values.
+    """Choose the rows with the smallest values in a column, one row for each value.
 
-    If the column holds random ranks, this draws a sample.
+    Of rows with the same value, the first one (by `row`) is kept. If the column holds random
+    ranks, this draws a sample without duplicates.
 
     Args:
         rows: a table of any size. The column `row` numbers its rows.
@@ -116,7 +118,7 @@ def sample(
         range_rows: number of rows to process at a time.
 
     Returns:
-        The chosen rows, in ascending order of the column.
+        The chosen rows with all their columns, in ascending order of the column.
     """
     chosen = [rows.head(0).collect()]
     missing = size
@@ -133,18 +135,16 @@ def sample(
 
 
 def _ranges(rows: pl.LazyFrame, key: str, range_rows: int) -> Iterator[pl.LazyFrame]:
-    """Split a table by the values of a column, into parts of about `range_rows` rows.
+    """Yield parts of a table, each with about `range_rows` rows, split by the values of a column.
 
-    Hashes are spread evenly over all values of uint64, so ranges of the same width hold about the
-    same number of rows.
+    All rows with the same value are in the same part. The part with the smallest values comes
+    first. Hashes are spread evenly over all values of uint64, so ranges of the same width hold
+    about the same number of rows.
 
     Args:
-        rows: a table of any size.
+        rows: a table of any size. For an empty table nothing is yielded.
         key: name of a column of hashes or ranks, uint64.
         range_rows: number of rows of a part.
-
-    Returns:
-        Yields the parts, those with the smallest values first.
     """
     total = rows.select(pl.len()).collect().item()
     count = -(-total // range_rows)

@@ -28,14 +28,15 @@ def read_evaluation(paths: Sequence[str | Path]) -> list[str]:
       premise and hypothesis.
 
     Args:
-        paths: files, folders and ids of Hub datasets.
+        paths: files, folders (without their subfolders) and ids of Hub datasets.
 
     Returns:
-        The sentences in their order, without repetitions and blank ones.
+        The sentences in their order, without repetitions and blank ones. Empty if there are no
+        paths.
 
     Raises:
         UserError: as `find_bitext`, `read_pairs` and `read_sentences`, a file is neither parallel
-            text nor lines, its JSON is broken, or there is no sentence at all.
+            text nor lines (such as `.csv`), its JSON is broken, or there is no sentence at all.
         FileNotFoundError: a path does not exist.
     """
     texts: list[str] = []
@@ -53,7 +54,13 @@ def read_evaluation(paths: Sequence[str | Path]) -> list[str]:
 
 
 def _sentences(path: Path) -> Iterator[str]:
-    """Yield the sentences of a file or Hub dataset, including blank ones."""
+    """Yield the sentences of a file or Hub dataset, including blank ones.
+
+    The file name decides how it is read, as `read_evaluation` describes.
+
+    Raises:
+        UserError: as `read_evaluation`.
+    """
     plain_name = path.with_suffix("") if path.suffix in (".gz", ".xz") else path
     kind = plain_name.suffix.lower().removeprefix(".")
     is_parallel = kind in FORMATS and kind not in READ_AS_LINES
@@ -69,7 +76,11 @@ def _sentences(path: Path) -> Iterator[str]:
 
 
 def _sentences_of_pairs(path: Path) -> Iterator[str]:
-    """Yield both sides of the pairs in a file of parallel text, an archive or a Hub dataset."""
+    """Yield both sides of all pairs in a file of parallel text, an archive or a Hub dataset.
+
+    Members of an archive that consist of lines (TSV, JSONL, Moses) are read line by line instead,
+    so that all their sentences are found.
+    """
     for files in find_bitext(path).values():
         for file in files:
             if file.format in READ_AS_LINES:  # a member of an archive
@@ -85,8 +96,11 @@ def _sentences_of_lines(path: Path, is_json: bool) -> Iterator[str]:
 
     Args:
         path: the file.
-        is_json: whether each line is JSON, whose strings are the sentences. Otherwise tabs separate
-            the sentences of a line.
+        is_json: whether each line is JSON, whose strings are the sentences. Blank lines are
+            skipped. Otherwise tabs separate the sentences of a line.
+
+    Raises:
+        UserError: a line is not text or, with `is_json`, not JSON.
     """
     for number, line in enumerate(read_sentences(path), 1):
         if not is_json:
@@ -102,7 +116,7 @@ def _sentences_of_lines(path: Path, is_json: bool) -> Iterator[str]:
 
 
 def _strings(value: Any) -> Iterator[str]:
-    """Yield all strings in a JSON value, without the names of fields."""
+    """Yield all strings in a JSON value, at any depth, without the names of fields."""
     if isinstance(value, str):
         yield value.encode("utf-8", "replace").decode()  # "\\ud800" is valid JSON but no text
     elif isinstance(value, dict):

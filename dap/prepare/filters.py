@@ -68,8 +68,9 @@ def clean(
         options: which filters are used, and their limits.
 
     Returns:
-        The pairs that pass, and two kinds of counts by name: repaired pairs (`REPAIRS`), and
-        dropped pairs by reason (`REASONS`).
+        The pairs that pass, and counts by name. `control_characters` and `nfc` count repaired
+        pairs (`repair`), also those that are then dropped. The keys of `REASONS` count dropped
+        pairs, each under the first reason.
 
     Raises:
         UserError: as `load_tokenizer`, `identified` and `cosines`.
@@ -107,11 +108,12 @@ def clean(
 
 
 def _is_language(found: str, wanted: str) -> bool:
-    """Tell whether the code that a language identifier returned means the wanted language.
+    """Tell whether a language identifier's code means the wanted language, in any region or script.
 
     Args:
-        found: the identifier's answer. If it is no language code, the result is False.
-        wanted: a language code.
+        found: the code that the identifier returned. If it is no language code, the result is
+            False.
+        wanted: a language code without region (`base_language`).
     """
     try:
         return base_language(found) == wanted
@@ -120,7 +122,7 @@ def _is_language(found: str, wanted: str) -> bool:
 
 
 def _measure(texts: pl.Series, language: str, options: PrepareOptions) -> dict[str, pl.Series]:
-    """Compute what the filters compare, for one side of the pairs.
+    """Compute the tokens and the check of the script for one side of the pairs.
 
     Args:
         texts: (N,) str. The series is named "source" or "target".
@@ -130,7 +132,7 @@ def _measure(texts: pl.Series, language: str, options: PrepareOptions) -> dict[s
     Returns:
         Three series by name. For the source they are:
 
-        - `source_tokens`: the tokens, (N,) lists.
+        - `source_tokens`: the tokens, (N,) lists of words, or of ids if a tokenizer is given.
         - `source_count`: the number of tokens or words, (N,) int.
         - `source_foreign`: whether too many letters are of other scripts, (N,) bool.
     """
@@ -151,10 +153,10 @@ def _measure(texts: pl.Series, language: str, options: PrepareOptions) -> dict[s
 
 
 def _reason(measured: pl.DataFrame, options: PrepareOptions) -> pl.Series:
-    """Find the first reason to drop each pair.
+    """Find the first reason to drop each pair, from "empty" to "script" in the order of `REASONS`.
 
     Args:
-        measured: the pairs, with the columns of `_measure` for both sides.
+        measured: the pairs (`source`, `target`), with the columns of `_measure` for both sides.
         options: the limits of the filters.
 
     Returns:
@@ -206,7 +208,10 @@ def repair(pairs: pl.DataFrame) -> tuple[pl.DataFrame, dict[str, int]]:
 
 
 def repair_texts(texts: pl.Series) -> pl.Series:
-    """Repair single texts, such as evaluation sentences, as `repair` does: (N,) str."""
+    """Return repaired texts, such as evaluation sentences: (N,) str.
+
+    Characters are composed (NFC), and white space is tidied as in `repair`.
+    """
     return _tidy(_compose(texts))
 
 
@@ -216,15 +221,17 @@ def _compose(texts: pl.Series) -> pl.Series:
 
 
 def _tidy(texts: pl.Series) -> pl.Series:
-    """Make one space of each run of white space and control characters, and none at the ends."""
+    """Replace each run of white space and control characters by one space, and strip both ends."""
     return texts.str.replace_all(_UNTIDY, " ").str.strip_chars(" ")
 
 
 def words(texts: pl.Series, scripts: Sequence[str]) -> tuple[pl.Series, pl.Series]:
-    """Split repaired texts into words, as the module's docstring describes.
+    """Split repaired texts into words, to compare sentence lengths across languages.
 
-    In scripts without spaces between words, the tokens are single characters and the runs of other
-    characters between them. The number of words is then smaller than the number of tokens.
+    Words are what stands between spaces. Scripts without spaces between words are those of
+    `CHARACTERS_PER_WORD`: Chinese characters, kana and Thai. There the tokens are single
+    characters, and the runs of other characters between them. The number of words is then
+    estimated from the number of characters, and smaller than the number of tokens.
 
     Args:
         texts: (N,) str.
@@ -254,8 +261,9 @@ def wrong_script(texts: pl.Series, scripts: Sequence[str], least: float) -> pl.S
 
     Args:
         texts: (N,) str.
-        scripts: names of the Unicode scripts of their language. If empty, nothing is checked.
-        least: share of the letters that must be in these scripts, 0 to 1. 0 checks nothing.
+        scripts: names of the Unicode scripts of their language. If empty, all results are False.
+        least: share of the letters that must be in these scripts, 0 to 1. With 0 all results are
+            False.
 
     Returns:
         (N,) bool, True for a text to drop. A text without letters is also True.
@@ -279,6 +287,8 @@ def wrong_script(texts: pl.Series, scripts: Sequence[str], least: float) -> pl.S
 def load_tokenizer(name: str) -> Any:
     """Load a fast tokenizer whose `backend_tokenizer` neither truncates nor pads.
 
+    The result is cached for further calls with the same name.
+
     Args:
         name: a folder or a Hub id.
 
@@ -297,17 +307,18 @@ def load_tokenizer(name: str) -> Any:
 
 
 def identified(name: str, texts: list[str]) -> list[str]:
-    """Identify the languages of texts.
+    """Return the language codes that the user's language identifier gives for some texts.
 
     Args:
-        name: `module:function`. The function takes a list of texts and returns their codes.
+        name: `module:function`. The function takes a list of texts and returns their codes. It is
+            not called if there are no texts.
         texts: N texts.
 
     Returns:
-        N language codes.
+        N codes as the function returned them, which need not be valid language codes.
 
     Raises:
-        UserError: there is no such function, it fails, or it does not return one code per text.
+        UserError: there is no such function, it fails, or it does not return one string per text.
     """
     subject = f"language_identifier {name!r}"
     with loading("function", subject):

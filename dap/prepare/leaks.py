@@ -37,7 +37,14 @@ from dap.text_keys import text_keys
 
 
 class Band(NamedTuple):
-    """A range of lengths of evaluation sentences, which are compared by n-grams of the same n."""
+    """A range of lengths of evaluation sentences, which are compared by n-grams of the same n.
+
+    Attributes:
+        is_wide: whether the sentences are mostly Chinese characters, kana or hangul.
+        n: letters of an n-gram.
+        shortest: smallest number of letters of a sentence.
+        longest: largest number of letters of a sentence.
+    """
 
     is_wide: bool  # mostly Chinese characters, kana or hangul
     n: int  # letters of an n-gram
@@ -65,12 +72,13 @@ _ROUNDING = 1e-9
 
 
 class LeakIndex:
-    """An index of evaluation sentences. Called with texts, it finds those that are leaks.
+    """An index of evaluation sentences. Called with texts, it finds those that (nearly) equal one.
 
     Args:
         sentences: the evaluation sentences, not normalised.
-        threshold: smallest share of n-grams in common that makes two texts near, above 0 and up to
-            1. None finds only texts that are equal after normalising.
+        threshold: two texts are nearly equal if they share at least this share of their character
+            n-grams, above 0 and up to 1 (see `containment`). None finds only texts that are equal
+            after normalising.
     """
 
     def __init__(self, sentences: Sequence[str], threshold: float | None = 0.7) -> None:
@@ -90,10 +98,10 @@ class LeakIndex:
             keys: their hashes (`dap.text_keys.text_keys`), uint64 (N,).
 
         Returns:
-            A table with a row for each text that was found, in the order of the texts:
+            A table with one row for each text that was found, in the order of the texts:
 
             - `row`: the number of the text, from 0.
-            - `evaluation`: the evaluation sentence that is most similar to it.
+            - `evaluation`: the evaluation sentence that is most similar to it, as it was given.
             - `equal`: whether both are equal after normalising.
             - `containment`: the share of n-grams in common (see `containment`), 1 for equal texts.
         """
@@ -113,22 +121,24 @@ def load_index(path: Path, changed: int) -> LeakIndex:
     """Build a `LeakIndex` from a file, once per process.
 
     Args:
-        path: a JSON file with the arguments of `LeakIndex`.
-        changed: the file's modification time. If it is another one, the index is built again.
+        path: a JSON file with the arguments of `LeakIndex`: `sentences` and `threshold`.
+        changed: the file's modification time. If it differs from that of the last call, the index
+            is built again.
     """
     return LeakIndex(**read_object(path))
 
 
 def _measured(letters: Sequence[str], keys: np.ndarray) -> pl.DataFrame:
-    """Make a table of texts with what decides their band.
+    """Make a table of normalised texts, with the length and script that decide their `Band`.
 
     Args:
         letters: N normalised texts.
         keys: their hashes, uint64 (N,).
 
     Returns:
-        Columns `row` (number of the text, from 0), `letters` (the text), `key` (its hash),
-        `length` (in characters) and `is_wide` (mostly Chinese characters, kana or hangul).
+        N rows with the columns `row` (number of the text, from 0), `letters` (the text), `key`
+        (its hash), `length` (in characters) and `is_wide` (mostly Chinese characters, kana or
+        hangul).
     """
     schema = {"letters": pl.String, "key": pl.UInt64}
     texts = pl.DataFrame({"letters": letters, "key": keys}, schema=schema).with_row_index("row")
@@ -141,9 +151,9 @@ class BandIndex:
     """An index of the n-grams of all evaluation sentences of one band.
 
     Args:
-        sentences: the evaluation sentences of all bands: a table of `_measured`, with the sentences
-            as they were given in the column `evaluation`.
-        band: which of them to index.
+        sentences: the evaluation sentences of all bands: a table of `_measured`, with the
+            sentences as they were given in the column `evaluation`.
+        band: only the sentences of this range of lengths are indexed.
         threshold: smallest share of n-grams in common that makes two texts near.
     """
 
@@ -173,8 +183,8 @@ class BandIndex:
             texts: a table of `_measured`.
 
         Returns:
-            A table with the columns that a call of `LeakIndex` returns. A text that is near to
-            several sentences has several rows.
+            A table with the columns that a call of `LeakIndex` returns. `equal` is always False.
+            A text that is near to several sentences has several rows.
         """
         n = self.band.n
         smallest = max(self.band.shortest - n + 1, 1)  # n-grams of a sentence
@@ -197,16 +207,18 @@ class BandIndex:
         return found.filter(pl.col("containment") >= self.threshold - _ROUNDING)
 
     def _candidates(self, texts: pl.DataFrame) -> pl.DataFrame:
-        """Find the texts and sentences that must be compared in full.
+        """Find the pairs of a text and a sentence that must be compared in full.
 
-        These share `COMMON` of the text's rarest n-grams (see the module's docstring).
+        Such a pair shares at least `COMMON` of the text's rarest n-grams (see the module's
+        docstring), and both have a similar number of n-grams. All near pairs are among the
+        candidates.
 
         Args:
             texts: a table of `_measured`, with the number of n-grams in the column `size`.
 
         Returns:
-            A table of pairs, with the row number of the text (`text`) and of the evaluation
-            sentence (`sentence`).
+            A table of pairs. The column `text` has the position of the text in `texts`, and
+            `sentence` that of the evaluation sentence in the index.
         """
         owners, grams = _grams(texts["letters"], self.band.n)  # (G,), (G,)
         holder_counts = self._holder_counts[grams >> self._shift]  # (G,)
@@ -236,20 +248,21 @@ class BandIndex:
         """Return how many n-grams two near texts have in common at least.
 
         Args:
-            size: number of n-grams of the larger text.
+            size: number of n-grams of the text that has more, as a column or expression of polars.
         """
         return (size * self.threshold - _ROUNDING).ceil()
 
 
 def _grams(letters: pl.Series, n: int) -> tuple[np.ndarray, np.ndarray]:
-    """Hash all n-grams of texts.
+    """Return the hashes of all n-grams of texts. An n-gram lies within one text.
 
     Args:
         letters: N normalised texts.
         n: letters of an n-gram.
 
     Returns:
-        For each n-gram, the number of its text, int64 (G,), and its hash, uint64 (G,).
+        For each n-gram, the number of its text, int64 (G,), and its hash, uint64 (G,). Texts with
+        fewer than n letters have none.
     """
     codes = code_points("".join(f"{text}\n" for text in letters))
     places = max(len(codes) - n, 0)
@@ -264,7 +277,7 @@ def _grams(letters: pl.Series, n: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def containment(text: str, sentence: str, n: int) -> float:
-    """Compute the share of the longer text's character n-grams that the other text also has.
+    """Return the share of common character n-grams of two texts, relative to the longer one.
 
     Repetitions count: |A ∩ B| / max(|A|, |B|), where A and B are the bags of n-grams.
 
@@ -272,6 +285,9 @@ def containment(text: str, sentence: str, n: int) -> float:
         text: a normalised text of n letters or more.
         sentence: another one.
         n: letters of an n-gram.
+
+    Returns:
+        A number from 0 to 1.
     """
     one, other = _count_grams(text, n), _count_grams(sentence, n)
     return (one & other).total() / max(one.total(), other.total())

@@ -25,7 +25,9 @@ RELEASE = {
 class PrepareOptions:
     """The options of `prepare_data.py` that shape the text: filters, samples and dev sets.
 
-    The defaults of the filters are those of the paper's released code, except those in `RELEASE`.
+    The defaults are those of the paper's released code, except for the options in `RELEASE`,
+    which `--recipe release` sets. Each field's help text says what it does. Invalid values raise
+    `UserError`.
     """
 
     target_language: str = arg("en", "Language code of the target side.")

@@ -100,13 +100,14 @@ def download_corpora(
         names: keys of `CORPORA`, or `["all"]`.
         languages: language codes, with or without regions. An empty sequence means all 36
             languages.
-        folder: where to put the files.
+        folder: where to put the files, zip archives named like `Europarl_v8.de-en.txt.zip`.
         mirror: base address of a copy of OPUS' file store, with the same folders. None downloads
             from OPUS.
         without: pairs (corpus, language) to leave out.
 
     Returns:
-        Path of each file -> its corpus. Files that OPUS does not have are left out.
+        Path of each file -> its corpus, also for files that were there already. Files that OPUS
+        does not have are left out.
 
     Raises:
         UserError: a corpus or language is unknown, no file exists, or as `download`.
@@ -133,6 +134,8 @@ def _wanted_files(
     names: Sequence[str], languages: Sequence[str], without: Collection[tuple[str, str]]
 ) -> list[tuple[OpusCorpus, str]]:
     """List the files to download, each as (corpus, OPUS' code of the language).
+
+    A language may have several files in a corpus, such as "zh_cn" and "zh_tw" (`CODES`).
 
     Args:
         names: keys of `CORPORA`, or `["all"]`.
@@ -162,7 +165,7 @@ def _wanted_files(
 
 
 def download(url: str, path: Path, wait: float = 1.0) -> None:
-    """Download a zip archive with curl, unless it is there already.
+    """Download a zip archive with curl, unless it is there already, and test it for damage.
 
     Until it is complete it is called `PATH.part`. A stopped download is resumed by the next run.
 
@@ -173,7 +176,8 @@ def download(url: str, path: Path, wait: float = 1.0) -> None:
 
     Raises:
         FileNotFoundError: the server has no such file (404, 410).
-        UserError: curl is not installed, all `TRIES` tries failed, or the archive is damaged.
+        UserError: curl is not installed, all `TRIES` tries failed, or the archive is damaged or
+            encrypted. A damaged archive is removed.
     """
     if path.exists():
         return
@@ -203,11 +207,12 @@ def download(url: str, path: Path, wait: float = 1.0) -> None:
 
 
 def _run_curl(url: str, part: Path) -> bool:
-    """Try once to download a file, or the rest of it.
+    """Try once to download a file, or the rest of it. Progress goes to the terminal.
 
     Args:
         url: the address.
-        part: where to put the file. What is there already is not downloaded again.
+        part: where to put the file. What is there already is not downloaded again. If the server
+            cannot continue in the middle of a file, this part is removed.
 
     Returns:
         Whether the file is complete.

@@ -80,7 +80,7 @@ def prepare(
 ) -> dict[str, dict[str, Any]]:
     """Turn raw files into shards of training pairs: carry out all steps of this module.
 
-    Files that an earlier run has cleaned are not cleaned again.
+    Writes into the folders of `plan`. Files that an earlier run has cleaned are not cleaned again.
 
     Args:
         plan: the paths of the run, and its options.
@@ -89,7 +89,7 @@ def prepare(
         on_cluster: use the connected Ray cluster instead of processes on this machine.
 
     Returns:
-        Language -> its counts by name: those of `select_language` and `write_language`.
+        Source language -> its counts by name: those of `select_language` and `write_language`.
 
     Raises:
         UserError: as `read_tables`, the disk is full, or a process was killed.
@@ -118,10 +118,12 @@ def prepare(
 def check_names(options: PrepareOptions) -> None:
     """Load the tokenizers, the language identifier and the encoder that the options name.
 
-    A wrong name is then found before the text is read.
+    A wrong name is then found before the text is read. They are cached for later use, and nothing
+    is returned. The identifier is tried on one sentence.
 
     Raises:
-        UserError: one of them cannot be loaded or used.
+        UserError: one of them cannot be loaded or used, or the ids of the tokenizer for
+            `target_vocabulary` have gaps.
     """
     if options.tokenizer:
         load_tokenizer(options.tokenizer)
@@ -142,9 +144,9 @@ def check_names(options: PrepareOptions) -> None:
 
 
 def clean_file(plan: Plan, raw: RawFile) -> None:
-    """Clean a file, and write the pairs that pass into a folder of their own.
+    """Clean a file, and write the pairs that pass into a folder of their own (`plan.cleaned`).
 
-    - `keys.parquet` has the hashes of all pairs that pass.
+    - `keys.parquet` has two hashes (rank and exact text) of every pair that passes.
     - `rows.parquet` has the text of the pairs that a sample may need.
     - `leaks.jsonl` lists the leaks.
     - `counts.json` has the counts `read` (pairs), `unreadable` (lines), `leak` (pairs), and those
@@ -205,7 +207,12 @@ def clean_file(plan: Plan, raw: RawFile) -> None:
 def _with_keys(
     pairs: pl.DataFrame, side_keys: Sequence[np.ndarray], origin: str, seed: int
 ) -> pl.DataFrame:
-    """Add the columns of `_KEYS` and `_ROWS` to pairs, and `row`, their number in the table.
+    """Add the columns with the hashes and ranks of pairs, their corpus and their row number.
+
+    - `row`: position in the table, from 0.
+    - `origin`: the name of the corpus.
+    - `text_hash`: hash of the normalised pair. `exact`: hash of the pair as it is.
+    - `rank`: the pair's place in a random order. `english`: the same for its target sentence.
 
     Args:
         pairs: a table with the columns `source` and `target`.
@@ -257,11 +264,14 @@ def _find_leaks(
 def select_language(plan: Plan, language: str, files: Sequence[RawFile]) -> dict[str, int]:
     """Choose which cleaned pairs of a language to keep, and which of these are its dev set.
 
+    The choice is written to `plan.selected(language)`.
+
     - Of pairs that are equal after normalising, the first pair of the first file is kept.
     - With `max_corpus_pairs`, a sample of each corpus is drawn first.
     - Then the `max_pairs` pairs of smallest rank are drawn.
-    - The dev set takes the pairs whose English sentence has the smallest rank. `split_validation`
-      of `dap.training` chooses the same.
+    - The dev set takes the pairs whose English sentence has the smallest rank, at most
+      `dev_pairs` and at most a tenth of the kept pairs. `split_validation` of `dap.training`
+      chooses the same.
 
     Args:
         plan: the paths of the run, and its options.
@@ -269,8 +279,8 @@ def select_language(plan: Plan, language: str, files: Sequence[RawFile]) -> dict
         files: the cleaned files of this language.
 
     Returns:
-        The counts of `clean_file` over all files, and also `exact_duplicate`, `near_duplicate`
-        (equal only after normalising) and `not_sampled`.
+        The counts of `clean_file`, summed over all files, and also `exact_duplicate`,
+        `near_duplicate` (equal only after normalising) and `not_sampled`.
     """
     keys = _scan([plan.cleaned(raw) / "keys.parquet" for raw in files])
     row_files = [plan.cleaned(raw) / "rows.parquet" for raw in files]
@@ -312,10 +322,10 @@ def select_language(plan: Plan, language: str, files: Sequence[RawFile]) -> dict
 
 
 def find_shared(plan: Plan, languages: Iterable[str]) -> None:
-    """Write two lists of English sentences, which are given by their ranks.
+    """Write two lists of English sentences, which are given by their ranks, into the work folder.
 
     `held.parquet` has the sentences of the dev sets of all languages. `repeated.parquet` has the
-    sentences that occur in several pairs, of any language.
+    sentences that occur in several kept pairs, of any language.
 
     Args:
         plan: the paths of the run.
@@ -353,10 +363,11 @@ def write_language(plan: Plan, language: str, files: Sequence[RawFile]) -> dict[
         Counts by name:
 
         - `train` and `dev`: pairs written.
-        - `held_out`: pairs left out because a dev set of any language has their English sentence.
+        - `held_out`: pairs left out of both, because a dev set of any language has their English
+          sentence.
         - `target_repeated`: training pairs whose English sentence occurs in other pairs, too.
         - `train_shards` and `dev_shards`: files written.
-        - `origins`: training pairs by corpus.
+        - `origins`: training pairs by corpus, a dictionary.
     """
     rows = _scan([plan.cleaned(raw) / "rows.parquet" for raw in files])
     held = _scan([plan.work_dir / "held.parquet"]).collect()["english"]
@@ -396,7 +407,7 @@ def _write_shard(path: Path, rows: pl.LazyFrame, pairs: pl.DataFrame) -> None:
     """Write some pairs of a language to a Parquet file, one row group at a time.
 
     Args:
-        path: the file to write.
+        path: the file to write. It appears whole or not at all.
         rows: the text of all cleaned files of the language.
         pairs: the pairs to write: a table with the columns `row` (position in `rows`, ascending)
             and `target_repeated`.
@@ -420,8 +431,12 @@ def _write_shard(path: Path, rows: pl.LazyFrame, pairs: pl.DataFrame) -> None:
 def write_vocabulary(plan: Plan) -> None:
     """Write the token ids of the English training text to `target_vocabulary.json`.
 
-    Special tokens are left out, except the separator. `train_dap.py` restricts the softmax of RTL
-    to these ids. If no sentence is cut, `dap.training.start.target_vocabulary` finds the same ids.
+    The tokenizer is the one that the option `target_vocabulary` names. CLS and padding are left
+    out. `train_dap.py` restricts the softmax of RTL to these ids. If no sentence is cut,
+    `dap.training.start.target_vocabulary` finds the same ids.
+
+    Args:
+        plan: the paths and options of the run, whose shards in `train/` are read.
     """
     from dap.tokenizers import never_predicted  # importing Transformers takes seconds
 
@@ -453,8 +468,10 @@ RunCalls = Callable[[str, Callable[..., Any], Calls], dict[str, Any]]
 def workers(count: int, on_cluster: bool = False) -> Iterator[RunCalls]:
     """Start worker processes, and yield a function that shares calls among them.
 
-    The function is a `RunCalls`. It logs progress. If a call fails because of its input, the other
-    calls are still made, and then the errors are raised together. A full disk is raised at once.
+    It is called as `run(step, function, calls)`. `step` is a name for the log, and `calls` maps
+    the name of each call to the function's arguments. It returns the result of each call by name.
+    If a call fails because of its input, the other calls are still made, and then the errors are
+    raised together. A full disk is raised at once.
 
     Args:
         count: number of processes. With 1, the calls are made in this process.
@@ -517,7 +534,11 @@ def _result_or_error(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def _start_worker(count: int) -> None:
-    """Set up a process: give it its share of the cores, and end it when its parent is killed."""
+    """Set up a worker process: limit its threads, and end it when its parent process is killed.
+
+    Args:
+        count: number of workers. Each gets an equal share of the machine's cores.
+    """
 
     def end_with_parent() -> None:
         multiprocessing.parent_process().join()

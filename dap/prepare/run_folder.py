@@ -27,7 +27,7 @@ class RawFile:
     Attributes:
         file: path, format and languages.
         origin: name of its corpus, which is written beside each of its pairs.
-        key: a hash that names the folder with the result of cleaning the file. It changes with the
+        key: a hash that names the folder for the result of cleaning the file. It changes with the
             file's size or modification time, and with the options of the cleaning.
     """
 
@@ -44,7 +44,7 @@ class RawFile:
 
 @dataclass(frozen=True)
 class Plan:
-    """The paths of all files that a run writes.
+    """The output folder and options of a run, and the paths of all files that it writes.
 
     Attributes:
         output_dir: the folder of `train/`, `dev/`, the report and the card.
@@ -61,15 +61,18 @@ class Plan:
 
     @property
     def leaks(self) -> Path:
-        """Return the path of the evaluation sentences. Without any, there is no such file."""
+        """Return the path of the JSON file with the evaluation sentences for the leak check.
+
+        If the run has no evaluation sentences, there is no such file.
+        """
         return self.work_dir / "leaks.json"
 
     def cleaned(self, raw: RawFile) -> Path:
-        """Return the folder with the result of cleaning a file."""
+        """Return the path of the folder with the result of cleaning a file (`clean_file`)."""
         return self.work_dir / f"clean-{raw.key}"
 
     def selected(self, language: str) -> Path:
-        """Return the file that lists which pairs of a language are kept."""
+        """Return the path of the Parquet file that lists which pairs of a language are kept."""
         return self.work_dir / f"select-{language}.parquet"
 
     def shard(self, split: str, language: str, number: int) -> Path:
@@ -85,7 +88,7 @@ class Plan:
 
 
 def finished_report(plan: Plan, fingerprint: str, overwrite: bool) -> dict[str, Any] | None:
-    """Read the report of the same run, if it has finished in the output folder.
+    """Return the report of the same run, if it has finished in the output folder.
 
     Args:
         plan: the paths of the run.
@@ -96,8 +99,8 @@ def finished_report(plan: Plan, fingerprint: str, overwrite: bool) -> dict[str, 
         The report, or None if the run still has to be done: there is no report, or `overwrite`.
 
     Raises:
-        UserError: the folder holds the result of another run or command, or a file that the report
-            names is missing.
+        UserError: the report was written by another command. Without `overwrite` also if it is of
+            a run with another fingerprint, or a file that it names is missing.
     """
     path = plan.output_dir / REPORT
     if not path.is_file():
@@ -133,7 +136,8 @@ def _files_of_report(plan: Plan, report: dict[str, Any]) -> list[Path]:
 def begin(plan: Plan, files: Sequence[RawFile]) -> None:
     """Prepare the output folder for a new run: create it, or remove what an earlier run left there.
 
-    Results of cleaning are kept, so that a run that was stopped continues.
+    Report, card and shards are removed. The results of cleaning the given files are kept, so that
+    a run that was stopped continues.
 
     Args:
         plan: the paths of the run.
@@ -173,7 +177,10 @@ def remove(path: Path) -> None:
 
 
 def _foreign_files(plan: Plan) -> list[Path]:
-    """List the visible files in the output folder that no run of this command wrote."""
+    """List the visible files and folders in the output folder that no run of this command wrote.
+
+    The content of `train/` and `dev/` is checked, too: only names of shards are allowed.
+    """
     own = {REPORT, VOCABULARY, CARD, *SPLIT_FOLDERS}
     found = []
     for path in sorted(plan.output_dir.glob("[!.]*")):

@@ -20,6 +20,8 @@ _ENCODING = "dap.encoding"
 def load_encoder(name: str) -> Any:
     """Load the encoder of a folder, a Hub id or an `.onnx` file, with its own pooling and prefix.
 
+    The result, a `SentenceEncoder`, is cached for further calls.
+
     Raises:
         UserError: it cannot be loaded.
     """
@@ -31,11 +33,11 @@ def cosines(name: str, source: Sequence[str], target: Sequence[str]) -> np.ndarr
 
     Args:
         name: folder, Hub id or `.onnx` file of the encoder.
-        source: source sentences of N pairs.
+        source: source sentences of N pairs. Without pairs the encoder is not loaded.
         target: their target sentences.
 
     Returns:
-        Cosines, (N,) float64.
+        Cosines, (N,) float64. A vector of zeros gives 0.
 
     Raises:
         UserError: the encoder cannot be loaded, or gives a vector that is not finite.

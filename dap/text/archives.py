@@ -33,10 +33,14 @@ BUFFER = 1 << 20
 
 @contextmanager
 def open_file(path: str | Path) -> Iterator[io.BufferedReader]:
-    """Open a file for reading bytes, and unpack it while it is read.
+    """Open a file for reading bytes, as a context manager, and unpack it while it is read.
 
     Args:
         path: a plain, `.gz` or `.xz` file, or a member of a zip archive: `archive.zip/member`.
+            The suffix decides how the content is unpacked.
+
+    Yields:
+        A buffered stream of the unpacked bytes.
 
     Raises:
         UserError: the file is damaged or truncated. Also raised while the block reads.
@@ -55,7 +59,14 @@ def open_file(path: str | Path) -> Iterator[io.BufferedReader]:
 
 
 def _open_packed(path: Path) -> BinaryIO:
-    """Open a file or a member of a zip archive. The content may still be packed as gz or xz."""
+    """Open a file, or a member of a zip archive, as a stream of bytes.
+
+    A file that is packed as gz or xz is not unpacked here.
+
+    Raises:
+        UserError: the archive is damaged, or a member's name is not allowed.
+        FileNotFoundError: there is no such file or member.
+    """
     archive = disk_path(path)
     if archive == path:
         return open(path, "rb")
@@ -67,11 +78,12 @@ def _open_packed(path: Path) -> BinaryIO:
 
 
 def _unpacked(packed: BinaryIO, suffix: str) -> Any:
-    """Return a context manager that unpacks a stream, by the suffix of its file name.
+    """Return a context manager whose value is the unpacked content of a stream.
 
     Args:
         packed: the stream.
-        suffix: `.gz`, `.xz`, or any other suffix for a stream that is not packed.
+        suffix: suffix of the file name. `.gz` and `.xz` are unpacked. For any other suffix the
+            value is `packed` itself.
     """
     if suffix == ".gz":
         return gzip.open(packed)
@@ -81,9 +93,10 @@ def _unpacked(packed: BinaryIO, suffix: str) -> Any:
 
 
 def _open_xz(packed: BinaryIO) -> Any:
-    """Unpack an .xz file, which may consist of several streams.
+    """Return a stream with the unpacked content of an .xz file.
 
-    `lzma.open` would end without an error at the first padding between two of them.
+    Such a file may consist of several xz streams. `lzma.open` would end without an error at the
+    first padding between two of them.
     """
     from xz import XZFile
 
@@ -119,9 +132,10 @@ def _says_damaged(error: Exception) -> bool:
 
 
 def disk_path(path: str | Path) -> Path:
-    """Return the file on the disk that a path leads into.
+    """Return the file on the disk that holds the content of a path.
 
-    This is the archive for a path such as `archive.zip/member`, and any other path itself.
+    This is the archive for a path such as `archive.zip/member` (also `.whl`), if that archive is
+    a file. Any other path is returned unchanged, also that of an archive itself.
     """
     path = Path(path)
     for parent in path.parents:
@@ -139,8 +153,9 @@ def list_folder(folder: Path, start: str = "") -> list[Path]:
             out, because editors and macOS put some beside others.
 
     Raises:
-        UserError: an entry cannot be read as a file, such as a broken link or a pipe. Skipping it
-            would silently lose a language.
+        UserError: an entry cannot be read as a file, such as a broken link or a pipe, because
+            skipping it would silently lose a language. Or a name is not UTF-8 or holds control
+            characters.
     """
     files = []
     for path in sorted(folder.iterdir()):
@@ -165,14 +180,14 @@ def list_folder(folder: Path, start: str = "") -> list[Path]:
 
 
 def list_archive(archive: Path) -> list[Path]:
-    """List the files in a zip archive, sorted, without hidden ones.
+    """List the files in a zip archive, sorted, without those whose names begin with a dot.
 
     Returns:
         Paths such as `archive.zip/member`.
 
     Raises:
-        UserError: the archive is damaged, or a member is encrypted, occurs twice, or has a path
-            outside the archive's folder.
+        UserError: the archive is damaged, or a member is encrypted, occurs twice, has a path
+            outside the archive's folder, or a name with control characters.
     """
     paths = []
     _, members = _open_archive(archive)
@@ -192,6 +207,12 @@ def _open_archive(archive: Path) -> OpenArchive:
 
     An archive that has changed since then is opened again. A forked process opens it itself,
     because it would share the position in the file with its parent.
+
+    Returns:
+        The open archive, and the entry of each member that is a file, by the member's name.
+
+    Raises:
+        UserError: as `_open_checked`.
     """
     state = archive.stat()
     return _open_checked(archive, state.st_size, state.st_mtime_ns, os.getpid())
@@ -203,14 +224,14 @@ def _open_checked(archive: Path, *state: int) -> OpenArchive:
 
     Args:
         archive: the archive.
-        *state: only a part of the cache's key: size, time of change and process id.
+        *state: size, modification time and process id. They are only part of the cache's key.
 
     Returns:
         The open archive, and the entry of each member that is a file, by the member's name.
 
     Raises:
-        UserError: the archive is damaged, or a member is encrypted, occurs twice or has a name that
-            is not allowed.
+        UserError: the archive is damaged, or a member is encrypted, occurs twice, has a path
+            outside the archive's folder, or a name with control characters.
     """
     try:
         opened = zipfile.ZipFile(archive)
@@ -244,11 +265,13 @@ def _open_checked(archive: Path, *state: int) -> OpenArchive:
 def read_lines(path: str | Path) -> Iterator[bytes]:
     """Yield the lines of a file without their ends (LF or CR LF) and without a byte order mark.
 
-    A single carriage return within a line does not end it. `decode_line` refuses such a line.
+    Empty lines are yielded. The file may be packed (`open_file`). A single carriage return within
+    a line does not end it. `decode_line` refuses such a line.
 
     Raises:
-        UserError: as `open_file`, the file is UTF-16, its lines end in CR alone, or a line is
-            longer than `MAX_LINE`.
+        UserError: the file is damaged or UTF-16, a line is longer than `MAX_LINE`, or a line has
+            more than `MAX_RETURNS` carriage returns, because lines then end in CR only.
+        FileNotFoundError: there is no such file.
     """
     with open_file(path) as stream:
         start = stream.peek(3)[:3]
@@ -286,7 +309,7 @@ def decode_line(line: bytes) -> str:
 
 
 def decode(text: bytes) -> str:
-    """Decode UTF-8.
+    """Return bytes in UTF-8 as text.
 
     Raises:
         UserError: the bytes are not UTF-8.
@@ -301,8 +324,11 @@ def decode(text: bytes) -> str:
 def read_sentences(path: str | Path) -> Iterator[str]:
     """Yield the lines of a text in one language, including empty ones: line i is sentence i.
 
+    Args:
+        path: the file, which may be packed (`open_file`).
+
     Raises:
-        UserError: as `read_lines`, or a line is not text (`decode_line`).
+        UserError: as `read_lines`, or a line is not UTF-8 or holds a carriage return.
         FileNotFoundError: there is no such file.
     """
     for number, line in enumerate(read_lines(path), 1):

@@ -25,14 +25,14 @@ CACHE_VERSION = 2
 
 
 def count_pairs(files: Iterable[BitextFile], max_bad_lines: float = 0.001) -> int:
-    """Count the pairs in files by reading them once.
+    """Return the number of valid pairs in all files together, by reading the files once.
 
     Args:
         files: the files to read.
         max_bad_lines: share of a file's lines that may be malformed, 0 to 1. They are not counted.
 
     Raises:
-        UserError: as `read_tables`.
+        UserError: a file has more malformed lines, holds no pair, or is damaged (`read_tables`).
     """
     count = 0
     for file in files:
@@ -51,9 +51,10 @@ def load_bitext(
 ) -> dict[str, "Dataset"] | dict[str, "IterableDataset"]:
     """Load one dataset per language, with the columns `source` and `target`.
 
-    Several files of a language follow each other. Streams also have the column `row`, which
-    identifies a pair even after shuffling. It is the pair's number in its file, from 0. If the
-    language has several files, it is `"name:number"`.
+    If a language has several files, its dataset holds the pairs of one file after the other.
+    Streams also have the column `row`, which identifies a pair even after shuffling. It is a
+    string: the pair's number in its file, from 0. If the language has several files, it is
+    `"name:number"`.
 
     Args:
         paths: files, folders and Hub datasets, as `find_bitext` takes them.
@@ -67,7 +68,7 @@ def load_bitext(
         columns: the columns of source and target in TSV files, from 1. None: the first two.
 
     Returns:
-        Language code -> dataset. It is an `IterableDataset` if `streaming` is True.
+        Source language code -> dataset. It is an `IterableDataset` if `streaming` is True.
 
     Raises:
         UserError: as `find_bitext` and `read_tables`.
@@ -89,14 +90,19 @@ def load_bitext(
 
 
 def _stream(files: list[BitextFile], max_bad_lines: float) -> "IterableDataset":
-    """Make a stream of the pairs of one language's files.
+    """Return a stream of the pairs of one language's files, with columns `source`, `target`, `row`.
 
-    If there are several files, the `row` of a pair begins with the name of its file: the path below
-    their common folder, or the id of the Hub dataset.
+    `row` is the pair's number in its file, from 0, as text. If there are several files, the
+    file's name and a colon stand before it. The name is the path below the files' common folder,
+    or the id of the Hub dataset.
 
     Args:
         files: the files, read one after the other.
-        max_bad_lines: share of a file's lines that may be malformed.
+        max_bad_lines: share of a file's lines that may be malformed. They are skipped.
+
+    Raises:
+        UserError: `max_bad_lines` is not between 0 and 1. Errors of a file are raised when it is
+            read.
     """
     from datasets import Features, IterableDataset, Value
 
@@ -123,11 +129,12 @@ def _stream(files: list[BitextFile], max_bad_lines: float) -> "IterableDataset":
 def _read_shards(
     shards: list[tuple[BitextFile, str]], max_bad_lines: float
 ) -> Iterator[dict[str, str]]:
-    """Yield the pairs of files with the column `row`.
+    """Yield the pairs of files in order, as `{"source": …, "target": …, "row": …}`.
 
     Args:
-        shards: files, each with the text that its `row` begins with.
-        max_bad_lines: share of a file's lines that may be malformed.
+        shards: (file, prefix) of each file. A pair's `row` is the prefix and the pair's number in
+            its file, from 0.
+        max_bad_lines: share of a file's lines that may be malformed. They are skipped.
     """
     for file, prefix in shards:
         for number, pair in enumerate(read_pairs(file, max_bad_lines)):
@@ -135,14 +142,18 @@ def _read_shards(
 
 
 def _load_cached(file: BitextFile, max_bad_lines: float, folder: Path) -> "Dataset":
-    """Load the pairs of a file as memory-mapped Arrow, which is written at the first time.
+    """Load the pairs of a file as a memory-mapped dataset. Write its Arrow file if it is absent.
 
-    The name of the Arrow file depends on everything that shapes its content.
+    The name of the Arrow file has a hash of everything that decides its content: the arguments,
+    and the size and modification time of the text. So changed text gives another file.
 
     Args:
         file: the file with the pairs.
-        max_bad_lines: share of its lines that may be malformed.
-        folder: folder of the Arrow files.
+        max_bad_lines: share of its lines that may be malformed. They are skipped.
+        folder: folder of the Arrow files. It is created.
+
+    Returns:
+        A dataset with the columns `source` and `target`.
     """
     from datasets import Dataset
 

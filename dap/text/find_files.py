@@ -63,7 +63,7 @@ MosesSides = dict[tuple[Path, str], dict[Path, str]]
 
 
 def named_formats() -> list[str]:
-    """Return the names of the formats whose file names tell both languages.
+    """Return the names of the formats whose file names tell both languages, such as "tsv".
 
     A function returns them, because users may add formats to `FORMATS`.
     """
@@ -71,7 +71,7 @@ def named_formats() -> list[str]:
 
 
 def describe_layouts() -> str:
-    """Describe the files that `find_bitext` finds, for error messages."""
+    """Return a text for error messages that lists the forms of file names `find_bitext` finds."""
     tables = ", ".join(f"{{xx}}-en.{name}" for name in named_formats())
     return (
         f"{tables}, Moses pairs name.{{xx}} + name.en, *.tmx, {{xx}}.po, with .gz or .xz, or *.zip "
@@ -80,9 +80,10 @@ def describe_layouts() -> str:
 
 
 def _languages_in_name(name: str) -> tuple[str, str] | None:
-    """Return both languages of a file name such as `news.de-en.tsv.gz`.
+    """Return the codes (source, target) in a file name such as `news.de-en.tsv.gz`.
 
-    Returns None for a name that does not end in two languages and one of `named_formats`.
+    Regions and scripts are dropped. Returns None for a name that does not end in two languages
+    and one of `named_formats`.
     """
     formats = "|".join(map(re.escape, named_formats()))
     match = re.fullmatch(
@@ -96,17 +97,19 @@ def find_bitext(
     target_language: str = "en",
     columns: Sequence[int] | None = None,
 ) -> dict[str, list[BitextFile]]:
-    """Find the files of each source language.
+    """Find the files with parallel text, and group them by source language.
+
+    Files in a language other than the 36 known ones are included, with a warning.
 
     Args:
-        paths: files, folders or ids of Hub datasets. Subfolders are not searched, except `train/`
-            if the folder itself holds no text. A Hub dataset is looked for only if there is no such
-            path and the name has the form `user/name[:config]`.
+        paths: files, folders, zip archives or ids of Hub datasets. Subfolders are not searched,
+            except `train/` if the folder itself holds no text. A Hub dataset is looked for only
+            if there is no such path and the name has the form `user/name[:config]`.
         target_language: code of the targets' language.
         columns: the columns of source and target in TSV files, from 1. None: the first two.
 
     Returns:
-        Language code -> files. The languages are sorted, and each file occurs once.
+        Source language code -> files. The languages are sorted, and each file occurs once.
 
     Raises:
         UserError: no path is given, a name does not tell its language, a folder holds no parallel
@@ -141,14 +144,18 @@ def find_bitext(
     return found
 
 
-def _files_of(given: str, path: Path, others: Collection[Path], target: str) -> list[BitextFile]:
+def _files_of(given: str, path: Path, all_paths: Collection[Path], target: str) -> list[BitextFile]:
     """Find the parallel text at one of the paths that `find_bitext` is given.
 
     Args:
         given: the path as the user gave it, or the id of a Hub dataset.
         path: the same as an absolute path.
-        others: all paths that `find_bitext` is given, absolute.
+        all_paths: all paths that `find_bitext` is given, absolute. They decide which pairs are
+            meant if `path` is the target side of several Moses pairs.
         target: the target language.
+
+    Returns:
+        At least one file.
 
     Raises:
         UserError: there is no parallel text.
@@ -157,7 +164,7 @@ def _files_of(given: str, path: Path, others: Collection[Path], target: str) -> 
     if path.is_dir() or (path.is_file() and path.suffix == ".zip"):
         return _files_in_folder(path, target)
     if path.is_file():
-        return _files_at(path, others, target)
+        return _files_at(path, all_paths, target)
     if HUB_ID.fullmatch(given) and not _languages_in_name(path.name):
         return find_hub_files(given, target)
     raise FileNotFoundError(
@@ -172,10 +179,11 @@ def _files_of(given: str, path: Path, others: Collection[Path], target: str) -> 
 def _files_in_folder(folder: Path, target: str) -> list[BitextFile]:
     """Return all parallel text in a folder or zip archive.
 
-    Warn of files that look like parallel text, but whose language cannot be told.
+    If the folder itself holds none, its subfolder `train/` is searched. Files that look like
+    parallel text, but whose language cannot be told, are left out with a warning.
 
     Args:
-        folder: a folder or zip archive.
+        folder: a folder, whose zip archives are searched, too, or a zip archive.
         target: the target language.
 
     Raises:
@@ -202,7 +210,9 @@ def _files_in_folder(folder: Path, target: str) -> list[BitextFile]:
 
 
 def _describe_folder_without_text(folder: Path, paths: Sequence[Path], target: str) -> str:
-    """Make the error message for a folder without parallel text.
+    """Return the error message for a folder without parallel text.
+
+    It names a few of the files and subfolders that the folder has instead.
 
     Args:
         folder: a folder or zip archive.
@@ -234,8 +244,8 @@ def _warn_of_unused_text(paths: Sequence[Path], used: set[Path], target: str) ->
 
     Args:
         paths: all files in a folder and its archives.
-        used: those that are read.
-        target: the target language.
+        used: the files that are read, and the archives that hold some of them.
+        target: the target language, for the message.
     """
     candidates: dict[Path, None] = {}
     for path in paths:
@@ -253,7 +263,10 @@ def _warn_of_unused_text(paths: Sequence[Path], used: set[Path], target: str) ->
 
 
 def _looks_parallel(name: str) -> bool:
-    """Tell whether a file name looks like parallel text, perhaps in a form that is not read."""
+    """Tell whether a file name looks like parallel text, also in a form that is never read.
+
+    Such forms are unknown packing (`.bz2`) and tables of other kinds (`de-en.csv`).
+    """
     formats = "|".join(map(re.escape, [*named_formats(), "tmx", "po", "zip"]))
     if re.fullmatch(rf"(?i:.*\.(?:{formats})(?:\.(?:gz|xz|bz2|zst|lz4|7z))?)", name):
         return True
@@ -264,7 +277,14 @@ def _looks_parallel(name: str) -> bool:
 
 
 def _list_with_archives(folder: Path) -> list[Path]:
-    """List the files in a folder and in its zip archives, or the files in one zip archive."""
+    """List the files in a folder and in its zip archives, or the files in one zip archive.
+
+    Hidden files and subfolders are left out. Archives and Parquet files inside an archive are
+    left out with a warning, because they cannot be read there.
+
+    Args:
+        folder: a folder or a zip archive.
+    """
     if folder.is_dir():
         files = []
         for path in list_folder(folder):
@@ -283,7 +303,7 @@ def _list_with_archives(folder: Path) -> list[Path]:
 # ---------------------------------------------------------------------------------------- files
 
 
-def _files_at(path: Path, others: Collection[Path], target: str) -> list[BitextFile]:
+def _files_at(path: Path, all_paths: Collection[Path], target: str) -> list[BitextFile]:
     """Return the parallel text of one file, which may be one side of a Moses pair.
 
     A Moses target side may have several source sides. It stands for its pairs with those that are
@@ -291,8 +311,12 @@ def _files_at(path: Path, others: Collection[Path], target: str) -> list[BitextF
 
     Args:
         path: the file.
-        others: all paths that `find_bitext` is given, absolute.
+        all_paths: all paths that `find_bitext` is given, absolute.
         target: the target language.
+
+    Returns:
+        At least one file. A TMX file or a Moses target side may give several, one for each
+        language.
 
     Raises:
         UserError: its language cannot be told, or the other side of a Moses pair is missing.
@@ -317,18 +341,19 @@ def _files_at(path: Path, others: Collection[Path], target: str) -> list[BitextF
             f"{path}: the name does not tell the language, or its other side is absent; expected "
             f"{describe_layouts()}"
         )
-    given = [file for file in files if Path(file.paths[0]) in others]
+    given = [file for file in files if Path(file.paths[0]) in all_paths]
     return given or files
 
 
 def _classify(path: Path, target: str, sides: MosesSides) -> list[BitextFile]:
     """Return the parallel text in a file, one `BitextFile` for each source language.
 
-    A TMX file may have several source languages. The list is empty if the file tells none, or if
-    it is the target side of a Moses pair.
+    A TMX file may have several source languages. A PO file counts only if the target language is
+    English. The list is empty if the file tells no source language, or if it is the target side
+    of a Moses pair.
 
     Args:
-        path: the file.
+        path: the file. A TMX file is read whole.
         target: the target language.
         sides: the Moses sides among which the other side is looked for.
     """
@@ -383,7 +408,14 @@ def _moses_side(name: str) -> tuple[str, str] | None:
 
 
 def _moses_sides(paths: Sequence[Path]) -> MosesSides:
-    """Group files that may be Moses sides by folder and name without language."""
+    """Group files that may be sides of Moses pairs by folder and by name without language code.
+
+    Other files are left out.
+
+    Returns:
+        (folder, name without language) -> {path: language code}, as in
+        `{(folder, "news"): {news.de: "de", news.en: "en"}}`.
+    """
     found: MosesSides = {}
     for path in paths:
         if side := _moses_side(path.name):
@@ -393,12 +425,14 @@ def _moses_sides(paths: Sequence[Path]) -> MosesSides:
 
 
 def _moses_pair(path: Path, target: str, sides: MosesSides) -> list[BitextFile]:
-    """Return the Moses pair with this source side, or an empty list if there is none.
+    """Return a list with the Moses pair that has this source side. It is empty if there is none.
+
+    If several files may be the target side, `.en` is preferred to `.eng`, and `.eng` to `.en-US`.
 
     Args:
         path: a file that may be a source side.
         target: the target language.
-        sides: the Moses sides among which the target side is looked for.
+        sides: the Moses sides among which the target side is looked for, with `path` itself.
     """
     side = _moses_side(path.name)
     if not side:
@@ -425,8 +459,11 @@ def find_hub_files(name: str, target: str) -> list[BitextFile]:
     """Find the configurations of a Hub dataset that pair a language with the target language.
 
     Args:
-        name: `user/name` or `user/name:config`.
+        name: `user/name` for all configurations, or `user/name:config` for one.
         target: the target language.
+
+    Returns:
+        One `BitextFile` for each of these configurations, at least one. No rows are downloaded.
 
     Raises:
         FileNotFoundError: there is no such dataset, or it cannot be read.
@@ -463,7 +500,8 @@ def find_hub_files(name: str, target: str) -> list[BitextFile]:
 def _hub_languages(dataset: str, config: str) -> list[str]:
     """Return the language codes of a Hub dataset's configuration, or an empty list.
 
-    They come from its name, such as "de-en", or from its column `translation`.
+    They come from the configuration's name, such as "de-en". If it is no such name, they come
+    from the languages of the column `translation`.
 
     Args:
         dataset: id of the dataset.

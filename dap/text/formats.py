@@ -70,16 +70,16 @@ Numbered = Iterator[tuple[int, Any]]
 
 @dataclass(frozen=True)
 class BitextFile:
-    """A file with the pairs of one source language.
+    """A file (or two, or a Hub dataset) with the pairs of one source language.
 
     Attributes:
         language: the source language. ISO 639-1 for the 36 known languages, otherwise the code as
             given.
-        paths: one path. For `"moses"`, the source side and the target side. For `"hub"`, the id of
-            a dataset.
+        paths: one path. For `"moses"`, the source side and the target side. For `"hub"`, the id
+            of a dataset.
         format: a key of `FORMATS`.
         target_language: the target language.
-        config: the configuration of a Hub dataset.
+        config: the configuration of a Hub dataset. None for files.
         streaming: read a Hub dataset without downloading it first.
         columns: the columns of source and target in a TSV file, from 1. None: the first two.
     """
@@ -101,8 +101,8 @@ class TSVLine(NamedTuple):
     """A line of a TSV file, with what must be known of the file to parse it.
 
     Attributes:
-        content: the line.
-        count: number of columns that most of the file's first lines have.
+        content: the line's bytes, without its end.
+        count: number of columns that most of the file's first lines have. 0 if none has a tab.
         columns: the columns of source and target, from 1. None: the first two.
     """
 
@@ -151,13 +151,15 @@ class LineAudit:
         self._quoted: list[str] = []
 
     def reject(self, reason: object) -> None:
-        """Count the current line as bad. The first bad lines are logged as warnings.
+        """Count the current line (`lines`) as bad. The first bad lines are logged as warnings.
 
         Args:
             reason: what is wrong with the line.
 
         Raises:
-            UserError: there are too many bad lines already (see the module's docstring).
+            UserError: there are already more bad lines than `max_bad_lines` allows among the
+                lines read so far. For a file's first 100,000 lines, the number allowed is that of
+                100,000 lines.
         """
         self.bad += 1
         log = logger.info
@@ -168,10 +170,10 @@ class LineAudit:
         self.judge(max(self.lines, JUDGE_AFTER))
 
     def judge(self, lines: int) -> None:
-        """Raise `UserError` if there are too many bad lines so far.
+        """Raise `UserError` if there are more bad lines so far than `max_bad_lines` allows.
 
         Args:
-            lines: number of lines that their share refers to.
+            lines: number of lines that the share `max_bad_lines` refers to.
         """
         if self.bad <= self.limit * lines:
             return
@@ -188,7 +190,7 @@ class LineAudit:
         )
 
     def finish(self) -> None:
-        """Log how many lines of the whole file were skipped.
+        """Check the share of bad lines at the end of a file, and log their number if there are any.
 
         Raises:
             UserError: they are more than `max_bad_lines` allows.
@@ -208,7 +210,7 @@ def read_pairs(file: BitextFile, max_bad_lines: float = 0.001) -> Iterator[dict[
         max_bad_lines: share of its lines that may be bad, 0 to 1. They are skipped.
 
     Raises:
-        UserError: as `read_tables`.
+        UserError: there are more bad lines or no pairs, or the file is damaged (`read_tables`).
     """
     for table in read_tables(file, LineAudit(file, max_bad_lines)):
         yield from table.drop_columns("line").to_pylist()
@@ -264,16 +266,19 @@ def _require_no_empty_side(source: str, target: str) -> None:
 
 
 def read_numbered_lines(file: BitextFile) -> Numbered:
-    """Yield the number, from 1, and the bytes of each line of a file."""
+    """Yield (number, bytes) of each line of a file. Numbers start at 1.
+
+    The bytes are without the line's end.
+    """
     return enumerate(read_lines(file.paths[0]), 1)
 
 
 def read_tsv(file: BitextFile) -> Iterator[tuple[int, "TSVLine"]]:
-    """Yield the number, from 1, and the content of each line of a TSV file.
+    """Yield (number, `TSVLine`) of each line of a TSV file. Numbers start at 1.
 
     Raises:
-        UserError: no columns are chosen (`file.columns`), and the first or second column holds
-            numbers, ids or addresses instead of text.
+        UserError: no columns are chosen (`file.columns` is None), and the first or second column
+            holds numbers, ids or addresses instead of text.
     """
     lines = read_lines(file.paths[0])
     first_lines = list(islice(lines, JUDGED_LINES))
@@ -287,6 +292,8 @@ def read_tsv(file: BitextFile) -> Iterator[tuple[int, "TSVLine"]]:
 
 def _require_text(file: BitextFile, lines: Sequence[bytes]) -> None:
     """Raise `UserError` if the first or second column holds numbers, ids or addresses.
+
+    This is so if at least 90% of the column's cells in the given lines are of this kind.
 
     Args:
         file: the TSV file, for the message.
@@ -306,10 +313,11 @@ def _require_text(file: BitextFile, lines: Sequence[bytes]) -> None:
 
 
 def parse_tsv(line: TSVLine) -> Sequence[str]:
-    """Return the source and the target of a line of a TSV file.
+    """Return [source, target] of a line of a TSV file.
 
     Raises:
-        UserError: the line has more or fewer columns than most lines, or not the chosen ones.
+        UserError: the line is not UTF-8 or holds a carriage return, or it lacks a chosen column.
+            If no columns are chosen: it has one column, or more or fewer than most lines.
     """
     cells = decode_line(line.content).split("\t")
     if line.columns:
@@ -328,7 +336,7 @@ def parse_tsv(line: TSVLine) -> Sequence[str]:
 
 
 def parse_json(line: bytes) -> Sequence[str]:
-    """Return the fields `source` and `target` of a line that holds a JSON object.
+    """Return [source, target] of a line that holds a JSON object with fields of these names.
 
     Python reads the JSON, because Arrow's reader refuses a whole file for one bad line.
 
@@ -347,10 +355,10 @@ def parse_json(line: bytes) -> Sequence[str]:
 
 
 def texts_of(sides: Sequence[Any]) -> Sequence[str]:
-    """Return both sides of a pair as text.
+    """Return [source, target] as text.
 
     Args:
-        sides: source and target. Each is text, or bytes in UTF-8.
+        sides: source and target. Each is text, or bytes in UTF-8, which are decoded.
 
     Raises:
         UserError: a side is anything else, such as None, or not UTF-8.
@@ -366,12 +374,12 @@ def texts_of(sides: Sequence[Any]) -> Sequence[str]:
 
 
 def read_moses(file: BitextFile) -> Numbered:
-    """Yield the number, from 1, and the two lines (bytes) of each pair of a Moses pair of files.
+    """Yield (number, (source line, target line)) of a Moses pair of files. Numbers start at 1.
 
-    Line i of one file translates line i of the other.
+    Line i of one file translates line i of the other. The lines are bytes.
 
     Raises:
-        UserError: the files have different numbers of lines.
+        UserError: the files have different numbers of lines. They are counted first.
     """
     lengths = []
     for path in file.paths:
@@ -399,7 +407,11 @@ def _line_pairs(file: BitextFile) -> Iterator[tuple[bytes, bytes]]:
 
 
 def parse_moses(lines: Sequence[bytes]) -> Sequence[str]:
-    """Decode the source line and the target line of a pair."""
+    """Return [source, target] of a pair of lines, decoded from UTF-8.
+
+    Raises:
+        UserError: a line is not UTF-8 or holds a carriage return.
+    """
     return [decode_line(line) for line in lines]
 
 
@@ -407,12 +419,13 @@ def parse_moses(lines: Sequence[bytes]) -> Sequence[str]:
 
 
 def read_parquet(file: BitextFile) -> Numbered:
-    """Yield each row's number, from 1, and its pair (source, target).
+    """Yield (number, (source, target)) of each row of a Parquet file. Numbers start at 1.
 
     Texts are bytes that are not decoded yet. A missing text is None.
 
     Raises:
-        UserError: the file is damaged, or does not have the columns `source` and `target`.
+        UserError: the file is damaged, or does not have each of the columns `source` and `target`
+            once.
     """
     try:
         with pq.ParquetFile(file.paths[0]) as table:
@@ -434,7 +447,10 @@ def read_parquet(file: BitextFile) -> Numbered:
 
 
 def _bytes_of(column: pa.Array) -> list[bytes | None]:
-    """Return a column's values as bytes, so that one invalid text does not stop the whole block."""
+    """Return a column's values as bytes, and None for missing ones.
+
+    So one text of invalid UTF-8 does not stop the reading of the whole block.
+    """
     return column.cast(pa.large_binary()).to_pylist()
 
 
@@ -458,10 +474,14 @@ def hub_dataset(
 
 
 def read_hub(file: BitextFile) -> Numbered:
-    """Yield each row's number, from 1, and its pair (source, target), of a Hub dataset.
+    """Yield (number, (source, target)) of each row of a Hub dataset. Numbers start at 1.
 
-    Rows have a column `translation` (language code -> text), or the columns `source` and `target`.
-    If the configuration names the target language first, as `en-de`, these two are swapped.
+    Rows have a column `translation` (language code -> text), or the columns `source` and
+    `target`. In the second case the two are swapped if the configuration names the target
+    language first, as `en-de`. A text that is missing in `translation` is None.
+
+    Raises:
+        UserError: the dataset cannot be loaded, or has other columns.
     """
     dataset = hub_dataset(file.paths[0], file.config, file.streaming)
     first_language = re.match(r"([A-Za-z]{2,3})[-_]", file.config or "")
@@ -490,12 +510,18 @@ def read_hub(file: BitextFile) -> Numbered:
 
 
 def read_tmx(file: BitextFile) -> Numbered:
-    """Yield the number of each unit of a TMX file, from 1, and the pairs of its texts."""
+    """Yield (number, (source, target)) of each pair in a TMX file.
+
+    The number is that of the translation unit, from 1. A unit may have several pairs.
+    """
     return memory_pairs(file.paths[0], file.language, file.target_language)
 
 
 def read_po(file: BitextFile) -> Numbered:
-    """Yield the line number of each translated entry of a PO file, and its pairs."""
+    """Yield (line number, (translation, original)) of each pair in a PO file, from line 1.
+
+    Entries that are fuzzy, obsolete or not translated are left out.
+    """
     return catalogue_pairs(file.paths[0])
 
 

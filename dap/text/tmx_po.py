@@ -44,6 +44,8 @@ NumberedPair = tuple[int, tuple[str, str]]
 def unwrap(text: str) -> str:
     """Replace each line break, with the blanks and tabs around it, by one space.
 
+    Line breaks, blanks and tabs at the start and the end are removed.
+
     >>> unwrap(" wrapped\\n      by an editor ")
     'wrapped by an editor'
     """
@@ -55,13 +57,20 @@ def unwrap(text: str) -> str:
 
 
 def memory_languages(path: str | Path, target: str) -> set[str]:
-    """Find the source languages of a TMX file: those with a text beside one of the target language.
+    """Return the source languages of a TMX file, by reading the whole file.
 
-    This reads the whole file.
+    These are the languages of texts beside a text of the target language.
 
     Args:
         path: the TMX file.
         target: the target language.
+
+    Returns:
+        Language codes without regions. The set is empty if no unit has a text in the target
+        language.
+
+    Raises:
+        UserError: as `read_units` and `open_file`.
     """
     found: set[str] = set()
     with open_file(path) as stream:
@@ -72,10 +81,10 @@ def memory_languages(path: str | Path, target: str) -> set[str]:
 
 
 def memory_pairs(path: str, source: str, target: str) -> Iterator[NumberedPair]:
-    """Yield the pairs of a TMX file, each with the number of its translation unit, from 1.
+    """Yield (unit number, (source, target)) of each pair in a TMX file. Numbers start at 1.
 
-    Within a unit, each text of the source language is paired with each text of the target language.
-    Pairs with an empty text are left out, and the log states their number.
+    Within a unit, each text of the source language is paired with each text of the target
+    language. Pairs with an empty text are left out, and the log states their number.
 
     Args:
         path: the TMX file.
@@ -98,9 +107,10 @@ def memory_pairs(path: str, source: str, target: str) -> Iterator[NumberedPair]:
 
 
 def read_units(stream: BinaryIO, name: str) -> Iterator[dict[str, list[str]]]:
-    """Yield the texts of each translation unit (`tu`) by language, without repetitions.
+    """Yield {language code: texts} for each translation unit (element `tu`) of a TMX file.
 
-    The text inside `hi` and unknown elements is kept. The text inside `CODES` is left out.
+    Repeated texts of a unit are yielded once. Text inside `hi` and unknown elements is kept. Text
+    inside `CODES`, the elements for codes of the original document, is left out.
 
     Args:
         stream: a TMX file, opened for reading bytes.
@@ -133,11 +143,16 @@ def read_units(stream: BinaryIO, name: str) -> Iterator[dict[str, list[str]]]:
 
 
 def _texts_of_unit(unit: Element, name: str) -> dict[str, list[str]]:
-    """Return the texts of a translation unit by language, without repetitions.
+    """Return {language code: texts} of a translation unit, without repeated texts.
+
+    A variant (`tuv`) without a language or a segment is skipped. Text inside `CODES` is removed.
 
     Args:
-        unit: the element `tu`.
+        unit: the element `tu`. It is changed: its `CODES` are emptied.
         name: the file's name, for error messages.
+
+    Raises:
+        UserError: a language is not a language code.
     """
     found: dict[str, list[str]] = {}
     for variant in unit.iterfind("{*}tuv"):
@@ -156,7 +171,7 @@ def _texts_of_unit(unit: Element, name: str) -> dict[str, list[str]]:
 
 
 def _remove_codes(segment: Element) -> None:
-    """Empty all `CODES` within a segment. Keep the text that follows each of them (`tail`)."""
+    """Empty all elements `CODES` within a segment, in place. Keep the text after each (`tail`)."""
     for element in segment.iter():
         if _local_name(element) in CODES:
             tail = element.tail
@@ -186,7 +201,7 @@ def catalogue_language(path: str | Path) -> str | None:
 
 
 def _read_po(path: str | Path) -> bytes:
-    """Return the content of a PO file, without a byte order mark."""
+    """Return the bytes of a PO file, unpacked and without a byte order mark."""
     with open_file(path) as stream:
         return stream.read().removeprefix(codecs.BOM_UTF8)
 
@@ -200,7 +215,8 @@ def _header_of(data: bytes) -> dict[str, str]:
         data: the content of the file.
 
     Returns:
-        Values by the name of the field in small letters, such as "language".
+        Values by the name of the field in small letters, such as "language". Empty if there is no
+        header.
     """
     entry = _HEADER.search(data)
     if not entry:
@@ -214,9 +230,10 @@ def _header_of(data: bytes) -> dict[str, str]:
 
 
 def catalogue_pairs(path: str) -> Iterator[NumberedPair]:
-    """Yield the pairs (translation, original) of a PO file, each with its line number, from 1.
+    """Yield (line number, (translation, original)) of each pair in a PO file. Lines start at 1.
 
-    Fuzzy, obsolete and untranslated entries are left out, and the log states their number.
+    An entry with plural forms may give two pairs. Fuzzy, obsolete and untranslated entries are
+    left out, and the log states their number.
 
     Raises:
         UserError: the file is not PO, or not in the encoding that it declares.
@@ -255,14 +272,14 @@ def _pairs_of_entry(entry: "polib.POEntry") -> list[tuple[str, str]]:
 
 
 def _parse_po(data: bytes, name: str) -> "polib.POFile":
-    """Parse the content of a PO file in the encoding that its header declares.
+    """Parse the content of a PO file in the encoding that its header declares. Default: UTF-8.
 
     Args:
         data: the content.
         name: the file's name, for error messages.
 
     Raises:
-        UserError: it is not a PO file, or not in that encoding.
+        UserError: it is not a PO file, or not in that encoding, or the encoding is unknown.
     """
     import polib
 
