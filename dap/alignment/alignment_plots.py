@@ -57,6 +57,9 @@ def cloud_distance(source: np.ndarray, target: np.ndarray) -> float:
         source: points (N, D) of one cloud.
         target: points (M, D) of the other cloud.
 
+    Returns:
+        The distance of the two centres, divided by the spread.
+
     Raises:
         UserError: a cloud is empty, or the points of each cloud are all the same.
     """
@@ -83,15 +86,15 @@ def plot_token_states(
     target_name: str = "English",
     titles: tuple[str, str] = ("before", "after"),
 ) -> tuple[float, float]:
-    """Draw the tokens of both sides in the plane, for two models side by side.
+    """Write a picture of the tokens of both sides in the plane, for two models side by side.
 
-    Each panel has its own principal plane.
+    Each panel has its own `principal_plane`, of the source and target tokens together.
 
     Args:
         before: source token states (N, D) and target token states (M, D) of one model, such as
             `np.concatenate(encoder.encode_tokens(sentences))` for each side.
-        after: token states of the other model.
-        path: picture to write: .png, .pdf or .svg.
+        after: source token states and target token states of the other model.
+        path: picture to write: .png, .pdf or .svg. Its folder is made if it is missing.
         source_name: name of the source side in the legend.
         target_name: name of the target side in the legend.
         titles: titles of the two panels.
@@ -149,16 +152,17 @@ def plot_alignment(
     path: str | Path,
     font: str | Path | None = None,
 ) -> dict[str, np.ndarray]:
-    """Draw a heat map per model with the cosines of the words or tokens of one sentence pair.
+    """Write a picture with a heat map per model: cosines of the words of one sentence pair.
 
-    A dot marks words that are each other's nearest (`align_tokens`). Every panel has its own colour
-    scale. matplotlib before 3.11 draws Arabic letters unjoined and from left to right.
+    Tokens can be drawn instead of words. A dot marks words that are each other's nearest
+    (`align_tokens`). Every panel has its own colour scale. matplotlib before 3.11 draws Arabic
+    letters unjoined and from left to right.
 
     Args:
         states: title of a panel -> source states (S, D) and target states (T, D) of one model.
         source_tokens: S labels, from top to bottom.
         target_tokens: T labels, from left to right.
-        path: picture to write: .png, .pdf or .svg.
+        path: picture to write: .png, .pdf or .svg. Its folder is made if it is missing.
         font: a font file. None takes matplotlib's DejaVu Sans, which has Latin, Greek, Cyrillic,
             Arabic and Hebrew letters.
 
@@ -196,6 +200,8 @@ def draw_alignment(
 ) -> np.ndarray:
     """Draw the cosines of one sentence pair as a heat map with a colour bar, on matplotlib axes.
 
+    A dot marks words or tokens that are each other's nearest (`align_tokens`). No file is written.
+
     Args:
         axes: matplotlib axes.
         states: source states (S, D) and target states (T, D).
@@ -220,7 +226,15 @@ def draw_alignment(
 def _require_labels(
     states: Mapping[str, TokenStates], source_tokens: Sequence[str], target_tokens: Sequence[str]
 ) -> None:
-    """Raise `UserError` unless there is a panel, and each panel has one state per label."""
+    """Raise `UserError` unless there is a panel, and each panel has one state per label.
+
+    Both sides need at least one label.
+
+    Args:
+        states: title of a panel -> source states and target states.
+        source_tokens: labels of the source.
+        target_tokens: labels of the target.
+    """
     if not states:
         raise UserError("there is no panel to draw: give the states of one model or more")
     labels = (len(source_tokens), len(target_tokens))

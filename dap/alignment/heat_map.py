@@ -21,7 +21,7 @@ _STYLE = """<style>
 
 
 def heat_map(alignment: WordAlignment) -> str:
-    """Draw the cosines of a sentence pair's words as an HTML table.
+    """Return an HTML table with the cosines of a sentence pair's words.
 
     The source words stand at the rows, the target words at the columns. A cell has the cosine, on a
     blue that is darker the higher the cosine is among those of the pair. A red frame marks a link.
@@ -55,7 +55,7 @@ def _cell(cosine: float, share: float, is_linked: bool) -> str:
 
     Args:
         cosine: the number in the cell.
-        share: how blue the cell is, from 0 (white) to 1 (dark). Text on a dark cell is white.
+        share: how blue the cell is, from 0 (white) to 1 (dark). Above 0.75 the text is white.
         is_linked: draw a frame around the cell.
     """
     ink = "#fff" if share > 0.75 else "#0b1f33"

@@ -49,7 +49,10 @@ def parse_links(line: str, first: int = 0) -> GoldLinks:
 
     Args:
         line: the links. A number and a tab may stand before them.
-        first: number of the first word, 0 or 1.
+        first: number that the line gives the first word of a sentence, 0 or 1.
+
+    Returns:
+        The links, with words counted from 0, in ascending order and without repetitions.
 
     Raises:
         UserError: something is no link, or a number is below `first`.

@@ -53,12 +53,14 @@ class WordAlignment:
 
 @dataclass(frozen=True)
 class _Tokens:
-    """A sentence in tokens and words. A span is the first character, and the one after the last.
+    """The words and tokens of a sentence.
+
+    A span is two numbers: the position of the first character, and the position after the last one.
 
     Attributes:
         words: W words.
         word_spans: (W, 2) int64, span of each word in the sentence.
-        states: (N, D), state of each token.
+        states: (N, D), the encoder's vector of each token.
         token_spans: (N, 2) int64, span of each token in the sentence.
     """
 
@@ -100,8 +102,8 @@ def align_words(
         The alignment of each of the P pairs.
 
     Raises:
-        UserError: unequal numbers of sentences, an unknown option, an encoder without token states,
-            or states that are not finite.
+        UserError: a single string instead of a list, unequal numbers of sentences, an unknown
+            option, an encoder without token states, or states that are not finite.
     """
     if isinstance(source, str) or isinstance(target, str):
         raise UserError("a single string is given: pass lists of sentences")
@@ -121,14 +123,16 @@ def stream_alignments(
     words: str = "spaces",
     token_budget: int = 4096,
 ) -> Iterator[WordAlignment]:
-    """Yield the alignment of each pair, in memory that does not grow with the number of pairs.
+    """Yield the word alignment of each pair of sentences, in the order of the pairs.
+
+    Memory does not grow with the number of pairs: `CHUNK` pairs are read and encoded at a time.
 
     Args:
-        encoder: as in `align_words`.
+        encoder: makes the token states.
         pairs: sentences with their translations.
-        method: as in `align_words`.
-        subwords: as in `align_words`.
-        words: as in `align_words`.
+        method: "argmax" or "itermax", as in `align_words`.
+        subwords: "mean", "first" or "link", as in `align_words`.
+        words: what counts as a word, "spaces" or "tokenizer", as in `align_words`.
         token_budget: most tokens of a batch, padding included.
 
     Raises:
@@ -170,6 +174,9 @@ def _tokens_of(
         sentences: any number of sentences.
         words: what counts as a word, "spaces" or "tokenizer".
         token_budget: most tokens of a batch, padding included.
+
+    Returns:
+        Words and tokens of each sentence, in the order of the sentences.
     """
     token_spans = encoder.token_spans(sentences)
     token_states = encoder.encode_tokens(sentences, token_budget)
@@ -214,11 +221,16 @@ def _align(source: _Tokens, target: _Tokens, method: str, subwords: str) -> Word
 def _align_by_subwords(
     source: _Tokens, target: _Tokens, method: str
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Link subwords, and the words that they belong to.
+    """Link two words if one of the source word's subwords is linked with one of the target word's.
+
+    Args:
+        source: the sentence.
+        target: its translation.
+        method: how subwords are linked, "argmax" or "itermax".
 
     Returns:
-        Links of words (L, 2). And for each source word and target word the highest cosine of their
-        subwords, (S, T).
+        Links of words (L, 2) int64. And for each source word and target word the highest cosine of
+        their subwords, (S, T) float32. It is 0 for a word without tokens.
     """
     token_links, token_similarity = align_tokens(source.states, target.states, method)
     of_source = _is_part(source)  # (S, N)
@@ -241,9 +253,14 @@ def _align_by_subwords(
 def _first_states(
     token_states: np.ndarray, token_spans: np.ndarray, word_spans: np.ndarray
 ) -> np.ndarray:
-    """Return the state of each word's first token, (W, D). A word without tokens gets zeros.
+    """Return the state of each word's first token, (W, D) float64.
 
-    The arguments are those of `word_states`.
+    A word without tokens gets zeros.
+
+    Args:
+        token_states: state of each token, (N, D).
+        token_spans: (N, 2), span of each token.
+        word_spans: (W, 2), span of each word.
     """
     is_part = overlaps(word_spans, token_spans)
     states = np.zeros((len(word_spans), token_states.shape[1]))
@@ -253,7 +270,7 @@ def _first_states(
 
 
 def _is_part(tokens: _Tokens) -> np.ndarray:
-    """Tell which tokens of a sentence belong to which word: (W, N) bool."""
+    """Tell which tokens belong to which word: (W, N) bool. They do if they share a character."""
     return overlaps(tokens.word_spans, tokens.token_spans)
 
 

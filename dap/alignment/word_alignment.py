@@ -29,9 +29,10 @@ LINKED_FACTOR = 0.9
 
 @dataclass(frozen=True)
 class TokenRetrieval:
-    """How often the nearest token of the other side is one that the token is linked to.
+    """How often a token's nearest token of the other side is one that it is linked to.
 
-    Only tokens with a link are queries. Accuracies are in percent of these.
+    The links are given by a reference. Only tokens with a link are queries. Accuracies are in
+    percent of these.
 
     Attributes:
         pool: accuracy (source→target, target→source) if the tokens of all pairs are candidates.
@@ -52,7 +53,7 @@ class AlignmentQuality:
     Attributes:
         precision: share of the links that are sure or possible links of the reference.
         recall: share of the reference's sure links that were found.
-        error_rate: alignment error rate (AER). Lower is better.
+        error_rate: alignment error rate (AER), from 0 (perfect) to 100.
     """
 
     precision: float
@@ -84,8 +85,8 @@ def align_tokens(
         of all rows, (S, T) float32.
 
     Raises:
-        UserError: an unknown method, wrong shapes, or a state with NaN or infinity. The side and
-            the row are named.
+        UserError: an unknown method, wrong shapes, or a state with NaN or infinity. The message
+            names the side and the row.
     """
     if method not in METHODS:
         raise UserError(f"method={method!r}: choose one of {', '.join(METHODS)}")
@@ -112,10 +113,13 @@ def align_tokens(
 def itermax(similarity: np.ndarray) -> np.ndarray:
     """Link tokens by cosine in two rounds, as "Itermax" of SimAlign does.
 
-    The first round links mutual nearest tokens. The second round looks again, for links with at
-    least one token that has none so far. Tokens that have a link take part at 0.9 times their
-    similarity. Similarities are (cosine + 1) / 2, as in SimAlign's code. A side of one or two
-    tokens gets no second round.
+    The first round links tokens that are each other's nearest. The second round does so again and
+    adds the new links. There a pair counts with its similarity if neither token has a link so far,
+    with 0.9 times its similarity if one token has, and not at all if both have. Similarities are
+    (cosine + 1) / 2, as in SimAlign's code.
+
+    There is no second round if one side has at most two tokens, or if all tokens of a side have a
+    link.
 
     >>> similarity = np.array([[0.9, 0.1, 0.8], [0.2, 0.7, 0.1], [0.3, 0.1, 0.2]])
     >>> itermax(similarity).astype(int).tolist()
@@ -144,7 +148,10 @@ def itermax(similarity: np.ndarray) -> np.ndarray:
 
 
 def _mutual(similarity: np.ndarray) -> np.ndarray:
-    """Mark the values that are the highest of both their row and their column: (S, T) bool."""
+    """Return True for each value that is the highest of both its row and its column, (S, T) bool.
+
+    Of equal values the first counts as the highest.
+    """
     nearest_target = similarity.argmax(1)  # (S,)
     nearest_source = similarity.argmax(0)  # (T,)
     sources = np.arange(len(similarity))
@@ -157,10 +164,11 @@ def _mutual(similarity: np.ndarray) -> np.ndarray:
 def word_states(
     token_states: np.ndarray, token_spans: np.ndarray, word_spans: np.ndarray
 ) -> np.ndarray:
-    """Average the states of the tokens of each word. A word's tokens share a character with it.
+    """Average the states of the tokens of each word.
 
-    A token that belongs to several words counts for each of them. A word without tokens (cut off,
-    or dropped by the tokenizer) has a zero state.
+    A token belongs to a word if they share a character. A token that belongs to several words
+    counts for each of them. A word without tokens (cut off, or dropped by the tokenizer) has a zero
+    state.
 
     >>> token_spans = np.array([[0, 2], [2, 4], [5, 7]])
     >>> word_spans = np.array([[0, 4], [5, 7]])
@@ -206,12 +214,12 @@ def overlaps(word_spans: np.ndarray, token_spans: np.ndarray) -> np.ndarray:
 def token_retrieval_accuracy(
     source_states: Arrays, target_states: Arrays, links: Arrays
 ) -> TokenRetrieval:
-    """Measure how often the nearest token of the other side is one that the token is linked to.
+    """Measure how often a token's nearest token of the other side is one that it is linked to.
 
-    It is measured twice: among the tokens of all pairs, as sentence retrieval on Tatoeba searches
-    all sentences, and among the tokens of the own translation. Finding the same token in another
-    pair is a miss. A query with a zero state is also a miss. Of equal cosines the first token is
-    taken.
+    Only tokens with a link are queries. The candidates are first the tokens of all pairs, as
+    sentence retrieval on Tatoeba searches all sentences. Second they are the tokens of the
+    sentence's own translation. Finding the same token in another pair is a miss. A query with a
+    zero state is also a miss. Of equal cosines the first token is taken.
 
     >>> states = [np.eye(3)[:2], np.eye(3)[[2, 0]]]
     >>> links = [np.array([[0, 0], [1, 1]]), np.array([[0, 0], [1, 1]])]
@@ -222,6 +230,9 @@ def token_retrieval_accuracy(
         source_states: P arrays (S_i, D), need not be normalised.
         target_states: P arrays (T_i, D), need not be normalised.
         links: P arrays (L_i, 2) with the right links: pairs of source and target token, from 0.
+
+    Returns:
+        Accuracies in percent and numbers of queries, in both directions.
 
     Raises:
         UserError: unequal numbers of pairs, no links at all, a link to a token that does not
@@ -288,7 +299,7 @@ def _require_pairs(*sides: Arrays) -> None:
 
 
 def _require_links(links: Arrays) -> None:
-    """Raise `UserError` if no pair of the reference has a link."""
+    """Raise `UserError` if no sentence pair of the reference has a link."""
     if not any(len(pair) for pair in links):
         raise UserError(
             f"the reference has no link in {len(links)} pairs: there is nothing to measure against"
@@ -311,8 +322,11 @@ def _hits(queries: Arrays, keys: Arrays, links: Arrays) -> tuple[float, float, i
         links: P arrays (L_i, 2), pairs of query and key, from 0.
 
     Returns:
-        Accuracy in percent among the keys of all pairs, the same among the keys of the own pair,
-        and the number of linked queries, Q.
+        Accuracy in percent among the keys of all pairs, accuracy in percent among the keys of the
+        query's own pair, and the number of linked queries, Q.
+
+    Raises:
+        UserError: a link to a token that does not exist, or a state with NaN or infinity.
     """
     # number the tokens of all pairs in one row
     first_query = np.cumsum([0, *map(len, queries)])  # (P + 1,)

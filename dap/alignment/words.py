@@ -22,7 +22,7 @@ LONGEST_WORD = 12
 
 
 def space_words(sentence: str) -> list[Span]:
-    """Return the spans of the words between spaces.
+    """Return the spans of the words between spaces, as (first character, character after the last).
 
     SimAlign, fast_align and awesome-align also count words in this way.
 
@@ -37,8 +37,9 @@ def tokenizer_words(
 ) -> list[Span]:
     """Return the spans of the words into which the tokenizer divides a sentence.
 
-    A word starts at the first token after a space, and where the tokenizer starts a word. In
-    scripts without spaces between words, such as Chinese or Thai, every token starts one.
+    A word starts at the first token after a space, and at a token to which the tokenizer gives
+    another word number. In scripts without spaces between words, such as Chinese or Thai, every
+    token starts a word. Tokens of only spaces are left out, and so are spaces around a token.
 
     >>> tokenizer_words("er lief", [(0, 2), (3, 5), (5, 7)], [0, 1, 1])
     [(0, 2), (3, 7)]
@@ -74,7 +75,7 @@ def tokenizer_words(
 
 
 def with_word_marks(sentence: str, token_spans: Sequence[Span]) -> list[Span]:
-    """Extend each token that covers only spaces to the first character of the next token.
+    """Extend the span of each token that covers only spaces by the next token's first character.
 
     SentencePiece has such tokens. They mark where a word starts, so they belong to that word.
 
@@ -83,7 +84,7 @@ def with_word_marks(sentence: str, token_spans: Sequence[Span]) -> list[Span]:
         token_spans: span of each token.
 
     Returns:
-        New span of each token.
+        Span of each token. Spans of other tokens, and of the last one, are unchanged.
 
     >>> with_word_marks("a €1", [(0, 1), (1, 2), (2, 3), (3, 4)])
     [(0, 1), (1, 3), (2, 3), (3, 4)]
@@ -96,10 +97,10 @@ def with_word_marks(sentence: str, token_spans: Sequence[Span]) -> list[Span]:
 
 
 def is_unsegmented(sentence: str) -> bool:
-    """Tell whether a sentence is not cut into words, although its script needs it.
+    """Tell whether a sentence lacks the spaces between words that `space_words` needs.
 
-    In scripts such as Chinese, spaces between words have to be added. A run of over `LONGEST_WORD`
-    such letters without a space is taken for more than one word.
+    Scripts such as Chinese are written without them, so somebody has to add them. The answer is
+    True if a part between two spaces has more than `LONGEST_WORD` letters of such a script.
 
     >>> is_unsegmented("他们 在 车站"), is_unsegmented("火车八点钟从车站出发前往北京")
     (False, True)

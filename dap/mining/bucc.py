@@ -58,13 +58,13 @@ SUFFIXES = ("", ".gz", ".xz")
 
 @dataclass(frozen=True)
 class Split:
-    """The files of one split of a language pair.
+    """The files of one split of a BUCC language pair. Each may be compressed.
 
     Attributes:
         name: name of the split in its files, such as "sample".
-        source: file with lines `id<TAB>sentence`.
-        target: the same for the target.
-        gold: file with lines `source id<TAB>target id`.
+        source: file of the source text, with lines `id<TAB>sentence`.
+        target: file of the target text, with lines `id<TAB>sentence`.
+        gold: file of the true pairs, with lines `source id<TAB>target id`.
     """
 
     name: str
@@ -76,6 +76,9 @@ class Split:
 @dataclass(frozen=True)
 class MiningScore:
     """How well mined pairs agree with the gold pairs.
+
+    All numbers count pairs of ids. A mined pair of sentences stands for all pairs of a source id
+    and a target id that have these two sentences.
 
     Attributes:
         precision: share of the extracted pairs that are gold, in percent.
@@ -150,8 +153,11 @@ def _find_split(folder: Path, pair: str, names: tuple[str, ...]) -> Split:
     Args:
         folder: holds the files, or a folder with the name of the pair that holds them.
         pair: two languages, such as "fr-en".
-        names: names that the split may have. The one with the most files is taken, or the first
-            of several.
+        names: names that the split may have, such as ("sample", "dev"). The one with the most files
+            is taken, or the first of several.
+
+    Returns:
+        The split, with the name that its files have.
 
     Raises:
         FileNotFoundError: a file is missing.
@@ -196,7 +202,7 @@ def _existing(path: Path) -> Path | None:
 
 
 def read_text(path: Path, ids: dict[str, int]) -> Iterator[str]:
-    """Yield the sentences of one side, line by line.
+    """Yield the sentences of a BUCC text, line by line, and collect their ids.
 
     Args:
         path: a file with lines `id<TAB>sentence`.
@@ -286,9 +292,9 @@ def count_gold(
     Args:
         pairs: P pairs of distinct sentences.
         gold: (G, 2) source line and target line of each gold pair, from 0.
-        source_rows: (L,) number of the sentence on each source line, -1 for an empty line
+        source_rows: number of the distinct sentence on each source line, -1 for an empty line
             (`DistinctSentences.rows`).
-        target_rows: the same for the target lines.
+        target_rows: number of the distinct sentence on each target line, -1 for an empty line.
 
     Returns:
         (P,) the number of pairs of ids, and (P,) how many of them are gold, both int64.
@@ -316,7 +322,7 @@ def count_gold(
 def best_threshold(
     scores: np.ndarray, extracted: np.ndarray, correct: np.ndarray, gold: int
 ) -> float:
-    """Find the threshold of highest F1, in O(P log P).
+    """Return the threshold of the score that gives the highest F1, in O(P log P).
 
     As in the paper's appendix "Scoring Function For BUCC", it lies in the middle between two
     consecutive different scores. If all pairs together have the highest F1, it is the lowest score.
@@ -358,6 +364,8 @@ def score_at(
     threshold: float, scores: np.ndarray, extracted: np.ndarray, correct: np.ndarray, gold: int
 ) -> MiningScore:
     """Compute precision, recall and F1 of the pairs that score at least `threshold`.
+
+    If there is no such pair, all three are 0.
 
     Args:
         threshold: lowest score of a pair that counts as extracted.

@@ -29,7 +29,7 @@ HASHED_LINE = np.dtype([("high", np.uint64), ("low", np.uint64), ("line", np.int
 
 
 class DistinctSentences:
-    """The distinct sentences of a text in the order of their first lines.
+    """The distinct sentences of a text, as a sequence in the order of their first lines.
 
     A line of white space is empty: it holds no sentence. Lines that differ in any character hold
     different sentences. The text and all arrays are in temporary files.
@@ -79,7 +79,10 @@ class DistinctSentences:
         return (self[row] for row in range(len(self)))
 
     def counts(self) -> dict[str, int]:
-        """Return four counts: all lines, empty lines, repeated lines, and distinct sentences."""
+        """Return four counts: "lines" (all lines), "empty", "repeated" and "distinct" (sentences).
+
+        A line is repeated if its sentence is already on an earlier line.
+        """
         return {
             "lines": len(self.rows),
             "empty": self.empty,
@@ -88,7 +91,10 @@ class DistinctSentences:
         }
 
     def digest(self) -> str:
-        """Return the SHA-256 of the text. It does not tell apart different kinds of empty lines."""
+        """Return the SHA-256 of all lines, in order, as 64 hexadecimal digits.
+
+        Lines that hold different white space count as equal, because all of them are empty.
+        """
         digest = hashlib.sha256(self._text)
         digest.update(self._ends)
         return digest.hexdigest()
@@ -128,7 +134,7 @@ def _store_lines(lines: Iterable[str], text: BinaryIO, ends: BinaryIO) -> Iterat
 
 
 def _bytes_of(line: str) -> bytes:
-    """Return a sentence in UTF-8. A line without anything that a reader sees is empty."""
+    """Return the sentence of a line in UTF-8. It is b"" for a line without visible characters."""
     return b"" if is_blank(line) else line.encode(errors="surrogatepass")
 
 
@@ -153,10 +159,11 @@ def _first_lines(earliest: np.ndarray) -> Iterator[np.ndarray]:
     """Yield the numbers, from 1, of the lines that hold a sentence for the first time.
 
     Args:
-        earliest: (L,) for each line the number of the first line with the same sentence, or 0.
+        earliest: (L,) for each line the number, from 1, of the first line with the same sentence.
+            It is 0 for an empty line.
 
-    Returns:
-        Yields arrays, one for each block of lines.
+    Yields:
+        One int64 array for each block of lines, in ascending order.
     """
     for block in row_blocks(len(earliest)):
         lines = np.arange(block.start + 1, block.stop + 1)
@@ -167,11 +174,12 @@ def _sentence_numbers(earliest: np.ndarray, first_line: np.ndarray) -> Iterator[
     """Yield for each line the number of its sentence, from 0, or -1 for an empty line.
 
     Args:
-        earliest: (L,) for each line the number of the first line with the same sentence, or 0.
+        earliest: (L,) for each line the number, from 1, of the first line with the same sentence.
+            It is 0 for an empty line.
         first_line: (N,) for each sentence the number of its first line, from 1.
 
-    Returns:
-        Yields arrays, one for each block of lines.
+    Yields:
+        One int64 array for each block of lines.
     """
     for block in row_blocks(len(earliest)):
         lines = earliest[block]

@@ -13,7 +13,7 @@ MERGE_ROWS = 2**17
 
 
 def sort_records(blocks: Iterable[np.ndarray]) -> Iterator[tuple]:
-    """Yield the records of several structured arrays in ascending order (external merge sort).
+    """Sort the records of several structured arrays in ascending order (external merge sort).
 
     Each array is sorted in memory and written to a temporary file. Then these sorted runs are
     merged. Records are compared by their first field, records with equal first fields by the
@@ -24,7 +24,11 @@ def sort_records(blocks: Iterable[np.ndarray]) -> Iterator[tuple]:
     [(1, 3), (1, 7), (2, 1)]
 
     Args:
-        blocks: at least one array, all of one dtype. One array is in memory at a time.
+        blocks: at least one array, all of one dtype. One array is in memory at a time. All of them
+            are read before this function returns.
+
+    Returns:
+        An iterator over the records, as tuples.
     """
     boundaries = [0]
     with temporary_file() as file:

@@ -42,12 +42,14 @@ class Choice:
     """The chosen threshold, and what is estimated about the pairs that it keeps.
 
     Attributes:
-        threshold: lowest score of a pair, or None to keep all.
-        precision: estimated share of translations among the kept pairs, or None.
-        share: estimated share of translations among all candidates, or None.
-        table: rows of `dap.mining.threshold.precision_table`, or [].
+        threshold: lowest score of a kept pair. None keeps all pairs.
+        precision: estimated share of translations among the kept pairs, 0 to 1. None if it could
+            not be estimated.
+        share: estimated share of translations among all candidates, 0 to 1. None if it could not be
+            estimated.
+        table: rows of `dap.mining.threshold.precision_table`. Empty if nothing could be estimated.
         note: one sentence on how the threshold was chosen.
-        calibrated: whether known translations were used.
+        calibrated: whether known translations were used for the estimate.
     """
 
     threshold: float | None
@@ -110,13 +112,17 @@ def mine_vectors(
     Args:
         vectors: vectors of the source (N, D) and of the target (M, D).
         options: how to score pairs and to choose the threshold.
-        search: finds nearest neighbours.
-        known: vectors of K known translations, (K, D) each, to calibrate the estimated precision.
-            None calibrates nothing.
+        search: function that finds nearest neighbours, such as `mutual_neighbours`.
+        known: vectors of the sources and the targets of K known translations, (K, D) each. Their
+            scores calibrate the estimated precision. None calibrates nothing.
 
     Returns:
         The k nearest neighbours of all rows, all candidates (best first), and the choice of the
         threshold. The candidates are not filtered by it.
+
+    Raises:
+        UserError: a text has no sentences, a vector has NaN or infinity, or no threshold can be
+            chosen.
     """
     found = neighbourhoods(*vectors, options.k, search, extra=1)
     k = min(options.k, len(vectors[0]), len(vectors[1]))
@@ -142,7 +148,13 @@ def choose(
         neighbours: the `k` + 1 nearest neighbours of all rows, or `k` if there are no more.
         options: how to choose.
         k: number of neighbours whose mean cosine the margin compares with.
-        known_scores: (K,) margin scores of known translations, or None.
+        known_scores: (K,) margin scores of known translations, which calibrate the estimate. None
+            calibrates nothing.
+
+    Returns:
+        The choice. A threshold that the options give is kept, and only the precision is estimated.
+        With fewer than `FEWEST` candidates, or without a `k` + 1st neighbour, nothing is estimated,
+        and "auto" keeps all pairs.
 
     Raises:
         UserError: the threshold was to be chosen, but no translations stand out, or no threshold
@@ -188,6 +200,9 @@ def choose(
 def score_known(known: Vectors, vectors: Vectors, k: int = 4, margin: str = "ratio") -> np.ndarray:
     """Score known translations by their margin, as if their sentences were in the two texts.
 
+    Each sentence's neighbours are those in the other text and its own translation, which is counted
+    once if the other text also holds it.
+
     Args:
         known: vectors of the sources and the targets of K known translations, (K, D) each.
         vectors: vectors of the two texts, (N, D) and (M, D).
@@ -210,7 +225,10 @@ def score_known(known: Vectors, vectors: Vectors, k: int = 4, margin: str = "rat
 
 
 def table_text(choice: Choice) -> str:
-    """Format the table of a choice: thresholds, pairs kept, and their estimated precision."""
+    """Format a choice's table as lines of text: threshold, pairs kept, estimated precision.
+
+    The row of the chosen threshold is marked. Without estimates only the header is returned.
+    """
     lines = ["threshold   pairs kept   estimated precision"]
     for row in choice.table:
         mark = "  <- chosen" if row["threshold"] == choice.threshold else ""
@@ -291,17 +309,20 @@ def mine(
 
 
 class _Side:
-    """One text in memory, as sentences or as vectors.
+    """One text in memory with its vectors. Sentences are encoded here.
 
     Args:
-        text: sentences, or vectors (N, D).
+        text: sentences, or their vectors: an array or tensor of floats, (N, D).
         name: "source" or "target", for messages.
-        model: encodes sentences. Vectors need none.
+        model: object whose `encode(sentences)` returns vectors. Not used if `text` has vectors.
 
     Attributes:
         sentences: the distinct sentences, or None if vectors were given.
-        vectors: their vectors, or the given ones.
-        lines: for each vector the number of its (first) line or row, from 1.
+        vectors: the vectors of the distinct sentences, or the given vectors.
+        lines: for each vector the number, from 1, of its row or of its sentence's first line.
+
+    Raises:
+        UserError: the text is a single string or has no sentences, or a model is missing.
     """
 
     def __init__(self, text: Sequence[str] | np.ndarray, name: str, model: Any) -> None:

@@ -48,7 +48,10 @@ class MinedPairs:
         return MinedPairs(self.scores[chosen], self.source[chosen], self.target[chosen])
 
     def blocks(self) -> Iterator["MinedPairs"]:
-        """Yield the pairs in their order, in blocks that fit into memory. There is at least one."""
+        """Yield the pairs in their order, in blocks that fit into memory.
+
+        If there are no pairs, one empty block is yielded.
+        """
         for block in row_blocks(len(self)):
             yield self[block]
 
@@ -86,11 +89,11 @@ def neighbourhoods(
         extra: number of neighbours to find beyond k, if there are so many.
 
     Returns:
-        Cosines and rows of the k + `extra` nearest neighbours, in both directions.
+        Cosines and rows of the k + `extra` nearest neighbours, in both directions. There are fewer
+        if one of the texts has fewer sentences.
 
     Raises:
-        UserError: k is below 1, or a text has no sentences.
-        ValueError: `search` refuses the vectors.
+        UserError: k is below 1, a text has no sentences, or `search` refuses the vectors.
     """
     if k < 1:
         raise UserError(f"k={k}: at least 1 neighbour")
@@ -230,7 +233,7 @@ def candidate_pairs(
 
 
 def _mean_cosines(scores: np.ndarray) -> np.ndarray:
-    """Return the mean of each row of cosines (n, k): (n,) float64."""
+    """Return the mean of each row of cosines (n, k): (n,) float64, in a temporary file."""
     return concatenate_on_disk(
         scores[block].mean(1, dtype=np.float64) for block in row_blocks(len(scores))
     )
@@ -248,8 +251,8 @@ def _best_candidates(
     Args:
         cosines: (n, k) cosines of the rows and their neighbours.
         indices: (n, k) row numbers of the neighbours on the other side.
-        own_means: (n,) mean cosine of each row and its neighbours.
-        other_means: the same for each row of the other side.
+        own_means: (n,) mean cosine of each row and its k neighbours.
+        other_means: mean cosine of each row of the other side and its k neighbours.
         margin: one of `MARGINS`.
 
     Returns:
@@ -286,7 +289,7 @@ def _without_repeated_sentences(
     """Yield the pairs in their order, but skip a pair if one of its sentences was yielded before.
 
     Args:
-        ordered: (score, source row, target row), best pair first.
+        ordered: tuples (negated score, source row, target row), best pair first.
         source_count: number of source rows.
         target_count: number of target rows.
     """
@@ -301,9 +304,10 @@ def _without_repeated_sentences(
 
 
 def _blocks_of_sorted(ordered: Iterator[tuple]) -> Iterator[MinedPairs]:
-    """Collect records (negated score, source row, target row) into blocks of pairs.
+    """Yield blocks of pairs from tuples (negated score, source row, target row).
 
-    Each block fits into memory. The scores lose the minus sign that they had for sorting.
+    Each block fits into memory. Its scores are no longer negated: that was for sorting. The last
+    block may be empty.
     """
     while True:
         block = np.fromiter(islice(ordered, disk_arrays.BLOCK_ROWS), PAIR)
@@ -360,7 +364,7 @@ def select(
 
     Args:
         pairs: pairs in any order.
-        threshold: lowest score. None keeps all pairs.
+        threshold: lowest score of a pair that is kept. None keeps all pairs.
         top_n: largest number of pairs to keep. None keeps all that reach the threshold.
     """
     if threshold is not None:
@@ -382,7 +386,10 @@ def select(
 
 
 def _nth_best(pairs: MinedPairs, n: int) -> tuple[float, int]:
-    """Return the score of the n-th best pair, and its position among the pairs, from 0."""
+    """Return the score of the n-th best pair, and its position in `pairs`, from 0.
+
+    Of pairs with the same score the earlier one counts as better. `n` counts from 1.
+    """
 
     def scores_and_positions() -> Iterator[np.ndarray]:
         for block in row_blocks(len(pairs)):

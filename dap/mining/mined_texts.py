@@ -40,17 +40,25 @@ TO_SPACES = str.maketrans("\t\r\n", "   ")
 
 @dataclass(frozen=True)
 class TextSide:
-    """One of the two texts: its file and its distinct sentences."""
+    """One of the two texts.
+
+    Attributes:
+        path: file of the text.
+        text: its distinct sentences.
+    """
 
     path: Path
     text: DistinctSentences
 
     def counts(self) -> dict[str, Any]:
-        """Return the file's name and the numbers of lines and sentences, for the report."""
+        """Return the file's name ("file") and the counts of `DistinctSentences.counts`."""
         return {"file": self.path.name} | self.text.counts()
 
     def line(self, number: int) -> str:
-        """Return the sentence of the line with this number, counted from 0."""
+        """Return the sentence of the line with this number, counted from 0.
+
+        The line must not be empty.
+        """
         return self.text[self.text.rows[number]]
 
 
@@ -78,10 +86,11 @@ class MiningTask:
         """Turn pairs of distinct sentences into pairs of lines.
 
         Args:
-            pairs: pairs of sentence numbers.
+            pairs: pairs whose `source` and `target` are numbers of distinct sentences, from 0.
 
         Returns:
-            The same pairs as line numbers, counted from 0: the first line that holds each sentence.
+            The same pairs and scores. `source` and `target` are now line numbers, from 0: the first
+            line that holds each sentence.
         """
         source_lines = self.source.text.first_line
         target_lines = self.target.text.first_line
@@ -101,9 +110,9 @@ class MiningTask:
         neighbours: Neighbours,
         margin: str,
     ) -> MinedPairs:
-        """Score line i of the source with line i of the target.
+        """Score line i of the source with line i of the target, for all lines i.
 
-        Lines that are empty on one side are left out.
+        Both texts have equally many lines. Lines that are empty on one side are left out.
 
         Args:
             source_vectors: vectors of the distinct source sentences, (N, D).
@@ -142,10 +151,14 @@ def score_splits(mined: Sequence[MinedPairs], splits: Sequence[MiningTask]) -> l
 
     Args:
         mined: for each split, the mined pairs of distinct sentences with their scores.
-        splits: one split, or the split for the threshold and the split to evaluate.
+        splits: one split, or the split for the threshold and the split to evaluate. All of them
+            have gold pairs.
 
     Returns:
         The scores of each split.
+
+    Raises:
+        UserError: no pairs were mined in the first split.
     """
     threshold = None
     scores = []
@@ -161,7 +174,7 @@ def score_splits(mined: Sequence[MinedPairs], splits: Sequence[MiningTask]) -> l
 
 
 def require_writable(path: str) -> None:
-    """Check that pairs can be written in the format that a file's name says.
+    """Check by a file's name that pairs can be written in its format. The file is not opened.
 
     Args:
         path: the value of `--output`. An unknown ending means a table with tabs.
@@ -217,7 +230,12 @@ def write_pairs(pairs: MinedPairs, task: MiningTask, path: str | Path) -> None:
 
 
 def _rows(pairs: MinedPairs, task: MiningTask) -> Iterator[tuple[float, str, str, int, int]]:
-    """Yield the values of the `COLUMNS` for each pair of lines."""
+    """Yield the values of the `COLUMNS` for each pair of lines.
+
+    Args:
+        pairs: pairs of lines, counted from 0. The yielded line numbers count from 1.
+        task: the texts of these lines.
+    """
     for block in pairs.blocks():
         columns = block.scores.tolist(), block.source.tolist(), block.target.tolist()
         for score, i, j in zip(*columns, strict=True):
@@ -225,7 +243,9 @@ def _rows(pairs: MinedPairs, task: MiningTask) -> Iterator[tuple[float, str, str
 
 
 def _quoted(text: str) -> str:
-    """Quote a text as a field of a table with tabs, so that readers of CSV read its quotes back.
+    """Return a text as a field of a table with tabs, so that readers of CSV read it back.
+
+    Only a text with quotation marks gets quotes. Tabs and line ends become spaces.
 
     >>> print(_quoted('a "b" c'))
     "a ""b"" c"
@@ -235,7 +255,13 @@ def _quoted(text: str) -> str:
 
 
 def _write_parquet(pairs: MinedPairs, task: MiningTask, output: BinaryIO) -> None:
-    """Write pairs of lines as a Parquet file with the `COLUMNS`."""
+    """Write pairs of lines as a Parquet file with the `COLUMNS`.
+
+    Args:
+        pairs: pairs of lines, counted from 0. They are written counted from 1.
+        task: the texts of these lines.
+        output: open file to write to.
+    """
     types = (pa.float64(), pa.string(), pa.string(), pa.int64(), pa.int64())
     schema = pa.schema(list(zip(COLUMNS, types, strict=True)))
     rows = _rows(pairs, task)

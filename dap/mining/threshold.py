@@ -77,7 +77,11 @@ class ScoreModel:
 
     @property
     def is_clear(self) -> bool:
-        """Tell whether the translations stand out clearly enough to choose a threshold."""
+        """Tell whether the translations stand out clearly enough to choose a threshold.
+
+        They do if known translations were given, or if their share is at least `CLEAR_SHARE`. A
+        smaller group must have `CLEAR_PAIRS` pairs and `CLEAR_DISTANCE`.
+        """
         if self.calibrated or self.share >= CLEAR_SHARE:
             return True
         return self.share * self.pairs >= CLEAR_PAIRS and self.distance >= CLEAR_DISTANCE
@@ -114,11 +118,11 @@ def _runner_ups(
     k: int,
     margin: str,
 ) -> np.ndarray:
-    """Score each row with the best of its neighbours that is not its partner.
+    """For one side of each pair, score the best neighbour that is not the partner in the pair.
 
     Args:
-        own: cosines and rows of the neighbours of all rows on this side.
-        other: the same for all rows on the other side.
+        own: cosines and rows of the nearest neighbours of all rows on this side, (n, k + 1) each.
+        other: cosines and rows of the nearest neighbours of all rows on the other side.
         rows: (P,) row of each pair on this side.
         partners: (P,) row of each pair on the other side.
         k: number of neighbours whose mean cosine the margin compares with.
@@ -174,13 +178,15 @@ def fit_scores(
 def _fit(
     scores: np.ndarray, runner_ups: np.ndarray, known: np.ndarray | None, tail: float
 ) -> tuple[float, np.ndarray, float]:
-    """Fit the two groups by EM for one shape of the other pairs' scores.
+    """Fit both groups of scores, translations and other pairs, by EM for a given tail.
 
     Args:
         scores: (P,) scores of the candidates in ascending order.
         runner_ups: (P,) scores of their runner-ups.
-        known: (K,) scores of known translations, or None.
-        tail: one of the `TAILS`.
+        known: (K,) scores of known translations, which fix the translations' distribution. None
+            estimates it from the candidates.
+        tail: shape of the other pairs' scores, one of `TAILS`: the mean of their exponential part,
+            in standard deviations of their normal part.
 
     Returns:
         The mean log likelihood, the probabilities (P,) that a pair is a translation, and the
@@ -197,7 +203,9 @@ def _fit(
 
         # the other pairs: candidates that are no translations, and runner-ups of those that are
         values = np.concatenate([scores, runner_ups])
-        mean, deviation = _center(values, np.concatenate([1 - probability, probability]))
+        mean, deviation = _mean_and_deviation(
+            values, np.concatenate([1 - probability, probability])
+        )
         deviation = max(deviation, 1e-6)
 
         # the translations, with two made-up ones so that a small group keeps a width
@@ -234,7 +242,7 @@ def _moments(values: np.ndarray, weights: np.ndarray) -> tuple[float, float]:
     return mean, float((weights * (values - mean) ** 2).sum() / total) ** 0.5
 
 
-def _center(values: np.ndarray, weights: np.ndarray) -> tuple[float, float]:
+def _mean_and_deviation(values: np.ndarray, weights: np.ndarray) -> tuple[float, float]:
     """Estimate the mean and the standard deviation of the other pairs' scores.
 
     Each is the average of two estimates: from the weighted moments, and from the quartiles. The
@@ -242,8 +250,11 @@ def _center(values: np.ndarray, weights: np.ndarray) -> tuple[float, float]:
     tail is heavy.
 
     Args:
-        values: scores of candidates and runner-ups.
-        weights: for each of them, the probability that its pair is no translation.
+        values: scores of candidates and runner-ups, in any order.
+        weights: probability that each score belongs to the group of other pairs, same length.
+
+    Returns:
+        Mean and standard deviation.
     """
     mean, deviation = _moments(values, weights)
     order = np.argsort(values)
@@ -277,7 +288,10 @@ def _log_skewed(values: np.ndarray, mean: float, deviation: float, tail: float) 
 
 
 def precision_table(model: ScoreModel, candidates: int) -> list[dict[str, Any]]:
-    """Estimate how many pairs several thresholds keep, and their precision.
+    """Estimate for several thresholds how many pairs they keep, and the precision of these.
+
+    There is a row for the lowest threshold of each precision in `TABLE_ROWS` that is reached, and
+    one for all pairs.
 
     Args:
         model: the two groups, perhaps fitted to a sample of the candidates.
@@ -300,12 +314,12 @@ def precision_table(model: ScoreModel, candidates: int) -> list[dict[str, Any]]:
 
 
 def _precisions(model: ScoreModel) -> np.ndarray:
-    """Return (P,): at position i, the estimated precision of the i + 1 best pairs."""
+    """Return the estimated precision (P,), 0 to 1: at position i, that of the i + 1 best pairs."""
     return model.probabilities[::-1].cumsum() / np.arange(1, model.pairs + 1)
 
 
 def _row(model: ScoreModel, last: int, candidates: int) -> dict[str, Any]:
-    """Make a row of `precision_table`.
+    """Return a row of `precision_table`, for a threshold at the score of a given pair.
 
     Args:
         model: the two groups.
@@ -371,7 +385,7 @@ def choose_row(
 
 
 def sample_of(pairs: MinedPairs) -> MinedPairs:
-    """Return at most `SAMPLE` of the pairs, evenly spread over their order, in memory."""
+    """Return at most `SAMPLE` of the pairs, evenly spread over their order, as arrays in memory."""
     count = min(len(pairs), SAMPLE)
     rows = np.linspace(0, len(pairs) - 1, count).astype(np.int64)
     chosen = pairs[rows]

@@ -34,7 +34,8 @@ class ClusterArguments:
     """Command-line arguments: the Ray cluster to use, if any, and the encoders to start on it.
 
     Raises:
-        UserError: arguments that contradict each other.
+        UserError: a number below 1, `--ray_actors` without `--ray`, or `--ray` under
+            `accelerate launch`.
     """
 
     ray: str | None = arg(
@@ -70,9 +71,9 @@ class ClusterArguments:
         process is connected already, the connection is kept.
 
         Raises:
-            UserError: Ray is not installed, nothing answers at the address, or a task's worker was
-                lost more often than Ray starts the task again.
-            Exception: the error that our function raised in a task.
+            UserError: Ray is not installed, nothing answers at the address, or Ray itself failed,
+                such as when a task's worker was lost more often than Ray starts the task again.
+            Exception: a function that ran in a task raised this error.
         """
         if not self.ray:
             yield
@@ -96,7 +97,9 @@ class ClusterArguments:
 
 
 def _start_ray(address: str, threads: int) -> None:
-    """Connect this process to a Ray cluster.
+    """Connect this process to a Ray cluster, and set up the workers.
+
+    Workers start in this process's folder if their node has a folder of this path.
 
     Args:
         address: "auto" for the cluster that this machine belongs to, HOST:PORT, or "local" to start
@@ -131,7 +134,10 @@ def _start_ray(address: str, threads: int) -> None:
 
 
 def _require_answer(address: str) -> None:
-    """Raise `OSError` if nothing answers at HOST:PORT. Ray itself would retry for minutes."""
+    """Raise `OSError` if nothing answers at HOST:PORT within `CONNECT_TIMEOUT` seconds.
+
+    Ray itself would retry for minutes. Addresses of another form, such as "auto", are not checked.
+    """
     host, _, port = address.rpartition(":")
     if port.isdigit() and "/" not in host:
         place = host.strip("[]"), int(port)
@@ -157,8 +163,8 @@ def _readable(error: Exception, address: str) -> Exception:
         address: the cluster's address, for the message.
 
     Returns:
-        The error that our function raised inside a task. An error of Ray itself becomes a
-        `UserError` of one line that says what to do.
+        If a function raised an error inside a task, that error. If Ray itself failed, a `UserError`
+        of one line, with what to do where that is known.
     """
     from ray import exceptions
 
@@ -192,7 +198,8 @@ def each_on_cluster(
 
     Yields:
         The name of each call and what the function returned, in the order in which the calls end.
-        Instead of a result it is a `UserError` if the call's workers are lost every time.
+        If the call's worker was lost at all `RETRIES` + 1 attempts, a `UserError` takes the place
+        of the result. It is yielded, not raised.
 
     Raises:
         RayTaskError: the function raised an error. `ClusterArguments.connect` turns it into that

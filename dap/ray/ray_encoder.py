@@ -29,6 +29,9 @@ Jobs = dict[Any, tuple[Any, int | None]]
 def load_on(cluster: ClusterArguments, arguments: EncoderArguments) -> "Encoder | ClusterEncoder":
     """Load the encoder in this process and, if `--ray` is given, also on the connected cluster.
 
+    With `--ray` the process must be inside `cluster.connect()`. The caller ends the actors
+    (`ClusterEncoder.end`).
+
     Args:
         cluster: says whether `--ray` is given, and how many encoders to start.
         arguments: says which encoder to load.
@@ -56,19 +59,26 @@ class EncoderActor:
         return self._fingerprint
 
     def encode(self, piece: Sequence[str], token_budget: int) -> np.ndarray:
-        """Return the vectors (n, D) of the piece's sentences."""
+        """Return the vectors (n, D) of the piece's n sentences.
+
+        Args:
+            piece: sentences.
+            token_budget: most tokens of a batch, padding included.
+        """
         return self.encoder.encode(piece, token_budget)
 
 
 class ClusterEncoder:
     """An encoder whose sentences are encoded by the actors of a connected cluster.
 
-    Attributes that this class lacks are taken from `encoder`.
+    The constructor starts the actors. Attributes that this class lacks, such as `pooling`, are
+    taken from `encoder`.
 
     Args:
         encoder: the encoder of this process. Actors must have the same model.
         arguments: says which encoder each actor loads.
-        cluster: says how many actors to start, and how many CPU cores each gets.
+        cluster: says how many actors to start, and how many CPU cores each gets. If the cluster has
+            GPUs, each actor also gets one.
 
     Raises:
         UserError: the cluster has no room for that many actors.
@@ -137,12 +147,16 @@ class ClusterEncoder:
         """Encode sentences on the cluster.
 
         Args:
-            sentences: list of N strings.
+            sentences: list of N strings. N may be 0.
             token_budget: most tokens of a batch, padding included.
             progress: show a bar.
 
         Returns:
             Vectors (N, D), float32, in the order of the sentences. They are not normalised.
+
+        Raises:
+            SentenceError: sentences cannot be encoded.
+            UserError: no node has room for an actor, or a node has another model than this process.
         """
         if not len(sentences):
             return self.encoder.encode([])
@@ -205,7 +219,7 @@ class ClusterEncoder:
                 due += 1
 
     def _replace(self, actor: Any) -> Any:
-        """Start a new actor instead of a lost one, and return it."""
+        """Kill a lost actor, start a new one in its place in `actors`, and return the new one."""
         import ray
 
         ray.kill(actor)  # it may still live and only be out of reach
@@ -216,19 +230,21 @@ class ClusterEncoder:
     def _next_outcome(
         self, jobs: Jobs, pieces: Sequence[Sequence[str]]
     ) -> tuple[Any, int | None, Any]:
-        """Wait for the next job that ends, and remove it from the jobs.
+        """Wait for the next job that ends, and remove it from `jobs`.
 
         Args:
-            jobs: running calls of the actors.
+            jobs: running calls of the actors. It is changed in place.
             pieces: all pieces, for error messages.
 
         Returns:
-            The actor, the number of its piece (None if the actor has just started), and what its
-            call returned. If the actor is lost, the third value is Ray's error.
+            The actor, the number of its piece, and the vectors of the piece. If the actor has just
+            started, the number is None, and the third value is the fingerprint of its model. If the
+            actor is lost, the third value is Ray's error.
 
         Raises:
             SentenceError: the piece cannot be encoded.
             UserError: no node has room for an actor.
+            RayError: an actor cannot be started.
         """
         import ray
 
@@ -287,9 +303,9 @@ def _require_few_losses(
     """Raise an error if too many actors were lost at the same piece, or while they started.
 
     Args:
-        losses: how many actors were lost.
-        last: Ray's error for the last one.
-        pieces: all pieces.
+        losses: how many actors were lost at this piece, or one after the other while they started.
+        last: Ray's error for the last lost actor.
+        pieces: all pieces, for the message.
         number: number of the piece that they encoded. None if they were starting.
 
     Raises:

@@ -62,8 +62,8 @@ def cluster_neighbours(
     """Find the k nearest neighbours of every source row and every target row, on the cluster.
 
     Without an `index` the search is exact and runs on GPUs if the cluster has any. With an `index`
-    it runs on CPUs: each strip gets an index of its own, which all strips of the other side search.
-    The number of CPUs does not change the result.
+    it runs on CPUs: each strip of rows gets its own index, in which all rows of the other side are
+    searched. The number of CPUs does not change the result.
 
     The object store holds the vectors of the whole target and of one band of the source. A task
     needs the memory of its two strips and of one block of the search. This process needs the memory
@@ -117,7 +117,7 @@ def cluster_neighbours(
 
 
 def _room_for_neighbours(rows: int, k: int) -> list[np.ndarray]:
-    """Make room for the results of one side: zeros for scores and indices, in temporary files.
+    """Return arrays of zeros for the results of one side, in temporary files.
 
     Returns:
         Scores (rows, k) float32, and indices (rows, k) int64.
@@ -144,8 +144,9 @@ def search_devices(index: str | None) -> tuple[str, int]:
 def tile_size(rows: int, columns: int, kind: str, count: int) -> tuple[int, int]:
     """Choose how many source rows and target rows a tile compares.
 
-    A side of a tile has `TILES` rows, and up to `WIDEST` times as many if each device still gets
-    `TILES_PER_DEVICE` tiles. Tiles are then made equal, so that no tile at an end is small.
+    A side of a tile has `TILES[kind]` rows, and up to `WIDEST` times as many if each device still
+    gets `TILES_PER_DEVICE` tiles. These numbers are then lowered so that all tiles are about equal,
+    and no tile at an end is small.
 
     >>> tile_size(10**6, 10**6, "GPU", 8), tile_size(10**8, 10**8, "GPU", 8)
     ((125000, 125000), (1041667, 1041667))
@@ -155,6 +156,9 @@ def tile_size(rows: int, columns: int, kind: str, count: int) -> tuple[int, int]
         columns: number of target rows, M.
         kind: type of the devices that search, "CPU" or "GPU".
         count: number of these devices.
+
+    Returns:
+        Source rows and target rows of a tile.
     """
     square = math.isqrt(rows * columns // (TILES_PER_DEVICE * count))
     most = min(max(square, TILES[kind]), WIDEST * TILES[kind])
@@ -181,9 +185,12 @@ def task_memory(
 
 
 def _device_nodes(kind: str) -> list[str | None]:
-    """Return for each device of a kind, "CPU" or "GPU", the id of its node.
+    """Return for each device of a kind the id of its node. A node with several devices is repeated.
 
-    If no node has such a device yet, the list is [None].
+    If no living node has such a device yet, the list is [None].
+
+    Args:
+        kind: "CPU" or "GPU".
     """
     import ray
 
@@ -211,20 +218,25 @@ def _prefer_node(node: str | None) -> dict[str, Any]:
 
 
 class _Side:
-    """The strips of the source or the target, and the neighbours found so far for their rows.
+    """One side of the search, cut into strips, and the neighbours found so far for its rows.
 
-    Methods name a strip by the number of its first row, counted within `vectors`.
+    The constructor puts the vectors into Ray's object store. Methods and attributes name a strip by
+    the number of its first row, counted within the rows given here.
 
     Args:
-        vectors: (rows, D) of the source, the target, or a band of it.
+        vectors: (rows, D), the whole target, or a band of the source.
         first: number of the first of these rows in the whole source or target.
-        height: rows of a strip.
+        height: rows of a strip. The last strip may have fewer.
         index: faiss index to build of each strip. None for an exact search.
 
     Attributes:
+        first: number of the first of these rows in the whole source or target.
+        rows: number of rows.
+        height: rows of a strip.
         vectors: first row of each strip -> reference to its vectors (height, D).
         indexes: first row of each strip -> reference to its faiss index, or None.
-        found: first row of each strip -> references to scores and indices, not merged yet.
+        found: first row of each strip -> references to scores and indices that tasks have found.
+            They are not merged yet. Some of these tasks may still run.
     """
 
     def __init__(self, vectors: np.ndarray, first: int, height: int, index: str | None) -> None:
@@ -246,11 +258,18 @@ class _Side:
         return min(self.height, self.rows - start)
 
     def add_found(self, start: int, piece: Any) -> None:
-        """Keep a reference to scores and indices that a task found for the strip at `start`."""
+        """Add what a task found for the strip that begins at row `start` to `found`.
+
+        Args:
+            start: first row of the strip.
+            piece: reference to scores and indices in the object store.
+        """
         self.found.setdefault(start, []).append(piece)
 
     def put_found(self, best: Sequence[np.ndarray]) -> None:
         """Put the neighbours that earlier bands have found into the object store, strip by strip.
+
+        References to them are added to `found`.
 
         Args:
             best: scores (rows, k) and indices (rows, k) of the whole side.
@@ -262,7 +281,9 @@ class _Side:
             self.add_found(start, ray.put([np.array(array[strip]) for array in best]))
 
     def write_best(self, arrays: Sequence[np.ndarray], k: int) -> None:
-        """Merge what was found for each strip, write it into two arrays, and forget it.
+        """Merge what was found for each strip, write it into two arrays, and empty `found`.
+
+        It waits for tasks that still run.
 
         Args:
             arrays: scores (rows, k) and indices (rows, k), changed in place.
@@ -329,7 +350,7 @@ def _search_tiles(
 def _run_ahead(
     start: Callable[..., list[Any]], jobs: Iterable[tuple], nodes: Sequence[str | None]
 ) -> Iterator[tuple[tuple, list[Any]]]:
-    """Run jobs so that each device always has `AHEAD` of them, one running and the others waiting.
+    """Run jobs in tasks of Ray. Each device always has `AHEAD` jobs, of which one runs.
 
     Args:
         start: function that starts a job and returns references to its results. Its arguments are
