@@ -34,20 +34,39 @@ Links = list[tuple[int, int]]
 
 
 def library_links(aligner: Any, source: Sequence[str], target: Sequence[str]) -> list[dict]:
-    """Return SimAlign's output for each pair."""
+    """Align each pair with SimAlign, and return its output for each of them.
+
+    Args:
+        aligner: a `simalign.SentenceAligner`.
+        source: sentences.
+        target: their translations.
+
+    Returns:
+        For each pair a dictionary: name of a method ("inter", "itermax") -> links, as pairs of
+        source and target word, from 0.
+    """
     return [aligner.get_word_aligns(*pair) for pair in zip(source, target, strict=True)]
 
 
 def our_links(aligned: Sequence[Any]) -> list[Links]:
-    """Return the links of each pair as SimAlign writes them."""
+    """Return the links of each pair in SimAlign's form: lists of (source word, target word).
+
+    Args:
+        aligned: our result for each pair, `dap.alignment.WordAlignment`.
+    """
     return [[(i, j) for i, j in each.links.tolist()] for each in aligned]
 
 
 def compare(args: Namespace) -> list[dict[str, Any]]:
-    """Compare both kinds of states and both methods.
+    """Align the same sentences with SimAlign and with our code, for each kind of states and method.
+
+    Args:
+        args: the command line.
 
     Returns:
-        A record each, with the pairs, those with equal links, and the median seconds of both.
+        One dictionary per kind of states and method: "subwords", "method", "pairs" (number of
+        pairs), "equal" (pairs with the same links), and the median wall-clock and CPU seconds of
+        both, such as "ours, wall".
     """
     from simalign import SentenceAligner
 
@@ -78,7 +97,7 @@ def compare(args: Namespace) -> list[dict[str, Any]]:
 
 
 def table(records: Sequence[dict[str, Any]]) -> str:
-    """Return the comparison as text."""
+    """Format the result of `compare` as a text table. Its seconds are wall-clock seconds."""
     columns = ["subwords", "method", "pairs", "equal links", "ours, s", "SimAlign, s", "ratio"]
     rows = []
     for record in records:
@@ -90,7 +109,11 @@ def table(records: Sequence[dict[str, Any]]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run the benchmark as the command line says."""
+    """Compare our word alignment with SimAlign's, print a table, and write it to `--json`.
+
+    Args:
+        argv: command-line arguments. None takes those of the process.
+    """
     parser = machine_parser(__doc__, repeats=3)
     parser.add_argument("--model", required=True, help="folder or Hub id of an encoder")
     parser.add_argument("--source", type=Path, required=True, help="one sentence per line")

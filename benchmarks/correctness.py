@@ -73,7 +73,10 @@ def encoder_config(name: str, dropout: float = 0.0) -> PreTrainedConfig:
 
 
 def build(name: str, objective: str, dropout: float = 0.0) -> DAPForPreTraining:
-    """Return a model in training mode whose random weights are large enough for all to matter.
+    """Return a model with random weights, in training mode.
+
+    The weights are so large that an error in any of them changes the loss. They are the same in
+    every call.
 
     Args:
         name: model type of the encoder, one of `ENCODERS`.
@@ -98,7 +101,10 @@ def uneven_batch(pairs: int = 12, longest: int = 24) -> Batch:
 
     Args:
         pairs: number of pairs.
-        longest: most tokens of a sentence.
+        longest: most tokens of a sentence. All rows are padded to it.
+
+    Returns:
+        Name of a model's input -> tensor (pairs, longest).
     """
     generator = torch.Generator().manual_seed(0)
     batch: Batch = {}
@@ -113,7 +119,10 @@ def uneven_batch(pairs: int = 12, longest: int = 24) -> Batch:
 
 
 def gradient(model: DAPForPreTraining) -> Tensor:
-    """Return all gradients as one float64 vector on the CPU, zeros for missing gradients."""
+    """Return the gradients of all parameters as one float64 vector on the CPU.
+
+    A parameter without a gradient gives zeros.
+    """
     parts = []
     for parameter in model.parameters():
         part = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
@@ -131,7 +140,7 @@ def reference(model: DAPForPreTraining, batch: Batch) -> tuple[float, Tensor]:
         batch: the pairs, on the CPU.
 
     Returns:
-        The loss, and all gradients as one vector.
+        The loss, and the gradients of all parameters as one float64 vector.
     """
     plain = padded(copy.deepcopy(model).double())
     loss = backward(lambda batch: plain(**batch).loss, batch)
@@ -139,7 +148,10 @@ def reference(model: DAPForPreTraining, batch: Batch) -> tuple[float, Tensor]:
 
 
 def padded(model: DAPForPreTraining) -> DAPForPreTraining:
-    """Switch a model to the padded computation, and return it. It is changed in place."""
+    """Make a model compute padded rows with torch's attention ("sdpa"), and return it.
+
+    The model is changed in place: its encoder, and the RTL head if it has one.
+    """
     for encoder in [model.dap.encoder, *([model.rtl_head.blocks] if model.rtl_head else [])]:
         encoder.set_attn_implementation("sdpa")
     return model
@@ -149,13 +161,13 @@ def by_path(path: str, model: DAPForPreTraining, batch: Batch) -> tuple[float | 
     """Compute loss and gradients on one of the fast paths.
 
     Args:
-        path: key of `ALLOWED`.
-        model: the model. Its gradients are set, and it may be compiled.
+        path: key of `ALLOWED`: "float32", "bf16", "compiled" or "cached" (GradCache).
+        model: the model. It is changed: its gradients are set, and "compiled" compiles its layers.
         batch: the pairs, on the model's device.
 
     Returns:
-        The loss, and all gradients as one vector. The loss is None for GradCache, which computes it
-        in parts.
+        The loss, and the gradients of all parameters as one float64 vector. The loss is None for
+        GradCache, which computes it in parts.
     """
     if path == "cached":
         cached_backward(model, 5, batch)
@@ -220,6 +232,8 @@ def draw(
 def excess(ours: Tensor, theirs: Tensor) -> float:
     """Return the squared distance of two means, divided by its expectation for equal means.
 
+    It is near 1 if both computations are the same, and larger if one of them is wrong.
+
     Args:
         ours: (draws, values) of one computation.
         theirs: (draws, values) of the other computation.
@@ -233,11 +247,12 @@ def compare_with_dropout(args: argparse.Namespace) -> list[dict[str, Any]]:
     """Compare the fast ways of running an encoder with padded rows, under dropout.
 
     Args:
-        args: the command line.
+        args: the command line, which names the encoders, paths, draws and device.
 
     Returns:
-        A dictionary per comparison: "encoder", "objective" (which tokens are read), "path", "loss"
-        (largest excess of the states), "gradient" (of their gradients), and "fine".
+        A dictionary per encoder, path and choice of tokens: "encoder", "objective" ("first token"
+        or "all tokens"), "path", "loss" (largest `excess` of the states), "gradient" (largest
+        `excess` of their gradients), and "fine" (whether both are small enough).
     """
     batch = {key: value.to(args.device) for key, value in uneven_batch().items()}
     found = []
@@ -263,16 +278,16 @@ def compare_with_dropout(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def compare(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Compare the fast ways of running an encoder with a plain float64 computation.
+    """Compare loss and gradients of the fast paths with a plain float64 computation.
 
-    There is no dropout here. It is done for each encoder and objective.
+    There is no dropout here.
 
     Args:
-        args: the command line.
+        args: the command line, which names the encoders, paths and device.
 
     Returns:
-        A dictionary per comparison: "encoder", "objective", "path", relative errors of "loss" and
-        "gradient", and "fine", whether both are small enough.
+        A dictionary per encoder, objective and path: "encoder", "objective", "path", "loss" and
+        "gradient" (their relative errors), and "fine" (whether both are small enough).
     """
     batch = uneven_batch()
     on_device = {key: value.to(args.device) for key, value in batch.items()}
@@ -300,10 +315,13 @@ def compare(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Compare all fast paths with the padded computation, and print a table.
+    """Compare the fast paths with the padded computation, print a table, and write it to `--json`.
+
+    Args:
+        argv: command-line arguments. None takes those of the process.
 
     Raises:
-        ValueError: a path is wrong.
+        ValueError: a path is wrong. Table and file are written before.
     """
     parser = machine_parser(__doc__, repeats=1)
     parser.add_argument("--encoders", nargs="+", choices=ENCODERS, default=ENCODERS)

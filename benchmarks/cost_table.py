@@ -21,7 +21,8 @@ def cost_rows(found: dict[str, dict[str, Any]], pairs: int) -> list[list[str]]:
     """Return a table's rows, one per objective: our cost, the paper's, and each divided by TR's.
 
     Args:
-        found: objective -> `flops` of a pair's forward pass, and `cpu` seconds of a step.
+        found: objective -> "flops" of a pair's forward pass, and "cpu", the CPU seconds of a
+            training step. It must have all objectives of the paper.
         pairs: number of pairs of a step.
 
     Returns:

@@ -43,7 +43,10 @@ Encode = Callable[[], np.ndarray]
 
 
 def read_sentences(args: argparse.Namespace) -> list[str]:
-    """Draw distinct sentences of `--data_dir` or, for `--size`, make sentences of random words."""
+    """Draw distinct sentences of `--data_dir` or, for `--size`, make sentences of random words.
+
+    They are the same in every call. `--data_dir` may have fewer than `--sentences`.
+    """
     rng = random.Random(0)
     if args.size:
         return [" ".join(rng.choices(WORDS, k=rng.randint(4, 30))) for _ in range(args.sentences)]
@@ -70,7 +73,9 @@ def write_model(size: str, folder: str) -> None:
 
 
 def contenders(model: str, sentences: list[str], args: argparse.Namespace) -> dict[str, Encode]:
-    """Make the contenders: our encoder, the library at each batch size, and the ONNX files.
+    """Return the contenders: our encoder, the library at each batch size, and the ONNX files.
+
+    The library is sentence-transformers.
 
     Args:
         model: folder or Hub id of the encoder.
@@ -115,11 +120,15 @@ def least_cosine(a: np.ndarray, b: np.ndarray) -> float:
 
 
 def compare(args: argparse.Namespace) -> dict[str, Any]:
-    """Time all contenders.
+    """Time all contenders, and compare their vectors with ours.
+
+    Args:
+        args: the command line.
 
     Returns:
-        "sentences" is their number. "contenders" has the median times of each, and the lowest
-        cosine between its vectors and ours.
+        "sentences" -> number of sentences. "contenders" -> for each contender its median wall-clock
+        and CPU seconds, the single runs, and "least_cosine", the lowest cosine between its vectors
+        and ours.
 
     Raises:
         ValueError: the library's vectors are not the same as ours.
@@ -144,13 +153,14 @@ def compare(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def ratios(found: dict[str, Any]) -> dict[str, float]:
-    """Divide the time of the fastest sentence-transformers by ours, in wall-clock and CPU time.
+    """Divide the time of sentence-transformers at its fastest batch size by ours.
 
     Args:
         found: result of `compare`.
 
     Returns:
-        `WALL` and `CPU` -> the ratio. Above 1, ours is faster.
+        `WALL` -> ratio of wall-clock times, and `CPU` -> ratio of CPU times. Above 1, ours is
+        faster.
     """
     parts = found["contenders"]
     library = [part for name, part in parts.items() if name.startswith(LIBRARY)]
@@ -176,7 +186,11 @@ def table(found: dict[str, Any]) -> str:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Compare the encoders, print a table, and write everything to `--json`."""
+    """Compare the encoders, print a table, and write everything to `--json`.
+
+    Args:
+        argv: command-line arguments. None takes those of the process.
+    """
     parser = machine_parser(__doc__, repeats=3)
     weights = parser.add_mutually_exclusive_group(required=True)
     weights.add_argument("--model", help="checkpoint of an encoder; needs --data_dir")

@@ -28,7 +28,7 @@ FITTED_LENGTHS = ((7, 7), (7, 12), (12, 7), (17, 7), (7, 17), (17, 17), (22, 12)
 def _attention_flops(
     query: torch.Size, key: torch.Size, value: torch.Size, *_: Any, **__: Any
 ) -> int:
-    """Count the FLOPs of attention, given the shapes of its inputs."""
+    """Count the FLOPs of attention, given the shapes of its inputs. Other arguments are ignored."""
     return sdpa_flop_count(query, key, value)
 
 
@@ -37,13 +37,14 @@ MORE = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_f
 
 
 def with_noise(batch: Batch, distance: int = 5) -> Batch:
-    """Return the batch with noise, the numbers that decide which tokens are masked.
+    """Return a copy of the batch with the numbers that choose the masked tokens.
 
-    The FLOPs must not depend on chance, so tokens are masked at a regular distance. CLS and
-    separators are never masked.
+    They are "source_noise" and "target_noise". Training draws these numbers at random. The FLOPs
+    must not depend on chance, so every `distance`-th token is masked here. CLS and separators are
+    never masked.
 
     Args:
-        batch: the pairs. It is not changed.
+        batch: the pairs, without padding. It is not changed.
         distance: one of so many tokens of a pair is masked.
     """
     noisy = dict(batch)
@@ -74,7 +75,7 @@ def pair_flops(loss: Loss, workload: Workload, source: int, target: int) -> int:
 
 
 def real_token_flops(loss: Loss, workload: Workload, lengths: list[tuple[int, int]]) -> float:
-    """Compute the forward FLOPs of many pairs as if nothing were padded.
+    """Compute the forward FLOPs of many pairs together, as if nothing were padded.
 
     Without padding, the FLOPs of a pair are a quadratic form of both lengths. So a few lengths are
     measured, and the form is fitted to them.
@@ -101,7 +102,7 @@ def real_token_flops(loss: Loss, workload: Workload, lengths: list[tuple[int, in
 
 
 def _terms(lengths: Any) -> np.ndarray:
-    """Return the terms of a quadratic form of x and y, (pairs, 6): 1, x, y, x², xy, y²."""
+    """Return the terms 1, x, y, x², xy and y² for each pair of lengths (x, y): (pairs, 6)."""
     x, y = np.array(lengths, float).T
     return np.stack([np.ones_like(x), x, y, x * x, x * y, y * y], 1)
 
@@ -120,10 +121,14 @@ def step(model: torch.nn.Module, loss: Loss, batch: Batch, bf16: bool) -> None:
 
 
 def measure(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    """Count FLOPs and time the step of each objective.
+    """Count the FLOPs of a pair, and time a training step of many pairs, for each objective.
+
+    Args:
+        args: the command line.
 
     Returns:
-        Objective -> "flops" of a pair's forward pass, and median times of a training step.
+        Objective -> "flops" of a pair's forward pass, "wall" and "cpu" (median seconds of a
+        training step), and "runs" (the single times).
     """
     workload = Workload(args)
     losses = workload.losses()
@@ -141,7 +146,11 @@ def measure(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Count FLOPs and time a step of each objective, print a table, and write it to `--json`."""
+    """Count FLOPs and time a step of each objective, print a table, and write it to `--json`.
+
+    Args:
+        argv: command-line arguments. None takes those of the process.
+    """
     parser = machine_parser(__doc__, repeats=5)
     add_workload_arguments(parser, batch_size=8)
     parser.add_argument("--tokens", type=int, default=32, help="tokens of each sentence")

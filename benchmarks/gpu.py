@@ -98,7 +98,7 @@ DRY = {
 
 
 def step_share(found: dict[str, Any]) -> float:
-    """Return the rate of DAP's step as a share of the rate of matrix products.
+    """Return the FLOPs per second of DAP's training step, as a share of those of matrix products.
 
     Args:
         found: content of the JSON file of `benchmarks.train_step`.
@@ -113,7 +113,7 @@ GOALS: dict[str, tuple[float, Callable[[dict[str, Any]], float]]] = {"step": (0.
 
 
 def preflight() -> list[str]:
-    """Print machine and versions, and return the names of the missing packages."""
+    """Print the machine, the versions and the missing packages, and return the latter's names."""
     about = machine() | versions()
     print(", ".join(f"{key} {value}" for key, value in about.items()))
     missing = [name for name in NEEDED if find_spec(name) is None]
@@ -144,11 +144,11 @@ def run_tests() -> None:
 
 
 def run_benchmark(line: str, args: argparse.Namespace, path: Path) -> dict[str, Any]:
-    """Run a benchmark.
+    """Run a benchmark in this process, and read its results.
 
     Args:
         line: module and arguments, a value of `STAGES` or `DRY`.
-        args: our command line.
+        args: our command line, which has the device.
         path: JSON file that the benchmark writes.
 
     Returns:
@@ -168,11 +168,12 @@ def run_stage(name: str, args: argparse.Namespace) -> dict[str, Any]:
 
     Args:
         name: key of `STAGES`.
-        args: our command line.
+        args: our command line. With `--tiny` the stage of `DRY` runs instead.
 
     Returns:
-        "stage" is the name. "outcome" is "ok" or says what failed. "seconds" is the time it took.
-        "goal" says whether the goal was reached, if there is one.
+        "stage" -> the name. "outcome" -> "ok", "left out of a rehearsal", or a text that begins
+        with "FAILED". "seconds" -> the time that it took. "goal" -> whether the goal was reached,
+        only for stages with a goal.
     """
     lines = DRY if args.tiny else STAGES
     line: dict[str, Any] = {"stage": name, "outcome": "ok"}
@@ -234,9 +235,9 @@ def judge(name: str, found: dict[str, Any]) -> str:
 
 
 def stop(*_: Any) -> None:
-    """Stop the running stage by an error, so that the table is still printed.
+    """Raise `TimeoutError`, which stops the running stage, so that the table is still printed.
 
-    This handles the signals that ask the process to end.
+    This is the handler of the signals that ask the process to end.
     """
     raise TimeoutError("asked to end")
 
@@ -255,9 +256,12 @@ def pack(folder: Path, archive: Path) -> None:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Run all stages and print the table of their outcomes.
+    """Run the stages and print a table of their outcomes. Exit with status 1 if one failed.
 
-    Each stage writes its JSON into `--folder`.
+    Each stage writes its JSON into `--folder`. `--archive` packs these files.
+
+    Args:
+        argv: command-line arguments. None takes those of the process.
     """
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")

@@ -29,11 +29,14 @@ LANGUAGES = [f"l{number}" for number in range(36)]
 
 
 def random_pairs(workload: Workload, count: int) -> Dataset:
-    """Return random tokenised pairs, in the form of `tokenize_bitext`.
+    """Return random tokenised pairs, in the form of `dap.training.tokenize_bitext`.
 
     Args:
-        workload: draws the lengths and token ids.
+        workload: draws the lengths and token ids. It must be on the CPU.
         count: number of pairs.
+
+    Returns:
+        A dataset with the columns "language", "pair_id", "source_input_ids" and "target_input_ids".
     """
     batch = workload.batch(count)
     numbers = np.random.default_rng(0).integers(len(LANGUAGES), size=count)
@@ -60,6 +63,12 @@ def batches(
         collator: makes a batch of pairs.
         args: the command line, which has the batch size and the device.
         workers: number of processes that read batches. 0 reads them in this process.
+
+    Yields:
+        Name of a model's input -> tensor.
+
+    Raises:
+        ValueError: there are fewer pairs than a batch has.
     """
     options: dict[str, Any] = {"persistent_workers": True, "prefetch_factor": 4} if workers else {}
     options |= {"num_workers": workers, "pin_memory": args.device == "cuda", "drop_last": True}
@@ -83,16 +92,17 @@ def batches(
 def run(
     source: Iterator[Batch], count: int, work: Callable[[Batch], None] | None, device: str
 ) -> dict[str, float]:
-    """Take batches from the pipeline, and measure the time.
+    """Read batches from the pipeline, and measure the time.
 
     Args:
         source: yields the batches.
         count: how many batches to take.
-        work: function that does a training step on a batch. None only takes the batches.
+        work: function that does a training step on a batch. None only reads the batches.
         device: where the step runs.
 
     Returns:
-        Wall-clock seconds, CPU seconds, and the seconds spent waiting for batches.
+        `WALL` -> wall-clock seconds. `CPU` -> CPU seconds of this process. "waiting" -> wall-clock
+        seconds spent waiting for batches.
     """
     started = time.perf_counter()
     cpu = time.process_time()
@@ -110,8 +120,14 @@ def run(
 def compare(args: argparse.Namespace) -> list[dict[str, Any]]:
     """Measure the pipeline for each number of workers, without and with a training step.
 
+    Steps are only measured with `--step`.
+
+    Args:
+        args: the command line.
+
     Returns:
-        A dictionary per measurement: "workers", "step" (whether steps ran), and median times.
+        A dictionary per measurement: "workers", "step" (whether steps ran), the medians of the
+        numbers that `run` returns, and "runs" (the single measurements).
     """
     workload = Workload(args, ["DAP"])
     dataset = random_pairs(workload, args.pairs)
@@ -153,7 +169,11 @@ def table(found: list[dict[str, Any]], args: argparse.Namespace) -> str:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Measure the speed of the pipeline, print a table, and write it to `--json`."""
+    """Measure the speed of the pipeline, print a table, and write it to `--json`.
+
+    Args:
+        argv: command-line arguments. None takes those of the process.
+    """
     parser = machine_parser(__doc__, repeats=3)
     add_workload_arguments(parser)
     parser.add_argument("--pairs", type=int, default=20_000, help="number of random pairs")

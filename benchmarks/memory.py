@@ -54,12 +54,13 @@ def loss_memory(
 
     Args:
         args: the command line.
-        contender: `OURS` or `NAIVE`.
+        contender: `OURS` (`losses_dap.vocabulary_cross_entropy`) or `NAIVE` (the same loss with
+            `F.cross_entropy`).
         tokens: number of tokens with a label.
         vocabulary: number of words that the loss compares.
 
     Returns:
-        "bytes" -> the peak.
+        "bytes" -> peak above the memory before the forward pass, in bytes.
     """
     prepare_machine(args)
 
@@ -87,11 +88,11 @@ def step_memory(args: argparse.Namespace, contender: str, pairs: int) -> dict[st
 
     Args:
         args: the command line.
-        contender: name of an objective, followed by " cached" for GradCache.
+        contender: key of `OBJECTIVES`, such as "DAP", followed by " cached" for GradCache.
         pairs: number of pairs of the batch.
 
     Returns:
-        "bytes" -> the peak.
+        "bytes" -> peak above the memory before the forward pass, in bytes.
     """
     prepare_machine(args)
     objective, _, cached = contender.partition(" ")
@@ -110,11 +111,15 @@ def step_memory(args: argparse.Namespace, contender: str, pairs: int) -> dict[st
 
 
 def points(args: argparse.Namespace) -> list[tuple[str, tuple[int, ...]]]:
-    """List what to measure.
+    """List what to measure, as the command line says.
+
+    Args:
+        args: the command line.
 
     Returns:
-        Contender, and its size. For a step the size is (pairs,). For a loss it is (tokens,
-        vocabulary).
+        Tuples of a contender and its size. For a training step they are the objective and (pairs,).
+        For the loss they are `OURS` or `NAIVE` and (tokens, vocabulary). `NAIVE` is left out where
+        it would need too much memory.
     """
     found: list[tuple[str, tuple[int, ...]]] = []
     for objective in args.objectives:
@@ -139,8 +144,12 @@ def points(args: argparse.Namespace) -> list[tuple[str, tuple[int, ...]]]:
 def compare(args: argparse.Namespace) -> list[dict[str, Any]]:
     """Measure everything that `points` lists.
 
+    Args:
+        args: the command line.
+
     Returns:
-        A dictionary per measurement: "contender", "sizes", and "bytes", the median of the repeats.
+        A dictionary per measurement: "contender", "sizes", "bytes" (median peak of the repeats),
+        and "runs" (the single measurements).
     """
     same_process = args.device == "cuda" or args.same_process
     if not same_process:
@@ -159,7 +168,10 @@ def compare(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def tables(found: list[dict[str, Any]]) -> str:
-    """Format the result of `compare`: a text table of the losses, and one of the steps."""
+    """Format the result of `compare`: a text table of the losses, and one of the steps, in MB.
+
+    A table without rows is left out.
+    """
     steps, losses = [], {}
     for point in found:
         size = f"{point['bytes'] / MB:.0f}"
@@ -179,7 +191,11 @@ def tables(found: list[dict[str, Any]]) -> str:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Measure memory, print the tables, and write everything to `--json`."""
+    """Measure memory, print the tables, and write everything to `--json`.
+
+    Args:
+        argv: command-line arguments. None takes those of the process.
+    """
     parser = machine_parser(__doc__, repeats=1)
     add_workload_arguments(parser)
     parser.add_argument(

@@ -139,7 +139,7 @@ def measure(contender: str, rows: int, args: argparse.Namespace) -> dict[str, fl
 
     Args:
         contender: key of `CONTENDERS`.
-        rows: rows of each side.
+        rows: largest number of rows of each side.
         args: the command line.
 
     Returns:
@@ -148,7 +148,7 @@ def measure(contender: str, rows: int, args: argparse.Namespace) -> dict[str, fl
         - "seconds", "pairs_per_second", "bytes_per_second": time and rates of the search.
         - "sgemm": rate of plain matrix products, in GFLOP/s.
         - "share": rate of the search's useful work, as a share of "sgemm".
-        - "memory": peak memory, in units of the two matrices.
+        - "memory": peak memory with the two matrices, divided by the size of the two matrices.
         - "found": share of rows whose best neighbour is the row with the same number.
         - "in_float32", "computed": for our search only, share of pairs in blocks that were
           multiplied in float32, and share of pairs that were computed one by one.
@@ -212,11 +212,12 @@ def made_vectors(rows: int, args: argparse.Namespace) -> tuple[np.ndarray, np.nd
 
 @contextmanager
 def screening_counts() -> Iterator[dict[str, int]]:
-    """Catch what our search logs about its pairs during a block.
+    """Collect the numbers that `mutual_neighbours` logs during a block.
 
     Yields:
-        A dictionary that has "pairs", "in_float32" and "computed" after the block: numbers of
-        pairs. It stays empty if another search runs.
+        A dictionary that is filled during the block. "pairs" -> number of all pairs. "in_float32"
+        -> pairs in blocks that were multiplied in float32. "computed" -> pairs whose cosine was
+        computed one by one. It stays empty if the block runs another search only.
     """
     counts: dict[str, int] = {}
     handler = logging.Handler()
@@ -232,7 +233,8 @@ def screening_counts() -> Iterator[dict[str, int]]:
 def write_vectors(args: argparse.Namespace) -> None:
     """Encode random pairs of `--data_dir`, and write their vectors into the files of `--vectors`.
 
-    No sentence of a side is used twice.
+    The first file gets the vectors of the sources, the second those of the translations. No
+    sentence of a side is used twice. There are at most as many pairs as the largest of `--rows`.
     """
     from dap.encoding import SentenceEncoder
     from eval_retrieval import read_languages
@@ -290,7 +292,13 @@ def table(rows: int, found: dict[str, dict[str, Any]]) -> str:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Measure all contenders and print a table per size."""
+    """Measure all contenders, print a table per number of rows, and write all to `--json`.
+
+    With `--model` the `--vectors` are written first.
+
+    Args:
+        argv: command-line arguments. None takes those of the process.
+    """
     parser = machine_parser(__doc__, repeats=3)
     parser.add_argument(
         "--rows", type=int, nargs="+", default=[20_000, 50_000], help="rows of each side"

@@ -48,7 +48,10 @@ def vocabulary(alphabet: str, rng: np.random.Generator, size: int = 60_000) -> p
     Args:
         alphabet: the letters.
         rng: random number generator.
-        size: number of words.
+        size: number of words. Some may be equal.
+
+    Returns:
+        The words, most frequent words first: `sentences` draws early ones more often.
     """
     letters = np.array(list(alphabet))
     words = []
@@ -64,6 +67,9 @@ def sentences(words: pl.Series, lengths: np.ndarray, rng: np.random.Generator) -
         words: the vocabulary, most frequent words first.
         lengths: number of words of each sentence.
         rng: random number generator.
+
+    Returns:
+        One sentence per length, with spaces between the words.
     """
     drawn = (len(words) ** rng.random(lengths.sum())).astype(np.int64) - 1
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
@@ -120,7 +126,7 @@ def make_text(folder: Path, lines: int, files: int = 2) -> None:
 
 
 def memory(process: psutil.Process) -> float:
-    """Return the memory in MiB that a process and its children use, 0 if it has ended."""
+    """Return the memory (PSS) that a process and its descendants use, in MiB. 0 if it has ended."""
     with suppress(psutil.NoSuchProcess):
         own = process.memory_full_info().pss / 2**20
         return own + sum(memory(child) for child in process.children())
@@ -128,7 +134,11 @@ def memory(process: psutil.Process) -> float:
 
 
 def measure(command: list[str]) -> tuple[float, float, float]:
-    """Run a command until it ends. If it fails, end this process as well.
+    """Run a command until it ends, and measure it. If it fails, end this process as well.
+
+    Args:
+        command: program and arguments. It runs in the repository's folder, and its output is
+            dropped.
 
     Returns:
         Wall-clock seconds, CPU seconds of all its processes, and peak memory in MiB.
@@ -150,7 +160,10 @@ def measure(command: list[str]) -> tuple[float, float, float]:
 
 
 def main() -> None:
-    """Make the text, run `prepare_data.py` and print speed and memory."""
+    """Make the text if it is not there yet, run `prepare_data.py`, and print speed and memory.
+
+    Unknown command-line options are passed to `prepare_data.py`. Its output is deleted.
+    """
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--lines", type=int, default=1_000_000)
     parser.add_argument("--num_workers", type=int, default=2)

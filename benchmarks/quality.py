@@ -41,9 +41,12 @@ LENGTH = 32  # tokens of a training sentence
 class Clock(TrainerCallback):
     """A callback that measures retrieval accuracy every few steps of a training.
 
+    It also measures once when it is made, before the training.
+
     Args:
         encoder: the encoder that is trained.
-        args: the command line.
+        args: the command line, which has the text for retrieval and the number of steps between two
+            measurements (`--every`).
         spent: CPU seconds that count as used before the training.
 
     Attributes:
@@ -61,7 +64,11 @@ class Clock(TrainerCallback):
         self.measure(0)
 
     def measure(self, step: int) -> None:
-        """Measure retrieval accuracy after a number of steps, and add it to `points`."""
+        """Measure retrieval accuracy, add it to `points`, and print it to standard error.
+
+        Args:
+            step: number of training steps so far.
+        """
         accuracy = float(np.mean(list(evaluate(self.encoder, self.pairs).values())))
         self.points.append((step, self.spent, accuracy))
         show(f"step {step}: {self.spent:.1f} CPU-s, {accuracy:.2f}")
@@ -71,7 +78,10 @@ class Clock(TrainerCallback):
         self.started = time.process_time()
 
     def on_step_end(self, _: Any, state: Any, *__: Any, **___: Any) -> None:
-        """Add the time of the step, and measure if it is time to. Measuring does not count."""
+        """Add the CPU time of the step, and measure accuracy after every `--every` steps.
+
+        The CPU time of measuring does not count.
+        """
         self.spent += time.process_time() - self.started
         if state.global_step % self.every == 0:
             self.measure(state.global_step)
@@ -80,6 +90,9 @@ class Clock(TrainerCallback):
 
 def draw_pairs(args: argparse.Namespace) -> Dataset:
     """Draw as many training pairs as the steps take, evenly from all languages.
+
+    Args:
+        args: the command line: `--train_data`, `--steps`, `--batch_size` and `--seed`.
 
     Returns:
         A dataset with the columns "source" and "target", in random order.
@@ -98,7 +111,7 @@ def draw_pairs(args: argparse.Namespace) -> Dataset:
 def ours(
     name: str, pairs: Dataset, args: argparse.Namespace, common: dict[str, Any]
 ) -> tuple[Trainer, Clock]:
-    """Make our trainer for an objective.
+    """Return our trainer for an objective. The training pairs are tokenised here.
 
     Args:
         name: "DAP" or "TR".
@@ -107,7 +120,8 @@ def ours(
         common: training arguments that all methods share.
 
     Returns:
-        The trainer, and the clock that measures its encoder. Tokenising counts as training time.
+        The trainer, and the clock that measures its encoder. The clock counts the time of
+        tokenising as training time.
     """
     rates = {}
     if name == "DAP":
@@ -134,9 +148,9 @@ def ours(
 def theirs(
     name: str, pairs: Dataset, args: argparse.Namespace, common: dict[str, Any]
 ) -> tuple[Trainer, Clock]:
-    """Make the trainer of sentence-transformers for one of its losses.
+    """Return the trainer of sentence-transformers for one of its losses.
 
-    It tokenises the texts within the steps.
+    It tokenises the texts during the training steps.
 
     Args:
         name: class name of the loss, `MNRL` or `CACHED`.
@@ -170,7 +184,11 @@ def theirs(
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Train by all methods, and print a table of accuracy over the steps and CPU time."""
+    """Train by all methods, print a table of accuracy and CPU time, and write it to `--json`.
+
+    Args:
+        argv: command-line arguments. None takes those of the process.
+    """
     parser = machine_parser(__doc__, repeats=1)
     parser.add_argument("--model", required=True, help="encoder to start from")
     parser.add_argument("--heads", required=True, help="checkpoint with trained heads")

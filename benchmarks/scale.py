@@ -51,11 +51,11 @@ Runs = dict[str, list[tuple[float, str]]]
 
 
 def search(rows: int, args: argparse.Namespace, cluster: ClusterArguments) -> Job:
-    """Make the job of searching random vectors.
+    """Draw random vectors, and return the job of searching their nearest neighbours.
 
     Args:
         rows: vectors per side.
-        args: the command line.
+        args: the command line, which has the number of dimensions.
         cluster: says whether to search on a cluster.
     """
     generator = np.random.default_rng(0)
@@ -72,7 +72,7 @@ def search(rows: int, args: argparse.Namespace, cluster: ClusterArguments) -> Jo
 
 
 def encoding(count: int, args: argparse.Namespace, cluster: ClusterArguments) -> Job:
-    """Make the job of encoding random sentences of 12 numbers.
+    """Load the encoder, and return the job of encoding random sentences of 12 numbers.
 
     Args:
         count: number of sentences.
@@ -89,11 +89,11 @@ def encoding(count: int, args: argparse.Namespace, cluster: ClusterArguments) ->
 
 
 def preparation(lines: int, args: argparse.Namespace, cluster: ClusterArguments) -> Job:
-    """Make the job of preparing the made-up text in the folder of the command line.
+    """Return the job of preparing the made-up text with `prepare_data.py`.
 
     Args:
         lines: not used, because the text is already there.
-        args: the command line.
+        args: the command line. Its `folder` has the text in "all", and a small part in "few".
         cluster: says whether to prepare on a cluster.
     """
 
@@ -122,7 +122,7 @@ def measure(name: str, size: int, nodes: int, args: argparse.Namespace) -> tuple
         args: the command line.
 
     Returns:
-        Wall-clock seconds, and a hash of the results.
+        Wall-clock seconds, and a hash of the results. Starting and warming up do not count.
     """
     address = start_cluster(nodes) if nodes else None
     cluster = ClusterArguments(address)
@@ -150,7 +150,12 @@ def start_cluster(nodes: int) -> str:
 
 
 def timed_table(args: argparse.Namespace) -> str:
-    """Time all jobs in all places, and return a text table of the fastest runs."""
+    """Time all jobs in all `PLACES`, and return a text table of the fastest runs.
+
+    Args:
+        args: the command line. Encoding is only timed with `--model`, and preparation only with
+            `--lines`, whose text is written into `args.folder` first.
+    """
     jobs = [("search", rows) for rows in args.rows]
     if args.model:
         jobs.append(("encoding", args.sentences))
@@ -177,11 +182,16 @@ def timed_table(args: argparse.Namespace) -> str:
 
 
 def job_rows(name: str, runs: Runs) -> list[list]:
-    """Return the rows of the table for one job.
+    """Return the rows of the table for one job, one row per place.
 
     Args:
         name: what the table calls the job.
         runs: place -> seconds and hash of the results, for each run.
+
+    Returns:
+        Cells of each row: name, place, seconds of the fastest run, how many times as fast as one
+        process, and whether the results are "same" or "DIFFERENT". The last cell is empty for a
+        place with several threads.
     """
     # Several threads may add numbers in another order, so their results are not compared.
     compared = [place for place, (_, threads) in PLACES.items() if threads == 1]
@@ -203,10 +213,10 @@ def mining_memory(count: int, args: argparse.Namespace) -> int:
 
     Args:
         count: sentences of each of the two texts.
-        args: the command line.
+        args: the command line. Files are written into its `folder`.
 
     Returns:
-        Peak in bytes, without memory-mapped files.
+        Peak in bytes above the memory before, without memory-mapped files.
     """
     generator = np.random.default_rng(0)
     slices = list(row_blocks(count))

@@ -50,13 +50,14 @@ class Case:
     """Two texts with known translations.
 
     Attributes:
-        name: of the texts.
-        share: of the sentences of a side that have a translation.
-        source: vectors (N, D).
-        target: vectors (M, D).
+        name: name of the texts, such as "tatoeba.de".
+        share: share of a side's sentences that have their translation on the other side, 0 to 1.
+            None for BUCC, where it is not chosen.
+        source: vectors of the source sentences, (N, D).
+        target: vectors of the target sentences, (M, D).
         gold: number of true pairs.
-        truth: takes the candidates, and returns how many pairs of ids each stands for and how many
-            of those are true, (P,) each.
+        truth: function of the P candidates. It returns how many pairs of ids each stands for and
+            how many of those are true, (P,) each.
     """
 
     name: str
@@ -68,9 +69,13 @@ class Case:
 
 
 def drawn_pairs(rows: Sequence[tuple[str, str]], count: int) -> list[tuple[str, str]]:
-    """Draw at most `count` pairs at random, always the same ones.
+    """Draw at most `count` pairs at random, the same in every call.
 
     No sentence of a side is drawn twice, so there may be fewer.
+
+    Args:
+        rows: pairs of a source sentence and a target sentence.
+        count: number of pairs to draw.
     """
     pairs = list(rows)
     random.Random(0).shuffle(pairs)
@@ -80,7 +85,10 @@ def drawn_pairs(rows: Sequence[tuple[str, str]], count: int) -> list[tuple[str, 
 
 
 def distinct_rows(sentences: Sequence[str]) -> list[int]:
-    """Return the rows of sentences that do not share too many words with an earlier one.
+    """Return the row numbers of sentences that do not share too many words with an earlier one.
+
+    Too many is more than `OVERLAP`: the words of both sentences, divided by the words of either.
+    Sentences without words are left out.
 
     >>> distinct_rows(["Tom sang a song", "Tom sang that song", "a dog barks"])
     [0, 2]
@@ -99,7 +107,13 @@ def distinct_rows(sentences: Sequence[str]) -> list[int]:
 
 
 def made_case(name: str, vectors: tuple[np.ndarray, np.ndarray], share: float) -> Case:
-    """Make two texts of half as many sentences, a share of which are translations."""
+    """Make two texts of half as many sentences, a share of which are translations.
+
+    Args:
+        name: name of the texts.
+        vectors: vectors of the sources and of their translations, row by row.
+        share: share of a text's sentences whose translation is in the other text, 0 to 1.
+    """
     rows = np.random.default_rng(0).permutation(len(vectors[0]))
     size = len(rows) // 2
     common = round(share * size)
@@ -114,7 +128,15 @@ def made_case(name: str, vectors: tuple[np.ndarray, np.ndarray], share: float) -
 
 
 def made_cases(encoder: Encoder, args: argparse.Namespace, folder: Path) -> Iterator[Case]:
-    """Yield all texts that are made from parallel text."""
+    """Yield the cases that are made from the parallel text of `--texts`.
+
+    There is one case per corpus, language and share of `SHARES`.
+
+    Args:
+        encoder: encodes the sentences.
+        args: the command line.
+        folder: where to keep the vectors.
+    """
     fingerprint = model_fingerprint(encoder)
     for corpus in args.texts:
         for code, rows in read_languages([corpus], args.languages).items():
@@ -134,7 +156,13 @@ def made_cases(encoder: Encoder, args: argparse.Namespace, folder: Path) -> Iter
 
 
 def bucc_case(encoder: Encoder, args: argparse.Namespace, folder: Path) -> Case:
-    """Return the sample split of BUCC zh-en."""
+    """Return the sample split of BUCC zh-en as a case.
+
+    Args:
+        encoder: encodes the sentences.
+        args: the command line, which has the folder of BUCC.
+        folder: where to keep the vectors.
+    """
     (split,) = find_splits(args.bucc, "zh-en", "sample")
     task = read_split(split)
     fingerprint = model_fingerprint(encoder)
@@ -152,7 +180,16 @@ def bucc_case(encoder: Encoder, args: argparse.Namespace, folder: Path) -> Case:
 
 
 def measure(case: Case) -> dict[str, Any]:
-    """Mine one case, and compare the estimates with the truth. All numbers are in percent."""
+    """Mine one case, and compare the chosen threshold and the estimates with the truth.
+
+    Returns:
+        "text", "share" (0 to 1), "gold" (true pairs), "candidates" (their number) and "threshold"
+        (the chosen score, or None if mining refuses to choose). All others are in percent, and some
+        are missing if there are no true pairs or no threshold: "best_f1" (of the best threshold),
+        "mixture_f1" (of a plain mixture's threshold), "f1" and "precision" (of the chosen
+        threshold), "estimated" (its estimated precision) and "table_error" (largest error of the
+        estimates in the table).
+    """
     numbers: dict[str, Any] = {"text": case.name, "share": case.share, "gold": case.gold}
     vectors = case.source, case.target
     everything = Margin(threshold="none")
@@ -185,7 +222,11 @@ def measure(case: Case) -> dict[str, Any]:
 
 
 def mixture_threshold(scores: np.ndarray) -> float:
-    """Return where a mixture of two normal distributions, fitted by EM, has probability ½."""
+    """Return the lowest score that a plain mixture takes for a translation.
+
+    The mixture of two normal distributions is fitted to the scores by EM. The returned score is the
+    lowest with a probability of at least ½, or the highest score if there is none.
+    """
     ordered = np.sort(scores)
     likely = (ordered > ordered.mean() + 3 * ordered.std()).astype(float)
     for _ in range(200):
@@ -202,7 +243,11 @@ def mixture_threshold(scores: np.ndarray) -> float:
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """Show one model's results."""
+    """Format one model's results as a text table, in percent.
+
+    Args:
+        rows: results of `measure`.
+    """
     header = ["text", "share", "gold", "best F1", "mixture F1", "F1", "precision", "estimated"]
     lines = []
     for row in rows:
@@ -217,7 +262,14 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> str:
-    """Show by share how far the results are from the goals."""
+    """Format a text table, one row per share of `SHARES` and one for BUCC.
+
+    It shows how often no threshold was chosen ("asks"), how far F1 is below the best F1, and the
+    errors of the estimated precisions, in points.
+
+    Args:
+        rows: results of `measure`, of all models.
+    """
     lines = []
     for share in (None, *SHARES):
         own = [row for row in rows if row["share"] == share]
@@ -235,7 +287,11 @@ def summary(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Measure all models and texts, and print a table per model and a summary."""
+    """Measure all models and texts, print a table per model and a summary, and write `--json`.
+
+    Args:
+        argv: command-line arguments. None takes those of the process.
+    """
     parser = machine_parser(__doc__, repeats=1)
     parser.add_argument(
         "--models", nargs="+", required=True, help="MODEL, MODEL,POOLING or MODEL,POOLING,PREFIX"

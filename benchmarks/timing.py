@@ -55,7 +55,7 @@ def prepare_machine(args: argparse.Namespace) -> None:
 
 
 def synchronise(device: str) -> None:
-    """Wait until the GPU has finished its work."""
+    """Wait until the GPU has finished its work. Do nothing for another device than "cuda"."""
     if device == "cuda":
         torch.cuda.synchronize()
 
@@ -83,14 +83,16 @@ def in_turn(
 ) -> dict[str, dict[str, Any]]:
     """Measure several contenders, one after the other in each round.
 
-    So a slow minute of the machine does not hit one of them only.
+    So a slow minute of the machine does not hit one of them only. Each measurement is printed to
+    standard error.
 
     Args:
-        measures: contender -> function that measures it once.
+        measures: contender -> function that measures it once, and returns name -> number.
         repeats: turns of each contender.
 
     Returns:
-        Contender -> median of each number, and all single measurements under `runs`.
+        Contender -> the median of each number under its name, and the list of single measurements
+        under "runs".
     """
     runs: dict[str, list[Numbers]] = {name: [] for name in measures}
     for _, (name, measure) in product(range(repeats), measures.items()):
@@ -115,10 +117,11 @@ def alternate(
         contenders: contender -> function to time.
         repeats: turns of each contender.
         device: "cuda" also waits for work on the GPU.
-        warm_up: calls of each contender before, which do not count.
+        warm_up: calls of each contender before the first round, which are not timed.
 
     Returns:
-        Contender -> median wall-clock and CPU seconds, and all single measurements under `runs`.
+        Contender -> `WALL` and `CPU` (median wall-clock and CPU seconds), and "runs" (the list of
+        single measurements).
     """
     for step in contenders.values():
         for _ in range(warm_up):
@@ -149,7 +152,7 @@ def peak_memory(device: str) -> Iterator[dict[str, int]]:
         device: "cuda" measures the memory of the GPU, "cpu" that of this process.
 
     Yields:
-        A dictionary that has the peak under `bytes` after the block.
+        A dictionary that has the peak under "bytes" after the block.
     """
     found: dict[str, int] = {}
     gc.collect()
@@ -175,7 +178,7 @@ def peak_anonymous() -> Iterator[dict[str, int]]:
     short peaks are missed.
 
     Yields:
-        A dictionary that has the peak so far under `bytes`.
+        A dictionary that has the peak so far under "bytes".
     """
     found = {"bytes": 0}
     over = threading.Event()
@@ -211,10 +214,10 @@ def show(line: str) -> None:
 
 
 class MatrixWork:
-    """The six weight products of an encoder layer over T tokens, forward pass only.
+    """Work to time: the six matrix products of an encoder layer's weights over T tokens.
 
-    A call repeats the products for about `seconds`, because a single pass is too short to give a
-    steady rate.
+    A call computes the products of so many layers that it takes about `seconds`, because a single
+    layer is too short to give a steady rate. The constructor measures how many.
 
     Args:
         config: configuration of the encoder, which gives the shapes.

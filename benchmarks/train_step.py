@@ -54,12 +54,12 @@ SCALE = 20.0  # 1 / tr_temperature
 
 
 class LibraryLoss(nn.Module):
-    """The ranking loss of sentence-transformers, `MultipleNegativesRankingLoss`.
+    """The ranking loss of sentence-transformers, on the parameters of our encoder.
 
     Args:
-        workload: our models. The loss trains the same encoder.
-        mini_batch_size: pairs of a chunk for the cached version of the loss. None takes the plain
-            version.
+        workload: our models. The loss uses and trains the parameters of their encoder.
+        mini_batch_size: pairs of a chunk for `CachedMultipleNegativesRankingLoss`. None takes
+            `MultipleNegativesRankingLoss`.
     """
 
     def __init__(self, workload: Workload, mini_batch_size: int | None = None) -> None:
@@ -91,7 +91,7 @@ class LibraryLoss(nn.Module):
         share_weights(self.model[0].auto_model, workload.encoder)
 
     def forward(self, batch: Batch) -> Tensor:
-        """Return the loss of a batch in our format, a scalar."""
+        """Return the loss of a batch, a scalar. The batch has the names of our models' inputs."""
         names = ("input_ids", "attention_mask")
         features = []
         for side in ("source", "target"):
@@ -102,10 +102,10 @@ class LibraryLoss(nn.Module):
 def contenders(
     workload: Workload, losses: dict[str, Loss], batch: Batch, args: argparse.Namespace
 ) -> dict[str, Callable[[], object]]:
-    """Make the contenders of the timing, each a forward and backward pass.
+    """Return the contenders of the timing, each a forward and backward pass.
 
     If the batch is larger than `--mini_batch_size`, there are also cached contenders, which compute
-    it in chunks.
+    it in chunks. With `--compile`, the models are compiled in place.
 
     Args:
         workload: our models.
@@ -114,7 +114,8 @@ def contenders(
         args: the command line.
 
     Returns:
-        Name -> function that computes the gradients of the batch and adds them to the parameters'.
+        Name -> function without arguments, which computes the gradients of the batch and adds them
+        to the parameters' `grad`.
     """
     size = args.mini_batch_size
     found: dict[str, Callable[..., object]] = {
@@ -187,9 +188,13 @@ def check_equal(losses: dict[str, Loss], workload: Workload, batch: Batch) -> di
 def compare(args: argparse.Namespace) -> dict[str, Any]:
     """Time a training step of all contenders.
 
+    Args:
+        args: the command line.
+
     Returns:
-        "check" is the result of `check_equal`, or None without the library. "contenders" has the
-        median times of each contender, and the useful FLOPs of its step.
+        "check" -> the result of `check_equal`, or None with `--no_library`. "contenders" -> for
+        each contender `WALL` and `CPU` (median seconds), "runs" (the single times), and "flops"
+        (useful FLOPs of a step, without padding). `MATRIX`, plain matrix products, is one of them.
     """
     workload = Workload(args)
     losses = workload.losses() | ({LIBRARY: LibraryLoss(workload)} if args.library else {})
@@ -249,15 +254,19 @@ def shares(found: dict[str, dict[str, Any]], clock: str) -> dict[str, float]:
     """Divide each contender's useful FLOPs per second by the rate of plain matrix products.
 
     Args:
-        found: contender -> its times and FLOPs, as in the result of `compare`.
+        found: contender -> its times and FLOPs, as in the result of `compare`. `MATRIX` is one of
+            them.
         clock: `WALL` or `CPU`.
+
+    Returns:
+        Contender -> share. 1 means as fast as plain matrix products.
     """
     rates = {name: part["flops"] / part[clock] for name, part in found.items()}
     return {name: rate / rates[MATRIX] for name, rate in rates.items()}
 
 
 def table(found: dict[str, dict[str, Any]], pairs: int) -> str:
-    """Format median times and ratios as a text table.
+    """Format median times, ratios and shares of the matrix rate as a text table.
 
     Args:
         found: contender -> its times and FLOPs, as in the result of `compare`.
@@ -293,7 +302,11 @@ def table(found: dict[str, dict[str, Any]], pairs: int) -> str:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Time all contenders, print the table, and write everything to `--json`."""
+    """Time all contenders, print the table, and write everything to `--json`.
+
+    Args:
+        argv: command-line arguments. None takes those of the process.
+    """
     parser = machine_parser(__doc__, repeats=7)
     add_workload_arguments(parser)
     parser.add_argument(

@@ -86,13 +86,22 @@ def encoder_config(size: str) -> tuple[PreTrainedConfig, dict[str, int]]:
 
 
 class Workload:
-    """Models of every objective that share one encoder's weights, and batches for them.
+    """Models of several objectives that share one encoder's random weights, and batches for them.
 
     Everything is on the CPU until `to` is called, because FLOPs are counted there.
 
     Args:
         args: the command line, with the options of `add_workload_arguments`.
         objectives: which models to make, keys of `OBJECTIVES`.
+
+    Attributes:
+        lengths: fewest and most tokens of a sentence.
+        device: where models and new batches are.
+        config: configuration of the encoder.
+        special: name of each special token's id, such as "cls_token_id" -> id.
+        encoder: the encoder that all models share.
+        target_ids: ids of the target vocabulary, from which sentences are drawn.
+        models: objective -> model in training mode.
     """
 
     def __init__(
@@ -111,7 +120,10 @@ class Workload:
         self.models = {name: self._model(OBJECTIVES[name]) for name in objectives}
 
     def _model(self, objective: str) -> DAPForPreTraining:
-        """Make a model of an objective, such as "tr+rtl", on the shared encoder."""
+        """Return a model of an objective, such as "tr+rtl", that uses the shared encoder's weights.
+
+        RTL and BOW predict only the ids of the target vocabulary.
+        """
         is_restricted = objective in ("tr+rtl", "tr+bow")  # as train_dap.py does by default
         config = DAPConfig(
             self.config,
@@ -141,14 +153,14 @@ class Workload:
         return found
 
     def batch(self, pairs: int, seed: int = 0) -> Batch:
-        """Make a batch of pairs with random lengths and token ids.
+        """Return a batch of pairs with random lengths and token ids.
 
         Args:
             pairs: number of pairs, B.
             seed: seed of the random numbers.
 
         Returns:
-            Name of a model's input -> tensor (B, S).
+            Name of a model's input, such as "source_input_ids" -> tensor (B, S).
         """
         generator = torch.Generator().manual_seed(seed)
         low, high = self.lengths
@@ -158,7 +170,7 @@ class Workload:
     def batch_of(
         self, source: list[int], target: list[int], generator: torch.Generator | None = None
     ) -> Batch:
-        """Make a batch of pairs with given lengths and random token ids.
+        """Return a batch of pairs with given lengths and random token ids.
 
         A sentence has CLS, random ids and SEP, then padding up to the longest of its side.
 
@@ -168,7 +180,7 @@ class Workload:
             generator: source of random numbers. None takes torch's own.
 
         Returns:
-            Name of a model's input -> tensor (B, S).
+            Name of a model's input, such as "source_input_ids" -> tensor (B, S).
         """
         allowed = torch.tensor([i for i in self.target_ids if i != self.special[SEP]])
         batch = {}
@@ -242,7 +254,9 @@ def cached_backward(model: DAPForPreTraining, size: int, batch: Batch, bf16: boo
 
 
 def word_tokenizer(words: Sequence[str] = WORDS, **options: Any) -> PreTrainedTokenizerFast:
-    """Make a tokenizer that has an id per word, and puts each sentence between CLS and SEP.
+    """Return a tokenizer that has an id per word, and puts each sentence between CLS and SEP.
+
+    Words are divided by white space. Unknown words become "[UNK]".
 
     Args:
         words: the words that it knows.
