@@ -43,8 +43,8 @@ Reports = Mapping[str, Mapping[str, Any]]  # file name -> report
 def merge_seeds(reports: Reports) -> dict[str, Any]:
     """Merge reports of trainings that differ only in the seed.
 
-    Every measured number becomes {"mean": ..., "sd": ...}, with the sample standard deviation (None
-    for one report). Whole numbers that are the same in all reports stay unchanged.
+    Every measured number becomes {"mean": ..., "sd": ...}, with the sample standard deviation
+    (None for one report). Whole numbers that are the same in all reports stay unchanged.
 
     All models must be seeds of one training. They are if their settings have the same recipe, a
     hash of the training's arguments (`training_record`). Otherwise their names must be the same
@@ -54,7 +54,8 @@ def merge_seeds(reports: Reports) -> dict[str, Any]:
         reports: file name -> report. The names are for error messages.
 
     Returns:
-        A report of the same form, with the lists "models" and "seeds" and their number "n".
+        A report of the same form, with the lists "models", "seeds" and "versions", and the number
+        "n" of reports.
 
     Raises:
         UserError: no reports, two reports of the same run, or two that differ in protocol,
@@ -88,14 +89,15 @@ def merge_seeds(reports: Reports) -> dict[str, Any]:
 def merge_pairs(reports: Reports) -> dict[str, Any]:
     """Merge reports of several seeds, where bitext mining may have several language pairs.
 
-    The reports of each language pair are merged by `merge_seeds`. The results of the language pairs
-    stay side by side in one report. Reports of other evaluations go straight to `merge_seeds`.
+    The reports of each language pair are merged by `merge_seeds`. The results of the language
+    pairs stay side by side in one report. If there is only one language pair, or none, all
+    reports go to `merge_seeds`.
 
     Args:
         reports: file name -> report. The names are for error messages.
 
     Returns:
-        The merged report.
+        The merged report. Its settings have a list of the language pairs.
 
     Raises:
         UserError: as `merge_seeds`. Also if the language pairs have different settings or seeds.
@@ -136,7 +138,10 @@ def merge_pairs(reports: Reports) -> dict[str, Any]:
 
 
 def _without_pair_settings(report: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy of a report without the settings that differ between language pairs."""
+    """Return a copy of a report without the settings that differ between language pairs.
+
+    These are the name of the pair and the digest of its text (`PAIR_SETTINGS`).
+    """
     settings = dict(report["settings"])
     for key in PAIR_SETTINGS:
         settings.pop(key, None)
@@ -144,17 +149,18 @@ def _without_pair_settings(report: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _name_without_seed(report: Mapping[str, Any]) -> str:
-    """Return the model's name with "seed*" instead of a mark such as "seed1"."""
+    """Return the name of a report's model, with "seed*" instead of a mark such as "seed1"."""
     return SEED_MARK.sub("seed*", report["model"])
 
 
 def _require_same_evaluation(
     first_file: str, first: Mapping[str, Any], file: str, other: Mapping[str, Any]
 ) -> None:
-    """Raise `UserError` unless both reports have the same protocol, settings and model.
+    """Raise `UserError` unless two reports have the same protocol, settings and model.
 
-    If the settings have a recipe, equal recipes stand for equal models. If both reports are about
-    the same text, it may have been in different folders.
+    If the settings have a recipe, equal recipes stand for equal models. Otherwise the models'
+    names must be equal except for the seed. If both reports have the same digest of the text, it
+    may have been in different folders.
 
     Args:
         first_file: name of the first report's file.
@@ -207,11 +213,12 @@ def _merge_values(values: Mapping[str, Any], place: Place = ()) -> Any:
         place: keys that lead to the value, such as ("languages", "de").
 
     Returns:
-        For measured numbers their mean and standard deviation. For dictionaries a dictionary of
-        merged values. Any other value must be the same everywhere, and is returned.
+        For measured numbers {"mean": ..., "sd": ...}. For dictionaries a dictionary of merged
+        values. Any other value, and a whole number that is the same everywhere, is returned
+        unchanged.
 
     Raises:
-        UserError: the values differ, or a key is missing in one report.
+        UserError: values differ that are not measured numbers, or a key is missing in one report.
     """
     first_file, *other_files = values
     first = values[first_file]
@@ -245,12 +252,12 @@ def _merge_values(values: Mapping[str, Any], place: Place = ()) -> Any:
 
 
 def is_number(value: Any) -> bool:
-    """Tell whether a value of a report is a single number, which is the result of one run."""
+    """Tell whether a value of a report is a single number (int or float, but no bool)."""
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def is_spread(value: Any) -> bool:
-    """Tell whether a value of a report is a mean and standard deviation, as `merge_seeds` makes."""
+    """Tell whether a value of a report is {"mean": ..., "sd": ...}, as `merge_seeds` makes."""
     return isinstance(value, Mapping) and set(value) == {"mean", "sd"}
 
 
@@ -289,7 +296,10 @@ def merged_table(merged: Mapping[str, Any]) -> str:
     """Format all merged numbers of a report as a text table, with cells such as "90.50 ± 0.25".
 
     Each row is a dictionary of the report, such as "languages de". Each column is a name of a
-    number, such as "xx-en".
+    number, such as "xx-en". Numbers that are not merged, such as counts, are left out.
+
+    Args:
+        merged: the result of `merge_seeds` or `merge_pairs`.
     """
     rows = {}
     columns: dict[str, None] = {}
@@ -303,7 +313,7 @@ def merged_table(merged: Mapping[str, Any]) -> str:
 
 
 def _spread(value: Mapping[str, float | None]) -> str:
-    """Format a mean and its standard deviation, if there is one.
+    """Format a mean and, if it is not None, its standard deviation.
 
     Means from 10 on are percentages and get two decimals. Smaller ones, such as thresholds of
     mining, get four.
@@ -322,7 +332,8 @@ def paper_beside(report: Mapping[str, Any]) -> str | None:
         report: a report of one seed, or a merged one. Of the latter the means are shown.
 
     Returns:
-        A text table of Tatoeba, BUCC or XNLI. None if the paper has no results to compare with.
+        A text table of Tatoeba, BUCC or XNLI. None if the paper has no results to compare with,
+        such as for other languages or another protocol.
     """
     means = _means(report)
     name = Path(report["model"]).name
@@ -350,7 +361,7 @@ def paper_beside(report: Mapping[str, Any]) -> str | None:
 
 
 def _means(node: Any) -> Any:
-    """Return a copy of a report, or a part of it, with the mean in place of mean and deviation."""
+    """Return a copy of a report, or a part of it, with means instead of {"mean": ..., "sd": ...}."""
     if is_spread(node):
         return node["mean"]
     if isinstance(node, Mapping):
@@ -361,6 +372,8 @@ def _means(node: Any) -> Any:
 def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
     """Merge the reports that the command line names, and print the tables.
 
+    With `--output`, the merged report is written as JSON.
+
     Args:
         argv: the command line. None takes the process's own.
 
@@ -368,7 +381,8 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
         The merged report.
 
     Raises:
-        UserError: reports that do not belong together, or a file that is not a report.
+        UserError: reports that do not belong together, a file that is not a report, or one that
+            is given twice.
         FileNotFoundError: no such file.
     """
     parser = argparse.ArgumentParser(

@@ -198,12 +198,14 @@ def tatoeba_tables(
     averages follows, with our row on top.
 
     Args:
-        report: report of `eval_retrieval.py`, with the keys "languages" and "averages".
+        report: report of `eval_retrieval.py`, with the keys "languages" and "averages". Its
+            numbers are of one seed, or means.
         name: what the table of averages calls our row.
-        models: the paper's models to show. Give none for text other than Tatoeba.
+        models: the paper's models to show, keys of `PAPER_TATOEBA_LANGUAGES`. Give none for text
+            other than Tatoeba. Then only our numbers are shown.
 
     Returns:
-        One or two text tables.
+        One or two text tables, with an empty line between them.
     """
     languages = report["languages"]
     averages = report["averages"]
@@ -251,10 +253,11 @@ def _printed(model: str, direction: str, place: str) -> float | None:
 
 
 def _tatoeba_averages(averages: Mapping[str, Mapping[str, float]], name: str) -> str:
-    """Format the paper's table of averages with our row on top.
+    """Format the paper's table of averages over 14, 28 and 36 languages, with our row on top.
 
     Args:
-        averages: name of a group -> direction -> our accuracy in percent.
+        averages: name of a group -> direction -> our accuracy in percent. Groups that are missing
+            show "-".
         name: name of our row.
     """
     header = []
@@ -287,12 +290,12 @@ def bucc_table(
     """Format one of the paper's BUCC tables with our row on top.
 
     Args:
-        results: language pair such as "fr-en" -> (precision, recall, F1) in percent. Missing pairs
-            show "-". The average of F1 shows "-" unless all four pairs are there.
+        results: language pair such as "fr-en" -> (precision, recall, F1) in percent. Missing
+            pairs show "-". The average of F1 shows "-" unless all four pairs are there.
         name: name of our row.
-        split: which table: "sample" for the sample split with its own best threshold, or "training"
-            for the training split with the sample's threshold. Results of any other protocol cannot
-            be compared with either.
+        split: which table: "sample" for the sample split with its own best threshold, or
+            "training" for the training split with the sample's threshold. Our results must have
+            the same protocol.
     """
     header = [BUCC_HEADINGS[split]]
     ours: list[float | None] = []

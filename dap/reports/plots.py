@@ -17,7 +17,7 @@ MARKERS = "os^D"  # of matplotlib, one per report
 
 
 def require_drawable(argument: str, path: str | Path) -> None:
-    """Raise `UserError` unless matplotlib is installed and can draw a file of this type.
+    """Raise `UserError` unless matplotlib is installed and the file name has a suffix it can draw.
 
     Args:
         argument: the command-line argument that names the picture, for the message.
@@ -34,7 +34,9 @@ def require_drawable(argument: str, path: str | Path) -> None:
 def curves(
     history: Sequence[Mapping[str, float]],
 ) -> dict[str, dict[str, list[tuple[float, float]]]]:
-    """Collect the curves of a training. A curve needs at least 3 points.
+    """Collect the points of a training's curves: losses, dev accuracy, and source information.
+
+    Metrics with fewer than 3 points, and panels without metrics, are left out.
 
     Args:
         history: the `log_history` of a Trainer: a dictionary of metrics and "step" per log.
@@ -64,10 +66,10 @@ def curves(
 
 
 def plot_curves(history: Sequence[Mapping[str, float]], path: str | Path) -> None:
-    """Draw the curves of a training. Write no picture if no curve has 3 points.
+    """Draw the curves of a training (`curves`). Write no picture if no curve has 3 points.
 
     Args:
-        history: the `log_history` of a Trainer.
+        history: the `log_history` of a Trainer: a dictionary of metrics and "step" per log.
         path: picture to write: .svg, .png or .pdf.
     """
     panels = curves(history)
@@ -88,6 +90,9 @@ def plot_curves(history: Sequence[Mapping[str, float]], path: str | Path) -> Non
 
 def drawable_languages(report: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     """Select the languages of a report that have a retrieval accuracy in both directions.
+
+    Args:
+        report: a report of `eval_retrieval.py`. Any other report gives an empty result.
 
     Returns:
         Language code -> its numbers in the report.

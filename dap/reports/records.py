@@ -47,7 +47,9 @@ def report(
     revision: str | None = None,
     seed: int | None = None,
 ) -> dict[str, Any]:
-    """Make a report, ready for `write_json`.
+    """Make a report of an evaluation, ready for `write_json`.
+
+    Time, machine and library versions are added.
 
     Args:
         model: name or path of the checkpoint.
@@ -90,7 +92,11 @@ def versions() -> dict[str, str]:
 
 
 def machine() -> dict[str, Any]:
-    """Describe this machine: CPU, GPU (None without one), PyTorch's threads, operating system."""
+    """Describe this machine.
+
+    Returns:
+        `cpu` (name), `gpu` (name, or None without one), `threads` (of PyTorch), and `system`.
+    """
     import torch  # takes seconds, and most users of this module do not need it
 
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
@@ -114,16 +120,20 @@ def _cpu_name() -> str:
 def training_record(name_or_path: str) -> tuple[int | None, str | None]:
     """Read how a local checkpoint was trained, from the `run.json` of train_dap.py.
 
-    The recipe is a hash of everything but the seed that can change the weights: the arguments, the
-    languages, and the step of an intermediate checkpoint. Runs that differ only in the seed have
-    the same recipe. The text is left out, because the seed chooses which pairs are dev pairs. So is
-    the size of a target vocabulary that is made from the text.
+    The recipe is a hash of everything but the seed that can change the weights: the arguments,
+    the languages, and the step of an intermediate checkpoint. Runs that differ only in the seed
+    have the same recipe. The text is left out, because the seed chooses which pairs are dev
+    pairs. So is the size of a target vocabulary that is made from the text.
 
     Args:
-        name_or_path: a folder, or any other name of a model.
+        name_or_path: a folder, or any other name of a model. For a folder `checkpoint-…`, the
+            `run.json` may be in the folder above.
 
     Returns:
         Seed, and recipe as 12 hexadecimal digits. (None, None) if there is no `run.json`.
+
+    Raises:
+        UserError: the `run.json` is damaged.
     """
     folder = Path(name_or_path)
     is_checkpoint = folder.name.startswith("checkpoint-")
@@ -149,11 +159,14 @@ def training_record(name_or_path: str) -> tuple[int | None, str | None]:
 
 
 def read_report(path: str | Path, merged: bool = False) -> dict[str, Any]:
-    """Read a report from a JSON file.
+    """Read a report from a JSON file, and check that it is one.
 
     Args:
         path: JSON file.
         merged: also accept a merged report of several seeds.
+
+    Returns:
+        The report.
 
     Raises:
         FileNotFoundError: no such file.

@@ -42,7 +42,7 @@ def _cell(value: Any) -> str:
 def markdown_table(
     header: Sequence[Any], rows: Sequence[Sequence[Any]], numbers: bool = False
 ) -> str:
-    """Format a Markdown table. Bars and line breaks in cells are escaped.
+    """Format a Markdown table. Bars in cells are escaped, and line breaks become spaces.
 
     Args:
         header: names of the columns.

@@ -49,17 +49,20 @@ def split_validation(
     """Hold out dev pairs so that no target of a dev set is a target of any training set.
 
     Targets are compared in the form of `dap.languages.normalise`. A random order of all possible
-    texts (`dap.text_keys.ranks`) decides which targets are held out. Each language takes those that
-    come first, with one pair for each target. The order is the same for all languages. Languages
-    that translate the same English text therefore hold out the same sentences, and the training
-    sets lose as few pairs as possible. `prepare_data.py` chooses its dev sets by the same order.
+    texts (`dap.text_keys.ranks`) decides which targets are held out. Each language takes those
+    that come first, with one pair for each target. The order is the same for all languages.
+    Languages that translate the same English text therefore hold out the same sentences, and the
+    training sets lose as few pairs as possible. `prepare_data.py` chooses its dev sets by the
+    same order.
 
     A language holds out at most a tenth of its pairs. A language with fewer than ten pairs holds
-    out none. From a stream, only the first 10 * `dev_pairs` pairs can be held out.
+    out none, with a warning. From a stream, only the first 10 * `dev_pairs` pairs can be held
+    out.
 
     Args:
         datasets: pairs by language, map-style or streamed.
-        dev_pairs: largest number of pairs per language to hold out. 0 makes no dev sets.
+        dev_pairs: largest number of pairs per language to hold out. With 0 there are no dev sets,
+            and the datasets are returned unchanged.
         seed: seed of the random order.
 
     Returns:
@@ -105,8 +108,8 @@ def drop_targets(datasets: PairsByLanguage, targets: Iterable[str]) -> dict[str,
             ignores, for example, case and punctuation.
 
     Returns:
-        The remaining pairs by language. A map-style dataset that loses pairs has a new column
-        `row`, the row number before the removal.
+        The remaining pairs by language. Streams are filtered while they are read. A map-style
+        dataset that loses pairs has a new column `row`, the row number before the removal.
 
     Raises:
         UserError: a language has nothing left to train on.
@@ -120,7 +123,7 @@ def drop_targets(datasets: PairsByLanguage, targets: Iterable[str]) -> dict[str,
 
 
 def _target_keys(dataset: Dataset) -> np.ndarray:
-    """Hash the normalised target of each pair: uint64 (number of pairs,)."""
+    """Return the hash of each pair's normalised target: uint64 (number of pairs,)."""
     keys = [np.empty(0, np.uint64)]
     for batch in dataset.select_columns("target").iter(NORMALISED_AT_ONCE):
         keys.append(text_keys(normalise_all(batch["target"])))
@@ -128,17 +131,19 @@ def _target_keys(dataset: Dataset) -> np.ndarray:
 
 
 def _rows_to_hold_out(keys: np.ndarray, dev_pairs: int, seed: int) -> list[int]:
-    """Choose the targets with the smallest ranks, and return the first row of each.
+    """Return the row numbers of the pairs to hold out: those whose targets have the smallest ranks.
+
+    The rank of a target is its place in a random order (`dap.text_keys.ranks`). Of pairs with the
+    same target, only the first is chosen.
 
     Args:
         keys: hash of each pair's target (`dap.text_keys.text_keys`), (number of pairs,). Pairs
-            with the same target have the same hash, and only the first of them is chosen.
-        dev_pairs: largest number of targets to choose. No more than a tenth of the rows are
-            chosen.
+            with the same target have the same hash.
+        dev_pairs: largest number of targets to choose. No more than a tenth of the rows are chosen.
         seed: seed of the random order.
 
     Returns:
-        Row numbers, in ascending order.
+        Row numbers, in ascending order. Empty if there are fewer than ten rows.
     """
     count = min(dev_pairs, len(keys) // DEV_DIVISOR)
     _, first_rows = np.unique(ranks(keys, seed), return_index=True)  # sorted by rank
@@ -156,7 +161,8 @@ def _without(
         keys: for each language with a map-style dataset, the hashes of all its targets.
 
     Returns:
-        The remaining pairs by language.
+        The remaining pairs by language. Streams are filtered while they are read. A map-style
+        dataset that loses pairs gets a column `row` with the row numbers before.
 
     Raises:
         UserError: a language has nothing left to train on.
@@ -190,6 +196,8 @@ def _filtered_stream(
 ) -> IterableDataset:
     """Return a stream that skips the pairs whose target is held out.
 
+    Its beginning is read at once, to find at least one pair that is left.
+
     Args:
         dataset: the stream of pairs.
         held_out: hashes of the targets to skip.
@@ -207,7 +215,14 @@ def _filtered_stream(
 
 @dataclass(frozen=True)
 class _IsKept:
-    """Function that tells for each target of a batch whether its pair is kept for training."""
+    """Function that tells for each target of a batch whether its pair is kept for training.
+
+    Called with a list of targets, it returns a list of bool. False means that the target, after
+    normalising, is held out.
+
+    Attributes:
+        held_out: hashes of the targets to remove.
+    """
 
     held_out: set[int]  # hashes of the targets to remove
 
@@ -221,14 +236,14 @@ class _IsKept:
 
 
 def _numbered(dataset: Dataset) -> Dataset:
-    """Add a column `row` with the numbers 0, 1, 2, …, unless the dataset has such a column."""
+    """Return the dataset with a column `row` (0, 1, 2, …), or unchanged if it has such a column."""
     if "row" in dataset.column_names:
         return dataset
     return dataset.add_column("row", np.arange(len(dataset)))
 
 
 def _nothing_left(language: str) -> UserError:
-    """Make the error for a language whose pairs are all held out."""
+    """Return the error for a language whose pairs are all held out. The caller raises it."""
     return UserError(
         f"{language}: every target sentence is held out for a dev set, so nothing is left to train "
         f"on. Hold out fewer pairs (--dev_pairs, --validation_data), or leave {language} out."
@@ -319,7 +334,16 @@ def cutting_backend(tokenizer: PreTrainedTokenizerBase, max_seq_length: int) -> 
 
 @dataclass(frozen=True)
 class _Tokenise:
-    """Function that tokenises both sides of a batch of pairs, as `datasets.map` calls it."""
+    """Function that tokenises both sides of a batch of pairs, as `datasets.map` calls it.
+
+    It returns the columns of `tokenize_bitext`. The row number of a pair is that of its column
+    `row` or, without such a column, its index.
+
+    Attributes:
+        tokenizer: the Rust tokenizer, which cuts sentences to their length.
+        language: language code of the sources.
+        prefix: text to put before every sentence.
+    """
 
     tokenizer: Tokenizer
     language: str
@@ -335,7 +359,7 @@ class _Tokenise:
         }
 
     def _encode(self, texts: list[str]) -> list[np.ndarray]:
-        """Put the prefix before each text, and return their token ids."""
+        """Put the prefix before each text, and return the token ids of each, int32 (tokens,)."""
         texts = [self.prefix + text for text in texts]
         encodings = self.tokenizer.encode_batch_fast(texts)
         return [np.array(encoding.ids, np.int32) for encoding in encodings]
@@ -361,10 +385,12 @@ def tokenize_pairs(
         language: language code of the sources.
         tokenizer: a fast tokenizer.
         max_seq_length: largest number of tokens of a sentence, with special tokens and prefix.
+            The rest is cut off.
         prefix: text to put before every sentence.
 
     Returns:
-        One dictionary per pair, with the columns of `tokenize_bitext` as keys.
+        One dictionary per pair, with the columns of `tokenize_bitext` as keys. In `pair_id` the
+        pairs are numbered from 0.
     """
     encode = _Tokenise(cutting_backend(tokenizer, max_seq_length), language, prefix)
     columns = encode({"source": list(sources), "target": list(targets)}, list(range(len(sources))))
@@ -375,10 +401,10 @@ def tokenize_pairs(
 
 
 def mix_weights(sizes: Sequence[int], mix: str, alpha: float = 0.5) -> np.ndarray:
-    """Compute how often each language is drawn: its share of the training pairs.
+    """Compute each language's share of the pairs that are drawn for training.
 
-    The share of a language with n pairs is proportional to n^α. The exponent α is 1 for the natural
-    mix, 0 for the uniform mix and `alpha` for the temperature mix.
+    The share of a language with n pairs is proportional to n^α. The exponent α is 1 for the
+    natural mix, 0 for the uniform mix and `alpha` for the temperature mix.
 
     >>> mix_weights([900, 100], "temperature", 0.5)
     array([0.75, 0.25])
@@ -389,7 +415,7 @@ def mix_weights(sizes: Sequence[int], mix: str, alpha: float = 0.5) -> np.ndarra
         alpha: exponent of the temperature mix, 0 to 1. Other mixes ignore it.
 
     Returns:
-        One share per language. They add up to 1.
+        One share per language, float64. They add up to 1.
 
     Raises:
         UserError: the mix is unknown, `alpha` is not between 0 and 1, or a language is empty.
@@ -408,16 +434,16 @@ def mix_weights(sizes: Sequence[int], mix: str, alpha: float = 0.5) -> np.ndarra
 class LanguageMixSampler(Sampler[int]):
     """Draws the rows of an epoch from the concatenated datasets of all languages.
 
-    An epoch has as many rows as all languages together, in random order. Each language gets its
-    share of them (`mix_weights`), rounded to a whole number. No pair of a language is repeated
-    before all its pairs have been drawn. This also holds across epochs: pairs that epoch 0 leaves
-    out come first in epoch 1.
+    Iterating yields row numbers. An epoch has as many rows as all languages together, in random
+    order. Each language gets its share of them (`mix_weights`), rounded to a whole number. No
+    pair of a language is repeated before all its pairs have been drawn. This also holds across
+    epochs: pairs that epoch 0 leaves out come first in epoch 1.
 
     The order depends only on the arguments and on `set_epoch`, so a resumed run sees the same
     pairs as a run without a stop.
 
     Args:
-        sizes: number of pairs of each language.
+        sizes: number of pairs of each language, in the order of the concatenation.
         mix: "natural", "uniform" or "temperature", as in `mix_weights`.
         alpha: exponent of the temperature mix.
         seed: seed of the order.
@@ -529,11 +555,13 @@ class BitextCollator:
     - with `negatives`, also `negative_input_ids`, `negative_attention_mask`: int64 (B, S_n). The
       mask of a pair without a negative is all 0.
 
+    A row of a language that is not in `languages` raises `UserError`.
+
     Attributes:
-        pad_token_id: the tokenizer's padding id.
-        languages: all languages of the run.
+        pad_token_id: the tokenizer's padding id. None raises `UserError`.
+        languages: all source languages of the run.
         negatives: function that returns the token ids of a hard negative for each row, such as
-            `HardNegatives`. None adds no hard negatives.
+            `HardNegatives`. An empty list stands for no negative. None adds no hard negatives.
     """
 
     pad_token_id: int
@@ -570,8 +598,12 @@ class BitextCollator:
     def _pad(self, sequences: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
         """Pad sequences of token ids to the longest one.
 
+        Args:
+            sequences: B sequences, some of which may be empty.
+
         Returns:
-            Token ids int64 (B, S), and a mask bool (B, S) that is True for real tokens.
+            Token ids int64 (B, S) with S of at least 1, and a mask bool (B, S) that is True for
+            real tokens.
         """
         lengths = np.array([len(sequence) for sequence in sequences])  # (B,)
         longest = max(1, lengths.max())

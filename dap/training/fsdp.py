@@ -15,7 +15,10 @@ from modeling_dap import DAPForPreTraining
 
 
 def prepare_sharding(trainer: Trainer) -> None:
-    """Make FSDP shard the encoder layer by layer. Without FSDP, do nothing.
+    """Change the settings of accelerate so that FSDP shards the encoder layer by layer.
+
+    Also switches off FSDP's own mixed precision, because the trainer uses autocast. Without FSDP,
+    do nothing.
 
     Args:
         trainer: trainer of a DAP model, before its model is wrapped.
@@ -63,10 +66,10 @@ def check_fsdp(plugin: FullyShardedDataParallelPlugin) -> None:
 
 @contextmanager
 def own_class(model: nn.Module) -> Iterator[None]:
-    """Give a sharded model its own class back, until the block ends.
+    """Give a sharded model its own class back, as a context manager, until the block ends.
 
     FSDP replaces the class by one of torch's. `save_pretrained` would then copy torch's file into
-    the checkpoint instead of ours.
+    the checkpoint instead of ours. A model that is not sharded keeps its class.
     """
     sharded = type(model)
     model.__class__ = next(kind for kind in sharded.__mro__ if not hasattr(kind, "unshard"))

@@ -29,7 +29,13 @@ SIDES = ("source", "target", "negative")
 
 @dataclass
 class Part:
-    """Some consecutive pairs of a process's batch, with all that both passes over them need."""
+    """One chunk: some consecutive pairs of a process's batch, with all that both passes need.
+
+    Attributes:
+        inputs: arguments of `DAPForPreTraining.forward` for these pairs.
+        chunk: what the model must know of the whole batch, such as the gradients of the vectors.
+        seed: seed of dropout, the same in both passes.
+    """
 
     inputs: dict[str, Tensor]  # arguments of `DAPForPreTraining.forward`
     chunk: Chunk  # what the model must know of the whole batch
@@ -39,9 +45,10 @@ class Part:
 class CachedBatch:
     """A batch that runs in chunks. The gradients of all chunks add up to those of a plain step.
 
-    Creating the object does steps 1 and 2 of the module's list. For step 3, the caller calls `run`
-    once for each of `parts`, and back-propagates from its loss before the next call. Then `output`
-    has the loss of the batch.
+    Creating the object computes the vectors of all chunks without a graph, then the ranking loss
+    of the whole batch and its gradients with respect to these vectors. After that, the caller
+    calls `run` once for each of `parts`, and back-propagates from its loss before the next call.
+    Then `output` returns the loss of the batch.
 
     Args:
         model: the model without wrappers, for its objectives and heads.
@@ -80,14 +87,19 @@ class CachedBatch:
             part.chunk = replace(part.chunk, gradients=own, labels=labels)
 
     def _compare(self, pairs: Pairs) -> tuple[dict[str, tuple[Tensor, ...]], dict[str, Tensor]]:
-        """Compute the losses that compare the sentences of the whole batch, and their gradients.
+        """Compute the losses of the objectives that compare sentences, and their gradients.
+
+        These objectives, such as translation ranking, need the vectors of the whole batch.
 
         Args:
             pairs: the token ids of the whole batch.
 
         Returns:
-            For the name of each such objective, the gradients of its loss with respect to the
-            vectors that it compares. Also the values to log, by name.
+            Two dictionaries, empty if there is no such objective:
+
+            - Name of the objective -> gradients of its loss with respect to the vectors that it
+              compares.
+            - Name -> value to log.
         """
         comparisons = [each for each in self.objectives if isinstance(each, Comparison)]
         if not comparisons:
@@ -108,8 +120,8 @@ class CachedBatch:
         """Compute the vectors of all chunks without a graph.
 
         Returns:
-            For the name of each objective that compares sentences, the tensors that it compares,
-            each with the batch's B rows.
+            Name of each objective that compares sentences -> the tensors that it compares. Each
+            has the batch's B rows.
         """
         chunks = [self._forward(part).compared for part in self.parts]
         compared = {}
@@ -119,14 +131,15 @@ class CachedBatch:
         return compared
 
     def _forward(self, part: Part) -> DAPForPreTrainingOutput:
-        """Run the model on a chunk, with the same dropout at each call."""
+        """Run the model on a chunk, with the same dropout at each call, and return its output."""
         with seeded(part.seed, part.inputs["source_input_ids"].device):
             return self.forward(**part.inputs, chunk=part.chunk)
 
     def run(self, part: Part) -> Tensor:
-        """Run a chunk, and return its share of the batch's loss.
+        """Run a chunk with a graph, and return its share of the batch's loss.
 
-        The caller must back-propagate from it before the next chunk runs.
+        The caller must back-propagate from it before the next chunk runs. The chunk's values to
+        log are added to `measures`.
         """
         out = self._forward(part)
         for name, value in out.measures.items():
@@ -134,7 +147,7 @@ class CachedBatch:
         return out.loss
 
     def output(self) -> DAPForPreTrainingOutput:
-        """Return the loss and measures of the batch, once every chunk has run."""
+        """Return the loss and the values to log of the whole batch, once every chunk has run."""
         loss = 0
         for objective in self.objectives:
             loss = loss + objective.weight * self.measures[f"{objective.name}_loss"]
@@ -146,13 +159,13 @@ def split(
 ) -> tuple[Pairs, list[Part]]:
     """Split a batch into chunks, each padded to its own longest sentence.
 
-    Random numbers are drawn here, so that both passes over a chunk share them. These are the noise
-    that decides which tokens are masked, and a seed for dropout.
+    Random numbers are drawn here, so that both passes over a chunk share them. These are a seed
+    for dropout and the noise that decides which tokens are masked, unless `inputs` has noise.
 
     Args:
         model: draws the noise.
         inputs: arguments of `DAPForPreTraining.forward`.
-        size: pairs per chunk.
+        size: pairs per chunk. The last chunk may have fewer.
 
     Returns:
         The pairs of the whole batch, and the chunks.
@@ -201,7 +214,7 @@ def split(
 def seeded(seed: int, device: torch.device) -> Iterator[None]:
     """Use a seed for the random numbers of the CPU and a device, until the block ends.
 
-    Then the random numbers continue as if the block had drawn none.
+    This is a context manager. After the block, the random numbers continue as if it had drawn none.
 
     Args:
         seed: the seed.

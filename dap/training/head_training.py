@@ -68,11 +68,14 @@ Rows = list[dict[str, Any]]  # tokenised pairs, as `tokenize_bitext` makes them
 def train_missing_heads(trainer: DAPTrainer, run: Mapping[str, Any]) -> None:
     """Train the heads of RTL and BOW if they have random weights.
 
-    If an earlier start of the same run has trained them already, load them from the output folder.
-    The function does nothing if `head_steps` is 0, or if the encoder is frozen in the whole run.
+    If an earlier start of the same run has trained them already, load them from the output
+    folder. The function does nothing if `head_steps` is 0, if the encoder is frozen in the whole
+    run, or if the heads come from a checkpoint.
 
     With several processes, the first one trains and sends the heads to the others. Neither the
-    encoder's weights nor the random numbers of the joint training change.
+    encoder's weights nor the random numbers of the joint training change. The heads
+    (`trained_heads.safetensors`) and the results (`head_results.json`) are written to the output
+    folder.
 
     Args:
         trainer: its model's heads are trained, on pairs of its training dataset.
@@ -102,12 +105,13 @@ def train_heads(trainer: DAPTrainer, readers: Sequence[Objective]) -> dict[str, 
     """Train the heads, and measure before and after how much they use the source.
 
     Args:
-        trainer: the trainer of the run.
+        trainer: the trainer of the run. The heads of its model are changed.
         readers: the objectives whose heads are trained, RTL and BOW.
 
     Returns:
-        Values by name: the numbers of pairs and steps, the seconds, and the mean loss of the last
-        steps. Also the values of `source_reading`, under names that end in "_before" and "_after".
+        Values by name: the numbers of pairs and steps, the seconds of encoding and training, and
+            the mean loss of the last steps. Also the values of `source_reading`, under names that
+            end in "_before" and "_after", if there are dev pairs.
     """
     args = trainer.args
     model = trainer.model
@@ -145,13 +149,14 @@ def train_heads(trainer: DAPTrainer, readers: Sequence[Objective]) -> dict[str, 
 
 
 def first_pairs(trainer: DAPTrainer, count: int) -> Rows:
-    """Return the first `count` tokenised pairs that the joint training will draw.
-
-    If there are fewer, return all.
+    """Return the first `count` tokenised pairs that the joint training will draw, or all if fewer.
 
     Args:
         trainer: the trainer of the run, with the training pairs.
         count: number of pairs.
+
+    Returns:
+        One dictionary per pair, with the columns of `tokenize_bitext` as keys.
     """
     dataset = trainer.train_dataset
     if isinstance(dataset, IterableDataset):
@@ -163,8 +168,8 @@ def first_pairs(trainer: DAPTrainer, count: int) -> Rows:
 def start_bias(model: DAPForPreTraining, rows: Rows) -> None:
     """Set the bias of the head's output to the logarithm of the targets' token frequencies.
 
-    The head then does not spend its first steps on learning them. A bias that is set already
-    (`--prediction_bias frequencies`) stays, and so does that of a head which also predicts sources.
+    The head then does not spend its first steps on learning them. Nothing is done if the bias is
+    not all zeros (`--prediction_bias frequencies`), or if the head also predicts source tokens.
 
     Args:
         model: its prediction head is changed.
@@ -195,7 +200,8 @@ class KeptPairs:
         rows: the N tokenised pairs.
         collator: pads some of them to a batch.
         encoded: word embeddings for the heads, and the sources' vectors (N, D) if a head reads
-            them. It has no token states, because these have different lengths.
+            them. Its token states are None. They are in `states`, because sentences have
+            different lengths.
         states: `source_states` and `target_states`, if a head reads them: for each pair a tensor
             (S, D) in bfloat16 on the CPU.
     """
@@ -232,6 +238,9 @@ def pad_pairs(rows: Rows, collator: BitextCollator, device: torch.device) -> Pai
         rows: B tokenised pairs.
         collator: pads them.
         device: where the batch is needed.
+
+    Returns:
+        The token ids, masks, noise and language ids of the batch, on the device.
     """
     inputs = collator(rows)
     sides = []
@@ -247,9 +256,12 @@ def encode_once(trainer: DAPTrainer, readers: Sequence[Objective], rows: Rows) -
     """Encode tokenised pairs, and keep only the outputs that the heads need.
 
     Args:
-        trainer: the trainer of the run, with the encoder.
+        trainer: the trainer of the run, with the encoder. Its model is left in evaluation mode.
         readers: the objectives whose heads will be trained.
         rows: N tokenised pairs.
+
+    Returns:
+        The pairs with these outputs.
     """
     model = trainer.model.eval()
     device = trainer.args.device
@@ -294,7 +306,7 @@ def fit(trainer: DAPTrainer, readers: Sequence[Objective], kept: KeptPairs) -> f
     """Train the heads on the kept outputs of the encoder.
 
     Args:
-        trainer: the trainer of the run.
+        trainer: the trainer of the run. The heads of its model are changed, its encoder is not.
         readers: the objectives whose losses are added up.
         kept: the pairs to learn from.
 
@@ -338,13 +350,17 @@ def mean_loss(
 
     Unlike the objective's own loss, it is a mean over this process only. It leaves out that BOW
     also predicts a target from its own vector. That would need the targets' vectors, and they
-    teach the head little more.
+    teach the head little more. If the objective has several groups of labels, such as both
+    directions of RTL, the result is the mean over the groups that have labels.
 
     Args:
         reader: the objective, RTL or BOW.
         pairs: a batch of B pairs.
         encoded: the encoder's outputs for them.
         model: the model with the heads.
+
+    Returns:
+        A scalar in nats, with a graph.
     """
     labels = reader.labels(pairs, model)[READERS[reader.name]]
     counts = labels.flatten(1).sum(1)  # (G,)
@@ -354,7 +370,12 @@ def mean_loss(
 
 
 def number_of_steps(trainer: DAPTrainer, readers: Sequence[Objective]) -> int:
-    """Return `--head_steps`, or its default for these objectives."""
+    """Return `--head_steps` or, if it is None, 200 with RTL and 400 without.
+
+    Args:
+        trainer: the trainer with the arguments.
+        readers: the objectives whose heads are trained.
+    """
     steps = trainer.args.head_steps
     if steps is not None:
         return steps
@@ -362,9 +383,10 @@ def number_of_steps(trainer: DAPTrainer, readers: Sequence[Objective]) -> int:
 
 
 def endless_batches(count: int) -> Iterator[list[int]]:
-    """Yield random batches of `PAIRS_PER_STEP` numbers below `count`, without end.
+    """Yield random batches of `PAIRS_PER_STEP` numbers from 0 to `count - 1`, without end.
 
-    Every number is drawn once before any is drawn again.
+    Every number is drawn once before any is drawn again. A batch may hold a number twice where
+    one round ends and the next begins.
     """
     waiting: list[int] = []
     while True:
@@ -377,8 +399,11 @@ def endless_batches(count: int) -> Iterator[list[int]]:
 def measure(trainer: DAPTrainer) -> dict[str, float]:
     """Measure on dev pairs how much the heads use the source.
 
+    Args:
+        trainer: the trainer with the model and the dev pairs.
+
     Returns:
-        Values of `source_reading`. An empty dictionary if the trainer has no dev pairs.
+        Values of `source_reading` by name. An empty dictionary if the trainer has no dev pairs.
     """
     if not trainer.dev_bitext:
         return {}
@@ -395,7 +420,10 @@ def measure(trainer: DAPTrainer) -> dict[str, float]:
 
 
 def mixed_precision(device: torch.device) -> torch.autocast:
-    """Multiply in bfloat16 if the device is fast at it. Weights and losses stay in float32."""
+    """Return an autocast context for bfloat16, which is on only if the device is fast at bfloat16.
+
+    Within it, matrices are multiplied in bfloat16. Weights and losses stay in float32.
+    """
     is_fast = False
     if device.type == "cuda":
         is_fast = torch.cuda.is_bf16_supported(including_emulation=False)
@@ -415,7 +443,10 @@ def head_parameters(model: DAPForPreTraining) -> dict[str, torch.nn.Parameter]:
 
 @contextmanager
 def frozen_encoder(model: DAPForPreTraining, device: torch.device) -> Iterator[None]:
-    """Freeze the encoder and move the model to a device, until the block ends.
+    """Freeze the encoder and move the model to a device, as a context manager.
+
+    When the block ends, the model goes back to its device, and the parameters that were trainable
+    are so again.
 
     Args:
         model: the model, which is changed in place.
@@ -440,7 +471,7 @@ def save_heads(model: DAPForPreTraining, file: Path, run: Mapping[str, Any]) -> 
     """Save the heads in a safetensors file, with the record of the run in its metadata.
 
     Args:
-        model: the model with the heads.
+        model: the model with the heads. The projection of translation ranking is not saved.
         file: the file to write.
         run: record of the run, by which `load_heads` tells whether the heads fit.
     """

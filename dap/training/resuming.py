@@ -90,7 +90,11 @@ def find_resumable(args: DAPTrainingArguments) -> str | None:
     """Find the checkpoint to resume from.
 
     This is the one that `resume_from_checkpoint` names, or else the last complete one of the run
-    in `output_dir`. With `resume_from_checkpoint="false"` the run begins anew.
+    in `output_dir`. Incomplete checkpoints, and those of an earlier run, are skipped with a
+    warning. With `resume_from_checkpoint="false"` the run begins anew.
+
+    Args:
+        args: arguments of the training.
 
     Returns:
         The folder of the checkpoint, or None to begin from the start.
@@ -143,8 +147,11 @@ def is_of_another_run(folder: Path, checkpoint: Path) -> bool:
     """Tell whether a checkpoint is left over from an earlier run in the same folder.
 
     Args:
-        folder: output folder of the run, with the run's record.
+        folder: output folder of the run, with the run's record (`run.json`).
         checkpoint: a checkpoint in it, with the record of the run that made it.
+
+    Returns:
+        True if the two records differ. False if one of them does not exist.
     """
     of_run = folder / RECORD
     of_checkpoint = checkpoint / RECORD
@@ -156,7 +163,7 @@ def is_of_another_run(folder: Path, checkpoint: Path) -> bool:
 
 
 def require_files(checkpoint: Path) -> None:
-    """Raise `UserError` if a checkpoint holds a folder with the name of one of its files."""
+    """Raise `UserError` if a checkpoint has a folder where one of its files should be."""
     names = [name for part in PARTS.values() for name in part]
     with reading(checkpoint):
         for name in (*names, TRAINER_STATE_NAME):
@@ -169,6 +176,13 @@ def missing_parts(checkpoint: Path) -> list[str]:
     """List the parts of a checkpoint that are missing or not readable.
 
     The Trainer writes its own state last, so a checkpoint with a readable state is complete.
+
+    Args:
+        checkpoint: folder of the checkpoint, which need not exist.
+
+    Returns:
+        Names for a message, such as "weights" or "trainer_state.json". Empty if the checkpoint is
+        complete.
     """
     lacking = []
     for part, names in PARTS.items():
@@ -184,10 +198,11 @@ def missing_parts(checkpoint: Path) -> list[str]:
 
 
 def trainer_state(checkpoint: str | Path) -> dict[str, Any]:
-    """Read a checkpoint's `trainer_state.json`.
+    """Read a checkpoint's `trainer_state.json`, and check its types.
 
     Raises:
         UserError: it is not the state of a `Trainer`.
+        FileNotFoundError: there is no such file.
     """
     return read_object(Path(checkpoint) / TRAINER_STATE_NAME, OF_STATE)
 
@@ -196,8 +211,8 @@ def trainer_state(checkpoint: str | Path) -> dict[str, Any]:
 def reading(checkpoint: str | Path) -> Iterator[None]:
     """Turn any error within the block into a `UserError` that says how to continue the run.
 
-    Damaged files make torch, safetensors and the `Trainer` raise errors of any class. Only lack of
-    GPU memory keeps its own error.
+    This is a context manager. Damaged files make torch, safetensors and the `Trainer` raise
+    errors of any class. Only lack of GPU memory keeps its own error.
 
     Args:
         checkpoint: folder of the checkpoint that the block reads, for the message.
@@ -236,7 +251,12 @@ class ResumableTrainer(Trainer):
             super()._load_best_model()
 
     def _issue_warnings_after_load(self, load_result: Any) -> None:
-        """Raise `ValueError` for weights that are missing or too many, except tied ones."""
+        """Raise `ValueError` for weights that are missing or too many, except tied ones.
+
+        Args:
+            load_result: what torch's `load_state_dict` returned: `missing_keys` and
+                `unexpected_keys`.
+        """
         missing = set(load_result.missing_keys)
         if missing == set(self.model._keys_to_ignore_on_save or ()):
             missing = set()
@@ -275,12 +295,16 @@ class ResumableTrainer(Trainer):
 
 
 def check_moments(optimizer: torch.optim.Adam) -> None:
-    """Check the moments of Adam, the running means of gradients and their squares.
+    """Check that an Adam optimizer has the moments of its weights.
 
-    A parameter that no loss uses has no moments.
+    Moments are running means of gradients and of their squares. A parameter that no loss uses has
+    none, and is not checked.
+
+    Args:
+        optimizer: the optimizer, with the state of a checkpoint.
 
     Raises:
-        ValueError: there are no moments, or some do not have the shape of their parameter.
+        ValueError: there are no moments at all, or some do not have the shape of their parameter.
     """
     if not optimizer.state:
         raise ValueError("its optimizer has no moments")
@@ -309,11 +333,12 @@ def train_to_end(trainer: Trainer, checkpoint: str | None) -> dict[str, float]:
         checkpoint: folder of the checkpoint to resume from. None trains from the start.
 
     Returns:
-        The metrics of the training by name.
+        The metrics of the training by name. If only the model was loaded, these are `steps` and
+        `epoch`.
 
     Raises:
-        UserError: a process that reads batches (`dataloader_num_workers`) found bad input, or was
-            killed.
+        UserError: the checkpoint cannot be read. Or a process that reads batches
+            (`dataloader_num_workers`) found bad input, or was killed.
     """
     is_last = False
     if checkpoint is not None:
@@ -352,6 +377,9 @@ def has_ended(checkpoint: str, max_steps: int) -> bool:
         checkpoint: folder of the checkpoint.
         max_steps: number of steps of the run. If it is 0 or less, the number in the checkpoint
             counts, which follows from the epochs.
+
+    Raises:
+        UserError: its `trainer_state.json` is not that of a `Trainer`.
     """
     state = trainer_state(checkpoint)
     control = (state.get("stateful_callbacks") or {}).get("TrainerControl", {})
@@ -365,9 +393,10 @@ def has_ended(checkpoint: str, max_steps: int) -> bool:
 
 
 def changes_weights(argument: str) -> bool:
-    """Tell whether an argument can change the trained weights.
+    """Tell whether an argument of `train_dap.py` can change the trained weights.
 
-    A resumed run must have the same values of these arguments, and may change the others.
+    A resumed run must have the same values of these arguments, and may change the others. For an
+    unknown name the answer is False.
 
     >>> changes_weights("learning_rate"), changes_weights("logging_steps")
     (True, False)
@@ -388,13 +417,14 @@ def describe_run(
 ) -> dict[str, Any]:
     """Return the record of a run: everything that must stay the same when it is resumed.
 
-    These are the arguments that can change the weights, the model's configuration, and digests of
-    the text. The record can be written as JSON.
+    These are the arguments that can change the weights, the model's configuration, the number of
+    processes and pairs per step, and digests of the text. The record can be written as JSON.
+    Paths are without the folders above them.
 
     Args:
         config: the model's configuration.
         arguments: the arguments of the model, the text and the training.
-        train: training pairs by language, map-style or streamed. A stream has no digest.
+        train: training pairs by language, map-style or streamed. Streams have no digest.
         dev: dev pairs by language.
     """
     model, data, training = arguments
@@ -419,7 +449,11 @@ def describe_run(
 
 
 def _without_folders(value: Any) -> Any:
-    """Return paths without the folders above them, because runs are published and moved."""
+    """Return paths without the folders above them, because runs are published and moved.
+
+    Args:
+        value: a path, an address or a list of them. Any other value is returned unchanged.
+    """
     if isinstance(value, list):
         return [_without_folders(each) for each in value]
     return public_name(value) if isinstance(value, str) else value
@@ -428,7 +462,8 @@ def _without_folders(value: Any) -> Any:
 def describe_text(part: Dataset) -> str:
     """Describe a text by its number of pairs and a hash of up to `PAIRS_IN_DIGEST` of them.
 
-    The result does not depend on where the text is stored.
+    The hashed pairs are evenly spread over the text. The result does not depend on where the text
+    is stored.
 
     >>> describe_text(Dataset.from_dict({"source": ["Ja", "Nein"], "target": ["Yes", "No"]}))
     '2 pairs, 9b96b64269e1'
@@ -440,6 +475,9 @@ def describe_text(part: Dataset) -> str:
 
 def record_run(run: dict[str, Any], training: DAPTrainingArguments, checkpoint: str | None) -> None:
     """Check that a resumed run is the same run, or write the record of a new one.
+
+    The record is written to `run.json` in the output folder, by the first process. For a resumed
+    run this is done only if the folder has none.
 
     Args:
         run: record of this run (`describe_run`).
@@ -487,7 +525,7 @@ def require_same_run(run: dict[str, Any], checkpoint: Path) -> None:
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """List the names that have different values in the records of two runs.
+    """List the entries that differ between the records of two runs, as texts for a message.
 
     A name that only one record has is skipped, because another version wrote that record. If both
     values are mappings, only the keys that differ are shown.
@@ -515,10 +553,12 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
 
 
 class ResumedSchedule(TrainerCallback):
-    """Corrects the state of a resumed run before its first step.
+    """Callback that corrects the state of a resumed run before its first step.
 
-    - The intervals of logging, evaluation and saving are those of this start's arguments.
-    - The path of the best checkpoint so far is in this output folder, which may have been moved.
+    - The intervals of logging, evaluation and saving become those of this start's arguments.
+    - The path of the best checkpoint so far is changed to this output folder, because the folder
+      may have been moved. If that checkpoint is missing, the best one is chosen anew, with a
+      warning.
     """
 
     def on_train_begin(
@@ -542,7 +582,7 @@ class ResumedSchedule(TrainerCallback):
 
 
 class RecordInCheckpoints(TrainerCallback):
-    """Copies the record of the run into each checkpoint when it is saved.
+    """Callback that copies the record of the run (`run.json`) into each checkpoint.
 
     A checkpoint then tells which run made it, even if another run is begun in the same folder.
     """

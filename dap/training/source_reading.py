@@ -128,8 +128,8 @@ def sample_pairs(
 
     Returns:
         Arguments of `DAPForPreTraining.forward` for N pairs, with noise that does not depend on
-        the seed of the run. Also (N,): for each pair, the row of the pair whose source replaces its
-        own.
+        the seed of the run. Also a tensor (N,): for each pair, the row of another pair whose
+        source replaces its own in the comparison.
     """
     rows, blocks = [], []
     for language, (sources, targets) in bitext.items():
@@ -159,11 +159,12 @@ def encode_all(
 
     Args:
         model: the model.
-        readers: the objectives RTL and BOW, as far as the model has them.
+        readers: the objectives RTL and BOW, as far as the model has them. They decide which
+            outputs of the encoder are kept.
         inputs: the first result of `sample_pairs`.
 
     Returns:
-        The pairs, and the encoder's outputs for them that the objectives need.
+        The pairs on the model's device, and the encoder's outputs for them.
     """
     device = model.device
     pairs = Pairs(
@@ -191,7 +192,7 @@ def encode_all(
 
 
 def take_rows(pairs: Pairs, sources: Tensor, targets: Tensor) -> Pairs:
-    """Combine the sources of some pairs with the targets of others.
+    """Return n pairs that combine the sources of some pairs with the targets of others.
 
     Args:
         pairs: N pairs.
@@ -214,6 +215,9 @@ def mean_loss(
     sources: Tensor,
 ) -> float:
     """Compute the mean loss of predicting targets from sources, in nats per token.
+
+    Only predictions of one side from the other count. For RTL in both directions, sources are
+    predicted from targets as well.
 
     Args:
         model: the model.

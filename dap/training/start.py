@@ -61,7 +61,8 @@ class Start:
             the checkpoint, then the defaults.
         heads: the model of `--init_heads_from`, or None.
         library: pooling, prefix and length that a sentence-transformers folder gives as defaults.
-        positions: number of tokens that the encoder has positions for, or None if any.
+        positions: largest number of tokens that the encoder has positions for. None if there is
+            no limit.
     """
 
     name: str
@@ -76,7 +77,7 @@ class Start:
 
     @property
     def predicts(self) -> set[str]:
-        """Return the objectives that predict tokens, which are all except "tr"."""
+        """Return the names of the objectives that predict tokens, which are all except "tr"."""
         return set(self.settings["objective"].split("+")) - {"tr"}
 
 
@@ -94,8 +95,8 @@ def read_start(args: PretrainingModelArguments) -> Start:
         args: arguments of `train_dap.py` that name a checkpoint or a configuration.
 
     Raises:
-        UserError: there is no tokenizer, it does not fit pooling or masking, or the configuration
-            has fewer token ids than the tokenizer.
+        UserError: a file cannot be read, there is no tokenizer, it does not fit pooling or
+            masking, or the configuration has fewer token ids than the tokenizer.
     """
     hub = {"trust_remote_code": args.trust_remote_code, "revision": args.revision}
     name = args.model_name_or_path or args.config_name
@@ -276,7 +277,7 @@ def is_changeable(field: str) -> bool:
 
 
 def check_changes(start: Start, given: Mapping[str, Any], train: Mapping[str, Any]) -> None:
-    """Check that a checkpoint can be trained further with the given settings and languages.
+    """Check that a DAP checkpoint can be trained further with the given settings and languages.
 
     Args:
         start: what training starts from. Its checkpoint is a DAP checkpoint.
@@ -284,8 +285,8 @@ def check_changes(start: Start, given: Mapping[str, Any], train: Mapping[str, An
         train: tokenised pairs by language.
 
     Raises:
-        UserError: a field differs from the checkpoint's but cannot be changed, or the RTL head has
-            no embedding for a language.
+        UserError: a field differs from the checkpoint's but cannot be changed, or the RTL head
+            has no embedding for a language.
     """
     for key, value in given.items():
         saved = getattr(start.config, key)
@@ -298,7 +299,10 @@ def check_changes(start: Start, given: Mapping[str, Any], train: Mapping[str, An
 
 
 def check_languages(name: str, config: DAPConfig, train: Mapping[str, Any]) -> None:
-    """Check that the RTL head has an embedding for every language of the text.
+    """Check that the RTL head has an embedding for every language of the text, if it needs one.
+
+    It needs language embeddings only if it predicts source tokens. Otherwise
+    `config.rtl_languages` is None, and nothing is checked.
 
     Args:
         name: folder or Hub id of the checkpoint with the RTL head, for the message.
@@ -328,6 +332,9 @@ def read_heads(name: str) -> DAPForPreTraining:
     Args:
         name: folder or Hub id.
 
+    Returns:
+        The whole model, with its encoder.
+
     Raises:
         UserError: it is no DAP checkpoint, or the weights of its heads are missing.
     """
@@ -343,9 +350,10 @@ def read_heads(name: str) -> DAPForPreTraining:
 def take_heads(model: DAPForPreTraining, other: DAPForPreTraining) -> list[str]:
     """Copy the weights of all heads that both models have.
 
-    A prediction head consists of a transform and an output. The transform reads either token states
-    (RTL, TLM, MLM) or sentence vectors (BOW), and is copied to the transform of the same kind. BOW
-    can also start from a transform for token states, and then has to learn.
+    A prediction head consists of a transform and an output. The transform reads either token
+    states (RTL, TLM, MLM) or sentence vectors (BOW), and is copied to the transform of the same
+    kind. BOW can also start from a transform for token states, and then has to learn. If the
+    encoders have different word embeddings, a warning says so.
 
     Args:
         model: the model to copy into.
@@ -391,8 +399,7 @@ def heads_to_copy(model: DAPForPreTraining, other: DAPForPreTraining) -> dict[st
         other: the model to copy from.
 
     Returns:
-        Maps the name of a head of `model` to a head of `other`. Heads without a counterpart are
-        left out.
+        Name of a head of `model` -> the head of `other`. Heads without a counterpart are left out.
     """
     found = {}
     for name in ("rtl_head", "projection"):
@@ -412,10 +419,11 @@ def transforms(model: DAPForPreTraining) -> dict[str, str]:
     """Return which head of a model transforms token states, and which sentence vectors.
 
     BOW reads sentence vectors, all other objectives that predict tokens read token states. If a
-    model has both, BOW has a head of its own. Otherwise both kinds use `prediction_head`.
+    model has both, BOW has a head of its own. Otherwise its only kind uses `prediction_head`.
 
     Returns:
-        Maps "tokens" and "sentences" to the name of the head. A kind without a head is left out.
+        Maps "tokens" and "sentences" to the name of the head, "prediction_head" or
+        "bow_transform". A kind that the model does not need is left out.
     """
     found = {}
     if model.prediction_head is None:
@@ -437,10 +445,11 @@ def copy_head(
         name: the head's name, for the error message.
         head: the head to copy into.
         other: the head to copy from.
-        parts: only weights whose names begin with one of these are copied. The default copies all.
+        parts: only weights whose names begin with one of these texts are copied. The default
+            copies all.
 
     Raises:
-        UserError: the heads have weights of different names or shapes.
+        UserError: these weights have different names or shapes in the two heads.
     """
     own = {key: value for key, value in head.state_dict().items() if key.startswith(parts)}
     theirs = {key: value for key, value in other.state_dict().items() if key.startswith(parts)}
@@ -457,7 +466,7 @@ def copy_head(
 def check_same_tasks(
     model: DAPForPreTraining, other: DAPForPreTraining, taken: Sequence[str]
 ) -> None:
-    """Check that the heads of both models were made for the same prediction task.
+    """Check that the heads to copy were made for the same prediction task in both models.
 
     Args:
         model: the model to copy into.
@@ -465,8 +474,8 @@ def check_same_tasks(
         taken: names of the heads to copy.
 
     Raises:
-        UserError: the RTL heads have different settings, or the prediction heads predict different
-            token ids.
+        UserError: the RTL heads have different settings, or the prediction heads predict
+            different token ids.
     """
     if "rtl_head" in taken:
         for field in CONFIG_DEFAULTS:
@@ -493,7 +502,7 @@ def check_same_tasks(
 
 
 def describe_vocabulary(model: DAPForPreTraining) -> str:
-    """Say how many token ids a model predicts, for error messages."""
+    """Return a text that says how many token ids a model predicts, for error messages."""
     size = model.config.target_vocab_size
     return f"target_vocab_size={size}" if size else "the whole vocabulary"
 
@@ -504,7 +513,7 @@ def describe_vocabulary(model: DAPForPreTraining) -> str:
 def vocabulary_of_text(
     args: PretrainingModelArguments, start: Start, train: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Find the settings of a new model that depend on the training text.
+    """Return the settings of a new model that depend on the training text.
 
     Args:
         args: the model's arguments of `train_dap.py`.
@@ -512,8 +521,14 @@ def vocabulary_of_text(
         train: tokenised pairs by language, map-style or streamed.
 
     Returns:
-        `rtl_languages` (language codes) if source tokens are predicted. `target_token_ids` if only
-        target tokens are predicted, from a restricted vocabulary. Otherwise an empty dictionary.
+        One of
+
+        - `{"rtl_languages": language codes}`, if RTL predicts source tokens,
+        - `{"target_token_ids": ids}`, if only target tokens are predicted, from a restricted
+          vocabulary. The ids come from `--target_vocabulary_file`, from `--init_heads_from` or
+          from the text.
+        - `{}` otherwise, such as for a DAP checkpoint that is trained further, or for streamed
+          text.
 
     Raises:
         UserError: `--target_vocabulary_file` is given, but the model has a vocabulary already, or
@@ -550,7 +565,7 @@ def vocabulary_of_text(
 
 
 def check_target_vocabulary(file: str, start: Start, has_use: bool) -> None:
-    """Check that `--target_vocabulary_file` has an effect on the model.
+    """Check that `--target_vocabulary_file` would have an effect on the model.
 
     Args:
         file: the value of `--target_vocabulary_file`.
@@ -558,7 +573,8 @@ def check_target_vocabulary(file: str, start: Start, has_use: bool) -> None:
         has_use: whether the objectives predict only target tokens.
 
     Raises:
-        UserError: the model has a target vocabulary already, or also predicts source tokens.
+        UserError: a DAP checkpoint is trained further, which has its vocabulary already, or
+            `has_use` is False.
     """
     if start.continues:
         raise UserError(
@@ -647,7 +663,8 @@ def count_tokens(
         sides: "source", "target" or both: where to count.
 
     Returns:
-        Counts (V,) int64. Tokens that are never predicted, CLS and padding, count 0.
+        Counts (V,) int64, over all languages. Tokens that are never predicted, CLS and padding,
+        count 0.
 
     Raises:
         UserError: the datasets are streams.
@@ -678,6 +695,9 @@ def target_vocabulary(
     Args:
         datasets: tokenised pairs by language, map-style.
         tokenizer: the tokenizer of the pairs.
+
+    Raises:
+        UserError: the datasets are streams.
     """
     return np.flatnonzero(count_tokens(datasets, tokenizer)).tolist()
 
@@ -687,10 +707,11 @@ def read_target_vocabulary(path: str | Path, tokenizer: PreTrainedTokenizerBase)
 
     Args:
         path: JSON file, as `prepare_data.py --target_vocabulary` writes it.
-        tokenizer: the tokenizer of the training, which must be the one that made the file.
+        tokenizer: the tokenizer of the training. It must have as many ids as the one that made
+            the file.
 
     Raises:
-        UserError: the file has other content, or was made with another tokenizer.
+        UserError: the file has other content, or was made with a tokenizer of another size.
         FileNotFoundError: there is no such file.
     """
     try:

@@ -59,7 +59,12 @@ UNCHECKED_AT_MOST = 1000
 
 @dataclass
 class Check:
-    """A condition on a loss or gradient, to be tested later so that a GPU need not wait."""
+    """A condition on a loss or gradient, to be tested later so that a GPU need not wait.
+
+    Attributes:
+        is_fine: bool scalar on the device, True if the condition holds.
+        failure: makes the error to raise if it does not hold.
+    """
 
     is_fine: Tensor  # bool scalar on the device, True if the condition holds
     failure: Callable[[], Exception]  # makes the error to raise if it does not hold
@@ -72,14 +77,15 @@ class DAPTrainer(ResumableTrainer):
     `processing_class` is the tokenizer, and `data_collator` is a `BitextCollator`.
 
     Args:
-        dev_bitext: source and target sentences by language. Evaluation measures retrieval accuracy
-            in percent, in both directions: `eval_de-en_accuracy`, `eval_en-de_accuracy`, ..., and
-            `eval_mean_accuracy`. `eval_mean_pool_accuracy` is the mean if the candidates also hold
-            the query's language (`multilingual_pool_accuracy`). With RTL or BOW it also measures
-            how much their heads use the source (`eval_rtl_source_nats`, see `source_reading`).
+        dev_bitext: source and target sentences by language. Evaluation measures retrieval
+            accuracy in percent, in both directions: `eval_de-en_accuracy`, `eval_en-de_accuracy`,
+            ..., and `eval_mean_accuracy`. `eval_mean_pool_accuracy` is the mean if the candidates
+            also hold sentences of the query's own language (`multilingual_pool_accuracy`). With
+            RTL or BOW it also measures how much their heads use the source
+            (`eval_rtl_source_nats`, see `source_reading`). None: no evaluation.
         target_language: code of the targets' language, for the names of the metrics.
         max_seq_length: largest number of tokens of a dev sentence, with special tokens.
-        prefix: text to put before every dev sentence.
+        prefix: text to put before every dev sentence. The saved model has it as its default prompt.
         library: settings of a sentence-transformers folder that the saved model keeps: length,
             normalisation and prompts. The default length is 128, or the most that the model
             allows.
@@ -130,7 +136,10 @@ class DAPTrainer(ResumableTrainer):
         self._add_callbacks()
 
     def _require_arguments(self) -> None:
-        """Raise `UserError` for arguments of `Trainer` that have no effect or do not fit here."""
+        """Raise `UserError` for arguments of `Trainer` that have no effect or do not work here.
+
+        Also raised if the training pairs do not fill one batch.
+        """
         args = self.args
         if not isinstance(args, DAPTrainingArguments):
             raise UserError(f"args are {type(args).__name__}: give DAPTrainingArguments")
@@ -175,7 +184,7 @@ class DAPTrainer(ResumableTrainer):
         )
 
     def _add_callbacks(self) -> None:
-        """Add our callbacks, and replace the progress bar and the printer by shorter ones."""
+        """Add our callbacks, and replace the progress bar and the printer by ones with shorter lines."""
         own: list[TrainerCallback] = [DrawsOfProcess(), ResumedSchedule(), RecordInCheckpoints()]
         if hasattr(self.train_sampler, "set_epoch"):
             own.append(EpochOfSampler(self.train_sampler))
@@ -202,7 +211,11 @@ class DAPTrainer(ResumableTrainer):
     def create_optimizer(self, model: nn.Module | None = None) -> Optimizer:
         """Create the optimizer of `Trainer`, and give the heads their own learning rate.
 
-        With `head_learning_rate`, the parameter groups of the heads are the last ones.
+        With `head_learning_rate`, the parameter groups of the heads are the last ones. Without
+        it, the optimizer is that of `Trainer`, unchanged.
+
+        Args:
+            model: the model to train. None: that of the trainer.
 
         Raises:
             UserError: there is a learning rate for heads, but the model has none.
@@ -229,7 +242,7 @@ class DAPTrainer(ResumableTrainer):
         return optimizer
 
     def _get_learning_rate(self) -> float:
-        """Return the encoder's learning rate, and remember the heads' rate for the log."""
+        """Return the encoder's learning rate for the log. Keep the heads' rate in `head_rate`."""
         self.head_rate = self.optimizer.param_groups[-1]["lr"]
         return super()._get_learning_rate()
 
@@ -247,6 +260,9 @@ class DAPTrainer(ResumableTrainer):
             inputs: the batch that `BitextCollator` made.
             return_outputs: also return the model's output.
             num_items_in_batch: not used.
+
+        Returns:
+            The loss or, with `return_outputs`, (loss, output).
         """
         inputs = self._begin(inputs)
         out = model(**inputs)
@@ -259,9 +275,10 @@ class DAPTrainer(ResumableTrainer):
         inputs: dict[str, Any],
         num_items_in_batch: Tensor | int | None = None,
     ) -> Tensor:
-        """Add the gradients of one batch, computed in chunks of `mini_batch_size` pairs.
+        """Compute the loss of one batch and add its gradients, in chunks of `mini_batch_size` pairs.
 
-        A batch that is not larger than `mini_batch_size` runs at once.
+        A batch that is not larger than `mini_batch_size` runs at once, and so does every batch if
+        `mini_batch_size` is None.
 
         Args:
             model: the model, perhaps wrapped for several processes.
@@ -306,16 +323,17 @@ class DAPTrainer(ResumableTrainer):
     def autocast_smart_context_manager(
         self, cache_enabled: bool | None = True
     ) -> AbstractContextManager:
-        """Use autocast around the model only under FSDP2.
+        """Return autocast for the model's call under FSDP2, otherwise a context that does nothing.
 
-        Otherwise accelerate has put autocast into the model's `forward` already.
+        Without FSDP2, accelerate has put autocast into the model's `forward` already.
         """
         return self.accelerator.autocast() if self.is_fsdp_enabled else nullcontext()
 
     def _begin(self, inputs: dict[str, Any]) -> dict[str, Any]:
-        """Start the clock, and split a batch into the ids of its pairs and the model's arguments.
+        """Start the clock, and return a batch without the ids of its pairs: the model's arguments.
 
-        The ids are remembered for error messages. The arguments are returned.
+        The ids are remembered in `step_pairs`, for error messages. A frozen encoder is set to run
+        without dropout.
         """
         self.meter.start()
         if self.args.freeze_encoder:
@@ -331,7 +349,7 @@ class DAPTrainer(ResumableTrainer):
 
         `do_checks` raises an error if the loss is not finite, or if a training batch has no
         negatives for translation ranking. In evaluation only the loss is checked, and nothing is
-        logged.
+        added to the log.
 
         Args:
             out: the output of the model.
@@ -356,7 +374,8 @@ class DAPTrainer(ResumableTrainer):
         """Return the norm of the gradient, which `Trainer` asks for before each optimizer step.
 
         If it is not finite, `do_checks` raises an error later. With float16 this is no error,
-        because the gradient scaler skips such a step.
+        because the gradient scaler skips such a step. The list of the step's pairs (`step_pairs`)
+        is emptied.
         """
         norm = super()._get_grad_norm(model, grad_norm)
         is_scaled = getattr(self.accelerator, "scaler", None) is not None
@@ -368,7 +387,7 @@ class DAPTrainer(ResumableTrainer):
         return norm
 
     def _check_later(self, is_fine: Tensor, failure: Callable[[], Exception]) -> None:
-        """Let the next `do_checks` test a condition. Many waiting conditions are tested at once.
+        """Store a condition that the next `do_checks` tests. If very many are stored, call it now.
 
         Args:
             is_fine: bool scalar on the device. True if all is well.
@@ -387,7 +406,7 @@ class DAPTrainer(ResumableTrainer):
         Raises:
             FloatingPointError: a loss or gradient is not finite. The message names the first such
                 step, its losses, languages and pairs.
-            UserError: a batch has no negatives.
+            UserError: a training batch has no negatives for translation ranking.
         """
         checks = self.unchecked
         self.unchecked = []
@@ -399,7 +418,9 @@ class DAPTrainer(ResumableTrainer):
                 raise check.failure()
 
     def _not_finite(self, what: str, values: Mapping[str, Tensor]) -> Callable[[], Exception]:
-        """Return a function that makes the error for a loss or gradient of this step.
+        """Return a function that makes the error for a loss or gradient that is not finite.
+
+        The error, a `FloatingPointError`, names the present step and its pairs.
 
         Args:
             what: "loss" or "gradient".
@@ -423,10 +444,10 @@ class DAPTrainer(ResumableTrainer):
         return failure
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Log a line of metrics.
+        """Log a line of metrics. First check all losses and gradients (`do_checks`).
 
-        A line with the training loss also gets each objective's mean loss and the pairs per second
-        since the last such line.
+        A line with the training loss also gets each objective's mean loss and the pairs per
+        second since the last such line, and the heads' learning rate if they have their own.
 
         Args:
             logs: metrics by name.
@@ -448,8 +469,10 @@ class DAPTrainer(ResumableTrainer):
     ) -> dict[str, float]:
         """Measure retrieval accuracy on dev pairs, and how much the heads use the source.
 
+        The metrics are also logged and passed to the callbacks.
+
         Args:
-            eval_dataset: sources and targets by language. Default: the dev pairs.
+            eval_dataset: sources and targets by language. None: the dev pairs.
             ignore_keys: not used.
             metric_key_prefix: first part of the metrics' names.
 
@@ -498,8 +521,9 @@ class DAPTrainer(ResumableTrainer):
             bitext: sources and targets by language.
 
         Returns:
-            Accuracies by name, such as "de-en_accuracy", and the mean accuracy if the candidates
-            also hold the query's language. All are in percent.
+            Accuracies by name, such as "de-en_accuracy". Also the mean accuracy over all
+            languages and directions if the candidates also hold sentences of the query's
+            language. All are in percent.
         """
         encoder = SentenceEncoder(
             model.dap,
@@ -539,7 +563,12 @@ class DAPTrainer(ResumableTrainer):
     def _save(
         self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None
     ) -> None:
-        """Save the model, and the files that sentence-transformers needs to pool it correctly."""
+        """Save the model, and the files that sentence-transformers needs to pool it correctly.
+
+        Args:
+            output_dir: where to save. None: the output folder of the run.
+            state_dict: the weights, as in `Trainer`. None: those of the model.
+        """
         self.do_checks()
         with own_class(self.model):
             super()._save(output_dir, state_dict)
@@ -553,7 +582,7 @@ class DAPTrainer(ResumableTrainer):
 
 
 def require_heads(model: DAPForPreTraining, argument: str) -> None:
-    """Raise `UserError` if the model has no parts besides the encoder.
+    """Raise `UserError` if all parameters of the model belong to the encoder.
 
     Args:
         model: the model to train.
@@ -612,7 +641,11 @@ class StepMeter:
             self.started = time.perf_counter()
 
     def leave_out(self, seconds: float) -> None:
-        """Subtract time that was not spent on training, such as an evaluation."""
+        """Leave time that was not spent on training out of the pairs per second.
+
+        Args:
+            seconds: length of that time, such as that of an evaluation.
+        """
         if self.started is not None:
             self.started += seconds
 
@@ -629,7 +662,7 @@ class StepMeter:
         self.pairs += pairs
 
     def read(self, processes: int) -> dict[str, float]:
-        """Return the mean of each loss over batches and processes, and reset all sums.
+        """Return the mean of each loss over batches and processes, and start again from zero.
 
         All processes call this together.
 
@@ -656,7 +689,9 @@ class StepMeter:
 
 
 def brief(logs: dict[str, Any]) -> dict[str, Any]:
-    """Shorten a line of the log: of the accuracies by language, keep only the three lowest.
+    """Shorten a line of the log: of the accuracies by direction, keep only the three lowest.
+
+    All other values stay.
 
     >>> logs = {"eval_de-en_accuracy": 9, "eval_en-de_accuracy": 7}
     >>> brief(logs | {"eval_fr-en_accuracy": 8, "eval_en-fr_accuracy": 6})
@@ -668,21 +703,21 @@ def brief(logs: dict[str, Any]) -> dict[str, Any]:
 
 
 class BriefPrinter(PrinterCallback):
-    """Prints the lines of the log, shortened by `brief`."""
+    """Callback that prints the lines of the log, shortened by `brief`."""
 
     def on_log(self, *args: Any, logs: dict[str, Any], **kwargs: Any) -> None:
         super().on_log(*args, logs=brief(logs), **kwargs)
 
 
 class BriefProgress(ProgressCallback):
-    """Prints the lines of the log, shortened by `brief`, above the progress bar."""
+    """Callback that shows the progress bar, and prints the lines of the log, shortened by `brief`."""
 
     def on_log(self, *args: Any, logs: dict[str, Any], **kwargs: Any) -> None:
         super().on_log(*args, logs=brief(logs), **kwargs)
 
 
 class EpochOfSampler(TrainerCallback):
-    """Tells the sampler which epoch begins.
+    """Callback that tells the sampler which epoch begins (`set_epoch`).
 
     This is needed because accelerate does not do so if a resumed run of several processes skips
     batches.
@@ -698,10 +733,11 @@ class EpochOfSampler(TrainerCallback):
 
 
 class DrawsOfProcess(TrainerCallback):
-    """Lets every process draw its own dropout and masks.
+    """Callback that lets every process draw its own dropout and masks.
 
     `Trainer` gives all processes the same seed, so that they build the same model and order the
-    text in the same way. When training begins, each process gets a seed of its own.
+    text in the same way. When training begins, each process except the first gets a seed of its
+    own.
     """
 
     def on_train_begin(

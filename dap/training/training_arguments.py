@@ -39,13 +39,13 @@ CONFIG_DEFAULTS = {name: field.default for name, field in CONFIG_FIELDS.items()}
 
 
 def config_arguments() -> Iterator[tuple[str, Any, dataclasses.Field]]:
-    """Make an argument of each field of `DAPConfig` that a user chooses.
+    """Yield a command-line argument for each field of `DAPConfig` that a user chooses.
 
     The type is the field's, and the help comes from the docstring of `DAPConfig`. The default is
     always None, so that `given_fields` can tell which arguments were given.
 
-    Returns:
-        Yields the name, type and field of each argument, as `make_dataclass` takes them.
+    Yields:
+        The name, type and field of each argument, as `make_dataclass` takes them.
     """
     _, texts, _ = parse_google_format_docstring(inspect.getdoc(DAPConfig) or "")
     for name, field in CONFIG_FIELDS.items():
@@ -118,7 +118,7 @@ class PretrainingModelArguments(
 
 
 def given_fields(args: PretrainingModelArguments) -> dict[str, Any]:
-    """Return the values of `DAPConfig` fields that the user gave, by name."""
+    """Return the values of `DAPConfig` fields that the user gave (all that are not None), by name."""
     given = {}
     for name, value in vars(args).items():
         if name in CONFIG_FIELDS and value is not None:
@@ -174,7 +174,11 @@ class PretrainingDataArguments:
 
 @dataclass
 class DAPTrainingArguments(TrainingArguments):
-    """`TrainingArguments` with the paper's defaults (section 4.2) and options for large batches."""
+    """`TrainingArguments` with the paper's defaults (section 4.2) and options for large batches.
+
+    Values that would break the training or have no effect here raise `UserError`. So do several
+    GPUs in one process, and several processes that would not exchange gradients.
+    """
 
     _argument_group_name = "training"
 
@@ -282,7 +286,11 @@ class DAPTrainingArguments(TrainingArguments):
 
     @property
     def chooses(self) -> bool:
-        """Tell whether a metric of the evaluations decides anything, such as an early stop."""
+        """Tell whether the run uses a metric of the evaluations.
+
+        It does so for an early stop, for the best checkpoint, or for a learning rate that falls
+        when the metric gets no better.
+        """
         follows = (
             self.lr_scheduler_type == SchedulerType.REDUCE_ON_PLATEAU
             or self.save_strategy == "best"
@@ -366,7 +374,8 @@ class DAPTrainingArguments(TrainingArguments):
 def state_precision(args: TrainingArguments) -> None:
     """Set `bf16` and `fp16` to the precision that the training will have.
 
-    If the arguments name none, `accelerate launch --mixed_precision` decides.
+    This is `args.mixed_precision`. If the arguments name none, `accelerate launch
+    --mixed_precision` has decided it.
 
     Args:
         args: arguments to change in place.
@@ -384,7 +393,11 @@ def state_precision(args: TrainingArguments) -> None:
 def follow_metric(args: TrainingArguments) -> None:
     """Make a plateau schedule follow the metric's direction, such as higher accuracy.
 
-    By default torch's scheduler expects a metric that falls, like a loss.
+    Such a schedule lowers the learning rate when a metric gets no better. By default torch
+    expects a metric that falls, like a loss. For any other schedule, do nothing.
+
+    Args:
+        args: arguments to change in place (`lr_scheduler_kwargs`). A mode that the user gave stays.
     """
     if args.lr_scheduler_type == SchedulerType.REDUCE_ON_PLATEAU:
         mode = {"mode": "max" if args.greater_is_better else "min"}
@@ -396,8 +409,8 @@ def require(args: Any, allowed: dict[str, tuple[bool, str]]) -> None:
 
     Args:
         args: object with the arguments as attributes.
-        allowed: maps the name of an attribute to whether its value is allowed, and what to give
-            instead. The name may have a dot, such as "accelerator_config.split_batches".
+        allowed: name of an attribute -> (whether its value is allowed, what to give instead). The
+            name may have a dot, such as "accelerator_config.split_batches".
     """
     for name, (fits, remedy) in allowed.items():
         if not fits:
@@ -408,7 +421,8 @@ def check_launched(world_size: int) -> None:
     """Raise `UserError` if launched processes would train without exchanging gradients.
 
     Args:
-        world_size: number of processes that train together. It must equal the number launched.
+        world_size: number of processes that train together. It must equal the number launched,
+            which the environment variable `WORLD_SIZE` states.
     """
     launched = int(os.environ.get("WORLD_SIZE", 1))
     if launched != world_size:
@@ -506,6 +520,10 @@ def given(name: str, argv: list[str]) -> bool:
 def recipe_flags(path: Path, without: Collection[str] = ()) -> list[str]:
     """Convert a recipe to flags: `{"rtl_layers": 2}` becomes `["--rtl_layers", "2"]`.
 
+    A list becomes several values, and a mapping becomes JSON. An argument without a value (null)
+    is left out. `no`, which YAML reads as false, becomes "no" again for arguments such as
+    `eval_strategy`.
+
     Args:
         path: a YAML file of `argument: value` lines.
         without: arguments of the recipe to leave out.
@@ -531,7 +549,10 @@ def recipe_flags(path: Path, without: Collection[str] = ()) -> list[str]:
 
 
 class UniqueKeys(yaml.SafeLoader):
-    """Reads YAML, but raises an error for a repeated key, of which YAML itself takes the last."""
+    """Loader that reads YAML, but raises `UserError` for a repeated key.
+
+    YAML itself takes the last value of such a key.
+    """
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = [str(key.value) for key, _ in node.value]
@@ -544,12 +565,15 @@ class UniqueKeys(yaml.SafeLoader):
 def recipe_arguments(path: Path) -> dict[str, Any]:
     """Read the YAML file of a recipe, and check that its keys are arguments of `train_dap.py`.
 
+    Args:
+        path: the file.
+
     Returns:
-        Values by the name of the argument.
+        Values by the name of the argument, as YAML reads them. Their types are not checked.
 
     Raises:
         FileNotFoundError: there is no such file.
-        UserError: the file is no YAML mapping, or has an unknown argument.
+        UserError: the file is no YAML mapping, or has an unknown or a repeated argument.
     """
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such recipe. The project's recipes are in configs/.")

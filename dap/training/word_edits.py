@@ -26,7 +26,11 @@ Word = list[int]  # token ids
 
 
 def word_starts(tokenizer: PreTrainedTokenizerBase) -> set[int]:
-    """Return the ids of the tokens that begin a word."""
+    """Return the ids of the tokens that begin a word.
+
+    These are the tokens that the vocabulary marks as a beginning (SentencePiece, byte-level BPE).
+    If it marks none, they are all tokens that do not begin with "##" (WordPiece).
+    """
     vocabulary = tokenizer.get_vocab()
     marked = {number for piece, number in vocabulary.items() if piece.startswith(BEGINS)}
     if marked:
@@ -35,11 +39,11 @@ def word_starts(tokenizer: PreTrainedTokenizerBase) -> set[int]:
 
 
 def edited(words: Sequence[Word], others: Sequence[Word], rng: random.Random) -> list[Word]:
-    """Copy a sentence, and insert, delete or replace one of its words.
+    """Return a copy of a sentence with one random word inserted, deleted or replaced.
 
     Args:
-        words: the words of the sentence, each a list of token ids.
-        others: words from which a new word is drawn.
+        words: the words of the sentence, each a list of token ids. At least one.
+        others: words from which a new word is drawn. At least one.
         rng: draws the kind of edit, its place and the new word.
 
     >>> [edited([[5], [6, 7]], [[8, 9]], random.Random(seed)) for seed in (0, 1, 2)]
@@ -57,8 +61,9 @@ def edited(words: Sequence[Word], others: Sequence[Word], rng: random.Random) ->
 class HardNegatives:
     """Makes copies of a batch's targets, as token ids, in which one word is changed.
 
-    The copies depend only on the seed and the batch, so a resumed run has the same ones. Two
-    epochs have different copies, because their batches differ.
+    Call it with the tokenised pairs of a batch. The copies depend only on the seed and the batch,
+    so a resumed run has the same ones. Two epochs have different copies, because their batches
+    differ.
 
     Args:
         tokenizer: tokenizer of the targets.
@@ -107,10 +112,16 @@ class HardNegatives:
     def _copy(self, ids: list[int], other: list[int], rng: random.Random) -> list[int]:
         """Copy a target with one changed word, or return an empty list if that is not possible.
 
+        It is not possible if one of the targets has no words, no word is left, or nothing has
+        changed.
+
         Args:
             ids: token ids of the target.
             other: token ids of the target that a new word comes from.
             rng: draws the edit.
+
+        Returns:
+            Token ids of the copy, with the special tokens and the prefix of the target.
         """
         words = self._words(ids)
         others = self._words(other)
@@ -121,7 +132,10 @@ class HardNegatives:
         return copy if changed and copy != ids else []
 
     def _words(self, ids: list[int]) -> list[Word]:
-        """Group the tokens between the prefix and the last token into words."""
+        """Group the tokens between the prefix and the last token into words (lists of token ids).
+
+        A word has at most `TOKENS_OF_LONGEST_WORD` tokens.
+        """
         words: list[Word] = []
         for token in ids[self.first : -1]:
             if token in self.starts or not words or len(words[-1]) == TOKENS_OF_LONGEST_WORD:
