@@ -361,7 +361,7 @@ def paper_beside(report: Mapping[str, Any]) -> str | None:
 
 
 def _means(node: Any) -> Any:
-    """Return a copy of a report, or a part of it, with means instead of {"mean": ..., "sd": ...}."""
+    """Return a copy of a report, or a part of it, with means for {"mean": ..., "sd": ...}."""
     if is_spread(node):
         return node["mean"]
     if isinstance(node, Mapping):

@@ -184,7 +184,7 @@ class DAPTrainer(ResumableTrainer):
         )
 
     def _add_callbacks(self) -> None:
-        """Add our callbacks, and replace the progress bar and the printer by ones with shorter lines."""
+        """Add our callbacks, and replace Transformers' progress bar and printer by shorter ones."""
         own: list[TrainerCallback] = [DrawsOfProcess(), ResumedSchedule(), RecordInCheckpoints()]
         if hasattr(self.train_sampler, "set_epoch"):
             own.append(EpochOfSampler(self.train_sampler))
@@ -275,7 +275,7 @@ class DAPTrainer(ResumableTrainer):
         inputs: dict[str, Any],
         num_items_in_batch: Tensor | int | None = None,
     ) -> Tensor:
-        """Compute the loss of one batch and add its gradients, in chunks of `mini_batch_size` pairs.
+        """Compute the loss and add the gradients of a batch, in chunks of `mini_batch_size` pairs.
 
         A batch that is not larger than `mini_batch_size` runs at once, and so does every batch if
         `mini_batch_size` is None.
@@ -710,7 +710,7 @@ class BriefPrinter(PrinterCallback):
 
 
 class BriefProgress(ProgressCallback):
-    """Callback that shows the progress bar, and prints the lines of the log, shortened by `brief`."""
+    """Callback that shows the progress bar, and the lines of the log, shortened by `brief`."""
 
     def on_log(self, *args: Any, logs: dict[str, Any], **kwargs: Any) -> None:
         super().on_log(*args, logs=brief(logs), **kwargs)

@@ -118,7 +118,10 @@ class PretrainingModelArguments(
 
 
 def given_fields(args: PretrainingModelArguments) -> dict[str, Any]:
-    """Return the values of `DAPConfig` fields that the user gave (all that are not None), by name."""
+    """Return the values of `DAPConfig` fields that the user gave, by name.
+
+    Fields that were not given are None in the arguments, and left out.
+    """
     given = {}
     for name, value in vars(args).items():
         if name in CONFIG_FIELDS and value is not None:
