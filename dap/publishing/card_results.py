@@ -37,9 +37,11 @@ NOT_SHOWN = ("data", "bucc", "recipe")  # settings that the heading names, and a
 
 
 def _averages_first(report: Mapping[str, Any]) -> list[tuple[tuple[str, ...], dict[str, Any]]]:
-    """Return (place, numbers by name) for each part of a report, single languages last.
+    """Return the numbers of a report, grouped as in the report, with single languages last.
 
-    A place is the path of the numbers in the report, such as ("languages", "de").
+    Returns:
+        (place, numbers by name) of each group. The place is the path of the group in the report,
+        such as ("languages", "de").
     """
     return sorted(numbers_of(report), key=lambda found: found[0][:1] == ("languages",))
 
@@ -47,11 +49,14 @@ def _averages_first(report: Mapping[str, Any]) -> list[tuple[tuple[str, ...], di
 def eval_results(report: Mapping[str, Any]) -> list[EvalResult]:
     """Turn the metrics of an evaluation report into entries of a card's `model-index`.
 
+    Numbers that are no metrics of the Hub (`METRICS`), such as thresholds, are left out.
+
     Args:
         report: a report, perhaps merged from several seeds. Its metrics are in percent.
 
     Returns:
-        One entry per metric and language. A mean over seeds stands for the seeds.
+        One entry per metric and language, averages first. For a merged report, its value is the
+        mean over the seeds.
     """
     name = dataset_name(report)
     suffix = _shortened(report.get("settings", {}))
@@ -80,7 +85,7 @@ def eval_results(report: Mapping[str, Any]) -> list[EvalResult]:
 
 
 def _shortened(settings: Mapping[str, Any]) -> str:
-    """Describe how vectors were shortened in an evaluation, such as " (truncate_dim 256)".
+    """Return a text on how vectors were shortened in an evaluation, such as " (truncate_dim 256)".
 
     Args:
         settings: settings of the report. If the vectors were not shortened, the result is "".
@@ -94,6 +99,8 @@ def _shortened(settings: Mapping[str, Any]) -> str:
 
 def dataset_name(report: Mapping[str, Any]) -> str:
     """Return the name of the data that a report is about, without folders of this machine.
+
+    Several names are joined by commas. If the report names no data, return its protocol.
 
     >>> dataset_name({"protocol": "retrieval", "settings": {"data": ["/data/tatoeba"]}})
     'tatoeba'
@@ -125,7 +132,11 @@ def require_different(reports: Sequence[Mapping[str, Any]]) -> None:
 
 
 def report_text(report: Mapping[str, Any]) -> str:
-    """Format an evaluation report as Markdown: data, protocol, settings, and a table of results."""
+    """Format an evaluation report as a section of Markdown.
+
+    It has the name of the data as heading, protocol, settings, date, and a table of results with
+    averages first.
+    """
     rows = _averages_first(report)
     names: dict[str, None] = {}
     for _, numbers in rows:
@@ -149,7 +160,10 @@ def report_text(report: Mapping[str, Any]) -> str:
 
 
 def _settings_text(report: Mapping[str, Any]) -> str:
-    """List the simple settings of a report in one line, without paths."""
+    """List the settings and seeds of a report in one line, such as "k 4, pooling 'cls'".
+
+    Lists, paths and hashes are left out.
+    """
     settings = dict(report.get("settings", {}))
     settings["seed"] = report.get("seed")
     settings["seeds"] = report.get("seeds")
@@ -171,7 +185,10 @@ def _place_name(place: Sequence[str]) -> str:
 
 
 def _cell(value: Any) -> str:
-    """Format a value of a table: nothing, a number, or mean and standard deviation over seeds."""
+    """Format a value of a table: None as "", a number, or mean ± standard deviation over seeds.
+
+    Floats have two decimals.
+    """
     if value is None:
         return ""
     if isinstance(value, Mapping):

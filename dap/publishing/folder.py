@@ -67,7 +67,10 @@ POOLER_TOLERANCE = 1e-6
 
 @dataclass(frozen=True)
 class Options:
-    """Options of publishing: which layout is written, and how the model pools and cuts."""
+    """Options of publishing: which layout is written, and how the model pools and cuts sentences.
+
+    The help text of each field says what it does. None takes the checkpoint's own setting.
+    """
 
     layout: str = arg(
         "plain",
@@ -88,6 +91,8 @@ class Options:
 
 def build(checkpoint: Path, folder: Path, options: Options | None = None) -> Published:
     """Write the published layout of a checkpoint, and compare its vectors with the checkpoint's.
+
+    There is no model card (`build_with_card` adds one).
 
     Args:
         checkpoint: folder of a checkpoint.
@@ -134,7 +139,7 @@ def build_with_card(
 
 
 def publish(checkpoint: str | Path, repo_id: str, options: Options, **to: Any) -> str:
-    """Write a checkpoint's layout and card into a temporary folder, and push it.
+    """Write a checkpoint's layout and card into a temporary folder, and push it to the Hub.
 
     Args:
         checkpoint: folder of a checkpoint.
@@ -157,7 +162,10 @@ def publish(checkpoint: str | Path, repo_id: str, options: Options, **to: Any) -
 
 @contextmanager
 def _new_folder(folder: Path) -> Iterator[Path]:
-    """Yield a folder to write into, which takes its name only when the block ends without an error.
+    """Yield a new folder for writing, which takes its name only if the block ends without an error.
+
+    Args:
+        folder: the final name. A folder of this name must be empty.
 
     Raises:
         UserError: there is something in a folder of this name, or it cannot be replaced.
@@ -181,6 +189,9 @@ def _write_model(checkpoint: Path, folder: Path, options: Options) -> Published:
 
     Returns:
         What the folder holds.
+
+    Raises:
+        UserError: the checkpoint or an option cannot be used (see `build`), or the vectors differ.
     """
     if options.layout not in LAYOUTS:
         raise UserError(f"layout={options.layout!r}: choose one of {', '.join(LAYOUTS)}")
@@ -209,7 +220,9 @@ def _write_model(checkpoint: Path, folder: Path, options: Options) -> Published:
 def require_safetensors(folder: Path) -> None:
     """Raise `UserError` unless a checkpoint's folder has weights as safetensors.
 
-    Pickles are never read, because a pickle can run any code when it is loaded.
+    Pickles are never read, because a pickle can run any code when it is loaded. If there are only
+    pickles, the message says how to convert them. In a sentence-transformers folder, the weights
+    may be in a subfolder.
     """
     place = folder
     modules = folder / "modules.json"
@@ -236,10 +249,12 @@ def _load_encoder(checkpoint: Path, options: Options) -> SentenceEncoder:
 
     Args:
         checkpoint: folder of a checkpoint.
-        options: how to publish. Some of them replace the checkpoint's settings.
+        options: how to publish. Pooling, prefix and length that are not None replace the
+            checkpoint's.
 
     Raises:
-        UserError: it cannot be loaded, or an option does not fit it.
+        UserError: it cannot be loaded, has no padding token, is not an encoder that we can write,
+            or an option does not fit it.
     """
     config_file = checkpoint / "config.json"
     with loading("configuration", checkpoint):
@@ -296,7 +311,13 @@ def _require_publishable(checkpoint: Path, config: Mapping[str, Any], options: O
 
 
 def _describe(encoder: SentenceEncoder, checkpoint: Path, options: Options) -> Published:
-    """Collect what the published folder will hold, and how it makes a sentence vector."""
+    """Collect what the published folder will hold, and how it makes a sentence vector.
+
+    Args:
+        encoder: the checkpoint's encoder, with the published pooling, prefix and length.
+        checkpoint: folder of the checkpoint, for its sentence-transformers settings.
+        options: how to publish.
+    """
     backbone = encoder.backbone
     library = library_settings(str(checkpoint), None) or LibrarySettings()
     config = encoder.model.config
@@ -323,7 +344,8 @@ def _require_same_encoding(report: Mapping[str, Any], published: Published) -> N
     """Check that a report was measured with the published model's pooling, prefix and length.
 
     Args:
-        report: an evaluation report to show on the card.
+        report: an evaluation report to show on the card. Settings that it does not state are not
+            checked.
         published: the settings of the published model.
 
     Raises:
@@ -382,14 +404,11 @@ def write_backbone(backbone: PreTrainedModel, pooling: str, folder: Path) -> Non
 
 
 def write_pretraining(checkpoint: Path, folder: Path) -> DAPForPreTraining:
-    """Save the whole DAP checkpoint, with its heads and its code.
+    """Save the whole DAP checkpoint, with its heads and its code, and return the model.
 
     Args:
         checkpoint: folder of the checkpoint.
         folder: where to save it.
-
-    Returns:
-        The model.
 
     Raises:
         UserError: the checkpoint lacks the weights of its heads.
@@ -405,7 +424,8 @@ def save_tokenizer(tokenizer: PreTrainedTokenizerBase, max_length: int, folder: 
     """Save a tokenizer in a form that both Transformers 4 and 5 can load.
 
     Args:
-        tokenizer: the tokenizer, which is changed.
+        tokenizer: the tokenizer. Its `model_max_length` is changed, and the padding and
+            truncation of earlier calls are switched off.
         max_length: number of tokens that the saved tokenizer cuts sentences to.
         folder: where to save it.
     """
@@ -423,7 +443,11 @@ def save_tokenizer(tokenizer: PreTrainedTokenizerBase, max_length: int, folder: 
 
 
 def _remove_local_path(path: Path) -> None:
-    """Remove from a config.json the path of the folder that the training started from."""
+    """Remove the path of the folder that the training started from out of a config.json.
+
+    Args:
+        path: the file, which is written again.
+    """
     config = read_object(path)
     config.pop("_name_or_path", None)
     config.get("encoder_config", {}).pop("_name_or_path", None)

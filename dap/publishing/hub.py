@@ -75,12 +75,18 @@ RETRY = "push again: files that have arrived are not sent twice"
 def fetch_checkpoint(checkpoint: str, revision: str | None = None) -> Path:
     """Return a checkpoint as a local folder, and download it if it is on the Hub.
 
+    A folder of this name on the disk comes first.
+
     Args:
-        checkpoint: a folder, or the id of a Hub repository. Pickles are not downloaded.
-        revision: branch, tag or commit on the Hub.
+        checkpoint: a folder, or the id of a Hub repository. Pickles, and weights other than
+            safetensors, are not downloaded.
+        revision: branch, tag or commit on the Hub. None: the main branch.
+
+    Returns:
+        The folder. A download lies in the cache of the Hub's client.
 
     Raises:
-        FileNotFoundError: `checkpoint` is neither a folder nor a Hub id.
+        FileNotFoundError: `checkpoint` is neither a folder nor has it the form of a Hub id.
         UserError: it cannot be downloaded.
     """
     if Path(checkpoint).is_dir():
@@ -106,8 +112,10 @@ def upload(
 ) -> str:
     """Push a folder as one commit, so that a repository has all of it or nothing.
 
-    The client repeats a transfer after a lost connection. After the commit, the repository's files
-    are compared with the folder's. The token comes from HF_TOKEN or `hf auth login`.
+    Files of an earlier push that could contradict the new ones (`STALE`) are deleted in this
+    commit. Other files stay. The client repeats a transfer after a lost connection. After the
+    commit, the repository's files are compared with the folder's. The token comes from HF_TOKEN
+    or `hf auth login`.
 
     Args:
         folder: the folder to push.
@@ -168,6 +176,8 @@ def upload(
 def explained(repo_id: str, outcome: str = "was not pushed") -> Iterator[None]:
     """Turn any error within the block into a one-line `UserError` that says what to do.
 
+    This is a context manager. Warnings within the block are hidden, because they repeat the error.
+
     Args:
         repo_id: id of the repository that the block talks to.
         outcome: what did not happen because of an error, for the message.
@@ -180,10 +190,11 @@ def explained(repo_id: str, outcome: str = "was not pushed") -> Iterator[None]:
 
 
 def explain(error: BaseException, repo_id: str, outcome: str = "was not pushed") -> str:
-    """Say in one line why a push failed and what to do.
+    """Return a message of one line that says why a push failed and what to do.
 
     Args:
-        error: the error of the Hub's client.
+        error: the error of the Hub's client. If other errors caused it, the first cause is
+            explained.
         repo_id: id of the repository.
         outcome: what did not happen because of the error.
 
@@ -215,6 +226,6 @@ def explain(error: BaseException, repo_id: str, outcome: str = "was not pushed")
 
 
 def without_token(text: str) -> str:
-    """Replace the Hub token in a text by asterisks."""
+    """Replace the user's Hub token in a text by asterisks, if there is a token."""
     token = get_token()
     return text.replace(token, "***") if token else text

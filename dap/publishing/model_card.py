@@ -62,7 +62,23 @@ NOT_STATED = "not stated"
 
 @dataclass(frozen=True)
 class Published:
-    """What a published folder holds, and how a sentence vector is computed with it."""
+    """What a published folder holds, and how a sentence vector is computed with it.
+
+    Attributes:
+        layout: "plain" (an encoder that needs no code of ours) or "dap" (the DAP checkpoint).
+        heads: whether the folder has the training heads.
+        model_type: type of the encoder, such as "xlm-roberta".
+        layers: number of the encoder's layers.
+        hidden_size: entries of a sentence vector.
+        pooling: "cls" or "mean".
+        prefix: text before every sentence.
+        max_seq_length: number of tokens that a sentence is cut to.
+        normalize: whether sentence-transformers returns vectors of length 1.
+        similarity: "cosine" or "dot".
+        has_pooler: whether the encoder's class has a pooler, even if the checkpoint has no
+            weights for it.
+        prompts: prompts of sentence-transformers, by name.
+    """
 
     layout: str  # "plain" (an encoder that needs no code of ours) or "dap" (the DAP checkpoint)
     heads: bool  # the folder has the training heads
@@ -79,9 +95,10 @@ class Published:
 
     @property
     def pools_itself(self) -> bool:
-        """Tell whether `pooler_output` is the sentence vector.
+        """Tell whether the model's output `pooler_output` is the sentence vector.
 
-        In the plain layout it is the vector times `POOLER_SCALE`.
+        This is so in the layout "dap", and for CLS pooling if the encoder's class has a pooler.
+        In the plain layout the output is the vector times `POOLER_SCALE`.
         """
         return self.layout == "dap" or (self.has_pooler and self.pooling == "cls")
 
@@ -90,10 +107,10 @@ class Published:
 class Sources:
     """What a card is made from, besides the published folder.
 
-    Args:
+    Attributes:
         config: config.json of the DAP checkpoint. {} for a plain encoder.
-        run: `run.json` of the training, or {}. `base_commit` is added if training started from the
-            Hub.
+        run: `run.json` of the training, or {}. `base_commit` is added if training started from
+            the Hub.
         history: `log_history` of `trainer_state.json`.
         steps: optimizer steps of these weights. None if unknown.
         reports: reports of eval_retrieval.py, mine_bitext.py and run_xnli.py.
@@ -119,7 +136,8 @@ def read_sources(
 ) -> Sources:
     """Collect what the model card of a checkpoint is made from.
 
-    For a folder `checkpoint-N`, records of the run are also taken from the folder above it.
+    Records that do not exist are left empty. For a plain encoder, no records are read. For a
+    folder `checkpoint-N`, `run.json` and `train_results.json` may be in the folder above it.
 
     Args:
         checkpoint: folder of the checkpoint.
@@ -130,7 +148,7 @@ def read_sources(
 
     Raises:
         FileNotFoundError: there is no such `dataset_info`.
-        UserError: `dataset_info` is JSON, but not an object.
+        UserError: `dataset_info` is JSON, but not an object. Or a record is damaged.
     """
     info = None if dataset_info is None else _read_dataset_info(Path(dataset_info))
     config = _read_record(checkpoint, "config.json", OF_CONFIG)
@@ -155,7 +173,7 @@ def read_sources(
 
 
 def _final_steps(state: Mapping[str, Any], results: Mapping[str, Any]) -> int | None:
-    """Return the optimizer steps of the weights that a finished run has saved.
+    """Return the number of optimizer steps of the weights that a finished run has saved.
 
     Args:
         state: `trainer_state.json` of the run.
@@ -177,8 +195,11 @@ def _read_record(
     Args:
         folder: folder of the checkpoint.
         name: name of the file.
-        kinds: names that the record must have, and the type of each value.
-        or_above: also look in the folder above.
+        kinds: names that the record may hold, and the type of each value.
+        or_above: if the folder has no such file, take that of the folder above.
+
+    Raises:
+        UserError: the file is not a JSON object, or a value has another type.
     """
     path = folder / name
     if or_above and not path.is_file():
@@ -187,7 +208,14 @@ def _read_record(
 
 
 def _read_dataset_info(path: Path) -> dict[str, Any] | str:
-    """Read a description of training text: a JSON object, or a card's text without its metadata."""
+    """Read a description of training text.
+
+    Args:
+        path: a JSON file, or any other file, which is read as a data card.
+
+    Returns:
+        The JSON object, or the card's text without its metadata.
+    """
     if path.suffix == ".json":
         return read_object(path)
     text = path.read_text(encoding="utf-8")
@@ -197,6 +225,8 @@ def _read_dataset_info(path: Path) -> dict[str, Any] | str:
 
 def model_card(repo_id: str, published: Published, sources: Sources) -> ModelCard:
     """Make the model card: metadata with a `model-index` of the results, and a text.
+
+    Nothing is written.
 
     Args:
         repo_id: id of the model on the Hub.
@@ -258,7 +288,7 @@ def mining_thresholds(reports: Sequence[Mapping[str, Any]]) -> list[str]:
     mining is about these.
 
     Args:
-        reports: reports of `mine_bitext.py` and others.
+        reports: reports of `mine_bitext.py` and of other commands, which have no thresholds.
 
     Returns:
         One text per threshold, such as "1.0610 (best F1 on BUCC fr-en)".
@@ -279,7 +309,10 @@ def mining_thresholds(reports: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def languages(sources: Sources) -> list[str]:
-    """Return the codes of the training languages, English last, or [] if they are unknown."""
+    """Return the codes of the training languages, or an empty list if they are unknown.
+
+    Source languages come first, sorted. The target language is the last.
+    """
     found = sources.run.get("training text") or sources.config.get("rtl_languages") or []
     if not found:
         return []
@@ -287,7 +320,9 @@ def languages(sources: Sources) -> list[str]:
 
 
 def base_model(run: Mapping[str, Any]) -> str | None:
-    """Return the Hub id that training started from, or None if it may have been a local folder.
+    """Return the Hub id of the model that training started from.
+
+    None stands for a local folder, and also for a model that may have been one.
 
     Args:
         run: record of the training. Only a model of the Hub has a `base_commit` there.
@@ -297,7 +332,7 @@ def base_model(run: Mapping[str, Any]) -> str | None:
 
 
 def is_hub_id(name: str) -> bool:
-    """Tell whether a name has the form of a Hub repository's id, and is not a local path.
+    """Tell whether a name has the form of a Hub repository's id, and no such local path exists.
 
     >>> is_hub_id("FacebookAI/xlm-roberta-base"), is_hub_id("/tmp/e5"), is_hub_id("../e5")
     (True, False, False)
@@ -313,8 +348,8 @@ def _dataset_text(info: Mapping[str, Any] | str | None) -> str:
     """Describe the origins and licences of the training text in Markdown.
 
     Args:
-        info: report of `prepare_data.py`, a `dataset_info.json`, or a text that is used unchanged.
-            None states nothing.
+        info: report of `prepare_data.py`, or a `dataset_info.json`. A text is returned unchanged.
+            For None, the result says that nothing is stated.
     """
     if info is None:
         return f"Sources and licences: {NOT_STATED}."
@@ -349,7 +384,10 @@ def _dataset_text(info: Mapping[str, Any] | str | None) -> str:
 
 
 def _recipe_table(sources: Sources) -> str:
-    """Make a Markdown table of the settings of the training, as far as they had an effect."""
+    """Make a Markdown table of the training's settings: its start, its steps, and `RECIPE`.
+
+    Settings of objectives that were not trained, and unknown ones, are left out.
+    """
     rows: list[list[Any]] = []
     if base := sources.run.get("model_name_or_path"):
         kind = "" if is_hub_id(base) else "a local folder, "
@@ -382,7 +420,7 @@ def loss_curve(history: Sequence[Mapping[str, Any]]) -> str:
         history: `log_history` of `trainer_state.json`.
 
     Returns:
-        Markdown, or "" if the log has no losses.
+        A Markdown table with one row per step, or "" if the log has no losses.
     """
     steps: dict[int, dict[str, float]] = {}
     for entry in history:

@@ -47,7 +47,10 @@ ONE_FILE = 1_900_000_000
 
 
 class _SentenceModel(nn.Module):
-    """The exported module: computes token states (B, S, D) and sentence vectors (B, D) of length 1.
+    """The module to export. It computes token states and sentence vectors of length 1.
+
+    Called with `input_ids` and `attention_mask` (B, S), it returns states (B, S, D) and vectors
+    (B, D).
 
     Args:
         model: the encoder.
@@ -73,12 +76,13 @@ def export(
 ) -> Path:
     """Export an encoder to `onnx/model.onnx` and, with `int8`, also `onnx/model_quantized.onnx`.
 
-    Nothing is written unless the graph gives the encoder's vectors. A folder other than the
-    checkpoint's own also gets the tokenizer and the encoder's configuration.
+    Nothing is written unless the graph gives the encoder's vectors. Files of an earlier export
+    are replaced. A folder other than the checkpoint's own also gets the tokenizer and the
+    encoder's configuration.
 
     Args:
         model: folder or Hub id of a checkpoint, or an encoder.
-        output: a new or empty folder. Default: the checkpoint's own.
+        output: the checkpoint's own folder, or a new or empty one. Default: the checkpoint's own.
         int8: also write the graph with int8 weights.
         **options: arguments of `SentenceEncoder.from_pretrained`, which loads a checkpoint.
 
@@ -87,7 +91,8 @@ def export(
 
     Raises:
         UserError: the packages of the extra `onnx` are missing, the folder is not empty, the
-            encoder cannot be loaded, uses bfloat16 or another layer, or the vectors differ.
+            encoder cannot be loaded, uses bfloat16 or another layer, or the vectors differ. Also
+            if `output` is None and the model is not a local folder.
     """
     require_packages()
     folder = _output_folder(model, output)
@@ -122,7 +127,11 @@ def export(
 
 
 def _output_folder(model: str | Path | SentenceEncoder, output: Path | None) -> Path:
-    """Return the folder to write into. Raise `UserError` if there is no default for it."""
+    """Return the folder to write into: `output` or, if it is None, the model's own folder.
+
+    Raises:
+        UserError: `output` is None, and the model is not a local folder.
+    """
     if output is not None:
         return Path(output)
     if isinstance(model, SentenceEncoder) or not Path(model).is_dir():
@@ -131,7 +140,10 @@ def _output_folder(model: str | Path | SentenceEncoder, output: Path | None) -> 
 
 
 def _write_graph(encoder: SentenceEncoder, path: Path) -> None:
-    """Export an encoder in float32, with its settings in the file's metadata.
+    """Export an encoder in float32 to an ONNX file, with its settings in the file's metadata.
+
+    These are pooling, prefix, length, number of positions and hidden size. The encoder's
+    attention may be set to "sdpa".
 
     Args:
         encoder: the encoder.
@@ -179,8 +191,8 @@ def _save(graph: Any, path: Path, size: int) -> None:
 
     Args:
         graph: the ONNX graph.
-        path: file to write. Weights that do not fit into it go to `{path}_data`, where Optimum
-            looks.
+        path: file to write. If the weights do not fit into it, they go to `{path}_data`, where
+            Optimum looks.
         size: bytes of the weights.
     """
     import onnx_ir
@@ -192,7 +204,10 @@ def _save(graph: Any, path: Path, size: int) -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Hide the exporter's warnings about optional packages and further optimisation."""
+    """Hide all warnings within the block, because the exporter gives many that help nobody.
+
+    They are about optional packages and further optimisation. Errors are still logged.
+    """
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -230,9 +245,11 @@ def _check_vectors(encoder: SentenceEncoder, path: Path) -> None:
 def _write_int8(encoder: SentenceEncoder, path: Path) -> None:
     """Write the int8 graph beside the float32 graph, and print how much its vectors differ.
 
+    Nothing is refused: the printed number is the smallest cosine of the vectors of both graphs.
+
     Args:
         encoder: the encoder, for its tokenizer.
-        path: the float32 graph.
+        path: the float32 graph. The new file is `model_quantized.onnx` in its folder.
     """
     quantized = path.with_name(INT8)
     quantize(path, quantized)
@@ -278,7 +295,7 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
         argv: arguments of the command. None takes those of this process.
 
     Returns:
-        Path of each ONNX file within OUT -> its size in bytes.
+        Path of each ONNX file within the output folder -> its size in bytes.
 
     Raises:
         UserError: arguments that do not fit, or as `export`.

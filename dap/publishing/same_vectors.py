@@ -23,7 +23,7 @@ def require_same_vectors(expected: np.ndarray, found: np.ndarray, what: str) -> 
         what: name of the model that made them, for the error message.
 
     Returns:
-        The largest absolute difference of two entries.
+        The largest absolute difference between an entry of `expected` and of `found`.
 
     Raises:
         UserError: the difference is above `TOLERANCE`.

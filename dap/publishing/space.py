@@ -24,11 +24,12 @@ main(["--model", "{repo_id}"])
 def write_space(repo_id: str, folder: Path) -> None:
     """Write a complete Gradio Space that searches with a published model.
 
-    The Space holds the app, our code (which no package index has) and the requirements of both.
+    The Space holds the app, our code (which no package index has), the requirements of both and a
+    card.
 
     Args:
         repo_id: id of the model on the Hub.
-        folder: a new or empty folder.
+        folder: a new or empty folder, which is created.
 
     Raises:
         UserError: the folder is not empty, or there is no app, because this is not a checkout.

@@ -56,7 +56,12 @@ METRICS = ("loss", "accuracy", "eval_loss", "eval_accuracy")
 
 @dataclass
 class XNLITrainingArguments(TrainingArguments):
-    """`TrainingArguments` with the paper's defaults (appendix "XNLI Fine-tuning")."""
+    """`TrainingArguments` with the paper's defaults (appendix "XNLI Fine-tuning").
+
+    Further fields choose the seeds, the learning rates to search, and the pairs per step.
+    `gradient_accumulation_steps` follows from the pairs per step. Values that cannot work here
+    raise `UserError`.
+    """
 
     total_train_batch_size: int = arg(
         256,
@@ -113,10 +118,11 @@ class XNLITrainingArguments(TrainingArguments):
         self.gradient_accumulation_steps = self._accumulated_batches()
 
     def _accumulated_batches(self) -> int:
-        """Return how many batches each process accumulates for `total_train_batch_size` pairs.
+        """Return how many batches each process accumulates to reach `total_train_batch_size` pairs.
 
         Raises:
-            UserError: no whole number does, or `gradient_accumulation_steps` is another number.
+            UserError: the pairs are not a whole number of batches, or
+                `gradient_accumulation_steps` was given (above 1) and is another number.
         """
         at_once = self.train_batch_size * self.world_size
         steps = self.total_train_batch_size // at_once
@@ -137,10 +143,11 @@ class XNLITrainingArguments(TrainingArguments):
 
 
 def build_classifier(encoder: SentenceEncoder) -> DAPForSequenceClassification:
-    """Put a randomly initialised classifier of NLI labels on an encoder.
+    """Return a new classifier: a copy of the encoder with a random head for NLI labels.
 
-    The result has the same parameters for a DAP model as for the plain encoder inside it. The
-    encoder's weights are copied, so that each run starts from them.
+    The encoder's weights are copied, so that each run starts from them. Parameters have the same
+    names and shapes, whether the encoder is a DAP model or the plain encoder inside it. A plain
+    encoder's own pooler is left out.
     """
     body = encoder.model
     is_dap = isinstance(body, DAPModel)
@@ -174,14 +181,15 @@ def has_token_types(encoder: SentenceEncoder) -> bool:
 class XNLITrainer(ResumableTrainer):
     """Trains and evaluates an NLI classifier, with little padding in its batches.
 
-    The pairs of each optimizer step are drawn at random. Within the step they are sorted by length,
-    so that a batch holds pairs of similar length. Without training data it only evaluates.
+    The pairs of each optimizer step are drawn at random. Within the step they are sorted by
+    length, so that a batch holds pairs of similar length.
 
     Args:
         model: the classifier.
         tokenizer: the encoder's tokenizer, which pads batches.
         args: arguments of the training.
-        train: tokenised training pairs, with the column "length". None only evaluates.
+        train: tokenised training pairs, with the column "length". If it is None, the trainer can
+            only evaluate.
         dev: tokenised pairs for evaluations during training. None if there are none.
     """
 
@@ -222,13 +230,16 @@ def mean_over_step(
 ) -> Tensor:
     """Compute a batch's share of the mean cross entropy of its optimizer step.
 
+    The shares of all batches of the step add up to that mean.
+
     Args:
         outputs: output of the classifier, with logits (B, C).
         labels: class numbers (B,).
         num_items_in_batch: number of pairs of the whole step. None takes B.
 
     Returns:
-        Sum of the cross entropies of the batch, divided by the number of pairs of the step.
+        A scalar: the sum of the batch's cross entropies, divided by the number of pairs of the
+            step.
     """
     total = F.cross_entropy(outputs["logits"].float(), labels, reduction="sum")
     return total / (len(labels) if num_items_in_batch is None else num_items_in_batch)
@@ -246,7 +257,8 @@ def compute_accuracy(prediction: EvalPrediction) -> dict[str, float]:
         prediction: logits (N, C) and labels (N,).
 
     Returns:
-        "accuracy" -> share of the N pairs whose highest logit is at their label, 0 to 1.
+        `{"accuracy": share}`, the share of the N pairs whose highest logit is at their label, 0
+        to 1.
     """
     import evaluate  # takes a second, which `--help` does not need
 
@@ -292,12 +304,15 @@ class Task:
 def search(task: Task) -> tuple[float, list[dict[str, Any]]]:
     """Choose the learning rate with the best dev accuracy of the first seed.
 
-    Each learning rate of `learning_rates` is tried by a fine-tuning run. Without `--search` nothing
-    is tried, and the learning rate is the one in the arguments.
+    Each learning rate of `learning_rates` is tried by a fine-tuning run. The accuracy is the mean
+    over the dev sets of `task`. Without `--search` nothing is tried, and the learning rate is the
+    one in the arguments. Without `--keep_models`, the weights of runs that are not the best so
+    far are deleted.
 
     Returns:
-        The learning rate (the first of equally good ones). And for each one tried a dictionary with
-        "learning_rate" and "dev_accuracy", in percent or None if the loss became NaN or infinite.
+        The learning rate (the first of equally good ones). And for each one tried a dictionary
+        with "learning_rate" and "dev_accuracy", in percent or None if the loss became NaN or
+        infinite.
 
     Raises:
         FloatingPointError: the loss became NaN or infinite with every learning rate.
@@ -340,7 +355,8 @@ def search(task: Task) -> tuple[float, list[dict[str, Any]]]:
 def measured(task: Task, learning_rate: float, seed: int, split: str) -> dict[str, Any]:
     """Fine-tune unless that is done, and measure accuracy on the dev or test sets of all languages.
 
-    Accuracies that an earlier command measured are kept, if their text is the same.
+    Accuracies that an earlier command measured are kept, if their text is the same. New ones are
+    written to the run's `result.json`.
 
     Args:
         task: encoder, text and arguments.
@@ -349,7 +365,8 @@ def measured(task: Task, learning_rate: float, seed: int, split: str) -> dict[st
         split: which sets to measure, "dev" or "test".
 
     Returns:
-        The run's result as `fine_tune` returns it, with the accuracies in percent under `split`.
+        The run's result as `fine_tune` returns it. `result[split][code]["accuracy"]` is the
+        accuracy of a language in percent.
 
     Raises:
         FloatingPointError: the loss became NaN or infinite.
@@ -391,14 +408,15 @@ def fine_tune(
 ) -> dict[str, Any]:
     """Fine-tune with one learning rate and seed, or read the result if that run has finished.
 
-    A stopped run continues from its checkpoint.
+    A stopped run continues from its checkpoint. The weights and `result.json` are written to the
+    run's folder.
 
     Args:
         task: encoder, text and arguments.
         learning_rate: learning rate of the run.
         seed: seed of the run.
-        needs_weights: the caller needs the weights. Repeat a finished run whose weights were
-            deleted.
+        needs_weights: whether the caller needs the weights. If True, a finished run whose weights
+            were deleted is repeated.
 
     Returns:
         The content of the run's `result.json`: "learning_rate", "seed", "steps", "loss" (the last
@@ -456,7 +474,7 @@ def fine_tune(
 def write_result(trainer: XNLITrainer, result: dict[str, Any], folder: Path) -> None:
     """Write a run's result, and remove its checkpoints, which only an unfinished run needs.
 
-    Only the first process writes. The others wait.
+    Only the first process writes. All processes call this together, and wait for each other.
 
     Args:
         trainer: the run's trainer.

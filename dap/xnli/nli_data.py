@@ -92,11 +92,11 @@ def find_nli(data: str) -> dict[str, dict[str, NLISource]]:
     Files of languages that XNLI does not have are left out with a warning.
 
     Args:
-        data: a folder in the layout of this module, or the id of a Hub dataset.
+        data: a folder with files such as `test-de.tsv`, or the id of a Hub dataset.
 
     Returns:
-        Split ("train", "dev", "test") -> language code -> where to read. Languages are in the order
-        of the paper's table.
+        Split ("train", "dev", "test") -> language code -> where to read. Languages are in the
+        order of the paper's table. A split without files is an empty dictionary.
 
     Raises:
         UserError: the folder holds no such file, or two files for one split and language. Or the
@@ -119,7 +119,13 @@ def find_nli(data: str) -> dict[str, dict[str, NLISource]]:
 
 
 def _find_files(folder: Path) -> dict[str, dict[str, NLISource]]:
-    """Return split -> language code -> file, for the files of a folder."""
+    """Return split -> language code -> file, for the NLI files of a folder.
+
+    Other files are skipped, those of languages that XNLI does not have with a warning.
+
+    Raises:
+        UserError: there is no such file, or two for one split and language.
+    """
     found: dict[str, dict[str, NLISource]] = {"train": {}, "dev": {}, "test": {}}
     for path in list_folder(folder):
         match = _FILE.fullmatch(path.name)
@@ -147,7 +153,11 @@ def _find_files(folder: Path) -> dict[str, dict[str, NLISource]]:
 def _find_configs(name: str) -> dict[str, dict[str, NLISource]]:
     """Return split -> language code -> source, for a Hub dataset with a configuration per language.
 
-    All three splits are assumed to exist.
+    Configurations of other names or languages are skipped. All three splits are assumed to exist.
+
+    Raises:
+        FileNotFoundError: the dataset cannot be loaded.
+        UserError: no configuration is named by a language code of XNLI.
     """
     try:
         configs = get_dataset_config_names(name)
@@ -173,7 +183,7 @@ def _find_configs(name: str) -> dict[str, dict[str, NLISource]]:
 
 
 def _xnli_code(code: str) -> str | None:
-    """Return the two-letter code of a language of XNLI. None for another language."""
+    """Return the two-letter code of a language of XNLI. None for any other language or text."""
     try:
         known = base_language(code)
     except UserError:  # other configurations, such as "all_languages"
@@ -187,14 +197,14 @@ def training_source(
     """Choose where to read the English training examples.
 
     Args:
-        train_data: a file, a folder, or a Hub dataset (`id` or `id:config`). None takes `train-en`
-            of the test data.
+        train_data: a file, a folder with a `train-en` file, or a Hub dataset (`id` or
+            `id:config`). None takes `train-en` of the test data.
         found: the files of the test data, as `find_nli` returns them.
         data: name of the test data, for error messages.
 
     Raises:
         UserError: there is no English training split.
-        FileNotFoundError: no such file.
+        FileNotFoundError: there is no such file, and it is not the id of a Hub dataset.
     """
     if train_data is not None and Path(train_data).is_file():
         return NLISource(train_data)
@@ -245,6 +255,8 @@ def chosen_languages(
 def load_nli(source: NLISource, limit: int | None = None) -> Dataset:
     """Read the examples that have a gold label, the label on which the annotators agreed.
 
+    The number of examples without one is logged as a warning.
+
     Args:
         source: the file or Hub dataset.
         limit: how many examples to keep, from the first on. None keeps all.
@@ -283,7 +295,14 @@ def load_nli(source: NLISource, limit: int | None = None) -> Dataset:
 
 
 def _read(source: NLISource) -> Dataset:
-    """Read all rows of a source. Columns keep their names, and those of a TSV file get ours."""
+    """Read all rows of a file or Hub dataset, unchanged.
+
+    Columns keep their names. Those of a TSV file get ours (`_read_tsv`).
+
+    Raises:
+        UserError: the file cannot be read.
+        FileNotFoundError: the Hub dataset cannot be loaded.
+    """
     try:
         if source.split is not None:
             return load_dataset(source.path, source.config, split=source.split)
@@ -307,7 +326,13 @@ def _read(source: NLISource) -> Dataset:
 
 
 def _read_tsv(path: str) -> Dataset:
-    """Read a TSV file, with or without a header, as text columns named by `COLUMNS` and genre."""
+    """Read a TSV file, with or without a header, as columns of text.
+
+    The columns are `premise`, `hypothesis`, `label`, `genre` and an empty one. A header is dropped.
+
+    Raises:
+        UserError: a line has more than 4 columns.
+    """
     # pandas drops cells for which there is no name, so one more column than allowed is named, and
     # has to stay empty
     names = [*COLUMNS, "genre", "too many"]
@@ -336,10 +361,14 @@ def _read_tsv(path: str) -> Dataset:
 
 
 def _check_columns(table: Dataset, source: NLISource) -> None:
-    """Raise `UserError` unless there are two columns of text and one of labels.
+    """Raise `UserError` unless there are `premise` and `hypothesis` of text and `label`.
 
-    `datasets` guesses the types in JSON lines. A column of mixed types is refused, because its
-    reader turns the label "-" among numbers into 0.
+    Labels must be text or integers. `datasets` guesses the types in JSON lines. A column of mixed
+    types is refused, because its reader turns the label "-" among numbers into 0.
+
+    Args:
+        table: the rows.
+        source: where they come from, for the message.
     """
     for name in COLUMNS:
         if name not in table.column_names:
@@ -356,9 +385,10 @@ def _check_columns(table: Dataset, source: NLISource) -> None:
 
 
 def _label_numbers(table: Dataset, source: NLISource) -> list[int]:
-    """Turn the labels of all rows into the numbers 0 to 2, or `NO_GOLD`.
+    """Return the label of each row as a number from 0 to 2, or `NO_GOLD` (-1).
 
-    A `ClassLabel` column holds numbers of its own, and the names that they stand for.
+    `NO_GOLD` marks rows without a gold label. A `ClassLabel` column holds numbers of its own, and
+    the names that they stand for. The names decide.
 
     Raises:
         UserError: a label is none of `LABEL_NUMBERS`.
@@ -419,8 +449,9 @@ def prepare_nli(
         tokenizer: the encoder's tokenizer.
         max_seq_length: maximum number of tokens of a pair. Longer pairs are cut.
         token_types: add the column `token_type_ids`, for encoders with embeddings of them.
-        max_train_pairs: use only this many pairs of the training text. None uses all.
-        max_test_pairs: use only this many pairs of each test set. None uses all.
+        max_train_pairs: use only this many pairs of the training text, from the first on. None
+            uses all.
+        max_test_pairs: use only this many pairs of each test set, from the first on. None uses all.
 
     Returns:
         The tokenised examples of all languages.
@@ -454,21 +485,22 @@ def tokenize_nli(
     token_types: bool,
     name: str,
 ) -> Dataset:
-    """Tokenise pairs in their order, and cache the result.
+    """Tokenise pairs in their order, and cache the result on disk.
 
-    The cache key is made of the text, the tokenizer and the arguments.
+    The cached result is used again for the same text, tokenizer and arguments.
 
     Args:
         dataset: the examples, as `load_nli` returns them.
         tokenizer: the encoder's tokenizer, which joins premise and hypothesis.
         max_seq_length: maximum number of tokens of a pair. The longer of the two texts is cut
             first.
-        token_types: add the column `token_type_ids` if the tokenizer makes them. Only encoders with
-            embeddings of them need it.
+        token_types: add the column `token_type_ids` if the tokenizer makes them. Only encoders
+            with embeddings of them need it.
         name: name of the text in the progress bar.
 
     Returns:
-        A dataset with the columns `input_ids`, `attention_mask`, `labels` and `length` (in tokens).
+        A dataset with the columns `input_ids`, `attention_mask`, `labels` and `length` (in
+        tokens), and perhaps `token_type_ids`.
     """
     options = {
         "truncation": True,
@@ -515,11 +547,11 @@ def digest(dataset: Dataset) -> str:
 
 
 class StepLengthSampler(Sampler[int]):
-    """Draws a new random order each epoch, and sorts the examples of each optimizer step by length.
+    """Draws a new random order each epoch, and sorts each optimizer step's examples by length.
 
-    An optimizer step takes `step` examples, over all processes and accumulated batches. Sorting
-    within a step does not change its gradient, but batches of similar lengths need far less
-    padding.
+    Iterating yields row numbers, the longest example of each step first. An optimizer step takes
+    `step` examples, over all processes and accumulated batches. Sorting within a step does not
+    change its gradient, but batches of similar lengths need far less padding.
 
     Args:
         lengths: number of tokens of each example.
