@@ -69,7 +69,13 @@ REFUSED = (".parquet", ".csv", ".json", ".bz2", ".zst", ".lz4", ".7z", ".zip")
 
 
 class Pair(NamedTuple):
-    """A sentence pair and the number of its line, from 1."""
+    """A sentence pair of the text to align.
+
+    Attributes:
+        line: number of its line, from 1. In formats without lines, such as TMX, number of the pair.
+        source: the source sentence.
+        target: the target sentence.
+    """
 
     line: int
     source: str
@@ -78,7 +84,7 @@ class Pair(NamedTuple):
 
 @dataclass
 class TokenEncoderArguments(EncoderArguments):
-    """Options that choose the encoder. Its token states are aligned, so none is about pooling."""
+    """Options that choose the encoder. There is none for pooling, because token states are aligned."""
 
     model_name_or_path: str = arg(
         MISSING,
@@ -117,7 +123,13 @@ class TokenEncoderArguments(EncoderArguments):
 
 @dataclass
 class AlignmentArguments:
-    """Options of word alignment: what to align, how, and which files to write."""
+    """Options of word alignment: what to align, how to align it, and which files to write.
+
+    The name of `report_file` is filled in if it is not given.
+
+    Raises:
+        UserError: a number is not allowed, `--output` is missing, or its format is not written.
+    """
 
     output: str | None = arg(
         None, "File for the links: .tsv, .jsonl, or any other name for Pharaoh; also .gz or .xz."
@@ -172,7 +184,10 @@ class AlignmentArguments:
 
     @property
     def format(self) -> str:
-        """Return the format of the output: "tsv", "jsonl" or "pharaoh"."""
+        """Return the format of the output by its name: "tsv", "jsonl", or "pharaoh" for all others.
+
+        An ending .gz or .xz is ignored.
+        """
         path = Path(self.output)
         if path.suffix in PACKED:
             path = path.with_suffix("")
@@ -182,13 +197,13 @@ class AlignmentArguments:
 def _parse(
     argv: Sequence[str] | None,
 ) -> tuple[TokenEncoderArguments, AlignmentArguments, list[str]]:
-    """Parse the command line.
+    """Parse the command line, and check that the options fit together.
 
     Args:
         argv: arguments of the command. None takes those of this process.
 
     Returns:
-        The options of the encoder and of the alignment, and the names of the text files.
+        The options of the encoder and of the alignment, and the names of the one or two texts.
 
     Raises:
         UserError: an option is unknown or does not fit the others, or the number of texts is wrong.
@@ -220,6 +235,9 @@ def _parse(
 
 def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
     """Link the words of sentences to the words of their translations, from command-line arguments.
+
+    The links and the JSON report are written to files. With `--gold`, the alignment error rate is
+    printed.
 
     Args:
         argv: arguments of the command. None takes those of this process.
@@ -292,7 +310,7 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
 
 
 def read_lines(files: Sequence[str]) -> Iterator[Pair]:
-    """Yield the sentence pairs of two texts, line by line. Pairs may be empty.
+    """Yield the sentence pairs of two texts, line by line. One or both sentences may be empty.
 
     Args:
         files: names of the source file and the target file.
@@ -313,7 +331,7 @@ def read_lines(files: Sequence[str]) -> Iterator[Pair]:
 
 
 def read_bitext(files: Sequence[str], args: AlignmentArguments) -> Iterator[Pair]:
-    """Yield the sentence pairs of parallel text.
+    """Yield the sentence pairs of parallel text in one language.
 
     A malformed line becomes a pair of empty sentences. Lines are numbered through all files.
 
@@ -322,7 +340,8 @@ def read_bitext(files: Sequence[str], args: AlignmentArguments) -> Iterator[Pair
         args: options that choose the languages and columns.
 
     Raises:
-        UserError: as `find_bitext` and `read_tables`, or the text has several languages.
+        UserError: there is no text, or it cannot be read (`find_bitext`, `read_tables`). Or it has
+            several languages and `--language` is not given, or does not have that language.
     """
     found = find_bitext(files, args.target_language, args.columns)
     language = args.language or next(iter(found))
@@ -346,6 +365,9 @@ def _pairs_of_file(file: BitextFile, max_bad_lines: float) -> Iterator[Pair]:
     Args:
         file: the file.
         max_bad_lines: share of its lines that may be malformed, 0 to 1.
+
+    Raises:
+        UserError: more lines are malformed, or the file cannot be read.
     """
     audit = LineAudit(file, max_bad_lines)
     number = 0
@@ -368,10 +390,11 @@ def _pairs_of_file(file: BitextFile, max_bad_lines: float) -> Iterator[Pair]:
 def count_pairs(read: Callable[[], Iterable[Pair]], files: Sequence[str], words: str) -> int:
     """Read the text once, and return its number of pairs.
 
-    It warns if most sentences have no spaces, because they would count as single words.
+    If words are found by spaces, but most pairs have a sentence without spaces between words, a
+    warning is logged.
 
     Args:
-        read: yields the pairs of the text.
+        read: function that yields the pairs of the text.
         files: names of its files, for the message.
         words: the value of `--words`, "spaces" or "tokenizer".
 
@@ -409,8 +432,8 @@ def aligned_pairs(
         total: their number, for the progress bar.
         args: options of the alignment.
 
-    Returns:
-        Yields each pair with its alignment, in the given order.
+    Yields:
+        Each pair with its alignment, in the given order.
     """
     pairs, read_ahead = tee(pairs)
     aligned = stream_alignments(
@@ -490,8 +513,10 @@ def as_object(pair: Pair, aligned: WordAlignment) -> dict[str, Any]:
 def read_reference(args: AlignmentArguments, total: int) -> list[GoldLinks]:
     """Read the reference links of `--gold`.
 
+    A warning is logged if the file seems to count words from 1, but `--gold_from` is 0.
+
     Args:
-        args: options with the name of the file.
+        args: options with the name of the file, and the number that it gives a first word.
         total: number of sentence pairs of the text.
 
     Returns:

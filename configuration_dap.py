@@ -47,9 +47,10 @@ SAVED_KEYS = {
 
 
 def changeable(default: Any) -> Any:
-    """Make a dataclass field of `DAPConfig` that may change when a checkpoint is trained further.
+    """Return a dataclass field of `DAPConfig` that is marked as changeable.
 
-    The shapes and the meaning of the weights do not depend on such a field.
+    Its value may change when a checkpoint is trained further, because neither the shapes nor the
+    meaning of the weights depend on it.
 
     Args:
         default: the field's default value.
@@ -190,7 +191,10 @@ class DAPConfig(PreTrainedConfig):
         return super().from_dict(known, **kwargs)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all fields, except the name of the folder that the encoder was loaded from."""
+        """Return all fields as a dictionary, for `config.json`.
+
+        The name of the folder that the encoder was loaded from is left out.
+        """
         fields = super().to_dict()
         encoder = fields.get("encoder_config")
         if isinstance(encoder, dict):
@@ -225,9 +229,9 @@ class DAPConfig(PreTrainedConfig):
         self._check_directions()
 
     def _check_objective(self) -> None:
-        """Check that `objective` joins names by "+", none of them twice.
+        """Raise `ValueError` unless `objective` joins names by "+", none of them twice.
 
-        `objectives_of` checks that an objective of each name exists.
+        That an objective of each name exists is checked elsewhere (`objectives_of`).
         """
         names = self.objective.split("+") if isinstance(self.objective, str) else [""]
         all_differ = len(set(names)) == len(names)
@@ -237,7 +241,11 @@ class DAPConfig(PreTrainedConfig):
         )
 
     def _check_by_kind(self) -> None:
-        """Check the fields whose allowed values follow from `CHOICES`, their name or their type."""
+        """Raise `ValueError` for a wrong value of a field with simple rules.
+
+        These are the fields in `CHOICES`, shares (`_ratio`, `_probability`), weights and margins
+        (`_weight`, `_margin`), and fields of type bool.
+        """
         for name, allowed in CHOICES.items():
             listed = ", ".join(repr(value) for value in allowed)
             self._require(name, getattr(self, name) in allowed, f"one of {listed}")
@@ -251,7 +259,11 @@ class DAPConfig(PreTrainedConfig):
                 self._require(name, isinstance(value, bool), "True or False")
 
     def _check_bounds(self) -> None:
-        """Check the fields whose bounds depend on the encoder or the objective."""
+        """Raise `ValueError` for a number outside its bounds.
+
+        Checked are the temperature, the share of hard negatives, the RTL layers, the target
+        vocabulary's size and the mask token. Most bounds depend on the encoder or the objective.
+        """
         value = self.tr_temperature
         self._require("tr_temperature", _is_number(value) and value > 0, "a number in (0, inf)")
 
@@ -274,7 +286,10 @@ class DAPConfig(PreTrainedConfig):
         )
 
     def _check_directions(self) -> None:
-        """Check what reconstructing sources needs: languages, and the whole vocabulary."""
+        """Raise `ValueError` if RTL reconstructs sources, but lacks what it needs for that.
+
+        It needs `rtl_languages` and the whole vocabulary.
+        """
         languages = self.rtl_languages
         self._require(
             "rtl_languages",
@@ -322,7 +337,14 @@ class DAPConfig(PreTrainedConfig):
         self._require(name, is_integer and low <= value <= high, f"{low} to {high}, {what}")
 
     def _require_integer_or_none(self, name: str, low: int, high: int, what: str) -> None:
-        """Raise `ValueError` unless a field is None or what `_require_integer` allows."""
+        """Raise `ValueError` unless a field is None or an integer from `low` to `high`.
+
+        Args:
+            name: the field.
+            low: smallest allowed integer.
+            high: largest allowed integer.
+            what: what the bounds are, for the message, such as "the encoder's token ids".
+        """
         value = getattr(self, name)
         is_integer = isinstance(value, int) and not isinstance(value, bool)
         self._require(
@@ -333,7 +355,14 @@ class DAPConfig(PreTrainedConfig):
 
 
 def _build_encoder_config(value: PreTrainedConfig | dict | None) -> PreTrainedConfig:
-    """Return the encoder's configuration, given as an object, a dict or nothing (BERT-base)."""
+    """Return the encoder's configuration as an object.
+
+    Args:
+        value: the configuration, or its dict with the key "model_type". None means BERT-base.
+
+    Raises:
+        ValueError: the value is anything else.
+    """
     if value is None:
         return BertConfig()
     if isinstance(value, PreTrainedConfig):
@@ -347,9 +376,10 @@ def _build_encoder_config(value: PreTrainedConfig | dict | None) -> PreTrainedCo
 
 
 def _unknown_keys(keys: dict[str, Any], objective: str) -> list[str]:
-    """Return the keys of a configuration that no field has.
+    """Return the keys of a configuration that are no fields of it, in alphabetical order.
 
-    Fields of an objective that the user has written are accepted: their names begin with its name.
+    Two kinds of unknown fields are accepted: private ones, which begin with "_", and those of an
+    objective that the user has written, which begin with its name and "_".
 
     Args:
         keys: the configuration's values by name.

@@ -42,6 +42,8 @@ TESTED = ("bert", "deberta-v2", "distilbert", "modernbert", "roberta", "xlm-robe
 def require_encoder(config: PreTrainedConfig, name: str) -> None:
     """Raise `ValueError` unless `config` describes a bidirectional encoder with a masked-LM class.
 
+    The encoder must also be part of Transformers, and no DAP checkpoint.
+
     Args:
         config: configuration of the encoder.
         name: what to call it in the message: a folder, a Hub id or an argument.
@@ -65,9 +67,14 @@ def require_encoder(config: PreTrainedConfig, name: str) -> None:
 
 @contextmanager
 def refusals_of_encoder(name: str, config: DAPConfig) -> Iterator[None]:
-    """Turn any error raised by an untested encoder class into a `ValueError` that names it.
+    """Within this block, turn any error of an untested encoder class into a `ValueError`.
 
-    Errors of a tested class are bugs of this project, and pass unchanged.
+    The message names the encoder's type, the objective and a remedy. Errors of a class in `TESTED`
+    are bugs of this project, and pass unchanged.
+
+    Args:
+        name: what to call the encoder in the message: a folder, a Hub id or an argument.
+        config: configuration of the DAP model.
     """
     try:
         yield
@@ -104,7 +111,7 @@ def build_encoder(config: PreTrainedConfig) -> PreTrainedModel:
 def load_masked_lm(
     name_or_path: str, kind: type = AutoModelForMaskedLM, **options: Any
 ) -> tuple[PreTrainedModel, set[str]]:
-    """Load a checkpoint as a masked-LM model.
+    """Load a checkpoint, as a masked-LM model by default, and find the weights that it lacks.
 
     Args:
         name_or_path: folder or Hub id.
@@ -112,8 +119,8 @@ def load_masked_lm(
         options: arguments of `from_pretrained`.
 
     Returns:
-        The model, and the names of the weights that the checkpoint lacks. They are random in the
-        model; the caller reports them.
+        The model, and the names of the weights that the checkpoint lacks. These weights are random
+        in the model. No warning is printed, so the caller should report them.
 
     Raises:
         ValueError: weights of the encoder itself are missing, or the weights cannot be read or have
@@ -143,7 +150,7 @@ def load_masked_lm(
 
 
 def _reason(error: Exception) -> str:
-    """Say in one line why weights could not be loaded."""
+    """Return in one line why weights could not be loaded, given the error of the library."""
     if isinstance(error, UnpicklingError):  # its own text recommends to run the pickle
         return "a pickle that is damaged or would run code"
     if "ignore_mismatched_sizes" in str(error):
@@ -152,7 +159,11 @@ def _reason(error: Exception) -> str:
 
 
 def find_mask_token_id(name_or_path: str, **hub: Any) -> int:
-    """Return the id of the mask token of a checkpoint's tokenizer.
+    """Load a checkpoint's tokenizer, and return the id of its mask token.
+
+    Args:
+        name_or_path: folder or Hub id.
+        hub: arguments of `AutoTokenizer.from_pretrained`, such as `revision`.
 
     Raises:
         ValueError: the tokenizer has no mask token.
@@ -167,7 +178,14 @@ def find_mask_token_id(name_or_path: str, **hub: Any) -> int:
 
 
 def layer_stack(encoder: PreTrainedModel) -> tuple[str, nn.ModuleList]:
-    """Return the name and the list of an encoder's transformer blocks."""
+    """Return the list of an encoder's transformer blocks, and the name of this module.
+
+    Returns:
+        Name of the module inside the encoder, such as "encoder.layer", and the module.
+
+    Raises:
+        ValueError: the encoder has no list of as many modules as its configuration has layers.
+    """
     count = encoder.config.num_hidden_layers
     for name, module in encoder.named_modules():
         if isinstance(module, nn.ModuleList) and len(module) == count:
@@ -183,7 +201,7 @@ def pool(last_hidden_state: Tensor, attention_mask: Tensor, pooling: str = "cls"
 
     Args:
         last_hidden_state: (B, S, D).
-        attention_mask: (B, S), 1 for real tokens; padding may be on either side.
+        attention_mask: (B, S), 1 for real tokens and 0 for padding, which may be on either side.
         pooling: `"cls"`, the first real token's state (section 3.2), or `"mean"` over the real
             tokens.
 
@@ -206,7 +224,10 @@ def pool(last_hidden_state: Tensor, attention_mask: Tensor, pooling: str = "cls"
 
 
 def first_tokens(attention_mask: Tensor) -> Tensor:
-    """Mark the first real token of each row, the one that CLS pooling reads: (B, S) bool.
+    """Return True for the first real token of each row, the one that CLS pooling reads: (B, S).
+
+    Args:
+        attention_mask: (B, S), 1 for real tokens and 0 for padding.
 
     >>> first_tokens(torch.tensor([[1, 1, 0], [0, 1, 1]]))
     tensor([[ True, False, False],

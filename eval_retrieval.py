@@ -94,7 +94,12 @@ POOLS = ("monolingual", "multilingual")
 
 @dataclass
 class RetrievalDataArguments:
-    """Command-line arguments: what to evaluate on, and which files to write."""
+    """Command-line arguments of a retrieval evaluation: what to evaluate on, and what to write.
+
+    Raises:
+        UserError: `--max_pairs` is below 1, `--before` is given without `--plot`, or `--plot` has
+            another ending than .svg, .png or .pdf.
+    """
 
     data_dir: list[str] = arg(MISSING, "Folders or files of parallel text with English.")
     languages: list[str] | None = arg(
@@ -139,7 +144,10 @@ class RetrievalDataArguments:
             require_drawable("--plot", self.plot)
 
     def reports(self) -> dict[str, Path]:
-        """Return argument that asks for a report, such as "--output_file" -> JSON file to write."""
+        """Return the JSON files to write: name of the argument, such as "--output_file" -> path.
+
+        Arguments that are not given are left out.
+        """
         paths = {}
         if self.output_file:
             paths["--output_file"] = Path(self.output_file)
@@ -148,7 +156,10 @@ class RetrievalDataArguments:
         return paths
 
     def outputs(self) -> dict[str, Path]:
-        """Return argument that asks for a file, such as "--plot" -> file to write."""
+        """Return all files to write, JSON and picture: name of the argument -> path.
+
+        Arguments that are not given are left out.
+        """
         paths = self.reports()
         if self.plot:
             paths["--plot"] = Path(self.plot)
@@ -156,7 +167,7 @@ class RetrievalDataArguments:
 
 
 def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
-    """Measure retrieval accuracy as the command line says.
+    """Measure retrieval accuracy as the command line says, print tables, and write the report.
 
     Args:
         argv: arguments of the command. None takes those of this process.
@@ -238,7 +249,12 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
 
 
 def _files_of(paths: Sequence[str], columns: Sequence[int] | None) -> list[str]:
-    """Return the names of all files of parallel text, given files or folders."""
+    """Return the names of all files of parallel text that would be read.
+
+    Args:
+        paths: files or folders of parallel text.
+        columns: the columns of source and target in TSV files, from 1. None: the first two.
+    """
     files = []
     for language_files in find_bitext(paths, columns=columns).values():
         for file in language_files:
@@ -284,7 +300,14 @@ def read_languages(
 
 
 def copies_of(pairs: PairsByLanguage) -> CopiesByLanguage:
-    """Make changed copies of each language's English sentences, which serve as hard negatives."""
+    """Make changed copies of each language's English sentences, which serve as hard negatives.
+
+    Args:
+        pairs: language code -> (source, English) sentences.
+
+    Returns:
+        Language code -> copies of its English sentences (`dap.search.hard_negative_copies`).
+    """
     copies = {}
     for code, rows in pairs.items():
         copies[code] = hard_negative_copies([english for _, english in rows])
@@ -322,13 +345,15 @@ def encode_texts(
 ) -> dict[TextName, np.ndarray]:
     """Encode all texts together, each distinct sentence once.
 
+    The processes of a launch share the work.
+
     Args:
         encoder: the encoder.
         texts: (language code, side) -> sentences.
         token_budget: most tokens per batch, padding included.
         progress: show a bar.
-        embeddings_dir: folder that keeps the vectors, in a folder per model and text. None keeps
-            none.
+        embeddings_dir: folder that keeps the vectors for later runs, in a folder per model and
+            text. Vectors that are already there are read instead of encoding. None keeps none.
 
     Returns:
         (language code, side) -> vectors (n, D) of its n sentences. In a launch of several
@@ -376,7 +401,12 @@ def _encode_to_disk(
         texts: (language code, side) -> sentences. Error messages name a sentence by them.
 
     Returns:
-        Vectors (distinct sentences, D). In a launch only the first process gets them.
+        Vectors (distinct sentences, D), memory mapped. In a launch only the first process gets
+        them, and the others get (0, D).
+
+    Raises:
+        SentenceError: sentences cannot be encoded, or have NaN or infinity in their vector.
+        ClaimedError: another run uses the folder.
     """
     fingerprint = model_fingerprint(encoder)
     folder = embeddings_dir / f"{fingerprint[:16]}-{_digest(distinct)}"
@@ -399,7 +429,9 @@ def _encode_to_disk(
 
 
 def _place(texts: Texts, number: int) -> str:
-    """Return where a sentence stands, for error messages.
+    """Return where a sentence stands: language, number of its pair or copy, and side.
+
+    Error messages use this.
 
     >>> texts = texts_of({"de": [("Ja", "Yes")], "fr": [("Oui", "Yes"), ("Non", "No")]})
     >>> _place(texts, 5)
@@ -483,8 +515,8 @@ def pool_numbers(vectors: Mapping[TextName, np.ndarray]) -> dict[str, dict[str, 
         vectors: (language code, side) -> vectors (n, D), as `encode_texts` returns them.
 
     Returns:
-        Language code, or name of a group of languages -> name in the report -> share of the queries
-        in percent. `POOL_KEYS` explains the names.
+        Language code, or name of a group of languages such as "36 languages" -> (name in the report
+        -> share of the queries in percent). `POOL_KEYS` lists and explains these names.
     """
     shares = {}
     for code, side in vectors:
@@ -526,13 +558,13 @@ def hard_negative_numbers(
         vectors: (language code, side) -> vectors (n, D), as `encode_texts` returns them.
 
     Returns:
-        Language code -> its results, and "mean" -> "error", averaged over the languages. The
-        results of a language are:
+        Language code -> its results. And "mean" -> {"error": means over the languages}. The results
+        of a language are:
 
         - "pairs": number of pairs.
         - "without_copies": number of pairs whose English sentence has no copy.
         - "copies": kind of change -> number of copies.
-        - "error": result of `hard_negative_errors`, in percent.
+        - "error": result of `hard_negative_errors`, a dictionary of shares in percent.
     """
     numbers: dict[str, Any] = {}
     errors = []
@@ -587,7 +619,10 @@ def _pool_cells(numbers: Mapping[str, float]) -> list[float]:
 
 
 def hard_negative_table(numbers: dict[str, Any]) -> str:
-    """Format the result of `hard_negative_numbers` as a text table, with a row per language."""
+    """Format the result of `hard_negative_numbers` as a text table.
+
+    It has a row per language and one for the mean.
+    """
     header = ["hard negatives", "pairs", "without"]
     header += [f"{kind}s" for kind in COPY_KINDS]
     header += ["error %", *(f"by {preferred}" for preferred in (*COPY_KINDS, "other"))]
@@ -622,7 +657,13 @@ def _read_earlier_report(path: str | None) -> dict[str, Any]:
 
 
 def _encoder_summary(name: str, encoder: Encoder, languages: int) -> str:
-    """Describe the encoder's settings in a line, with the number of languages to evaluate."""
+    """Return one line with the encoder's name, pooling, prefix and length, and the languages.
+
+    Args:
+        name: the encoder's folder or Hub id.
+        encoder: the encoder.
+        languages: number of languages to evaluate.
+    """
     layer = "" if encoder.layer is None else f" of layer {encoder.layer}"
     return (
         f"{name}: pooling {encoder.pooling}{layer}, prefix {encoder.prefix!r}, "
@@ -633,7 +674,17 @@ def _encoder_summary(name: str, encoder: Encoder, languages: int) -> str:
 def _settings(
     data_args: RetrievalDataArguments, pairs: PairsByLanguage, copies: CopiesByLanguage | None
 ) -> dict[str, Any]:
-    """Return the settings of the report: data, hashes of the text and copies, pairs and pool."""
+    """Return the settings for the report, name -> value.
+
+    Args:
+        data_args: arguments that choose the data.
+        pairs: language code -> (source, English) sentences.
+        copies: language code -> changed copies. None without `--hard_negatives`.
+
+    Returns:
+        "data", "text" (a hash of the pairs) and "max_pairs". Also "pool" if it is multilingual, and
+        "hard_negatives" (a hash of the copies) if there are any.
+    """
     settings = {
         "data": [public_name(path) for path in data_args.data_dir],
         "text": _digest(pairs),

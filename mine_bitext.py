@@ -93,7 +93,13 @@ The two texts come first, side by side; what is below names the options."""
 
 @dataclass
 class MiningArguments:
-    """Options of mining: what to mine, how to mine it, and which files to write."""
+    """Options of mining: what to mine, how to mine it, and which files to write.
+
+    The names of `output` and `report_file` are filled in if they are not given.
+
+    Raises:
+        UserError: a number is too small, `--output` is missing, or its format is not written.
+    """
 
     output: str | None = arg(
         None,
@@ -159,7 +165,9 @@ class MiningArguments:
         self.report_file = self.report_file or f"{self.output}.json"
 
     def options(self) -> Margin:
-        """Collect the options that say how pairs are scored and chosen.
+        """Return the options that say how pairs are scored and chosen.
+
+        Without `--threshold` it is "auto", or "none" with `--score_only`.
 
         Raises:
             UserError: values that do not fit together.
@@ -174,8 +182,8 @@ class MiningResult:
 
     Attributes:
         protocol: name of the procedure, for the report.
-        numbers: counts and scores, for the report.
-        pairs: pairs of lines, counted from 0, to be written.
+        numbers: counts and scores by name, for the report.
+        pairs: the kept pairs of lines, counted from 0, which are written to the output.
     """
 
     protocol: str
@@ -225,7 +233,9 @@ def _parse(
 def _vector_folder(
     args: MiningArguments, model_args: EncoderArguments, files: Sequence[str]
 ) -> str:
-    """Choose a folder beside the output for the vectors. Its name depends on texts and model.
+    """Return the path of a folder beside the output for the vectors. It is not made here.
+
+    Its name has a hash of the names of texts and model and of the encoder's options.
 
     A second run with the same texts and model therefore finds the vectors of the first.
 
@@ -294,6 +304,8 @@ def _check_text_arguments(args: MiningArguments, files: Sequence[str]) -> None:
 
 def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
     """Mine translations, score given pairs or evaluate on BUCC, from command-line arguments.
+
+    The pairs and the JSON report are written to files. Vectors are kept in a folder.
 
     Args:
         argv: arguments of the command. None takes those of this process.
@@ -378,12 +390,15 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
 
 
 def read_texts(files: Sequence[str], is_parallel: bool) -> MiningTask:
-    """Read the two texts of the command line.
+    """Read the two texts of the command line, and print their numbers of lines and sentences.
 
     Args:
         files: names of the source file and the target file.
         is_parallel: whether line i of one text belongs to line i of the other. Then both must have
             the same number of lines.
+
+    Returns:
+        The two texts, without gold pairs.
 
     Raises:
         UserError: invalid UTF-8, no sentences, or parallel texts with different numbers of lines.
@@ -402,7 +417,7 @@ def read_texts(files: Sequence[str], is_parallel: bool) -> MiningTask:
 
 
 def read_split(split: Split) -> MiningTask:
-    """Read the two texts and the gold pairs of a split of BUCC.
+    """Read the two texts and the gold pairs of a split of BUCC, and print their numbers of lines.
 
     Args:
         split: the names of its files.
@@ -468,7 +483,7 @@ def _ray_summary(encoder: Encoder, tasks: Sequence[MiningTask], shard_size: int)
 def encode(
     encoder: Encoder, tasks: Sequence[MiningTask], args: MiningArguments, progress: bool
 ) -> list[Vectors]:
-    """Encode the distinct sentences of all texts, or take the vectors of an earlier run.
+    """Encode the distinct sentences of all texts. Vectors of an earlier run are read instead.
 
     Several processes share the work. Only the first one gets the vectors.
 
@@ -519,7 +534,7 @@ def read_known(path: str | None) -> tuple[list[str], list[str]] | None:
     """Read the known translations of `--calibrate`.
 
     Args:
-        path: a file with lines `source<TAB>target`, or None.
+        path: a file with lines `source<TAB>target`. None if the option is not given.
 
     Returns:
         The sources and the targets without repeated pairs, or None if there is no path.
@@ -546,11 +561,11 @@ def read_known(path: str | None) -> tuple[list[str], list[str]] | None:
 def encode_known(
     encoder: Encoder, sides: tuple[list[str], list[str]] | None, args: MiningArguments
 ) -> Vectors | None:
-    """Encode K known translations, or take the vectors of an earlier run.
+    """Encode K known translations. Vectors of an earlier run are read instead.
 
     Args:
         encoder: the sentence encoder.
-        sides: their sources and targets (`read_known`), or None.
+        sides: sources and targets of the translations (`read_known`). None if there are none.
         args: options with the folder of the vectors, the shard size and the token budget.
 
     Returns:
@@ -573,7 +588,7 @@ def _shards(folder: str) -> set[tuple[str, int]]:
 
 
 def _print_reused(before: set[tuple[str, int]], folder: str) -> None:
-    """Print how many shards of vectors were taken from an earlier run.
+    """Print how many shards of vectors an earlier run had already made. Print nothing if none.
 
     Args:
         before: result of `_shards` before this run encoded anything.
@@ -589,9 +604,10 @@ def _print_reused(before: set[tuple[str, int]], folder: str) -> None:
 
 
 def _search_function(args: MiningArguments, on_cluster: bool) -> Search:
-    """Choose the function that searches for nearest neighbours.
+    """Return the function that searches for nearest neighbours, given source, target and k.
 
-    It searches on the Ray cluster, with a faiss index (`--index`), or exactly in this process.
+    With a Ray cluster it searches there, also if there is an `--index`. Otherwise it searches in
+    this process, with the faiss index of `--index` or exactly.
 
     Args:
         args: options of mining.
@@ -616,9 +632,10 @@ def find_pairs(
     Args:
         tasks: one pair of texts, or the splits of BUCC.
         vectors: for each of them, the vectors of its distinct sentences, (N, D) and (M, D).
-        args: options of mining.
-        search: finds nearest neighbours.
-        known: vectors of K known translations, (K, D) each, or None. Only mining uses them.
+        args: options of mining. `bucc` and `score_only` decide what is done.
+        search: function that finds nearest neighbours.
+        known: vectors of K known translations, (K, D) each, which calibrate the threshold. None if
+            there are none. Only mining uses them.
     """
     if args.bucc:
         return evaluate_bucc(tasks, vectors, args, search)
@@ -634,17 +651,22 @@ def mine_texts(
     search: Search,
     known: Vectors | None = None,
 ) -> MiningResult:
-    """Find the pairs of sentences that are translations, and choose the threshold.
+    """Mine the pairs of sentences that are translations, and print how the threshold was chosen.
 
     Args:
         task: the two texts.
         vectors: vectors of their distinct sentences, (N, D) and (M, D).
         args: options of mining.
-        search: finds nearest neighbours.
-        known: vectors of K known translations, (K, D) each, or None.
+        search: function that finds nearest neighbours.
+        known: vectors of K known translations, (K, D) each, which calibrate the threshold. None if
+            there are none.
 
     Returns:
-        The pairs that score at least the threshold, best first, as pairs of lines.
+        The pairs that score at least the threshold, best first, as pairs of lines, at most
+        `--top_n`. And the numbers for the report.
+
+    Raises:
+        UserError: no threshold can be chosen, or no pair scores as high as the threshold.
     """
     neighbours, rows, choice = mine_vectors(vectors, args.options(), search, known)
     recall = _recall(neighbours, vectors, args)
@@ -660,7 +682,7 @@ def mine_texts(
 
 
 def _in_words(choice: Choice) -> str:
-    """Say how the threshold was chosen and, if it is known, the estimated precision."""
+    """Return a sentence on how the threshold was chosen, with the estimated precision if known."""
     if choice.precision is None:
         return choice.note
     return f"{choice.note}, estimated precision {100 * choice.precision:.0f}%"
@@ -675,11 +697,11 @@ def score_texts(
         task: two texts with the same number of lines.
         vectors: vectors of their distinct sentences, (N, D) and (M, D).
         args: options of mining. Without `--threshold` and `--top_n` all pairs are kept.
-        search: finds nearest neighbours, with which the margin compares.
+        search: function that finds nearest neighbours, with which the margin compares.
 
     Returns:
-        The kept pairs of lines, in the order of the texts. Lines that are empty on one side are
-        left out.
+        The kept pairs of lines, in the order of the texts, and the numbers for the report. Lines
+        that are empty on one side are left out.
 
     Raises:
         UserError: no pair scores as high as the threshold.
@@ -712,10 +734,11 @@ def evaluate_bucc(
         splits: one split, or the split for the threshold and the split to evaluate.
         vectors: for each split, the vectors of its distinct sentences, (N, D) and (M, D).
         args: options of mining.
-        search: finds nearest neighbours.
+        search: function that finds nearest neighbours.
 
     Returns:
-        The scores of the splits, and the pairs of the last split that reach the threshold.
+        The scores of the splits for the report, and the pairs of the last split that reach the
+        threshold, as pairs of lines.
     """
     mined = []
     for split_vectors in vectors:
@@ -758,7 +781,7 @@ def _recall(neighbours: Neighbours, vectors: Vectors, args: MiningArguments) -> 
 def _numbers(
     task: MiningTask, recall: float | None, candidates: MinedPairs, kept: MinedPairs
 ) -> dict[str, Any]:
-    """Collect the counts of lines, sentences and pairs for the report.
+    """Return the counts of lines, sentences and pairs, and the recall, for the report.
 
     Args:
         task: the two texts.
@@ -778,7 +801,7 @@ def _numbers(
 def _settings(
     args: MiningArguments, files: Sequence[str], tasks: Sequence[MiningTask]
 ) -> dict[str, Any]:
-    """Collect the options and a hash of the text for the report.
+    """Return the options and a hash of the text, name -> value, for the report.
 
     Args:
         args: options of mining.
@@ -805,7 +828,7 @@ def _settings(
 
 
 def _bucc_table(args: MiningArguments, content: dict[str, Any]) -> str:
-    """Format precision, recall and F1 of BUCC and, if the paper has them, its values below.
+    """Format precision, recall and F1 of BUCC, with the paper's values below if it has them.
 
     Args:
         args: options of mining.
@@ -821,7 +844,7 @@ def _bucc_table(args: MiningArguments, content: dict[str, Any]) -> str:
 
 
 def _rounded(score: MiningScore) -> dict[str, float]:
-    """Return a score for the report, with percentages rounded to four decimals."""
+    """Return a score as a dictionary for the report, with percentages rounded to four decimals."""
     numbers = asdict(score)
     for name in ("precision", "recall", "f1"):
         numbers[name] = round(numbers[name], 4)

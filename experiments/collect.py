@@ -67,7 +67,7 @@ FOLLOWS = (
 
 
 def read_runs(folder: Path, recipe: Recipe) -> dict[Path, dict[str, Any]]:
-    """Read the result file of every run, `RUN-lrRATE/seed-N.json`.
+    """Read the result file of every training, `RUN-lrRATE/seed-N.json`.
 
     Args:
         folder: folder of the study's results.
@@ -77,8 +77,8 @@ def read_runs(folder: Path, recipe: Recipe) -> dict[Path, dict[str, Any]]:
         File -> its content, which is the result of one run with one seed.
 
     Raises:
-        UserError: a file is no result of a run, is in the wrong place, or its run is not in the
-            recipe.
+        UserError: there is no such file. Or a file is no result of a run, is in the wrong place, or
+            its run is not in the recipe.
     """
     found = {}
     for path in sorted(folder.glob("*/seed-*.json")):
@@ -100,6 +100,9 @@ def read_runs(folder: Path, recipe: Recipe) -> dict[Path, dict[str, Any]]:
 
 def require_trained_as_told(path: Path, content: Mapping[str, Any], run: Run) -> None:
     """Raise a `UserError` if a result was trained with other arguments than its recipe has now.
+
+    Learning rate and number of steps are not compared where `experiments.run` chooses them. Paths
+    that the recipe has in braces are not compared either.
 
     Args:
         path: result file, for the message.
@@ -127,10 +130,11 @@ def require_trained_as_told(path: Path, content: Mapping[str, Any], run: Run) ->
 
 
 def require_comparable(contents: Mapping[Path, Mapping[str, Any]], runs: Mapping[str, Run]) -> None:
-    """Raise a `UserError` if two models differ in something that their recipe does not tell.
+    """Raise a `UserError` if two models differ in something that the recipe does not mention.
 
-    Examples are the training text of a seed or the settings of an evaluation. Others are a changed
-    default, and other weights of the encoder in the same folder. Such models cannot be compared.
+    Such models cannot be compared. Examples are another training text for the same seed, other
+    settings of an evaluation, a changed default of an argument, and other weights of the encoder in
+    the same folder.
 
     Args:
         contents: result file -> its content.
@@ -157,15 +161,18 @@ def require_comparable(contents: Mapping[Path, Mapping[str, Any]], runs: Mapping
 def _training_facts(
     content: Mapping[str, Any], run: Run
 ) -> Iterator[tuple[tuple[Any, ...], object]]:
-    """Yield facts of a training that models with the same start must have in common.
+    """Yield the settings of a training that comparable models must have in common.
+
+    Models are comparable if they start from the same encoder and train on the same text. Arguments
+    that the recipe gives are left out, because there a difference is intended.
 
     Args:
         content: content of a result file.
         run: the run as the recipe defines it.
 
     Yields:
-        What the fact is about, which begins with a name for messages. And the value, which must be
-        the same for all facts about the same.
+        A key and a value. The key is a tuple: name of the setting, encoder and text, and the seed
+        if the setting depends on it. All models with the same key must have the same value.
     """
     told = {RECORDED.get(key, key) for key in run.arguments}
     start = (run.arguments.get("model_name_or_path"), run.arguments.get("train_data"))
@@ -177,19 +184,28 @@ def _training_facts(
 
 
 def _evaluation_facts(content: Mapping[str, Any]) -> Iterator[tuple[tuple[str], dict[str, Any]]]:
-    """Yield how each evaluation was made, which must be the same in the whole study.
+    """Yield the protocol and settings of each evaluation, which all models of a study must share.
+
+    Args:
+        content: content of a result file.
 
     Yields:
-        The name of an evaluation, and its protocol and settings.
+        A tuple with the name of an evaluation, and the result of `how_evaluated`.
     """
     for name, report in content["evaluations"].items():
         yield (name,), how_evaluated(report)
 
 
 def how_evaluated(report: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the protocol and settings of an evaluation's report that all models must share.
+    """Return the protocol and the settings of an evaluation's report that all models must share.
 
-    The settings of `FREE` are left out.
+    The settings in `FREE` and those without a value are left out.
+
+    Args:
+        report: the JSON report of an evaluation command.
+
+    Returns:
+        "protocol" and the names of settings -> their values.
     """
     made = {"protocol": report.get("protocol")} | report.get("settings", {})
     return {key: value for key, value in made.items() if key not in FREE and value is not None}
@@ -249,8 +265,13 @@ def losses_of(curve: Sequence[Mapping[str, float]]) -> dict[str, list[list[float
 def numbers_of(report: Mapping[str, Any]) -> dict[str, Any]:
     """Return the results in an evaluation's report that tables show.
 
-    The form is that of the report: retrieval has "averages", BUCC "pairs", XNLI and word alignment
-    "mean", and the test with hard negatives "hard_negatives".
+    Args:
+        report: the JSON report of an evaluation command.
+
+    Returns:
+        A part of the report, with the report's keys. Retrieval has "averages", BUCC "pairs", XNLI
+        "mean", word alignment "mean" and "languages", and the test with hard negatives
+        "hard_negatives".
     """
     found: dict[str, Any] = {}
     if "averages" in report and "hard_negatives" not in report:  # retrieval
@@ -306,7 +327,11 @@ def collect(recipe: Recipe, folder: Path, path: Path) -> int:
 
 @command
 def main(argv: Sequence[str] | None = None) -> None:
-    """Merge the results of the studies that the command line names, one file per study."""
+    """Check and merge the results of each study that the command line names, one file per study.
+
+    Args:
+        argv: command-line arguments. None takes those of the process.
+    """
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("recipes", nargs="+", type=Path, help="YAML files of the studies")
     parser.add_argument(

@@ -90,14 +90,15 @@ def states_of_words(encoder: SentenceEncoder, sentences: Sequence[str]) -> list[
 
 
 def measure(encoder: SentenceEncoder, pairs: Sequence[AlignedPair]) -> dict[str, float | int]:
-    """Measure word alignment in one language.
+    """Measure word alignment and word retrieval of a model in one language.
 
     Args:
         encoder: the model to measure.
         pairs: sentence pairs with reference links.
 
     Returns:
-        The numbers that `COUNTS` names, and the results that `ALIGNMENT` names, in percent.
+        Name -> number: the numbers of pairs and links that `COUNTS` names, and the results that
+        `ALIGNMENT` names, in percent.
 
     Raises:
         UserError: no reference link counts, or a state is not finite.
@@ -142,9 +143,12 @@ def _without_trivial(pair: AlignedPair, links: np.ndarray) -> np.ndarray:
 
 
 def _digest(aligned: Mapping[str, Sequence[AlignedPair]]) -> str:
-    """Return a hash of all sentences and sure links.
+    """Return 12 hexadecimal digits of a hash of all sentences and sure links.
 
-    Only models with the same hash were measured on the same text and can be compared.
+    Models with the same hash were measured on the same text, so they can be compared.
+
+    Args:
+        aligned: language code -> sentence pairs with reference links.
     """
     rows = []
     for code, pairs in aligned.items():
@@ -155,7 +159,11 @@ def _digest(aligned: Mapping[str, Sequence[AlignedPair]]) -> str:
 
 @command
 def main(argv: Sequence[str] | None = None) -> None:
-    """Measure every language, print a table and write the report."""
+    """Measure a model in every language, print a table, and write the JSON report.
+
+    Args:
+        argv: command-line arguments. None takes those of the process.
+    """
     logging.basicConfig(format="%(levelname)s: %(message)s")
     parser = HfArgumentParser(
         (EncoderArguments, AlignmentArguments), description=__doc__.splitlines()[0]

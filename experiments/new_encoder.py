@@ -27,12 +27,13 @@ PAIRS = 2000  # pairs of each language whose pieces are counted
 
 
 def frequent_pieces(tokenizer: PreTrainedTokenizerBase, paths: Sequence[str]) -> list[str]:
-    """Find the pieces that the tokenizer cuts a text into, sorted by frequency.
+    """Return the distinct pieces that the tokenizer cuts a text into.
 
-    Pieces of one character come first, then longer ones. Both sides of the text count.
+    Pieces of one character come first, then longer ones. Both groups are sorted by frequency, the
+    most frequent first. The first `PAIRS` pairs of each language are read, both sides.
 
     Args:
-        tokenizer: the tokenizer.
+        tokenizer: a fast tokenizer.
         paths: files or folders of parallel text.
     """
     counts: Counter[str] = Counter()
@@ -50,7 +51,7 @@ def cut_vocabulary(definition: dict[str, Any], pieces: Sequence[str], size: int)
     Args:
         definition: content of a tokenizer.json, changed in place.
         pieces: pieces in the order in which they are kept.
-        size: size of the new vocabulary.
+        size: largest size of the new vocabulary, special tokens included.
 
     Raises:
         UserError: the tokenizer is no Unigram model like those of XLM-R and E5, or the size leaves
@@ -85,7 +86,11 @@ def cut_vocabulary(definition: dict[str, Any], pieces: Sequence[str], size: int)
 
 @command
 def main(argv: Sequence[str] | None = None) -> None:
-    """Write configuration and tokenizer of a small encoder, as the command line says."""
+    """Write the configuration and the tokenizer of a small encoder into a folder, without weights.
+
+    Args:
+        argv: command-line arguments. None takes those of the process.
+    """
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
         "--tokenizer", required=True, help="folder or Hub id with a Unigram tokenizer"

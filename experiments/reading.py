@@ -22,14 +22,14 @@ KEYS = ("study", "shared", "step_seconds", "evaluations", "runs")
 
 
 def read_studies(recipes_dir: Path, results_dir: Path) -> list[Study]:
-    """Read every recipe of a folder with its results.
+    """Read every recipe of a folder, each with the merged results of its runs.
 
     Args:
         recipes_dir: folder with a YAML file per study.
         results_dir: folder with a merged result file per study. A study may have none yet.
 
     Returns:
-        The studies, sorted by name, ablations last.
+        The studies, sorted by name, ablations last. A study without a result file has no outcomes.
 
     Raises:
         UserError: a result file is damaged, has no recipe, or has a run that its recipe lacks.
@@ -58,7 +58,8 @@ def read_study_file(path: Path) -> tuple[list[Outcome], dict[str, float]]:
     """Read the merged result file of a study.
 
     Returns:
-        The outcome of each training. And name of a run -> CPU seconds of a training step.
+        The outcome of each training, and a dictionary: name of a run -> CPU seconds of a training
+        step.
 
     Raises:
         UserError: the file was not written by `experiments.collect`.
@@ -81,12 +82,15 @@ def write_study_file(
     step_seconds: Mapping[str, float],
     evaluations: Mapping[str, Any],
 ) -> None:
-    """Write a result file with one run per line.
+    """Write the merged result file of a study, with one training per line.
+
+    Settings that all trainings have in common are written only once.
 
     Args:
-        path: file to write. Its name without suffix is the name of the study.
-        outcomes: results of the runs.
-        step_seconds: run -> CPU seconds of a training step.
+        path: file to write. Its name without suffix is the name of the study. Its folder is made if
+            it is missing.
+        outcomes: results of the trainings, at least one.
+        step_seconds: name of a run -> CPU seconds of a training step.
         evaluations: name of an evaluation -> its protocol and settings.
     """
     shared = common_items([outcome.settings for outcome in outcomes])
@@ -109,7 +113,7 @@ def write_study_file(
 
 
 def common_items(mappings: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the keys that have the same value in all mappings, with this value.
+    """Return the keys that have the same value in all mappings (at least one), with this value.
 
     >>> common_items([{"a": 1, "b": 2}, {"a": 1, "b": 3}])
     {'a': 1}

@@ -46,12 +46,14 @@ class Run:
 
     Attributes:
         name: name in the recipe.
-        arguments: arguments of the training command.
+        arguments: arguments of the training command, name -> value.
         seeds: seeds to train with.
         evaluate: names of the evaluations of the trained model.
-        like: name of the run whose settings and learning rate it copies.
-        same_time_as: name of the run whose CPU time it gets, instead of a number of steps.
-        seconds: wall-clock time of the training, instead of a number of steps.
+        like: name of the run whose settings and learning rate it copies. None copies no run.
+        same_time_as: name of the run whose CPU time decides the number of steps. None leaves the
+            number of steps as the arguments give it.
+        seconds: wall-clock time of the training, instead of a number of steps. None for a number of
+            steps.
         command: script or module that trains.
         is_past: it has an argument that no longer exists, so it is shown but not trained.
     """
@@ -81,7 +83,7 @@ class Recipe:
         runs: name -> run.
         evaluate: name of an evaluation -> its command, with places in braces.
         learning_rates: rates that are tried for runs that give none.
-        places: name of a place -> path.
+        places: name in braces, such as "data" -> path or Hub id that replaces it.
     """
 
     name: str
@@ -113,13 +115,14 @@ class Recipe:
 
 
 def read_recipe(path: str | Path, places: Mapping[str, str] | None) -> Recipe:
-    """Read a recipe and fill in its places.
+    """Read a recipe, and replace the names in braces ("places") by paths.
 
-    The places of evaluations are filled in later, by `words`.
+    The places of evaluations are replaced later, by `words`.
 
     Args:
         path: YAML file.
-        places: name -> path. None leaves all places unfilled, to look at a recipe only.
+        places: name of a place -> path. They win over the recipe's defaults. None replaces no
+            place, to look at a recipe only.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -149,7 +152,11 @@ def read_recipe(path: str | Path, places: Mapping[str, str] | None) -> Recipe:
 
 
 def _content(path: Path) -> dict[str, Any]:
-    """Read the YAML of a recipe, and raise `UserError` if it lacks `runs` or has unknown keys."""
+    """Read the YAML of a recipe.
+
+    Raises:
+        UserError: the file is no valid YAML, lacks `runs`, or has an unknown key.
+    """
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except yaml.YAMLError as error:
@@ -172,12 +179,18 @@ def _run(
 ) -> Run:
     """Make a run from its lines in the recipe.
 
+    What the lines do not give comes from the run that it is `like`, or else from the whole recipe.
+
     Args:
         name: name of the run.
-        own: the run's lines in the recipe.
+        own: the run's lines in the recipe, key -> value.
         content: content of the whole recipe.
         before: name -> run, for the runs that stand above this one.
         path: file of the recipe, for error messages.
+
+    Raises:
+        UserError: the lines refer to an unknown run or evaluation, or lack a key that another key
+            needs.
     """
     for key in ("like", "same_time_as"):
         if own.get(key) is not None and own[key] not in before:
@@ -219,6 +232,9 @@ def _filled(value: Any, places: Mapping[str, str], path: Path) -> Any:
         value: a string, number, list or dictionary.
         places: name of a place -> path.
         path: file of the recipe, for error messages.
+
+    Raises:
+        UserError: a string names a place that is not given, or has a single brace.
     """
     if isinstance(value, dict):
         return {key: _filled(item, places, path) for key, item in value.items()}
@@ -253,7 +269,7 @@ def flags(arguments: Mapping[str, Any]) -> list[str]:
 
 
 def words(text: str, places: Mapping[str, object]) -> list[str]:
-    """Split an evaluation's command into words and fill in its places.
+    """Split an evaluation's command into words, and replace the names in braces by paths.
 
     The command is split before places are filled in, so that a path with spaces stays one word.
 
@@ -261,7 +277,7 @@ def words(text: str, places: Mapping[str, object]) -> list[str]:
     ['eval.py', '--model', 'm', '--data', 'my data/tatoeba']
 
     Args:
-        text: the command, with places in braces.
-        places: name of a place -> path.
+        text: the command, with names of places in braces.
+        places: name of a place -> path. It must have all names in the command.
     """
     return [part.format(**places) for part in shlex.split(text)]

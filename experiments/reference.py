@@ -35,14 +35,14 @@ SEED = 0
 
 @dataclass(frozen=True)
 class AlignedPair:
-    """A sentence pair and the links between its words.
+    """A sentence pair, and the links between its words that a statistical aligner found.
 
     Attributes:
         source: the source sentence.
         target: the target sentence.
-        sure: (L, 2) links that the aligner found in both directions: numbers of a source word and a
-            target word, from 0.
-        possible: (L, 2) links that it found in at least one direction.
+        sure: (L, 2) links found in both directions, between words that are not rare (`MIN_COUNT`):
+            numbers of a source word and a target word, from 0.
+        possible: (L, 2) links found in at least one direction, also of rare words.
     """
 
     source: str
@@ -52,10 +52,10 @@ class AlignedPair:
 
 
 def word_spans(sentence: str) -> list[tuple[int, int]]:
-    """Find the words of a sentence.
+    """Return the positions of a sentence's words.
 
-    A word is letters, marks and digits, with apostrophes inside. Every other character except space
-    is a word by itself.
+    A word is a run of letters, combining marks and digits. It may have apostrophes inside. Every
+    other character except space is a word by itself.
 
     >>> [("Don't go, Müller!")[start:end] for start, end in word_spans("Don't go, Müller!")]
     ["Don't", 'go', ',', 'Müller', '!']
@@ -117,8 +117,8 @@ def reference(
         Language code -> its first `wanted` pairs with links.
 
     Raises:
-        UserError: a language has no spaces between words or no training text, or a kept file is
-            damaged.
+        UserError: a language has no spaces between words, no training text or fewer than `wanted`
+            pairs, or a kept file is damaged.
     """
     if refused := [code for code in pairs if code in NO_SPACES]:
         raise UserError(f"{' '.join(refused)}: written without spaces between words; leave it out")
@@ -153,6 +153,9 @@ def link_pairs(
         wanted: number of rows to link.
         training_pairs: largest number of pairs of `text`.
 
+    Returns:
+        The first `wanted` rows with their links.
+
     Raises:
         UserError: there are fewer than `wanted` rows.
     """
@@ -174,12 +177,16 @@ def link_pairs(
 
 
 def _lower_pair(pair: tuple[str, str]) -> tuple[list[str], list[str]]:
-    """Return the words of both sentences in lower case."""
+    """Return the words of both sentences of a pair, in lower case."""
     return lower_words(pair[0]), lower_words(pair[1])
 
 
 def _short_pairs(text: Iterable[tuple[str, str]]) -> Iterator[tuple[list[str], list[str]]]:
-    """Yield the words of the pairs that have 1 to `LONGEST` words on each side."""
+    """Yield the lower-case words of the pairs that have 1 to `LONGEST` words on each side.
+
+    Args:
+        text: pairs of a source sentence and a target sentence.
+    """
     for pair in text:
         source, target = _lower_pair(pair)
         if 0 < len(source) <= LONGEST and 0 < len(target) <= LONGEST:
@@ -193,7 +200,10 @@ def _frequent(sentences: Sequence[Sequence[str]]) -> set[str]:
 
 
 def _shuffled(files: Iterable[BitextFile]) -> Iterator[tuple[str, str]]:
-    """Yield the pairs of one file after the other. Within a file the order is random."""
+    """Yield the pairs (source, target) of one file after the other.
+
+    Within a file the order is random, but the same in every call.
+    """
     for file in files:
         pairs = [(pair["source"], pair["target"]) for pair in read_pairs(file)]
         random.Random(SEED).shuffle(pairs)
@@ -220,7 +230,11 @@ def _digest(
 
 
 def _read(path: Path) -> list[AlignedPair]:
-    """Read a file of links that `reference` has written."""
+    """Read a file of links that `reference` has written.
+
+    Raises:
+        UserError: the file is damaged.
+    """
     try:
         found = []
         for row in read_object(path)["pairs"]:

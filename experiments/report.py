@@ -110,7 +110,7 @@ def number(found: Spread | None, seeds: int, sign: str = "") -> str:
 
 
 def paragraph(text: str) -> str:
-    """Wrap a text at 100 characters."""
+    """Return a text as one paragraph, wrapped at 100 characters."""
     words = " ".join(text.split())
     return textwrap.fill(words, 100, break_long_words=False, break_on_hyphens=False)
 
@@ -119,12 +119,15 @@ def paragraph(text: str) -> str:
 
 
 def study_section(study: Study, images: Mapping[str, str]) -> str:
-    """Return the section of a comparison: tables of equal pairs, equal time, cost and alignment.
+    """Return the Markdown section of a study that compares methods, with its tables and figures.
+
+    The tables show the runs with equal pairs, the runs with equal CPU time, the cost of a step, and
+    word alignment. A study without outcomes only has a heading and `NOT_RUN`.
 
     Args:
         study: the study.
-        images: file name of a figure -> Markdown that shows it. Figures of other studies are left
-            out.
+        images: file name of a figure -> Markdown that shows it. Figures of other studies are
+            ignored.
     """
     heading = f"## {study.name}\n\n{ABOUT.get(study.name, '')}".strip()
     if not study.outcomes:
@@ -153,7 +156,7 @@ def study_section(study: Study, images: Mapping[str, str]) -> str:
 
 
 def runs_table(study: Study, runs: Mapping[str, str]) -> str:
-    """Return a table with a row per run: seeds, learning rate, steps and pairs of its training.
+    """Return a Markdown table with a row per run: seeds, learning rate, steps and pairs.
 
     Args:
         study: the study.
@@ -178,7 +181,9 @@ def runs_table(study: Study, runs: Mapping[str, str]) -> str:
 
 
 def values_table(study: Study, runs: Mapping[str, str]) -> str:
-    """Return a table of results, with a row per measure and a column per run.
+    """Return a Markdown table of results, with a row per measure and a column per run.
+
+    Measures that no run has are left out.
 
     Args:
         study: the study.
@@ -197,16 +202,16 @@ def values_table(study: Study, runs: Mapping[str, str]) -> str:
 def differences_table(
     study: Study, runs: Mapping[str, str], base: str, rows: Sequence[Measure]
 ) -> str:
-    """Return a table of differences from a base run, with a row per measure.
+    """Return a Markdown table of differences from a base run, with a row per measure.
 
     Each run has three columns: the mean difference, the difference of each seed, and the 95%
     interval of the mean.
 
     Args:
         study: the study.
-        runs: label -> name of a run.
+        runs: label -> name of a run. The base run and the start encoder get no columns.
         base: label of the base run.
-        rows: the measures.
+        rows: the measures. Those without differences are left out.
 
     Returns:
         The table, or "" if there are no differences yet.
@@ -248,7 +253,7 @@ def listed(values: Sequence[float]) -> str:
 
 
 def cost_of_steps(study: Study) -> str:
-    """Return a table of the CPU seconds of a training step, and their ratio to the run `tr`."""
+    """Return a Markdown table of the CPU seconds of a training step, and the ratio to run `tr`."""
     rows: list[Row] = []
     base = study.step_seconds.get("tr")
     for name, seconds in study.step_seconds.items():
@@ -258,7 +263,10 @@ def cost_of_steps(study: Study) -> str:
 
 
 def alignment_tables(study: Study) -> str:
-    """Return a table of all results of word alignment, and of the AER of each language."""
+    """Return a Markdown table of all results of word alignment, and the error rate per language.
+
+    It has a column for each main run with such results.
+    """
     rows = alignment_measures(study)
     runs = {}
     for label, name in study.main_runs().items():
@@ -278,7 +286,7 @@ def alignment_tables(study: Study) -> str:
 
 
 def paper_section(studies: Sequence[Study]) -> str:
-    """Return a section with the paper's results, for those measures of the studies that it has."""
+    """Return a Markdown section with the paper's results, for the studies' measures that it has."""
     papers = {}
     for study in studies:
         if study.is_comparison:
@@ -303,7 +311,7 @@ def paper_section(studies: Sequence[Study]) -> str:
 
 
 def search_section(studies: Sequence[Study]) -> str:
-    """Return a section with the held-out accuracy of every learning rate that was tried."""
+    """Return a Markdown section with the held-out accuracy of every learning rate tried."""
     note = """Accuracy on held-out pairs of the training text, mean of both directions and all
     languages, first seed. **Bold**: the chosen rate."""
     parts = ["## Learning rates", paragraph(note)]
@@ -334,7 +342,7 @@ def search_cells(found: Mapping[float, float | None], chosen: float | None) -> l
 
 
 def ablation_section(study: Study, images: Mapping[str, str]) -> str:
-    """Return the section of a study whose runs each change one setting of the run `base`.
+    """Return the Markdown section of a study whose runs each change one setting of its run `base`.
 
     Args:
         study: the study.
@@ -364,9 +372,10 @@ def ablation_note(study: Study) -> str:
 
 
 def ablation_table(study: Study) -> str:
-    """Return a table of the ablations, with a row per run.
+    """Return a Markdown table of an ablation study, with a row per run.
 
-    A run is named GROUP-VALUE. Only the first row of a group names the group.
+    Each measure has two columns: the value, and the difference from the run `base`. A run is named
+    GROUP-VALUE. Only the first row of a group names the group.
     """
     columns = ablated(study)
     rows: list[Row] = []
@@ -391,10 +400,11 @@ def ablation_table(study: Study) -> str:
 
 
 def cost_section(path: Path) -> str:
-    """Return a section with our cost of each objective beside the paper's Table 6.
+    """Return a Markdown section with our cost of each objective beside the paper's Table 6.
 
     Args:
-        path: file that `python -m benchmarks.flops --json` wrote. It need not exist.
+        path: file that `python -m benchmarks.flops --json` wrote. If it does not exist, the section
+            says `NOT_RUN`.
     """
     heading = "## Cost"
     if not path.is_file():
@@ -411,7 +421,7 @@ def cost_section(path: Path) -> str:
 
 
 def missing_section(studies: Sequence[Study]) -> str:
-    """Return a section that lists what the recipes ask for and no result file has."""
+    """Return a Markdown section that lists what the recipes ask for and no result file has."""
     lines = []
     for study in studies:
         if not study.outcomes:
@@ -424,7 +434,7 @@ def missing_section(studies: Sequence[Study]) -> str:
 
 
 def machine_section(studies: Sequence[Study]) -> str:
-    """Return a section with the machines, library versions and commits of all results."""
+    """Return a Markdown section with the machines, library versions and commits of all results."""
     machines = []
     versions = []
     commits = []
@@ -464,7 +474,7 @@ def counted(words: Sequence[str]) -> str:
 
 
 def study_page(studies: Sequence[Study], images: Mapping[str, str], results_dir: Path) -> str:
-    """Return the text of STUDY.md.
+    """Return the Markdown text of STUDY.md, the page with all tables.
 
     Args:
         studies: all studies.
@@ -482,7 +492,13 @@ def study_page(studies: Sequence[Study], images: Mapping[str, str], results_dir:
 
 @command
 def main(argv: Sequence[str] | None = None) -> None:
-    """Write the page and the figures, or with `--check` only compare them with the results."""
+    """Write the page and the figures, or with `--check` only compare them with the results.
+
+    With `--check` the process exits with status 1 if something is not as the results say.
+
+    Args:
+        argv: command-line arguments. None takes those of the process.
+    """
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
         "--root", type=Path, default=ROOT, help="folder laid out like this repository"

@@ -47,7 +47,7 @@ PROBE_LOGGING = 20
 
 @dataclass(frozen=True)
 class Job:
-    """One training of a run of a recipe, and its evaluations.
+    """One training of a run, with one seed and one learning rate, and its evaluations.
 
     Attributes:
         run: the run of the recipe.
@@ -75,33 +75,36 @@ class Workspace:
         recipe: the recipe.
         runs_dir: folder for models and logs. Each study has a folder in it.
         results_dir: folder for results. Each study has a folder in it.
+        launcher: words that start a training command, such as "accelerate launch". Empty means
+            Python.
     """
 
     recipe: Recipe
     runs_dir: Path
     results_dir: Path
-    launcher: tuple[str, ...] = ()  # words before a training command instead of python
+    launcher: tuple[str, ...] = ()
 
     def folder(self, job: Job) -> Path:
         """Return the folder of a job's model and logs."""
         return self.runs_dir / self.recipe.name / job.name
 
     def result(self, job: Job) -> Path:
-        """Return the JSON file of a job's results."""
+        """Return the path of the JSON file with a job's results."""
         return self.results_dir / self.recipe.name / f"{job.name}.json"
 
     @property
     def timing(self) -> Path:
-        """Return the file in which `experiments.step_cost` writes the cost of a step."""
+        """Return the path of the file that `experiments.step_cost` writes: the cost of a step."""
         return self.results_dir / self.recipe.name / "timing.json"
 
     # ------------------------------------------------------------------------------ what to do
 
     def jobs(self, run: Run) -> Iterator[Job]:
-        """Yield the trainings of a run that are known so far.
+        """Yield the jobs of a run that are known so far, whether they are done or not.
 
-        First come the trainings that search the learning rate, if it is searched. Once it is known,
-        a training per seed follows.
+        First come the trainings that search the learning rate, if it is searched. They have no
+        evaluations. Once the learning rate is known, a job per seed follows. A `past` run has no
+        jobs.
         """
         if run.is_past:
             return
@@ -126,6 +129,9 @@ class Workspace:
 
         Returns:
             Accuracy in percent, or None if the training has not ended.
+
+        Raises:
+            UserError: the training has ended without measuring held-out pairs.
         """
         job = Job(run, run.seeds[0], rate, ())
         folder = self.folder(job)
@@ -139,11 +145,12 @@ class Workspace:
         return read_object(path)[DEV]
 
     def arguments(self, job: Job) -> dict[str, Any]:
-        """Return the arguments of the training command, without its output folder.
+        """Return the arguments of a job's training command (name -> value), without output folder.
 
         The number of steps may depend on a measurement. A run with `same_time_as` takes as many
         steps as fit into the other run's CPU time, which `experiments.step_cost` has measured. A
-        run with `seconds` takes as many steps as fit into them, which `step_seconds` measures.
+        run with `seconds` takes as many steps as fit into them. `step_seconds` measures the time of
+        a step, with a short training if that was not done yet.
 
         Raises:
             UserError: the measurement of `experiments.step_cost` is missing.
@@ -195,7 +202,7 @@ class Workspace:
     # -------------------------------------------------------------------------------- doing it
 
     def state(self, job: Job) -> str:
-        """Return how far a job is.
+        """Return how far a job is, by the files that are there.
 
         Returns:
             One of these texts:
@@ -203,9 +210,9 @@ class Workspace:
             - "open": nothing was done.
             - "begun": the training has begun, and may have failed.
             - "trained, without NAME ...": the named evaluations are missing.
-            - "not collected": there is no result file, or it belongs to another training or
-              evaluation.
-            - "done".
+            - "not collected": training and evaluations are there, but there is no result file, or
+              it belongs to another training or evaluation.
+            - "done": the result file is there as well.
         """
         folder = self.folder(job)
         if not (folder / FINISHED).is_file():
@@ -244,7 +251,14 @@ class Workspace:
                 write_json(about | self.measured(job), self.result(job))
 
     def train(self, job: Job) -> None:
-        """Run the training command of a job, and write its output to `train.log`."""
+        """Run the training command of a job, and append its output to `train.log`.
+
+        A training that was stopped resumes.
+
+        Raises:
+            RuntimeError: the command failed.
+            UserError: the cost of a step is not known.
+        """
         folder = self.folder(job)
         arguments = self.arguments(job)
         self.begin(job, arguments)
@@ -252,22 +266,36 @@ class Workspace:
         execute(line, folder / "train.log", self.launcher)
 
     def evaluate(self, job: Job, name: str) -> None:
-        """Run the evaluation of a job that has this name in the recipe."""
+        """Run one evaluation of a job's model, and append its output to `NAME.log`.
+
+        Args:
+            job: the job, whose training has ended.
+            name: name of the evaluation in the recipe.
+
+        Raises:
+            RuntimeError: the command failed.
+        """
         folder = self.folder(job)
         evaluation(folder, name).parent.mkdir(exist_ok=True)
         execute(self.evaluation_command(job, name), folder / f"{name}.log")
 
     def evaluation_command(self, job: Job, name: str) -> list[str]:
-        """Return the words of an evaluation command of a job."""
+        """Return the command of a job's evaluation as a list of words: a script and its arguments.
+
+        Args:
+            job: the job.
+            name: name of the evaluation in the recipe.
+        """
         folder = self.folder(job)
         result = evaluation(folder, name)
         places = {"model": folder, "result": result, "folder": result.parent}
         return words(self.recipe.evaluate[name], {**self.recipe.places, **places})
 
     def begin(self, job: Job, arguments: Mapping[str, Any]) -> None:
-        """Record what trains a model: command, commit, machine, versions and encoder.
+        """Write what trains a model into the job's folder, as the file `BEGUN`.
 
-        The record of a training that continues from a checkpoint is kept.
+        It has the command, commit, machine, library versions and a hash of the encoder's weights.
+        If the training resumes from a checkpoint, the earlier file is kept.
 
         Args:
             job: the job that is about to train.
@@ -289,8 +317,9 @@ class Workspace:
         """Read what a finished training and its evaluations left in the job's folder.
 
         Returns:
-            "record" (arguments), "config", "train" (summary), "dev" (held-out results), "curve"
-            (logs with losses) and "evaluations" (reports by name).
+            "record" (the training's arguments), "config" (of the model), "train" (summary of the
+            training), "dev" (results on held-out pairs, may be empty), "curve" (log lines with a
+            loss) and "evaluations" (name of each finished evaluation -> its report).
         """
         folder = self.folder(job)
         path = folder / "eval_results.json"
@@ -315,7 +344,12 @@ class Workspace:
 
 
 def evaluation(folder: Path, name: str) -> Path:
-    """Return the result file of an evaluation, given the training's folder and its name."""
+    """Return the path of an evaluation's result file. It need not exist.
+
+    Args:
+        folder: folder of the job's model.
+        name: name of the evaluation in the recipe.
+    """
     return folder / name / f"{name}.json"
 
 
@@ -326,8 +360,8 @@ def commit(checkout: Path = ROOT) -> str | None:
         checkout: folder of the checkout.
 
     Returns:
-        The hash, with "-dirty" if code or recipes have changed since. None for a folder that is no
-        checkout, or if git is not installed.
+        The hash of the commit, with "-dirty" behind it if a .py or .yaml file has changed since.
+        None if the folder is not the top of a checkout, or if git is not installed.
     """
 
     def git(*arguments: str) -> str:
@@ -366,8 +400,8 @@ def execute(arguments: Sequence[str], log: Path, launcher: Sequence[str] = ()) -
 
     Args:
         arguments: script or module, and the arguments of its command line.
-        log: file for the output.
-        launcher: words before the script instead of Python.
+        log: file to append the command line and the output to.
+        launcher: words that start the script. Empty means Python.
 
     Raises:
         RuntimeError: it failed. The message names the log.
@@ -383,14 +417,14 @@ def execute(arguments: Sequence[str], log: Path, launcher: Sequence[str] = ()) -
 
 
 def in_order(workspace: Workspace, only: Sequence[str] | None) -> list[Job]:
-    """Return all jobs that are known so far, each once.
+    """Return all jobs that are known so far, each once, in the order in which they are carried out.
 
     Jobs without an evaluation (learning rate searches) come first, then all runs of a seed, seed by
     seed.
 
     Args:
         workspace: the recipe and its folders.
-        only: names of the runs. None takes all.
+        only: names of the runs whose jobs are returned. None takes all runs.
     """
     jobs = {}
     for name, run in workspace.recipe.runs.items():
@@ -401,11 +435,14 @@ def in_order(workspace: Workspace, only: Sequence[str] | None) -> list[Job]:
 
 
 def work(workspace: Workspace, only: Sequence[str] | None) -> list[str]:
-    """Carry out all jobs that no other process works on.
+    """Carry out all jobs that are not done and that no other process works on.
+
+    Jobs that become known meanwhile, because a learning rate was found, are carried out as well. A
+    job that fails does not stop the others.
 
     Args:
         workspace: the recipe and its folders.
-        only: names of the runs. None takes all.
+        only: names of the runs to carry out. None takes all runs.
 
     Returns:
         A line per job that failed, with its name and the reason.
@@ -433,7 +470,11 @@ def dry_run(workspace: Workspace, only: Sequence[str] | None) -> None:
     """Print the commands of all jobs that are known so far, with steps and expected hours.
 
     The hours are the pairs of a training times the paper's milliseconds per pair (Table 6), which
-    were measured on 8 V100.
+    were measured on 8 V100. A run with `seconds` may start a short training, which measures a step.
+
+    Args:
+        workspace: the recipe and its folders.
+        only: names of the runs. None takes all runs.
     """
     total = 0.0
     for job in in_order(workspace, only):
@@ -457,7 +498,12 @@ def dry_run(workspace: Workspace, only: Sequence[str] | None) -> None:
 
 
 def print_tables(workspace: Workspace, only: Sequence[str] | None) -> None:
-    """Print the means over seeds of each run's evaluations, beside the paper's numbers."""
+    """Print the means over seeds of each run's evaluations, beside the paper's numbers.
+
+    Args:
+        workspace: the recipe and its folders.
+        only: names of the runs. None takes all runs.
+    """
     reports: dict[tuple[str, str], dict[str, Any]] = {}
     for job in in_order(workspace, only):
         for name in job.evaluate:
@@ -491,7 +537,13 @@ def parse_places(given: Sequence[str]) -> dict[str, str]:
 
 @command
 def main(argv: Sequence[str] | None = None) -> None:
-    """Carry out the jobs of a recipe, or list them, as the command line says."""
+    """Carry out the jobs of a recipe. Exit with status 1 if a job failed.
+
+    With `--list`, `--dry_run` or `--tables` only print the progress, the commands or the results.
+
+    Args:
+        argv: command-line arguments. None takes those of the process.
+    """
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("recipe", help="YAML file, such as those in experiments/recipes/")
     parser.add_argument(

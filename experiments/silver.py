@@ -72,7 +72,7 @@ def _link_array(links: set[tuple[int, int]]) -> np.ndarray:
 
 
 def generating_words(source: Sentences, target: Sentences) -> list[np.ndarray]:
-    """Find the source word that each target word most probably comes from, by EM on all pairs.
+    """Find the source word that each target word most probably translates, by EM on all pairs.
 
     Among equally probable source words the first is taken, and "no word" before all of them.
 
@@ -82,7 +82,7 @@ def generating_words(source: Sentences, target: Sentences) -> list[np.ndarray]:
 
     Returns:
         P arrays (T,) of int64 with the number of a source word for each target word, from 0. It is
-        -1 if the target word comes from no source word.
+        -1 if the target word most probably translates no source word.
     """
     if not any(target):
         return [np.empty(0, np.int64) for _ in source]
@@ -141,6 +141,14 @@ def _prior(width: int, height: int) -> np.ndarray:
 
 
 def _numbers(sentences: Sentences, first: int) -> list[list[int]]:
-    """Replace each distinct word by a number, counted from `first` in order of appearance."""
+    """Replace words by numbers: equal words get equal numbers.
+
+    Args:
+        sentences: sentences as lists of words.
+        first: number of the first distinct word. Later ones get the next numbers.
+
+    Returns:
+        The numbers of each sentence's words.
+    """
     numbers: defaultdict[str, int] = defaultdict(count(first).__next__)
     return [[numbers[word] for word in sentence] for sentence in sentences]

@@ -60,10 +60,11 @@ class Measure:
 
     Attributes:
         label: name in tables.
-        paths: where the values are in an outcome: keys from the outside to the inside, joined by
-            `/`. The first key is an evaluation, or "dev" for the held-out text.
+        paths: where the values are in the results of an `Outcome`: keys from the outside to the
+            inside, joined by `/`, such as "xnli/mean/accuracy". The first key is the name of an
+            evaluation, or "dev" for the held-out text.
         lower_is_better: whether a lower value is better.
-        paper: the paper's model -> its value, None where the paper prints none.
+        paper: name of a model of the paper -> its value. None where the paper prints none.
     """
 
     label: str
@@ -82,7 +83,7 @@ class Outcome:
         learning_rate: peak learning rate.
         steps: training steps of the measured model. 0 for the start encoder.
         pairs_per_step: sentence pairs of a step.
-        settings: everything else that decides about the weights, and where they were trained.
+        settings: name -> value of all other settings of the training, the machine and the versions.
         dev: name -> result on held-out pairs of the training text.
         losses: name of a loss -> points (step, value) of the training curve.
         results: name of an evaluation -> its results, as `experiments.collect` keeps them.
@@ -187,7 +188,9 @@ def t_interval(differences: Sequence[float]) -> tuple[float, float] | None:
 
 @dataclass(frozen=True)
 class Study:
-    """A recipe and its outcomes so far.
+    """A recipe, and the outcomes of its trainings so far.
+
+    An outcome is the result of one run with one seed and one learning rate.
 
     Attributes:
         recipe: what the study trains and evaluates.
@@ -207,17 +210,20 @@ class Study:
 
     @property
     def is_ablation(self) -> bool:
-        """Tell whether each run changes one setting of the study's run `base`."""
+        """Tell whether the study is an ablation, which it is if it has a run called "base".
+
+        Each other run then changes one setting of `base`.
+        """
         return "base" in self.recipe.runs
 
     @property
     def is_comparison(self) -> bool:
-        """Tell whether the study compares methods. Others are ablations, or evaluate nothing."""
+        """Tell whether the study compares methods: it is no ablation, and evaluates some run."""
         has_evaluation = any(run.evaluate for run in self.recipe.runs.values())
         return has_evaluation and not self.is_ablation
 
     def main_runs(self) -> dict[str, str]:
-        """Return label -> name, for the runs whose steps do not depend on another run's time."""
+        """Return label in tables -> name, for the runs without `same_time_as`."""
         runs = self.recipe.runs.items()
         return self._by_label([name for name, run in runs if run.same_time_as is None])
 
@@ -225,7 +231,8 @@ class Study:
         """Group the runs that are trained for the CPU time of another run.
 
         Returns:
-            Name of that other run -> label -> name of a run. The other run itself is among them.
+            Name of that other run -> (label in tables -> name of a run). The other run itself is
+            among the inner names.
         """
         found: dict[str, list[str]] = {}
         for name, run in self.recipe.runs.items():
@@ -271,7 +278,10 @@ class Study:
         return found.value(HELD_OUT) if found else None
 
     def search(self, run: Run) -> dict[float, float | None]:
-        """Return learning rate -> accuracy on held-out pairs, for a run whose rate is searched."""
+        """Return learning rate -> accuracy on held-out pairs, for all rates that the recipe tries.
+
+        The accuracy is in percent. It is None for a training that has not ended.
+        """
         return {rate: self.dev(run, rate) for rate in self.recipe.learning_rates}
 
     def rate(self, run: Run) -> float | None:
@@ -281,7 +291,8 @@ class Study:
     def final(self, name: str) -> list[Outcome]:
         """Return a run's outcomes at its chosen learning rate, in the order of its seeds.
 
-        Seeds whose training has not ended are left out.
+        Seeds whose training has not ended are left out. While the learning rate is not known, the
+        list is empty.
         """
         run = self.recipe.runs[name]
         rate = self.rate(run)
@@ -325,7 +336,7 @@ class Study:
         return {seed: ours[seed] - theirs[seed] for seed in ours if seed in theirs}
 
     def minus_base(self, measure: Measure) -> dict[str, dict[int, float]]:
-        """Return run -> seed -> difference from the run `base`, for all other runs."""
+        """Return name of each run except `base` -> (seed -> its difference from `base`)."""
         names = [name for name in self.recipe.runs if name != "base"]
         return {name: self.differences(name, "base", measure) for name in names}
 
@@ -333,7 +344,8 @@ class Study:
         """Find what the recipe asks for and was not done yet.
 
         Returns:
-            Name of a run -> texts such as "training, seed 1, 2". Complete runs are left out.
+            Name of a run -> texts such as "training, seed 1, 2" or "xnli, seed 0". Complete runs
+            are left out.
         """
         found: dict[str, list[str]] = {}
         for run in self.recipe.runs.values():
@@ -351,7 +363,9 @@ class Study:
 def label_of(run: Run) -> str:
     """Return what tables call a run, such as "DAP+edits".
 
-    The label depends on the objective, and on whether changed copies of the target are ranked.
+    The label is `START` for a run with learning rate 0. Otherwise it depends on the objective, and
+    on whether changed copies of the target are ranked. A run with an unknown objective keeps its
+    name.
     """
     if run.arguments.get("learning_rate") == 0:
         return START
@@ -377,7 +391,7 @@ def measures(study: Study) -> list[Measure]:
 
 
 def _tatoeba() -> list[Measure]:
-    """Return a measure per direction and group of languages of Tatoeba."""
+    """Return the measures of retrieval on Tatoeba, one per direction and group of languages."""
     found = []
     for direction, arrow in DIRECTIONS.items():
         for column, group in enumerate(TATOEBA_GROUPS):
@@ -388,7 +402,10 @@ def _tatoeba() -> list[Measure]:
 
 
 def _hard_negatives(study: Study) -> list[Measure]:
-    """Return the measures with hard negatives: the error, and its parts by kind of change."""
+    """Return the measures of the test with hard negatives (xsim++), for each such evaluation.
+
+    They are the error, and its parts by kind of change, as far as the study's outcomes have them.
+    """
     found = []
     for name in sorted(study.recipe.evaluate):
         kinds: set[str] = set()
@@ -403,7 +420,7 @@ def _hard_negatives(study: Study) -> list[Measure]:
 
 
 def _bucc() -> list[Measure]:
-    """Return F1, precision and recall of mining, per language pair of BUCC."""
+    """Return the measures F1, precision and recall of mining, for each language pair of BUCC."""
     found = []
     for pair in BUCC_PAIRS:
         for name, column in (("F1", 2), ("precision", 0), ("recall", 1)):
@@ -444,7 +461,10 @@ def measured(study: Study, among: Iterable[Measure]) -> list[Measure]:
 
 
 def headline(study: Study) -> dict[str, Measure]:
-    """Return short name -> measure, for the few measures that figures show."""
+    """Return short name -> measure, for the few measures that figures show.
+
+    Measures that no outcome of the study has are left out.
+    """
     names = {
         f"tatoeba/averages/{LARGEST}/xx-en": "Tatoeba xx→en",
         f"tatoeba/averages/{LARGEST}/en-xx": "Tatoeba en→xx",
@@ -458,7 +478,10 @@ def headline(study: Study) -> dict[str, Measure]:
 
 
 def ablated(study: Study) -> list[Measure]:
-    """Return the measures by which ablations are compared: held-out pairs and Tatoeba."""
+    """Return the measures by which ablations are compared: held-out pairs and Tatoeba.
+
+    Those that no outcome of the study has are left out.
+    """
     paths = tuple(f"tatoeba/averages/{LARGEST}/{direction}" for direction in DIRECTIONS)
     tatoeba = Measure(f"Tatoeba, {LARGEST}, mean of both directions", paths)
     return measured(study, [HELD_OUT, tatoeba])

@@ -46,10 +46,11 @@ SHARED = {
 
 
 def compared(workspace: Workspace) -> dict[str, Run]:
-    """Return the runs whose step times decide the number of steps of another run.
+    """Return the runs whose step must be timed, because another run gets equal CPU time.
 
     Returns:
-        Name -> run: each run that `same_time_as` names, and the run that the timed one is `like`.
+        Name -> run. For each run with `same_time_as`, these are the run that it names and the run
+        that it is `like`, unless both are the same.
     """
     found = {}
     runs = workspace.recipe.runs
@@ -155,6 +156,9 @@ def training_step(
         frozen: do not train the word embeddings.
         bf16: run under bfloat16 autocast.
         data: batches, which are used in turn.
+
+    Returns:
+        A function without arguments: forward and backward pass on the next batch, and AdamW.
     """
     model = DAPForPreTraining.from_pretrained(folder, dtype=torch.float32).train()
     if frozen:
@@ -175,7 +179,11 @@ def training_step(
 
 @command
 def main(argv: Sequence[str] | None = None) -> None:
-    """Measure the compared runs, write `timing.json` and print the times."""
+    """Time a training step of the compared runs, write `timing.json`, and print the times.
+
+    Args:
+        argv: command-line arguments. None takes those of the process.
+    """
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("recipe")
     parser.add_argument("--places", nargs="*", default=[], metavar="NAME=PATH")

@@ -62,12 +62,12 @@ class Picture:
 
     @property
     def digest(self) -> str:
-        """Return a hash of the data."""
+        """Return 16 hexadecimal digits of a hash of the data."""
         return hashlib.sha256(json.dumps(self.data, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def pictures(studies: Sequence[Study]) -> dict[str, Picture]:
-    """Return file name -> figure, for all figures whose data is there."""
+    """Return file name -> figure, for all figures whose data is there. Nothing is drawn yet."""
     made = {}
     for study in studies:
         name = study.name
@@ -133,7 +133,8 @@ def loss_data(study: Study) -> dict[str, Any]:
     """Collect the training losses that a figure shows.
 
     Returns:
-        Key of a loss -> method -> points (pairs seen, mean loss over the seeds).
+        Key of a loss -> label of a method -> points (pairs seen, mean loss over the seeds). Methods
+        without a style in `STYLES` are left out.
     """
     found: dict[str, Any] = {}
     for label, name in study.main_runs().items():
@@ -167,14 +168,14 @@ def mean_curve(outcomes: Sequence[Outcome], key: str) -> list[tuple[int, float]]
 
 
 def comparison_data(study: Study) -> dict[str, Any]:
-    """Collect the results that the comparison of methods shows.
+    """Collect the results that the figure of a comparison shows.
 
-    The rows are the methods with the same number of pairs, then TR for the CPU time of other
-    methods.
+    The rows are the methods with the same number of pairs, then TR trained for the CPU time of
+    other methods.
 
     Returns:
-        Short name of a measure -> label of a row -> {"method": its style in `STYLES`, "values": a
-        value per seed}.
+        Short name of a measure -> label of a row -> {"method": its key in `STYLES`, "values": a
+        value per seed}. At most `MOST` rows per measure.
     """
     rows = {}
     for label, name in study.main_runs().items():
@@ -198,7 +199,7 @@ def comparison_data(study: Study) -> dict[str, Any]:
 
 
 def ablation_data(study: Study) -> dict[str, Any]:
-    """Return label of a measure -> run -> its differences from `base`, one per seed."""
+    """Return label of a measure -> (name of a run -> its differences from `base`, one per seed)."""
     found = {}
     for measure in ablated(study):
         runs = study.minus_base(measure).items()
@@ -210,9 +211,9 @@ def ablation_data(study: Study) -> dict[str, Any]:
 
 
 def draw_losses(figure: Any, data: Mapping[str, Any]) -> None:
-    """Draw a panel per loss, with a curve per method.
+    """Draw a panel per loss, with a curve per method over the sentence pairs seen.
 
-    The axis is logarithmic if the largest value is over 10 times the smallest.
+    The vertical axis is logarithmic if the largest loss is over 10 times the smallest.
 
     Args:
         figure: an empty matplotlib figure.
