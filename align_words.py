@@ -84,7 +84,7 @@ class Pair(NamedTuple):
 
 @dataclass
 class TokenEncoderArguments(EncoderArguments):
-    """Options that choose the encoder. There is none for pooling, because token states are aligned."""
+    """Options that choose the encoder, without pooling, because token states are aligned."""
 
     model_name_or_path: str = arg(
         MISSING,
@@ -399,7 +399,7 @@ def count_pairs(read: Callable[[], Iterable[Pair]], files: Sequence[str], words:
         words: the value of `--words`, "spaces" or "tokenizer".
 
     Raises:
-        UserError: `read` raises it, or there is no pair.
+        UserError: the text has no pair, or `read` finds a fault in it.
     """
     total = 0
     unsegmented = 0

@@ -95,7 +95,10 @@ def refusals_of_encoder(name: str, config: DAPConfig) -> Iterator[None]:
 
 
 def build_encoder(config: PreTrainedConfig) -> PreTrainedModel:
-    """Build an encoder with random weights and without a pooler, which nothing would train.
+    """Return an encoder with random weights, and without a pooler, which nothing would train.
+
+    Args:
+        config: configuration of the encoder.
 
     Raises:
         ValueError: the encoder takes no attention mask, so padding would change its states.

@@ -516,7 +516,10 @@ def pool_numbers(vectors: Mapping[TextName, np.ndarray]) -> dict[str, dict[str, 
 
     Returns:
         Language code, or name of a group of languages such as "36 languages" -> (name in the report
-        -> share of the queries in percent). `POOL_KEYS` lists and explains these names.
+        -> share of the queries in percent). "pool_xx-en" is the share of queries in language xx
+        whose nearest candidate is their translation. "own_xx-en" is the share whose nearest
+        candidate is in their own language. "pool_en-xx" and "own_en-xx" are those of English
+        queries.
     """
     shares = {}
     for code, side in vectors:

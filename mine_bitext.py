@@ -422,6 +422,9 @@ def read_split(split: Split) -> MiningTask:
     Args:
         split: the names of its files.
 
+    Returns:
+        The two texts with their gold pairs.
+
     Raises:
         UserError: a file has a faulty line, which the message names.
     """
@@ -433,7 +436,7 @@ def read_split(split: Split) -> MiningTask:
 
 
 def _read_side(path: Path, lines: Iterator[str]) -> TextSide:
-    """Make a `TextSide` of one text, and print how many lines and sentences it has.
+    """Return one text as a `TextSide`, and print how many lines and sentences it has.
 
     Args:
         path: the text's file, for messages.
@@ -636,6 +639,9 @@ def find_pairs(
         search: function that finds nearest neighbours.
         known: vectors of K known translations, (K, D) each, which calibrate the threshold. None if
             there are none. Only mining uses them.
+
+    Returns:
+        The pairs to write, and the numbers for the report.
     """
     if args.bucc:
         return evaluate_bucc(tasks, vectors, args, search)

@@ -97,7 +97,8 @@ def build(name: str, objective: str, dropout: float = 0.0) -> DAPForPreTraining:
 def uneven_batch(pairs: int = 12, longest: int = 24) -> Batch:
     """Return a batch of random pairs whose sentences have 3 to `longest` tokens.
 
-    The batch also has the random numbers that choose masked tokens, so every path masks the same.
+    The batch also has the random numbers that choose masked tokens, so all paths mask the same
+    tokens.
 
     Args:
         pairs: number of pairs.

@@ -28,7 +28,7 @@ FITTED_LENGTHS = ((7, 7), (7, 12), (12, 7), (17, 7), (7, 17), (17, 17), (22, 12)
 def _attention_flops(
     query: torch.Size, key: torch.Size, value: torch.Size, *_: Any, **__: Any
 ) -> int:
-    """Count the FLOPs of attention, given the shapes of its inputs. Other arguments are ignored."""
+    """Return the FLOPs of attention, given its inputs' shapes. Other arguments are ignored."""
     return sdpa_flop_count(query, key, value)
 
 
@@ -67,6 +67,9 @@ def pair_flops(loss: Loss, workload: Workload, source: int, target: int) -> int:
         workload: makes the pair.
         source: number of tokens of the source sentence.
         target: number of tokens of the target sentence.
+
+    Returns:
+        FLOPs. A multiplication with addition counts as 2.
     """
     batch = with_noise(workload.batch_of([source], [target]))
     with torch.no_grad(), FlopCounterMode(display=False, custom_mapping=MORE) as counter:

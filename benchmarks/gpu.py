@@ -113,7 +113,11 @@ GOALS: dict[str, tuple[float, Callable[[dict[str, Any]], float]]] = {"step": (0.
 
 
 def preflight() -> list[str]:
-    """Print the machine, the versions and the missing packages, and return the latter's names."""
+    """Print the machine, the library versions and the packages of `NEEDED` that are missing.
+
+    Returns:
+        The names of the missing packages.
+    """
     about = machine() | versions()
     print(", ".join(f"{key} {value}" for key, value in about.items()))
     missing = [name for name in NEEDED if find_spec(name) is None]
@@ -212,7 +216,10 @@ def brief(value: Any) -> Any:
     Single measurements and descriptions of the run are left out. Floats get 4 significant digits.
 
     Args:
-        value: the content or a part of it.
+        value: the content or a part of it: a dictionary, a list or a single value.
+
+    Returns:
+        A shortened copy.
     """
     if isinstance(value, dict):
         hidden = ("runs", "arguments", "machine", "versions")

@@ -124,6 +124,9 @@ def sgemm_rate(device: str, size: int = 4096, repeats: int = 3) -> float:
         device: "cpu" or "cuda".
         size: rows of a matrix.
         repeats: number of products that are timed together.
+
+    Returns:
+        10⁹ floating-point operations per second.
     """
     matrix = torch.rand(size, size, device=device)
     out = torch.empty(size, size, device=device)

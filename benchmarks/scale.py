@@ -57,6 +57,10 @@ def search(rows: int, args: argparse.Namespace, cluster: ClusterArguments) -> Jo
         rows: vectors per side.
         args: the command line, which has the number of dimensions.
         cluster: says whether to search on a cluster.
+
+    Returns:
+        A function that does the job and returns the arrays of results. It searches all vectors if
+        its argument is True, and few of them if it is False, to start the workers.
     """
     generator = np.random.default_rng(0)
     source = generator.standard_normal((rows, args.dimensions), np.float32)
@@ -78,6 +82,10 @@ def encoding(count: int, args: argparse.Namespace, cluster: ClusterArguments) ->
         count: number of sentences.
         args: the command line, which names the encoder.
         cluster: says whether to encode on a cluster.
+
+    Returns:
+        A function that does the job and returns a list with the vectors. It encodes all sentences
+        if its argument is True, and 64 of them if it is False, to start the workers.
     """
     generator = np.random.default_rng(0)
     encoder = load_on(cluster, EncoderArguments(args.model, pooling="mean"))
@@ -93,8 +101,12 @@ def preparation(lines: int, args: argparse.Namespace, cluster: ClusterArguments)
 
     Args:
         lines: not used, because the text is already there.
-        args: the command line. Its `folder` has the text in "all", and a small part in "few".
+        args: the command line. Its `folder` has the text in "all", and a smaller text in "few".
         cluster: says whether to prepare on a cluster.
+
+    Returns:
+        A function that does the job and returns the bytes of each written file. It prepares "all"
+        if its argument is True, and "few" if it is False, to start the workers.
     """
 
     def work(whole: bool) -> list[np.ndarray]:
@@ -139,7 +151,11 @@ def measure(name: str, size: int, nodes: int, args: argparse.Namespace) -> tuple
 
 
 def start_cluster(nodes: int) -> str:
-    """Start a cluster of nodes with one core each on this machine, and return its address."""
+    """Start a Ray cluster on this machine, whose nodes have one core each, and return its address.
+
+    Args:
+        nodes: number of nodes, at least 1.
+    """
     from ray.cluster_utils import Cluster
 
     node = {"num_cpus": 1, "object_store_memory": STORE}

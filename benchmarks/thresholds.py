@@ -76,6 +76,9 @@ def drawn_pairs(rows: Sequence[tuple[str, str]], count: int) -> list[tuple[str, 
     Args:
         rows: pairs of a source sentence and a target sentence.
         count: number of pairs to draw.
+
+    Returns:
+        The drawn pairs, in random order.
     """
     pairs = list(rows)
     random.Random(0).shuffle(pairs)
@@ -113,6 +116,9 @@ def made_case(name: str, vectors: tuple[np.ndarray, np.ndarray], share: float) -
         name: name of the texts.
         vectors: vectors of the sources and of their translations, row by row.
         share: share of a text's sentences whose translation is in the other text, 0 to 1.
+
+    Returns:
+        The case. Both texts have half as many sentences as `vectors` has rows.
     """
     rows = np.random.default_rng(0).permutation(len(vectors[0]))
     size = len(rows) // 2

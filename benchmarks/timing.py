@@ -34,7 +34,9 @@ WALL, CPU = "wall", "cpu"
 
 
 def machine_parser(description: str, repeats: int) -> argparse.ArgumentParser:
-    """Make a command-line parser with the options that every benchmark has.
+    """Return a command-line parser with the options of every benchmark.
+
+    They are `--repeats`, `--device` and `--json`.
 
     Args:
         description: docstring of the benchmark. Its first line is shown by `--help`.
@@ -48,7 +50,14 @@ def machine_parser(description: str, repeats: int) -> argparse.ArgumentParser:
 
 
 def prepare_machine(args: argparse.Namespace) -> None:
-    """Set the random seed, and raise `ValueError` if `--device cuda` finds no GPU."""
+    """Set torch's random seed.
+
+    Args:
+        args: the command line, which has the device.
+
+    Raises:
+        ValueError: the device is "cuda" and there is no GPU.
+    """
     if args.device == "cuda" and not torch.cuda.is_available():
         raise ValueError("--device cuda: PyTorch sees no GPU on this machine; leave the option out")
     torch.manual_seed(0)
@@ -199,7 +208,7 @@ def peak_anonymous() -> Iterator[dict[str, int]]:
 
 
 def kernel_bytes(file: str, name: str) -> int:
-    """Read an amount of memory from a file in /proc, in bytes.
+    """Return an amount of memory from a file in /proc, in bytes.
 
     Args:
         file: path, such as /proc/meminfo.

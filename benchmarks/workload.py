@@ -138,7 +138,10 @@ class Workload:
         return model
 
     def to(self, device: str) -> "Workload":
-        """Move the models to a device. Later batches are made there. Returns this workload."""
+        """Move the models to a device ("cpu" or "cuda"), and return this workload.
+
+        Batches that are made later are on this device as well.
+        """
         self.device = device
         self.encoder.to(device)
         for model in self.models.values():

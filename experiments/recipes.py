@@ -124,6 +124,9 @@ def read_recipe(path: str | Path, places: Mapping[str, str] | None) -> Recipe:
         places: name of a place -> path. They win over the recipe's defaults. None replaces no
             place, to look at a recipe only.
 
+    Returns:
+        The recipe, whose runs have all arguments that they take from other runs.
+
     Raises:
         FileNotFoundError: there is no such file.
         UserError: the file is no recipe, or has an unknown key or a place that is not given. Also
@@ -152,7 +155,7 @@ def read_recipe(path: str | Path, places: Mapping[str, str] | None) -> Recipe:
 
 
 def _content(path: Path) -> dict[str, Any]:
-    """Read the YAML of a recipe.
+    """Read the YAML file of a recipe, and return its content as a dictionary with the key "runs".
 
     Raises:
         UserError: the file is no valid YAML, lacks `runs`, or has an unknown key.
@@ -177,7 +180,7 @@ def _run(
     before: Mapping[str, Run],
     path: Path,
 ) -> Run:
-    """Make a run from its lines in the recipe.
+    """Return the run that some lines of the recipe describe.
 
     What the lines do not give comes from the run that it is `like`, or else from the whole recipe.
 
@@ -253,9 +256,9 @@ def _filled(value: Any, places: Mapping[str, str], path: Path) -> Any:
 
 
 def flags(arguments: Mapping[str, Any]) -> list[str]:
-    """Turn name -> value into command-line flags.
+    """Return arguments, name -> value, as the words of a command line.
 
-    A list gives several values. None leaves the flag out.
+    A list gives several values after its flag. None leaves the flag out.
 
     >>> flags({"objective": "tr", "revision": None, "train_data": ["a", "b"]})
     ['--objective', 'tr', '--train_data', 'a', 'b']

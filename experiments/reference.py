@@ -230,7 +230,7 @@ def _digest(
 
 
 def _read(path: Path) -> list[AlignedPair]:
-    """Read a file of links that `reference` has written.
+    """Read a file of sentence pairs with links that `reference` has written.
 
     Raises:
         UserError: the file is damaged.

@@ -457,9 +457,9 @@ def machine_section(studies: Sequence[Study]) -> str:
 
 
 def counted(words: Sequence[str]) -> str:
-    """List each distinct text once with its count, the most frequent first.
+    """Return a text that lists each distinct text once with its count, the most frequent first.
 
-    The count is left out if all texts are the same.
+    The count is left out if all texts are the same. There must be at least one text.
 
     >>> counted(["a", "b", "b"])
     'b (2), a (1)'

@@ -139,7 +139,7 @@ class Spread:
 
 
 def spread(values: Iterable[float]) -> Spread | None:
-    """Compute mean and standard deviation of values. Return None if there are no values.
+    """Return mean and standard deviation of the values, or None if there are no values.
 
     >>> spread([1.0, 3.0])
     Spread(mean=2.0, sd=1.4142135623730951, count=2)
@@ -152,9 +152,10 @@ def spread(values: Iterable[float]) -> Spread | None:
 
 
 def pooled_sd(spreads: Sequence[Spread]) -> float:
-    """Pool the standard deviations of several groups into one, each weighted by its n - 1.
+    """Return the pooled standard deviation of several groups.
 
-    Every group needs a standard deviation, so at least two values.
+    It is the root of the mean of their variances, weighted by n - 1. Every group needs a standard
+    deviation, so at least two values.
 
     >>> pooled_sd([Spread(0.0, 1.0, 2), Spread(9.0, 7.0, 2)])
     5.0
@@ -381,7 +382,7 @@ HELD_OUT = Measure("held-out training pairs", (f"dev/{DEV}",))
 
 
 def measures(study: Study) -> list[Measure]:
-    """Return the measures that at least one model of a study has, in the order of the tables."""
+    """Return all measures that at least one outcome of a study has, in the order of the tables."""
     found = [HELD_OUT, *_tatoeba(), *_hard_negatives(study), *_bucc()]
     xnli = {model: row["average"] for model, row in PAPER_XNLI.items()}
     found.append(Measure("XNLI, mean accuracy", ("xnli/mean/accuracy",), paper=xnli))
@@ -431,12 +432,12 @@ def _bucc() -> list[Measure]:
 
 
 def alignment_measures(study: Study) -> list[Measure]:
-    """Return the measures of word alignment that at least one model of a study has."""
+    """Return the measures of word alignment that at least one outcome of a study has."""
     return measured(study, [_alignment(name, name) for name in ALIGNMENT])
 
 
 def _alignment(label: str, *names: str) -> Measure:
-    """Make a measure of word alignment.
+    """Return a measure of word alignment.
 
     Args:
         label: name in tables.
@@ -447,7 +448,7 @@ def _alignment(label: str, *names: str) -> Measure:
 
 
 def measured(study: Study, among: Iterable[Measure]) -> list[Measure]:
-    """Select the measures that at least one model of a study has.
+    """Return those of the given measures that at least one outcome of a study has.
 
     Args:
         study: the study.

@@ -204,6 +204,9 @@ def _align(source: _Tokens, target: _Tokens, method: str, subwords: str) -> Word
         target: its translation.
         method: "argmax" or "itermax", as in `align_words`.
         subwords: "mean", "first" or "link", as in `align_words`.
+
+    Returns:
+        The words of both sentences, their links and their cosines.
     """
     missing = 0
     for side in (source, target):

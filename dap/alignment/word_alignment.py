@@ -272,6 +272,9 @@ def alignment_quality(
         possible: P arrays (L_i, 2) of further links that are no mistakes. None if the reference has
             only sure links.
 
+    Returns:
+        The three numbers, in percent.
+
     Raises:
         UserError: unequal numbers of pairs, or no sure links.
     """

@@ -39,6 +39,9 @@ def load_config(name_or_path: str, **hub: Any) -> PreTrainedConfig:
         name_or_path: a folder or Hub id.
         hub: arguments of `AutoConfig.from_pretrained`, such as `revision`.
 
+    Returns:
+        The configuration, of the class that its `model_type` names.
+
     Raises:
         UserError: the configuration cannot be read, or has an impossible number.
     """
@@ -216,12 +219,15 @@ def library_settings(name_or_path: str, revision: str | None) -> LibrarySettings
 
 
 def _read_json(name_or_path: str, filename: str, revision: str | None) -> Any | None:
-    """Parse a JSON file of a folder or a Hub repository. Return None if it has no such file.
+    """Read a JSON file of a folder or a Hub repository.
 
     Args:
         name_or_path: a folder or Hub id.
         filename: path of the file within the folder or repository.
         revision: branch, tag or commit of a Hub repository.
+
+    Returns:
+        The parsed content. None if the folder or repository has no such file.
 
     Raises:
         UserError: the name is neither a folder nor a possible Hub id.
@@ -240,10 +246,10 @@ def _read_json(name_or_path: str, filename: str, revision: str | None) -> Any | 
 
 
 def _module_kind(dotted: str) -> str:
-    """Shorten the name of a module of sentence-transformers to its class name.
+    """Return the class name of a module of sentence-transformers, given its dotted path.
 
-    The library has moved its modules, so its older and newer paths must give the same name. Modules
-    that are not the library's own keep their full name.
+    The library has moved its modules, so its older and newer paths must give the same name. For
+    modules that are not the library's own, the full path is returned.
 
     >>> _module_kind("sentence_transformers.models.Pooling")
     'Pooling'

@@ -548,12 +548,13 @@ class LibraryEncoder:
 def load_encoder(name_or_path: str, **options: Any) -> SentenceEncoder | LibraryEncoder:
     """Load an encoder from a folder or from the Hub.
 
-    The result is a `SentenceEncoder`. If the folder has modules that only the sentence-transformers
-    library can run, it is a `LibraryEncoder`.
-
     Args:
         name_or_path: a folder or a Hub id.
         options: fields of `EncoderOptions`.
+
+    Returns:
+        A `SentenceEncoder`. If the folder has modules that only the sentence-transformers library
+        can run, it is a `LibraryEncoder`.
 
     Raises:
         UserError: the encoder cannot be loaded, or an option does not fit it. Or the folder needs
@@ -600,7 +601,7 @@ def load_encoder(name_or_path: str, **options: Any) -> SentenceEncoder | Library
 
 
 def listed(sentences: Iterable[str]) -> list[str]:
-    """Turn sentences into a list, and check that all of them are strings.
+    """Return sentences as a list, after a check that all of them are strings.
 
     Raises:
         UserError: `sentences` is a single string, or holds something that is no string or no valid
@@ -660,7 +661,7 @@ def length_batches(lengths: Sequence[int], token_budget: int, full: int) -> list
 
 @contextmanager
 def _eval_mode(model: torch.nn.Module) -> Iterator[None]:
-    """Put a model into evaluation mode for the duration of the block."""
+    """Within this block, put a model into evaluation mode. Afterwards it has its earlier mode."""
     was_training = model.training
     model.eval()
     try:

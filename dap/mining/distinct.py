@@ -101,14 +101,16 @@ class DistinctSentences:
 
 
 def _store_lines(lines: Iterable[str], text: BinaryIO, ends: BinaryIO) -> Iterator[np.ndarray]:
-    """Write all lines to files, and yield a `HASHED_LINE` record for each line that is not empty.
-
-    The records come in arrays, one for each block of lines.
+    """Write all lines to files, and yield the hashes of the lines that are not empty.
 
     Args:
         lines: the lines of the text, read once.
-        text: receives the sentences in UTF-8, without line ends and without empty lines.
-        ends: receives 0 and then for each line the position of its end in `text`, int64.
+        text: file that receives the sentences in UTF-8, without line ends and without empty lines.
+        ends: file that receives 0 and then for each line the position of its end in `text`, int64.
+
+    Yields:
+        For each block of lines, an array with a `HASHED_LINE` record (hash and line number) for
+        each line that is not empty.
     """
     stream = iter(lines)
     size = 0  # bytes of text so far

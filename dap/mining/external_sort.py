@@ -44,6 +44,11 @@ def sort_records(blocks: Iterable[np.ndarray]) -> Iterator[tuple]:
 
 
 def _read_run(run: np.ndarray, size: int) -> Iterator[tuple]:
-    """Yield the records of a structured array as tuples, reading `size` records at a time."""
+    """Yield the records of a structured array as tuples, reading `size` records at a time.
+
+    Args:
+        run: array of records, which may be mapped from a file.
+        size: number of records in memory at a time.
+    """
     for block in row_blocks(len(run), size):
         yield from run[block].tolist()

@@ -345,12 +345,15 @@ class _Side:
 
 
 def require_some(kept: MinedPairs, candidates: MinedPairs, choice: Choice) -> MinedPairs:
-    """Return the kept pairs unchanged, or raise `UserError` if there are none.
+    """Return the kept pairs unchanged, if there are any.
 
     Args:
         kept: the pairs that reach the threshold.
         candidates: all candidates, for the message.
         choice: the choice of the threshold, for the message.
+
+    Raises:
+        UserError: there is no kept pair.
     """
     if len(kept):
         return kept

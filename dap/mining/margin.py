@@ -65,7 +65,7 @@ class MinedPairs:
 
     @classmethod
     def concatenate(cls, blocks: Iterable["MinedPairs"]) -> "MinedPairs":
-        """Concatenate at least one block of pairs in a temporary file."""
+        """Return the pairs of several blocks (at least one) as one object, in a temporary file."""
         records = concatenate_on_disk(block.records() for block in blocks)
         return cls(records["score"], records["source"], records["target"])
 
@@ -117,6 +117,9 @@ def nearest_k(neighbours: Neighbours, k: int) -> Neighbours:
     Args:
         neighbours: k or more neighbours of each row, in both directions, nearest first.
         k: number of neighbours to keep.
+
+    Returns:
+        The k nearest neighbours of each row, in both directions.
     """
     return Neighbours(
         neighbours.forward_scores[:, :k],
@@ -195,6 +198,9 @@ def candidate_pairs(
         neighbours: the k nearest neighbours of all rows in both directions.
         margin: one of `MARGINS`.
         retrieval: one of `RETRIEVALS`.
+
+    Returns:
+        The candidates with their margin scores, best first, in a temporary file.
 
     Raises:
         UserError: an unknown margin or retrieval.

@@ -159,6 +159,9 @@ def fit_scores(
         known: (K,) scores of known translations, which fix the translations' distribution. None
             estimates it from the candidates.
 
+    Returns:
+        The fitted model: how likely each candidate is a translation.
+
     Raises:
         UserError: a score is NaN or infinite.
     """
@@ -236,7 +239,12 @@ def _fit(
 
 
 def _moments(values: np.ndarray, weights: np.ndarray) -> tuple[float, float]:
-    """Return the weighted mean and the weighted standard deviation of values."""
+    """Return the weighted mean and the weighted standard deviation of values.
+
+    Args:
+        values: any number of values.
+        weights: weight of each value, 0 or more.
+    """
     total = weights.sum() + 1e-12
     mean = float((weights * values).sum() / total)
     return mean, float((weights * (values - mean) ** 2).sum() / total) ** 0.5

@@ -110,7 +110,10 @@ class ClusterEncoder:
         return getattr(self.encoder, name)
 
     def _start_actor(self) -> Any:
-        """Start an actor and return Ray's handle of it. Ray waits until a node has room for it."""
+        """Ask Ray to start an actor, and return Ray's handle of it at once.
+
+        The actor starts as soon as a node has room for it.
+        """
         return self._actor_class.remote(self._arguments)
 
     def _room(self) -> int:

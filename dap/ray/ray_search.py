@@ -177,6 +177,9 @@ def task_memory(
         kind: type of the device that runs the task, "CPU" or "GPU".
         k: neighbours per row.
         index: faiss index. None for an exact search.
+
+    Returns:
+        Number of bytes.
     """
     copies = 1 if index is None else 3  # with an index: as received, in the index, and as searched
     row = copies * dimensions * 4 + 2 * k * NEIGHBOUR

@@ -261,6 +261,9 @@ def _named_refusals(name: str, keys: Array, key_name: str) -> Iterator[None]:
         name: the index as the user gave it.
         keys: the rows that are indexed. The message gives their number.
         key_name: what the message calls these rows.
+
+    Raises:
+        UserError: faiss raised a `RuntimeError` within the block.
     """
     try:
         yield

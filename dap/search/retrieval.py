@@ -119,8 +119,11 @@ def _pool_accuracy(queries: Array, others: Array) -> PoolAccuracy:
     """Compute one direction of `multilingual_pool_accuracy`.
 
     Args:
-        queries: (N, D).
+        queries: (N, D), all sentences of one language.
         others: (N, D), the sentences of the other language. Row i is the translation of query i.
+
+    Returns:
+        Shares of the queries, in percent.
     """
     # the nearest sentence of the other language
     distinct = np.unique(first_equal_rows(others))

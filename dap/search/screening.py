@@ -232,8 +232,11 @@ class Screen:
     def _near_by_float32(self, queries: Tensor, worst: Tensor, key_worst: Tensor | None) -> Tensor:
         """Find the pairs that can be among the k best by float32 products.
 
-        The arguments are those of `pairs`. A float32 product has a small error. If that leaves too
-        many pairs, only the k best products of each query and each key are taken.
+        A float32 product has a small error. If that leaves too many pairs, only the k best products
+        of each query and each key are taken.
+
+        Args:
+            queries, worst, key_worst: as in `pairs`.
 
         Returns:
             True for each pair to compute exactly, (R, C) bool.

@@ -125,6 +125,9 @@ def hard_negative_copies(sentences: Sequence[str]) -> list[Copy]:
     sentences or an earlier copy of the same sentence, except for case and spaces. Copies come in
     the order of the sentences.
 
+    Args:
+        sentences: all English sentences of the text. They also decide which words are names.
+
     >>> for copy in hard_negative_copies(["She did not buy 20 books."]):
     ...     print(copy.kind, copy.text)
     number She did not buy 90 books.
