@@ -54,7 +54,11 @@ VERSION = 9
 
 @dataclass
 class DataArguments:
-    """Options that name the text to prepare, and where to write the result."""
+    """Options that name the text to prepare, and where to write the result.
+
+    The help text of each field says what it does. Values that contradict each other raise
+    `UserError`.
+    """
 
     output_dir: str = field(
         metadata={"help": "Folder to write train/, dev/, README.md and report.json into."}
@@ -106,7 +110,10 @@ class DataArguments:
             )
 
     def outputs(self) -> dict[str, str]:
-        """Return the files to write outside of `output_dir`, by the flag that names them."""
+        """Return the output files outside of `output_dir`, by the flag that names them.
+
+        This is only the file of `--list_leaks`, if it is given.
+        """
         return {"--list_leaks": self.list_leaks} if self.list_leaks else {}
 
 
@@ -118,7 +125,7 @@ def check_outside(args: DataArguments, options: PrepareOptions) -> None:
         options: the options that shape the text, some of which name files.
 
     Raises:
-        UserError: an input or output lies in it.
+        UserError: an input or output lies in `output_dir`.
     """
     output = Path(args.output_dir).resolve()
     values = vars(args) | vars(options)
@@ -153,7 +160,8 @@ def find_files(
         The files, sorted by language, and the licences by the name of the corpus or file.
 
     Raises:
-        UserError: as `find_bitext` and `download_corpora`, or there is no text in a language.
+        UserError: as `find_bitext` and `download_corpora`, or there is no text in one of
+            `args.languages`.
         FileNotFoundError: a path does not exist.
     """
     # Download from OPUS.
@@ -201,6 +209,9 @@ def read_licences(path: str | None) -> dict[str, str]:
     Args:
         path: JSON file that maps the name of an input file to its licence. None gives no licences.
 
+    Returns:
+        Name of an input file -> its licence.
+
     Raises:
         UserError: the file is not such a mapping.
     """
@@ -212,7 +223,7 @@ def read_licences(path: str | None) -> dict[str, str]:
 
 
 def _fingerprint(*content: Any) -> str:
-    """Hash some JSON values, together with `VERSION` and the version of polars."""
+    """Return a hash (16 hexadecimal digits) of JSON values, `VERSION` and the version of polars."""
     text = json.dumps([VERSION, version("polars"), *content], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -220,7 +231,8 @@ def _fingerprint(*content: Any) -> str:
 def _file_state(path: str) -> Any:
     """Return size and modification time of a file, or of all files in a folder, as JSON values.
 
-    The result changes if the text may have changed. It is None if there is no such file.
+    The result changes if the text may have changed. For a member of an archive it is that of the
+    archive. It is None if there is no such file.
     """
     place = str(disk_path(path))
     if os.path.isdir(place):
@@ -232,7 +244,7 @@ def _file_state(path: str) -> Any:
 
 
 def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
-    """Turn raw parallel text into training pairs, from command-line arguments.
+    """Turn raw parallel text into training pairs, as the command line of `prepare_data.py` says.
 
     Args:
         argv: arguments of the command. None takes those of this process.
@@ -241,7 +253,8 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
         The report, as written to `report.json`.
 
     Raises:
-        UserError: arguments or text do not fit, the folder holds another run, or the disk is full.
+        UserError: arguments or text that cannot be used, the folder holds another run, or the
+            disk is full.
         FileNotFoundError: a file or folder does not exist.
     """
     logging.basicConfig(format="%(message)s", level=logging.INFO)
@@ -263,7 +276,8 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
 def prepare_all(args: DataArguments, options: PrepareOptions) -> dict[str, Any]:
     """Prepare the text, or only return the report if the same run has finished before.
 
-    The caller has checked and locked the output folder.
+    The caller has checked and locked the output folder. All results are written there, and a
+    table of counts is printed.
 
     Args:
         args: what to prepare, and where to write it.
@@ -326,6 +340,12 @@ def _shown(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings that are paths or names, without folders of this machine and secrets.
 
     They are part of the report and the card, which users publish.
+
+    Args:
+        settings: all settings of the run by name.
+
+    Returns:
+        The changed settings by name. All others are left out.
     """
     shown = {}
     for name in ("data", "evaluation_data"):
@@ -369,7 +389,7 @@ def keep_finished(
 def finish(
     plan: Plan, args: DataArguments, files: Sequence[RawFile], report: dict[str, Any]
 ) -> None:
-    """Write the list of leaks, the card and the report, and remove the work folder.
+    """Write the list of leaks (if asked for), the card and the report, and remove the work folder.
 
     Args:
         plan: the paths of the run.

@@ -37,7 +37,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class PushArguments:
-    """Command-line arguments: what to publish, and where."""
+    """Command-line arguments that say what to publish besides the model, and where.
+
+    The help text of each field says what it does.
+    """
 
     repo_id: str = arg(
         MISSING, "Repository on the Hub, such as user/dap-xlmr. It is created if it does not exist."
@@ -99,7 +102,7 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
         Otherwise "repo_id" and "commit" say what was published.
 
     Raises:
-        UserError: arguments, checkpoint or results that do not fit, or the Hub refuses.
+        UserError: arguments, checkpoint or results that cannot be used, or the Hub refuses.
         FileNotFoundError: no such checkpoint or file.
     """
     logging.basicConfig(format="%(levelname)s: %(message)s")
@@ -122,7 +125,7 @@ def write_and_push(
 ) -> dict[str, Any]:
     """Write the folder to publish, and send it to the Hub unless this is a dry run.
 
-    With `--space`, the same happens to the folder of a Space, which is written beside it.
+    With `--space`, the folder of a Space is also written, beside it, and sent.
 
     Args:
         checkpoint: folder or Hub id of the checkpoint.
@@ -131,7 +134,8 @@ def write_and_push(
         options: what the folder holds.
 
     Returns:
-        The result of `run`.
+        A dictionary with "files" (names within the folder). Also "folder" for a dry run,
+        otherwise "repo_id" and "commit".
     """
     space = folder.with_name(f"{folder.name}-space") if args.space else None
     if space is not None:
@@ -168,7 +172,7 @@ def write_and_push(
 
 
 def _require_onnx() -> None:
-    """Raise `UserError` unless the packages for `--onnx` are installed."""
+    """Raise `UserError`, which names `--onnx`, unless the packages for it are installed."""
     try:
         require_packages()
     except UserError as error:
@@ -178,7 +182,9 @@ def _require_onnx() -> None:
 def _warn_about_another_model(
     path: str, report: dict[str, Any], names: set[str], local: Path
 ) -> None:
-    """Warn if a report does not seem to be about the published checkpoint.
+    """Log a warning if a report does not name the published checkpoint as its model.
+
+    For a merged report, one of its models must be the checkpoint.
 
     Args:
         path: file of the report, for the message.

@@ -102,11 +102,11 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
         argv: the command line. None takes the process's own.
 
     Returns:
-        The report that is written to `xnli.json`. In a launch of several processes, only the first
-        one writes it, and the others return the report of the first seed.
+        The report that is written to `xnli.json`. In a launch of several processes, only the
+        first one writes it, and the others return the report of the first seed.
 
     Raises:
-        UserError: arguments or data that do not fit, or a model that cannot be loaded.
+        UserError: arguments or data that cannot be used, or a model that cannot be loaded.
         FileNotFoundError: there is no such data.
         FloatingPointError: the loss became NaN or infinite.
     """
@@ -153,11 +153,11 @@ def build_task(
         training: arguments of all fine-tuning runs.
 
     Returns:
-        What the fine-tuning runs of this command share.
+        The encoder, the tokenised text and the arguments, which the fine-tuning runs share.
 
     Raises:
-        UserError: the encoder cannot be loaded, has too few positions or is not an encoder, or the
-            data is damaged or incomplete.
+        UserError: the encoder cannot be loaded, has too few positions or is not an encoder, or
+            the data is damaged or incomplete.
         FileNotFoundError: there is no such data.
     """
     found = find_nli(data.data_dir)
@@ -202,7 +202,8 @@ def dev_languages(
     """Choose the languages whose dev sets are measured, by `--selection`.
 
     Args:
-        training: says whether dev sets choose the learning rate, and which languages' sets.
+        training: says whether dev sets choose the learning rate, and which languages' sets: only
+            English, or all.
         data: says where the text is, for error messages.
         test_codes: codes of the languages to test.
         dev: language code -> where its dev set is.
@@ -275,6 +276,8 @@ def make_report(
     tried: list[dict[str, Any]],
 ) -> dict[str, Any]:
     """Make the report of one seed: accuracy in percent by language, and their mean.
+
+    It also has the dev accuracies, and the settings. Nothing is written.
 
     Args:
         model_args: which encoder.

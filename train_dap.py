@@ -72,6 +72,9 @@ def build_datasets(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Read the text, hold out or read the dev set, and tokenise the training pairs.
 
+    Without `validation_data`, dev pairs are held out of the training text. With it, training
+    pairs whose target is in the dev set are removed.
+
     Args:
         data: arguments that name the text and its form.
         training: arguments with the seed.
@@ -101,14 +104,16 @@ def mix_languages(
 ) -> tuple[Dataset, Sampler | None]:
     """Put all languages into one dataset, and decide how often each is drawn.
 
+    For a stream, all pairs are counted first, unless the mix is uniform.
+
     Args:
         train: tokenised pairs by language, map-style or streamed.
         data: arguments with the language mix.
         training: arguments with the seed and the batch size.
 
     Returns:
-        The dataset, and the sampler that draws the language mix from it. A stream is mixed already,
-        so its sampler is None.
+        The dataset, and the sampler that draws the language mix from it. A stream is mixed
+        already, so its sampler is None.
 
     Raises:
         UserError: the pairs of a stream do not fill one batch.
@@ -218,7 +223,7 @@ def build_trainer(
     training: DAPTrainingArguments,
     model_class: type[DAPForPreTraining] = DAPForPreTraining,
 ) -> tuple[DAPTrainer, dict[str, Any]]:
-    """Read the text, load the model, and make a trainer of them.
+    """Read the text, load the model, check that they fit the arguments, and make a trainer of them.
 
     Args:
         model_args: which model to train, and its settings.
@@ -228,6 +233,9 @@ def build_trainer(
 
     Returns:
         The trainer, and the record of the run (`describe_run`).
+
+    Raises:
+        UserError: the text, the model or an argument cannot be used.
     """
     start = read_start(model_args)
     library = start.library
@@ -300,7 +308,7 @@ def complete_data_arguments(data: PretrainingDataArguments, start: Start) -> Non
 def summarise(
     model: DAPForPreTraining, train: dict, dev: dict, training: DAPTrainingArguments
 ) -> str:
-    """Summarise the run in one line for the log: objective, text, batch and vocabulary.
+    """Return a line for the log that describes the run: objective, text, batch and vocabulary.
 
     Args:
         model: the model to train.
@@ -333,10 +341,16 @@ def finish(
 ) -> None:
     """Save the model and its evaluation, mark the run as finished, and publish it if asked for.
 
+    Curves are drawn if matplotlib is installed. `train_results.json` is written last and marks
+    the run as finished. All processes call this, and the first one writes.
+
     Args:
         trainer: the trainer after its last step.
         metrics: the metrics of the training by name.
         model_args: the arguments that name the model that training started from.
+
+    Raises:
+        UserError: the model cannot be published (`push`).
     """
     training = trainer.args
     state = trainer.state
@@ -373,10 +387,11 @@ def finish(
 
 
 def warn_of_idle_heads(metrics: dict[str, float]) -> None:
-    """Warn if a head hardly uses the source, because it then hardly trains the encoder.
+    """Log a warning if a head hardly uses the source, because it then hardly trains the encoder.
 
     Args:
-        metrics: metrics of an evaluation by name.
+        metrics: metrics of an evaluation by name. Those of `source_reading` are used, if there
+            are any.
     """
     for reader in READERS:
         nats = metrics.get(f"eval_{reader}_source_nats", HARDLY)
@@ -426,13 +441,18 @@ def run(
 ) -> None:
     """Pre-train a sentence encoder from command-line arguments, and save it with its results.
 
-    With `load_best_model_at_end` the best model is saved, otherwise the last one.
+    A run that was stopped is resumed. With `load_best_model_at_end` the best model is saved,
+    otherwise the last one.
 
     Args:
         argv: the arguments of the command, without the name of the program.
         model_class: the class to train, `DAPForPreTraining` or a subclass.
         also_recorded: other settings, by name, that can change the weights. They are added to the
             record of the run, which a resumed run must have, too.
+
+    Raises:
+        UserError: an argument, the text or the model cannot be used, or the run cannot be resumed.
+        FloatingPointError: a loss or gradient is not finite.
     """
     model_args, data, training = parse_arguments(argv)
     is_writer = training.process_index == 0
@@ -461,7 +481,11 @@ def run(
 
 @command
 def main(argv: Sequence[str] | None = None) -> None:
-    """Pre-train a sentence encoder from command-line arguments."""
+    """Run the command `train_dap.py`: pre-train a sentence encoder.
+
+    Args:
+        argv: the arguments of the command. None takes those of this process.
+    """
     run(sys.argv[1:] if argv is None else argv)
     leave_together()
 

@@ -41,7 +41,14 @@ _STAMPS = (
 
 
 class _Parts(NamedTuple):
-    """The parts of an address: `protocol://login@rest?query`."""
+    """The parts of an address: `protocol://login@rest?query`.
+
+    Attributes:
+        protocol: such as "s3" or "https".
+        login: user and password, or "". It is a secret.
+        rest: host or bucket, and path.
+        query: for http(s), the part from "?" or "#" on, or "". It is a secret.
+    """
 
     protocol: str
     login: str
@@ -50,12 +57,12 @@ class _Parts(NamedTuple):
 
     @property
     def public(self) -> str:
-        """Return the address without its secrets."""
+        """Return the address without its secrets, `protocol://rest`."""
         return f"{self.protocol}://{self.rest}"
 
 
 def _split(address: str) -> _Parts | None:
-    """Split an address into its parts. Returns None for a path, which has no `protocol://`."""
+    """Split an address into its parts. Return None for a path, which has no `protocol://`."""
     protocol, separator, rest = address.partition("://")
     if not separator or not rest:
         return None
@@ -85,7 +92,8 @@ def public_name(path: str) -> str:
 def cache_folder() -> Path:
     """Return the folder of all local copies: `DAP_CACHE`, or one in the user's home folder.
 
-    On a cluster, `DAP_CACHE` names a folder that all nodes share.
+    On a cluster, the environment variable `DAP_CACHE` names a folder that all nodes share. The
+    folder need not exist.
 
     Raises:
         UserError: `DAP_CACHE` is not set, and there is no home folder.
@@ -100,7 +108,9 @@ def cache_folder() -> Path:
 
 
 def local_path(address: str, name: str = "") -> str:
-    """Return the path of an address's local copy, which need not exist.
+    """Return the path of an address's local copy, which need not exist. Nothing is downloaded.
+
+    Secrets of the address are kept in memory, so that `send_path` can use them.
 
     Args:
         address: an address. A path is returned unchanged.
@@ -179,6 +189,7 @@ def _fetch_file(
 ) -> None:
     """Download one file, unless its local copy has the same version.
 
+    The version (time, ETag and the like) is noted in the cache, to be compared at the next call.
     A file that is downloaded again, but has the same content, keeps its modification time.
 
     Args:
@@ -186,6 +197,10 @@ def _fetch_file(
         file: path of the file there.
         details: what the file system tells of the file, such as its size.
         copy: path of the local copy.
+
+    Raises:
+        ValueError: the path leads out of the folder.
+        OSError: fewer or more bytes than the file's size were received.
     """
     if os.pardir in copy.parts:
         raise ValueError(f"{file} leads out of the folder")
@@ -270,7 +285,11 @@ def send_path(path: str | Path, name: str = "") -> str | None:
 
 
 def _address_of(path: Path) -> str | None:
-    """Return the address of a local copy, with its secrets, or None for any other path."""
+    """Return the address of a local copy, with its secrets, or None for any other path.
+
+    A copy is known by its place in `cache_folder`. Secrets are known only if this process was
+    given the address.
+    """
     try:
         cache = cache_folder()
     except UserError:  # without a folder there are no copies
@@ -295,7 +314,8 @@ def _time_and_size(file: Path) -> tuple[int, int]:
 def _named_errors(subject: str, problem: str, remedy: str = "") -> Iterator[None]:
     """Turn any error within the block into a `UserError`, without the secrets of addresses.
 
-    fsspec's file systems raise errors of many classes. A full disk keeps its own error.
+    This is a context manager. fsspec's file systems raise errors of many classes. A full disk
+    keeps its own error.
 
     Args:
         subject: the argument and its address, for the message.

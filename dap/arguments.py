@@ -33,13 +33,13 @@ WRITTEN = ("output", "output_dir", "output_file", "report_file", "embeddings_dir
 
 
 def arg(default: Any, text: str, changes_weights: bool = True, **options: Any) -> Any:
-    """Make a dataclass field that is a command-line argument.
+    """Return a dataclass field that is a command-line argument.
 
     Args:
         default: the default value, which may be a list.
         text: the help text.
         changes_weights: False if a resumed training may have another value of this argument.
-        options: more options of `add_argument`, such as `choices`.
+        options: more options of argparse's `add_argument`, such as `choices`.
     """
     if not changes_weights:
         options["changes_weights"] = False
@@ -49,7 +49,9 @@ def arg(default: Any, text: str, changes_weights: bool = True, **options: Any) -
 
 
 def require_least(args: Any, **least: float) -> None:
-    """Raise `UserError` if an argument is below its smallest allowed value. None is allowed.
+    """Raise `UserError` for an argument that is below its smallest allowed value.
+
+    Arguments that are None are not checked.
 
     Args:
         args: object with the arguments as attributes.
@@ -64,14 +66,14 @@ def require_least(args: Any, **least: float) -> None:
 class _Help(argparse.ArgumentDefaultsHelpFormatter):
     """Formats a short help text.
 
-    Each argument is listed once, with `_` in its name. Its default is added unless the help text
-    names it.
+    Each argument is listed once, with `_` in its name. Its default is added, except if there is
+    none or the help text names it.
     """
 
     def add_usage(
         self, usage: str | None, actions: Iterable[argparse.Action], *others: Any
     ) -> None:
-        """Show only required arguments in the usage line, because the list below shows all."""
+        """Show only required arguments and `--help` in the usage line, because the list shows all."""
         shown = [action for action in actions if action.required or action.dest == "help"]
         super().add_usage(usage, shown, *others)
 
@@ -95,7 +97,12 @@ class ArgumentParser(HfArgumentParser):
     - Every refused value is a `UserError`, also if Transformers refuses it.
     - Empty values are refused. They usually come from an unset shell variable.
     - Numbers that are not finite or too large, and file names that are not UTF-8, are refused.
-    - Inputs that are given as an address are downloaded.
+    - Inputs that are given as an address (`dap.addresses`) are downloaded, and the value becomes
+      the path of the local copy.
+
+    Args:
+        types: the dataclass, or the dataclasses, whose fields are the arguments.
+        **options: options of `HfArgumentParser`.
     """
 
     def __init__(self, types: Iterable[type] | type, **options: Any) -> None:
@@ -128,8 +135,14 @@ class ArgumentParser(HfArgumentParser):
     def parse_known_args(self, *args: Any, **options: Any) -> tuple[argparse.Namespace, list[str]]:
         """Parse the arguments, check their values, and download inputs from addresses.
 
+        An address becomes the path of its local copy, also that of an output, which need not exist.
+
         Returns:
             The values, and the arguments that the parser does not know.
+
+        Raises:
+            UserError: a value is empty, a number is too large or not finite, a name is not UTF-8,
+                or an address cannot be fetched.
         """
         found, rest = super().parse_known_args(*args, **options)
         for name, value in vars(found).items():
@@ -153,10 +166,12 @@ class ArgumentParser(HfArgumentParser):
     def parse_args_into_dataclasses(self, *args: Any, **options: Any) -> tuple[Any, ...]:
         """Parse the command line into the dataclasses that the parser was made with.
 
-        The arguments are those of `HfArgumentParser.parse_args_into_dataclasses`.
+        The arguments are those of `HfArgumentParser.parse_args_into_dataclasses`, such as `args`,
+        a list of texts (None: the process's own).
 
         Returns:
-            One object of each dataclass, and what the base class returns behind them.
+            One object of each dataclass. If the parser has further arguments, a namespace with
+            these follows.
 
         Raises:
             UserError: a value is refused.
@@ -169,7 +184,7 @@ def check_number(name: str, value: Any) -> None:
 
     Args:
         name: the argument, for the message.
-        value: its value. Other types are allowed.
+        value: its value. Values of other types are not checked.
     """
     is_large = isinstance(value, int) and abs(value) >= 2**63
     is_infinite = isinstance(value, float) and not math.isfinite(value)

@@ -45,10 +45,15 @@ def command(main: Main) -> Main:
     """Decorate a `main` so that errors that the user can fix end it with one line and status 1.
 
     These are `UserError`, errors of the file system (`OSError`), and a training loss that is not
-    finite (`FloatingPointError`). Ctrl-C ends it with one line and status 130. Any other exception
-    is a bug and keeps its traceback.
+    finite (`FloatingPointError`). Ctrl-C ends it with one line and status 130. Any other
+    exception is a bug and keeps its traceback. Characters that the console cannot show are
+    replaced.
 
-    Characters that the console cannot show are replaced, as on a console that is not UTF-8.
+    Args:
+        main: takes the command line, or None for the process's own.
+
+    Returns:
+        A function that calls `main` and returns None.
     """
 
     @functools.wraps(main)
@@ -71,7 +76,10 @@ def command(main: Main) -> Main:
 
 
 def _start_new_line() -> None:
-    """Leave the terminal's current line, because a progress bar or ^C may stand on it."""
+    """Print a line break to stderr if it is a terminal.
+
+    A progress bar or ^C may stand on the current line.
+    """
     if sys.stderr.isatty():
         print(file=sys.stderr)
 
@@ -79,8 +87,8 @@ def _start_new_line() -> None:
 def _require_all_processes() -> None:
     """Raise `UserError` if `accelerate launch --cpu` started one process instead of several.
 
-    If it is asked for several, it sets `MASTER_ADDR`, but starts only one process and sets none of
-    the `PROCESS_COUNTS`.
+    It is recognised by the environment. If accelerate is asked for several processes, it sets
+    `MASTER_ADDR`, but starts only one process and sets none of the `PROCESS_COUNTS`.
     """
     on_cpu = os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true")
     asked_for_several = "MASTER_ADDR" in os.environ
@@ -93,7 +101,10 @@ def _require_all_processes() -> None:
 
 
 def _leave_process_group() -> None:
-    """Disconnect from the other processes of this launch. Otherwise torch warns at exit."""
+    """Disconnect from the other processes of this launch, if there are any.
+
+    Otherwise torch warns at exit.
+    """
     distributed = sys.modules.get("torch.distributed")
     if distributed and distributed.is_available() and distributed.is_initialized():
         distributed.destroy_process_group()
@@ -112,8 +123,9 @@ def guarded(
 ) -> Iterator[None]:
     """Check all outputs of a run before the block starts, and lock them until it ends.
 
-    If the block ends without an error, outputs that belong at an address (`dap.addresses`) are sent
-    there. A full disk within the block becomes a one-line error (`disk_full`).
+    This is a context manager. If the block ends without an error, outputs that are local copies
+    of an address (`dap.addresses`) are sent there. A full disk within the block becomes a
+    one-line error (`disk_full`).
 
     Args:
         files: output files, by the flag that names them, such as "--output".
@@ -121,7 +133,8 @@ def guarded(
             still empty at the end is removed.
         inputs: files and folders that the run reads.
         model: the model that the run reads, if it is a folder or a file.
-        is_writer: False for processes of a distributed run that write nothing. They take no lock.
+        is_writer: False for processes of a distributed run that write nothing. They take no lock
+            and send nothing.
 
     Raises:
         UserError: an output is also an input, cannot be written, or belongs to another run.
@@ -159,7 +172,8 @@ def check_folders(
     """Check that writing into the output folders cannot change something that the run reads.
 
     An output folder must not be an input, lie in an input folder, or be the folder of an input
-    file. It may lie in the folder of the model, but must not be that folder.
+    file. It may lie in the folder of the model, but must not be that folder. If the model is a
+    training's checkpoint, it must not be the folder above it, either.
 
     Args:
         folders: output folders, by the flag that names them.
@@ -190,12 +204,12 @@ def check_folders(
 
 
 def _is_checkpoint(model: AnyPath) -> bool:
-    """Tell whether a model is a training's checkpoint, which a later step may remove."""
+    """Tell whether a model is a training's folder `checkpoint-…`, which a later step may remove."""
     return resolved(model).is_dir() and resolved(model).name.startswith("checkpoint-")
 
 
 def resolved(path: AnyPath) -> Path:
-    """Return a path without links and `..`, also if parts of it do not exist.
+    """Return an absolute path without links and `..`, also if parts of it do not exist.
 
     Inputs and outputs are compared in this form, because `none/../a.de` and `a.de` are the same
     file even if there is no folder `none`.
@@ -208,14 +222,17 @@ def check_outputs(
 ) -> None:
     """Check that all output files can be written, and create their folders.
 
+    A temporary file is created beside each output for a moment. The outputs themselves are not
+    created.
+
     Args:
         files: output files, by the flag that names them.
         inputs: files and folders that the run reads.
         model: the model that the run reads, if it is a folder or a file.
 
     Raises:
-        UserError: an output is the same as an input or another output, lies in an input folder, or
-            would change the model. Or it is a folder or a device, or cannot be written.
+        UserError: an output is the same as an input or another output, lies in an input folder,
+            or would change the model. Or it is a folder or a device, or cannot be written.
     """
     inputs = list(inputs)
 
@@ -249,9 +266,11 @@ def check_outputs(
 def _require_no_input(name: str, path: AnyPath, inputs: Iterable[AnyPath]) -> None:
     """Raise `UserError` if an output is one of the inputs, or lies in an input folder.
 
+    Also raised if the output's name is too long for the file system.
+
     Args:
         name: the flag that names the output, for the message.
-        path: the output.
+        path: the output, a file or folder.
         inputs: files and folders that the run reads.
     """
     with _named_as_output(name, path):
@@ -273,12 +292,16 @@ def _is_same(place: Path, other: Path) -> bool:
 def _is_model_file(path: Path, model: Path) -> bool:
     """Tell whether writing an output would change the files of a model.
 
-    In a model's folder, an output must have no name of `MODEL_FILES`. It may replace only a report
-    of ours, or a file that such a report describes.
+    Outside of the model's folder, nothing would. In it, an output must have no name of
+    `MODEL_FILES`. A new file of another name is allowed. An existing file may be replaced only if
+    it is a report of ours, or a file that such a report describes.
 
     Args:
         path: the output, resolved.
         model: folder or file of the model, resolved.
+
+    Returns:
+        True if the output must be refused.
     """
     folder = model
     if model.is_file():
@@ -294,7 +317,7 @@ def _is_model_file(path: Path, model: Path) -> bool:
 
 
 def _is_report(path: Path) -> bool:
-    """Tell whether a file is a report that a command of ours wrote."""
+    """Tell whether a file is a JSON report that a command of ours wrote."""
     try:
         content = read_json(path)
     except (UserError, OSError, RecursionError):
@@ -305,6 +328,8 @@ def _is_report(path: Path) -> bool:
 @contextmanager
 def _named_as_output(name: str, path: AnyPath) -> Iterator[None]:
     """Turn an `OSError` within the block into a `UserError` that names an output.
+
+    This is a context manager.
 
     Args:
         name: the flag that names the output.
@@ -319,7 +344,13 @@ def _named_as_output(name: str, path: AnyPath) -> Iterator[None]:
 
 @contextmanager
 def _created_folder(folder: Path) -> Iterator[None]:
-    """Create a folder and check that it can be written. If it is empty at the end, remove it."""
+    """Create a folder before the block, and check that it can be written.
+
+    If it is empty when the block ends, remove it. This is a context manager.
+
+    Raises:
+        OSError: it cannot be created or written.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     try:
         with tempfile.TemporaryFile(dir=folder):
@@ -332,10 +363,11 @@ def _created_folder(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def claimed(path: AnyPath, name: str = "") -> Iterator[None]:
-    """Keep other runs away from a file or folder until the block ends.
+    """Lock a file or folder until the block ends, to keep other runs away from it.
 
-    The lock is the file `.NAME.lock` beside the path. The system frees it when the process ends,
-    even if the process is killed.
+    This is a context manager. The lock is the file `.NAME.lock` beside the path. The system frees
+    it when the process ends, even if the process is killed. If the file system has no locks, only
+    a warning is logged.
 
     Args:
         path: a file or a folder, which need not exist.

@@ -24,7 +24,8 @@ _FOLDER: ContextVar[str | Path | None] = ContextVar("folder of temporary files",
 def temporary_folder(folder: str | Path) -> Iterator[None]:
     """Put all temporary files of this module that are made within the block into one folder.
 
-    Without it they are in the system's folder (`TMPDIR`), which is often too small.
+    This is a context manager. Without it they are in the system's folder (`TMPDIR`), which is
+    often too small.
 
     Args:
         folder: an existing folder.
@@ -37,7 +38,10 @@ def temporary_folder(folder: str | Path) -> Iterator[None]:
 
 
 def temporary_file() -> BinaryIO:
-    """Open a temporary file without a name, to be written and then mapped by `map_file`."""
+    """Open a temporary file without a name, to be written and then mapped by `map_file`.
+
+    It disappears when it is closed and no array is mapped from it any more.
+    """
     return tempfile.TemporaryFile(dir=_FOLDER.get())
 
 
@@ -63,7 +67,7 @@ def map_file(file: BinaryIO, dtype: np.dtype | type, row_shape: tuple[int, ...] 
 
 
 def row_blocks(count: int, size: int | None = None) -> Iterator[slice]:
-    """Yield slices that split rows into blocks, so that only one block need be in memory.
+    """Yield slices that split rows into consecutive blocks, so that only one need be in memory.
 
     Zero rows give one empty slice. A result that is made block by block then still has a dtype.
 
@@ -80,14 +84,19 @@ def row_blocks(count: int, size: int | None = None) -> Iterator[slice]:
 
 
 def concatenate_on_disk(arrays: Iterable[np.ndarray]) -> np.ndarray:
-    """Concatenate arrays along their first axis in a temporary file, one array in memory at a time.
+    """Concatenate arrays along their first axis in a temporary file.
+
+    If the arrays are yielded one by one, only one of them is in memory at a time.
 
     >>> concatenate_on_disk([np.arange(2), np.arange(3)]).tolist()
     [0, 1, 0, 1, 2]
 
     Args:
-        arrays: at least one array. All have the same dtype and the same shape except for the first
-            axis.
+        arrays: at least one array. All have the same dtype and the same shape except for the
+            first axis.
+
+    Returns:
+        The result, mapped from the file. Its entries can be changed.
     """
     with temporary_file() as file:
         for array in arrays:

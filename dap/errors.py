@@ -15,7 +15,7 @@ SHOWN = 5  # errors, lines or names that a message quotes if there are many
 
 
 class UserError(ValueError):
-    """An error that the user can fix.
+    """An error that the user can fix. Commands print its message without a traceback.
 
     The message is one line. It names the argument or file, the value, and what to do instead.
     """
@@ -24,7 +24,8 @@ class UserError(ValueError):
 def one_line(error: object) -> str:
     """Return an error's message on one line, without secrets and hidden characters.
 
-    For errors of the file system, the file comes first and the error number is left out.
+    Logins and queries of addresses are secrets. For errors of the file system, the file comes
+    first and the error number is left out.
 
     >>> one_line(ValueError("a\\n  b\\x1b[2J"))
     'a b\\\\x1b[2J'
@@ -48,17 +49,20 @@ def without_secrets(text: str) -> str:
 
 
 def _escaped(character: str) -> str:
-    """Return a printable character unchanged, and the escape sequence of any other."""
+    """Return a printable character unchanged, and any other as its escape sequence."""
     if character.isprintable():
         return character
     return character.encode("unicode_escape").decode()
 
 
 def joined(errors: Sequence[Exception]) -> Exception:
-    """Make one error of several, which quotes the first few of them.
+    """Return one error that stands for several, and quotes the first few of them.
 
     Args:
         errors: at least one error. A single one is returned unchanged.
+
+    Returns:
+        That error, or a `UserError` with the number of errors. The caller raises it.
     """
     if len(errors) == 1:
         return errors[0]
@@ -69,7 +73,8 @@ def joined(errors: Sequence[Exception]) -> Exception:
 def require_plain_name(path: object) -> None:
     """Raise `UserError` for a file name that is not UTF-8 or that holds control characters.
 
-    A report could not hold the first. Control characters could change what a terminal shows.
+    A report could not hold a name that is not UTF-8. Control characters could change what a
+    terminal shows.
 
     Args:
         path: a path, or any other value, whose text is checked.
@@ -87,12 +92,12 @@ def require_plain_name(path: object) -> None:
 def refusals(subject: str = "") -> Iterator[None]:
     """Turn errors of a library about the user's values, within the block, into `UserError`.
 
-    Use it only around the few calls that build something from the user's values, because it would
-    hide bugs elsewhere. It also works as a decorator.
+    This is a context manager, and also works as a decorator. Use it only around the few calls
+    that build something from the user's values, because it would hide bugs elsewhere.
 
     Args:
         subject: the argument and its value, put before the message, because libraries seldom name
-            them. Without a subject, errors of the file system pass through unchanged.
+            them. Without a subject, `OSError` and `UserError` pass through unchanged.
 
     Raises:
         UserError: for a `ValueError`, an `OSError`, or an `ImportError` (a package is not
@@ -111,7 +116,8 @@ def refusals(subject: str = "") -> Iterator[None]:
 def loading(part: str, name: str | Path) -> Iterator[None]:
     """Turn any error while a model's file is read into a `UserError` that names the file.
 
-    For damaged files, Transformers, tokenizers and our own JSON readers raise errors of any class.
+    This is a context manager. For damaged files, Transformers, tokenizers and our own JSON
+    readers raise errors of any class. A `UserError` passes through unchanged.
 
     Args:
         part: what is read, such as "tokenizer".

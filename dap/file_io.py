@@ -52,7 +52,11 @@ def read_json(path: str | Path, finite: bool = False) -> Any:
 
 
 def _finite_number(text: str) -> float:
-    """Convert a number of a JSON file. Raise `UserError` if it is not finite."""
+    """Convert the text of a number in a JSON file to float.
+
+    Raises:
+        UserError: it is NaN, infinity, or too large.
+    """
     number = float(text)
     if not math.isfinite(number):
         raise UserError(f"it holds {text}")
@@ -94,8 +98,9 @@ def _is_of(value: Any, kind: Any) -> bool:
     """Tell whether a value of a JSON file has a type.
 
     Args:
-        value: the value. An integer also counts as a float. A bool is not an integer.
-        kind: a class, or a union of classes.
+        value: the value. An integer also counts as a float. A bool counts only as bool, not as an
+            integer.
+        kind: a class, or a union of classes such as `int | None`.
     """
     if isinstance(value, bool):
         return bool in (kind, *get_args(kind))
@@ -126,13 +131,17 @@ def whole_file(
 ) -> Iterator[BinaryIO]:
     """Open a file for writing that takes its name only when the block ends without an error.
 
-    Until then it is called `.NAME.….tmp`, in the same folder, so nobody reads half a file. The
-    folder is created. A symbolic link is kept, and the file that it points to is replaced.
+    This is a context manager. Until then the file is called `.NAME.….tmp`, in the same folder, so
+    nobody reads half a file. The folder is created. A symbolic link is kept, and the file that it
+    points to is replaced.
 
     Args:
-        path: the file's final name.
+        path: the file's final name. An older file is replaced.
         needed: bytes to write, if known, for the error message.
         remedy: what to do if the disk is full, for the error message.
+
+    Yields:
+        The file, opened for writing bytes.
 
     Raises:
         DiskFullError: there is no space left.
@@ -156,8 +165,8 @@ def whole_file(
 def whole_folder(path: str | Path) -> Iterator[Path]:
     """Create a folder for writing that takes its name only when the block ends without an error.
 
-    If a folder of that name holds something by then, another process has done the same work. That
-    folder is kept, and the new one is removed.
+    This is a context manager. If a folder of that name holds something by then, another process
+    has done the same work. That folder is kept, and the new one is removed.
 
     Args:
         path: the folder's final name.
@@ -180,11 +189,11 @@ def whole_folder(path: str | Path) -> Iterator[Path]:
 
 
 def _rename_folder(folder: Path, path: Path) -> None:
-    """Rename a folder, unless a folder of the new name exists and holds something.
+    """Rename a folder. If a folder of the new name holds something, change nothing.
 
     Args:
         folder: the folder.
-        path: its new name.
+        path: its new name. An empty folder of this name is filled instead of replaced.
     """
     if path.is_dir() and not any(path.iterdir()):
         # An empty folder may be a link or a mount point, so fill it instead of replacing it.
@@ -199,7 +208,7 @@ def _rename_folder(folder: Path, path: Path) -> None:
 
 
 def _temporary_name(path: Path) -> Path:
-    """Return a hidden, random name beside a path."""
+    """Return a path beside the given one with a hidden, random name: `.NAME.….tmp`."""
     return path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
 
 
@@ -207,8 +216,8 @@ def _temporary_name(path: Path) -> Path:
 def disk_full(path: Path, needed: int | None = None, remedy: str = RUN_AGAIN) -> Iterator[None]:
     """Turn a "no space left" error within the block into a one-line `DiskFullError`.
 
-    Libraries raise many different errors for a full disk, or errors that were caused by one. All
-    other errors pass through unchanged.
+    This is a context manager. Libraries raise many different errors for a full disk, or errors
+    that were caused by one. All other errors pass through unchanged.
 
     Args:
         path: the file or folder that the block writes, for the message.

@@ -126,7 +126,7 @@ _VISIBLE = re.compile(f"[^{BLANKS}]")
 
 
 def to_iso1(code: str) -> str:
-    """Return the ISO 639-1 code of a language.
+    """Return the ISO 639-1 code of English or one of the paper's 36 languages.
 
     Args:
         code: two- or three-letter code in any case, with or without region and script.
@@ -135,7 +135,7 @@ def to_iso1(code: str) -> str:
     ('de', 'zh', 'ar', 'en')
 
     Raises:
-        UserError: the language is neither English nor one of the 36 languages.
+        UserError: it is any other language, or no language code.
     """
     base = base_language(code)
     if base not in NAMES:
@@ -196,9 +196,10 @@ def is_blank(text: str) -> bool:
 def normalise(text: str) -> str:
     """Return only the letters and digits of a text, in one case and width, to compare texts.
 
-    Two texts with the same form count as the same text, for example when the dev set is kept out of
-    the training set. Unicode's NFKC makes variants of a character equal. A text without any letter
-    or digit (`is_letter`), such as an emoji, keeps its other characters.
+    Two texts with the same form count as the same text, for example when the dev set is kept out
+    of the training set. Unicode's NFKC makes variants of a character equal. Spaces, punctuation
+    and accents that are separate characters are dropped. A text without any letter or digit
+    (`is_letter`), such as an emoji, keeps its other characters.
 
     >>> normalise("It's 5 o'clock!"), normalise("Ｗｉｄｅ"), normalise("…")
     ('its5oclock', 'wide', '...')

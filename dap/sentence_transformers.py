@@ -90,12 +90,16 @@ class DAPLoss(nn.Module):
         model.register_load_state_dict_post_hook(self._note_loading)
 
     def _note_loading(self, *_: Any) -> None:
-        """Remember that the trainer has loaded a checkpoint's encoder, so the heads are missing."""
+        """Note that the model was loaded from a checkpoint, but its heads were not (`lacks_heads`).
+
+        This hook is called after the encoder's weights were loaded. Before the first step this
+        means that the trainer resumes a run.
+        """
         self.lacks_heads = self.has_heads and not self.has_trained
 
     @property
     def has_heads(self) -> bool:
-        """Tell whether the objectives have heads."""
+        """Tell whether the objectives have heads, which need to be trained and saved."""
         return bool(self.head_weights())
 
     def head_weights(self) -> dict[str, Tensor]:
@@ -104,7 +108,7 @@ class DAPLoss(nn.Module):
         return {name: value for name, value in state.items() if not name.startswith("dap.")}
 
     def load_heads(self, weights: dict[str, Tensor]) -> None:
-        """Load weights that `head_weights` returned.
+        """Load weights that `head_weights` returned. The encoder does not change.
 
         Args:
             weights: weights of the heads by name.
@@ -118,17 +122,19 @@ class DAPLoss(nn.Module):
     def forward(
         self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor | None
     ) -> dict[str, Tensor]:
-        """Return each objective's loss times its weight, by name.
+        """Return each objective's loss times its weight, by name such as "tr_loss".
 
         The trainer adds them up and logs them.
 
         Args:
-            sentence_features: `input_ids` and `attention_mask` (B, S) of each column.
+            sentence_features: `input_ids` and `attention_mask` (B, S) of each column: source,
+                target and perhaps a hard negative.
             labels: (B,) language ids, or None.
 
         Raises:
-            UserError: there are several processes or a wrong number of columns, the text is packed
-                already, or labels are not language ids. Or a run was resumed without the heads.
+            UserError: there are several processes or a wrong number of columns, the text is
+                packed already, or labels are not language ids. Or a run was resumed without the
+                heads.
         """
         texts = list(sentence_features)
         self._check(texts, labels)
@@ -152,7 +158,9 @@ class DAPLoss(nn.Module):
         return losses
 
     def _check(self, texts: list[dict[str, Tensor]], labels: Tensor | None) -> None:
-        """Raise `UserError` for input that this loss cannot use, or if its heads are lost.
+        """Raise `UserError` for input that this loss cannot use, or if its heads are missing.
+
+        They are missing if a run was resumed without `KeepHeads`.
 
         Args:
             texts: `input_ids` and `attention_mask` of each column.
@@ -184,12 +192,12 @@ class DAPLoss(nn.Module):
             )
 
     def get_config_dict(self) -> dict[str, Any]:
-        """Return the settings that the model card of the trainer lists."""
+        """Return the settings that the trainer's model card lists: `{"objective": …}`."""
         return {"objective": self.dap.config.objective}
 
 
 class KeepHeads(TrainerCallback):
-    """Saves the heads of a `DAPLoss` in each checkpoint, and loads them when a run resumes.
+    """Callback that saves the heads of a `DAPLoss` in each checkpoint, and loads them on resuming.
 
     Example:
         trainer = SentenceTransformerTrainer(model, args, data, loss=loss)
@@ -219,5 +227,10 @@ class KeepHeads(TrainerCallback):
 
 
 def _heads_file(args: TrainingArguments, state: TrainerState) -> Path:
-    """Return the path of the heads in the checkpoint of the current step."""
+    """Return the path of the heads' file in the checkpoint of the current step.
+
+    Args:
+        args: name the output folder.
+        state: tells the step.
+    """
     return Path(args.output_dir) / f"checkpoint-{state.global_step}" / HEADS_FILE

@@ -13,7 +13,7 @@ import xxhash
 
 
 def text_keys(letters: Sequence[str]) -> np.ndarray:
-    """Hash each text, so that texts can be compared as integers.
+    """Return a 64-bit hash of each text, so that texts can be compared as integers.
 
     Args:
         letters: N texts, normalised by `dap.languages.normalise_all`.
@@ -27,7 +27,7 @@ def text_keys(letters: Sequence[str]) -> np.ndarray:
 
 
 def ranks(keys: np.ndarray, seed: int) -> np.ndarray:
-    """Give each key a rank: its place in a random order of all 64-bit integers.
+    """Return the rank of each key: its place in a random order of all 64-bit integers.
 
     The order depends only on the seed, not on files or processes. A dev set or a sample takes the
     texts with the smallest ranks.
@@ -47,6 +47,12 @@ def scramble(keys: np.ndarray) -> np.ndarray:
     """Map each uint64 to another one, so that every bit depends on all bits (SplitMix64).
 
     Different values stay different.
+
+    Args:
+        keys: uint64 (N,).
+
+    Returns:
+        A new array, uint64 (N,).
     """
     keys = (keys ^ (keys >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     keys = (keys ^ (keys >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

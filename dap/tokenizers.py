@@ -28,14 +28,18 @@ SENTENCEPIECE_FILES = ("sentencepiece.bpe.model", "spm.model", "spiece.model", "
 
 
 def load_tokenizer(name: str | Path, **hub: Any) -> PreTrainedTokenizerBase:
-    """Load the tokenizer of a folder or Hub id.
+    """Load the tokenizer of a folder or Hub id, and check that it works.
 
     Args:
         name: folder or Hub id of a model or tokenizer.
         **hub: arguments of `AutoTokenizer.from_pretrained`, such as `revision`.
 
+    Returns:
+        The tokenizer. It gives the tokens of `tokenizer.json` if there is such a file
+        (`as_in_file`).
+
     Raises:
-        UserError: there is no tokenizer, or it cannot be read.
+        UserError: there is no tokenizer, it cannot be read, or a package that reads it is missing.
     """
     with loading("tokenizer", name):
         _require_sentencepiece(name, **hub)
@@ -58,14 +62,17 @@ def as_in_file(
     """Return a tokenizer that gives the same tokens as the folder's `tokenizer.json`.
 
     Transformers builds some tokenizers anew from their vocabulary, by the rules of their class.
-    Without a `tokenizer_class` it takes the class of the model, such as WordPiece for BERT, even if
-    the vocabulary was made for other rules.
+    Without a `tokenizer_class` it takes the class of the model, such as WordPiece for BERT, even
+    if the vocabulary was made for other rules.
 
     Args:
-        tokenizer: the tokenizer that Transformers has loaded. It is returned if its tokens are
-            right, or if the folder has no `tokenizer.json`.
+        tokenizer: the tokenizer that Transformers has loaded.
         name: the folder or Hub id that it was loaded from.
         **hub: arguments of `from_pretrained`, such as `revision`.
+
+    Returns:
+        The given tokenizer if its tokens are right, if there is no `tokenizer.json`, or if its
+        class comes with the checkpoint. Otherwise a tokenizer made from the file, with a warning.
 
     Raises:
         UserError: a tokenizer made from the file gives other tokens as well.
@@ -102,7 +109,12 @@ def _find_file(name: str | Path, file: str, **hub: Any) -> str | None:
 
 
 def _require_sentencepiece(name: str | Path, **hub: Any) -> None:
-    """Raise `UserError` if a tokenizer is only a SentencePiece file that no package here reads."""
+    """Raise `UserError` if a tokenizer is only a SentencePiece file that no package here reads.
+
+    Args:
+        name: folder or Hub id of the tokenizer.
+        **hub: arguments of `from_pretrained`, such as `revision`.
+    """
     if is_sentencepiece_available() and is_protobuf_available():
         return
     if _find_file(name, "tokenizer.json", **hub):
@@ -117,6 +129,8 @@ def _require_sentencepiece(name: str | Path, **hub: Any) -> None:
 
 def _agree(tokenizer: PreTrainedTokenizerBase, own_file: str) -> bool:
     """Tell whether a tokenizer and a `tokenizer.json` give the same tokens for the text `PROBE`.
+
+    Tokens that were added to the tokenizer are added to the file's, too, before the comparison.
 
     Args:
         tokenizer: the tokenizer.
@@ -133,7 +147,9 @@ def _agree(tokenizer: PreTrainedTokenizerBase, own_file: str) -> bool:
 
 
 def require_room(tokenizer: PreTrainedTokenizerBase, max_seq_length: int, prefix: str = "") -> None:
-    """Raise `UserError` if a sentence's length is too small for CLS, the prefix, text and SEP.
+    """Raise `UserError` if the maximum length leaves no room for the text of a sentence.
+
+    There must be room for two special tokens, the prefix and one token of text.
 
     Args:
         tokenizer: the tokenizer.
@@ -158,7 +174,7 @@ def require_embeddings(
 
     Args:
         tokenizer: the tokenizer.
-        config: configuration of the model.
+        config: configuration of the model. Without `vocab_size`, nothing is checked.
         name: folder or Hub id of the model, for the message.
     """
     highest = max(tokenizer.get_vocab().values())
@@ -182,7 +198,10 @@ def require_padding(tokenizer: PreTrainedTokenizerBase, name: str | Path) -> Non
 
 
 def never_predicted(tokenizer: PreTrainedTokenizerBase) -> set[int]:
-    """Return the ids that no head predicts: CLS and padding, unless they also end sentences."""
+    """Return the ids of the tokens that no head predicts: CLS and padding.
+
+    A token that also ends sentences (SEP) is predicted, so its id is left out.
+    """
     ids = {tokenizer.cls_token_id, tokenizer.pad_token_id}
     return ids - {tokenizer.sep_token_id, None}
 
@@ -190,7 +209,7 @@ def never_predicted(tokenizer: PreTrainedTokenizerBase) -> set[int]:
 def forget_calls(tokenizer: PreTrainedTokenizerBase) -> None:
     """Switch off the padding and truncation that the last call has left in a fast tokenizer.
 
-    Saving the tokenizer would keep them.
+    Saving the tokenizer would keep them. For a slow tokenizer, do nothing.
     """
     if tokenizer.is_fast:
         tokenizer.backend_tokenizer.no_padding()
@@ -198,7 +217,7 @@ def forget_calls(tokenizer: PreTrainedTokenizerBase) -> None:
 
 
 def plain_backend(tokenizer: PreTrainedTokenizerBase) -> Tokenizer:
-    """Copy the Rust tokenizer of a fast tokenizer, without truncation and padding."""
+    """Return a copy of a fast tokenizer's Rust tokenizer, without truncation and padding."""
     backend = copy.deepcopy(tokenizer.backend_tokenizer)
     backend.no_padding()
     backend.no_truncation()
@@ -206,9 +225,10 @@ def plain_backend(tokenizer: PreTrainedTokenizerBase) -> Tokenizer:
 
 
 def tokenizer_state(tokenizer: PreTrainedTokenizerBase | Tokenizer) -> str:
-    """Describe everything that decides a tokenizer's tokens in a text, which can be compared.
+    """Return a text that describes everything that decides a tokenizer's tokens.
 
-    Tokenizers with the same text give the same tokens.
+    Tokenizers with the same text give the same tokens, so the text can be part of a cache's key.
+    Of a slow tokenizer it has only the class and the vocabulary.
     """
     if isinstance(tokenizer, Tokenizer):
         return tokenizer.to_str()

@@ -51,13 +51,18 @@ class Text(NamedTuple):
 
 
 def read_text(encoder: SentenceEncoder, name: str, pasted: str, file: str | None) -> Text:
-    """Encode the distinct lines of a file, or of pasted text.
+    """Read the distinct lines of a file, or of pasted text, and encode them.
+
+    Blank lines are left out, and blanks at both ends of a line are removed.
 
     Args:
         encoder: makes the vectors.
         name: what error messages call the text.
         pasted: sentences, one per line.
         file: path of a file to read instead of the pasted text. None if there is no file.
+
+    Returns:
+        The sentences and their vectors of length 1.
 
     Raises:
         UserError: no sentences, more than `MOST`, or a file that is not text.
@@ -78,7 +83,8 @@ def search(encoder: SentenceEncoder, texts: Sequence[Text], query: str) -> list[
         query: the sentence.
 
     Returns:
-        A row per match: cosine, number of the text (from 1) and sentence. Highest cosine first.
+        A row [cosine, number of the text (from 1), sentence] per match. The highest cosine comes
+        first, whichever text it is from.
 
     Raises:
         UserError: an empty query, or no texts.
@@ -114,7 +120,15 @@ def picture(encoder: SentenceEncoder, query: str, match: str) -> str:
 
 
 class Mined(NamedTuple):
-    """A mined pair: a row of the table, in the order of `COLUMNS`."""
+    """A mined pair: a row of the table, in the order of `COLUMNS`.
+
+    Attributes:
+        score: margin score.
+        source: the source sentence.
+        target: the target sentence.
+        source_line: number of its line in the source file, from 1.
+        target_line: number of its line in the target file, from 1.
+    """
 
     score: float
     source: str
@@ -126,16 +140,16 @@ class Mined(NamedTuple):
 def mine_files(
     encoder: SentenceEncoder, source_file: str | None, target_file: str | None
 ) -> tuple[list[Mined], float]:
-    """Mine two texts by margin score.
+    """Find the pairs of two texts that translate each other, by margin score.
 
     Args:
         encoder: makes the sentence vectors.
         source_file: path of the source text, one sentence per line. None if none was uploaded.
-        target_file: the same for the target text.
+        target_file: path of the target text, one sentence per line. None if none was uploaded.
 
     Returns:
-        The pairs, best first, and the threshold that the scores suggest. It is the lowest score if
-        the scores suggest none. A repeated sentence has the number of its first line.
+        The pairs, best first, and the threshold that the scores suggest. It is the lowest score
+        if the scores suggest none. A repeated sentence has the number of its first line.
 
     Raises:
         ValueError: a file is missing, has no sentences or more than `MOST`, or is not text.
@@ -170,14 +184,16 @@ def mine_files(
 
 
 def keep(rows: Sequence[Mined], threshold: float) -> tuple[str, list[Mined], str]:
-    """Keep the mined pairs from a score on, and write them to a new file.
+    """Select the mined pairs from a score on, and write them to a new file.
+
+    The file is `mined.tsv` in a new temporary folder.
 
     Args:
         rows: all mined pairs.
         threshold: lowest score of a pair that is kept.
 
     Returns:
-        A line that says how many are kept, the best `SHOWN` of them, and the file's name.
+        A line that says how many are kept, the best `SHOWN` of them, and the file's path.
     """
     kept = [row for row in rows if row.score >= threshold]
     path = Path(tempfile.mkdtemp()) / "mined.tsv"
@@ -192,14 +208,14 @@ def keep(rows: Sequence[Mined], threshold: float) -> tuple[str, list[Mined], str
 
 
 def build(encoder: SentenceEncoder, name: str) -> Any:
-    """Build the app.
+    """Build the app, with a tab that searches and a tab that mines.
 
     Args:
         encoder: the encoder.
         name: what the app calls the encoder.
 
     Returns:
-        The app, a `gradio.Blocks`.
+        The app, a `gradio.Blocks`, which is not started yet.
     """
     import gradio
 
@@ -213,7 +229,7 @@ def build(encoder: SentenceEncoder, name: str) -> Any:
 
 
 def build_search(gradio: Any, app: Any, encoder: SentenceEncoder) -> None:
-    """Add the tab that searches two texts and aligns words.
+    """Add the contents of the tab that searches two texts and aligns words.
 
     Args:
         gradio: the module.
@@ -267,7 +283,7 @@ def build_search(gradio: Any, app: Any, encoder: SentenceEncoder) -> None:
 
 
 def build_mine(gradio: Any, encoder: SentenceEncoder) -> None:
-    """Add the tab that mines two files.
+    """Add the contents of the tab that mines two files.
 
     Args:
         gradio: the module.
@@ -316,7 +332,11 @@ class AppArguments:
 
 @command
 def main(argv: Sequence[str] | None = None) -> None:
-    """Start the app as the command line says."""
+    """Start the app as the command line says.
+
+    Args:
+        argv: the arguments of the command. None takes those of this process.
+    """
     parser = ArgumentParser((EncoderArguments, AppArguments), description=__doc__.splitlines()[0])
     model, args = parser.parse_args_into_dataclasses(args=argv)
     build(model.load(), Path(model.model_name_or_path).name).launch(server_port=args.port)

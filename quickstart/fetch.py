@@ -72,13 +72,13 @@ def fetch(wheels: Sequence[Wheel], folder: Path) -> list[Path]:
 
     Args:
         wheels: the files to have.
-        folder: where they are kept.
+        folder: where they are kept. It is created.
 
     Returns:
         Path of each wheel, in the order of `wheels`.
 
     Raises:
-        UserError: a file has another digest, or the download failed.
+        UserError: a file has another SHA-256 digest, or the download failed.
     """
     folder.mkdir(parents=True, exist_ok=True)
     missing = [wheel for wheel in wheels if not (folder / wheel.filename).exists()]
@@ -97,7 +97,7 @@ def fetch(wheels: Sequence[Wheel], folder: Path) -> list[Path]:
 
 
 def _download(wheels: Sequence[Wheel], folder: Path) -> None:
-    """Download wheels into a temporary folder, then move them into `folder`.
+    """Download wheels with pip into a temporary folder, then move them into `folder`.
 
     Otherwise pip would leave part of a file behind if it were killed.
 
@@ -106,7 +106,7 @@ def _download(wheels: Sequence[Wheel], folder: Path) -> None:
         folder: where they are kept.
 
     Raises:
-        UserError: the download failed.
+        UserError: the download failed. The message has pip's last words and the command.
     """
     names = ", ".join(wheel.requirement for wheel in wheels)
     print(f"   downloading {names}", flush=True)

@@ -18,7 +18,10 @@ RECORD = "made_from.json"  # written before training begins
 
 
 def folder_digest(folder: Path) -> str:
-    """Return a hash of the names and contents of all files of a folder, without subfolders."""
+    """Return a hash of the names and contents of all files of a folder, without subfolders.
+
+    It has 16 hexadecimal digits.
+    """
     digest = hashlib.sha256()
     for path in sorted(path for path in folder.iterdir() if path.is_file()):
         with path.open("rb") as file:
@@ -30,7 +33,8 @@ def folder_digest(folder: Path) -> str:
 def ingredients(model: str, pooling: str, recipe: Path, text: Path) -> dict[str, Any]:
     """Describe everything that decides about the weights of a run.
 
-    A model in a folder is known by its content, one of the Hub by its name.
+    A model in a folder is described by its name and a hash of its content, one of the Hub by its
+    name.
 
     Args:
         model: id or folder of the model that training starts from.
@@ -53,10 +57,10 @@ def ingredients(model: str, pooling: str, recipe: Path, text: Path) -> dict[str,
 
 
 def claim(out: Path, wanted: dict[str, Any]) -> bool:
-    """Tell whether a folder holds a finished run of these ingredients.
+    """Tell whether a folder holds a finished run of these ingredients, or reserve it for a new one.
 
-    A folder without a finished run and without a checkpoint is free, and is marked as a run of
-    these ingredients.
+    A folder without a finished run and without a checkpoint is free. It is then marked as a run
+    of these ingredients by the file `made_from.json`.
 
     Args:
         out: folder of the run. It need not exist.
