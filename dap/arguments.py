@@ -73,7 +73,7 @@ class _Help(argparse.ArgumentDefaultsHelpFormatter):
     def add_usage(
         self, usage: str | None, actions: Iterable[argparse.Action], *others: Any
     ) -> None:
-        """Show only required arguments and `--help` in the usage line, because the list shows all."""
+        """Show only required arguments and `--help` in the usage line. The list shows all."""
         shown = [action for action in actions if action.required or action.dest == "help"]
         super().add_usage(usage, shown, *others)
 
