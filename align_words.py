@@ -105,7 +105,7 @@ class TokenEncoderArguments(EncoderArguments):
     )
 
     def load(self) -> SentenceEncoder:
-        """Load the encoder that the options name.
+        """Load the encoder that the options choose, with its token states.
 
         Raises:
             UserError: it cannot be loaded, or does not give token states.

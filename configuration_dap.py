@@ -215,7 +215,7 @@ class DAPConfig(PreTrainedConfig):
 
     @property
     def objectives(self) -> frozenset[str]:
-        """Return the names that `objective` joins, such as "tr" and "rtl"."""
+        """Return the names of the model's objectives, such as "tr" and "rtl" for "tr+rtl"."""
         return frozenset(self.objective.split("+"))
 
     def check(self) -> None:

@@ -553,7 +553,9 @@ def hard_negative_numbers(
     copies: CopiesByLanguage,
     vectors: Mapping[TextName, np.ndarray],
 ) -> dict[str, Any]:
-    """Measure how often a source prefers a changed copy of an English sentence (xsim++).
+    """Measure how often a source finds something else than its translation (xsim++).
+
+    The candidates are all English sentences of its language's text, and their changed copies.
 
     Args:
         pairs: language code -> (source, English) sentences.

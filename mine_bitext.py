@@ -165,9 +165,9 @@ class MiningArguments:
         self.report_file = self.report_file or f"{self.output}.json"
 
     def options(self) -> Margin:
-        """Return the options that say how pairs are scored and chosen.
+        """Return the options that say how pairs are scored and chosen, as `dap.mining.Margin`.
 
-        Without `--threshold` it is "auto", or "none" with `--score_only`.
+        If `--threshold` is not given, it is "auto", or "none" with `--score_only`.
 
         Raises:
             UserError: values that do not fit together.

@@ -74,7 +74,7 @@ class Clock(TrainerCallback):
         show(f"step {step}: {self.spent:.1f} CPU-s, {accuracy:.2f}")
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:
-        """Start counting the CPU time of this process."""
+        """Start counting the CPU time of this process, at the start of the training."""
         self.started = time.process_time()
 
     def on_step_end(self, _: Any, state: Any, *__: Any, **___: Any) -> None:

@@ -90,8 +90,8 @@ def drawn_pairs(rows: Sequence[tuple[str, str]], count: int) -> list[tuple[str, 
 def distinct_rows(sentences: Sequence[str]) -> list[int]:
     """Return the row numbers of sentences that do not share too many words with an earlier one.
 
-    Too many is more than `OVERLAP`: the words of both sentences, divided by the words of either.
-    Sentences without words are left out.
+    Too many is a share above `OVERLAP`: the number of common words, divided by the number of
+    distinct words of the two sentences together. Sentences without words are left out.
 
     >>> distinct_rows(["Tom sang a song", "Tom sang that song", "a dog barks"])
     [0, 2]

@@ -86,12 +86,16 @@ class LibraryLoss(nn.Module):
         self.loss = kind(self.model, scale=SCALE, **cached)
 
     def follow(self, workload: Workload) -> None:
-        """Move to the workload's device, and use the parameters of its encoder."""
+        """Move this loss to the workload's device, and let it use the parameters of its encoder."""
         self.to(workload.device)
         share_weights(self.model[0].auto_model, workload.encoder)
 
     def forward(self, batch: Batch) -> Tensor:
-        """Return the loss of a batch, a scalar. The batch has the names of our models' inputs."""
+        """Return the ranking loss of sentence-transformers for a batch, a scalar.
+
+        Args:
+            batch: name of an input of our models, such as "source_input_ids" -> tensor.
+        """
         names = ("input_ids", "attention_mask")
         features = []
         for side in ("source", "target"):

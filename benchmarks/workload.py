@@ -149,7 +149,7 @@ class Workload:
         return self
 
     def losses(self) -> dict[str, Loss]:
-        """Return objective -> function that computes the loss of a batch."""
+        """Return name of each objective, such as "DAP" -> function that returns a batch's loss."""
         found = {}
         for name, model in self.models.items():
             found[name] = lambda batch, model=model: model(**batch).loss

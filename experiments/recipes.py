@@ -70,7 +70,10 @@ class Run:
 
     @property
     def is_searched(self) -> bool:
-        """Tell whether the recipe searches the learning rate of this run."""
+        """Tell whether the learning rate of this run is searched among those of the recipe.
+
+        It is not if the run gives a learning rate, or is `like` another run.
+        """
         return self.like is None and "learning_rate" not in self.arguments
 
 

@@ -96,7 +96,7 @@ def number(found: Spread | None, seeds: int, sign: str = "") -> str:
     '+0.00'
 
     Args:
-        found: mean and standard deviation of the result. None gives `ABSENT`.
+        found: mean and standard deviation of the result. None gives a dash (`ABSENT`).
         seeds: number of seeds of the run.
         sign: "+" also writes the sign of positive means, for differences.
     """
@@ -122,7 +122,7 @@ def study_section(study: Study, images: Mapping[str, str]) -> str:
     """Return the Markdown section of a study that compares methods, with its tables and figures.
 
     The tables show the runs with equal pairs, the runs with equal CPU time, the cost of a step, and
-    word alignment. A study without outcomes only has a heading and `NOT_RUN`.
+    word alignment. A study without outcomes only has a heading and "Not run yet."
 
     Args:
         study: the study.
@@ -247,7 +247,7 @@ def difference_cells(study: Study, name: str, base: str, measure: Measure) -> li
 
 
 def listed(values: Sequence[float]) -> str:
-    """Format numbers with signs, separated by commas. No numbers give `ABSENT`."""
+    """Format numbers with signs, separated by commas. No numbers give a dash (`ABSENT`)."""
     cells = [number(Spread(value, None, 1), 1, "+") for value in values]
     return ", ".join(cells) or ABSENT
 
@@ -404,7 +404,7 @@ def cost_section(path: Path) -> str:
 
     Args:
         path: file that `python -m benchmarks.flops --json` wrote. If it does not exist, the section
-            says `NOT_RUN`.
+            says "Not run yet."
     """
     heading = "## Cost"
     if not path.is_file():

@@ -63,7 +63,7 @@ class Job:
 
     @property
     def name(self) -> str:
-        """Return the name of the job, such as "tr-lr5e-05/seed-0"."""
+        """Return the name of the job, such as "tr-lr5e-05/seed-0": run, learning rate and seed."""
         return f"{self.run.name}-lr{self.learning_rate:g}/seed-{self.seed}"
 
 
@@ -85,11 +85,11 @@ class Workspace:
     launcher: tuple[str, ...] = ()
 
     def folder(self, job: Job) -> Path:
-        """Return the folder of a job's model and logs."""
+        """Return the path of the folder for a job's model and logs. It need not exist."""
         return self.runs_dir / self.recipe.name / job.name
 
     def result(self, job: Job) -> Path:
-        """Return the path of the JSON file with a job's results."""
+        """Return the path of the JSON file for a job's results. It need not exist."""
         return self.results_dir / self.recipe.name / f"{job.name}.json"
 
     @property
@@ -102,9 +102,9 @@ class Workspace:
     def jobs(self, run: Run) -> Iterator[Job]:
         """Yield the jobs of a run that are known so far, whether they are done or not.
 
-        First come the trainings that search the learning rate, if it is searched. They have no
-        evaluations. Once the learning rate is known, a job per seed follows. A `past` run has no
-        jobs.
+        A job is a training with one seed and one learning rate, and its evaluations. First come
+        the trainings that search the learning rate, if it is searched. They have no evaluations.
+        Once the learning rate is known, a job per seed follows. A `past` run has no jobs.
         """
         if run.is_past:
             return
@@ -202,7 +202,7 @@ class Workspace:
     # -------------------------------------------------------------------------------- doing it
 
     def state(self, job: Job) -> str:
-        """Return how far a job is, by the files that are there.
+        """Return how far a job (a training and its evaluations) is, by the files that are there.
 
         Returns:
             One of these texts:
@@ -226,6 +226,8 @@ class Workspace:
 
     def carry_out(self, job: Job) -> None:
         """Do what is left of a job: train, evaluate, and write the result file.
+
+        Nothing is written if all of it was done before.
 
         Raises:
             ClaimedError: another process works on it.

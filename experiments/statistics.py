@@ -100,7 +100,7 @@ class Outcome:
     results: Mapping[str, Any]
 
     def value(self, measure: Measure) -> float | None:
-        """Return the value of a measure in this outcome, or None if it was not measured."""
+        """Return the value of a measure in this outcome, or None if a part of it was not measured."""
         numbers = {**self.results, "dev": self.dev}
         found = [value_at(numbers, path) for path in measure.paths]
         return None if None in found else statistics.fmean(found)
@@ -224,12 +224,15 @@ class Study:
         return has_evaluation and not self.is_ablation
 
     def main_runs(self) -> dict[str, str]:
-        """Return label in tables -> name, for the runs without `same_time_as`."""
+        """Return label in tables -> name of a run, for the runs without `same_time_as`.
+
+        The others are trained for the CPU time of another run (`same_time_runs`).
+        """
         runs = self.recipe.runs.items()
         return self._by_label([name for name, run in runs if run.same_time_as is None])
 
     def same_time_runs(self) -> dict[str, dict[str, str]]:
-        """Group the runs that are trained for the CPU time of another run.
+        """Group the study's runs that are trained for the CPU time of another run.
 
         Returns:
             Name of that other run -> (label in tables -> name of a run). The other run itself is
@@ -242,9 +245,12 @@ class Study:
         return {timed: self._by_label(names) for timed, names in found.items()}
 
     def _by_label(self, names: Iterable[str]) -> dict[str, str]:
-        """Return label -> name of each run, in the order of the tables.
+        """Return label in tables -> name of a run, in the order of the tables.
 
         If two runs have the same label, the name of the second run serves as its label.
+
+        Args:
+            names: names of the runs.
         """
         found: dict[str, str] = {}
         for name in names:
@@ -290,10 +296,13 @@ class Study:
         return self.recipe.learning_rate(run, self.dev)
 
     def final(self, name: str) -> list[Outcome]:
-        """Return a run's outcomes at its chosen learning rate, in the order of its seeds.
+        """Return a run's outcomes (results of one seed) at its chosen learning rate.
 
-        Seeds whose training has not ended are left out. While the learning rate is not known, the
-        list is empty.
+        They are in the order of the seeds. Seeds whose training has not ended are left out. While
+        the learning rate is not known, the list is empty.
+
+        Args:
+            name: name of the run.
         """
         run = self.recipe.runs[name]
         rate = self.rate(run)
@@ -303,7 +312,9 @@ class Study:
         return [each for each in found if each is not None]
 
     def values(self, name: str, measure: Measure) -> dict[int, float]:
-        """Return seed -> value of a measure, for those seeds of a run that have one.
+        """Return seed -> value of a measure, for a run at its chosen learning rate.
+
+        Seeds without a value are left out.
 
         Args:
             name: name of the run.
@@ -342,7 +353,7 @@ class Study:
         return {name: self.differences(name, "base", measure) for name in names}
 
     def missing(self) -> dict[str, list[str]]:
-        """Find what the recipe asks for and was not done yet.
+        """Find the trainings and evaluations of the recipe that were not done yet.
 
         Returns:
             Name of a run -> texts such as "training, seed 1, 2" or "xnli, seed 0". Complete runs

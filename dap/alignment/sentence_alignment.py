@@ -43,11 +43,11 @@ class WordAlignment:
 
     @property
     def cosines(self) -> np.ndarray:
-        """Return the cosine of each link, (L,) float32."""
+        """Return the cosine of the two words of each link, (L,) float32."""
         return self.similarity[self.links[:, 0], self.links[:, 1]]
 
     def pharaoh(self) -> str:
-        """Return the links in Pharaoh format, such as `0-1 2-0`."""
+        """Return the links of the sentence pair in Pharaoh format, such as `0-1 2-0`."""
         return format_links(self.links)
 
 

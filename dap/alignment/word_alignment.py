@@ -78,7 +78,7 @@ def align_tokens(
     Args:
         source_states: (S, D), need not be normalised. S may be 0.
         target_states: (T, D), need not be normalised. T may be 0.
-        method: one of `METHODS`.
+        method: "argmax" or "itermax".
 
     Returns:
         Links (L, 2) int64, pairs of source row and target row in ascending order. And the cosines

@@ -132,5 +132,10 @@ class OnnxEncoder(SentenceEncoder):
         super().__init__(model, tokenizer, model.settings["pooling"], prefix, length)
 
     def _vectors(self, ids: Tensor, mask: Tensor) -> Tensor:
-        """Return the sentence vectors (B, D), which the graph has pooled and normalised."""
+        """Return the sentence vectors (B, D) of a batch, pooled and normalised by the ONNX graph.
+
+        Args:
+            ids: token ids (B, S).
+            mask: (B, S), 1 for tokens and 0 for padding.
+        """
         return self.model(ids, mask).pooler_output

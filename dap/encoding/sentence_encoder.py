@@ -217,7 +217,7 @@ class SentenceEncoder:
 
     @property
     def hidden_size(self) -> int:
-        """Return the length D of a vector."""
+        """Return the number of dimensions D of a sentence vector."""
         return self.backbone.config.hidden_size
 
     # ---------------------------------------------------------------------------- sentence vectors
@@ -311,6 +311,8 @@ class SentenceEncoder:
 
     def token_spans(self, sentences: Sequence[str]) -> list[list[tuple[int, int]]]:
         """Return which characters of its sentence each token of `encode_tokens` covers.
+
+        These are the tokens of the sentence itself, without special tokens and prefix.
 
         Returns:
             For each token of each sentence the position of its first character, and the position
@@ -439,10 +441,11 @@ class SentenceEncoder:
             yield rows, ids, mask
 
     def _pad(self, rows: list[list[int]]) -> tuple[Tensor, Tensor]:
-        """Pad rows of token ids to the length of the longest row.
+        """Pad rows of token ids on the right to the length of the longest row.
 
         Returns:
-            Token ids (B, S), and a mask (B, S) that is 1 for tokens and 0 for padding.
+            Token ids (B, S), and a mask (B, S) that is 1 for tokens and 0 for padding. Both are on
+            the model's device.
         """
         width = max(map(len, rows))
         pad = self.tokenizer.pad_token_id or 0
@@ -527,15 +530,16 @@ class LibraryEncoder:
     def encode(
         self, sentences: Sequence[str], token_budget: int = 4096, progress: bool = False
     ) -> np.ndarray:
-        """Encode sentences into vectors.
+        """Encode sentences into vectors with the sentence-transformers library.
 
         Args:
-            sentences: list of N strings.
-            token_budget: divided by 64, it gives the sentences of a batch.
+            sentences: list of N strings, to which the prefix is added.
+            token_budget: divided by 64, it gives the sentences of a batch. The library makes
+                batches by sentences.
             progress: show a bar.
 
         Returns:
-            Vectors (N, D). The modules decide whether they are normalised.
+            Vectors (N, D). The model's modules decide whether they are normalised.
         """
         return self.model.encode(
             listed(sentences),

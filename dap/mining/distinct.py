@@ -79,9 +79,11 @@ class DistinctSentences:
         return (self[row] for row in range(len(self)))
 
     def counts(self) -> dict[str, int]:
-        """Return four counts: "lines" (all lines), "empty", "repeated" and "distinct" (sentences).
+        """Return the numbers of lines and sentences of the text.
 
-        A line is repeated if its sentence is already on an earlier line.
+        Returns:
+            "lines" -> all lines. "empty" -> lines of white space. "repeated" -> lines whose
+            sentence is already on an earlier line. "distinct" -> distinct sentences.
         """
         return {
             "lines": len(self.rows),
@@ -91,7 +93,7 @@ class DistinctSentences:
         }
 
     def digest(self) -> str:
-        """Return the SHA-256 of all lines, in order, as 64 hexadecimal digits.
+        """Return the SHA-256 of the text (all lines, in order) as 64 hexadecimal digits.
 
         Lines that hold different white space count as equal, because all of them are empty.
         """

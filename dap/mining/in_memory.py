@@ -67,9 +67,11 @@ class Margin:
     They have the names of the flags of `mine_bitext.py`.
 
     Attributes:
-        margin: one of `dap.mining.MARGINS`: how a cosine is compared with the neighbours'.
+        margin: how a cosine is compared with the neighbours': "ratio", "distance" or "absolute"
+            (`dap.mining.margin.margin_scores`).
         k: number of neighbours of each sentence.
-        retrieval: one of `dap.mining.RETRIEVALS`: which candidates are kept.
+        retrieval: which candidates are kept: "max", "intersection", "forward" or "backward"
+            (`dap.mining.candidate_pairs`).
         threshold: lowest score of a pair, "auto" to choose it, "none" or None to keep all. A
             number may be given as a string.
         min_precision: choose the lowest threshold with this estimated precision, 0 to 1. None
@@ -207,7 +209,7 @@ def score_known(known: Vectors, vectors: Vectors, k: int = 4, margin: str = "rat
         known: vectors of the sources and the targets of K known translations, (K, D) each.
         vectors: vectors of the two texts, (N, D) and (M, D).
         k: number of neighbours whose mean cosine the margin compares with.
-        margin: one of `dap.mining.MARGINS`.
+        margin: "ratio", "distance" or "absolute" (`dap.mining.margin.margin_scores`).
 
     Returns:
         Margin scores, (K,).
@@ -276,8 +278,8 @@ def mine(
         min_precision: choose the lowest threshold with at least this estimated precision, 0 to 1.
             None chooses by the best expected F1.
         top_n: largest number of pairs to keep. None keeps all that reach the threshold.
-        margin: one of `dap.mining.MARGINS`.
-        retrieval: one of `dap.mining.RETRIEVALS`.
+        margin: "ratio", "distance" or "absolute" (`dap.mining.margin.margin_scores`).
+        retrieval: "max", "intersection", "forward" or "backward" (`candidate_pairs`).
         k: number of neighbours of each sentence.
 
     Returns:

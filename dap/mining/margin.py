@@ -56,7 +56,7 @@ class MinedPairs:
             yield self[block]
 
     def records(self) -> np.ndarray:
-        """Return the pairs as one structured array (P,) of dtype `PAIR`."""
+        """Return the pairs as a structured array (P,): "score", "source" and "target" of each."""
         records = np.empty(len(self), PAIR)
         records["score"] = self.scores
         records["source"] = self.source
@@ -153,7 +153,7 @@ def margin_scores(
         cosine: cosine of each pair, an array of any shape.
         source_mean: same shape, the mean cosine of the source sentence and its k nearest targets.
         target_mean: same shape, the mean cosine of the target sentence and its k nearest sources.
-        margin: one of `MARGINS`.
+        margin: "ratio", "distance" or "absolute".
 
     Returns:
         Scores float64, with the shape of `cosine`.
@@ -196,8 +196,8 @@ def candidate_pairs(
 
     Args:
         neighbours: the k nearest neighbours of all rows in both directions.
-        margin: one of `MARGINS`.
-        retrieval: one of `RETRIEVALS`.
+        margin: "ratio", "distance" or "absolute" (`margin_scores`).
+        retrieval: "forward", "backward", "intersection" or "max".
 
     Returns:
         The candidates with their margin scores, best first, in a temporary file.
@@ -259,7 +259,7 @@ def _best_candidates(
         indices: (n, k) row numbers of the neighbours on the other side.
         own_means: (n,) mean cosine of each row and its k neighbours.
         other_means: mean cosine of each row of the other side and its k neighbours.
-        margin: one of `MARGINS`.
+        margin: "ratio", "distance" or "absolute" (`margin_scores`).
 
     Returns:
         n pairs in the order of the rows. Their `source` is this side, their `target` the other one.
@@ -338,7 +338,7 @@ def score_pairs(
         source_rows: (P,) source row of each pair.
         target_rows: (P,) target row of each pair.
         neighbours: the k nearest neighbours of all rows in both directions.
-        margin: one of `MARGINS`.
+        margin: "ratio", "distance" or "absolute" (`margin_scores`).
 
     Returns:
         The P pairs with their scores, in the given order.

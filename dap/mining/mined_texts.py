@@ -51,7 +51,10 @@ class TextSide:
     text: DistinctSentences
 
     def counts(self) -> dict[str, Any]:
-        """Return the file's name ("file") and the counts of `DistinctSentences.counts`."""
+        """Return the name of the text's file, and its numbers of lines and sentences.
+
+        The keys are "file", "lines", "empty", "repeated" and "distinct".
+        """
         return {"file": self.path.name} | self.text.counts()
 
     def line(self, number: int) -> str:
@@ -77,20 +80,20 @@ class MiningTask:
     gold: np.ndarray | None = None
 
     def digest(self) -> str:
-        """Return the SHA-256 of both texts and the gold pairs."""
+        """Return the SHA-256 of both texts and their gold pairs, as 64 hexadecimal digits."""
         text = self.source.text.digest() + self.target.text.digest()
         gold = b"" if self.gold is None else self.gold.astype("<i8").tobytes()
         return hashlib.sha256(text.encode() + gold).hexdigest()
 
     def first_lines(self, pairs: MinedPairs) -> MinedPairs:
-        """Turn pairs of distinct sentences into pairs of lines.
+        """Return pairs of lines for pairs of distinct sentences.
 
         Args:
             pairs: pairs whose `source` and `target` are numbers of distinct sentences, from 0.
 
         Returns:
-            The same pairs and scores. `source` and `target` are now line numbers, from 0: the first
-            line that holds each sentence.
+            The same pairs and scores, where `source` and `target` are line numbers, from 0: the
+            first line that holds each sentence.
         """
         source_lines = self.source.text.first_line
         target_lines = self.target.text.first_line
@@ -118,7 +121,7 @@ class MiningTask:
             source_vectors: vectors of the distinct source sentences, (N, D).
             target_vectors: vectors of the distinct target sentences, (M, D).
             neighbours: nearest neighbours of all these sentences in both directions.
-            margin: one of `dap.mining.MARGINS`.
+            margin: "ratio", "distance" or "absolute" (`dap.mining.margin.margin_scores`).
 
         Returns:
             Pairs of line numbers, counted from 0, in the order of the lines.

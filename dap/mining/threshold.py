@@ -98,7 +98,7 @@ def runner_up_scores(
         pairs: P pairs of source rows and target rows.
         neighbours: the `k` + 1 nearest neighbours of all rows in both directions.
         k: number of neighbours whose mean cosine the margin compares with.
-        margin: one of `dap.mining.MARGINS`.
+        margin: "ratio", "distance" or "absolute" (`dap.mining.margin.margin_scores`).
 
     Returns:
         Margin scores, (P,) float64.
@@ -126,7 +126,7 @@ def _runner_ups(
         rows: (P,) row of each pair on this side.
         partners: (P,) row of each pair on the other side.
         k: number of neighbours whose mean cosine the margin compares with.
-        margin: one of `dap.mining.MARGINS`.
+        margin: "ratio", "distance" or "absolute" (`dap.mining.margin.margin_scores`).
 
     Returns:
         Margin scores, (P,).

@@ -55,7 +55,7 @@ class EncoderActor:
         self._fingerprint = model_fingerprint(self.encoder)
 
     def fingerprint(self) -> str:
-        """Return the `model_fingerprint` of the encoder."""
+        """Return a hash of the encoder's model and settings (`model_fingerprint`)."""
         return self._fingerprint
 
     def encode(self, piece: Sequence[str], token_budget: int) -> np.ndarray:
@@ -117,7 +117,7 @@ class ClusterEncoder:
         return self._actor_class.remote(self._arguments)
 
     def _room(self) -> int:
-        """Return how many actors fit on the living nodes, if nothing else runs there."""
+        """Return how many actors fit on the cluster's living nodes, if nothing else runs there."""
         room = 0
         for resources in _living_nodes():
             fit = [int(resources.get(kind, 0) // need) for kind, need in self.needs.items() if need]
@@ -138,7 +138,10 @@ class ClusterEncoder:
         return " and ".join(counts)
 
     def end(self) -> None:
-        """End the actors. Otherwise later tasks would wait forever for their CPUs and GPUs."""
+        """End all actors, because later tasks would otherwise wait forever for their CPUs and GPUs.
+
+        The encoder cannot encode afterwards.
+        """
         import ray
 
         for actor in self.actors:
@@ -171,10 +174,10 @@ class ClusterEncoder:
     def encode_each(
         self, pieces: Sequence[Sequence[str]], token_budget: int
     ) -> Iterator[np.ndarray]:
-        """Yield the vectors (n, D) of each piece, in the order of the pieces.
+        """Encode pieces on the actors, several at a time, and yield the vectors (n, D) of each.
 
-        If an actor is lost, another one encodes its piece, and a new actor starts once a node has
-        room for it.
+        They come in the order of the pieces. If an actor is lost, another one encodes its piece,
+        and a new actor starts once a node has room for it.
 
         Args:
             pieces: lists of sentences.

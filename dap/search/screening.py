@@ -252,7 +252,10 @@ class Screen:
         return near
 
     def _bounds(self, queries: Tensor) -> tuple[Tensor, float]:
-        """Compute an upper bound of every cosine of queries (R, D) and keys by int8 products.
+        """Compute an upper bound of every cosine of queries and keys by int8 products.
+
+        Args:
+            queries: (R, D) unit rows.
 
         Returns:
             Whole numbers (R, C) int32, and their unit. No cosine is more than (number + 3) times

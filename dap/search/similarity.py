@@ -353,7 +353,7 @@ class Best:
         self.indices = torch.full((count, k), -1, device=device)
 
     def add(self, rows: Tensor, indices: Tensor, scores: Tensor) -> None:
-        """Add scored pairs, and keep the k best keys of each query.
+        """Add scored pairs to the ones so far, and keep the k best keys of each query.
 
         Args:
             rows: (H,) number of each pair's query, in ascending order.
@@ -387,5 +387,8 @@ class Best:
         self.indices[rows] = all_indices.gather(1, order[:, :k])
 
     def found(self) -> Found:
-        """Return the scores (N, k) and indices (N, k) of the k best keys, as numpy arrays."""
+        """Return the scores (N, k) and indices (N, k) of each query's k best keys, as numpy arrays.
+
+        The index of a missing key is -1.
+        """
         return self.scores.cpu().numpy(), self.indices.cpu().numpy()

@@ -109,7 +109,7 @@ class Copy(NamedTuple):
 
     Attributes:
         sentence: the original sentence.
-        kind: what was changed, one of `COPY_KINDS`.
+        kind: what was changed: "number", "negation" or "name".
         text: the changed copy.
     """
 
@@ -391,12 +391,12 @@ def hard_negative_errors(
         source_embeds: (N, D), need not be normalised.
         target_embeds: (N, D), row i the translation of row i.
         copy_embeds: (C, D), vectors of the copies of all target sentences, in any order.
-        kinds: (C,) what was changed in each copy, one of `COPY_KINDS`.
+        kinds: (C,) what was changed in each copy: "number", "negation" or "name".
 
     Returns:
         Shares of the source rows, in percent. "error" is the share that misses its translation.
-        The other keys split it by what was found instead: a copy of that kind of `COPY_KINDS`, or
-        an "other" target sentence.
+        The other keys split it by what was found instead: a copy of the kind "number", "negation"
+        or "name", or an "other" target sentence.
 
     Raises:
         UserError: rows with NaN or infinity, or sides of different dimensions.
