@@ -100,7 +100,7 @@ class Outcome:
     results: Mapping[str, Any]
 
     def value(self, measure: Measure) -> float | None:
-        """Return the value of a measure in this outcome, or None if a part of it was not measured."""
+        """Return the value of a measure in this outcome, or None if any part was not measured."""
         numbers = {**self.results, "dev": self.dev}
         found = [value_at(numbers, path) for path in measure.paths]
         return None if None in found else statistics.fmean(found)
