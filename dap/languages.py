@@ -244,7 +244,10 @@ def _text_of(codes: np.ndarray) -> str:
 
 @cache
 def _is_ignored() -> np.ndarray:
-    """Tell for each code point whether `normalise` drops it in any text: bool (0x110000,)."""
+    """Tell for each code point whether `normalise` drops it in any text: bool (0x110000,).
+
+    These are invisible characters, such as soft hyphens and joiners, except the tags of flags.
+    """
     ignored = np.zeros(0x110000, bool)
     for first, last in _IGNORABLE:
         ignored[first : last + 1] = (first, last) != _TAGS

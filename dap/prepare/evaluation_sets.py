@@ -116,7 +116,10 @@ def _sentences_of_lines(path: Path, is_json: bool) -> Iterator[str]:
 
 
 def _strings(value: Any) -> Iterator[str]:
-    """Yield all strings in a JSON value, at any depth, without the names of fields."""
+    """Yield all strings in a JSON value, at any depth, without the names of fields.
+
+    Characters that UTF-8 cannot hold (lone surrogates) become "?".
+    """
     if isinstance(value, str):
         yield value.encode("utf-8", "replace").decode()  # "\\ud800" is valid JSON but no text
     elif isinstance(value, dict):

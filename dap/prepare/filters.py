@@ -216,7 +216,7 @@ def repair_texts(texts: pl.Series) -> pl.Series:
 
 
 def _compose(texts: pl.Series) -> pl.Series:
-    """Compose the characters of each text (Unicode NFC)."""
+    """Return each text with its characters composed (Unicode NFC): (N,) str."""
     return pl.Series(texts.name, [normalize("NFC", text) for text in texts.to_list()], pl.String)
 
 

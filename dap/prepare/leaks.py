@@ -294,5 +294,5 @@ def containment(text: str, sentence: str, n: int) -> float:
 
 
 def _count_grams(text: str, n: int) -> Counter[str]:
-    """Count each n-gram of a text."""
+    """Return how often each n-gram of n characters occurs in a text."""
     return Counter(text[first : first + n] for first in range(len(text) - n + 1))

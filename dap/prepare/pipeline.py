@@ -338,12 +338,15 @@ def find_shared(plan: Plan, languages: Iterable[str]) -> None:
 
 
 def _scan(paths: Sequence[Path]) -> pl.LazyFrame:
-    """Read Parquet files lazily. The characters `[` and `*` in a path have no special meaning."""
+    """Return a lazy table of the rows of Parquet files, one file after the other.
+
+    The characters `[` and `*` in a path have no special meaning.
+    """
     return pl.scan_parquet(paths, glob=False)
 
 
 def _write_table(table: pl.DataFrame, path: Path) -> None:
-    """Write a Parquet file that appears whole or not at all."""
+    """Write a table to a Parquet file, which appears whole or not at all."""
     with whole_file(path) as file:
         pq.write_table(table.to_arrow(), file)
 

@@ -193,7 +193,14 @@ def _require_same_evaluation(
 
 
 def _require_different_runs(reports: Reports) -> None:
-    """Raise `UserError` if two reports have the same seed and the same recipe or model."""
+    """Raise `UserError` if two reports are of the same run, because a run must count only once.
+
+    Reports are of the same run if they have the same seed and the same recipe
+    (`training_record`). Without a recipe, the name and revision of the model count instead.
+
+    Args:
+        reports: file name -> report.
+    """
     seen: dict[str, str] = {}
     for file, report in reports.items():
         model = report.get("settings", {}).get("recipe")

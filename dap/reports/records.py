@@ -83,7 +83,7 @@ def timestamp() -> str:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of Python and of the installed `LIBRARIES`, by name."""
+    """Return the version of Python, and of each of `LIBRARIES` that is installed, by name."""
     found = {"python": platform.python_version()}
     for library in LIBRARIES:
         with suppress(PackageNotFoundError):

@@ -71,7 +71,7 @@ def named_formats() -> list[str]:
 
 
 def describe_layouts() -> str:
-    """Return a text for error messages that lists the forms of file names `find_bitext` finds."""
+    """Return a text for error messages that lists the file names which `find_bitext` finds."""
     tables = ", ".join(f"{{xx}}-en.{name}" for name in named_formats())
     return (
         f"{tables}, Moses pairs name.{{xx}} + name.en, *.tmx, {{xx}}.po, with .gz or .xz, or *.zip "
@@ -380,7 +380,11 @@ def _kind(path: Path) -> str:
 def _po_source_language(path: Path) -> str:
     """Return the language of a PO file's translations.
 
-    It is stated in the file's header, its folder or its name. If nothing states it, return English.
+    The file's header states it. Otherwise it comes from the path, which ends in
+    `de/LC_MESSAGES/NAME.po` or `de.po`. If nothing states it, return English ("en").
+
+    Raises:
+        UserError: what states it is not a language code.
     """
     code = catalogue_language(path)
     if code is None and path.parent.name == "LC_MESSAGES":

@@ -110,8 +110,8 @@ def train_heads(trainer: DAPTrainer, readers: Sequence[Objective]) -> dict[str, 
 
     Returns:
         Values by name: the numbers of pairs and steps, the seconds of encoding and training, and
-            the mean loss of the last steps. Also the values of `source_reading`, under names that
-            end in "_before" and "_after", if there are dev pairs.
+        the mean loss of the last steps. Also the values of `source_reading`, under names that
+        end in "_before" and "_after", if there are dev pairs.
     """
     args = trainer.args
     model = trainer.model

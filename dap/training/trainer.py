@@ -636,7 +636,7 @@ class StepMeter:
         self.pairs = 0
 
     def start(self) -> None:
-        """Start the clock, unless it is running."""
+        """Start the clock that measures the pairs per second, unless it is running."""
         if self.started is None:
             self.started = time.perf_counter()
 

@@ -497,7 +497,14 @@ def parse_arguments(argv: list[str]) -> Arguments:
 
 
 def rivals_of(flags: list[str]) -> set[str]:
-    """Return the names of the arguments that exclude one of the given flags (`RIVALS`)."""
+    """Return the names of the arguments that exclude one of the given flags (`RIVALS`).
+
+    For example, `--max_steps` excludes "num_train_epochs". The recipe's value of such an argument
+    is then dropped.
+
+    Args:
+        flags: the flags of a command line, with their values.
+    """
     rivals = set()
     for first, second in RIVALS:
         if given(first, flags):

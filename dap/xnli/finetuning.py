@@ -239,7 +239,7 @@ def mean_over_step(
 
     Returns:
         A scalar: the sum of the batch's cross entropies, divided by the number of pairs of the
-            step.
+        step.
     """
     total = F.cross_entropy(outputs["logits"].float(), labels, reduction="sum")
     return total / (len(labels) if num_items_in_batch is None else num_items_in_batch)
@@ -297,7 +297,14 @@ class Task:
         return Path(self.training.output_dir) / f"lr-{learning_rate}-seed-{seed}"
 
     def dev_accuracies(self, result: Mapping[str, Any]) -> dict[str, float]:
-        """Return language code -> accuracy on its dev set in percent, from the result of a run."""
+        """Return the accuracy on each language's dev set, in percent, from the result of a run.
+
+        Args:
+            result: what `measured` returned for the dev sets.
+
+        Returns:
+            Language code -> accuracy.
+        """
         return {code: result["dev"][code]["accuracy"] for code in self.data.dev}
 
 

@@ -566,7 +566,7 @@ class StepLengthSampler(Sampler[int]):
         self.epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch, from 0, whose order the next iteration has."""
+        """Set the number of the epoch, from 0, whose order the next iteration has."""
         self.epoch = epoch
 
     def __len__(self) -> int:
