@@ -143,7 +143,7 @@ def check_run(
     dev: dict[str, Any],
     model: DAPForPreTraining,
 ) -> None:
-    """Check, before the first step, that nothing makes the run fail or learn nothing.
+    """Check, before the first step, that the run will not fail later or learn nothing.
 
     Args:
         data: arguments of the text.
@@ -152,8 +152,8 @@ def check_run(
         model: the model to train.
 
     Raises:
-        UserError: a batch has no negatives, a stream has no number of steps, or there is nothing to
-            evaluate on. Or `check_metric` refuses the metric of the best model.
+        UserError: a batch has no negatives, a stream has no number of steps, or there is nothing
+            to evaluate on. Or `check_metric` refuses the metric of the best model.
     """
     pairs = training.per_device_train_batch_size * training.world_size
     if pairs < 2 and "tr" in model.config.objectives:
@@ -341,8 +341,9 @@ def finish(
 ) -> None:
     """Save the model and its evaluation, mark the run as finished, and publish it if asked for.
 
-    Curves are drawn if matplotlib is installed. `train_results.json` is written last and marks
-    the run as finished. All processes call this, and the first one writes.
+    Curves are drawn if matplotlib is installed. The file of heads that were trained first is
+    removed, because the model holds them. `train_results.json` is written last and marks the run
+    as finished. All processes call this, and the first one writes.
 
     Args:
         trainer: the trainer after its last step.

@@ -143,7 +143,7 @@ def output_folder(model: str | None, pooling: str) -> Path:
 
 
 def training_arguments(model: str, pooling: str, out: Path) -> list[str]:
-    """Return the command line of `train_dap.py`. Everything else is in the recipe.
+    """Return the arguments for the command `train_dap.py`. All others are in the recipe.
 
     Args:
         model: id or folder of the model to start from.
@@ -310,7 +310,9 @@ def main(argv: Sequence[str] | None = None) -> None:
 def report(
     language: str, before: Measured, after: Measured, seconds: dict[str, float], out: Path
 ) -> None:
-    """Print the means, draw the figure, load the model, and write results.json.
+    """Print the means and the time, draw the figure, load the model, and write `results.json`.
+
+    The figure and `results.json` go to `build/quickstart`.
 
     Args:
         language: code of the figure's language.

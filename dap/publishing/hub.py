@@ -86,7 +86,7 @@ def fetch_checkpoint(checkpoint: str, revision: str | None = None) -> Path:
         The folder. A download lies in the cache of the Hub's client.
 
     Raises:
-        FileNotFoundError: `checkpoint` is neither a folder nor has it the form of a Hub id.
+        FileNotFoundError: `checkpoint` is no folder, and does not have the form of a Hub id.
         UserError: it cannot be downloaded.
     """
     if Path(checkpoint).is_dir():

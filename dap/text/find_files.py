@@ -306,8 +306,9 @@ def _list_with_archives(folder: Path) -> list[Path]:
 def _files_at(path: Path, all_paths: Collection[Path], target: str) -> list[BitextFile]:
     """Return the parallel text of one file, which may be one side of a Moses pair.
 
-    A Moses target side may have several source sides. It stands for its pairs with those that are
-    also given. If none is given, it stands for its pairs with all that are in its folder.
+    A Moses pair is two files, such as `news.de` and `news.en`, whose lines translate each other.
+    A target side may have several source sides. It stands for its pairs with those that are also
+    given. If none is given, it stands for its pairs with all that are in its folder.
 
     Args:
         path: the file.
@@ -414,6 +415,7 @@ def _moses_side(name: str) -> tuple[str, str] | None:
 def _moses_sides(paths: Sequence[Path]) -> MosesSides:
     """Group files that may be sides of Moses pairs by folder and by name without language code.
 
+    A Moses pair is two files, such as `news.de` and `news.en`, whose lines translate each other.
     Other files are left out.
 
     Returns:
@@ -431,6 +433,7 @@ def _moses_sides(paths: Sequence[Path]) -> MosesSides:
 def _moses_pair(path: Path, target: str, sides: MosesSides) -> list[BitextFile]:
     """Return a list with the Moses pair that has this source side. It is empty if there is none.
 
+    A Moses pair is two files, such as `news.de` and `news.en`, whose lines translate each other.
     If several files may be the target side, `.en` is preferred to `.eng`, and `.eng` to `.en-US`.
 
     Args:

@@ -393,7 +393,7 @@ def read_moses(file: BitextFile) -> Numbered:
 
 
 def _line_pairs(file: BitextFile) -> Iterator[tuple[bytes, bytes]]:
-    """Yield (source line, target line) of two files, line by line.
+    """Yield (source line, target line) of a Moses pair of files, as bytes without line ends.
 
     Raises:
         UserError: a side has changed since its lines were counted.

@@ -42,7 +42,7 @@ NumberedPair = tuple[int, tuple[str, str]]
 
 
 def unwrap(text: str) -> str:
-    """Replace each line break, with the blanks and tabs around it, by one space.
+    """Replace line breaks, with the blanks and tabs around them, by single spaces.
 
     Line breaks, blanks and tabs at the start and the end are removed.
 

@@ -419,7 +419,7 @@ def describe_run(
 
     These are the arguments that can change the weights, the model's configuration, the number of
     processes and pairs per step, and digests of the text. The record can be written as JSON.
-    Paths are without the folders above them.
+    Absolute paths are without the folders above them.
 
     Args:
         config: the model's configuration.
@@ -449,10 +449,11 @@ def describe_run(
 
 
 def _without_folders(value: Any) -> Any:
-    """Return paths without the folders above them, because runs are published and moved.
+    """Return absolute paths without the folders above them, because runs are published and moved.
 
     Args:
-        value: a path, an address or a list of them. Any other value is returned unchanged.
+        value: a path or a list of paths. An address loses only its secrets. Relative paths and
+            any other values are returned unchanged.
     """
     if isinstance(value, list):
         return [_without_folders(each) for each in value]

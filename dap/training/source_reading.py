@@ -47,8 +47,8 @@ def source_reading(
     The loss with each pair's own source is compared with the loss with another pair's source.
 
     There is no dropout, and every call masks the same tokens. In a group of processes, all call
-    it and do the same work. The other pair is the next one of the same language. If a language has
-    only one pair, it is the next one of any language.
+    it and do the same work. The other pair is the next one of the same language. If a language
+    has only one pair, it is the next one of any language.
 
     Args:
         model: the model, not sharded. It is left in evaluation mode.
@@ -60,13 +60,13 @@ def source_reading(
         count: about how many pairs are measured over all languages. Every language gives the same
             number, at least two, or all its pairs if it has fewer.
         ratios: values of `rtl_ratio` (the share of the target tokens to reconstruct) that are
-            measured beside the configured one.
+            measured beside the configured one, on every fourth pair.
 
     Returns:
         Values in nats per token: `rtl_loss`, `rtl_loss_shuffled` (with other sources), and their
-        difference `rtl_source_nats`. For a ratio of 0.25 the difference is
-        `rtl_source_nats_rho25`. BOW has the same three values, but none for other ratios. An empty
-        dictionary if there are fewer than two pairs, or neither objective.
+            difference `rtl_source_nats`. For a ratio of 0.25 the difference is
+            `rtl_source_nats_rho25`. BOW has the same three values, but none for other ratios. An
+            empty dictionary if there are fewer than two pairs, or neither objective.
     """
     known = model.config.rtl_languages
     used = {}
