@@ -47,9 +47,8 @@ def clean(text: str) -> str:
 def usable(source: str, english: str) -> bool:
     """Tell whether a clean pair is worth training on.
 
-    It needs 2 to 60 English words and at least two letters in the source. The texts must differ,
-    have no URL in the English one, and have similar lengths: a ratio of their bytes between 0.2
-    and 6.
+    It needs 2 to 60 English words, no URL in them, and at least two letters in the source. The
+    texts must differ and have similar lengths: a ratio of their bytes between 0.2 and 6.
 
     Args:
         source: the source text, as `clean` returns it.

@@ -64,9 +64,9 @@ def source_reading(
 
     Returns:
         Values in nats per token: `rtl_loss`, `rtl_loss_shuffled` (with other sources), and their
-            difference `rtl_source_nats`. For a ratio of 0.25 the difference is
-            `rtl_source_nats_rho25`. BOW has the same three values, but none for other ratios. An
-            empty dictionary if there are fewer than two pairs, or neither objective.
+        difference `rtl_source_nats`. For a ratio of 0.25 the difference is
+        `rtl_source_nats_rho25`. BOW has the same three values, but none for other ratios. An
+        empty dictionary if there are fewer than two pairs, or neither objective.
     """
     known = model.config.rtl_languages
     used = {}
