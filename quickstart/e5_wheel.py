@@ -96,19 +96,19 @@ class _Reader:
         self.data, self.at = data, 0
 
     def unpack(self, layout: str) -> tuple:
-        """Read the next values in a format of the module `struct`, such as "iI"."""
+        """Read the next values of the file, in a format of the module `struct` such as "iI"."""
         values = struct.unpack_from("<" + layout, self.data, self.at)
         self.at += struct.calcsize("<" + layout)
         return values
 
     def array(self, dtype: str, count: int) -> np.ndarray:
-        """Read the next `count` values of a numpy type, such as "<u4", as an array (count,)."""
+        """Read the next `count` values of the file, of a numpy type such as "<u4": (count,)."""
         values = np.frombuffer(self.data, dtype, count, self.at)
         self.at += values.nbytes
         return values
 
     def text(self, size: int) -> bytes:
-        """Read the next `size` bytes."""
+        """Read the next `size` bytes of the file."""
         self.at += size
         return self.data[self.at - size : self.at]
 

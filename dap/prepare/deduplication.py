@@ -50,13 +50,16 @@ class Admission:
         self._seen = np.empty(0, np.uint64)
 
     def __call__(self, ranks: np.ndarray) -> np.ndarray:
-        """Tell which of the next rows to admit.
+        """Tell which of the next rows a sample may still need.
+
+        These are the rows whose rank may be among the smallest `size` ranks of all rows so far.
+        The ranks are remembered for the next call.
 
         Args:
             ranks: rank of each row, uint64 (N,).
 
         Returns:
-            bool (N,), True for rows that the sample may need.
+            bool (N,), True for rows that the sample may need. All are True if `size` is None.
         """
         admitted = ranks <= self.limit
         if self.size is None:

@@ -178,7 +178,10 @@ class BandIndex:
         self._holder_counts = np.minimum(counts, 2**16 - 1).astype(np.uint16)
 
     def near(self, texts: pl.DataFrame) -> pl.DataFrame:
-        """Find the texts that are near to a sentence of this band.
+        """Find the texts that are near to an evaluation sentence of this index.
+
+        Two texts are near if they share at least the share `threshold` of their n-grams (see
+        `containment`).
 
         Args:
             texts: a table of `_measured`.
@@ -246,7 +249,7 @@ class BandIndex:
         return shared.filter(pl.col("len") >= common).sort("text", "sentence")
 
     def _needed(self, size: pl.Series | pl.Expr) -> pl.Series | pl.Expr:
-        """Return how many n-grams two near texts have in common at least.
+        """Return how many n-grams two near texts have in common at least: the share `threshold`.
 
         Args:
             size: number of n-grams of the text that has more, as a column or expression of polars.

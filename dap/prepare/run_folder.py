@@ -37,7 +37,7 @@ class RawFile:
 
     @property
     def bytes(self) -> int:
-        """Return the file's size on the disk in bytes. A Hub dataset counts as 0."""
+        """Return the size of the input file on the disk in bytes. A Hub dataset counts as 0."""
         paths = {disk_path(path) for path in self.file.paths}  # both sides may be in one archive
         return sum(path.stat().st_size for path in paths if path.is_file())
 

@@ -151,10 +151,10 @@ class LineAudit:
         self._quoted: list[str] = []
 
     def reject(self, reason: object) -> None:
-        """Count the current line (`lines`) as bad. The first bad lines are logged as warnings.
+        """Count the current line of the file as bad. The first bad lines are logged as warnings.
 
         Args:
-            reason: what is wrong with the line.
+            reason: what is wrong with the line, for the log.
 
         Raises:
             UserError: there are already more bad lines than `max_bad_lines` allows among the

@@ -359,7 +359,7 @@ class _Tokenise:
         }
 
     def _encode(self, texts: list[str]) -> list[np.ndarray]:
-        """Put the prefix before each text, and return the token ids of each, int32 (tokens,)."""
+        """Return the token ids of each text with the prefix before it: int32 (tokens,) each."""
         texts = [self.prefix + text for text in texts]
         encodings = self.tokenizer.encode_batch_fast(texts)
         return [np.array(encoding.ids, np.int32) for encoding in encodings]
@@ -478,10 +478,10 @@ class LanguageMixSampler(Sampler[int]):
             yield from rows[start : start + ROWS_AT_ONCE].tolist()
 
     def _rows_of(self, number: int) -> np.ndarray:
-        """Return the rows of one language in this epoch.
+        """Return the rows that an epoch draws from one language.
 
-        All shuffles of a language's rows form one endless sequence. Each epoch takes the next part
-        of it.
+        All shuffles of a language's rows form one endless sequence. Each epoch takes the next
+        part of it.
 
         Args:
             number: position of the language in `sizes`.

@@ -650,7 +650,7 @@ class StepMeter:
             self.started += seconds
 
     def add(self, out: DAPForPreTrainingOutput, pairs: int) -> None:
-        """Add the losses and the number of pairs of one batch to the sums.
+        """Add the losses and the number of pairs of one training batch to the sums for the log.
 
         Args:
             out: the model's output for the batch.
@@ -662,9 +662,9 @@ class StepMeter:
         self.pairs += pairs
 
     def read(self, processes: int) -> dict[str, float]:
-        """Return the mean of each loss over batches and processes, and start again from zero.
+        """Return the mean of each loss since the last call, over batches and processes.
 
-        All processes call this together.
+        All sums and the clock start again from zero. All processes call this together.
 
         Args:
             processes: number of processes.

@@ -89,14 +89,14 @@ class HardNegatives:
         self.first = 1 + len(tokenizer(prefix.strip(), add_special_tokens=False).input_ids)
 
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> list[list[int]]:
-        """Make the copies of one batch.
+        """Make copies of the targets of a batch, each with one changed word, as hard negatives.
 
         Args:
             rows: tokenised pairs.
 
         Returns:
-            For each row the token ids of its copy. The list is empty if the pair was not drawn, or
-            if no changed copy could be made, for example of a target without words.
+            For each row the token ids of its copy. The list is empty if the pair was not drawn,
+            or if no changed copy could be made, for example of a target without words.
         """
         ids_of_pairs = " ".join(row["pair_id"] for row in rows)
         rng = random.Random(f"{self.seed} {ids_of_pairs}")
@@ -132,9 +132,13 @@ class HardNegatives:
         return copy if changed and copy != ids else []
 
     def _words(self, ids: list[int]) -> list[Word]:
-        """Group the tokens between the prefix and the last token into words (lists of token ids).
+        """Group the tokens of a target into words, each a list of token ids.
 
-        A word has at most `TOKENS_OF_LONGEST_WORD` tokens.
+        The first token, the prefix and the last token are left out. A word has at most
+        `TOKENS_OF_LONGEST_WORD` tokens.
+
+        Args:
+            ids: token ids of the target, with special tokens.
         """
         words: list[Word] = []
         for token in ids[self.first : -1]:

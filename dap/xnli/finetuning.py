@@ -293,7 +293,10 @@ class Task:
     training: XNLITrainingArguments
 
     def run_folder(self, learning_rate: float, seed: int) -> Path:
-        """Return the folder of the run with this learning rate and seed, within `output_dir`."""
+        """Return the folder of the fine-tuning run with this learning rate and seed.
+
+        It lies in `output_dir`, and need not exist.
+        """
         return Path(self.training.output_dir) / f"lr-{learning_rate}-seed-{seed}"
 
     def dev_accuracies(self, result: Mapping[str, Any]) -> dict[str, float]:

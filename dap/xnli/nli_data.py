@@ -426,7 +426,7 @@ class NLIData:
 
     @property
     def missing(self) -> list[str]:
-        """Return the codes of the XNLI languages that have no test set here."""
+        """Return the codes of the XNLI languages that have no test set in this data."""
         return [code for code in XNLI_LANGUAGES if code not in self.test]
 
 
