@@ -176,7 +176,13 @@ def _settings_text(report: Mapping[str, Any]) -> str:
 
 
 def _place_name(place: Sequence[str]) -> str:
-    """Return the name of a table's row, such as "German" for ("languages", "de")."""
+    """Return the name of a table's row, such as "German" for ("languages", "de").
+
+    A group or a language pair is named by its last key. The name of () is "all".
+
+    Args:
+        place: keys that lead to the row's numbers in a report.
+    """
     if not place:
         return "all"
     if place[0] == "languages":

@@ -37,6 +37,6 @@ from dap.training.training_arguments import (
     check_launched,
     follow_metric,
     parse_arguments,
-    state_precision,
+    set_precision,
 )
 from dap.training.word_edits import HardNegatives

@@ -124,7 +124,7 @@ def train_heads(trainer: DAPTrainer, readers: Sequence[Objective]) -> dict[str, 
     encoding_began = time.perf_counter()
     kept = encode_once(trainer, readers, rows)
     training_began = time.perf_counter()
-    loss = fit(trainer, readers, kept)
+    loss = train_on_kept(trainer, readers, kept)
     training_ended = time.perf_counter()
 
     after = measure(trainer)
@@ -302,7 +302,7 @@ def encode_once(trainer: DAPTrainer, readers: Sequence[Objective], rows: Rows) -
 # ---------------------------------------------------------------------------- 3. train the heads
 
 
-def fit(trainer: DAPTrainer, readers: Sequence[Objective], kept: KeptPairs) -> float:
+def train_on_kept(trainer: DAPTrainer, readers: Sequence[Objective], kept: KeptPairs) -> float:
     """Train the heads on the kept outputs of the encoder.
 
     Args:

@@ -266,7 +266,7 @@ def load_model(
 
     if start.heads is not None:
         with refusals(f"--init_heads_from {args.init_heads_from}"):
-            taken = take_heads(model, start.heads)
+            taken = copy_heads(model, start.heads)
         logger.info("%s taken from %s", " and ".join(taken), args.init_heads_from)
     return model
 
@@ -347,7 +347,7 @@ def read_heads(name: str) -> DAPForPreTraining:
     return load_complete(name, DAPForPreTraining)
 
 
-def take_heads(model: DAPForPreTraining, other: DAPForPreTraining) -> list[str]:
+def copy_heads(model: DAPForPreTraining, other: DAPForPreTraining) -> list[str]:
     """Copy the weights of all heads that both models have.
 
     A prediction head consists of a transform and an output. The transform reads either token
@@ -597,15 +597,17 @@ def frequencies_of_text(
 
     Args:
         args: the model's arguments of `train_dap.py`.
-        start: what training starts from.
+        start: what training starts from. Its objectives decide which sides are counted.
         train: tokenised pairs by language.
 
     Returns:
-        `{"token_counts": counts}`, the number of occurrences of each of V token ids, (V,). An
+        `{"token_counts": counts}`, the number of occurrences of each of V token ids, (V,). Tokens
+        that are never predicted count 0: CLS, padding and, without RTL, the end of a sentence. An
         empty dictionary if the bias starts from zeros or comes from a checkpoint.
 
     Raises:
-        UserError: `prediction_bias` has another value, or there is nothing to count.
+        UserError: `prediction_bias` has another value, the text is streamed, or no tokens are
+            predicted.
     """
     if args.prediction_bias == "zeros":
         return {}

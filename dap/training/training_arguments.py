@@ -254,7 +254,7 @@ class DAPTrainingArguments(TrainingArguments):
         if self.report_to is None:
             self.report_to = ["tensorboard"] if find_spec("tensorboard") else []
         super().__post_init__()
-        state_precision(self)
+        set_precision(self)
         follow_metric(self)
 
         if self.torch_compile:
@@ -374,7 +374,7 @@ class DAPTrainingArguments(TrainingArguments):
             )
 
 
-def state_precision(args: TrainingArguments) -> None:
+def set_precision(args: TrainingArguments) -> None:
     """Set `bf16` and `fp16` to the precision that the training will have.
 
     This is `args.mixed_precision`. If the arguments name none, `accelerate launch

@@ -41,7 +41,7 @@ from dap.training import (
     check_launched,
     find_resumable,
     follow_metric,
-    state_precision,
+    set_precision,
     train_to_end,
 )
 from dap.xnli.nli_data import LABEL, NLIData, StepLengthSampler
@@ -89,7 +89,7 @@ class XNLITrainingArguments(TrainingArguments):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        state_precision(self)
+        set_precision(self)
         follow_metric(self)
         check_launched(self.world_size)
         if self.push_to_hub:
