@@ -160,9 +160,9 @@ def report_text(report: Mapping[str, Any]) -> str:
 
 
 def _settings_text(report: Mapping[str, Any]) -> str:
-    """List the settings and seeds of a report in one line, such as "k 4, pooling 'cls'".
+    """List the settings and the seed of a report in one line, such as "k 4, pooling 'cls'".
 
-    Lists, paths and hashes are left out.
+    Only texts and numbers are shown. Paths, and the settings in `NOT_SHOWN`, are left out.
     """
     settings = dict(report.get("settings", {}))
     settings["seed"] = report.get("seed")

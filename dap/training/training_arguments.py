@@ -465,6 +465,8 @@ USAGE = "%(prog)s [RECIPE.yaml] --train_data PATH [PATH ...] --output_dir FOLDER
 def parse_arguments(argv: list[str]) -> Arguments:
     """Parse the command line of `train_dap.py`.
 
+    Epochs and steps exclude each other, so `--num_train_epochs` sets `max_steps` to -1.
+
     Args:
         argv: flags, which may stand after the path of a YAML recipe. Flags override the recipe.
 

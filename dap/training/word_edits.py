@@ -121,7 +121,8 @@ class HardNegatives:
             rng: draws the edit.
 
         Returns:
-            Token ids of the copy, with the special tokens and the prefix of the target.
+            Token ids of the copy, with the special tokens and the prefix of the target. It is cut
+            to `max_seq_length` tokens.
         """
         words = self._words(ids)
         others = self._words(other)
