@@ -325,7 +325,7 @@ def build_mine(gradio: Any, encoder: SentenceEncoder) -> None:
 
 @dataclass
 class AppArguments:
-    """Command-line arguments of the app, beside those that choose the encoder."""
+    """The command-line argument of the app, the port, beside those that choose the encoder."""
 
     port: int = field(default=7860, metadata={"help": "Port on 127.0.0.1."})
 

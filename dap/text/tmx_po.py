@@ -171,7 +171,10 @@ def _texts_of_unit(unit: Element, name: str) -> dict[str, list[str]]:
 
 
 def _remove_codes(segment: Element) -> None:
-    """Empty all elements `CODES` within a segment, in place. Keep the text after each (`tail`)."""
+    """Empty all elements within a segment that hold codes of the original document (`CODES`).
+
+    The segment is changed in place. The text that follows such an element (`tail`) stays.
+    """
     for element in segment.iter():
         if _local_name(element) in CODES:
             tail = element.tail

@@ -394,6 +394,9 @@ def copy_heads(model: DAPForPreTraining, other: DAPForPreTraining) -> list[str]:
 def heads_to_copy(model: DAPForPreTraining, other: DAPForPreTraining) -> dict[str, torch.nn.Module]:
     """Find the head of another model from which each head of a model can be copied.
 
+    If a head reads sentence vectors (BOW) and the other model has none of this kind, its head for
+    token states is taken.
+
     Args:
         model: the model to copy into.
         other: the model to copy from.
