@@ -8,7 +8,7 @@ export GOMP_SPINCOUNT ?= 1000
 .PHONY: quickstart test lint clean
 
 quickstart: .venv/quickstart-ready  # a real encoder and real text: train, evaluate before and after, save, load
-	$(BIN)/python -m quickstart
+	$(BIN)/python -m quickstart $(if $(OBJECTIVE),--objective $(OBJECTIVE))
 
 test: .venv/dev-ready
 	$(BIN)/python -m pytest -n 2 --dist worksteal

@@ -1,31 +1,38 @@
 """Train a real encoder on real text for a few minutes, and show what training changed.
 
     python -m quickstart [--model ID_OR_FOLDER] [--pooling cls|mean]  # or: make quickstart
+    python -m quickstart --objective tr+rtl  # or: make quickstart OBJECTIVE=tr+rtl
 
 Encoder and text come from pinned Python packages, so no Hub is needed. Before and after training,
 the command measures retrieval, retrieval from a multilingual pool, and the hard-negative error. It
 also draws the token states, and saves a model that `AutoModel` loads.
+
+With `--objective` it trains a second model, and shows it beside that of the recipe. The prediction
+heads of the objective are trained first. Their time is in the time that the table shows.
 """
 
 import argparse
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
+import yaml
 from transformers import AutoModel, AutoTokenizer
 
 import train_dap  # also registers DAP with the Auto classes
 from dap.alignment import TokenStates, plot_token_states
 from dap.commands import command
 from dap.encoding import SentenceEncoder
-from dap.file_io import read_json, write_json
+from dap.file_io import read_json, read_object, write_json
 from dap.languages import NAMES
 from dap.reports import text_table
+from dap.training import FINISHED
+from dap.training.head_training import RESULTS_FILE
 from eval_retrieval import (
     CopiesByLanguage,
     PairsByLanguage,
@@ -45,6 +52,7 @@ HOME = ROOT / "build" / "quickstart"
 RECIPE = ROOT / "configs" / "quickstart.yaml"
 FIGURE_LANGUAGE = "fi"
 FIGURE_PAIRS = 100  # as in the paper's Figure 1
+SECONDS = "seconds of training, with heads"
 #: Measured number -> its row in the table of means.
 ROWS = {
     "xx-en": "retrieval xx→en",
@@ -127,31 +135,43 @@ def prepare_encoder() -> Path:
     return folder
 
 
-def output_folder(model: str | None, pooling: str) -> Path:
-    """Return the folder of the trained model. Each start model and pooling has its own.
+def default_objective() -> str:
+    """Return the objective of the recipe."""
+    return yaml.safe_load(RECIPE.read_text(encoding="utf-8"))["objective"]
 
-    It is `build/quickstart/model` for the defaults and, for example, `model-xlm-roberta-base-cls`.
+
+def output_folder(model: str | None, pooling: str, objective: str) -> Path:
+    """Return the folder of the trained model. Each choice of settings has its own.
+
+    It is `build/quickstart/model` for the defaults and, for example, `model-xlm-roberta-base-cls`
+    or `model-encoder-mean-tr+rtl`.
 
     Args:
         model: id or folder of the model that training starts from. None means that of the wheel.
         pooling: "cls" or "mean".
+        objective: what is trained, such as "tr+rtl".
     """
-    if model is None and pooling == "mean":
+    is_default = objective == default_objective()
+    if model is None and pooling == "mean" and is_default:
         return HOME / "model"
     name = Path(model).name if model else "encoder"
-    return HOME / f"model-{name}-{pooling}"
+    folder = f"model-{name}-{pooling}"
+    return HOME / (folder if is_default else f"{folder}-{objective}")
 
 
-def training_arguments(model: str, pooling: str, out: Path) -> list[str]:
+def training_arguments(model: str, pooling: str, objective: str, out: Path) -> list[str]:
     """Return the arguments for the command `train_dap.py`. All others are in the recipe.
 
     Args:
         model: id or folder of the model to start from.
         pooling: "cls" or "mean".
+        objective: what is trained, such as "tr+rtl".
         out: folder of the trained model.
     """
     return [
         str(RECIPE),
+        "--objective",
+        objective,
         "--model_name_or_path",
         model,
         "--pooling",
@@ -164,12 +184,13 @@ def training_arguments(model: str, pooling: str, out: Path) -> list[str]:
     ]
 
 
-def train(model: str, pooling: str, out: Path, finished: bool) -> None:
+def train(model: str, pooling: str, objective: str, out: Path, finished: bool) -> None:
     """Run `train_dap.py` in this process, unless the folder holds a finished run.
 
     Args:
         model: id or folder of the model to start from.
         pooling: "cls" or "mean".
+        objective: what is trained, such as "tr+rtl".
         out: folder of the trained model.
         finished: whether `out` holds a finished run of the same settings.
     """
@@ -177,9 +198,19 @@ def train(model: str, pooling: str, out: Path, finished: bool) -> None:
         print(f"   {out} holds a finished run of the same settings: using it")
         print("   (remove the folder to train again)")
         return
-    arguments = training_arguments(model, pooling, out)
+    arguments = training_arguments(model, pooling, objective, out)
     print("   python train_dap.py " + " ".join(arguments), flush=True)
     train_dap.main(arguments)
+
+
+def seconds_of_training(out: Path) -> float:
+    """Return the wall-clock seconds that trained the model in a folder, heads included."""
+    seconds = read_object(out / FINISHED)["train_runtime"]
+    heads = out / RESULTS_FILE
+    if heads.is_file():
+        results = read_object(heads)
+        seconds += results["encoding_seconds"] + results["training_seconds"]
+    return seconds
 
 
 def measure(name: str, pooling: str, pairs: PairsByLanguage, copies: CopiesByLanguage) -> Measured:
@@ -218,17 +249,26 @@ def figure_language(pairs: PairsByLanguage) -> str:
     return FIGURE_LANGUAGE if FIGURE_LANGUAGE in pairs else next(iter(pairs))
 
 
-def means_table(before: Measured, after: Measured) -> str:
-    """Format the means over languages as a text table: a row for each result, before and after.
+def means_table(
+    before: Measured, after: Mapping[str, Measured], seconds: Mapping[str, float]
+) -> str:
+    """Format the means over languages as a text table: a row per result, a column per model.
 
     Args:
         before: results of the start model.
-        after: results of the trained model.
+        after: objective -> results of the model that was trained with it.
+        seconds: objective -> seconds of the training, shown if there are several objectives.
     """
-    rows = []
+    rows: list[list[str | float | None]] = []
     for key, name in ROWS.items():
-        rows.append([name, before.mean(key), after.mean(key)])
-    return text_table([f"% (means of {len(after.numbers)} languages)", "before", "after"], rows)
+        rows.append([name, before.mean(key), *(each.mean(key) for each in after.values())])
+    if len(after) == 1:
+        titles = ["after"]
+    else:
+        titles = list(after)
+        rows.append([SECONDS, None, *(f"{seconds[objective]:.0f}" for objective in after)])
+    languages = len(before.numbers)
+    return text_table([f"% (means of {languages} languages)", "before", *titles], rows)
 
 
 def languages_table(pairs: PairsByLanguage, before: Measured, after: Measured) -> str:
@@ -286,45 +326,67 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--by_language", action="store_true", help="also print a table with a row per language"
     )
+    parser.add_argument(
+        "--objective",
+        default=default_objective(),
+        help="also train this objective, such as tr+rtl (DAP) or tr+bow, and show it beside "
+        "%(default)s",
+    )
     args = parser.parse_args(argv)
     seconds: dict[str, float] = {}
+    objectives = list(dict.fromkeys([default_objective(), args.objective]))
+    outs = {each: output_folder(args.model, args.pooling, each) for each in objectives}
     with timed("text and encoder", seconds):
         prepare_text()
         start = args.model or str(prepare_encoder())
-        out = output_folder(args.model, args.pooling)
-        finished = reuse.claim(out, reuse.ingredients(start, args.pooling, RECIPE, HOME / "train"))
+        finished = {}
+        for objective, out in outs.items():
+            asked = reuse.ingredients(start, args.pooling, objective, RECIPE, HOME / "train")
+            finished[objective] = reuse.claim(out, asked)
     pairs = read_languages([str(HOME / "test")])
     copies = copies_of(pairs)
     with timed("measuring before", seconds):
         before = measure(start, args.pooling, pairs, copies)
         print(f"   retrieval xx→en {before.mean('xx-en'):.1f}")
-    with timed("training", seconds):
-        train(start, args.pooling, out, finished)
-    with timed("measuring after", seconds):
-        after = measure(str(out), args.pooling, pairs, copies)
+    after = {}
+    for objective, out in outs.items():
+        which = "" if len(outs) == 1 else f" {objective}"
+        with timed(f"training{which}", seconds):
+            train(start, args.pooling, objective, out, finished[objective])
+        with timed(f"measuring after{which}", seconds):
+            after[objective] = measure(str(out), args.pooling, pairs, copies)
     if args.by_language:
-        print("\n" + languages_table(pairs, before, after))
-    report(figure_language(pairs), before, after, seconds, out)
+        for objective, measured in after.items():
+            print(f"\n{objective}\n{languages_table(pairs, before, measured)}")
+    report(figure_language(pairs), before, after, seconds, outs)
 
 
 def report(
-    language: str, before: Measured, after: Measured, seconds: dict[str, float], out: Path
+    language: str,
+    before: Measured,
+    after: Mapping[str, Measured],
+    seconds: dict[str, float],
+    outs: Mapping[str, Path],
 ) -> None:
     """Print the means and the time, draw the figure, load the model, and write `results.json`.
 
-    The figure and `results.json` go to `build/quickstart`.
+    The figure and `results.json` go to `build/quickstart`. The figure shows the model of the last
+    objective, and this model is loaded.
 
     Args:
         language: code of the figure's language.
         before: results of the start model.
-        after: results of the trained model.
+        after: objective -> results of the model that was trained with it.
         seconds: name of a step -> seconds that it took.
-        out: folder of the trained model.
+        outs: objective -> folder of the trained model.
     """
+    objective, measured = list(after.items())[-1]
+    out = outs[objective]
     picture = HOME / "token_states.png"
     name = NAMES[language]
-    distances = plot_token_states(before.states, after.states, picture, source_name=name)
-    print("\n" + means_table(before, after) + "\n")
+    distances = plot_token_states(before.states, measured.states, picture, source_name=name)
+    trained = {each: seconds_of_training(folder) for each, folder in outs.items()}
+    print("\n" + means_table(before, after, trained) + "\n")
     print("multilingual pool: the candidates also hold the other sentences of the query's language")
     print("(no training pair holds the English strings of the test; --by_language shows each)")
     print(
@@ -337,10 +399,12 @@ def report(
     print(f"time: {sum(seconds.values()) / 60:.1f} minutes ({times})")
     numbers = {
         "before": before.numbers,
-        "after": after.numbers,
+        "after": measured.numbers,
         "mean_before": {key: before.mean(key) for key in ROWS},
-        "mean_after": {key: after.mean(key) for key in ROWS},
+        "mean_after": {key: measured.mean(key) for key in ROWS},
+        "by_objective": {each: found.numbers for each, found in after.items()},
         "seconds": seconds,
+        "seconds_of_training": trained,
         "cloud_distance": distances,
         "model": os.path.relpath(out, ROOT),
     }

@@ -1,6 +1,6 @@
 """Decide whether a finished run in a folder can be used again.
 
-It can if it was made from the same model, pooling, text and recipe.
+It can if it was made from the same model, pooling, objective, text and recipe.
 """
 
 import hashlib
@@ -30,7 +30,9 @@ def folder_digest(folder: Path) -> str:
     return digest.hexdigest()[:16]
 
 
-def ingredients(model: str, pooling: str, recipe: Path, text: Path) -> dict[str, Any]:
+def ingredients(
+    model: str, pooling: str, objective: str, recipe: Path, text: Path
+) -> dict[str, Any]:
     """Describe everything that decides about the weights of a run.
 
     A model in a folder is described by its name and a hash of its content, one of the Hub by its
@@ -39,18 +41,22 @@ def ingredients(model: str, pooling: str, recipe: Path, text: Path) -> dict[str,
     Args:
         model: id or folder of the model that training starts from.
         pooling: "cls" or "mean".
+        objective: what is trained, such as "tr+rtl". It replaces that of the recipe.
         recipe: YAML file with arguments of train_dap.py.
         text: folder of the training text.
 
     Returns:
-        Start model, pooling, hash of the text, and those lines of the recipe that change weights.
+        Start model, pooling, objective, hash of the text, and those lines of the recipe that change
+        weights.
     """
     start = f"{Path(model).name} ({folder_digest(Path(model))})" if Path(model).is_dir() else model
     content = yaml.safe_load(recipe.read_text(encoding="utf-8"))
+    content.pop("objective", None)
     lines = {key: value for key, value in content.items() if changes_weights(key)}
     return {
         "start model": start,
         "pooling": pooling,
+        "objective": objective,
         "training text": folder_digest(text),
         recipe.name: lines,
     }

@@ -29,9 +29,11 @@ def asked(tmp_path: Path) -> dict[str, Any]:
     return look(tmp_path)
 
 
-def look(folder: Path, model: str = "model", pooling: str = "mean") -> dict[str, Any]:
+def look(
+    folder: Path, model: str = "model", pooling: str = "mean", objective: str = "tr"
+) -> dict[str, Any]:
     start = str(folder / model) if (folder / model).exists() else model
-    return reuse.ingredients(start, pooling, folder / "recipe.yaml", folder / "train")
+    return reuse.ingredients(start, pooling, objective, folder / "recipe.yaml", folder / "train")
 
 
 def finish(out: Path) -> None:
@@ -58,6 +60,7 @@ def test_a_finished_run_of_the_same_settings_is_used_again(
     [
         ({"model": "user/other"}, r"start model='model \([0-9a-f]{16}\)', now 'user/other'"),
         ({"pooling": "cls"}, "pooling='mean', now 'cls'"),
+        ({"objective": "tr+rtl"}, r"objective='tr', now 'tr\+rtl'"),
         (
             {"recipe.yaml": RECIPE.replace("60", "61")},
             "recipe.yaml={'max_steps': 60}, now {'max_steps': 61}",
@@ -108,13 +111,14 @@ def test_a_run_killed_after_a_checkpoint_goes_on_and_one_of_unknown_settings_is_
         reuse.claim(out, asked)
 
 
-def test_the_start_model_and_the_pooling_have_a_folder_each() -> None:
+def test_start_model_pooling_and_objective_have_a_folder_each() -> None:
     asked = [
-        (None, "mean"),
-        (None, "cls"),
-        ("user/model", "mean"),
-        ("user/model", "cls"),
-        ("other", "cls"),
+        (None, "mean", "tr"),
+        (None, "mean", "tr+rtl"),
+        (None, "cls", "tr"),
+        ("user/model", "mean", "tr"),
+        ("user/model", "cls", "tr"),
+        ("other", "cls", "tr"),
     ]
     assert len({run.output_folder(*choice) for choice in asked}) == len(asked)
 
@@ -127,9 +131,15 @@ def test_the_tables_show_means_first_and_languages_on_request() -> None:
     better = {code: each | {"pool_xx-en": 99.0} for code, each in numbers.items()}
     states = (np.zeros((1, 2)), np.zeros((1, 2)))
     before, after = run.Measured(numbers, states), run.Measured(better, states)
-    lines = [line.split() for line in run.means_table(before, after).splitlines()]
+    table = run.means_table(before, {"tr": after}, {"tr": 60.0})
+    lines = [line.split() for line in table.splitlines()]
     assert ["multilingual", "pool", "xx→en", "85.0", "99.0"] in lines
     assert lines[-1][-2:] == ["20.0", "20.0"]
+    table = run.means_table(before, {"tr": after, "tr+rtl": before}, {"tr": 60.0, "tr+rtl": 200.0})
+    lines = [line.split() for line in table.splitlines()]
+    assert lines[0][-3:] == ["before", "tr", "tr+rtl"]
+    assert ["multilingual", "pool", "xx→en", "85.0", "99.0", "85.0"] in lines
+    assert lines[-1][-3:] == ["-", "60", "200"]
     pairs = {"de": [("Ja", "Yes")], "fi": [("Kyllä", "Yes")]}
     finnish = run.languages_table(pairs, before, after).splitlines()[-1].split()
     assert finnish[:3] == ["fi", "Finnish", "1"]
@@ -137,7 +147,8 @@ def test_the_tables_show_means_first_and_languages_on_request() -> None:
 
 
 def test_the_training_command_parses_and_keeps_the_recipe(tmp_path: Path) -> None:
-    model, data, training = parse_arguments(run.training_arguments("some/model", "mean", tmp_path))
+    arguments = run.training_arguments("some/model", "mean", "tr", tmp_path)
+    model, data, training = parse_arguments(arguments)
     assert (model.model_name_or_path, model.pooling, model.objective) == (
         "some/model",
         "mean",
