@@ -409,7 +409,7 @@ def _encode_to_disk(
         ClaimedError: another run uses the folder.
     """
     fingerprint = model_fingerprint(encoder)
-    folder = embeddings_dir / f"{fingerprint[:16]}-{_digest(distinct)}"
+    folder = embeddings_dir / f"{fingerprint[:16]}-{digest(distinct)}"
 
     def place_of_row(row: int) -> str:
         sentences = list(chain.from_iterable(texts.values()))
@@ -692,17 +692,17 @@ def _settings(
     """
     settings = {
         "data": [public_name(path) for path in data_args.data_dir],
-        "text": _digest(pairs),
+        "text": digest(pairs),
         "max_pairs": data_args.max_pairs,
     }
     if data_args.pool == "multilingual":
         settings["pool"] = data_args.pool
     if copies is not None:
-        settings["hard_negatives"] = _digest(copies)
+        settings["hard_negatives"] = digest(copies)
     return settings
 
 
-def _digest(text: Any) -> str:
+def digest(text: Any) -> str:
     """Return 12 hexadecimal digits of a hash of anything that JSON can hold."""
     return hashlib.sha256(json.dumps(text).encode()).hexdigest()[:12]
 

@@ -39,6 +39,8 @@ KEYS = (
     "versions",
 )
 LOSSES = ("tr_loss", "rtl_loss", "tlm_loss", "bow_loss")
+#: What is kept of the training of the heads: distinct pairs, steps and CPU seconds.
+HEAD_NUMBERS = ("pairs", "steps", "cpu_seconds")
 #: Settings of an evaluation that may differ between compared models: places, and the model itself.
 FREE = ("recipe", "data", "bucc", "train_data", "pooling")
 #: Prefixes of arguments that cannot change the weights. A record does not have them.
@@ -111,7 +113,7 @@ def require_trained_as_told(path: Path, content: Mapping[str, Any], run: Run) ->
     """
     told = {RECORDED.get(key, key): value for key, value in run.arguments.items()}
     told.pop("learning_rate", None)  # the runner fills in both
-    if run.same_time_as:
+    if run.same_time_as or run.total_time_as:
         told.pop("max_steps", None)
     told["command"] = run.command
 
@@ -228,6 +230,8 @@ def outcome_of(content: Mapping[str, Any], keeps_losses: bool) -> Outcome:
         settings[key] = hashlib.sha256(text.encode()).hexdigest()[:12]
     for key in OF_THE_SEED[:2]:
         settings.pop(key, None)
+    if content.get("heads"):
+        settings["heads"] = {name: content["heads"][name] for name in HEAD_NUMBERS}
     settings["pairs_per_step"] = settings.pop("pairs a step")
     settings["command"] = (content.get("command") or ["train_dap.py"])[0]
     settings["commit"] = (content.get("commit") or "not recorded")[:7]
@@ -270,12 +274,14 @@ def numbers_of(report: Mapping[str, Any]) -> dict[str, Any]:
 
     Returns:
         A part of the report, with the report's keys. Retrieval has "averages", BUCC "pairs", XNLI
-        "mean", word alignment "mean" and "languages", and the test with hard negatives
-        "hard_negatives".
+        "mean", word alignment "mean" and "languages", the test with hard negatives
+        "hard_negatives", and outcomes by sentence "sentences".
     """
     found: dict[str, Any] = {}
-    if "averages" in report and "hard_negatives" not in report:  # retrieval
-        found["averages"] = report["averages"]
+    if "averages" in report and ("hard_negatives" not in report or "sentences" in report):
+        found["averages"] = report["averages"]  # retrieval
+    if "sentences" in report:
+        found["sentences"] = report["sentences"]
     if "hard_negatives" in report:
         found["hard_negatives"] = {"mean": {"error": report["hard_negatives"]["mean"]["error"]}}
     if "pairs" in report:  # BUCC

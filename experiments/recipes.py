@@ -12,6 +12,8 @@
 
 - `like` copies another run's arguments, seeds, evaluations, time and chosen learning rate. What the
   run gives itself comes first.
+- `total_time_as` names another run. The run takes as many steps as make the whole training, heads
+  included, cost the CPU time of the other one.
 - `seconds` trains a run for so long by the clock, instead of `max_steps`. `experiments.run` first
   measures the seconds of a step in a short training of the run.
 - `command` names a script or module that trains instead of train_dap.py and takes its arguments.
@@ -36,7 +38,8 @@ OWN = ("model", "result", "folder")
 #: Keys of a recipe.
 KEYS = ("name", "places", "train", "seeds", "learning_rates", "evaluate", "runs")
 #: Keys of a run that are not arguments of its command.
-SPECIAL = ("like", "same_time_as", "seconds", "seeds", "evaluate", "command", "past")
+TIMES = ("same_time_as", "total_time_as", "seconds")
+SPECIAL = ("like", *TIMES, "seeds", "evaluate", "command", "past")
 TRAIN = "train_dap.py"
 
 
@@ -52,6 +55,8 @@ class Run:
         like: name of the run whose settings and learning rate it copies. None copies no run.
         same_time_as: name of the run whose CPU time decides the number of steps. None leaves the
             number of steps as the arguments give it.
+        total_time_as: name of the run whose total CPU time decides the number of steps. The time
+            that trains the heads is a part of it. None leaves the number of steps as it is.
         seconds: wall-clock time of the training, instead of a number of steps. None for a number of
             steps.
         command: script or module that trains.
@@ -64,6 +69,7 @@ class Run:
     evaluate: tuple[str, ...]
     like: str | None = None
     same_time_as: str | None = None
+    total_time_as: str | None = None
     seconds: float | None = None
     command: str = TRAIN
     is_past: bool = False
@@ -94,6 +100,17 @@ class Recipe:
     evaluate: Mapping[str, str] = field(default_factory=dict)
     learning_rates: tuple[float, ...] = ()
     places: Mapping[str, str] = field(default_factory=dict)
+
+    def measured_for(self, run: Run) -> Run:
+        """Return the run whose cost is measured for a run with `total_time_as`.
+
+        It is the run itself, or the run that it is `like` if that one has the same `total_time_as`.
+        So controls take as many steps as the run that they control.
+        """
+        other = self.runs[run.like] if run.like is not None else None
+        if other is None or other.total_time_as != run.total_time_as:
+            return run
+        return self.measured_for(other)
 
     def learning_rate(self, run: Run, score: Callable[[Run, float], float | None]) -> float | None:
         """Choose the learning rate of a run.
@@ -198,7 +215,7 @@ def _run(
         UserError: the lines refer to an unknown run or evaluation, or lack a key that another key
             needs.
     """
-    for key in ("like", "same_time_as"):
+    for key in ("like", "same_time_as", "total_time_as"):
         if own.get(key) is not None and own[key] not in before:
             raise UserError(f"{path}: {name} is {key} {own[key]}, which must be a run above it")
     model = before.get(own.get("like"))
@@ -225,6 +242,7 @@ def _run(
         evaluate=tuple(evaluate),
         like=own.get("like"),
         same_time_as=own.get("same_time_as"),
+        total_time_as=own.get("total_time_as", model.total_time_as if model else None),
         seconds=seconds,
         command=own.get("command", model.command if model else TRAIN),
         is_past=own.get("past", False),

@@ -29,6 +29,7 @@ from dap.errors import UserError
 from dap.file_io import read_object, write_json
 from dap.reports import PAPER_COST, machine, merge_seeds, paper_beside, versions
 from dap.training import FINISHED
+from dap.training.head_training import RESULTS_FILE as HEAD_RESULTS
 from experiments.recipes import Recipe, Run, flags, read_recipe, words
 from experiments.statistics import DEV
 
@@ -150,7 +151,8 @@ class Workspace:
         The number of steps may depend on a measurement. A run with `same_time_as` takes as many
         steps as fit into the other run's CPU time, which `experiments.step_cost` has measured. A
         run with `seconds` takes as many steps as fit into them. `step_seconds` measures the time of
-        a step, with a short training if that was not done yet.
+        a step, with a short training if that was not done yet. A run with `total_time_as` takes as
+        many steps as fit into the other run's CPU time after its heads were trained.
 
         Raises:
             UserError: the measurement of `experiments.step_cost` is missing.
@@ -171,9 +173,40 @@ class Workspace:
                 )
             ratio = steps[timed]["cpu"] / steps[like]["cpu"]
             own["max_steps"] = round(own["max_steps"] * ratio)
+        if job.run.total_time_as is not None:
+            own["max_steps"] = self.steps_of_total_time(job.run)
         if job.run.seconds is not None:
             own["max_steps"] = max(1, round(job.run.seconds / self.step_seconds(job, own)))
         return own
+
+    def steps_of_total_time(self, run: Run) -> int:
+        """Return how many steps a run with `total_time_as` takes.
+
+        Args:
+            run: the run.
+
+        Raises:
+            UserError: the measurement of `experiments.step_cost` is missing, or the heads cost more
+                than the whole training of the other run.
+        """
+        other = self.recipe.runs[run.total_time_as]
+        run = self.recipe.measured_for(run)
+        timing = read_object(self.timing) if self.timing.is_file() else {"steps": {}}
+        for name in (other.name, run.name):
+            if name not in timing["steps"]:
+                raise UserError(
+                    f"{self.timing} has no {name}: python -m experiments.step_cost writes it"
+                )
+        step = {name: part["cpu"] for name, part in timing["steps"].items()}
+        heads = timing["heads"]
+        budget = other.arguments["max_steps"] * step[other.name] + heads[other.name]
+        steps = round((budget - heads[run.name]) / step[run.name])
+        if steps < 1:
+            raise UserError(
+                f"{run.name}: its heads cost {heads[run.name]:.0f} s, but {other.name} "
+                f"{budget:.0f} s in all: give {other.name} more steps"
+            )
+        return steps
 
     def step_seconds(self, job: Job, arguments: Mapping[str, Any]) -> float:
         """Return the wall-clock seconds of a training step of a job's run.
@@ -320,8 +353,9 @@ class Workspace:
 
         Returns:
             "record" (the training's arguments), "config" (of the model), "train" (summary of the
-            training), "dev" (results on held-out pairs, may be empty), "curve" (log lines with a
-            loss) and "evaluations" (name of each finished evaluation -> its report).
+            training), "dev" (results on held-out pairs, may be empty), "heads" (results of training
+            the heads, may be empty), "curve" (log lines with a loss) and "evaluations" (name of
+            each finished evaluation -> its report).
         """
         folder = self.folder(job)
         path = folder / "eval_results.json"
@@ -330,6 +364,7 @@ class Workspace:
             if name == DEV or name.startswith(("eval_rtl_", "eval_bow_")):
                 dev[name] = value
         log = read_object(folder / "trainer_state.json")["log_history"]
+        heads = folder / HEAD_RESULTS
         evaluations = {}
         for name in self.recipe.evaluate:
             result = evaluation(folder, name)
@@ -340,6 +375,7 @@ class Workspace:
             "config": read_object(folder / "config.json"),
             "train": read_object(folder / FINISHED),
             "dev": dev,
+            "heads": read_object(heads) if heads.is_file() else {},
             "curve": [line for line in log if "loss" in line],
             "evaluations": evaluations,
         }

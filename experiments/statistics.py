@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from dap.reports import (
     BUCC_PAIRS,
     DIRECTIONS,
@@ -52,6 +54,8 @@ ALIGNMENT = (
 )
 #: 97.5% quantile of Student's t by degrees of freedom.
 T_QUANTILES = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776}
+#: Draws of a bootstrap.
+DRAWS = 10_000
 
 
 @dataclass(frozen=True)
@@ -65,12 +69,14 @@ class Measure:
             evaluation, or "dev" for the held-out text.
         lower_is_better: whether a lower value is better.
         paper: name of a model of the paper -> its value. None where the paper prints none.
+        sentences: where the values of the single sentences are. None if they are not known.
     """
 
     label: str
     paths: tuple[str, ...]
     lower_is_better: bool = False
     paper: Mapping[str, float | None] = field(default_factory=dict)
+    sentences: str | None = None
 
 
 @dataclass(frozen=True)
@@ -104,6 +110,19 @@ class Outcome:
         numbers = {**self.results, "dev": self.dev}
         found = [value_at(numbers, path) for path in measure.paths]
         return None if None in found else statistics.fmean(found)
+
+    def by_sentence(self, measure: Measure) -> list[float] | None:
+        """Return the value of a measure for each sentence in percent, or None if it is not known.
+
+        The value of a sentence is the share of the languages, and the mean of these values is the
+        value of the measure.
+        """
+        counts = value_at(self.results, measure.sentences) if measure.sentences else None
+        if counts is None:
+            return None
+        evaluation = measure.sentences.partition("/")[0]
+        languages = self.results[evaluation]["sentences"]["languages"]
+        return [100 * count / languages for count in counts]
 
 
 def value_at(tree: Any, path: str) -> Any:
@@ -182,6 +201,32 @@ def t_interval(differences: Sequence[float]) -> tuple[float, float] | None:
         return None
     width = T_QUANTILES[found.count - 1] * found.sd / math.sqrt(found.count)
     return found.mean - width, found.mean + width
+
+
+def bootstrap_interval(differences: Sequence[Sequence[float]]) -> tuple[float, float]:
+    """Compute the 95% interval of the mean difference, by drawing seeds and sentences.
+
+    Each draw takes as many seeds and as many sentences as there are, with replacement. All seeds
+    have the same drawn sentences. With few seeds the interval is too narrow, because three seeds
+    cannot show how much seeds differ.
+
+    >>> bootstrap_interval([[1.0, 1.0], [1.0, 1.0]])
+    (1.0, 1.0)
+
+    Args:
+        differences: for each seed, the difference between two runs for each sentence.
+
+    Returns:
+        Lower and upper end.
+    """
+    values = np.array(differences)  # (seeds, sentences)
+    seeds, sentences = values.shape
+    generator = np.random.default_rng(0)
+    of_seeds = generator.multinomial(seeds, [1 / seeds] * seeds, DRAWS) / seeds
+    of_sentences = generator.multinomial(sentences, [1 / sentences] * sentences, DRAWS) / sentences
+    means = ((of_seeds @ values) * of_sentences).sum(1)  # (DRAWS,)
+    low, high = np.quantile(means, (0.025, 0.975))
+    return float(low), float(high)
 
 
 # --------------------------------------------------------------------------------------- studies
@@ -347,6 +392,26 @@ class Study:
         theirs = self.values(base, measure)
         return {seed: ours[seed] - theirs[seed] for seed in ours if seed in theirs}
 
+    def sentence_differences(self, name: str, base: str, measure: Measure) -> list[list[float]]:
+        """Return the differences of two runs by sentence, a list per seed that both have.
+
+        Args:
+            name: name of the run.
+            base: name of the run that is subtracted.
+            measure: what is compared.
+
+        Returns:
+            The differences in percent. An empty list if the measure has no values by sentence.
+        """
+        theirs = {each.seed: each.by_sentence(measure) for each in self.final(base)}
+        found = []
+        for each in self.final(name):
+            own = each.by_sentence(measure)
+            other = theirs.get(each.seed)
+            if own is not None and other is not None:
+                found.append([one - two for one, two in zip(own, other, strict=True)])
+        return found
+
     def minus_base(self, measure: Measure) -> dict[str, dict[int, float]]:
         """Return name of each run except `base` -> (seed -> its difference from `base`)."""
         names = [name for name in self.recipe.runs if name != "base"]
@@ -394,7 +459,7 @@ HELD_OUT = Measure("held-out training pairs", (f"dev/{DEV}",))
 
 def measures(study: Study) -> list[Measure]:
     """Return all measures that at least one outcome of a study has, in the order of the tables."""
-    found = [HELD_OUT, *_tatoeba(), *_hard_negatives(study), *_bucc()]
+    found = [HELD_OUT, *_tatoeba(), *_pools(study), *_hard_negatives(study), *_bucc()]
     xnli = {model: row["average"] for model, row in PAPER_XNLI.items()}
     found.append(Measure("XNLI, mean accuracy", ("xnli/mean/accuracy",), paper=xnli))
     found.append(_alignment("token retrieval, all words", "pool xx-en", "pool en-xx"))
@@ -425,9 +490,28 @@ def _hard_negatives(study: Study) -> list[Measure]:
             kinds.update(value_at(outcome.results, f"{name}/{HARD}") or ())
         for kind in sorted(kinds):
             label = f"hard negatives of {name}, error"
+            sentences = f"{name}/sentences/error"
             if kind != "error":
                 label += f" by {kind}"
-            found.append(Measure(label, (f"{name}/{HARD}/{kind}",), lower_is_better=True))
+                sentences = None
+            path = f"{name}/{HARD}/{kind}"
+            found.append(Measure(label, (path,), lower_is_better=True, sentences=sentences))
+    return found
+
+
+def _pools(study: Study) -> list[Measure]:
+    """Return the measures of the multilingual pool: a measure per evaluation and direction."""
+    found = []
+    for name in sorted(study.recipe.evaluate):
+        groups: set[str] = set()
+        for outcome in study.outcomes:
+            groups.update(value_at(outcome.results, f"{name}/averages") or ())
+        for group in sorted(groups):
+            for direction, arrow in DIRECTIONS.items():
+                key = f"pool_{direction}"
+                label = f"multilingual pool of {name} {arrow}, {group}"
+                path = f"{name}/averages/{group}/{key}"
+                found.append(Measure(label, (path,), sentences=f"{name}/sentences/{key}"))
     return found
 
 

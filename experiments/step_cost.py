@@ -5,6 +5,8 @@
 
 The finished models of the first seed take turns on batches of the recipe's own text: forward,
 backward and AdamW. CPU seconds are counted, because other work on the machine hardly changes them.
+For runs of equal total CPU time (`total_time_as`), a training of one step takes the place of the
+finished model. It also tells the CPU seconds that the heads cost.
 The file `timing.json` is written beside the results, where `experiments.run` looks for it.
 """
 
@@ -23,12 +25,18 @@ from transformers import AutoTokenizer
 from benchmarks.timing import alternate
 from dap.commands import command
 from dap.errors import UserError
-from dap.file_io import write_json
+from dap.file_io import read_object, write_json
 from dap.reports import machine, versions
 from dap.text import load_bitext
-from dap.training import BitextCollator, HardNegatives, LanguageMixSampler, tokenize_bitext
-from experiments.recipes import Run, read_recipe
-from experiments.run import RESULTS, Job, Workspace, parse_places
+from dap.training import (
+    FINISHED,
+    BitextCollator,
+    HardNegatives,
+    LanguageMixSampler,
+    tokenize_bitext,
+)
+from experiments.recipes import Run, flags, read_recipe
+from experiments.run import HEAD_RESULTS, RESULTS, Job, Workspace, execute, parse_places
 from modeling_dap import DAPForPreTraining
 
 BATCHES = 8
@@ -50,7 +58,8 @@ def compared(workspace: Workspace) -> dict[str, Run]:
 
     Returns:
         Name -> run. For each run with `same_time_as`, these are the run that it names and the run
-        that it is `like`, unless both are the same.
+        that it is `like`, unless both are the same. For each run with `total_time_as`, these are
+        the run itself and the run that it names.
     """
     found = {}
     runs = workspace.recipe.runs
@@ -58,7 +67,42 @@ def compared(workspace: Workspace) -> dict[str, Run]:
         if run.same_time_as not in (None, run.like):
             found[run.same_time_as] = runs[run.same_time_as]
             found[run.like] = runs[run.like]
+        if run.total_time_as is not None:
+            found[run.total_time_as] = runs[run.total_time_as]
+            measured = workspace.recipe.measured_for(run)
+            found[measured.name] = measured
     return found
+
+
+def timed_in_total(workspace: Workspace) -> set[str]:
+    """Return the names of the runs whose total CPU time is compared, heads included."""
+    names: set[str] = set()
+    for run in workspace.recipe.runs.values():
+        if run.total_time_as is not None:
+            names |= {workspace.recipe.measured_for(run).name, run.total_time_as}
+    return names
+
+
+def one_step_folder(workspace: Workspace, run: Run) -> Path:
+    """Train the heads of a run and one step, unless that was done, and return its folder.
+
+    Args:
+        workspace: the recipe and its folders.
+        run: the run.
+    """
+    folder = workspace.runs_dir / workspace.recipe.name / f"{run.name}-one-step"
+    if not (folder / FINISHED).is_file():
+        folder.mkdir(parents=True, exist_ok=True)
+        own = {"max_steps": 1, "warmup_steps": 0, "save_strategy": "no", "output_dir": folder}
+        line = [run.command, *flags({**run.arguments, **own})]
+        execute(line, folder.with_suffix(".log"), workspace.launcher)
+    return folder
+
+
+def head_seconds(folder: Path) -> float:
+    """Return the CPU seconds that trained the heads of the run in a folder. 0 without heads."""
+    path = folder / HEAD_RESULTS
+    return read_object(path)["cpu_seconds"] if path.is_file() else 0.0
 
 
 def model_folder(workspace: Workspace, run: Run) -> Path:
@@ -199,7 +243,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     workspace = Workspace(recipe, args.output_dir.absolute(), args.results_dir.absolute())
     runs = compared(workspace)
     shared = shared_arguments(runs)
-    folders = {name: model_folder(workspace, run) for name, run in runs.items()}
+    in_total = timed_in_total(workspace)
+    folders = {}
+    for name, run in runs.items():
+        find = one_step_folder if name in in_total else model_folder
+        folders[name] = find(workspace, run)
+    heads = {name: head_seconds(folders[name]) for name in in_total}
     shares = {name: run.arguments.get("tr_hard_negatives", 0.0) for name, run in runs.items()}
     data = {
         share: batches(shared, next(iter(folders.values())), share) for share in {*shares.values()}
@@ -215,9 +264,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         "machine": machine(),
         "versions": versions(),
     }
-    write_json({"steps": found, **about}, workspace.timing)
+    write_json({"steps": found, "heads": heads, **about}, workspace.timing)
     for name, part in found.items():
         print(f"{name}: {part['cpu']:.3f} CPU seconds a step (median of {args.repeats})")
+    for name, seconds in heads.items():
+        print(f"{name}: {seconds:.0f} CPU seconds for its heads")
 
 
 if __name__ == "__main__":

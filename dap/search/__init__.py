@@ -5,6 +5,7 @@ from dap.search.retrieval import (
     PoolAccuracy,
     group_averages,
     multilingual_pool_accuracy,
+    multilingual_pool_hits,
     retrieval_accuracy,
 )
 from dap.search.similarity import (
@@ -16,4 +17,10 @@ from dap.search.similarity import (
     nearest_neighbours,
     unit_rows,
 )
-from dap.search.xsim import COPY_KINDS, Copy, hard_negative_copies, hard_negative_errors
+from dap.search.xsim import (
+    COPY_KINDS,
+    Copy,
+    hard_negative_copies,
+    hard_negative_errors,
+    hard_negative_hits,
+)

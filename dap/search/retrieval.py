@@ -125,6 +125,42 @@ def _pool_accuracy(queries: Array, others: Array) -> PoolAccuracy:
     Returns:
         Shares of the queries, in percent.
     """
+    is_translation, prefers_own = _pool_outcomes(queries, others)
+    is_right = is_translation & ~prefers_own
+    return PoolAccuracy(100 * float(is_right.mean()), 100 * float(prefers_own.mean()))
+
+
+def multilingual_pool_hits(queries: Array, others: Array) -> np.ndarray:
+    """Tell for each query whether it finds its translation in the multilingual pool.
+
+    The mean of the result is the accuracy of `multilingual_pool_accuracy` in one direction.
+
+    >>> german = np.array([[3.0, 1.0], [1.0, 3.0], [1.0, 2.0]])
+    >>> multilingual_pool_hits(german, np.array([[2.0, 1.0], [0.0, 1.0], [1.0, 1.0]]))
+    array([ True, False, False])
+
+    Args:
+        queries: (N, D).
+        others: (N, D), the sentences of the other language. Row i is the translation of query i.
+
+    Returns:
+        (N,) bool.
+    """
+    is_translation, prefers_own = _pool_outcomes(queries, others)
+    return is_translation & ~prefers_own
+
+
+def _pool_outcomes(queries: Array, others: Array) -> tuple[np.ndarray, np.ndarray]:
+    """Compute what each query finds in the multilingual pool.
+
+    Args:
+        queries: (N, D).
+        others: (N, D), the sentences of the other language. Row i is the translation of query i.
+
+    Returns:
+        Whether the nearest sentence of the other language is the translation, (N,). And whether a
+        sentence of the query's own language is at least as near as that sentence, (N,).
+    """
     # the nearest sentence of the other language
     distinct = np.unique(first_equal_rows(others))
     cosines, found = nearest_neighbours(queries, others[distinct])  # (N, 1)
@@ -138,8 +174,7 @@ def _pool_accuracy(queries: Array, others: Array) -> PoolAccuracy:
     own_cosines = np.where(is_query, -np.inf, own_cosines).max(1)  # (N,)
 
     prefers_own = own_cosines >= cosines[:, 0]
-    is_right = is_translation & ~prefers_own
-    return PoolAccuracy(100 * float(is_right.mean()), 100 * float(prefers_own.mean()))
+    return is_translation, prefers_own
 
 
 def group_averages(

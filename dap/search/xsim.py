@@ -401,9 +401,7 @@ def hard_negative_errors(
     Raises:
         UserError: rows with NaN or infinity, or sides of different dimensions.
     """
-    # copies come first, so that they win a tie
-    candidates = np.concatenate([copy_embeds, target_embeds])
-    winners = nearest(source_embeds, candidates) - len(kinds)  # (N,), a target's line, or below 0
+    winners = _winners(source_embeds, target_embeds, copy_embeds)
     counts = dict.fromkeys((*COPY_KINDS, "other"), 0)
     for line, winner in enumerate(winners):
         if winner != line:
@@ -411,3 +409,43 @@ def hard_negative_errors(
             counts[preferred] += 1
     shares = {kind: 100 * count / len(winners) for kind, count in counts.items()}
     return {"error": 100 * sum(counts.values()) / len(winners)} | shares
+
+
+def hard_negative_hits(
+    source_embeds: np.ndarray, target_embeds: np.ndarray, copy_embeds: np.ndarray
+) -> np.ndarray:
+    """Tell for each source whether its translation is nearer than all other candidates.
+
+    The share of False is the "error" of `hard_negative_errors`.
+
+    >>> copies = np.array([[0.9, 0.1], [0.6, 0.8]])
+    >>> hard_negative_hits(np.eye(2), np.array([[0.8, 0.2], [0.0, 1.0]]), copies)
+    array([False,  True])
+
+    Args:
+        source_embeds: (N, D), need not be normalised.
+        target_embeds: (N, D), row i the translation of row i.
+        copy_embeds: (C, D), vectors of the copies of all target sentences, in any order.
+
+    Returns:
+        (N,) bool.
+    """
+    winners = _winners(source_embeds, target_embeds, copy_embeds)
+    return winners == np.arange(len(winners))
+
+
+def _winners(
+    source_embeds: np.ndarray, target_embeds: np.ndarray, copy_embeds: np.ndarray
+) -> np.ndarray:
+    """Return the nearest candidate of each source, (N,): a target's line, or below 0 for a copy.
+
+    The last copy is -1.
+
+    Args:
+        source_embeds: (N, D).
+        target_embeds: (N, D), row i the translation of row i.
+        copy_embeds: (C, D), vectors of the copies of all target sentences.
+    """
+    # copies come first, so that they win a tie
+    candidates = np.concatenate([copy_embeds, target_embeds])
+    return nearest(source_embeds, candidates) - len(copy_embeds)

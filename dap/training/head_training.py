@@ -121,11 +121,13 @@ def train_heads(trainer: DAPTrainer, readers: Sequence[Objective]) -> dict[str, 
 
     start_bias(model, rows)
 
+    cpu_began = time.process_time()
     encoding_began = time.perf_counter()
     kept = encode_once(trainer, readers, rows)
     training_began = time.perf_counter()
     loss = train_on_kept(trainer, readers, kept)
     training_ended = time.perf_counter()
+    cpu_seconds = time.process_time() - cpu_began
 
     after = measure(trainer)
 
@@ -139,6 +141,7 @@ def train_heads(trainer: DAPTrainer, readers: Sequence[Objective]) -> dict[str, 
     results = {"pairs": len(rows), "steps": steps, "loss": round(loss, 4)}
     results["encoding_seconds"] = round(training_began - encoding_began, 1)
     results["training_seconds"] = round(training_ended - training_began, 1)
+    results["cpu_seconds"] = round(cpu_seconds, 1)
     results |= {f"{name}_before": value for name, value in before.items()}
     results |= {f"{name}_after": value for name, value in after.items()}
     model.train()

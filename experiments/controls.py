@@ -1,0 +1,61 @@
+"""Objectives that lack one thing, to find out what teaches the encoder.
+
+- `OwnWordsBOW`: only the target's vector predicts the target's words. It teaches what words a
+  sentence has, but nothing about its translation.
+- `ShuffledRTL`: RTL reads the token states of another pair's source. It regularises the encoder,
+  but its alignment can teach nothing.
+
+Heads are trained beforehand as always, on the right sources. `experiments.control_own_words` and
+`experiments.control_shuffled` train with them.
+"""
+
+import torch
+from torch import Tensor, nn
+
+import train_dap
+from objectives_dap import (
+    OBJECTIVES,
+    BagOfWords,
+    Chunk,
+    Encoded,
+    Measures,
+    Objective,
+    Pairs,
+    RepresentationTranslation,
+    Sentences,
+)
+
+
+class OwnWordsBOW(BagOfWords):
+    """BOW whose loss has the target's vector in place of the source's vector."""
+
+    def loss(
+        self, pairs: Pairs, encoded: Encoded, model: nn.Module, chunk: Chunk | None = None
+    ) -> tuple[Tensor, Measures]:
+        """Return the loss of predicting the target's words from the target's own vector."""
+        own = encoded._replace(source_embeds=encoded.target_embeds)
+        return super().loss(pairs, own, model, chunk)
+
+
+class ShuffledRTL(RepresentationTranslation):
+    """RTL whose loss reads the source of the pair before."""
+
+    def loss(
+        self, pairs: Pairs, encoded: Encoded, model: nn.Module, chunk: Chunk | None = None
+    ) -> tuple[Tensor, Measures]:
+        """Return the loss of reconstructing each target from the source of another pair."""
+        ids, mask, noise = pairs.source
+        other = Sentences(torch.roll(ids, 1, 0), torch.roll(mask, 1, 0), noise)
+        states = torch.roll(encoded.source_states, 1, 0)
+        shuffled = encoded._replace(source_states=states)
+        return super().loss(pairs._replace(source=other), shuffled, model, chunk)
+
+
+def train_with(kind: type[Objective]) -> None:
+    """Run `train_dap.py` with another class for one of its objectives.
+
+    Args:
+        kind: the class that replaces the objective of its name.
+    """
+    OBJECTIVES[kind.name] = kind
+    train_dap.main()
