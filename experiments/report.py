@@ -67,6 +67,8 @@ How to read the tables:
 - *BUCC*: the zh-en sample with 257 gold pairs. The threshold is chosen on that sample.
 - *Multilingual pool*: share of queries whose translation is nearest, if the other sentences of the
   query's language are candidates as well.
+- *XNLI*: fine-tuned on a few thousand pairs, so accuracies are near chance (33) and differ more by
+  seed than by method. They only show that the path works.
 - *Same time*: the run takes as many steps as the other's CPU time allows. The time of training the
   heads before the run is not included.
 """

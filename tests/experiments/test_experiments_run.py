@@ -228,6 +228,26 @@ def test_a_run_of_the_same_time_has_as_many_steps_as_that_is_worth(
     assert step_cost.compared(workspace).keys() == {"dap", "tr"}
 
 
+def test_a_run_of_the_same_total_time_pays_for_its_heads(study: Callable[..., Workspace]) -> None:
+    train = {"learning_rate": 0.5, "max_steps": 100, "objective": "tr"}
+    runs = {
+        "tr": None,
+        "dap": {"objective": "tr+rtl", "total_time_as": "tr"},
+        "control": {"like": "dap", "command": "own.py"},
+    }
+    workspace = study(train=train, runs=runs)
+    jobs = [Job(workspace.recipe.runs[name], 3, 0.5, ()) for name in ("dap", "control")]
+    times = {"tr": {"cpu": 2.0}, "dap": {"cpu": 4.0}}
+    with pytest.raises(ValueError, match="timing.json has no tr: "):
+        workspace.arguments(jobs[0])
+    write_json({"steps": times, "heads": {"tr": 0.0, "dap": 80.0}}, workspace.timing)
+    assert [workspace.arguments(job)["max_steps"] for job in jobs] == [30, 30]  # 200 = 80 + 30 * 4
+    write_json({"steps": times, "heads": {"tr": 0.0, "dap": 199.0}}, workspace.timing)
+    with pytest.raises(ValueError, match="dap: its heads cost 199 s, but tr 200 s in all"):
+        workspace.arguments(jobs[0])
+    assert step_cost.compared(workspace).keys() == {"tr", "dap"}
+
+
 def test_only_runs_that_share_their_batches_are_timed(study: Callable[..., Workspace]) -> None:
     train = {"learning_rate": 0.5, "max_steps": 100, "train_data": "d"}
     sized, mixed = {"total_train_batch_size": 8}, {"language_mix": "uniform"}

@@ -167,6 +167,47 @@ def test_tables_have_means_deviations_and_differences(project: Project) -> None:
     assert panel["DAP"] == {"method": "DAP", "values": found["dap"]}
 
 
+TOTAL = """
+name: small
+train: {max_steps: 20, total_train_batch_size: 32, learning_rate: 1.0e-3}
+seeds: [0, 1]
+evaluate: {news: "experiments.measure_sentences --model {model} --output_file {result}"}
+runs:
+  tr: {objective: tr}
+  bow: {objective: tr+bow, total_time_as: tr}
+"""
+
+
+def test_total_costs_and_intervals_by_sentence(project: Project) -> None:
+    (project.recipes / "small.yaml").write_text(TOTAL)
+    misses = {"tr": [[2, 0, 1, 1], [2, 0, 0, 2]], "bow": [[1, 0, 0, 1], [1, 0, 0, 1]]}
+    for run, seeds in misses.items():
+        for seed, counts in enumerate(seeds):
+            error = {"error": 100 * sum(counts) / 8}
+            news = {
+                "averages": {"2 of 36 languages": {"pool_xx-en": 90.0 + seed, "pool_en-xx": 80.0}},
+                "hard_negatives": {"mean": {"error": error}},
+                "sentences": {"languages": 2, "error": counts},
+            }
+            path = project.add(run, 1e-3, seed, None, evaluations={"news": news})
+            content = json.loads(path.read_text())
+            if run == "bow":
+                content["heads"] = {"pairs": 500, "steps": 40, "cpu_seconds": 8.0 + seed}
+                path.write_text(json.dumps(content))
+    timing = {"steps": {"tr": {"cpu": 2.0}, "bow": {"cpu": 2.5}}}
+    (project.runs / "small" / "timing.json").write_text(json.dumps(timing))
+    project.collect()
+    assert project.rows("multilingual pool of news xx→en, 2 of 36 languages")[0][0] == (
+        "90.50 ± 0.71"
+    )
+    values, differences, bootstrap = project.rows("hard negatives of news, error")
+    assert values == ["50.00 ± 0.00", "25.00 ± 0.00"]
+    assert differences[1] == "-25.00, -25.00"
+    low, high = map(float, bootstrap[0].split(", "))
+    assert -50 <= low < -25 < high <= 0
+    assert ["40", "500", "8", "20", "640", "50", "58"] in project.rows("TR+BOW")
+
+
 def test_ablations_are_beside_their_base(project: Project) -> None:
     for seed, accuracy in enumerate([80.0, 82.0]):
         project.add("base", 1e-3, seed, accuracy, "ablations")
