@@ -90,7 +90,7 @@ def test_a_run_that_is_started_again_reuses_its_trained_heads(
                 run([*stopped, "--head_steps", steps])
         assert read_json(tmp_path / "stopped" / RESULTS_FILE)["steps"] == int(steps)
 
-    monkeypatch.setattr(head_training, "fit", fail)
+    monkeypatch.setattr(head_training, "train_on_kept", fail)
     run(stopped)
     first = load_file(whole / "model.safetensors")
     second = load_file(tmp_path / "stopped" / "model.safetensors")
