@@ -6,9 +6,8 @@ language, and the similarity of the two sides, are additions.
 
 *Tokens* are those of a subword tokenizer if one is given, as in the released code. Otherwise they
 are words: runs of characters between spaces. The scripts of `CHARACTERS_PER_WORD` put no spaces
-between
-words, so there a fixed number of characters counts as one word (1.5 Han, 3 kana or 5 Thai
-characters). Otherwise these sentences would seem too short beside their translations.
+between words. There a fixed number of characters counts as one word: 1.5 Han, 3 kana or 5 Thai
+characters. Otherwise these sentences would seem too short beside their translations.
 
 Shapes: N pairs of the table.
 """

@@ -142,9 +142,8 @@ PAPER_XNLI: dict[str, dict[str, float]] = {
 #: The keys name the BUCC splits that were really used. "sample" is Table 2, which the paper calls
 #: the training set. "training" is Table 3, which it calls the test set: the training split, mined
 #: with the best threshold of the sample. The released scripts rename the files in this way.
-#: Arithmetic
-#: confirms it: LaBSE's zh-en row in Table 2 is possible with the sample's 257 gold pairs (227 of
-#: 251 extracted pairs are right), and impossible with the training split's 1,899.
+#: Arithmetic confirms it: LaBSE's zh-en row in Table 2 is possible with the sample's 257 gold
+#: pairs (227 of 251 extracted pairs are right). It is impossible with the training split's 1,899.
 PAPER_BUCC: dict[str, dict[str, dict[str, Triple]]] = {
     "sample": {
         "LaBSE": _bucc("96.3 93.6 95.0  99.4 95.4 97.3  99.3 93.1 96.1  90.4 88.3 89.4  94.5"),
