@@ -13,7 +13,7 @@ from pickle import UnpicklingError
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import (
     MODEL_FOR_MASKED_LM_MAPPING,
     MODEL_MAPPING,
@@ -178,22 +178,6 @@ def find_mask_token_id(name_or_path: str, **hub: Any) -> int:
             "and 'bow' needs: use objective='tr', or give mask_token_id."
         )
     return tokenizer.mask_token_id
-
-
-def layer_stack(encoder: PreTrainedModel) -> tuple[str, nn.ModuleList]:
-    """Return the list of an encoder's transformer blocks, and the name of this module.
-
-    Returns:
-        Name of the module inside the encoder, such as "encoder.layer", and the module.
-
-    Raises:
-        ValueError: the encoder has no list of as many modules as its configuration has layers.
-    """
-    count = encoder.config.num_hidden_layers
-    for name, module in encoder.named_modules():
-        if isinstance(module, nn.ModuleList) and len(module) == count:
-            return name, module
-    raise ValueError(f"no list of {count} layers in {type(encoder).__name__}")
 
 
 # -------------------------------------------------------------------------------------------- pool

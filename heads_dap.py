@@ -18,14 +18,14 @@ from transformers.activations import ACT2FN
 
 try:
     from .configuration_dap import DAPConfig
-    from .encoder_dap import build_encoder, layer_stack
+    from .encoder_dap import build_encoder
     from .losses_dap import bag_cross_entropy, vocabulary_cross_entropy, whole
-    from .states_dap import absolute_positions, last_states, use_packing
+    from .states_dap import absolute_positions, last_states, layer_stack, use_packing
 except ImportError:  # a checkout or an installed wheel, where these files are top-level modules
     from configuration_dap import DAPConfig
-    from encoder_dap import build_encoder, layer_stack
+    from encoder_dap import build_encoder
     from losses_dap import bag_cross_entropy, vocabulary_cross_entropy, whole
-    from states_dap import absolute_positions, last_states, use_packing
+    from states_dap import absolute_positions, last_states, layer_stack, use_packing
 
 #: Objectives that predict tokens of the target side, so a smaller target vocabulary is enough.
 OF_TARGETS = {"rtl", "bow"}
@@ -135,8 +135,10 @@ class RTLHead(nn.Module):
 
         states = torch.cat([context, queries], 1)  # (B, C+Q, D)
         mask = torch.cat([context_mask, query_mask], 1)  # (B, C+Q)
-        columns = self._columns(context_mask, query_mask)  # (B, C+Q)
-        positions = absolute_positions(self.blocks, columns)
+        positions = {}
+        if self.reembeds:  # only then do positions enter again
+            columns = self._columns(context_mask, query_mask)  # (B, C+Q)
+            positions = absolute_positions(self.blocks, columns)
 
         # `last_states` packs each pair's real tokens side by side: relative positions would count
         # the padding between context and queries.
@@ -149,8 +151,7 @@ class RTLHead(nn.Module):
     def _columns(context_mask: Tensor, query_mask: Tensor) -> Tensor:
         """Number the tokens of context and queries as one row: return positions (B, C+Q).
 
-        Only a head that embeds them again uses these positions. Each sentence begins with its CLS,
-        which has a position but is left out here.
+        Each sentence begins with its CLS, which has a position but is left out here.
         """
         context = context_mask.cumsum(1)  # (B, C): 1, 2, ...
         context_length = context_mask.sum(1, keepdim=True) + 1  # (B, 1), with CLS

@@ -25,9 +25,9 @@ from transformers.masking_utils import sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 try:
-    from .encoder_dap import first_tokens, layer_stack, pool
+    from .encoder_dap import first_tokens, pool
 except ImportError:  # a checkout or an installed wheel, where these files are top-level modules
-    from encoder_dap import first_tokens, layer_stack, pool
+    from encoder_dap import first_tokens, pool
 
 #: Types of encoders whose layers are built like BERT's and are followed by nothing.
 LIKE_BERT = ("bert", "camembert", "electra", "roberta", "xlm-roberta")
@@ -281,6 +281,22 @@ def _packed_inputs(
     for name, value in inputs.items():
         packed[name] = packing.take(value)
     return packed
+
+
+def layer_stack(encoder: PreTrainedModel) -> tuple[str, nn.ModuleList]:
+    """Return the list of an encoder's transformer blocks, and the name of this module.
+
+    Returns:
+        Name of the module inside the encoder, such as "encoder.layer", and the module.
+
+    Raises:
+        ValueError: the encoder has no list of as many modules as its configuration has layers.
+    """
+    count = encoder.config.num_hidden_layers
+    for name, module in encoder.named_modules():
+        if isinstance(module, nn.ModuleList) and len(module) == count:
+            return name, module
+    raise ValueError(f"no list of {count} layers in {type(encoder).__name__}")
 
 
 def can_skip_tokens(encoder: PreTrainedModel) -> bool:

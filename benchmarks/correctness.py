@@ -26,9 +26,9 @@ from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 from benchmarks.timing import machine_parser, prepare_machine, save
 from benchmarks.workload import OBJECTIVES, Batch, backward, cached_backward
 from dap.reports import text_table
-from encoder_dap import first_tokens, layer_stack
+from encoder_dap import first_tokens
 from modeling_dap import DAPConfig, DAPForPreTraining
-from states_dap import last_states
+from states_dap import last_states, layer_stack
 
 ENCODERS = ("bert", "roberta", "xlm-roberta", "modernbert")
 WORDS, MASK, PAD = 300, 4, 1

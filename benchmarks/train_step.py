@@ -46,7 +46,7 @@ from benchmarks.workload import (
     word_tokenizer,
 )
 from dap.reports import text_table
-from encoder_dap import layer_stack
+from states_dap import layer_stack
 
 LIBRARY, MATRIX = "sentence-transformers", "matrix products"
 CACHED = " cached"  # ending of a contender's name if it runs in chunks

@@ -29,9 +29,9 @@ from transformers import BertConfig, Trainer, TrainingArguments
 
 import losses_dap
 import states_dap
-from encoder_dap import layer_stack
 from modeling_dap import DAPConfig, DAPForPreTraining, DAPForSequenceClassification, DAPModel
 from objectives_dap import OBJECTIVES
+from states_dap import layer_stack
 
 pytestmark = pytest.mark.usefixtures("small_groups")
 

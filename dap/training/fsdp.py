@@ -10,8 +10,8 @@ from torch import nn
 from transformers import Trainer
 
 from dap.errors import UserError
-from encoder_dap import layer_stack
 from modeling_dap import DAPForPreTraining
+from states_dap import layer_stack
 
 
 def prepare_sharding(trainer: Trainer) -> None:

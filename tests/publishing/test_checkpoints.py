@@ -12,8 +12,9 @@ from tiny_models import COMBINATIONS, ENCODERS, MASK, make_batch, tiny_model
 from transformers import AutoModel, AutoModelForMaskedLM, BertModel, PreTrainedTokenizerFast
 
 import modeling_dap
-from encoder_dap import layer_stack, require_encoder
+from encoder_dap import require_encoder
 from modeling_dap import DAPConfig, DAPForPreTraining, DAPForSequenceClassification, DAPModel
+from states_dap import layer_stack
 
 
 @pytest.mark.parametrize(
