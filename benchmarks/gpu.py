@@ -98,7 +98,9 @@ DRY = {
 
 
 def step_share(found: dict[str, Any]) -> float:
-    """Return the FLOPs per second of DAP's training step, as a share of those of matrix products.
+    """Return the rate of DAP's training step, as a share of the rate of plain matrix products.
+
+    Both rates are floating-point operations per second.
 
     Args:
         found: content of the JSON file of `benchmarks.train_step`.

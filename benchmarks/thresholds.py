@@ -110,7 +110,7 @@ def distinct_rows(sentences: Sequence[str]) -> list[int]:
 
 
 def made_case(name: str, vectors: tuple[np.ndarray, np.ndarray], share: float) -> Case:
-    """Make two texts of half as many sentences, a share of which are translations.
+    """Make two texts in which a chosen share of the sentences are translations of each other.
 
     Args:
         name: name of the texts.
@@ -268,7 +268,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> str:
-    """Format a text table, one row per share of `SHARES` and one for BUCC.
+    """Format the results of all models as a text table, a row per share of `SHARES` and for BUCC.
 
     It shows how often no threshold was chosen ("asks"), how far F1 is below the best F1, and the
     errors of the estimated precisions, in points.

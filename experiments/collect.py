@@ -221,7 +221,10 @@ def outcome_of(content: Mapping[str, Any], keeps_losses: bool) -> Outcome:
 
     Args:
         content: content of a result file.
-        keeps_losses: keep the losses of the training, for the figure.
+        keeps_losses: keep the losses of the training, for the figure. Otherwise they are left out.
+
+    Returns:
+        The outcome, without the details that no table shows.
     """
     machine = content["machine"]
     settings = {key: value for key, value in content["record"].items() if value is not None}

@@ -76,7 +76,7 @@ class Run:
 
     @property
     def is_searched(self) -> bool:
-        """Tell whether the learning rate of this run is searched among those of the recipe.
+        """Tell whether the learning rate of this run is searched among the recipe's rates.
 
         It is not if the run gives a learning rate, or is `like` another run.
         """
@@ -250,7 +250,7 @@ def _run(
 
 
 def _filled(value: Any, places: Mapping[str, str], path: Path) -> Any:
-    """Return a value of YAML with the places filled in all of its strings.
+    """Return a value of YAML with the names in braces replaced by paths, in all of its strings.
 
     Args:
         value: a string, number, list or dictionary.

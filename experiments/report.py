@@ -181,7 +181,7 @@ def runs_table(study: Study, runs: Mapping[str, str]) -> str:
 
     Args:
         study: the study.
-        runs: label -> name of a run.
+        runs: label in tables -> name of a run.
     """
     rows: list[Row] = []
     for label, name in runs.items():
@@ -208,7 +208,7 @@ def values_table(study: Study, runs: Mapping[str, str]) -> str:
 
     Args:
         study: the study.
-        runs: label -> name of a run.
+        runs: label in tables -> name of a run.
     """
     rows: list[Row] = []
     for measure in measures(study):
@@ -230,7 +230,7 @@ def differences_table(
 
     Args:
         study: the study.
-        runs: label -> name of a run. The base run and the start encoder get no columns.
+        runs: label in tables -> name of a run. The base run and the start encoder get no columns.
         base: label of the base run.
         rows: the measures. Those without differences are left out.
 
@@ -272,7 +272,7 @@ def bootstrap_table(study: Study, runs: Mapping[str, str], base: str) -> str:
 
     Args:
         study: the study.
-        runs: label -> name of a run.
+        runs: label in tables -> name of a run.
         base: label of the base run.
 
     Returns:

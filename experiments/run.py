@@ -95,7 +95,7 @@ class Workspace:
 
     @property
     def timing(self) -> Path:
-        """Return the path of the file that `experiments.step_cost` writes: the cost of a step."""
+        """Return the path of `timing.json`, where `experiments.step_cost` writes a step's cost."""
         return self.results_dir / self.recipe.name / "timing.json"
 
     # ------------------------------------------------------------------------------ what to do

@@ -543,7 +543,7 @@ def _alignment(label: str, *names: str) -> Measure:
 
 
 def measured(study: Study, among: Iterable[Measure]) -> list[Measure]:
-    """Return those of the given measures that at least one outcome of a study has.
+    """Return the given measures that at least one outcome of a study has.
 
     Args:
         study: the study.

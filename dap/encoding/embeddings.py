@@ -184,7 +184,8 @@ def embed_to_disk(
         token_budget: most tokens of a batch, padding included. The vectors do not depend on it,
             beyond rounding.
         progress: show a bar.
-        where: function that returns what errors call a sentence, given its number from 0.
+        where: function that returns a sentence's name for error messages, such as "a.txt, line 3",
+            given its number from 0.
         fingerprint: the encoder's `model_fingerprint`, if it is known already. None computes it.
 
     Returns:
@@ -244,7 +245,7 @@ def _encode_shards(
         folder: where the shards are.
         fingerprint: the encoder's `model_fingerprint`, which becomes part of the files' names.
         token_budget: most tokens of a batch, padding included.
-        where: function that returns what errors call a sentence, given its number from 0.
+        where: function that returns a sentence's name for error messages, given its number from 0.
         bar: progress bar. It advances by sentences.
 
     Returns:
@@ -375,9 +376,9 @@ def require_finite(
     Args:
         vectors: (n, D).
         text: the sentence of each vector.
-        where: function that returns what the message calls a sentence, given its number.
-        among: end of the words "one of 3 such vectors" in the message, such as " in its shard".
-        first: number of the first of these sentences, for `where`.
+        where: function that returns a sentence's name for the message, given its number from 0.
+        among: words behind "one of 3 such vectors" in the message, such as " in its shard".
+        first: number of the first of these sentences, which `where` is given.
     """
     bad = np.flatnonzero(~np.isfinite(vectors).all(1))
     if len(bad):

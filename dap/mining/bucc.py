@@ -322,7 +322,7 @@ def count_gold(
 def best_threshold(
     scores: np.ndarray, extracted: np.ndarray, correct: np.ndarray, gold: int
 ) -> float:
-    """Return the threshold of the score that gives the highest F1, in O(P log P).
+    """Return the lowest score of pairs to extract that gives the highest F1, in O(P log P).
 
     As in the paper's appendix "Scoring Function For BUCC", it lies in the middle between two
     consecutive different scores. If all pairs together have the highest F1, it is the lowest score.

@@ -118,7 +118,7 @@ def _runner_ups(
     k: int,
     margin: str,
 ) -> np.ndarray:
-    """For one side of each pair, score the best neighbour that is not the partner in the pair.
+    """Score the best neighbour of one sentence of each pair, other than the pair's other sentence.
 
     Args:
         own: cosines and rows of the nearest neighbours of all rows on this side, (n, k + 1) each.
@@ -322,7 +322,7 @@ def precision_table(model: ScoreModel, candidates: int) -> list[dict[str, Any]]:
 
 
 def _precisions(model: ScoreModel) -> np.ndarray:
-    """Return the estimated precision (P,), 0 to 1: at position i, that of the i + 1 best pairs."""
+    """Return the estimated precision, 0 to 1, of the i + 1 best pairs at each position i: (P,)."""
     return model.probabilities[::-1].cumsum() / np.arange(1, model.pairs + 1)
 
 

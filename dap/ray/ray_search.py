@@ -353,7 +353,7 @@ def _search_tiles(
 def _run_ahead(
     start: Callable[..., list[Any]], jobs: Iterable[tuple], nodes: Sequence[str | None]
 ) -> Iterator[tuple[tuple, list[Any]]]:
-    """Run jobs in tasks of Ray. Each device always has `AHEAD` jobs, of which one runs.
+    """Run jobs in tasks of Ray, with `AHEAD` jobs per device: one runs while the others wait.
 
     Args:
         start: function that starts a job and returns references to its results. Its arguments are

@@ -311,7 +311,8 @@ class Screen:
 
         It is the current k-th best or, before k are known, the k-th best of promising candidates.
         These are the `PROMISING` · k pairs with the highest upper bounds. Their cosines are
-        computed here. The result is -2, below every cosine, if there are fewer than k others.
+        computed here. With fewer than k others there are no candidates: the current k-th best is
+        returned, and -2, which is below every cosine, instead of -inf.
 
         Args:
             highest: (R, C) upper bounds of the cosines, in any unit.

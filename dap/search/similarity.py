@@ -320,7 +320,7 @@ def _search(
 
 
 def _device_of(queries: Array, keys: Array) -> torch.device:
-    """Return the device to search on: that of the first tensor among the two arrays.
+    """Return the device to search on, which is the device of the first tensor of the two arrays.
 
     If both are numpy arrays, it is CUDA if there is a GPU, or else the CPU.
     """
