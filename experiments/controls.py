@@ -27,23 +27,35 @@ from objectives_dap import (
 
 
 class OwnWordsBOW(BagOfWords):
-    """BOW whose loss has the target's vector in place of the source's vector."""
+    """BOW that predicts the target's words only from the target's own vector.
+
+    The source's vector is replaced by the target's, so the loss teaches nothing about translation.
+    """
 
     def loss(
         self, pairs: Pairs, encoded: Encoded, model: nn.Module, chunk: Chunk | None = None
     ) -> tuple[Tensor, Measures]:
-        """Return the loss of predicting the target's words from the target's own vector."""
+        """Return the loss of predicting the target's words from the target's own vector.
+
+        Arguments and results are those of `Objective.loss`.
+        """
         own = encoded._replace(source_embeds=encoded.target_embeds)
         return super().loss(pairs, own, model, chunk)
 
 
 class ShuffledRTL(RepresentationTranslation):
-    """RTL whose loss reads the source of the pair before."""
+    """RTL that reconstructs each target from the source of another pair of the batch.
+
+    The sources are moved on by one pair, so the loss can teach no alignment.
+    """
 
     def loss(
         self, pairs: Pairs, encoded: Encoded, model: nn.Module, chunk: Chunk | None = None
     ) -> tuple[Tensor, Measures]:
-        """Return the loss of reconstructing each target from the source of another pair."""
+        """Return the loss of reconstructing each target from the source of another pair.
+
+        Arguments and results are those of `Objective.loss`.
+        """
         ids, mask, noise = pairs.source
         other = Sentences(torch.roll(ids, 1, 0), torch.roll(mask, 1, 0), noise)
         states = torch.roll(encoded.source_states, 1, 0)
@@ -52,10 +64,10 @@ class ShuffledRTL(RepresentationTranslation):
 
 
 def train_with(kind: type[Objective]) -> None:
-    """Run `train_dap.py` with another class for one of its objectives.
+    """Run `train_dap.py` on this process's command line, with another class for one objective.
 
     Args:
-        kind: the class that replaces the objective of its name.
+        kind: the class to use. It replaces the objective that has the same `name`.
     """
     OBJECTIVES[kind.name] = kind
     train_dap.main()

@@ -68,16 +68,17 @@ def require_same_english(pairs: PairsByLanguage) -> None:
 def sentence_counts(
     pairs: PairsByLanguage, vectors: Mapping[TextName, np.ndarray]
 ) -> dict[str, Any]:
-    """Count for each English sentence in how many languages its query had an outcome.
+    """Count for each English sentence in how many languages retrieval finds the right sentence.
 
     Args:
         pairs: language code -> (source, English) sentences.
         vectors: (language code, side) -> vectors (n, D), as `encode_texts` returns them.
 
     Returns:
-        "languages" (their number), and three lists with a count per English sentence: "error"
-        (languages that prefer a changed copy or another sentence), "pool_xx-en" and "pool_en-xx"
-        (languages that find the translation in the multilingual pool).
+        "languages" -> number of languages. Three lists have a number of languages for each English
+        sentence. "error": languages whose sentence is nearer to a changed copy or to another
+        English sentence. "pool_xx-en" and "pool_en-xx": languages in which the translation is found
+        in the multilingual pool.
     """
     length = len(next(iter(pairs.values())))
     counts = {name: np.zeros(length, int) for name in ("error", "pool_xx-en", "pool_en-xx")}
@@ -92,7 +93,11 @@ def sentence_counts(
 
 @command
 def main(argv: Sequence[str] | None = None) -> None:
-    """Measure all languages, print a table and write the report."""
+    """Measure a model in all languages, print a table, and write the JSON report.
+
+    Args:
+        argv: command-line arguments. None takes those of the process.
+    """
     logging.basicConfig(format="%(levelname)s: %(message)s")
     types = (EncoderArguments, SentenceArguments)
     parser = ArgumentParser(types, description=__doc__.splitlines()[0])

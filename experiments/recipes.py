@@ -102,10 +102,10 @@ class Recipe:
     places: Mapping[str, str] = field(default_factory=dict)
 
     def measured_for(self, run: Run) -> Run:
-        """Return the run whose cost is measured for a run with `total_time_as`.
+        """Return the run whose cost is measured to choose the number of steps of a run.
 
-        It is the run itself, or the run that it is `like` if that one has the same `total_time_as`.
-        So controls take as many steps as the run that they control.
+        This is for runs with `total_time_as`. It is the run itself. If the run is `like` another
+        one with the same `total_time_as`, it is that one, so that both take equally many steps.
         """
         other = self.runs[run.like] if run.like is not None else None
         if other is None or other.total_time_as != run.total_time_as:

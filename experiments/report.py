@@ -268,7 +268,9 @@ def difference_cells(study: Study, name: str, base: str, measure: Measure) -> li
 
 
 def bootstrap_table(study: Study, runs: Mapping[str, str], base: str) -> str:
-    """Return a table of 95% intervals of differences, by a bootstrap over seeds and sentences.
+    """Return Markdown with the 95% intervals of differences from a base run.
+
+    They come from a bootstrap over seeds and sentences (`bootstrap_interval`).
 
     Args:
         study: the study.
@@ -276,7 +278,7 @@ def bootstrap_table(study: Study, runs: Mapping[str, str], base: str) -> str:
         base: label of the base run.
 
     Returns:
-        A text and the table, or "" if no measure has values by sentence.
+        A sentence and a table with a row per measure. "" if no measure has values by sentence.
     """
     others = [label for label in runs if label not in (base, START)]
     lines: list[Row] = []
@@ -295,10 +297,11 @@ def bootstrap_table(study: Study, runs: Mapping[str, str], base: str) -> str:
 
 
 def total_cost_table(study: Study) -> str:
-    """Return a table of what each run cost in all: CPU seconds and pairs, heads included.
+    """Return a Markdown table of what each run cost in all: steps, pairs and CPU seconds.
 
-    CPU seconds of the heads are those of each run itself. Seconds of a step are measured in turns
-    (`experiments.step_cost`). Distinct pairs of the heads are mostly pairs of the run as well.
+    The cost of training the heads has its own columns and is part of the total. Its CPU seconds
+    were measured in each run. The seconds of the other steps come from `experiments.step_cost`.
+    Runs without outcomes or without such a measurement are left out.
     """
     rows: list[Row] = []
     for name, run in study.recipe.runs.items():

@@ -180,7 +180,9 @@ class Workspace:
         return own
 
     def steps_of_total_time(self, run: Run) -> int:
-        """Return how many steps a run with `total_time_as` takes.
+        """Return how many steps a run with `total_time_as` takes after its heads were trained.
+
+        Heads and steps together then cost the CPU time of the run that `total_time_as` names.
 
         Args:
             run: the run.

@@ -112,10 +112,13 @@ class Outcome:
         return None if None in found else statistics.fmean(found)
 
     def by_sentence(self, measure: Measure) -> list[float] | None:
-        """Return the value of a measure for each sentence in percent, or None if it is not known.
+        """Return the value of a measure for each English sentence, in percent.
 
-        The value of a sentence is the share of the languages, and the mean of these values is the
-        value of the measure.
+        It is a share of the languages, such as those that find the sentence's translation. The mean
+        over the sentences is the value of the measure.
+
+        Returns:
+            One value per sentence. None if the outcome has no values by sentence.
         """
         counts = value_at(self.results, measure.sentences) if measure.sentences else None
         if counts is None:
@@ -500,7 +503,10 @@ def _hard_negatives(study: Study) -> list[Measure]:
 
 
 def _pools(study: Study) -> list[Measure]:
-    """Return the measures of the multilingual pool: a measure per evaluation and direction."""
+    """Return the measures of retrieval from the multilingual pool.
+
+    There is one for each evaluation, group of languages and direction that an outcome has.
+    """
     found = []
     for name in sorted(study.recipe.evaluate):
         groups: set[str] = set()

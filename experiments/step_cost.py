@@ -75,7 +75,11 @@ def compared(workspace: Workspace) -> dict[str, Run]:
 
 
 def timed_in_total(workspace: Workspace) -> set[str]:
-    """Return the names of the runs whose total CPU time is compared, heads included."""
+    """Return the names of the runs whose total CPU time, heads included, must be measured.
+
+    For each run with `total_time_as` these are the run that it names, and the run itself or the one
+    that it is `like` (`Recipe.measured_for`).
+    """
     names: set[str] = set()
     for run in workspace.recipe.runs.values():
         if run.total_time_as is not None:
@@ -84,7 +88,9 @@ def timed_in_total(workspace: Workspace) -> set[str]:
 
 
 def one_step_folder(workspace: Workspace, run: Run) -> Path:
-    """Train the heads of a run and one step, unless that was done, and return its folder.
+    """Train a run's heads and then one step, and return the folder of this training.
+
+    Nothing is trained if that was done before.
 
     Args:
         workspace: the recipe and its folders.

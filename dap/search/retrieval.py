@@ -133,33 +133,36 @@ def _pool_accuracy(queries: Array, others: Array) -> PoolAccuracy:
 def multilingual_pool_hits(queries: Array, others: Array) -> np.ndarray:
     """Tell for each query whether it finds its translation in the multilingual pool.
 
-    The mean of the result is the accuracy of `multilingual_pool_accuracy` in one direction.
+    The candidates are all sentences of the other language and the other sentences of the query's
+    own language. The share of True is the accuracy of `multilingual_pool_accuracy` in this
+    direction.
 
     >>> german = np.array([[3.0, 1.0], [1.0, 3.0], [1.0, 2.0]])
     >>> multilingual_pool_hits(german, np.array([[2.0, 1.0], [0.0, 1.0], [1.0, 1.0]]))
     array([ True, False, False])
 
     Args:
-        queries: (N, D).
+        queries: (N, D), all sentences of one language.
         others: (N, D), the sentences of the other language. Row i is the translation of query i.
 
     Returns:
-        (N,) bool.
+        (N,) bool, True where the translation is found.
     """
     is_translation, prefers_own = _pool_outcomes(queries, others)
     return is_translation & ~prefers_own
 
 
 def _pool_outcomes(queries: Array, others: Array) -> tuple[np.ndarray, np.ndarray]:
-    """Compute what each query finds in the multilingual pool.
+    """Compute for each query what is nearest in the other language and in its own language.
 
     Args:
-        queries: (N, D).
+        queries: (N, D), all sentences of one language.
         others: (N, D), the sentences of the other language. Row i is the translation of query i.
 
     Returns:
-        Whether the nearest sentence of the other language is the translation, (N,). And whether a
-        sentence of the query's own language is at least as near as that sentence, (N,).
+        Two bool arrays (N,). First, whether the nearest sentence of the other language is the
+        translation. Second, whether a sentence of the query's own language is at least as near as
+        that sentence.
     """
     # the nearest sentence of the other language
     distinct = np.unique(first_equal_rows(others))

@@ -414,9 +414,10 @@ def hard_negative_errors(
 def hard_negative_hits(
     source_embeds: np.ndarray, target_embeds: np.ndarray, copy_embeds: np.ndarray
 ) -> np.ndarray:
-    """Tell for each source whether its translation is nearer than all other candidates.
+    """Tell for each source whether its translation is its nearest candidate.
 
-    The share of False is the "error" of `hard_negative_errors`.
+    Candidates are all target sentences and all their changed copies. The share of False is the
+    "error" of `hard_negative_errors`.
 
     >>> copies = np.array([[0.9, 0.1], [0.6, 0.8]])
     >>> hard_negative_hits(np.eye(2), np.array([[0.8, 0.2], [0.0, 1.0]]), copies)
@@ -428,7 +429,7 @@ def hard_negative_hits(
         copy_embeds: (C, D), vectors of the copies of all target sentences, in any order.
 
     Returns:
-        (N,) bool.
+        (N,) bool, True where the translation is found.
     """
     winners = _winners(source_embeds, target_embeds, copy_embeds)
     return winners == np.arange(len(winners))
@@ -437,14 +438,18 @@ def hard_negative_hits(
 def _winners(
     source_embeds: np.ndarray, target_embeds: np.ndarray, copy_embeds: np.ndarray
 ) -> np.ndarray:
-    """Return the nearest candidate of each source, (N,): a target's line, or below 0 for a copy.
+    """Return the nearest candidate of each source, among all targets and all their copies.
 
-    The last copy is -1.
+    Of equally near candidates, copies win, and then the first target.
 
     Args:
         source_embeds: (N, D).
         target_embeds: (N, D), row i the translation of row i.
         copy_embeds: (C, D), vectors of the copies of all target sentences.
+
+    Returns:
+        (N,) int64. From 0 on it is a row of the targets. From -C to -1 it is a row of the copies,
+        where -1 is the last copy.
     """
     # copies come first, so that they win a tie
     candidates = np.concatenate([copy_embeds, target_embeds])
