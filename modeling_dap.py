@@ -305,22 +305,16 @@ class DAPForPreTraining(DAPPreTrainedModel):
     @property
     def objectives(self) -> list[Objective]:
         """Objectives of the model, as `config` says now."""
-        self._update_objectives()
-        return self._objectives
-
-    @property
-    def needs(self) -> frozenset[str]:
-        """Union of the objectives' `needs`."""
-        self._update_objectives()
-        return self._needs
-
-    def _update_objectives(self) -> None:
-        """Build the objectives again if `config` or its `objective` has been replaced."""
         config, names = self._objectives_of
         if config is not self.config or names != self.config.objective:
             self._objectives_of = (self.config, self.config.objective)
             self._objectives = objectives_of(self.config)
-            self._needs = needs_of(self._objectives)
+        return self._objectives
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """Union of the objectives' `needs`, which can change with `config`."""
+        return needs_of(self.objectives)
 
     def get_input_embeddings(self) -> nn.Module:
         return self.dap.get_input_embeddings()
