@@ -288,7 +288,8 @@ class DAPConfig(PreTrainedConfig):
     def _check_directions(self) -> None:
         """Raise `ValueError` if RTL reconstructs sources, but lacks what it needs for that.
 
-        It needs `rtl_languages` and the whole vocabulary.
+        It needs `rtl_languages` and the whole vocabulary. `rtl_languages` must always be None or a
+        list.
         """
         languages = self.rtl_languages
         self._require(

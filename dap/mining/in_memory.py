@@ -156,7 +156,8 @@ def choose(
     Returns:
         The choice. A threshold that the options give is kept, and only the precision is estimated.
         With fewer than `FEWEST` candidates, or without a `k` + 1st neighbour, nothing is estimated,
-        and "auto" keeps all pairs.
+        and "auto" keeps all pairs. Nothing is estimated either for a given threshold if no group of
+        translations stands out.
 
     Raises:
         UserError: the threshold was to be chosen, but no translations stand out, or no threshold

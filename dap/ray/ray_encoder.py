@@ -225,7 +225,7 @@ class ClusterEncoder:
                 due += 1
 
     def _replace(self, actor: Any) -> Any:
-        """Kill a lost actor, start a new one, and return it. It replaces it in `actors`."""
+        """Kill a lost actor, and start and return a new one, which takes its place in `actors`."""
         import ray
 
         ray.kill(actor)  # it may still live and only be out of reach
