@@ -34,6 +34,7 @@ from dap.prepare import (
     RawFile,
     begin,
     check_names,
+    corpus_of_archive,
     counts_table,
     describe,
     download_corpora,
@@ -68,7 +69,9 @@ class DataArguments:
         None, "Columns of source and target in TSV files, such as '2 3'. Default: the first two."
     )
     opus: list[str] = arg(
-        [], "Corpora to download from OPUS, such as 'Europarl CCMatrix'. 'all': the paper's six."
+        [],
+        "Corpora to download from OPUS, such as 'Europarl Tatoeba'. 'all': the paper's six. Others "
+        "need the package opustools.",
     )
     languages: list[str] = arg(
         [], "Source languages. Default: all that are found; with --opus, the 36."
@@ -188,18 +191,22 @@ def find_files(
         del shaping[name]
     evaluation = [_file_state(path) for path in args.evaluation_data]
     files = []
+    licences = {}
     for language in sorted(wanted):
         for file in found[language]:
             is_of_hub = file.format == "hub"
             file = replace(file, streaming=is_of_hub)
             name = str(file) if is_of_hub else Path(file.paths[0]).name
-            corpus = corpora.get(str(disk_path(file.paths[0])))
-            origin = str(corpus) if corpus else name
+            archive = str(disk_path(file.paths[0]))
+            corpus = corpora.get(archive) or corpus_of_archive(archive)
+            origin = name
+            if corpus:
+                origin = str(corpus)
+                licences[origin] = f"{corpus.licence} ({corpus.home})"
             states = [_file_state(path) for path in file.paths]
             key = _fingerprint(shaping, evaluation, asdict(file), origin, states)
             files.append(RawFile(file, origin, key))
 
-    licences = {str(corpus): f"{corpus.licence} ({corpus.home})" for corpus in corpora.values()}
     return files, licences | read_licences(args.licences)
 
 

@@ -76,7 +76,10 @@ def test_the_trainer_and_datasets_read_the_output(
     assert list(load_bitext(out, cache_dir=cache)) == ["de", "fr"]  # those of out/train
 
     card = (out / "README.md").read_text()
-    assert yaml.safe_load(card.split("---")[1])["language"] == ["de", "fr", "en"]
+    metadata = yaml.safe_load(card.split("---")[1])
+    assert metadata["language"] == ["de", "fr", "en"]
+    assert metadata["size_categories"] == ["n<1K"]
+    assert metadata["license"] == "unknown"  # that of one file is not stated
     assert r"| de-en.tsv | 75 | CC0 \| mine |" in card
     assert "| fr-en.tsv | 75 | not stated; see the source |" in card
     assert "not compared with any evaluation set" in card

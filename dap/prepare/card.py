@@ -74,6 +74,8 @@ def describe(folder: Path, report: Mapping[str, Any]) -> None:
 
     metadata = DatasetCardData(
         language=[*languages, target],
+        license=_licence_tag(languages, report["licences"]),
+        size_categories=[size_category(sums["train"] + sums["dev"])],
         task_categories=["translation", "sentence-similarity"],
         configs=_configurations(languages, target),
     )
@@ -118,6 +120,30 @@ def _configurations(languages: Counts, target: str) -> list[dict[str, Any]]:
             name = "default" if code == "*" else f"{code}-{target}"
             configurations.append({"config_name": name, "data_files": files})
     return configurations
+
+
+def size_category(pairs: int) -> str:
+    """Return the tag that the Hub has for the size of a dataset.
+
+    >>> size_category(999), size_category(1_000), size_category(3_000_000)
+    ('n<1K', '1K<n<10K', '1M<n<10M')
+    """
+    if pairs < 1_000:
+        return "n<1K"
+    names = ("1K", "10K", "100K", "1M", "10M", "100M", "1B", "10B", "100B", "1T")
+    power = len(str(pairs)) - 4  # of 1,000 pairs: 0
+    if power >= len(names) - 1:
+        return "n>1T"
+    return f"{names[power]}<n<{names[power + 1]}"
+
+
+def _licence_tag(languages: Counts, licences: Mapping[str, str]) -> str:
+    """Return the Hub's tag for the licences, whose wording stands in the card's table.
+
+    It is "other" if the licence of each origin is stated, and "unknown" if one is not.
+    """
+    origins = {origin for counts in languages.values() for origin in counts["origins"]}
+    return "other" if origins <= licences.keys() else "unknown"
 
 
 def _origins_table(languages: Counts, licences: Mapping[str, str]) -> str:

@@ -1,15 +1,22 @@
-"""Download the paper's six corpora from OPUS (https://opus.nlpl.eu)."""
+"""Download corpora from OPUS (https://opus.nlpl.eu).
+
+The releases of the paper's six corpora are fixed. For other corpora, opustools knows the latest.
+"""
 
 import logging
 import os
-import shutil
-import subprocess
+import re
+import tempfile
 import time
 import zipfile
 import zlib
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import NamedTuple
+
+import requests
+from tqdm import tqdm
+from urllib3.exceptions import HTTPError
 
 from dap.errors import UserError, one_line, without_secrets
 from dap.languages import TATOEBA_36, to_iso1
@@ -19,10 +26,14 @@ logger = logging.getLogger(__name__)
 #: The file store of OPUS. Its files are `OPUS-{corpus}/{version}/moses/{pair}.txt.zip`. The two
 #: codes of a pair are in alphabetical order.
 STORE = "https://object.pouta.csc.fi"
+#: Lines of the README in an archive from OPUS: a field and its value.
+_README_FIELD = re.compile(r"^\s*(Corpus Name|Release|Website|License)\s*:\s*(\S.*?)\s*$", re.M)
+_README_SIZE = 100_000  # bytes to read of it
 #: How often a run tries to download a file.
 TRIES = 5
-#: What curl's exit status 33 says: the server cannot continue in the middle of a file.
-CANNOT_RESUME = 33
+#: Seconds without an answer before a try fails.
+PATIENCE = 60
+BLOCK = 2**20  # most bytes that are written at a time
 
 
 class OpusCorpus(NamedTuple):
@@ -124,10 +135,64 @@ def download_corpora(
         except FileNotFoundError:
             logger.info("OPUS has no %s %s: %s", corpus, pair, without_secrets(url))
         else:
-            found[path] = corpus
+            found[path] = corpus if corpus.name in CORPORA else corpus_of_archive(path) or corpus
     if not found:
         raise UserError(f"--opus {' '.join(names)}: none of the {len(wanted)} files exists")
     return found
+
+
+def corpus_of_archive(path: str | Path) -> OpusCorpus | None:
+    """Return the corpus that the README in an archive from OPUS names.
+
+    Args:
+        path: a file of any type.
+
+    Returns:
+        The corpus with its release and licence. None if the file is no zip archive, or has no such
+        README.
+    """
+    if not zipfile.is_zipfile(path):
+        return None
+    try:
+        with zipfile.ZipFile(path) as archive, archive.open("README") as file:
+            text = file.read(_README_SIZE).decode("utf-8", "replace")
+    except (KeyError, RuntimeError, zipfile.BadZipFile, zlib.error, NotImplementedError):
+        return None  # no README, or one that cannot be read
+    fields = dict(_README_FIELD.findall(text))
+    if not {"Corpus Name", "Release", "License"} <= fields.keys():
+        return None
+    home = fields.get("Website", "https://opus.nlpl.eu")
+    return OpusCorpus(fields["Corpus Name"], fields["Release"], home, fields["License"])
+
+
+def _corpus_beyond_the_papers(name: str, code: str) -> OpusCorpus | None:
+    """Look up the latest release of a corpus in the index that the package opustools holds.
+
+    Args:
+        name: its name in OPUS, such as "Tatoeba".
+        code: OPUS' code of the language.
+
+    Returns:
+        The corpus. None if OPUS has none of this name, or not in this language and English.
+
+    Raises:
+        UserError: opustools is not installed.
+    """
+    try:
+        from opustools import OpusGet
+    except ImportError:
+        raise UserError(
+            f"--opus {name}: known are {', '.join(CORPORA)}. To find all other corpora of OPUS: "
+            "pip install opustools"
+        ) from None
+    search = {"source": code, "target": "en", "directory": name, "preprocess": "moses"}
+    with tempfile.TemporaryDirectory() as folder:
+        index = OpusGet(**search, local_db=True, database=f"{folder}/index.db", download_dir=folder)
+        found, _ = index.get_corpora_data()
+    if not found:
+        return None
+    licence = "see LICENSE in the archive"
+    return OpusCorpus(name, found[0]["version"], f"https://opus.nlpl.eu/{name}", licence)
 
 
 def _wanted_files(
@@ -147,9 +212,6 @@ def _wanted_files(
     """
     if list(names) == ["all"]:
         names = list(CORPORA)
-    unknown = [name for name in names if name not in CORPORA]
-    if unknown:
-        raise UserError(f"unknown corpora {', '.join(unknown)}; known are {', '.join(CORPORA)}")
     codes = dict.fromkeys(to_iso1(language) for language in languages or TATOEBA_36)
     if "en" in codes:
         raise UserError("languages holds 'en', the other side of every pair; leave it out")
@@ -160,12 +222,17 @@ def _wanted_files(
             if (name, language) in without:
                 continue
             for code in CODES.get((name, language), (language,)):
-                wanted.append((CORPORA[name], code))
+                corpus = CORPORA.get(name) or _corpus_beyond_the_papers(name, code)
+                if corpus:
+                    wanted.append((corpus, code))
+        is_found = name in CORPORA or any(corpus.name == name for corpus, _ in wanted)
+        if not is_found:
+            raise UserError(f"--opus {name}: OPUS has no such corpus in these languages")
     return wanted
 
 
 def download(url: str, path: Path, wait: float = 1.0) -> None:
-    """Download a zip archive with curl, unless it is there already, and test it for damage.
+    """Download a zip archive, unless it is there already, and test it for damage.
 
     Until it is complete it is called `PATH.part`. A stopped download is resumed by the next run.
 
@@ -176,18 +243,15 @@ def download(url: str, path: Path, wait: float = 1.0) -> None:
 
     Raises:
         FileNotFoundError: the server has no such file (404, 410).
-        UserError: curl is not installed, all `TRIES` tries failed, or the archive is damaged or
+        UserError: all `TRIES` tries failed, or the archive is damaged or
             encrypted. A damaged archive is removed.
     """
     if path.exists():
         return
     shown = without_secrets(url)
-    if not shutil.which("curl"):
-        raise UserError(f"{shown}: curl is not installed; install it, or put the file in {path}")
-
     part = Path(f"{path}.part")
     for number in range(TRIES):
-        if _run_curl(url, part):
+        if _receive(url, part):
             break
         time.sleep(wait * 2**number)
     else:
@@ -206,13 +270,12 @@ def download(url: str, path: Path, wait: float = 1.0) -> None:
     os.replace(part, path)
 
 
-def _run_curl(url: str, part: Path) -> bool:
-    """Try once to download a file, or the rest of it. Progress goes to the terminal.
+def _receive(url: str, part: Path) -> bool:
+    """Try once to download a file, or the rest of it.
 
     Args:
         url: the address.
-        part: where to put the file. What is there already is not downloaded again. If the server
-            cannot continue in the middle of a file, this part is removed.
+        part: where to put the file. What is there already is not downloaded again.
 
     Returns:
         Whether the file is complete.
@@ -220,13 +283,39 @@ def _run_curl(url: str, part: Path) -> bool:
     Raises:
         FileNotFoundError: the server has no such file.
     """
-    command = ["curl", "--fail", "--location", "--create-dirs"]
-    command += ["--speed-time", "60"]  # seconds without progress before it gives up
-    command += ["--continue-at", "-"]
-    command += ["--write-out", "%{http_code}", "--output", str(part), url]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
-    if done.stdout in ("404", "410"):
-        raise FileNotFoundError(f"{without_secrets(url)}: the server has no such file")
-    if done.returncode == CANNOT_RESUME:
-        part.unlink()
-    return done.returncode == 0
+    start = part.stat().st_size if part.exists() else 0
+    headers = {"Accept-Encoding": "identity"}
+    if start:
+        headers["Range"] = f"bytes={start}-"
+    try:
+        with requests.get(url, headers=headers, stream=True, timeout=PATIENCE) as response:
+            if response.status_code in (404, 410):
+                raise FileNotFoundError(f"{without_secrets(url)}: the server has no such file")
+            if start and response.status_code == requests.codes.range_not_satisfiable:
+                return True  # nothing is left to download
+            response.raise_for_status()
+            resumes = response.status_code == requests.codes.partial_content
+            _write_response(response, part, start if resumes else 0)
+    except (requests.RequestException, HTTPError) as error:
+        logger.warning("%s", one_line(error))
+        return False
+    return True
+
+
+def _write_response(response: requests.Response, part: Path, start: int) -> None:
+    """Write the content of a response into a file, and show a progress bar on a terminal.
+
+    Args:
+        response: the response, whose content is still to come.
+        part: the file.
+        start: where in the file the content belongs. What follows there is overwritten.
+    """
+    size = int(response.headers.get("Content-Length", 0)) + start
+    bar = tqdm(total=size, initial=start, unit="B", unit_scale=True, desc=part.name, disable=None)
+    part.parent.mkdir(parents=True, exist_ok=True)
+    with bar, part.open("ab") as file:
+        file.truncate(start)
+        # `read1` returns what has arrived, so that nothing is lost if the connection breaks.
+        while block := response.raw.read1(BLOCK):
+            file.write(block)
+            bar.update(len(block))

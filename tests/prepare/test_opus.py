@@ -12,7 +12,7 @@ import pytest
 
 from dap.errors import UserError
 from dap.prepare import opus
-from dap.prepare.opus import TRIES, download, download_corpora
+from dap.prepare.opus import TRIES, corpus_of_archive, download, download_corpora
 from dap.text.corpus import find_bitext, load_bitext
 
 PAIRS = {
@@ -152,6 +152,29 @@ def test_downloaded_text_can_be_read(server: ThreadingHTTPServer, tmp_path: Path
     assert len(server.asked) == before
 
 
+def test_the_readme_of_an_archive_names_corpus_and_licence(tmp_path: Path) -> None:
+    readme = """Corpus Name: Tatoeba
+     Package: Tatoeba.de-en in Moses format
+     Website: http://opus.nlpl.eu/Tatoeba/corpus/version/v2023-04-12
+     Release: v2023-04-12
+     License: CC-BY 2.0 FR
+
+This corpus is part of OPUS
+"""
+    path = tmp_path / "de-en.txt.zip"
+    with zipfile.ZipFile(path, "w") as opened:
+        opened.writestr("README", readme)
+    corpus = corpus_of_archive(path)
+    assert str(corpus) == "Tatoeba v2023-04-12"
+    assert corpus.licence == "CC-BY 2.0 FR"
+    assert corpus.home == "http://opus.nlpl.eu/Tatoeba/corpus/version/v2023-04-12"
+
+    path.write_bytes(DE)  # its README says nothing
+    assert corpus_of_archive(path) is None
+    path.write_bytes(DE[:100])
+    assert corpus_of_archive(path) is None
+
+
 def test_a_connection_that_breaks_is_resumed(server: ThreadingHTTPServer, tmp_path: Path) -> None:
     server.faults = [100, 100, 503, 429]
     download(server.url, tmp_path / "a.zip", wait=0.001)
@@ -211,7 +234,7 @@ def test_a_damaged_download_is_removed(
     assert (tmp_path / "a.zip").read_bytes() == DE
 
 
-def test_absent_servers_files_and_curl_are_told_apart(
+def test_absent_servers_and_files_are_told_apart(
     server: ThreadingHTTPServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(opus, "TRIES", 2)
@@ -220,6 +243,3 @@ def test_absent_servers_files_and_curl_are_told_apart(
     with pytest.raises(FileNotFoundError, match="absent"):
         download(f"{server.base}/absent", tmp_path / "x")
     assert len(server.asked) == 1
-    monkeypatch.setenv("PATH", "")
-    with pytest.raises(UserError, match="curl is not installed"):
-        download(server.url, tmp_path / "x")
