@@ -12,6 +12,7 @@ from transformers import HfArgumentParser
 from transformers.hf_argparser import HfArg
 
 from dap.addresses import fetch_address, local_path
+from dap.commands import add_version
 from dap.errors import UserError, refusals, require_plain_name
 
 #: Arguments that may be empty: an empty prefix replaces the one of a checkpoint.
@@ -116,6 +117,7 @@ class ArgumentParser(HfArgumentParser):
         self.inherited = fields - own
         self.inherited_group: Any = None
         super().__init__(types, formatter_class=_Help, **options)
+        add_version(self)
 
     def _parse_dataclass_field(
         self, parser: argparse.ArgumentParser, field: dataclasses.Field

@@ -1,5 +1,6 @@
 """Functions of all commands: end with a clear message, check outputs, and lock them."""
 
+import argparse
 import functools
 import logging
 import os
@@ -13,6 +14,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
+from dap import __version__
 from dap.addresses import send_path
 from dap.errors import UserError, one_line
 from dap.file_io import disk_full, read_json
@@ -73,6 +75,12 @@ def command(main: Main) -> Main:
             sys.exit(f"error: {one_line(error)}")
 
     return run_and_exit
+
+
+def add_version(parser: argparse.ArgumentParser) -> None:
+    """Give a command the flag `--version`, which prints the version of this package and ends."""
+    text = f"dap-transformers {__version__}"
+    parser.add_argument("--version", action="version", version=text, help="Print the version.")
 
 
 def _start_new_line() -> None:

@@ -123,7 +123,7 @@ def _require_sentencepiece(name: str | Path, **hub: Any) -> None:
         if _find_file(name, file, **hub):
             raise UserError(
                 f"the tokenizer of {name} is {file} without a tokenizer.json: pip install "
-                "'dap-transformers[sentencepiece]' to read it"
+                "sentencepiece protobuf to read it"
             )
 
 

@@ -29,7 +29,7 @@ from dap.errors import UserError
 from dap.file_io import read_object, write_json
 from dap.reports import PAPER_COST, machine, merge_seeds, paper_beside, versions
 from dap.training import FINISHED
-from dap.training.head_training import RESULTS_FILE as HEAD_RESULTS
+from dap.training import RESULTS_FILE as HEAD_RESULTS
 from experiments.recipes import Recipe, Run, flags, read_recipe, words
 from experiments.statistics import DEV
 

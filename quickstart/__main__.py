@@ -31,8 +31,7 @@ from dap.encoding import SentenceEncoder
 from dap.file_io import read_json, read_object, write_json
 from dap.languages import NAMES
 from dap.reports import text_table
-from dap.training import FINISHED
-from dap.training.head_training import RESULTS_FILE
+from dap.training import FINISHED, RESULTS_FILE
 from eval_retrieval import (
     CopiesByLanguage,
     PairsByLanguage,

@@ -22,6 +22,7 @@ from written import full_disk
 
 import mine_bitext
 import train_dap
+from dap import __version__
 from dap.arguments import ArgumentParser
 from dap.commands import ClaimedError, check_outputs, claimed, command, guarded
 from dap.encoding import EncoderArguments
@@ -64,6 +65,14 @@ def test_errors_that_the_user_can_fix_end_a_command_in_one_line(
     with pytest.raises(SystemExit) as end:
         main_that_raises(error)
     assert end.value.code == "error: raised below"  # a text makes Python exit with status 1
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_prints_its_version(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        import_module(name).main(["--version"])
+    assert end.value.code == 0
+    assert capsys.readouterr().out == f"dap-transformers {__version__}\n"
 
 
 def test_ctrl_c_ends_a_command_in_one_line(

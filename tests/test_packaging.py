@@ -1,6 +1,9 @@
-"""Check which folder may import which, what the wheel holds, and what CITATION.cff says."""
+"""Check which folder may import which, what the wheel holds, and that versions agree."""
 
 import ast
+import importlib
+import os
+import re
 import shutil
 import subprocess
 import sys
@@ -11,9 +14,16 @@ import pytest
 import yaml
 from conftest import REPOSITORY
 
+import dap.encoding
+import dap.text
+import modeling_dap
+from dap import __version__
+
 #: Layers, lowest first. A module imports from its own layer or from lower ones.
 LAYERS = ("model", "dap", "command", "beside")
 BESIDE = ("quickstart", "experiments", "benchmarks")
+COMMANDS = ("train_dap", "eval_retrieval", "mine_bitext", "align_words", "run_xnli")
+COMMANDS += ("prepare_data", "push_to_hub")
 WITHOUT_MODEL = ("text", "prepare", "search", "reports")
 #: Modules that others import by their full name. A folder's `__init__.py` does not load them,
 #: because they are a command, or because `dap.prepare` needs one of them without the model.
@@ -25,7 +35,8 @@ Graph = dict[str, set[str]]
 
 def own_modules() -> dict[str, Path]:
     """Return the file of each module, by its dotted name. A package has its `__init__.py`."""
-    files = [path for path in REPOSITORY.glob("*.py") if path.stem != "setup"]
+    beside = ("setup", "dap_transformers")
+    files = [path for path in REPOSITORY.glob("*.py") if path.stem not in beside]
     for folder in ("dap", *BESIDE):
         files += (REPOSITORY / folder).rglob("*.py")
 
@@ -136,26 +147,84 @@ def test_folders_for_text_and_arrays_import_no_model(name: str, files: Graph) ->
             assert not [other for other in imported if layer_of(other) == "model"], module
 
 
-def test_the_wheel_holds_only_model_library_and_commands(tmp_path: Path) -> None:
-    # Build a copy: setuptools would add what an earlier build left in build/.
-    tree = tmp_path / "tree"
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Build the wheel from a copy of the checkout, so that the checkout stays as it is."""
+    folder = tmp_path_factory.mktemp("wheel")
+    tree = folder / "tree"
     left_out = shutil.ignore_patterns(".*", "build", "out", "runs", "*.egg-info")
     shutil.copytree(REPOSITORY, tree, ignore=left_out)
     command = [sys.executable, "-m", "build", "--wheel", "--no-isolation"]
-    command += ["--outdir", str(tmp_path), str(tree)]
+    command += ["--outdir", str(folder), str(tree)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
+    return next(folder.glob("*.whl"))
 
-    wheel = zipfile.ZipFile(next(tmp_path.glob("*.whl")))
-    held = {name for name in wheel.namelist() if ".dist-info/" not in name}
 
-    expected = [path for name, path in own_modules().items() if layer_of(name) != "beside"]
+def test_the_wheel_holds_one_package_with_model_library_commands_and_recipes(wheel: Path) -> None:
+    names = zipfile.ZipFile(wheel).namelist()
+    held = {name for name in names if ".dist-info/" not in name}
+
+    expected = {str(path.relative_to(REPOSITORY)) for path in REPOSITORY.glob("configs/**/*.yaml")}
+    for name, path in own_modules().items():
+        if layer_of(name) != "beside":
+            expected.add(str(path.relative_to(REPOSITORY)).removeprefix("dap/"))
     for path in (REPOSITORY / "dap").rglob("*.*"):
-        if not path.suffix.startswith(".py"):  # templates
-            expected.append(path)
-    assert held == {str(path.relative_to(REPOSITORY)) for path in expected}
+        if not path.suffix.startswith(".py") or path.name == "py.typed":
+            expected.add(str(path.relative_to(REPOSITORY / "dap")))
+    assert held == {f"dap_transformers/{name}" for name in expected}
+
+
+def test_modules_of_the_wheel_import_each_other_from_the_package(wheel: Path) -> None:
+    ours = {name.split(".")[0] for name in own_modules()}
+    archive = zipfile.ZipFile(wheel)
+    for name in archive.namelist():
+        source = archive.read(name)
+        path = Path(name)
+        if path.suffix == ".py" and layer_of(path.stem) == "model":
+            # Published checkpoints hold these files.
+            assert source == (REPOSITORY / path.name).read_bytes()
+        elif path.suffix == ".py":
+            for node in ast.walk(ast.parse(source)):
+                imported = [node.module] if isinstance(node, ast.ImportFrom) else []
+                if isinstance(node, ast.Import):
+                    imported = [alias.name for alias in node.names]
+                assert not ours & {str(module).split(".")[0] for module in imported}, name
+
+
+def test_the_wheel_works_without_the_checkout(wheel: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "dap_transformers.reports", "--version"]
+    environment = os.environ | {"PYTHONPATH": str(wheel)}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment)
+    assert done.stdout == f"dap-transformers {__version__}\n", done.stderr
+
+    metadata = zipfile.ZipFile(wheel)
+    for name in metadata.namelist():
+        if name.endswith("top_level.txt"):
+            assert metadata.read(name) == b"dap_transformers\n"
+        if name.endswith("entry_points.txt"):
+            functions = re.findall(r"= dap_transformers\.(\S+):main", metadata.read(name).decode())
+            modules = {module if module in COMMANDS else f"dap.{module}" for module in functions}
+            assert modules == {*COMMANDS, "dap.publishing.onnx_export", "dap.reports.merge"}
+
+
+def test_a_checkout_has_the_names_of_the_wheel() -> None:
+    import dap_transformers.encoding
+    import dap_transformers.modeling_dap
+    import dap_transformers.text.corpus as corpus
+
+    assert dap_transformers.modeling_dap.DAPModel is modeling_dap.DAPModel
+    assert dap_transformers.encoding.SentenceEncoder is dap.encoding.SentenceEncoder
+    assert corpus.load_bitext is dap.text.load_bitext
+    for absent in ("numpy", "absent", "text.absent"):
+        with pytest.raises(ModuleNotFoundError):
+            importlib.import_module(f"dap_transformers.{absent}")
+
+    command = [sys.executable, "-m", "dap_transformers.reports", "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY)
+    assert done.stdout == f"dap-transformers {__version__}\n", done.stderr
 
 
 def test_the_citation_names_the_version_of_the_package() -> None:
     citation = yaml.safe_load((REPOSITORY / "CITATION.cff").read_text(encoding="utf-8"))
-    assert f'version="{citation["version"]}"' in (REPOSITORY / "setup.py").read_text("utf-8")
+    assert citation["version"] == __version__

@@ -24,3 +24,28 @@ from dap.alignment.word_alignment import (
     word_states,
 )
 from dap.alignment.words import WORDS, is_unsegmented
+
+__all__ = [
+    "AlignmentQuality",
+    "GoldLinks",
+    "METHODS",
+    "SUBWORDS",
+    "TokenStates",
+    "WORDS",
+    "WordAlignment",
+    "align_tokens",
+    "align_words",
+    "alignment_quality",
+    "draw_alignment",
+    "format_links",
+    "heat_map",
+    "is_unsegmented",
+    "itermax",
+    "parse_links",
+    "plot_alignment",
+    "plot_token_states",
+    "read_links",
+    "stream_alignments",
+    "token_retrieval_accuracy",
+    "word_states",
+]

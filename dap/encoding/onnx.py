@@ -28,7 +28,7 @@ def require_packages() -> None:
         import onnxruntime  # noqa: F401
         import onnxscript  # noqa: F401
     except ImportError as error:
-        raise UserError(f"{error}: pip install 'dap-transformers[onnx]'") from error
+        raise UserError(f"{error}: pip install onnx onnxscript onnxruntime") from error
 
 
 class _OnnxModel(nn.Module):
@@ -63,7 +63,8 @@ class _OnnxModel(nn.Module):
         self.settings: dict[str, str] = self.session.get_modelmeta().custom_metadata_map
         if "pooling" not in self.settings or "hidden_size" not in self.settings:
             raise UserError(
-                f"{path} does not say how it pools: export it with dap.publishing.onnx_export"
+                f"{path} does not say how it pools: export it with "
+                "`python -m dap.publishing.onnx_export`"
             )
         self.config = PreTrainedConfig(hidden_size=int(self.settings["hidden_size"]))
         content = torch.tensor(list(_graph_hash(path)), dtype=torch.uint8)  # (32,)

@@ -577,7 +577,7 @@ def load_encoder(name_or_path: str, **options: Any) -> SentenceEncoder | Library
             from sentence_transformers import SentenceTransformer
         except ImportError:
             raise UserError(
-                f"{reason}: pip install 'dap-transformers[st]' to evaluate it"
+                f"{reason}: pip install sentence-transformers to evaluate it"
             ) from reason
     with loading("modules", name_or_path):
         model = SentenceTransformer(

@@ -13,7 +13,7 @@ import numpy as np
 from dap.errors import UserError
 
 #: Imported only when it is asked for. Preparing text otherwise needs no model and no torch.
-_ENCODING = "dap.encoding"
+_ENCODING = "..encoding"
 
 
 @cache
@@ -25,7 +25,7 @@ def load_encoder(name: str) -> Any:
     Raises:
         UserError: it cannot be loaded.
     """
-    return import_module(_ENCODING).EncoderArguments(model_name_or_path=name).load()
+    return import_module(_ENCODING, __package__).EncoderArguments(model_name_or_path=name).load()
 
 
 def cosines(name: str, source: Sequence[str], target: Sequence[str]) -> np.ndarray:
@@ -45,7 +45,7 @@ def cosines(name: str, source: Sequence[str], target: Sequence[str]) -> np.ndarr
     if not source:
         return np.empty(0)
     encoder = load_encoder(name)
-    token_budget = import_module(_ENCODING).tokens_of_a_batch(None)
+    token_budget = import_module(_ENCODING, __package__).tokens_of_a_batch(None)
     sides = []
     for texts in (source, target):
         vectors = encoder.encode(texts, token_budget=token_budget).astype(np.float64)  # (N, D)

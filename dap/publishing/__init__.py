@@ -4,3 +4,17 @@ from dap.publishing.folder import LAYOUTS, Options, build, build_with_card, publ
 from dap.publishing.hub import explained, fetch_checkpoint, upload
 from dap.publishing.model_card import read_sources
 from dap.publishing.space import write_space
+
+__all__ = [
+    "LAYOUTS",
+    "Options",
+    "build",
+    "build_with_card",
+    "explained",
+    "fetch_checkpoint",
+    "publish",
+    "read_sources",
+    "upload",
+    "write_modules",
+    "write_space",
+]

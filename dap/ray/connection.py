@@ -81,9 +81,7 @@ class ClusterArguments:
         try:
             import ray
         except ImportError as error:
-            raise UserError(
-                "--ray needs Ray: pip install --constraint constraints.txt '.[ray]'"
-            ) from error
+            raise UserError("--ray needs Ray: pip install ray") from error
         was_connected = ray.is_initialized()
         try:
             if not was_connected:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dap.commands import command, guarded
+from dap.commands import add_version, command, guarded
 from dap.errors import UserError
 from dap.file_io import write_json
 from dap.reports.paper import (
@@ -397,6 +397,7 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
     )
     parser.add_argument("reports", nargs="+", help="JSON reports of one evaluation, one per seed")
     parser.add_argument("--output", help="JSON file for the merged report")
+    add_version(parser)
     arguments = parser.parse_args(argv)
     for path in arguments.reports:
         if arguments.reports.count(path) > 1:

@@ -28,7 +28,7 @@ def require_drawable(argument: str, path: str | Path) -> None:
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:
-        raise UserError(f"{argument}: {error}: pip install 'dap-transformers[eval]'") from error
+        raise UserError(f"{argument}: {error}: pip install matplotlib") from error
 
 
 def curves(

@@ -24,3 +24,25 @@ from dap.search.xsim import (
     hard_negative_errors,
     hard_negative_hits,
 )
+
+__all__ = [
+    "Array",
+    "COPY_KINDS",
+    "Copy",
+    "Neighbours",
+    "PoolAccuracy",
+    "Search",
+    "approximate_neighbours",
+    "group_averages",
+    "hard_negative_copies",
+    "hard_negative_errors",
+    "hard_negative_hits",
+    "multilingual_pool_accuracy",
+    "multilingual_pool_hits",
+    "mutual_neighbours",
+    "nearest",
+    "nearest_neighbours",
+    "recall_at_k",
+    "retrieval_accuracy",
+    "unit_rows",
+]

@@ -209,9 +209,7 @@ def _build(keys: Array, key_name: str, name: str, bar: tqdm) -> Any:
     try:
         import faiss
     except ImportError:
-        raise UserError(
-            f"--index {name} needs faiss: pip install 'dap-transformers[faiss]'"
-        ) from None
+        raise UserError(f"--index {name} needs faiss: pip install faiss-cpu") from None
     factory, _, parameters = name.partition(":")
     with _named_refusals(name, keys, key_name):
         index = faiss.index_factory(keys.shape[1], factory, faiss.METRIC_INNER_PRODUCT)

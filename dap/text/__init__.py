@@ -13,3 +13,22 @@ from dap.text.formats import (
     read_tables,
 )
 from dap.text.tmx_po import catalogue_pairs
+
+__all__ = [
+    "BitextFile",
+    "FORMATS",
+    "Format",
+    "HUB_ID",
+    "LineAudit",
+    "catalogue_pairs",
+    "count_pairs",
+    "decode_line",
+    "disk_path",
+    "find_bitext",
+    "list_folder",
+    "load_bitext",
+    "read_numbered_lines",
+    "read_pairs",
+    "read_sentences",
+    "read_tables",
+]

@@ -10,7 +10,7 @@ from dap.training.batches import (
     tokenize_bitext,
 )
 from dap.training.grad_cache import CachedBatch
-from dap.training.head_training import HEADS_FILE, train_missing_heads
+from dap.training.head_training import HEADS_FILE, RESULTS_FILE, train_missing_heads
 from dap.training.resuming import (
     FINISHED,
     ResumableTrainer,
@@ -40,3 +40,43 @@ from dap.training.training_arguments import (
     set_precision,
 )
 from dap.training.word_edits import HardNegatives
+
+__all__ = [
+    "BitextCollator",
+    "CachedBatch",
+    "DAPTrainer",
+    "DAPTrainingArguments",
+    "DrawsOfProcess",
+    "EpochOfSampler",
+    "FINISHED",
+    "HARDLY",
+    "HEADS_FILE",
+    "HardNegatives",
+    "LanguageMixSampler",
+    "PretrainingDataArguments",
+    "PretrainingModelArguments",
+    "READERS",
+    "RESULTS_FILE",
+    "ResumableTrainer",
+    "Start",
+    "changes_weights",
+    "check_launched",
+    "describe_run",
+    "differences",
+    "drop_targets",
+    "find_resumable",
+    "follow_metric",
+    "leave_together",
+    "load_model",
+    "mix_streams",
+    "mix_weights",
+    "parse_arguments",
+    "read_start",
+    "record_run",
+    "require_batch",
+    "set_precision",
+    "split_validation",
+    "tokenize_bitext",
+    "train_missing_heads",
+    "train_to_end",
+]

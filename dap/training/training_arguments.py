@@ -31,6 +31,11 @@ RIVALS = (
     ("model_name_or_path", "config_name"),
 )
 
+#: The folder of the project's recipes: in the package of an installed wheel, or in a checkout.
+RECIPES = Path(__file__).parents[1] / "configs"
+if not RECIPES.is_dir():
+    RECIPES = Path(__file__).parents[2] / "configs"
+
 #: Values of `torch_compile_mode`.
 COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 
@@ -459,7 +464,7 @@ def share_of_batch(total: int, processes: int) -> int:
 
 Arguments = tuple[PretrainingModelArguments, PretrainingDataArguments, DAPTrainingArguments]
 GROUPS = (PretrainingModelArguments, PretrainingDataArguments, DAPTrainingArguments)
-USAGE = "%(prog)s [RECIPE.yaml] --train_data PATH [PATH ...] --output_dir FOLDER [arguments]"
+USAGE = "%(prog)s [RECIPE] --train_data PATH [PATH ...] --output_dir FOLDER [arguments]"
 
 
 def parse_arguments(argv: list[str]) -> Arguments:
@@ -468,18 +473,18 @@ def parse_arguments(argv: list[str]) -> Arguments:
     Epochs and steps exclude each other, so `--num_train_epochs` sets `max_steps` to -1.
 
     Args:
-        argv: flags, which may stand after the path of a YAML recipe. Flags override the recipe.
+        argv: flags, which may stand after a recipe (`find_recipe`). Flags override the recipe.
 
     Returns:
         The arguments of the model, the text and the training.
 
     Raises:
-        UserError: an argument is unknown or wrong, two exclude each other, or no model is given.
-        FileNotFoundError: there is no such recipe.
+        UserError: an argument is unknown or wrong, two exclude each other, no model is given, or
+            there is no such recipe.
     """
-    if argv and argv[0].endswith((".yaml", ".yml")):
+    if argv and not argv[0].startswith("-"):
         flags = argv[1:]
-        argv = recipe_flags(Path(argv[0]), without=rivals_of(flags)) + flags
+        argv = recipe_flags(find_recipe(argv[0]), without=rivals_of(flags)) + flags
     for first, second in RIVALS:
         if given(first, argv) and given(second, argv):
             raise UserError(f"--{first} and --{second} say the same: give one of them.")
@@ -496,6 +501,26 @@ def parse_arguments(argv: list[str]) -> Arguments:
             "random weights."
         )
     return model, data, training
+
+
+def find_recipe(name: str) -> Path:
+    """Return the file of a recipe.
+
+    Args:
+        name: path of a YAML file, or the name of a recipe of this project, such as "xlmr". If both
+            exist, the path wins.
+
+    Raises:
+        UserError: there is no such recipe.
+    """
+    path = Path(name)
+    if path.is_file():
+        return path
+
+    own = {file.stem: file for file in sorted(RECIPES.glob("*.yaml"))}
+    if name not in own:
+        raise UserError(f"{name}: no such recipe. Give a YAML file, or one of {', '.join(own)}.")
+    return own[name]
 
 
 def rivals_of(flags: list[str]) -> set[str]:
@@ -541,7 +566,6 @@ def recipe_flags(path: Path, without: Collection[str] = ()) -> list[str]:
         without: arguments of the recipe to leave out.
 
     Raises:
-        FileNotFoundError: there is no such recipe.
         UserError: the file is not a mapping, or has an unknown argument or an empty list.
     """
     flags: list[str] = []
@@ -584,11 +608,8 @@ def recipe_arguments(path: Path) -> dict[str, Any]:
         Values by the name of the argument, as YAML reads them. Their types are not checked.
 
     Raises:
-        FileNotFoundError: there is no such file.
         UserError: the file is no YAML mapping, or has an unknown or a repeated argument.
     """
-    if not path.is_file():
-        raise FileNotFoundError(f"{path}: no such recipe. The project's recipes are in configs/.")
     try:
         recipe = yaml.load(path.read_text(encoding="utf-8"), Loader=UniqueKeys)
     except Exception as error:  # odd tags such as `!!int many` make YAML raise any exception
@@ -601,7 +622,6 @@ def recipe_arguments(path: Path) -> dict[str, Any]:
     unknown = sorted(map(str, recipe.keys() - known))
     if unknown:
         raise UserError(
-            f"{path}: unknown argument {', '.join(unknown)}. `python train_dap.py --help` lists "
-            "all arguments."
+            f"{path}: unknown argument {', '.join(unknown)}. `--help` lists all arguments."
         )
     return recipe

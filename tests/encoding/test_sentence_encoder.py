@@ -411,7 +411,7 @@ def test_folder_with_a_dense_module_and_no_library(
 ) -> None:
     write_modules(save_bert(tmp_path, tiny_tokenizer), "new", NEW_POOLING, ("Dense",))
     monkeypatch.setitem(__import__("sys").modules, "sentence_transformers", None)
-    with pytest.raises(ValueError, match=r"Dense: pip install 'dap-transformers\[st\]'"):
+    with pytest.raises(ValueError, match=r"Dense: pip install sentence-transformers"):
         load_encoder(str(tmp_path))
 
 

@@ -8,7 +8,7 @@ from dap.mining.margin import candidate_pairs
 from dap.search.approximate import approximate_neighbours, recall_at_k
 from dap.search.similarity import mutual_neighbours
 
-pytest.importorskip("faiss", reason="faiss is an extra: pip install 'dap-transformers[faiss]'")
+pytest.importorskip("faiss", reason="faiss is an extra: pip install faiss-cpu")
 
 
 def sides(rows: int = 1000) -> tuple[np.ndarray, np.ndarray]:

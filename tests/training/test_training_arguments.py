@@ -17,6 +17,7 @@ from dap.training.training_arguments import (
     FROM_TEXT,
     DAPTrainingArguments,
     check_launched,
+    find_recipe,
     given_fields,
     parse_arguments,
     recipe_flags,
@@ -122,6 +123,18 @@ def test_bare_no_of_yaml_is_a_strategy(tmp_path: Path) -> None:
     assert recipe_flags(recipe) == ["--save_strategy", "no", "--tr_bidirectional", "False"]
 
 
+def test_a_recipe_is_found_by_name_and_a_path_wins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert find_recipe("xlmr") == CONFIGS / "xlmr.yaml"
+    Path("xlmr").write_text("seed: 3\n")
+    assert find_recipe("xlmr") == Path("xlmr")
+    for absent in ("absent", "absent.yaml"):
+        with pytest.raises(UserError, match=f"{absent}: no such recipe.* quickstart.* xlmr"):
+            parse_arguments([absent, "--seed", "1"])
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -141,8 +154,6 @@ def test_recipes_with_mistakes_are_refused(text: str, message: str, tmp_path: Pa
     recipe.write_bytes(text.encode(errors="surrogateescape"))
     with pytest.raises(UserError, match=rf"recipe\.yaml: .*{message}"):
         recipe_flags(recipe)
-    with pytest.raises(FileNotFoundError, match="absent.yaml: no such recipe"):
-        parse_arguments([str(tmp_path / "absent.yaml")])
 
 
 def test_a_batch_that_cannot_be_shared_evenly_is_refused() -> None:

@@ -1,0 +1,126 @@
+"""The wheel works in an environment of its own: commands, library, types, and models it saves.
+
+The environment has the installed packages of this one, but not this checkout.
+"""
+
+import os
+import re
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import REPOSITORY, training_flags
+
+from dap import __version__
+
+pytestmark = pytest.mark.slow
+
+Run = Callable[..., str]
+
+SNIPPET = """
+import sys
+
+from dap_transformers.encoding import SentenceEncoder
+
+model = SentenceEncoder.from_pretrained({model!r})
+assert model.encode(["Guten Morgen!", "Good morning!"]).shape == (2, 32)
+names = {{"dap", "modeling_dap", "train_dap", "push_to_hub", "prepare_data"}}
+assert not names & set(sys.modules), names & set(sys.modules)
+"""
+#: Reads a checkpoint by the code that lies beside it.
+REMOTE = """
+from transformers import AutoModel
+
+model = AutoModel.from_pretrained({model!r}, trust_remote_code=True)
+assert type(model).__name__ == "DAPModel"
+assert type(model).__module__.startswith("transformers_modules")
+"""
+TYPED = """
+from dap_transformers import __version__
+from dap_transformers.encoding import SentenceEncoder
+from dap_transformers.modeling_dap import DAPForPreTraining
+from dap_transformers.training import parse_arguments
+
+encoder = SentenceEncoder.from_pretrained("model")
+vectors = encoder.encode(["Good morning!"])
+model = DAPForPreTraining.from_encoder("model", objective="tr")
+arguments = parse_arguments([])
+reveal_type(__version__)
+reveal_type(encoder)
+reveal_type(vectors)
+reveal_type(model)
+reveal_type(arguments)
+reveal_type(model.config.rtl_layers)
+"""
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Install the wheel into a new environment that also finds this one's other packages."""
+    folder = tmp_path_factory.mktemp("environment")
+    build = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder / "dist")]
+    subprocess.run([*build, str(REPOSITORY)], check=True, capture_output=True)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
+    [wheel] = (folder / "dist").glob("*.whl")
+    pip = [sys.executable, "-m", "pip", "--python", str(folder), "install", "--no-deps"]
+    subprocess.run([*pip, "--no-index", str(wheel)], check=True, capture_output=True)
+
+    # A path in a .pth file does not run the .pth files of that path, such as that of a checkout.
+    [packages] = folder.glob("lib/*/site-packages")
+    (packages / "others.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    return folder
+
+
+@pytest.fixture
+def run(environment: Path, tmp_path: Path) -> Run:
+    """Return a function that runs a program of the environment, and returns what it printed."""
+    others = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+
+    def run_in(program: str, *arguments: object) -> str:
+        line = [str(environment / "bin" / program), *map(str, arguments)]
+        done = subprocess.run(line, capture_output=True, text=True, cwd=tmp_path, env=others)
+        assert done.returncode == 0, done.stderr[-2000:]
+        return done.stdout
+
+    return run_in
+
+
+def test_commands_train_mine_and_save_a_model_with_its_code(
+    run: Run, tiny_bert_dir: Path, bitext_dir: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    training = [*training_flags(tiny_bert_dir, bitext_dir), "--max_steps", "2", "--use_cpu"]
+    run("train-dap", "tr", *training, "--output_dir", out)
+    assert (out / "modeling_dap.py").read_bytes() == (REPOSITORY / "modeling_dap.py").read_bytes()
+
+    run("python", "-c", SNIPPET.format(model=str(out)))
+    for language in ("de", "en"):
+        (tmp_path / f"text.{language}").write_text("kaban loder\nmifin pusut\n")
+    texts = [tmp_path / "text.de", tmp_path / "text.en"]
+    mined = tmp_path / "pairs.tsv"
+    run("mine-bitext", *texts, "--model", out, "--threshold", "none", "--output", mined)
+    assert mined.read_text().startswith("score")
+    run("python", "-c", REMOTE.format(model=str(out)))
+
+
+def test_every_command_starts(run: Run, environment: Path) -> None:
+    names = sorted(path.name for path in (environment / "bin").iterdir())
+    commands = [name for name in names if re.fullmatch(r"[a-z]+-[a-z]+", name)]
+    assert len(commands) == 9
+    for name in commands:
+        assert run(name, "--version") == f"dap-transformers {__version__}\n"
+
+
+def test_mypy_sees_the_types(environment: Path, tmp_path: Path) -> None:
+    pytest.importorskip("mypy")
+    (tmp_path / "user.py").write_text(TYPED)
+    line = [sys.executable, "-m", "mypy", "--strict"]
+    line += ["--python-executable", str(environment / "bin" / "python"), "user.py"]
+    done = subprocess.run(line, capture_output=True, text=True, cwd=tmp_path)
+    revealed = re.findall(r'Revealed type is "(.+)"', done.stdout)
+    assert len(revealed) == 6, done.stdout
+    assert "Any" not in revealed
+    assert done.returncode == 0, done.stdout

@@ -1,0 +1,52 @@
+"""Commands run without the modules and functions that Python has on POSIX systems only."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import REPOSITORY, training_flags
+
+from dap.commands import claimed
+
+pytestmark = pytest.mark.slow
+
+#: Hides them, as on Windows, and runs the command that follows.
+START = """
+import os, sys
+for name in ("fcntl", "grp", "pwd", "resource", "termios"):
+    sys.modules[name] = None
+for name in ("fork", "forkpty", "register_at_fork", "getuid", "geteuid", "sched_getaffinity"):
+    delattr(os, name)
+module, *arguments = sys.argv[1:]
+__import__(module).main(arguments)
+"""
+
+
+def run(*command: object) -> subprocess.CompletedProcess:
+    """Run a command in a process in which the modules are hidden."""
+    line = [sys.executable, "-c", START, *map(str, command)]
+    return subprocess.run(line, capture_output=True, text=True, cwd=REPOSITORY)
+
+
+def test_training_and_mining_run_and_lock_their_outputs(
+    tiny_bert_dir: Path, bitext_dir: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    training = ["train_dap", *training_flags(tiny_bert_dir, bitext_dir), "--max_steps", "2"]
+    training += ["--use_cpu", "--output_dir", out]
+    done = run(*training)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+    (tmp_path / "a.de").write_text("ban der fin\nloder pusut\n", encoding="utf-8")
+    (tmp_path / "a.en").write_text("kaban loder\nmifin pusut\n", encoding="utf-8")
+    mining = ["mine_bitext", tmp_path / "a.de", tmp_path / "a.en", "--model", out]
+    mining += ["--threshold", "0", "--output", tmp_path / "pairs.tsv"]
+    done = run(*mining)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert (tmp_path / "pairs.tsv").is_file()
+
+    with claimed(tmp_path / "pairs.tsv"):
+        done = run(*mining)
+    assert done.returncode == 1
+    assert "in use by another run" in done.stderr
