@@ -53,6 +53,7 @@ EXTRAS = {
 }
 EXTRAS["dev"] = [
     *EXTRAS["quickstart"],
+    *EXTRAS["app"],
     *EXTRAS["st"],
     *EXTRAS["faiss"],
     *EXTRAS["data"],

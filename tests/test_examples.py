@@ -8,7 +8,6 @@ import re
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -119,32 +118,33 @@ def test_files_that_cannot_be_mined_are_refused(
 def test_the_buttons_search_and_mine(
     encoder: SentenceEncoder, files: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A stand-in collects what the app gives to Gradio. tests/slow has a test in a browser."""
+    """A client presses the buttons of the running app. tests/slow has a test in a browser."""
+    monkeypatch.setenv("GRADIO_ANALYTICS_ENABLED", "False")
+    gradio_client = pytest.importorskip("gradio_client")
+    built = app.build(encoder, "tiny")
+    try:
+        _, address, _ = built.launch(prevent_thread_lock=True, quiet=True, server_name="127.0.0.1")
+        client = gradio_client.Client(address, verbose=False)
 
-    class Error(Exception):
-        pass
+        texts = ["\n".join(SOURCE), "\n".join(TARGET), None, None]
+        matches, table = client.predict(SOURCE[0], *texts, api_name="/search")
+        assert matches["data"][0] == [1.0, 1, SOURCE[0]]
+        assert "<table>" in table
+        with pytest.raises(gradio_client.exceptions.AppError, match="nothing to search"):
+            client.predict("", *texts, api_name="/search")
 
-    gradio = MagicMock(Error=Error)
-    monkeypatch.setitem(sys.modules, "gradio", gradio)
-    app.build(encoder, "tiny")
-    calls = gradio.Button.return_value.click.call_args_list
-    events = {call.kwargs["api_name"]: call.args for call in calls}
-    find, inputs, outputs = events["search"]
-    assert (len(inputs), len(outputs)) == (5, 2)
-    rows, table = find(SOURCE[0], "\n".join(SOURCE), "\n".join(TARGET), None, None)
-    assert rows[0] == [1.0, 1, SOURCE[0]]
-    assert "<table>" in table
-    choose = gradio.Dataframe.return_value.select.call_args.args[0]
-    assert "<table>" in choose(SOURCE[0], rows, SimpleNamespace(index=(1, 0)))
-    with pytest.raises(Error, match="nothing to search"):
-        find("", "a", "b", None, None)
-
-    start, inputs, outputs = events["mine"]
-    mined = start(*files)
-    assert (len(inputs), len(outputs)) == (2, len(mined))
-    assert mined[0] == app.mine_files(encoder, *files)[0]
-    with pytest.raises(Error, match="nothing to mine"):
-        start(None, files[1])
+        uploads = [gradio_client.handle_file(path) for path in files]
+        slider, summary, mined, download = client.predict(*uploads, api_name="/mine")
+        rows, threshold = app.mine_files(encoder, *files)
+        kept = [list(row) for row in rows if row.score >= threshold]
+        assert slider["value"] == threshold
+        assert summary.startswith(f"{len(kept)} of {len(rows)} pairs")
+        assert mined["data"] == kept
+        assert len(Path(download).read_text().splitlines()) == 1 + len(kept)
+        with pytest.raises(gradio_client.exceptions.AppError, match="nothing to mine"):
+            client.predict(None, uploads[1], api_name="/mine")
+    finally:
+        built.close()
 
 
 @pytest.fixture(scope="module")
