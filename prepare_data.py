@@ -161,6 +161,7 @@ def find_files(
 
     Returns:
         The files, sorted by language, and the licences by the name of the corpus or file.
+        Licences are known for archives from OPUS, and for files in `args.licences`.
 
     Raises:
         UserError: as `find_bitext` and `download_corpora`, or there is no text in one of

@@ -78,7 +78,11 @@ def command(main: Main) -> Main:
 
 
 def add_version(parser: argparse.ArgumentParser) -> None:
-    """Give a command the flag `--version`, which prints the version of this package and ends."""
+    """Add the flag `--version` to a command. It prints the version of this package and ends.
+
+    Args:
+        parser: the command's parser, which is changed.
+    """
     text = f"dap-transformers {__version__}"
     parser.add_argument("--version", action="version", version=text, help="Print the version.")
 

@@ -123,7 +123,10 @@ def _configurations(languages: Counts, target: str) -> list[dict[str, Any]]:
 
 
 def size_category(pairs: int) -> str:
-    """Return the tag that the Hub has for the size of a dataset.
+    """Return the Hub's tag for the size of a dataset.
+
+    Args:
+        pairs: number of pairs in all splits.
 
     >>> size_category(999), size_category(1_000), size_category(3_000_000)
     ('n<1K', '1K<n<10K', '1M<n<10M')
@@ -138,9 +141,14 @@ def size_category(pairs: int) -> str:
 
 
 def _licence_tag(languages: Counts, licences: Mapping[str, str]) -> str:
-    """Return the Hub's tag for the licences, whose wording stands in the card's table.
+    """Return the Hub's tag for the licences of all corpora: "other" or "unknown".
 
-    It is "other" if the licence of each origin is stated, and "unknown" if one is not.
+    It is "other" if the licence of each corpus is stated, because the card's table has the
+    wording. It is "unknown" if one is not stated.
+
+    Args:
+        languages: language code -> its counts. `origins` names the corpora.
+        licences: licence of each corpus.
     """
     origins = {origin for counts in languages.values() for origin in counts["origins"]}
     return "other" if origins <= licences.keys() else "unknown"

@@ -108,7 +108,8 @@ def download_corpora(
     """Download the text of corpora in some languages and English, unless it is there already.
 
     Args:
-        names: keys of `CORPORA`, or `["all"]`.
+        names: names of corpora in OPUS, or `["all"]` for the paper's six (`CORPORA`). Other
+            corpora are found by the package opustools.
         languages: language codes, with or without regions. An empty sequence means all 36
             languages.
         folder: where to put the files, zip archives named like `Europarl_v8.de-en.txt.zip`.
@@ -121,7 +122,8 @@ def download_corpora(
         does not have are left out.
 
     Raises:
-        UserError: a corpus or language is unknown, no file exists, or as `download`.
+        UserError: a corpus or language is unknown, opustools is needed but missing, no file
+            exists, or as `download`.
     """
     wanted = _wanted_files(names, languages, without)
     base = (mirror or STORE).rstrip("/")
@@ -148,8 +150,9 @@ def corpus_of_archive(path: str | Path) -> OpusCorpus | None:
         path: a file of any type.
 
     Returns:
-        The corpus with its release and licence. None if the file is no zip archive, or has no such
-        README.
+        The corpus with its release, its licence and the address of its page (OPUS itself if the
+        README has none). None if the file is no zip archive, or has no README with name, release
+        and licence.
     """
     if not zipfile.is_zipfile(path):
         return None
@@ -200,15 +203,17 @@ def _wanted_files(
 ) -> list[tuple[OpusCorpus, str]]:
     """List the files to download, each as (corpus, OPUS' code of the language).
 
-    A language may have several files in a corpus, such as "zh_cn" and "zh_tw" (`CODES`).
+    A language may have several files in a corpus, such as "zh_cn" and "zh_tw" (`CODES`). A
+    language that a corpus outside of `CORPORA` does not have is left out.
 
     Args:
-        names: keys of `CORPORA`, or `["all"]`.
+        names: names of corpora in OPUS, or `["all"]` for the paper's six.
         languages: language codes. An empty sequence means all 36 languages.
         without: pairs (corpus, language) to leave out.
 
     Raises:
-        UserError: a corpus or language is unknown, or a language is English.
+        UserError: a corpus or language is unknown, a language is English, or opustools is needed
+            but missing.
     """
     if list(names) == ["all"]:
         names = list(CORPORA)
@@ -243,8 +248,8 @@ def download(url: str, path: Path, wait: float = 1.0) -> None:
 
     Raises:
         FileNotFoundError: the server has no such file (404, 410).
-        UserError: all `TRIES` tries failed, or the archive is damaged or
-            encrypted. A damaged archive is removed.
+        UserError: all `TRIES` tries failed, or the archive is damaged or encrypted. Such an
+            archive is removed.
     """
     if path.exists():
         return
@@ -275,10 +280,11 @@ def _receive(url: str, part: Path) -> bool:
 
     Args:
         url: the address.
-        part: where to put the file. What is there already is not downloaded again.
+        part: where to put the file. What is there already is not downloaded again, unless the
+            server cannot continue in the middle of a file.
 
     Returns:
-        Whether the file is complete.
+        True if the file is complete. False if the server or the network failed, which is logged.
 
     Raises:
         FileNotFoundError: the server has no such file.

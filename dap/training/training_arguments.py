@@ -504,11 +504,11 @@ def parse_arguments(argv: list[str]) -> Arguments:
 
 
 def find_recipe(name: str) -> Path:
-    """Return the file of a recipe.
+    """Return the path of a recipe's YAML file.
 
     Args:
-        name: path of a YAML file, or the name of a recipe of this project, such as "xlmr". If both
-            exist, the path wins.
+        name: path of a YAML file, or the name of a recipe of this project, such as "xlmr". If
+            both exist, the path wins.
 
     Raises:
         UserError: there is no such recipe.
@@ -562,11 +562,12 @@ def recipe_flags(path: Path, without: Collection[str] = ()) -> list[str]:
     `eval_strategy`.
 
     Args:
-        path: a YAML file of `argument: value` lines.
+        path: a YAML file of `argument: value` lines, which must exist.
         without: arguments of the recipe to leave out.
 
     Raises:
-        UserError: the file is not a mapping, or has an unknown argument or an empty list.
+        UserError: the file is not a mapping, or has an unknown or repeated argument or an empty
+            list.
     """
     flags: list[str] = []
     for key, value in recipe_arguments(path).items():
