@@ -32,7 +32,7 @@ OF_TARGETS = {"rtl", "bow"}
 
 
 class Projection(nn.Sequential):
-    """Dense + tanh between the sentence vector and L_TR, in training only."""
+    """Head between the sentence vectors and the TR loss (dense + tanh), used only in training."""
 
     def __init__(self, config: DAPConfig) -> None:
         super().__init__(nn.Linear(config.hidden_size, config.hidden_size), nn.Tanh())
@@ -63,7 +63,13 @@ class RTLHead(nn.Module):
 
     @staticmethod
     def _build_blocks(config: DAPConfig) -> PreTrainedModel:
-        """Build an encoder of K layers that takes embedded tokens."""
+        """Return an encoder of K layers with random weights, which takes embedded tokens (B, S, D).
+
+        K is `config.rtl_layers`. With `rtl_reembed` it adds positions, token type and norm to them.
+
+        Raises:
+            ValueError: the encoder's class has no `embeddings` that can be replaced.
+        """
         own = copy.deepcopy(config.encoder_config)
         own.vocab_size = (getattr(own, "pad_token_id", None) or 0) + 1  # the table is removed below
         if own.model_type == "deberta-v2":
@@ -88,7 +94,10 @@ class RTLHead(nn.Module):
 
     @torch.no_grad()
     def copy_last_layers(self, encoder: PreTrainedModel) -> None:
-        """Copy the encoder's last K layers and other weights that the head shares (section 4.2)."""
+        """Copy the encoder's last K layers into the head's blocks (section 4.2).
+
+        Other weights that both have, such as norms, are copied as well.
+        """
         prefix, layers = layer_stack(encoder)
         dropped = len(layers) - self.blocks.config.num_hidden_layers
         copied = {}
@@ -101,7 +110,10 @@ class RTLHead(nn.Module):
         self.blocks.load_state_dict(own)
 
     def embed(self, words: Tensor, encoder: PreTrainedModel) -> Tensor:
-        """Embed words (B, S, E) at the positions 0, 1, 2, ...: return (B, S, D)."""
+        """Turn word embeddings (B, S, E) into input states (B, S, D), at the positions 0, 1, 2, ...
+
+        With `rtl_reembed` the head's own embedding layer does this, otherwise the encoder's.
+        """
         owner = self.blocks if self.reembeds else encoder
         columns = torch.arange(words.shape[1], device=words.device).expand(words.shape[:2])
         positions = absolute_positions(owner, columns)
@@ -119,9 +131,10 @@ class RTLHead(nn.Module):
 
         Args:
             context: (B, C, D) token states of one side, without CLS.
-            context_mask: (B, C).
-            queries: (B, Q, D) [MASK] embeddings of the other side, without CLS.
-            query_mask: (B, Q).
+            context_mask: (B, C), 1 for real tokens.
+            queries: (B, Q, D) [MASK] embeddings of the other side, without CLS. Tokens that stay
+                visible have their states here instead.
+            query_mask: (B, Q), 1 for real tokens.
             languages: (B, 2) the row of `language_embeddings` for each pair's context and for its
                 queries. None if the head has no such embeddings.
 
@@ -149,9 +162,14 @@ class RTLHead(nn.Module):
 
     @staticmethod
     def _columns(context_mask: Tensor, query_mask: Tensor) -> Tensor:
-        """Number the tokens of context and queries as one row: return positions (B, C+Q).
+        """Return the position of each token if context and queries stand in one row, (B, C+Q).
 
-        Each sentence begins with its CLS, which has a position but is left out here.
+        Only a head with `rtl_reembed` uses these positions. Each sentence begins with its CLS,
+        which has a position but is left out here.
+
+        Args:
+            context_mask: (B, C), 1 for real tokens.
+            query_mask: (B, Q), 1 for real tokens.
         """
         context = context_mask.cumsum(1)  # (B, C): 1, 2, ...
         context_length = context_mask.sum(1, keepdim=True) + 1  # (B, 1), with CLS
@@ -160,7 +178,7 @@ class RTLHead(nn.Module):
 
 
 class _PassThrough(nn.Module):
-    """Embeddings that return their input, which is embedded already."""
+    """A replacement for an encoder's embedding layer that returns `inputs_embeds` unchanged."""
 
     word_embeddings = tok_embeddings = None  # what encoders return from get_input_embeddings
 
@@ -174,15 +192,21 @@ class _PassThrough(nn.Module):
 
 
 class Words(NamedTuple):
-    """Word embeddings that the heads of a step need.
+    """Word embeddings that the heads need in a training step.
 
     They are looked up together with those of the sentences, because every look-up has a dense
     gradient of the table's size.
+
+    Attributes:
+        table: (V, E), the embeddings of all ids.
+        mask: (1, E), the embedding of [MASK]. None if no objective needs it.
+        predicted: (V', E), the embeddings of the target vocabulary. It is `table` if there is no
+            target vocabulary, or if no objective needs it.
     """
 
-    table: Tensor  # (V, E), all ids
-    mask: Tensor | None  # (1, E), [MASK]; None if no objective needs it
-    predicted: Tensor  # (V', E), the target vocabulary; or `table`
+    table: Tensor
+    mask: Tensor | None
+    predicted: Tensor
 
 
 class PredictionTransform(nn.Module):
@@ -249,33 +273,37 @@ class PredictionHead(PredictionTransform):
     # ---- losses
 
     def loss_sum(self, hidden: Tensor, labels: Tensor, table: Tensor) -> Tensor:
-        """Sum the cross entropy of labels among all ids.
+        """Predict tokens among all V ids, and return the sum of their cross entropies, in nats.
 
         Args:
             hidden: (T, D) states.
-            labels: (T,) token ids.
-            table: (V, E) word embeddings.
+            labels: (T,) ids of the right tokens.
+            table: (V, E) word embeddings, the output matrix.
         """
         return vocabulary_cross_entropy(self.transform(hidden), table, self.bias, labels)
 
     def target_loss_sum(self, hidden: Tensor, labels: Tensor, words: Words) -> Tensor:
-        """Sum the cross entropy of labels among the ids of the target vocabulary.
+        """Predict tokens among the target vocabulary, and return the sum of their cross entropies.
+
+        Without a target vocabulary, all V ids are candidates. The sum is in nats.
 
         Args:
             hidden: (T, D) states.
-            labels: (T,) token ids, all of the target vocabulary.
+            labels: (T,) ids of the right tokens, all in the target vocabulary.
             words: word embeddings of this step (see `Words`).
         """
         weight, bias = self._target_output(words)
         return vocabulary_cross_entropy(self.transform(hidden), weight, bias, self._rows(labels))
 
     def bag_loss_sum(self, states: Tensor, ids: Tensor, counted: Tensor, words: Words) -> Tensor:
-        """Sum the cross entropy of several labels per row among the ids of the target vocabulary.
+        """Predict several tokens from each state, and return the sum of their cross entropies.
+
+        The candidates are the target vocabulary. The sum is in nats.
 
         Args:
-            states: (B, E) output of a transform.
-            ids: (B, S) token ids.
-            counted: (B, S) bool, True for the ids that count; these are of the target vocabulary.
+            states: (B, E) states after a transform (`PredictionTransform.transform`).
+            ids: (B, S) ids of the right tokens of each row.
+            counted: (B, S) bool, True for the ids that count. They are in the target vocabulary.
             words: word embeddings of this step (see `Words`).
         """
         weight, bias = self._target_output(words)
@@ -285,14 +313,17 @@ class PredictionHead(PredictionTransform):
 
     @property
     def ids_to_look_up(self) -> Tensor | None:
-        """Ids (V',) whose word embeddings are the output matrix.
+        """Return the ids (V',) whose word embeddings are the output matrix for RTL and BOW.
 
-        None if the output matrix is the whole table or the head's own.
+        Returns None if the output matrix is all word embeddings, or the head's own `decoder`.
         """
         return self.token_ids if self.decoder is None else None
 
     def knows(self, ids: Tensor) -> Tensor:
-        """Tell for each id whether it is in the target vocabulary, bool."""
+        """Return True for each id that is in the target vocabulary, a bool tensor like `ids`.
+
+        Without a target vocabulary, all are.
+        """
         if self.token_ids is None:
             return torch.ones_like(ids, dtype=torch.bool)
         return self.token_ids[self._rows(ids)] == ids
@@ -315,11 +346,15 @@ class PredictionHead(PredictionTransform):
 
     @torch.no_grad()
     def copy_masked_lm_head(self, model: PreTrainedModel) -> bool:
-        """Copy dense, norm and bias of a masked-LM model, which may have other names there.
+        """Copy the dense layer, the norm and the bias of a masked-LM model's head into this head.
+
+        Args:
+            model: a masked-LM model, whose layers may have other names, or a `DAPForPreTraining`.
 
         Returns:
-            False if the model has no such layers, or if its output matrix is not tied to its word
-            embeddings, because the layers were then trained for another matrix.
+            Whether they were copied. False if the model has no layers of these shapes, or if its
+            output matrix is not tied to its word embeddings, because the layers were then trained
+            for another matrix.
         """
         head = getattr(model, "prediction_head", None)
         if isinstance(head, PredictionHead):
@@ -344,8 +379,8 @@ class PredictionHead(PredictionTransform):
         """Set the bias to the log of each id's share of a text.
 
         Args:
-            counts: (N,) how often each id occurs; ids from N on do not occur. One is added to each
-                count, so that every id has a share.
+            counts: (N,) how often each id occurs in the text. Ids from N on do not occur. One is
+                added to each count, so that every id has a share.
         """
         counts = F.pad(counts, (0, self.config.vocab_size - len(counts)))
         if self.is_narrow:
@@ -355,13 +390,24 @@ class PredictionHead(PredictionTransform):
 
     @torch.no_grad()
     def start_decoder(self, table: Tensor) -> None:
-        """Set the head's own matrix, if it has one, to the word embeddings (V, E) of its ids."""
+        """Set the head's own output matrix to the word embeddings of the ids that it predicts.
+
+        Nothing happens if the head has no own matrix (`rtl_tied=True`).
+
+        Args:
+            table: (V, E) word embeddings.
+        """
         if self.decoder is not None:
             self.decoder.weight.copy_(table if self.token_ids is None else table[self.token_ids])
 
     @torch.no_grad()
     def resize(self, table: Tensor) -> None:
-        """Fit the head to new word embeddings (V, E). A target vocabulary stays as it was.
+        """Resize the bias and the head's own matrix to the size of new word embeddings.
+
+        New ids get a bias of 0. A target vocabulary stays unchanged.
+
+        Args:
+            table: (V, E) the new word embeddings.
 
         Raises:
             ValueError: the new table lacks an id of the target vocabulary.
@@ -381,7 +427,10 @@ class PredictionHead(PredictionTransform):
 
 
 def _layers_before_output(model: PreTrainedModel) -> tuple[nn.Linear | None, nn.LayerNorm | None]:
-    """Return the dense layer and the norm of a masked-LM model's head, or None if it lacks one."""
+    """Return the dense layer and the norm of a masked-LM model's head.
+
+    Each is None if the head has no such layer.
+    """
     body = {id(module) for module in model.base_model.modules()}
     output = model.get_output_embeddings()
     dense = norm = None

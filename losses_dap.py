@@ -34,11 +34,17 @@ SIMILARITIES_PER_BLOCK = 2**21
 
 
 class RankingResult(NamedTuple):
-    """Result of translation ranking. Each value is a float32 scalar, the mean over the queries."""
+    """Result of translation ranking. Each value is a float32 scalar, the mean over the queries.
 
-    loss: Tensor  # nats per query
-    accuracy: Tensor  # share of the queries whose own candidate ranks first
-    negatives: Tensor  # number of negatives
+    Attributes:
+        loss: cross entropy, in nats per query.
+        accuracy: share of the queries whose own candidate ranks first, 0 to 1.
+        negatives: number of negatives per query.
+    """
+
+    loss: Tensor
+    accuracy: Tensor
+    negatives: Tensor
 
 
 def similarity_matrix(queries: Tensor, candidates: Tensor, similarity: str = "cosine") -> Tensor:
@@ -89,7 +95,10 @@ def translation_ranking_loss(
         margin: subtracted from the similarity of the true pair before the division.
         first: row of the first query's own candidate.
         excluded: (B, N) bool, True where a candidate is not a negative. The entries of true pairs
-            are ignored.
+            are ignored. None excludes nothing.
+
+    Returns:
+        Loss, accuracy and number of negatives, as means over the B queries.
 
     >>> x = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
     >>> translation_ranking_loss(x, x.clone(), temperature=1.0).loss  # log(e + 1) - 1
@@ -345,7 +354,10 @@ def product(a: Tensor, b: Tensor, half: torch.dtype | None) -> Tensor:
 
 
 class _HalfProduct(torch.autograd.Function):
-    """Product hidden @ weight.T with factors in half precision, and its gradients (`product`)."""
+    """Autograd function of hidden @ weight.T, whose products have factors in half precision.
+
+    Forward and backward multiply by `product`.
+    """
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, half: torch.dtype) -> Tensor:
@@ -373,7 +385,10 @@ def rows_per_chunk(weight: Tensor) -> int:
 
 
 def half_product(device: str) -> Callable[[Tensor, Tensor], Tensor]:
-    """Return the function that multiplies matrices in half precision on a type of device."""
+    """Return the function that multiplies two half-precision matrices on a type of device.
+
+    Its result is float32 on "cuda", and in half precision on other devices.
+    """
     if device == "cuda":
         return functools.partial(torch.mm, out_dtype=torch.float32)
     return torch.mm
@@ -450,7 +465,7 @@ def at_least_float32(value: Tensor) -> Tensor:
 
 
 def columns_of(values: Tensor) -> Tensor:
-    """Return a tensor of the same shape (B, S) that holds the column number of each entry."""
+    """Return an integer tensor of the same shape (B, S) with the column number of each entry."""
     return torch.arange(values.shape[1], device=values.device).expand(values.shape)
 
 
@@ -503,7 +518,7 @@ class _AllGather(torch.autograd.Function):
 
 @torch.compiler.disable
 def sum_over_processes(value: Tensor) -> Tensor:
-    """Sum a tensor over all processes, without gradient."""
+    """Return the element-wise sum of a tensor over all processes, without gradient."""
     if world_size() == 1:
         return value
     total = value.clone()
@@ -515,7 +530,7 @@ def whole(weight: Tensor) -> Tensor:
     """Return a parameter as a whole tensor with gradients.
 
     Under FSDP, a parameter outside of its module's forward pass is only a shard. Then the shards of
-    all processes are gathered.
+    all processes are gathered. Without FSDP the parameter is returned unchanged.
     """
     if not hasattr(weight, "full_tensor"):
         return weight

@@ -118,7 +118,7 @@ HUB_OPTIONS = (
 
 
 class DAPPreTrainedModel(PreTrainedModel):
-    """Base of the three models: configuration, attention support and saving."""
+    """Base class of the three models: configuration class, attention support and saving."""
 
     config_class = DAPConfig
     base_model_prefix = "dap"
@@ -136,9 +136,17 @@ class DAPPreTrainedModel(PreTrainedModel):
         push_to_hub: bool = False,
         **kwargs: Any,
     ) -> None:
-        """Save the model, plus the files sentence-transformers needs to pool it correctly.
+        """Save the model, and the files that sentence-transformers needs to pool it correctly.
 
-        Arguments are those of Transformers. `push_to_hub` uses this method, too.
+        The Hub's `push_to_hub` uses this method.
+
+        Args:
+            save_directory: folder to write into.
+            is_main_process: write the files of sentence-transformers, and upload. Only one process
+                of a launch should do that.
+            state_dict: weights to save. None takes those of the model.
+            push_to_hub: also upload the folder to the Hub.
+            kwargs: further arguments of Transformers' `save_pretrained`, such as `repo_id`.
         """
         hub = {name: kwargs.pop(name) for name in HUB_OPTIONS if name in kwargs}
         super().save_pretrained(save_directory, is_main_process, state_dict, **kwargs)
@@ -182,15 +190,19 @@ class DAPModel(DAPPreTrainedModel):
 
         Args:
             input_ids: (B, S) token ids. Give these or `inputs_embeds`.
-            attention_mask: (B, S), 1 for real tokens; all tokens are real when absent.
+            attention_mask: (B, S), 1 for real tokens. None means that all tokens are real.
             token_type_ids: (B, S), for encoders that have token types.
             position_ids: (B, S), for encoders with absolute positions.
             inputs_embeds: (B, S, E) word embeddings.
             kwargs: passed to the encoder (`output_hidden_states`, ...).
 
         Returns:
-            `last_hidden_state` (B, S, D) and `pooler_output` (B, D), the sentence vector, which
-            is not normalised.
+            `last_hidden_state` (B, S, D) and `pooler_output` (B, D), the sentence vectors, which
+            are not normalised. `hidden_states` and `attentions` if they are asked for, by kwargs
+            or the configuration.
+
+        Raises:
+            ValueError: there is no sentence, or sentences have no token.
         """
         for option in ("output_hidden_states", "output_attentions"):
             if kwargs.get(option) is None:
@@ -236,7 +248,7 @@ class DAPForPreTrainingOutput(ModelOutput):
             GradCache.
         source_embeds: (B, D) sentence vectors, neither projected nor normalised. None if no
             objective needs them, as with `"mlm"`.
-        target_embeds: (B, D), the same for the targets.
+        target_embeds: (B, D) sentence vectors of the targets, also not projected or normalised.
         measures: scalars by name.
             `tr_loss`: translation ranking, eq. L_TR, nats per pair.
             `rtl_loss`: representation translation learning, eq. L_RTL, nats per token.
@@ -271,7 +283,19 @@ class DAPForPreTrainingOutput(ModelOutput):
 
 
 class DAPForPreTraining(DAPPreTrainedModel):
-    """Encoder with the heads of its objectives (section 3.3): TR + RTL is DAP."""
+    """Encoder with the heads of its training objectives (section 3.3). With TR + RTL it is DAP.
+
+    Args:
+        config: configuration. The weights are random. `from_encoder` starts from a checkpoint.
+
+    Attributes:
+        dap: the `DAPModel`, which holds the encoder.
+        projection, rtl_head, prediction_head, bow_transform: heads. None if no objective uses them.
+        has_random_head: whether the prediction head on a pretrained encoder has random weights.
+
+    Raises:
+        ValueError: an objective needs `mask_token_id` and the configuration has none.
+    """
 
     main_input_name = "source_input_ids"
     accepts_loss_kwargs = False  # the Trainer divides the loss by the accumulation steps itself
@@ -304,7 +328,7 @@ class DAPForPreTraining(DAPPreTrainedModel):
 
     @property
     def objectives(self) -> list[Objective]:
-        """Objectives of the model, as `config` says now."""
+        """Return the objectives that `config.objective` names at the moment of the call."""
         config, names = self._objectives_of
         if config is not self.config or names != self.config.objective:
             self._objectives_of = (self.config, self.config.objective)
@@ -313,7 +337,10 @@ class DAPForPreTraining(DAPPreTrainedModel):
 
     @property
     def needs(self) -> frozenset[str]:
-        """Union of the objectives' `needs`, which can change with `config`."""
+        """Return what all objectives together need from the model (see `Objective.needs`).
+
+        It can change with `config`.
+        """
         return needs_of(self.objectives)
 
     def get_input_embeddings(self) -> nn.Module:
@@ -344,20 +371,29 @@ class DAPForPreTraining(DAPPreTrainedModel):
             source_input_ids: (B, S_x) token ids, CLS first, padded on the right.
             source_attention_mask: (B, S_x), 1 for real tokens.
             target_input_ids: (B, S_y) token ids of the translations.
-            target_attention_mask: (B, S_y).
+            target_attention_mask: (B, S_y), 1 for real tokens.
             language_ids: (B,) indices into `config.rtl_languages`; needed if sources are
                 reconstructed.
-            source_noise, target_noise: (B, S_x) and (B, S_y), as `draw_noise` returns them; drawn
-                when absent.
+            source_noise, target_noise: (B, S_x) and (B, S_y), the random numbers that choose masked
+                tokens, as `draw_noise` returns them. None draws them here.
             negative_input_ids: (B, S_n) changed copies of the targets (hard negatives), which TR
                 ranks beside the targets.
             negative_attention_mask: (B, S_n), all zeros in the row of a pair without a copy.
-            chunk: given if these pairs are a chunk of a larger batch. `loss` is then their share.
+            chunk: given if these pairs are a chunk of a larger batch (GradCache). In the first pass
+                only the vectors to compare are returned (`compared`). In the second pass `loss` is
+                the chunk's share of the batch's loss.
             output_hidden_states, output_attentions: also return what each layer computes. The
                 encoder then computes padding. Attentions need `attn_implementation="eager"`. By
                 default the configuration decides.
             return_loss: has no effect, because the loss is always returned. Its presence tells the
                 `Trainer` of Transformers that the model can be evaluated by its loss.
+
+        Returns:
+            The loss, the measures of each objective, and the sentence vectors.
+
+        Raises:
+            ValueError: unequal numbers of sources and targets, no pairs, or padding before a real
+                token.
         """
         if len(source_input_ids) != len(target_input_ids):
             raise ValueError(
@@ -415,11 +451,13 @@ class DAPForPreTraining(DAPPreTrainedModel):
 
         Args:
             pairs: the pairs, as token ids.
-            needs: what the losses need that are computed from the result (see `Objective.needs`).
+            needs: what the caller needs from the result (see `Objective.needs`).
             output_hidden_states, output_attentions: as in `forward`.
 
         Returns:
-            Token states and sentence vectors of each side, and word embeddings for the heads.
+            Token states and sentence vectors of each side, and word embeddings for the heads. If
+            neither states nor vectors are needed, the encoder does not run, and only the word
+            embeddings are returned.
 
         Raises:
             ValueError: padding stands before a real token.
@@ -489,16 +527,23 @@ class DAPForPreTraining(DAPPreTrainedModel):
         return last_states(self.dap.encoder, mask, read, inputs_embeds=embedded, **positions)
 
     def draw_noise(self, ids: Tensor) -> Tensor | None:
-        """Draw the noise (B, S), uniform in [0, 1), that decides which tokens are masked.
+        """Draw random numbers that decide which tokens are masked.
 
-        Returns None if no objective masks a part of the tokens.
+        Args:
+            ids: (B, S) token ids.
+
+        Returns:
+            (B, S), uniform in [0, 1). None if no objective masks a part of the tokens.
         """
         if "noise" not in self.needs:
             return None
         return torch.rand(ids.shape, device=ids.device)
 
     def _vectors_to_compare(self, pairs: Pairs) -> DAPForPreTrainingOutput:
-        """Return only the vectors that objectives such as TR compare (first pass of GradCache)."""
+        """Return an output with only the vectors that objectives such as TR compare (`compared`).
+
+        This is the first pass of GradCache.
+        """
         comparisons = [each for each in self.objectives if isinstance(each, Comparison)]
         compared = {}
         if comparisons:
@@ -508,17 +553,17 @@ class DAPForPreTraining(DAPPreTrainedModel):
         return DAPForPreTrainingOutput(compared=compared)
 
     def _look_up(self, ids: Tensor, needs: frozenset[str]) -> tuple[Words, Tensor]:
-        """Look up the word embeddings of the sentences and of what the heads need.
+        """Look up the word embeddings of the sentences, and those that the heads need.
 
-        This is one look-up, because each has a dense gradient of the table's size (V, E): 0.8 GB
-        for XLM-R.
+        All are looked up at once, because each look-up has a dense gradient of the table's size
+        (V, E): 0.8 GB for XLM-R.
 
         Args:
             ids: (R, S) token ids of the sentences.
-            needs: what the objectives need.
+            needs: what the objectives need (see `Objective.needs`).
 
         Returns:
-            The heads' words, and the embeddings (R, S, E) of the sentences.
+            The word embeddings for the heads, and the embeddings (R, S, E) of the sentences.
         """
         embeddings = self.get_input_embeddings()
         table = whole(embeddings.weight)  # (V, E)
@@ -539,9 +584,10 @@ class DAPForPreTraining(DAPPreTrainedModel):
         return Words(table, found.get("mask"), found.get("predicted", table)), embedded
 
     def _tokens_read(self, pairs: Pairs, mask: Tensor, needs: frozenset[str]) -> Tensor | None:
-        """Mark the tokens whose states are read. The encoder's last layer can skip the others.
+        """Return True for each token whose state is read. The last layer skips the others.
 
-        With CLS pooling, only the first token is read on a side whose token states nobody needs.
+        With mean pooling all tokens are read. With CLS pooling, only the first token is read on a
+        side whose token states no objective needs.
 
         Args:
             pairs: the pairs.
@@ -550,7 +596,7 @@ class DAPForPreTraining(DAPPreTrainedModel):
                 same layers and draw the same dropout.
 
         Returns:
-            Bool like `mask`, or None for all tokens.
+            Bool tensor of the shape of `mask`. None means that all tokens are read.
         """
         if self.config.pooling != "cls" or needs >= {"source_states", "target_states"}:
             return None
@@ -578,7 +624,7 @@ class DAPForPreTraining(DAPPreTrainedModel):
         subfolder: str = "",
         **config: Any,
     ) -> "DAPForPreTraining":
-        """Start pre-training from an encoder.
+        """Make a model for pre-training whose encoder has the weights of a checkpoint.
 
         The RTL head starts as the encoder's last K layers. The prediction head starts as the
         checkpoint's masked-LM head. If it has none, the prediction head starts from random
@@ -587,7 +633,7 @@ class DAPForPreTraining(DAPPreTrainedModel):
         Args:
             name_or_path: folder or Hub id of an encoder (BERT, RoBERTa, XLM-R, DeBERTa-v2,
                 ModernBERT, ...), or of a `DAPForPreTraining` made with objective `"mlm"`.
-            target_token_ids: token ids that RTL and BOW predict; the whole vocabulary when absent.
+            target_token_ids: token ids that RTL and BOW predict. None means the whole vocabulary.
             token_counts: (V,) how often each id occurs in the text to predict. A prediction head
                 that starts from random weights then takes the log of the ids' shares as its bias.
             dtype, attn_implementation, trust_remote_code, revision, subfolder: as in
@@ -642,15 +688,20 @@ class DAPForPreTraining(DAPPreTrainedModel):
         attn_implementation: str | None = None,
         **config: Any,
     ) -> "DAPForPreTraining":
-        """Start pre-training from an encoder with random weights.
+        """Make a model for pre-training with random weights.
 
         Args:
-            encoder_config: configuration of the encoder to build.
-            target_token_ids, token_counts, dtype, attn_implementation, config: as in
-                `from_encoder`.
+            encoder_config: configuration of the encoder to build. It is not changed.
+            target_token_ids: token ids that RTL and BOW predict. None means the whole vocabulary.
+            token_counts: (V,) how often each id occurs in the text to predict. The prediction head
+                takes the log of the ids' shares as its bias. None starts with a bias of 0.
+            dtype: type of the weights.
+            attn_implementation: attention of the encoder. None takes that of its configuration.
+            config: fields of `DAPConfig`. Most objectives need `mask_token_id`.
 
         Raises:
-            ValueError: as in `from_encoder`.
+            ValueError: a decoder or encoder-decoder, a field that `DAPConfig` refuses, or ids or
+                counts for which the objective has no use.
         """
         name = encoder_config.name_or_path or "encoder_config"
         require_encoder(encoder_config, name)
@@ -676,15 +727,18 @@ class DAPForPreTraining(DAPPreTrainedModel):
         token_counts: Tensor | None,
         fields: dict[str, Any],
     ) -> DAPConfig:
-        """Build the configuration of a new model.
+        """Return the configuration of a new model, and check that its arguments fit its objectives.
 
         Args:
             encoder_config: the encoder's configuration.
-            target_token_ids, token_counts: as in `from_encoder`.
-            fields: fields of `DAPConfig`.
+            target_token_ids: ids that RTL and BOW predict. Their number becomes
+                `target_vocab_size`. None predicts the whole vocabulary.
+            token_counts: counts for the prediction head's bias. They are only checked here.
+            fields: fields of `DAPConfig`, name -> value.
 
         Raises:
-            ValueError: ids or counts for which the objectives have no use.
+            ValueError: a field that `DAPConfig` refuses, or ids or counts for which the objectives
+                have no use.
         """
         if target_token_ids is not None:
             fields = {"target_vocab_size": len(set(target_token_ids)), **fields}
@@ -707,7 +761,16 @@ class DAPForPreTraining(DAPPreTrainedModel):
     def _new(
         cls, config: DAPConfig, dtype: torch.dtype | str, target_token_ids: list[int] | None
     ) -> "DAPForPreTraining":
-        """Build a model with random weights and, if one is given, a target vocabulary."""
+        """Return a model with random weights, and with a target vocabulary if one is given.
+
+        Args:
+            config: configuration of the model.
+            dtype: type of the weights, or its name, such as "bfloat16".
+            target_token_ids: ids of the target vocabulary. None sets none.
+
+        Raises:
+            ValueError: the name is no type of torch, or the ids do not fit the configuration.
+        """
         torch_dtype = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
         if not isinstance(torch_dtype, torch.dtype):
             raise ValueError(f"dtype={dtype!r}: give a type of torch, such as 'bfloat16'.")
@@ -723,13 +786,17 @@ class DAPForPreTraining(DAPPreTrainedModel):
         name: str,
         token_counts: Tensor | None,
     ) -> None:
-        """Copy the weights of a masked-LM model into encoder and heads.
+        """Copy the weights of a masked-LM model into the encoder and the heads of this model.
+
+        If it has no usable masked-LM head, the prediction head keeps its random weights, a warning
+        is logged and `has_random_head` is set.
 
         Args:
             pretrained: a masked-LM model, or a `DAPForPreTraining` made with objective `"mlm"`.
             missing: names of its weights that the checkpoint lacks.
-            name: of the checkpoint, for warnings.
-            token_counts: as in `from_encoder`.
+            name: name of the checkpoint, for warnings.
+            token_counts: (V,) how often each id occurs in the text to predict. They set the bias of
+                a random prediction head. None leaves it at 0.
         """
         is_dap = isinstance(pretrained, DAPForPreTraining)
         encoder = pretrained.dap.encoder if is_dap else pretrained.base_model
@@ -764,7 +831,9 @@ class DAPForPreTraining(DAPPreTrainedModel):
 
     @torch.no_grad()
     def _try_untested_encoder(self) -> None:
-        """Run two pairs through an encoder class that no test covers.
+        """Run two pairs through an encoder class that no test covers, to find errors early.
+
+        Nothing happens for the tested classes (`TESTED`).
 
         Raises:
             ValueError: the states of a sentence depend on padding, or on whether the encoder or
@@ -809,7 +878,13 @@ class DAPForPreTraining(DAPPreTrainedModel):
     def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> nn.Embedding:
         """Resize the word embeddings as Transformers does, and the prediction head with them.
 
-        A target vocabulary stays as it is.
+        A target vocabulary stays unchanged.
+
+        Args:
+            args, kwargs: arguments of Transformers' method, such as `new_num_tokens`.
+
+        Returns:
+            The new word embeddings.
         """
         table = super().resize_token_embeddings(*args, **kwargs)
         if self.prediction_head is not None:
@@ -817,7 +892,10 @@ class DAPForPreTraining(DAPPreTrainedModel):
         return table
 
     def set_target_vocabulary(self, token_ids: list[int]) -> None:
-        """Set the token ids that RTL and BOW predict, `config.target_vocab_size` of them.
+        """Set the token ids that RTL and BOW predict.
+
+        Args:
+            token_ids: the ids in any order, `config.target_vocab_size` different ones.
 
         Raises:
             ValueError: another number of ids, or ids outside of the vocabulary.
@@ -848,7 +926,10 @@ def require_tokens(text: Tensor | None) -> None:
 
 
 def _is_adapted(embeddings: nn.Module) -> bool:
-    """Tell whether an adapter, a hook or a scale changes the result of a plain look-up."""
+    """Tell whether word embeddings do more than a plain look-up in their table.
+
+    An adapter, a hook or a scale can change the result.
+    """
     is_plain = type(embeddings).forward is nn.Embedding.forward
     return not is_plain or bool(embeddings._forward_hooks)
 
@@ -857,7 +938,10 @@ def _is_adapted(embeddings: nn.Module) -> bool:
 
 
 class DAPForSequenceClassification(DAPPreTrainedModel):
-    """Encoder with dense + tanh and a classifier on its sentence vector, for XNLI (section 4.6)."""
+    """Encoder with a classifier on its sentence vector (dense + tanh + linear), as for XNLI.
+
+    See section 4.6.
+    """
 
     _keys_to_ignore_on_load_unexpected = [r"^(?!dap\.|classifier\.)"]  # heads of pre-training
     accepts_loss_kwargs = False  # the Trainer divides the loss by the accumulation steps itself
@@ -895,10 +979,10 @@ class DAPForSequenceClassification(DAPPreTrainedModel):
 
         Args:
             input_ids: (B, S) token ids.
-            attention_mask: (B, S).
+            attention_mask: (B, S), 1 for real tokens. None means that all tokens are real.
             labels: (B,) class indices, or (B, num_labels) for regression and multi-label problems.
-            token_type_ids, position_ids, inputs_embeds: as in `DAPModel`. They are named here
-                because `Trainer` drops columns that are not.
+            token_type_ids, position_ids, inputs_embeds: as in `DAPModel`. They are in the signature
+                because `Trainer` drops columns that the signature does not name.
             kwargs: passed to the encoder.
 
         Returns:
@@ -923,10 +1007,15 @@ class DAPForSequenceClassification(DAPPreTrainedModel):
     def _encode(
         self, input_ids: Tensor | None, attention_mask: Tensor | None, others: dict[str, Any]
     ) -> BaseModelOutputWithPooling:
-        """Return the output of `DAPModel`.
+        """Run the encoder, and return its output with the sentence vectors (`pooler_output`).
 
-        Where only the sentence vector is needed and the encoder takes packed rows, padding is not
-        computed and the output has the vector only.
+        If only these vectors are needed and the encoder takes packed rows, padding is not computed,
+        and the output has no token states.
+
+        Args:
+            input_ids: (B, S) token ids, or None if `others` has `inputs_embeds`.
+            attention_mask: (B, S), or None.
+            others: further arguments of `DAPModel`.
         """
         asks_for_more = self.config.output_hidden_states or self.config.output_attentions
         # A graph would hold the lengths of the example's rows as constants.
@@ -954,7 +1043,7 @@ def save_modules(folder: Path, pooling: str, hidden_size: int, normalize: bool =
     Args:
         folder: folder of a saved encoder.
         pooling: `"cls"` or `"mean"`.
-        hidden_size: D.
+        hidden_size: number of dimensions of a sentence vector.
         normalize: let the library return vectors of length 1.
     """
     kinds = [("", "Transformer"), ("1_Pooling", "Pooling")]

@@ -50,25 +50,42 @@ Measures = dict[str, Tensor]  # scalars to log, by name
 
 
 class Sentences(NamedTuple):
-    """One side of the pairs, as token ids."""
+    """One side of the pairs: the sources, the targets or the hard negatives, as token ids.
 
-    ids: Tensor  # (B, S), CLS first, then a separator last, padded on the right
-    mask: Tensor  # (B, S), 1 for real tokens
-    noise: Tensor | None = None  # (B, S), uniform in [0, 1): decides which tokens are masked
+    Attributes:
+        ids: (B, S), CLS first, a separator last, padded on the right.
+        mask: (B, S), 1 for real tokens.
+        noise: (B, S), uniform in [0, 1), random numbers that decide which tokens are masked. None
+            if no objective masks a part of the tokens.
+    """
+
+    ids: Tensor
+    mask: Tensor
+    noise: Tensor | None = None
 
 
 class Pairs(NamedTuple):
-    """Translation pairs before the encoder."""
+    """B translation pairs before the encoder.
+
+    Attributes:
+        source: the sources.
+        target: the targets. Target i is the translation of source i.
+        negatives: hard negatives, changed copies of the targets. The row of a pair without a copy
+            has a mask of zeros. None if there are none at all.
+        language_ids: (B,) languages of the sources, indices into `config.rtl_languages`. None if
+            they are not given.
+        first: number of the first pair in the batch of all processes.
+    """
 
     source: Sentences
     target: Sentences
-    negatives: Sentences | None = None  # changed copies of the targets; an empty row for no copy
-    language_ids: Tensor | None = None  # (B,) of the sources, indices into config.rtl_languages
-    first: int = 0  # number of the first pair in the batch of all processes
+    negatives: Sentences | None = None
+    language_ids: Tensor | None = None
+    first: int = 0
 
     @property
     def sides(self) -> tuple[Sentences, ...]:
-        """Source, target and, where there are any, negatives."""
+        """Return the sources, the targets and, if there are any, the hard negatives."""
         if self.negatives is None:
             return self.source, self.target
         return self.source, self.target, self.negatives
@@ -86,42 +103,63 @@ class Pairs(NamedTuple):
 
 
 class Encoded(NamedTuple):
-    """Translation pairs after the encoder. Fields that no objective needs are None."""
+    """B translation pairs after the encoder.
 
-    words: Words  # word embeddings for the heads
-    source_states: Tensor | None = None  # (B, S_x, D), f(x): zeros for tokens that nobody reads
-    target_states: Tensor | None = None  # (B, S_y, D), f(y)
-    source_embeds: Tensor | None = None  # (B, D), f_s(x): sentence vectors, not normalised
-    target_embeds: Tensor | None = None  # (B, D), f_s(y)
-    negative_embeds: Tensor | None = None  # (B, D)
-    hidden_states: tuple[Tensor, ...] | None = None  # of all layers, if asked for
-    attentions: tuple[Tensor, ...] | None = None  # of all layers, if asked for
+    If no objective needs states or vectors, the encoder does not run and only `words` is set.
+
+    Attributes:
+        words: word embeddings for the heads.
+        source_states: (B, S_x, D) token states f(x) of the sources. They are zeros for tokens that
+            no objective reads.
+        target_states: (B, S_y, D) token states f(y) of the targets, zeros as above.
+        source_embeds: (B, D) sentence vectors f_s(x) of the sources, not normalised.
+        target_embeds: (B, D) sentence vectors f_s(y) of the targets, not normalised.
+        negative_embeds: (B, D) sentence vectors of the hard negatives. None if there are none.
+        hidden_states: token states of each layer, only if asked for.
+        attentions: attention weights of each layer, only if asked for.
+    """
+
+    words: Words
+    source_states: Tensor | None = None
+    target_states: Tensor | None = None
+    source_embeds: Tensor | None = None
+    target_embeds: Tensor | None = None
+    negative_embeds: Tensor | None = None
+    hidden_states: tuple[Tensor, ...] | None = None
+    attentions: tuple[Tensor, ...] | None = None
 
 
 @dataclass
 class Chunk:
-    """What forward needs to know where its pairs are only a chunk of a larger batch (GradCache).
+    """Facts about the batch that `forward` needs if its pairs are a chunk of it (GradCache).
 
     It is a plain object, not a tuple: wrappers that cast forward's tensors then leave it alone.
+
+    Attributes:
+        first: number of the chunk's first pair in the batch of all processes.
+        noise: random numbers that choose masked tokens, of sources (B, S_x) and targets (B, S_y).
+            Both are None if no objective masks a part of the tokens.
+        gradients: name of each objective that compares vectors -> gradients of its loss with
+            respect to the chunk's vectors. None in the first pass, which returns these vectors.
+        labels: name of each other objective -> number of its labels in the batch of all processes,
+            (G,) for G groups. None in the first pass.
     """
 
-    first: int  # number of the first pair in the batch of all processes
-    noise: tuple[Tensor | None, Tensor | None]  # of source (B, S_x) and target (B, S_y)
-    #: Gradients of each comparison's loss by its vectors. None in the first pass, which returns
-    #: these vectors only.
+    first: int
+    noise: tuple[Tensor | None, Tensor | None]
     gradients: dict[str, tuple[Tensor, ...]] | None = None
-    labels: dict[str, Tensor] | None = None  # (G,) number of labels of each objective in the batch
+    labels: dict[str, Tensor] | None = None
 
 
 # -------------------------------------------------------------------------- what an objective is
 
 
 class Objective:
-    """A loss that is a mean over labels, such as tokens to predict.
+    """Base class of the objectives: a loss that is a mean over labels, such as tokens to predict.
 
     A subclass overrides up to five things: `name`, `heads`, `needs`, `labels` and `loss_sum`. It
-    has no weights: it computes with the heads of the model that it is given. Then GradCache,
-    packing and several processes work without more code.
+    has no weights: it computes with the heads of the model that its methods are given. Then
+    GradCache, packing and several processes work without more code.
 
     Labels can be in several groups, such as directions. The loss is then the average of the groups'
     means.
@@ -140,7 +178,13 @@ class Objective:
         self.config = config
 
     def labels(self, pairs: Pairs, model: nn.Module) -> Tensor:
-        """Mark the labels that count in the loss, before the encoder has run.
+        """Return True for each label, such as a token to predict, that counts in the loss.
+
+        This is called before the encoder runs.
+
+        Args:
+            pairs: the pairs, as token ids.
+            model: the model, for its heads.
 
         Returns:
             Bool (G, ...), where G is the number of groups, usually 1.
@@ -165,20 +209,24 @@ class Objective:
 
     @property
     def weight(self) -> float:
-        """Factor of the loss in the total loss."""
+        """Return the factor of this loss in the total loss: `config.{name}_weight`, or else 1."""
         return getattr(self.config, f"{self.name}_weight", 1.0)
 
     def loss(
         self, pairs: Pairs, encoded: Encoded, model: nn.Module, chunk: Chunk | None = None
     ) -> tuple[Tensor, Measures]:
-        """Return the loss and the values to log.
+        """Compute the loss of this process's pairs.
 
-        The mean over processes is the loss of the batch of all processes.
+        The loss is scaled so that its mean over processes is the loss of the batch of all
+        processes.
 
         Args:
             pairs, encoded, model: as in `loss_sum`.
             chunk: given if the pairs are a chunk of a larger batch. The loss is then the chunk's
                 share of the batch's loss.
+
+        Returns:
+            The loss, a scalar without its weight, and values to log by name, among them the loss.
         """
         labels = self.labels(pairs, model)
         total = self.count(labels) if chunk is None else chunk.labels[self.name]  # (G,)
@@ -189,12 +237,12 @@ class Objective:
 
     @staticmethod
     def count(labels: Tensor) -> Tensor:
-        """Count the labels of each group in all processes: (G,)."""
+        """Return the number of labels (True values) of each group, over all processes: (G,)."""
         return sum_over_processes(labels.flatten(1).sum(1))
 
 
 class Comparison(Objective):
-    """A loss that compares the sentence vectors of all pairs in the batch.
+    """Base class of objectives that compare the sentence vectors of all pairs in the batch.
 
     A subclass overrides `vectors` and `compare` instead of `labels` and `loss_sum`. GradCache calls
     `vectors` for every chunk and `compare` once for the whole batch.
@@ -203,11 +251,17 @@ class Comparison(Objective):
     needs = frozenset({"embeds"})
 
     def vectors(self, pairs: Pairs, encoded: Encoded, model: nn.Module) -> tuple[Tensor, ...]:
-        """Return the vectors to compare, as tensors with one row per pair (B)."""
+        """Return the vectors to compare, as tensors with one row per pair.
+
+        Args:
+            pairs: B pairs, as token ids.
+            encoded: what the encoder returned for them.
+            model: the model, for its heads.
+        """
         raise NotImplementedError
 
     def compare(self, vectors: tuple[Tensor, ...], pairs: Pairs) -> tuple[Tensor, Measures]:
-        """Return the loss and the values to log.
+        """Return the loss, a scalar, and the values to log by name.
 
         Args:
             vectors: the result of the method `vectors` for all pairs of this process.
@@ -218,10 +272,15 @@ class Comparison(Objective):
     def loss(
         self, pairs: Pairs, encoded: Encoded, model: nn.Module, chunk: Chunk | None = None
     ) -> tuple[Tensor, Measures]:
-        """Return the loss and the values to log.
+        """Return the loss, a scalar, and the values to log by name.
 
-        With a chunk, the comparison was made before: the loss only passes on the gradients of the
-        chunk's vectors, and its value has no meaning.
+        With a chunk, the vectors of the whole batch were compared before (GradCache). Then the loss
+        only passes on the gradients of the chunk's vectors. Its value has no meaning, and there is
+        nothing to log.
+
+        Args:
+            pairs, encoded, model: as in `vectors`.
+            chunk: given if the pairs are a chunk of a larger batch. It has the gradients.
         """
         vectors = self.vectors(pairs, encoded, model)
         if chunk is None:
@@ -248,7 +307,11 @@ class TranslationRanking(Comparison):
         return {"projection": Projection} if self.config.projection else {}
 
     def vectors(self, pairs: Pairs, encoded: Encoded, model: nn.Module) -> tuple[Tensor, ...]:
-        """Return the vectors (B, D) of sources, targets and, where there are any, negatives."""
+        """Return the vectors (B, D) of sources, targets and, if there are any, hard negatives.
+
+        They are sentence vectors, after the model's projection if it has one. See
+        `Comparison.vectors`.
+        """
         vectors = [encoded.source_embeds, encoded.target_embeds]
         if encoded.negative_embeds is not None:
             vectors.append(encoded.negative_embeds)
@@ -257,9 +320,13 @@ class TranslationRanking(Comparison):
         return tuple(vectors)
 
     def compare(self, vectors: tuple[Tensor, ...], pairs: Pairs) -> tuple[Tensor, Measures]:
-        """Compute L_TR over the targets and hard negatives of all processes.
+        """Compute L_TR of this process's sources over the candidates of all processes.
 
-        With `tr_bidirectional` the loss is the mean of both directions.
+        The candidates are targets and hard negatives. With `tr_bidirectional`, targets also rank
+        the sources, and all results are means of both directions.
+
+        Returns:
+            The loss, and "tr_loss", "accuracy" and "negatives" to log.
         """
         config = self.config
         source, *candidates = vectors  # (B, D) each: targets, and perhaps negatives
@@ -283,8 +350,10 @@ class TranslationRanking(Comparison):
         Such pairs are not negatives of each other.
 
         Returns:
-            For the targets (B, 2): the hash of each pair's target, and of its source. If there are
-            hard negatives, the same for them with 0 for the source. Equal texts have equal hashes.
+            One or two tensors (B, 2). The first has the hashes of each pair's target and source. If
+            there are hard negatives, the second has the hash of each negative (0 if a pair has
+            none), and 0. Equal texts have equal hashes. Without `tr_mask_duplicates` all pairs get
+            different hashes.
         """
         target = text_hash(pairs.target.ids, pairs.target.mask)
         source = text_hash(pairs.source.ids, pairs.source.mask)
@@ -310,7 +379,11 @@ class RepresentationTranslation(Objective):
 
     @property
     def needs(self) -> frozenset[str]:
-        """Token states of the context, and of the answer if some of its tokens stay visible."""
+        """Return what RTL needs from the model (see `Objective.needs`).
+
+        It needs the [MASK] embedding, the target vocabulary and the token states of the context. If
+        some of the answer's tokens stay visible, it also needs their states and the noise.
+        """
         needs = {"mask_token", "target_vocabulary"}
         if self.config.rtl_direction != "target-to-source":
             needs.add("source_states")
@@ -321,7 +394,12 @@ class RepresentationTranslation(Objective):
         return frozenset(needs)
 
     def labels(self, pairs: Pairs, model: nn.Module) -> Tensor:
-        """Mark the answer's tokens to predict, without CLS: (G, B, Q)."""
+        """Return True for each token of the answer that is predicted: (G, B, Q) bool.
+
+        The answer is the side to reconstruct. Its Q tokens exclude CLS. Tokens outside the target
+        vocabulary are not predicted. There is one group, or one per direction if
+        `rtl_direction="both"`.
+        """
         answer = self.answer(pairs)
         known = model.prediction_head.knows(answer.ids[:, 1:])  # (B, Q)
         labels = self.chosen(answer) & known
@@ -333,7 +411,12 @@ class RepresentationTranslation(Objective):
     def loss_sum(
         self, pairs: Pairs, encoded: Encoded, model: nn.Module, labels: Tensor
     ) -> tuple[Tensor, Measures]:
-        """Reconstruct the answer's tokens from the context's states."""
+        """Reconstruct the answer's tokens from the context's states (see `Objective.loss_sum`).
+
+        Returns:
+            The summed cross entropy of each group's labels, and "ignored_tokens" to log: tokens
+            that are left out because they are not in the target vocabulary.
+        """
         answer = self.answer(pairs)
         chosen = self.chosen(answer)  # (B, Q): CLS takes no part on either side
         ids = answer.ids[:, 1:]  # (B, Q)
@@ -364,7 +447,11 @@ class RepresentationTranslation(Objective):
         return torch.stack(sums), {"ignored_tokens": chosen.sum() - labels.sum()}
 
     def answer(self, pairs: Pairs) -> Sentences:
-        """Return the side to reconstruct: the target, unless `rtl_direction` says otherwise."""
+        """Return the side to reconstruct: the targets, unless `rtl_direction` says otherwise.
+
+        With `rtl_direction="both"` it has the target of each pair with an even number, and the
+        source of each other pair.
+        """
         source, target = pairs.source, pairs.target
         ids = self.by_direction(pairs, target.ids, source.ids)
         mask = self.by_direction(pairs, target.mask, source.mask)
@@ -374,7 +461,10 @@ class RepresentationTranslation(Objective):
         return Sentences(ids, mask, noise)
 
     def chosen(self, answer: Sentences) -> Tensor:
-        """Mark the answer's tokens after CLS that are to be reconstructed: (B, Q) bool."""
+        """Return True for each token of the answer that is to be reconstructed: (B, Q) bool.
+
+        CLS is left out. With `rtl_ratio` below 1 the noise chooses a part of the tokens.
+        """
         chosen = answer.mask.bool()
         if answer.noise is not None:
             chosen = chosen & (answer.noise < self.config.rtl_ratio)
@@ -403,10 +493,11 @@ class RepresentationTranslation(Objective):
         return torch.where(odd, pad_to(backward, length), pad_to(forward, length))
 
     def languages(self, pairs: Pairs) -> Tensor | None:
-        """Return the row of the language embedding of each pair's context and answer: (B, 2).
+        """Return which row of the language embeddings each pair's context and answer take.
 
-        Returns None if only targets are reconstructed, because the head then has no such
-        embeddings.
+        Returns:
+            (B, 2) row numbers, for the context and for the answer. Row 0 is the target language.
+            None if only targets are reconstructed, because the head then has no such embeddings.
 
         Raises:
             ValueError: `language_ids` are needed and are not given.
@@ -425,16 +516,24 @@ class RepresentationTranslation(Objective):
 
 
 class MaskedText(NamedTuple):
-    """Rows of text of which some tokens are masked and predicted."""
+    """Rows of text of which some tokens are to be masked and predicted.
 
-    ids: Tensor  # (R, S) before masking
-    mask: Tensor  # (R, S), 1 for real tokens
-    noise: Tensor  # (R, S), 1 at special tokens and padding, which are never masked
-    columns: Tensor | None = None  # (R, S) positions, where these are not the column numbers
+    Attributes:
+        ids: (R, S) token ids before masking.
+        mask: (R, S), 1 for real tokens.
+        noise: (R, S) random numbers in [0, 1) that choose the masked tokens. They are 1 at special
+            tokens and padding, which are never masked.
+        columns: (R, S) position of each token in its sentence. None means the column numbers.
+    """
+
+    ids: Tensor
+    mask: Tensor
+    noise: Tensor
+    columns: Tensor | None = None
 
 
 class MaskedLanguageModelling(Objective):
-    """MLM (Devlin et al. 2019): predict masked tokens of each side by itself."""
+    """MLM (Devlin et al. 2019): predict masked tokens of each sentence by itself."""
 
     name = "mlm"
     heads = {"prediction_head": PredictionHead}
@@ -442,7 +541,7 @@ class MaskedLanguageModelling(Objective):
 
     @property
     def probability(self) -> float:
-        """Share of the tokens that are masked."""
+        """Return the share of the tokens that are masked, `config.{name}_probability`."""
         return getattr(self.config, f"{self.name}_probability")
 
     def text(self, pairs: Pairs) -> MaskedText:
@@ -455,13 +554,23 @@ class MaskedLanguageModelling(Objective):
         return MaskedText(ids, mask, torch.cat(noise))
 
     def labels(self, pairs: Pairs, model: nn.Module) -> Tensor:
-        """Mark the masked tokens: (1, R, S)."""
+        """Return True for each masked token of the text: (1, R, S) bool."""
         return (self.text(pairs).noise < self.probability).unsqueeze(0)
 
     def loss_sum(
         self, pairs: Pairs, encoded: Encoded, model: nn.Module, labels: Tensor
     ) -> tuple[Tensor, Measures]:
-        """Mask the text, encode it, and predict the masked tokens among the whole vocabulary."""
+        """Mask the text, encode it, and predict the masked tokens among the whole vocabulary.
+
+        Args:
+            pairs: the pairs, as token ids.
+            encoded: of this only the word embeddings are used.
+            model: the model, which encodes the masked text.
+            labels: (1, R, S) bool, the masked tokens.
+
+        Returns:
+            The summed cross entropy (1,), and nothing to log.
+        """
         text = self.text(pairs)
         (chosen,) = labels  # (R, S)
         config = self.config
@@ -485,7 +594,7 @@ class TranslationLanguageModelling(MaskedLanguageModelling):
     def text(self, pairs: Pairs) -> MaskedText:
         """Return the text to mask: each source with its target in one row, (B, S_x+S_y-1).
 
-        The target has no CLS, and its positions start anew.
+        The target has no CLS. Its positions count from its own beginning.
         """
         x, y = pairs.source, pairs.target
         ids = torch.cat([x.ids, y.ids[:, 1:]], 1)
@@ -507,13 +616,21 @@ class BagOfWords(Objective):
 
     @property
     def heads(self) -> dict[str, Callable[[DAPConfig], nn.Module]]:
-        """Heads of BOW, with an own transform if other objectives predict from token states."""
+        """Return the heads of BOW, attribute of the model -> function that builds it.
+
+        BOW has its own `bow_transform` if other objectives predict from token states. Otherwise it
+        uses that of the prediction head.
+        """
         if self.config.objectives <= {"tr", self.name}:
             return {"prediction_head": PredictionHead}
         return {"prediction_head": PredictionHead, "bow_transform": PredictionTransform}
 
     def labels(self, pairs: Pairs, model: nn.Module) -> Tensor:
-        """Mark the target's tokens, once for each side's vector: (2, B, S_y)."""
+        """Return True for each token of the target to predict: (2, B, S_y) bool.
+
+        Special tokens and tokens outside the target vocabulary do not count. The two groups are
+        equal: one for predicting from the source's vector, one for the target's.
+        """
         ids, mask, _ = pairs.target
         counted = maskable(mask) & model.prediction_head.knows(ids)  # (B, S_y)
         return counted.expand(2, *counted.shape)
@@ -521,7 +638,11 @@ class BagOfWords(Objective):
     def loss_sum(
         self, pairs: Pairs, encoded: Encoded, model: nn.Module, labels: Tensor
     ) -> tuple[Tensor, Measures]:
-        """Predict the target's tokens from the vector of the source, and of the target itself."""
+        """Predict the target's tokens from the vector of the source, and from that of the target.
+
+        Returns:
+            The summed cross entropies (2,), and nothing to log. See `Objective.loss_sum`.
+        """
         head = model.prediction_head
         transform = head if model.bow_transform is None else model.bow_transform
         sums = []
@@ -562,7 +683,7 @@ def objectives_of(config: DAPConfig) -> list[Objective]:
 
 
 def needs_of(objectives: list[Objective]) -> frozenset[str]:
-    """Return the union of the objectives' `needs`."""
+    """Return what several objectives together need from the model (see `Objective.needs`)."""
     return frozenset().union(*(objective.needs for objective in objectives))
 
 
@@ -577,9 +698,15 @@ def mask_tokens(
     80% of them become [MASK], 10% a random id, and 10% stay.
 
     Args:
-        ids: (R, S) token ids.
+        ids: (R, S) token ids. They are not changed.
         noise: (R, S), uniform in [0, 1). It also decides between the three kinds and, scrambled,
             gives the random id.
+        probability: share of the tokens to mask, 0 to 1.
+        mask_id: id of [MASK].
+        vocab_size: random ids are below this number.
+
+    Returns:
+        (R, S) masked token ids.
 
     >>> mask_tokens(torch.tensor([[7, 8]]), torch.tensor([[0.1, 0.9]]), 0.2, 4, 10)
     tensor([[4, 8]])
@@ -593,7 +720,7 @@ def mask_tokens(
 
 
 def maskable(attention_mask: Tensor) -> Tensor:
-    """Mark the real tokens except the first (CLS) and the last (the separator): (B, S) bool.
+    """Return True for each real token except the first (CLS) and the last (separator), (B, S) bool.
 
     >>> maskable(torch.tensor([[1, 1, 1, 0], [1, 1, 1, 1]]))
     tensor([[False,  True, False, False],
@@ -610,7 +737,7 @@ def maskable_noise(side: Sentences) -> Tensor:
 
 
 def odd_rows(pairs: Pairs) -> Tensor:
-    """Mark the pairs whose number in the batch of all processes is odd: (B,) bool."""
+    """Return True for each pair whose number in the batch of all processes is odd: (B,) bool."""
     numbers = torch.arange(len(pairs.source.ids), device=pairs.source.ids.device)
     return (numbers + pairs.first) % 2 == 1
 

@@ -48,9 +48,10 @@ def last_states(
     Args:
         encoder: any encoder.
         mask: (B, S), 1 for real tokens, which may stand anywhere in their row.
-        read: (B, S) bool, the tokens whose states the caller reads; all of them when absent. The
+        read: (B, S) bool, the tokens whose states the caller reads. None means all tokens. The
             states of other tokens may be zeros, which saves work in the last layer.
-        inputs: `input_ids` (B, S) or `inputs_embeds` (B, S, D), and the like.
+        inputs: `input_ids` (B, S) or `inputs_embeds` (B, S, D), and further inputs of the encoder
+            with a value per token, such as `position_ids` (B, S).
     """
     if takes_packed(encoder):
         return packed_states(encoder, mask, inputs, read)
@@ -84,12 +85,28 @@ def sentence_vectors(
 
 
 def padded_states(encoder: PreTrainedModel, mask: Tensor, inputs: dict[str, Tensor]) -> Tensor:
-    """Run all rows at once, padded on the right. The states of padding have no meaning."""
+    """Run all rows at once, and return their last hidden states (B, S, D).
+
+    The states of padding have no meaning.
+
+    Args:
+        encoder: any encoder.
+        mask: (B, S), 1 for real tokens, padded on the right.
+        inputs: name -> input of the encoder, (B, S) or (B, S, D).
+    """
     return encoder(attention_mask=mask, **inputs).last_hidden_state
 
 
 def grouped_states(encoder: PreTrainedModel, mask: Tensor, inputs: dict[str, Tensor]) -> Tensor:
-    """Run rows of similar length together. The states of padding have no meaning."""
+    """Run rows of similar length together, and return the last hidden states (B, S, D) of all.
+
+    The states of padding have no meaning.
+
+    Args:
+        encoder: any encoder.
+        mask: (B, S), 1 for real tokens, padded on the right.
+        inputs: name -> input of the encoder, (B, S) or (B, S, D).
+    """
     lengths = mask.sum(1).tolist()
     groups = length_groups(lengths, TOKENS_PER_GROUP)
 
@@ -110,6 +127,9 @@ def length_groups(lengths: list[int], tokens: int) -> list[list[int]]:
     Args:
         lengths: tokens of each row.
         tokens: once a group has this many, the next longer row begins a new group.
+
+    Returns:
+        Row numbers of each group.
 
     >>> length_groups([9, 2, 2, 9, 3], tokens=4)
     [[1, 2], [4, 0, 3]]
@@ -156,9 +176,13 @@ def position_offset(encoder: PreTrainedModel) -> int | None:
 
 
 def absolute_positions(encoder: PreTrainedModel, columns: Tensor | None) -> dict[str, Tensor]:
-    """Return the argument `position_ids` for tokens in these columns (B, S).
+    """Return the encoder's argument `position_ids` as a dictionary with one entry.
 
-    Returns no argument for an encoder without absolute positions, or if no columns are given.
+    It is empty for an encoder without absolute positions, or if `columns` is None.
+
+    Args:
+        encoder: the encoder.
+        columns: (B, S) position of each token in its sentence, from 0.
     """
     offset = position_offset(encoder)
     if offset is None or columns is None:
@@ -170,12 +194,11 @@ def absolute_positions(encoder: PreTrainedModel, columns: Tensor | None) -> dict
 
 
 def use_packing(encoder: PreTrainedModel) -> None:
-    """Let an encoder take packed rows, if it runs `sdpa` by Transformers' attention interface.
+    """Change an encoder in place so that it also takes packed rows, if it runs torch's `sdpa`.
 
-    Packed rows are the sentences of a batch one behind the other, without padding. Nothing changes
-    for other encoders.
-
-    Padded rows give the same result as before.
+    Packed rows are the sentences of a batch one behind the other, without padding. Padded rows give
+    the same result as before. Other encoders, and those that do not use Transformers' attention
+    interface, stay unchanged.
     """
     if encoder.config._attn_implementation == "sdpa" and encoder._supports_attention_backend:
         encoder.set_attn_implementation(PACKED)
@@ -187,12 +210,19 @@ def takes_packed(encoder: PreTrainedModel) -> bool:
 
 
 class Packing(NamedTuple):
-    """Places of the real tokens of a batch (B, S) when its rows are packed, shortest first."""
+    """Where the tokens of a batch (B, S) come from when its rows are packed, shortest first.
 
-    index: Tensor  # (T,) places in the flattened batch
-    columns: Tensor  # (1, T) number of real tokens that stand before each token in its row
-    lengths: list[int]  # (B,) tokens of each row, in packed order
-    shape: torch.Size  # (B, S)
+    Attributes:
+        index: (T,) position of each packed token in the flattened batch.
+        columns: (1, T) number of real tokens before each token in its row.
+        lengths: number of tokens of each row, in packed order.
+        shape: (B, S).
+    """
+
+    index: Tensor
+    columns: Tensor
+    lengths: list[int]
+    shape: torch.Size
 
     def take(self, values: Tensor) -> Tensor:
         """Pack a batch (B, S, ...): return its tokens (1, T, ...)."""
@@ -247,7 +277,17 @@ def _pack_in_order(mask: Tensor, order: Tensor, lengths: list[int]) -> Packing:
 def packed_states(
     encoder: PreTrainedModel, mask: Tensor, inputs: dict[str, Tensor], read: Tensor | None = None
 ) -> Tensor:
-    """Do the work of `last_states` for an encoder that takes packed rows."""
+    """Return the last hidden states (B, S, D), computed without padding.
+
+    This does the work of `last_states` for an encoder that takes packed rows.
+
+    Args:
+        encoder: an encoder for which `takes_packed` is true.
+        mask: (B, S), 1 for real tokens.
+        inputs: name -> input of the encoder, (B, S) or (B, S, D).
+        read: (B, S) bool, the tokens whose states the caller reads. None means all tokens. The
+            states of other tokens may be zeros.
+    """
     if read is None or not can_skip_tokens(encoder):
         (packing,) = pack(mask)
         packed = _packed_inputs(encoder, packing, inputs)
@@ -313,16 +353,16 @@ def can_skip_tokens(encoder: PreTrainedModel) -> bool:
 def last_layer_of_some(
     layer: nn.Module, states: Tensor, places: Tensor, arguments: dict[str, Any]
 ) -> Tensor:
-    """Run a layer like BERT's for some of its tokens.
+    """Compute the output of a layer like BERT's only for some of the packed tokens.
 
     Args:
         layer: the encoder's last layer.
-        states: (1, T, D), which all of the tokens may attend to.
-        places: (T',) the tokens to compute.
-        arguments: those of `attention_arguments` with the tokens to compute as queries.
+        states: (1, T, D) states of all packed tokens, which are attended to.
+        places: (T',) numbers of the packed tokens to compute.
+        arguments: result of `attention_arguments` with the tokens to compute as queries.
 
     Returns:
-        (1, T', D).
+        The layer's output for these tokens, (1, T', D).
     """
     attention = layer.attention.self
     if hasattr(layer, "unshard"):  # FSDP keeps shards of a layer that is not called as a whole
@@ -363,7 +403,7 @@ def attention_arguments(
     Args:
         encoder: its attention implementation decides which arguments are needed.
         keys: packing of the tokens that are attended to.
-        queries: packing of the tokens that attend; the same when absent.
+        queries: packing of the tokens that attend to them. None means `keys`.
     """
     arguments: dict[str, Any] = {}
     for letter, packing in (("q", queries or keys), ("k", keys)):
@@ -388,13 +428,18 @@ def packed_attention(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Compute attention for Transformers' attention interface.
+    """Compute attention for packed or padded rows, as Transformers' attention interface asks.
 
     With the arguments of `attention_arguments` the rows are packed. Without them they are padded,
     and this is Transformers' `sdpa`.
 
     Args:
+        module: the attention layer.
         query, key, value: (1, H, T, d) packed, or (B, H, S, d) padded.
+        attention_mask: mask of padded rows. Not used for packed rows.
+        dropout: probability that an attention weight is dropped.
+        scaling: factor of the products. None takes 1/sqrt(d).
+        kwargs: the arguments of `attention_arguments`, and others of the interface.
 
     Returns:
         (1, T, H, d) or (B, S, H, d), and None for the attention weights.
@@ -415,10 +460,13 @@ def _attention_of_rows(
     scaling: float | None,
     **kwargs: Any,
 ) -> Tensor:
-    """Compute `packed_attention` of packed rows, whose lengths no compiled graph can hold.
+    """Compute attention of packed rows (1, H, T, d), and return (1, T, H, d).
 
-    In a layer with a sliding window (ModernBERT) a token sees tokens less than `sliding_window`
-    away.
+    It stays outside compiled graphs, which cannot hold the lengths of the rows. In a layer with a
+    sliding window (ModernBERT) a token sees tokens less than `sliding_window` away.
+
+    Args:
+        query, key, value, dropout, scaling, kwargs: as in `packed_attention`.
     """
     query, key, value = (states[0].transpose(0, 1) for states in (query, key, value))  # (T, H, d)
     query_ends = kwargs["cu_seq_lens_q"]  # (B+1,)
@@ -453,10 +501,10 @@ def attention_by_length(
         query: (T, H, d). The queries of row i are those from `query_ends[i]` to `query_ends[i +
             1]`.
         key, value: (T', H, d), split in the same way by `key_ends`.
-        query_ends, key_ends: (B+1,).
+        query_ends, key_ends: (B+1,) first token of each row, and the end of the last row.
         dropout: probability that an attention weight is dropped.
-        scaling: factor of the products; 1/sqrt(d) when absent.
-        window: a token sees the tokens less than this far away; all of its row when absent.
+        scaling: factor of the products. None takes 1/sqrt(d).
+        window: a token sees the tokens less than this far away. None: all tokens of its row.
 
     Returns:
         (T, H, d).
@@ -499,7 +547,10 @@ def jagged_attention(
 
     Args:
         query, key, value, query_ends, key_ends, dropout, scaling: as in `attention_by_length`.
-        limits: shortest and longest row, in tokens.
+        limits: tokens of the shortest and of the longest row.
+
+    Returns:
+        (T, H, d).
     """
     shortest, longest = limits
 
