@@ -410,5 +410,5 @@ FIELDS = {
 
 # Not for a checkpoint's own code: a process may load checkpoints of several versions, and each
 # runs its own.
-if __name__ == "configuration_dap":
+if __name__ in ("configuration_dap", "dap_transformers.configuration_dap"):
     AutoConfig.register("dap", DAPConfig, exist_ok=True)

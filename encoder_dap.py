@@ -28,7 +28,7 @@ from transformers.utils import logging
 try:
     from .configuration_dap import DAPConfig
     from .losses_dap import at_least_float32
-except ImportError:  # a checkout or an installed wheel, where these files are top-level modules
+except ImportError:  # a checkout, where these files are top-level modules
     from configuration_dap import DAPConfig
     from losses_dap import at_least_float32
 

@@ -21,7 +21,7 @@ try:
     from .encoder_dap import build_encoder
     from .losses_dap import bag_cross_entropy, vocabulary_cross_entropy, whole
     from .states_dap import absolute_positions, last_states, layer_stack, use_packing
-except ImportError:  # a checkout or an installed wheel, where these files are top-level modules
+except ImportError:  # a checkout, where these files are top-level modules
     from configuration_dap import DAPConfig
     from encoder_dap import build_encoder
     from losses_dap import bag_cross_entropy, vocabulary_cross_entropy, whole

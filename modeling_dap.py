@@ -71,7 +71,7 @@ try:
         takes_packed,
         use_packing,
     )
-except ImportError:  # a checkout or an installed wheel, where these files are top-level modules
+except ImportError:  # a checkout, where these files are top-level modules
     from configuration_dap import DAPConfig
     from encoder_dap import (
         TESTED,
@@ -120,6 +120,7 @@ HUB_OPTIONS = (
 class DAPPreTrainedModel(PreTrainedModel):
     """Base class of the three models: configuration class, attention support and saving."""
 
+    config: DAPConfig
     config_class = DAPConfig
     base_model_prefix = "dap"
     supports_gradient_checkpointing = True
@@ -1091,5 +1092,5 @@ for _auto, _model in (
     _model.register_for_auto_class(_auto.__name__)
     # Not for a checkpoint's own code: a process may load checkpoints of several versions, and each
     # runs its own.
-    if __name__ == "modeling_dap":
+    if __name__ in ("modeling_dap", "dap_transformers.modeling_dap"):
         _auto.register(DAPConfig, _model, exist_ok=True)

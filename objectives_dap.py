@@ -31,7 +31,7 @@ try:
         text_hash,
         world_size,
     )
-except ImportError:  # a checkout or an installed wheel, where these files are top-level modules
+except ImportError:  # a checkout, where these files are top-level modules
     from configuration_dap import DAPConfig
     from heads_dap import PredictionHead, PredictionTransform, Projection, RTLHead, Words
     from losses_dap import (

@@ -26,7 +26,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 try:
     from .encoder_dap import first_tokens, pool
-except ImportError:  # a checkout or an installed wheel, where these files are top-level modules
+except ImportError:  # a checkout, where these files are top-level modules
     from encoder_dap import first_tokens, pool
 
 #: Types of encoders whose layers are built like BERT's and are followed by nothing.

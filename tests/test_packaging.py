@@ -4,7 +4,6 @@ import ast
 import importlib
 import os
 import re
-import shutil
 import subprocess
 import sys
 import zipfile
@@ -13,6 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 from conftest import REPOSITORY
+from wheels import build_wheel
 
 import dap.encoding
 import dap.text
@@ -149,16 +149,7 @@ def test_folders_for_text_and_arrays_import_no_model(name: str, files: Graph) ->
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Build the wheel from a copy of the checkout, so that the checkout stays as it is."""
-    folder = tmp_path_factory.mktemp("wheel")
-    tree = folder / "tree"
-    left_out = shutil.ignore_patterns(".*", "build", "out", "runs", "*.egg-info")
-    shutil.copytree(REPOSITORY, tree, ignore=left_out)
-    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation"]
-    command += ["--outdir", str(folder), str(tree)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return next(folder.glob("*.whl"))
+    return build_wheel(tmp_path_factory.mktemp("wheel"))
 
 
 def test_the_wheel_holds_one_package_with_model_library_commands_and_recipes(wheel: Path) -> None:

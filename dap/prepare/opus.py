@@ -6,7 +6,6 @@ The releases of the paper's six corpora are fixed. For other corpora, opustools 
 import logging
 import os
 import re
-import tempfile
 import time
 import zipfile
 import zlib
@@ -18,6 +17,7 @@ import requests
 from tqdm import tqdm
 from urllib3.exceptions import HTTPError
 
+from dap.addresses import cache_folder
 from dap.errors import UserError, one_line, without_secrets
 from dap.languages import TATOEBA_36, to_iso1
 
@@ -188,10 +188,17 @@ def _corpus_beyond_the_papers(name: str, code: str) -> OpusCorpus | None:
             f"--opus {name}: known are {', '.join(CORPORA)}. To find all other corpora of OPUS: "
             "pip install opustools"
         ) from None
-    search = {"source": code, "target": "en", "directory": name, "preprocess": "moses"}
-    with tempfile.TemporaryDirectory() as folder:
-        index = OpusGet(**search, local_db=True, database=f"{folder}/index.db", download_dir=folder)
-        found, _ = index.get_corpora_data()
+    folder = str(cache_folder() / "opustools")
+    index = OpusGet(
+        source=code,
+        target="en",
+        directory=name,
+        preprocess="moses",
+        local_db=True,
+        database=f"{folder}/index.db",
+        download_dir=folder,
+    )
+    found, _ = index.get_corpora_data()
     if not found:
         return None
     licence = "see LICENSE in the archive"

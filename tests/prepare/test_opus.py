@@ -2,6 +2,7 @@
 
 import io
 import re
+import sys
 import threading
 import zipfile
 from collections.abc import Iterator
@@ -110,6 +111,27 @@ def test_all_corpora_are_asked_for_in_all_languages_of_the_paper(
         "/OPUS-OpenSubtitles/v2018/moses/en-zh_tw.txt.zip",
     } < paths
     assert "/OPUS-OpenSubtitles/v2018/moses/en-zh.txt.zip" not in paths
+
+
+def test_other_corpora_are_found_by_opustools(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DAP_CACHE", str(tmp_path / "cache"))
+    asked = []
+    monkeypatch.setattr(opus, "download", lambda url, path: asked.append(url))
+    monkeypatch.setitem(sys.modules, "opustools", None)  # as if it was not installed
+    with pytest.raises(UserError, match="Tatoeba: .*Europarl.*pip install opustools"):
+        download_corpora(["Tatoeba"], ["de"], tmp_path, "http://a.b")
+
+    monkeypatch.undo()
+    pytest.importorskip("opustools")
+    monkeypatch.setenv("DAP_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(opus, "download", lambda url, path: asked.append(url))
+    [(path, corpus)] = download_corpora(["Tatoeba"], ["de"], tmp_path, "http://a.b").items()
+    assert asked == [f"http://a.b/OPUS-Tatoeba/{corpus.version}/moses/de-en.txt.zip"]
+    assert path.name == f"Tatoeba_{corpus.version}.de-en.txt.zip"
+    with pytest.raises(UserError, match="--opus Nonsense"):
+        download_corpora(["Nonsense"], ["de"], tmp_path, "http://a.b")
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,8 @@ def test_the_quickstart_notebook_runs(
             )
         if "train" in tags:
             cell.source = cell.source.replace('"--use_cpu"', '"--max_steps", "3", "--use_cpu"')
+        if "mine" in tags:  # the tiny encoder tells no translations apart
+            cell.source = cell.source.replace("after)", "after, threshold=None)")
 
     client = nbclient.NotebookClient(
         notebook,

@@ -1,4 +1,4 @@
-"""Commands run without the modules and functions that Python has on POSIX systems only."""
+"""Commands run without `fcntl`, which Python has on POSIX systems only."""
 
 import subprocess
 import sys
@@ -11,20 +11,17 @@ from dap.commands import claimed
 
 pytestmark = pytest.mark.slow
 
-#: Hides them, as on Windows, and runs the command that follows.
+#: Hides the module, as on Windows, and runs the command that follows.
 START = """
-import os, sys
-for name in ("fcntl", "grp", "pwd", "resource", "termios"):
-    sys.modules[name] = None
-for name in ("fork", "forkpty", "register_at_fork", "getuid", "geteuid", "sched_getaffinity"):
-    delattr(os, name)
+import sys
+sys.modules["fcntl"] = None
 module, *arguments = sys.argv[1:]
 __import__(module).main(arguments)
 """
 
 
 def run(*command: object) -> subprocess.CompletedProcess:
-    """Run a command in a process in which the modules are hidden."""
+    """Run a command in a process in which the module is hidden."""
     line = [sys.executable, "-c", START, *map(str, command)]
     return subprocess.run(line, capture_output=True, text=True, cwd=REPOSITORY)
 
