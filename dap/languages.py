@@ -226,7 +226,7 @@ def normalise_all(texts: Sequence[str]) -> list[str]:
     composed = "\n".join(unicodedata.normalize("NFKC", text) for text in joined.split("\n"))
     folded = unicodedata.normalize("NFKC", composed.casefold())
     codes = code_points(folded)
-    letters = _text_of(codes[_is_kept()[codes]]).split("\n")
+    letters = _text_of(codes[_is_kept(codes)]).split("\n")
     if all(letters):
         return letters
     return [found or text.strip() for found, text in zip(letters, folded.split("\n"))]
@@ -254,7 +254,25 @@ def _is_ignored() -> np.ndarray:
     return ignored
 
 
-@cache
-def _is_kept() -> np.ndarray:
-    """Tell for each code point whether it is a line feed or `is_letter`: bool (0x110000,)."""
-    return np.array([is_letter(chr(code)) or chr(code) == "\n" for code in range(0x110000)])
+#: For each code point: 1 if `normalise` drops it, 2 if it keeps it, 0 if no text had it yet.
+_KEPT = np.zeros(0x110000, np.int8)
+
+
+def _is_kept(codes: np.ndarray) -> np.ndarray:
+    """Tell for each code point whether it is a line feed or `is_letter`.
+
+    The answers are remembered. Asking for all of Unicode at once would take a second.
+
+    Args:
+        codes: (characters,) code points.
+
+    Returns:
+        (characters,) bool.
+    """
+    found = _KEPT[codes]
+    if not found.all():
+        for code in np.unique(codes[found == 0]):
+            character = chr(code)
+            _KEPT[code] = 2 if character == "\n" or is_letter(character) else 1
+        found = _KEPT[codes]
+    return found == 2
