@@ -171,12 +171,15 @@ def naive_errors(
     source: np.ndarray, target: np.ndarray, copies: np.ndarray, kinds: list[str]
 ) -> dict[str, float]:
     counts = dict.fromkeys(["error", *COPY_KINDS, "other"], 0)
+    keys = [*copies, *target]
+    lengths = [np.linalg.norm(key) for key in keys]
     for i, query in enumerate(source):
+        own_length = np.linalg.norm(query)
         best = -2.0
         winner = ""
         lines = map(str, range(len(target)))
-        for name, key in zip([*kinds, *lines], [*copies, *target], strict=True):
-            cosine = query @ key / np.linalg.norm(query) / np.linalg.norm(key)
+        for name, key, length in zip([*kinds, *lines], keys, lengths, strict=True):
+            cosine = query @ key / own_length / length
             if cosine > best:
                 best = cosine
                 winner = name
