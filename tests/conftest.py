@@ -144,16 +144,28 @@ def tiny_bert_dir(
     return save_bert(tmp_path_factory.mktemp("tiny_bert"), tiny_tokenizer)
 
 
-@pytest.fixture(scope="session")
-def bitext_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("bitext")
+def write_bitext(folder: Path, count: int) -> Path:
+    """Write `count` pairs of each language. One of the three files is compressed."""
     for language in LANGUAGES:
-        text = "".join(f"{source}\t{target}\n" for source, target in synthetic_pairs(language))
+        pairs = synthetic_pairs(language, count)
+        text = "".join(f"{source}\t{target}\n" for source, target in pairs)
         if language == "sw":
             (folder / "sw-en.tsv.xz").write_bytes(lzma.compress(text.encode()))
         else:
             (folder / f"{language}-en.tsv").write_text(text, encoding="utf-8")
     return folder
+
+
+@pytest.fixture(scope="session")
+def bitext_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """200 pairs of each language."""
+    return write_bitext(tmp_path_factory.mktemp("bitext"), 200)
+
+
+@pytest.fixture(scope="session")
+def short_bitext_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """60 pairs of each language, of which 6 become dev pairs, for runs of more than one epoch."""
+    return write_bitext(tmp_path_factory.mktemp("short"), 60)
 
 
 @pytest.fixture(autouse=True)
@@ -170,6 +182,13 @@ def _repeatable() -> None:
 @pytest.fixture
 def flags(tiny_bert_dir: Path, bitext_dir: Path) -> list[str]:
     return training_flags(tiny_bert_dir, bitext_dir)
+
+
+@pytest.fixture
+def short_flags(tiny_bert_dir: Path, short_bitext_dir: Path) -> list[str]:
+    """Arguments of a training with 162 pairs: an epoch has 5 steps of 30 pairs."""
+    flags = training_flags(tiny_bert_dir, short_bitext_dir)
+    return [*flags, "--per_device_train_batch_size", "30"]
 
 
 def training_flags(model: Path, text: Path) -> list[str]:

@@ -58,19 +58,18 @@ def run_killed_at(step: int, flags: list[str]) -> None:
     run(flags)
 
 
-def test_killed_run_resumes_to_the_same_weights(flags: list[str], tmp_path: Path) -> None:
+def test_killed_run_resumes_to_the_same_weights(short_flags: list[str], tmp_path: Path) -> None:
     # An epoch has 5 steps.
     more = (
-        "--per_device_train_batch_size 100 --rtl_ratio 0.7 --tr_hard_negatives 0.5 "
-        "--max_steps 8 --save_strategy steps --save_steps 3"
+        "--rtl_ratio 0.7 --tr_hard_negatives 0.5 --max_steps 7 --save_strategy steps --save_steps 3"
     )
-    flags += more.split()
+    flags = [*short_flags, *more.split()]
     killed = tmp_path / "killed"
     whole = tmp_path / "whole"
     command = [*flags, "--output_dir", str(killed)]
     process = processes.Process(target=run_killed_at, args=(4, command))
     process.start()
-    process.join(100)
+    process.join(300)
     assert process.exitcode == -signal.SIGKILL
     assert [path.name for path in killed.glob("checkpoint-*")] == ["checkpoint-3"]
     assert not (killed / FINISHED).exists()

@@ -128,7 +128,7 @@ def chunk_losses(
 
 def save_gradients(rank: int, folder: Path) -> None:
     """Compute the gradients of every run in one process of two. The first process saves them."""
-    dist.init_process_group("gloo", timeout=timedelta(seconds=100))
+    dist.init_process_group("gloo", timeout=timedelta(seconds=300))
     found = [step_gradients(case, variant, rank, 2) for case, variant in RUNS]
     if rank == 0:
         torch.save(found, folder / "gradients.pt")

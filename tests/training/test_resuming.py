@@ -166,33 +166,35 @@ def stopped(
     return command
 
 
-@pytest.mark.parametrize(
-    ("flag", "value", "named"),
-    [
-        ("--rtl_weight", "0.5", "rtl_weight=1.0, now 0.5"),
-        ("--learning_rate", "1e-4", "learning_rate=0.001, now 0.0001"),
-        ("--language_mix", "uniform", "language_mix='natural', now 'uniform'"),
-        ("--max_steps", "8", "max_steps=4, now 8"),
-        ("--max_grad_norm", "0.5", "max_grad_norm=1.0, now 0.5"),
-        ("--adam_beta2", "0.98", "adam_beta2=0.999, now 0.98"),
-        ("--bf16", "true", "bf16=False, now True"),
-        ("--lr_scheduler_type", "cosine", "lr_scheduler_type='linear', now 'cosine'"),
-        ("--per_device_train_batch_size", "32", "pairs a step=16, now 32"),
-        ("--model_name_or_path", "other", "model_name_or_path='.*', now 'other'"),
-    ],
-)
 def test_a_run_with_other_arguments_does_not_resume(
-    stopped: list[str],
-    flag: str,
-    value: str,
-    named: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    stopped: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     shutil.copytree(stopped[1], "other")
-    with pytest.raises(ValueError, match=f"checkpoint-2 is of a run with {named}: give"):
-        run([*stopped, flag, value])
+    changed = (
+        "--rtl_weight 0.5 --learning_rate 1e-4 --language_mix uniform --max_steps 8 "
+        "--max_grad_norm 0.5 --adam_beta2 0.98 --bf16 true --lr_scheduler_type cosine "
+        "--per_device_train_batch_size 32 --model_name_or_path other"
+    )
+    with pytest.raises(ValueError, match="checkpoint-2 is of a run with .*: give") as refused:
+        run([*stopped, *changed.split()])
+    for named in (
+        "rtl_weight=1.0, now 0.5",
+        "learning_rate=0.001, now 0.0001",
+        "language_mix='natural', now 'uniform'",
+        "max_steps=4, now 8",
+        "max_grad_norm=1.0, now 0.5",
+        "adam_beta2=0.999, now 0.98",
+        "bf16=False, now True",
+        "lr_scheduler_type='linear', now 'cosine'",
+        "pairs a step=16, now 32",
+        ", now 'other'",
+    ):
+        assert named in str(refused.value)
+
+    # One of them is enough.
+    with pytest.raises(ValueError, match="checkpoint-2 is of a run with rtl_weight=1.0, now 0.5: "):
+        run([*stopped, "--rtl_weight", "0.5"])
 
 
 def test_a_run_in_another_precision_of_the_launcher_does_not_resume(
@@ -242,9 +244,7 @@ def damage(path: Path, how: str) -> None:
         ("optimizer.pt", "cut"),
         ("optimizer.pt", "another model's"),
         ("optimizer.pt", "no moments"),
-        ("optimizer.pt", "foreign"),
         ("scheduler.pt", "another step"),
-        ("scheduler.pt", "foreign"),
         ("rng_state.pth", "foreign"),
         ("scheduler.pt", "folder"),
         ("run.json", "no record"),
@@ -314,17 +314,17 @@ def test_arguments_that_do_not_change_the_weights_may_differ(
 
 @pytest.mark.parametrize("workers", ["0", "1"])
 def test_a_stopped_stream_resumes_to_the_same_weights(
-    workers: str, flags: list[str], tmp_path: Path
+    workers: str, short_flags: list[str], tmp_path: Path
 ) -> None:
     more = (
-        "--streaming --shuffle_buffer 50 --per_device_train_batch_size 100 --max_steps 8 "
-        f"--save_strategy steps --save_steps 5 --dataloader_num_workers {workers}"
+        "--streaming --shuffle_buffer 20 --max_steps 7 --save_strategy steps --save_steps 4 "
+        f"--dataloader_num_workers {workers}"
     )
-    command = [*flags, *more.split(), "--output_dir", str(tmp_path)]
+    command = [*short_flags, *more.split(), "--output_dir", str(tmp_path)]
     run(command)
     expected = load_file(tmp_path / "model.safetensors")
     (tmp_path / FINISHED).unlink()
-    shutil.rmtree(tmp_path / "checkpoint-8")
+    shutil.rmtree(tmp_path / "checkpoint-7")
 
     # An epoch would have 5 steps, so the rest is in the second pass over the text.
     run(command)

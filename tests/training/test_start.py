@@ -58,8 +58,8 @@ def scratch(
     tiny_config("bert").save_pretrained(folder / "shape")
     tiny_tokenizer.save_pretrained(folder / "tokenizer")
     settings = (
-        "--max_seq_length 24 --per_device_train_batch_size 32 --dev_pairs 20 --max_steps 50 "
-        "--learning_rate 5e-3 --logging_steps 10 --report_to none --use_cpu --disable_tqdm true "
+        "--max_seq_length 24 --per_device_train_batch_size 16 --dev_pairs 20 --max_steps 30 "
+        "--learning_rate 1e-2 --logging_steps 6 --report_to none --use_cpu --disable_tqdm true "
         "--save_strategy no"
     )
     flags = ["--tokenizer_name", str(folder / "tokenizer"), "--train_data", str(bitext_dir)]

@@ -329,22 +329,22 @@ def test_compiled_layers_train_as_plain_ones(make_trainer: MakeTrainer) -> None:
 def test_a_loss_or_gradient_that_is_not_finite_stops_the_run(
     poisoned: str, make_trainer: MakeTrainer, tmp_path: Path
 ) -> None:
-    trainer = make_trainer(max_steps=6, save_strategy="steps", save_steps=2)
+    trainer = make_trainer(max_steps=3, save_strategy="steps", save_steps=1)
     weight = trainer.model.dap.encoder.embeddings.LayerNorm.weight
 
     def poison_weight(*_: object) -> None:
-        if trainer.state.global_step == 3:
+        if trainer.state.global_step == 1:
             weight.data.fill_(float("nan"))
 
     def poison_gradient(gradient: Tensor) -> Tensor:
-        return gradient * float("inf") if trainer.state.global_step == 3 else gradient
+        return gradient * float("inf") if trainer.state.global_step == 1 else gradient
 
     if poisoned == "weight":
         trainer.model.register_forward_pre_hook(poison_weight)
-        named = r"loss is not finite at step 4 \(tr_loss=nan"
+        named = r"loss is not finite at step 2 \(tr_loss=nan"
     else:
         weight.register_hook(poison_gradient)
-        named = r"gradient is not finite at step 4 \(norm=(nan|inf)"
+        named = r"gradient is not finite at step 2 \(norm=(nan|inf)"
 
     # The message names the languages and the eight pairs.
     with pytest.raises(
@@ -352,8 +352,8 @@ def test_a_loss_or_gradient_that_is_not_finite_stops_the_run(
     ):
         trainer.train()
     checkpoints = [folder.name for folder in (tmp_path / "out").glob("checkpoint-*")]
-    assert checkpoints == ["checkpoint-2"]
-    saved = DAPForPreTraining.from_pretrained(tmp_path / "out/checkpoint-2")
+    assert checkpoints == ["checkpoint-1"]
+    saved = DAPForPreTraining.from_pretrained(tmp_path / "out/checkpoint-1")
     assert all(torch.isfinite(value).all() for value in saved.parameters())
 
 
@@ -366,8 +366,8 @@ def test_a_batch_without_negatives_stops_the_run(make_trainer: MakeTrainer) -> N
 
 
 def test_each_epoch_has_the_order_of_the_sampler(make_trainer: MakeTrainer) -> None:
-    options = {"per_device_train_batch_size": 60, "max_steps": 20, "learning_rate": 0.0}
-    trainer = make_trainer("tr", **options)
+    trainer = make_trainer("tr", per_device_train_batch_size=60, max_steps=20)
+    trainer.training_step = lambda *_: torch.zeros(())  # only the order matters
     collate = trainer.data_collator
     seen = []
 
@@ -395,7 +395,7 @@ def test_a_resumed_run_tells_the_sampler_its_epoch(make_trainer: MakeTrainer) ->
 
 
 def test_only_frozen_word_embeddings_stay_the_same(make_trainer: MakeTrainer) -> None:
-    trainer = make_trainer(freeze_word_embeddings=True, learning_rate=1e-2)
+    trainer = make_trainer(freeze_word_embeddings=True, learning_rate=1e-2, max_steps=1)
     before = weights_of(trainer)
     trainer.train()
     same = before.keys() - changed_weights(trainer, before)
@@ -421,7 +421,7 @@ def test_a_frozen_encoder_has_no_dropout_and_no_gradient(
 
 
 def test_heads_can_have_a_learning_rate_of_their_own(make_trainer: MakeTrainer) -> None:
-    options = {"learning_rate": 1e-4, "warmup_steps": 2, "max_steps": 6, "weight_decay": 0.1}
+    options = {"learning_rate": 1e-4, "warmup_steps": 1, "max_steps": 3, "weight_decay": 0.1}
     trainer = make_trainer(head_learning_rate=1e-3, **options)
     names = {id(value): name for name, value in trainer.model.named_parameters()}
     trainer.train()
@@ -446,7 +446,7 @@ def test_heads_can_have_a_learning_rate_of_their_own(make_trainer: MakeTrainer) 
     assert len(decayed) == expected
 
     lines = lines_with("head_learning_rate", trainer)
-    assert len(lines) == 6
+    assert len(lines) == 3
     for line in lines:
         assert line["head_learning_rate"] == pytest.approx(10 * line["learning_rate"])
     assert max(line["head_learning_rate"] for line in lines) == 1e-3
