@@ -56,7 +56,9 @@ class PushArguments:
         [], "Reports of eval_retrieval.py, mine_bitext.py and run_xnli.py, for the model card."
     )
     dataset_info: str | None = arg(
-        None, "Report of prepare_data.py, dataset_info.json or data card of the training text."
+        None,
+        "What the training text is: report of prepare_data.py, dataset_info.json, data card, or "
+        "Hub id of a dataset. A licence in it becomes the model's, unless --license is given.",
     )
     license: str | None = arg(None, "Licence of the model, such as apache-2.0.")
     revision: str | None = arg(None, "Branch, tag or commit, if CHECKPOINT is a Hub id.")

@@ -3,6 +3,7 @@
 import ast
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -404,6 +405,9 @@ def test_a_space_holds_all_code_that_it_imports(
         "app.py",
         ["user/dry"],
     )
+    # Without these the Hub starts it with Python 3.10, which is too old.
+    assert card.data.python_version == "3.11"
+    assert re.fullmatch(r"\d+\.\d+\.\d+", card.data.sdk_version)
     imported = {
         name.split(".")[0]
         for file in space.rglob("*.py")

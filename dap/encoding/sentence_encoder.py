@@ -38,6 +38,7 @@ from dap.encoding.loading import (
 )
 from dap.encoding.onednn import fast_linear
 from dap.errors import UserError, loading
+from dap.search import unit_rows
 from dap.tokenizers import as_in_file, load_tokenizer, require_embeddings, require_room
 from encoder_dap import pool
 from modeling_dap import DAPModel
@@ -87,7 +88,35 @@ class EncoderOptions:
     layer: int | None = None
 
 
-class SentenceEncoder:
+class _Comparing:
+    """Lets an encoder compare vectors by cosine."""
+
+    @staticmethod
+    def similarity(first: np.ndarray | Tensor, second: np.ndarray | Tensor) -> np.ndarray:
+        """Return the cosine of every vector of the first array and every vector of the second.
+
+        Args:
+            first: vectors (N, D) as `encode` returns them, of any length.
+            second: vectors (M, D).
+
+        Returns:
+            Cosines (N, M), float32. A zero vector has the cosine 0 with all others.
+
+        Raises:
+            UserError: an array is not two-dimensional, has NaN or infinity, or the arrays have
+                different numbers of columns.
+        """
+        left = unit_rows(first, "the first array")
+        right = unit_rows(second, "the second array")
+        if left.shape[1] != right.shape[1]:
+            raise UserError(
+                f"the arrays have {left.shape[1]} and {right.shape[1]} columns: give vectors of "
+                "the same encoder"
+            )
+        return (left @ right.to(left.device).T).cpu().numpy()
+
+
+class SentenceEncoder(_Comparing):
     """An encoder with its tokenizer and pooling. `encode` returns a float32 vector per sentence.
 
     During a call, `encode` puts the model into evaluation mode and afterwards back into the mode it
@@ -223,7 +252,11 @@ class SentenceEncoder:
     # ---------------------------------------------------------------------------- sentence vectors
 
     def encode(
-        self, sentences: Sequence[str], token_budget: int = 4096, progress: bool = False
+        self,
+        sentences: Sequence[str],
+        token_budget: int = 4096,
+        progress: bool = False,
+        normalize: bool = False,
     ) -> np.ndarray:
         """Encode sentences into vectors. A sentence that occurs several times is encoded once.
 
@@ -232,9 +265,10 @@ class SentenceEncoder:
             token_budget: most tokens of a batch, padding included. The vectors do not depend on it,
                 beyond rounding.
             progress: show a bar.
+            normalize: divide each vector by its Euclidean length.
 
         Returns:
-            Vectors (N, D), float32, in the order of the sentences. They are not normalised.
+            Vectors (N, D), float32, in the order of the sentences.
 
         Raises:
             UserError: `token_budget` is below 1, or a sentence is no string or no valid Unicode.
@@ -250,6 +284,8 @@ class SentenceEncoder:
             for start in range(0, len(distinct), CHUNK):
                 parts.append(self._encode_chunk(distinct[start : start + CHUNK], token_budget, bar))
         vectors = np.concatenate(parts)  # (distinct sentences, D)
+        if normalize:
+            vectors = unit_rows(vectors, "vectors").numpy()
         row_of = {sentence: row for row, sentence in enumerate(distinct)}
         return vectors[[row_of[sentence] for sentence in sentences]]
 
@@ -504,7 +540,7 @@ def _require_layer(layer: int, encoder: PreTrainedModel) -> None:
         )
 
 
-class LibraryEncoder:
+class LibraryEncoder(_Comparing):
     """An encoder that the sentence-transformers library runs, because it has modules such as Dense.
 
     Args:
@@ -528,7 +564,11 @@ class LibraryEncoder:
         self.revision: str | None = None
 
     def encode(
-        self, sentences: Sequence[str], token_budget: int = 4096, progress: bool = False
+        self,
+        sentences: Sequence[str],
+        token_budget: int = 4096,
+        progress: bool = False,
+        normalize: bool = False,
     ) -> np.ndarray:
         """Encode sentences into vectors with the sentence-transformers library.
 
@@ -537,15 +577,17 @@ class LibraryEncoder:
             token_budget: divided by 64, it gives the sentences of a batch. The library makes
                 batches by sentences.
             progress: show a bar.
+            normalize: divide each vector by its Euclidean length. Otherwise the modules decide.
 
         Returns:
-            Vectors (N, D). The model's modules decide whether they are normalised.
+            Vectors (N, D).
         """
         return self.model.encode(
             listed(sentences),
             prompt=self._prompt,
             batch_size=max(1, token_budget // 64),
             show_progress_bar=progress,
+            normalize_embeddings=normalize,
         )
 
 

@@ -1,5 +1,6 @@
 """Show evaluation reports on a model card: as entries of its `model-index`, and as tables."""
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,14 @@ TASKS = {
     "accuracy": ("text-classification", "natural language inference"),
 }
 HUB_DATASETS = ("facebook/xnli",)  # default data of an evaluation
+#: Number of a report -> what it says about the model, for the first lines of the card.
+HEADLINES = {
+    "xx-en": "Finds the English translation of {value}% of the sentences ({data}).",
+    "en-xx": "Finds the translation of {value}% of the English sentences ({data}).",
+    "f1": "Finds translations in two texts with F1 {value}% ({data}).",
+    "accuracy": "Classifies {value}% of the sentence pairs correctly ({data}).",
+}
+LONGEST_TABLE = 8  # rows of a table that is not folded
 NOT_SHOWN = ("data", "bucc", "recipe")  # settings that the heading names, and a hash
 
 
@@ -132,31 +141,99 @@ def require_different(reports: Sequence[Mapping[str, Any]]) -> None:
 
 
 def report_text(report: Mapping[str, Any]) -> str:
-    """Format an evaluation report as a section of Markdown.
+    """Format an evaluation report as Markdown: data, protocol, settings, and tables of results.
 
-    It has the name of the data as heading, protocol, settings, date, and a table of results with
-    averages first.
+    Rows with the same columns make a table, so that no cell is empty. Averages stand first. A table
+    of more than `LONGEST_TABLE` rows is folded.
     """
-    rows = _averages_first(report)
-    names: dict[str, None] = {}
-    for _, numbers in rows:
-        names |= dict.fromkeys(numbers)
-    columns = [name for name in METRICS if name in names]
-    columns += [name for name in names if name not in METRICS]
+    tables: dict[tuple[str, ...], list[list[str]]] = {}
+    for place, numbers in _averages_first(report):
+        columns = [name for name in METRICS if name in numbers]
+        columns += [name for name in numbers if name not in METRICS]
+        row = [_place_name(place), *(_cell(numbers[name]) for name in columns)]
+        tables.setdefault(tuple(columns), []).append(row)
 
-    header = [""]
-    for name in columns:
-        header.append(METRICS[name][1] if name in METRICS else OTHER_NAMES.get(name, name))
-    cells = []
-    for place, numbers in rows:
-        cells.append([_place_name(place), *(_cell(numbers.get(name)) for name in columns)])
+    parts = [f"### {dataset_name(report)}", _measured_text(report)]
+    for columns, rows in tables.items():
+        table = markdown_table(["", *map(_column_name, columns)], rows, numbers=True)
+        parts.append(table if len(rows) <= LONGEST_TABLE else folded(f"{len(rows)} rows", table))
+    return "\n\n".join(parts)
 
+
+def _measured_text(report: Mapping[str, Any]) -> str:
+    """Say how and when the numbers of a report were measured."""
     text = f"{report['protocol'].strip().rstrip('.')}."
     if settings := _settings_text(report):
         text += f" Settings: {settings}."
     if date := str(report.get("time", ""))[:10]:
         text += f" Measured on {date}."
-    return f"### {dataset_name(report)}\n\n{text}\n\n{markdown_table(header, cells)}"
+    return text
+
+
+def _column_name(name: str) -> str:
+    """Return the name of a table's column, such as "F1" for "f1"."""
+    return METRICS[name][1] if name in METRICS else OTHER_NAMES.get(name, name)
+
+
+def folded(summary: str, text: str) -> str:
+    """Hide a Markdown text behind a line that the reader can click."""
+    return f"<details>\n<summary>{summary}</summary>\n\n{text}\n\n</details>"
+
+
+def headlines(reports: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the most important results of each report, one sentence per number.
+
+    A number is the average over the largest group of languages, or the mean over all language
+    pairs. Reports without such a number have no sentence.
+    """
+    found = []
+    for report in reports:
+        rows = list(numbers_of(report))
+        for key, sentence in HEADLINES.items():
+            result = _average(rows, key)
+            if result is not None:
+                value, over = result
+                data = f"{dataset_name(report)}, {over}"
+                found.append(sentence.format(value=f"{value:.1f}", data=data))
+    return found
+
+
+def _average(
+    rows: Sequence[tuple[tuple[str, ...], Mapping[str, Any]]], key: str
+) -> tuple[float, str] | None:
+    """Return the average of a metric over languages or language pairs.
+
+    Args:
+        rows: (place, numbers by name) for each part of a report.
+        key: name of the number, such as "xx-en".
+
+    Returns:
+        The average, and what it is over, such as "36 languages". None if the report has no such
+        number.
+    """
+    values: dict[str, dict[str, float]] = {"averages": {}, "languages": {}, "pairs": {}}
+    for place, numbers in rows:
+        if key in numbers and place and place[0] in values:
+            value = numbers[key]["mean"] if is_spread(numbers[key]) else numbers[key]
+            values[place[0]][place[-1]] = value
+
+    if averages := values.pop("averages"):
+        largest = max(averages, key=_group_size)
+        return averages[largest], f"mean of {largest}"
+    for unit, singles in values.items():
+        if len(singles) == 1:
+            ((name, value),) = singles.items()
+            return value, name
+        if singles:
+            mean = sum(singles.values()) / len(singles)
+            return mean, f"mean of {len(singles)} {unit}"
+    return None
+
+
+def _group_size(name: str) -> int:
+    """Return the number of languages in the name of a group, such as "12 of 36 languages"."""
+    number = re.search(r"\d+", name)
+    return int(number[0]) if number else 0
 
 
 def _settings_text(report: Mapping[str, Any]) -> str:
@@ -191,12 +268,7 @@ def _place_name(place: Sequence[str]) -> str:
 
 
 def _cell(value: Any) -> str:
-    """Format a value of a table: None as "", a number, or mean ± standard deviation over seeds.
-
-    Floats have two decimals.
-    """
-    if value is None:
-        return ""
+    """Format a value of a table: a number, or mean and standard deviation over seeds."""
     if isinstance(value, Mapping):
         spread = "" if value["sd"] is None else f" ± {value['sd']:.2f}"
         return f"{value['mean']:.2f}{spread}"

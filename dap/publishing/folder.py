@@ -373,7 +373,8 @@ def write_backbone(backbone: PreTrainedModel, pooling: str, folder: Path) -> Non
     - For "cls", W is `POOLER_SCALE` times the identity and b is 0. Then `pooler_output` is the
       sentence vector times that scale.
     - For "mean", a pooler cannot compute the vector. W and b are 0, and so is `pooler_output`, so
-      that nobody mistakes it for the vector.
+      that nobody mistakes it for the vector. b is not saved: Transformers then fills in zeros and
+      prints that a weight of the pooler is missing. So zeros do not come without a warning.
 
     Args:
         backbone: the encoder. Its pooler is replaced.
@@ -399,7 +400,14 @@ def write_backbone(backbone: PreTrainedModel, pooling: str, folder: Path) -> Non
     if longest_input(backbone) is not None:
         # vLLM wants this of XLM-R, but Transformers 5 does not write it
         backbone.config.position_embedding_type = "absolute"
-    backbone.save_pretrained(folder)
+    weights = backbone.state_dict()
+    if pooling == "mean":
+        without_bias = {}
+        for name, value in weights.items():
+            if "pooler" not in name.split(".") or not name.endswith("bias"):
+                without_bias[name] = value
+        weights = without_bias
+    backbone.save_pretrained(folder, state_dict=weights)
     _remove_local_path(folder / "config.json")
 
 

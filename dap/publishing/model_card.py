@@ -5,20 +5,22 @@ says "not stated".
 """
 
 import re
+import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import ModelCard, ModelCardData
+from huggingface_hub import ModelCard, ModelCardData, hf_hub_download, metadata_load
 from huggingface_hub.utils import HFValidationError, validate_repo_id
 
 from configuration_dap import FIELDS
+from dap.errors import loading
 from dap.file_io import read_object
 from dap.languages import NAMES
-from dap.publishing.card_results import eval_results, report_text
-from dap.reports import OF_RUN, markdown_table
+from dap.publishing.card_results import eval_results, folded, headlines, report_text
+from dap.reports import OF_RUN, is_spread, markdown_table
 from objectives_dap import OBJECTIVES
 
 HEADS_FOLDER = "pretraining"  # in the repository, with the whole DAP checkpoint
@@ -57,6 +59,11 @@ USED_BY = {"projection": "tr", **{f"{name}_": name for name in OBJECTIVES}}
 CURVE = ("loss", *(f"{name}_loss" for name in OBJECTIVES))
 CURVE += ("eval_rtl_source_nats", "eval_bow_source_nats", "eval_mean_accuracy")
 CURVE_ROWS = 12
+#: Sentences that the page of the model compares when a visitor clicks a button.
+WIDGET = {
+    "source_sentence": "Where is the station?",
+    "sentences": ["Wo ist der Bahnhof?", "¿Dónde está la estación?", "The soup is too hot."],
+}
 NOT_STATED = "not stated"
 
 
@@ -117,6 +124,7 @@ class Sources:
         dataset_info: report of `prepare_data.py`, a `dataset_info.json`, or the text of a data
             card.
         licence: the model's licence, as the Hub names it.
+        datasets: Hub ids of the datasets that the training text comes from.
     """
 
     config: dict[str, Any] = field(default_factory=dict)
@@ -126,6 +134,7 @@ class Sources:
     reports: list[dict[str, Any]] = field(default_factory=list)
     dataset_info: dict[str, Any] | str | None = None
     licence: str | None = None
+    datasets: list[str] = field(default_factory=list)
 
 
 def read_sources(
@@ -142,18 +151,25 @@ def read_sources(
     Args:
         checkpoint: folder of the checkpoint.
         reports: evaluation reports to show on the card.
-        dataset_info: file that describes the training text: a JSON object, or a data card. None
-            states nothing.
-        licence: the model's licence, as the Hub names it. None states none.
+        dataset_info: file that describes the training text: a JSON object, or a data card. It can
+            also be the Hub id of a dataset, such as "user/pairs". None states nothing.
+        licence: the model's licence, as the Hub names it. None takes that of the training text.
 
     Raises:
         FileNotFoundError: there is no such `dataset_info`.
-        UserError: `dataset_info` is JSON, but not an object. Or a record is damaged.
+        UserError: `dataset_info` is JSON, but not an object. Or the Hub has no such dataset, or a
+            record is damaged.
     """
-    info = None if dataset_info is None else _read_dataset_info(Path(dataset_info))
+    text = TrainingText() if dataset_info is None else read_training_text(dataset_info)
+    known = {
+        "reports": list(reports),
+        "dataset_info": text.description,
+        "licence": licence or text.licence,
+        "datasets": text.datasets,
+    }
     config = _read_record(checkpoint, "config.json", OF_CONFIG)
     if config.get("model_type") != "dap":
-        return Sources(reports=list(reports), dataset_info=info, licence=licence)
+        return Sources(**known)
 
     is_intermediate = checkpoint.name.startswith("checkpoint-")
     state = _read_record(checkpoint, "trainer_state.json", OF_STATE)
@@ -166,9 +182,7 @@ def read_sources(
         run=run,
         history=state.get("log_history") or [],
         steps=state.get("global_step") if is_intermediate else _final_steps(state, results),
-        reports=list(reports),
-        dataset_info=info,
-        licence=licence,
+        **known,
     )
 
 
@@ -207,20 +221,62 @@ def _read_record(
     return read_object(path, kinds) if path.is_file() else {}
 
 
-def _read_dataset_info(path: Path) -> dict[str, Any] | str:
-    """Read a description of training text.
+@dataclass(frozen=True)
+class TrainingText:
+    """What is known about the training text.
 
     Args:
-        path: a JSON file, or any other file, which is read as a data card.
-
-    Returns:
-        The JSON object, or the card's text without its metadata.
+        description: report of `prepare_data.py`, a `dataset_info.json`, or the text of a data card.
+        licence: the licence of all of it, as the Hub names licences. None if there are several.
+        datasets: Hub ids of the datasets that it comes from.
     """
+
+    description: dict[str, Any] | str | None = None
+    licence: str | None = None
+    datasets: list[str] = field(default_factory=list)
+
+
+def read_training_text(name: str | Path) -> TrainingText:
+    """Read a description of the training text.
+
+    Args:
+        name: a JSON file, a data card, or the Hub id of a dataset with a data card.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        UserError: JSON that is no object. Or the Hub has no such dataset, or a
+            record is damaged.
+    """
+    datasets = []
+    path = Path(name)
+    if not path.exists() and not path.suffix and "/" in str(name) and is_hub_id(str(name)):
+        datasets = [str(name)]
+        with loading("data card", name):
+            path = Path(hf_hub_download(str(name), "README.md", repo_type="dataset"))
+
     if path.suffix == ".json":
-        return read_object(path)
+        info = read_object(path)
+        licences = info.get("license") or list((info.get("licences") or {}).values())
+        return TrainingText(info, _single_licence(licences))
+
     text = path.read_text(encoding="utf-8")
     without_metadata = re.sub(r"\A---\n.*?\n---\n", "", text, flags=re.DOTALL)
-    return without_metadata.strip()
+    metadata = metadata_load(path) or {}
+    for key in ("datasets", "source_datasets"):
+        for dataset in metadata.get(key) or []:
+            if "/" in dataset and is_hub_id(dataset):
+                datasets.append(dataset)
+    licence = _single_licence(metadata.get("license"))
+    return TrainingText(without_metadata.strip(), licence, datasets)
+
+
+def _single_licence(licences: str | list[str] | None) -> str | None:
+    """Return the one licence of a text, or None if there are several or its name is a phrase."""
+    names = {licences} if isinstance(licences, str) else set(licences or [])
+    if len(names) != 1:
+        return None
+    (name,) = names
+    return name if re.fullmatch(r"[a-z0-9.-]+", name) else None
 
 
 def model_card(repo_id: str, published: Published, sources: Sources) -> ModelCard:
@@ -247,7 +303,9 @@ def model_card(repo_id: str, published: Published, sources: Sources) -> ModelCar
             "dap",
         ],
         base_model=base_model(sources.run),
+        datasets=sources.datasets or None,
         pipeline_tag="sentence-similarity",
+        widget=[WIDGET],
         model_name=name if results else None,
         eval_results=results or None,
     )
@@ -259,6 +317,10 @@ def model_card(repo_id: str, published: Published, sources: Sources) -> ModelCar
         rows.append([NAMES.get(code, code), code, f"{pairs[code]:,}"])
 
     target = sources.run.get("target_language", "en")
+    thresholds = mining_thresholds(sources.reports)
+    recommended = ""
+    if thresholds:
+        recommended = f"{statistics.median(each.value for each in thresholds):.4f}"
     return ModelCard.from_template(
         data,
         template_path=str(Path(__file__).with_name("model_card.md")),
@@ -274,24 +336,32 @@ def model_card(repo_id: str, published: Published, sources: Sources) -> ModelCar
         pairs_table=markdown_table(["language", "code", "pairs"], rows),
         target=NAMES.get(target, "the target language"),
         dataset=_dataset_text(sources.dataset_info),
-        recipe=_recipe_table(sources),
+        recipe=folded("Recipe", _recipe_table(sources)),
         curve=loss_curve(sources.history),
+        folded=folded,
+        headlines=headlines(sources.reports),
         results="\n\n".join(map(report_text, sources.reports)),
-        thresholds=mining_thresholds(sources.reports),
+        thresholds=thresholds,
+        threshold=recommended,
     )
 
 
-def mining_thresholds(reports: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Describe the thresholds of mining that were measured: on BUCC, or by known translations.
+@dataclass(frozen=True)
+class Threshold:
+    """A threshold of mining that was measured, for the ratio margin with 4 neighbours."""
 
-    Only those of the ratio margin with 4 neighbours are described, because the card's section on
+    value: float
+    origin: str  # such as "best F1 on BUCC fr-en"
+
+
+def mining_thresholds(reports: Sequence[Mapping[str, Any]]) -> list[Threshold]:
+    """Collect the thresholds of mining that were measured: on BUCC, or by known translations.
+
+    Only those of the ratio margin with 4 neighbours are taken, because the card's section on
     mining is about these.
 
     Args:
-        reports: reports of `mine_bitext.py` and of other commands, which have no thresholds.
-
-    Returns:
-        One text per threshold, such as "1.0610 (best F1 on BUCC fr-en)".
+        reports: reports of `mine_bitext.py` and others, also merged ones.
     """
     found = []
     for report in reports:
@@ -299,12 +369,14 @@ def mining_thresholds(reports: Sequence[Mapping[str, Any]]) -> list[str]:
         if (settings.get("margin"), settings.get("k")) != ("ratio", 4):
             continue
         for pair, numbers in report.get("pairs", {}).items():
-            if isinstance(numbers.get("threshold"), float):
-                found.append(f"{numbers['threshold']:.4f} (best F1 on BUCC {pair})")
+            value = numbers.get("threshold")
+            value = value["mean"] if is_spread(value) else value
+            if isinstance(value, float):
+                found.append(Threshold(value, f"best F1 on BUCC {pair}"))
         choice = report.get("threshold_choice", {})
         if choice.get("calibrated") and choice.get("threshold") is not None:
             share = f"{100 * choice['precision']:.0f}%"
-            found.append(f"{choice['threshold']:.4f} (estimated precision {share})")
+            found.append(Threshold(choice["threshold"], f"estimated precision {share}"))
     return found
 
 
@@ -316,7 +388,8 @@ def languages(sources: Sources) -> list[str]:
     found = sources.run.get("training text") or sources.config.get("rtl_languages") or []
     if not found:
         return []
-    return [*sorted(found), sources.run.get("target_language", "en")]
+    target = sources.run.get("target_language", "en")
+    return [*sorted(set(found) - {target}), target]
 
 
 def base_model(run: Mapping[str, Any]) -> str | None:

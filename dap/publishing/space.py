@@ -13,6 +13,9 @@ from dap.errors import UserError
 #: The folder of dap/ and of the model files, installed or in a checkout.
 ROOT = Path(modeling_dap.__file__).parent
 APP = Path("examples/app.py")
+#: Versions that the Space asks for. Without them the Hub takes Python 3.10, which is too old.
+PYTHON = "3.11"
+GRADIO = "6.31.0"
 START = '''"""Search with {repo_id}."""
 
 from search import main
@@ -52,7 +55,13 @@ def write_space(repo_id: str, folder: Path) -> None:
 
     title = f"Translations by {repo_id.split('/')[-1]}"
     data = SpaceCardData(
-        title=title, sdk="gradio", app_file="app.py", models=[repo_id], license="apache-2.0"
+        title=title,
+        sdk="gradio",
+        sdk_version=GRADIO,
+        python_version=PYTHON,
+        app_file="app.py",
+        models=[repo_id],
+        license="apache-2.0",
     )
     text = (
         f"Find translations of a sentence in two texts with {repo_id}, and see which words belong "

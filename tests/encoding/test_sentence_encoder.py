@@ -226,6 +226,19 @@ def test_a_text_without_tokens_is_the_zero_vector(
     assert not vectors[1].any()
 
 
+def test_similarity_is_the_cosine_and_normalised_vectors_have_length_1(
+    tiny_bert_dir: Path,
+) -> None:
+    encoder = SentenceEncoder.from_pretrained(str(tiny_bert_dir), "mean")
+    plain = encoder.encode(["kaban loder", "mifin"])
+    unit = encoder.encode(["kaban loder", "mifin"], normalize=True)
+    lengths = np.linalg.norm(plain, axis=1, keepdims=True)
+    np.testing.assert_allclose(unit, plain / lengths, rtol=1e-6)
+    np.testing.assert_allclose(encoder.similarity(plain, 3 * plain[:1]), unit @ unit[:1].T, 1e-5)
+    with pytest.raises(ValueError, match="32 and 31 columns"):
+        encoder.similarity(plain, plain[:, :31])
+
+
 def test_no_sentences_give_no_vectors(tiny_bert_dir: Path) -> None:
     encoder = SentenceEncoder.from_pretrained(str(tiny_bert_dir), "cls")
     assert encoder.encode([]).shape == (0, 32)

@@ -126,7 +126,11 @@ def test_card_says_what_is_known() -> None:
     assert data["base_model"] == "intfloat/multilingual-e5-small"
     assert data["license"] == "apache-2.0"
     assert data["pipeline_tag"] == "sentence-similarity"
+    assert data["widget"][0]["sentences"]
     text = card.text
+    assert text.index("89.8%") < text.index("## Results") < text.index("<summary>Recipe")
+    rows = [line for line in text.splitlines() if re.match(r"\| \w", line)]
+    assert not [row for row in rows if "|  |" in row]  # no empty cells
     for expected in (
         "Languages: German, Swahili, English.",
         "45,708 sentence pairs of 2 languages with English",
@@ -135,11 +139,15 @@ def test_card_says_what_is_known() -> None:
         "| Tanzil | 877 | not stated |",
         "| optimizer steps | 320 |",
         "| rtl layers | 2 |",
+        "**Finds the English translation of 89.8% of the sentences (tatoeba, mean of all).**",
+        "**Finds translations in two texts with F1 85.1% (bucc, zh-en).**",
         "| accuracy en→xx | multilingual pool xx→en | pairs | lost to own language xx→en |",
         "| German | 97.80 | 97.70 | 96.00 | 1,000 | 3.00 |",
-        "| Swahili | 81.79 |  |  | 390 |  |",
+        "| Swahili | 81.79 | 390 |",
         "| zh-en | 90.50 | 80.25 | 85.07 | 1.06 | 257 |",
-        "with 4 neighbours: 1.0600 (best F1 on BUCC zh-en). Texts of another kind",
+        "**Recommended threshold for mining: 1.0600** (ratio margin, 4 neighbours)",
+        "1.0600 (best F1 on BUCC zh-en). Texts of another kind",
+        "<summary>Recipe</summary>",
         "seed 3",
         "Training cut sentences at 32 tokens",
         "the mean of the tokens' last hidden states. Text is cut at 128 tokens.",
@@ -222,6 +230,8 @@ def test_a_card_without_records_states_no_numbers() -> None:
     assert "Languages: not stated." in card.text
     assert "Recipe and training data: not stated." in card.text
     assert "No evaluation was given" in card.text
+    twice = RUN | {"training text": {"de": "5 pairs, 1", "en": "2 pairs, 2"}}
+    assert languages(Sources(run=twice)) == ["de", "en"]
     outside_code = re.sub(r"```.*?```", "", card.text, flags=re.DOTALL)
     from_the_config = {"12", "384", "128"}
     assert set(re.findall(r"\d+(?:\.\d+)?", outside_code)) == from_the_config
@@ -346,6 +356,13 @@ def test_a_data_card_or_dataset_info_is_quoted_on_the_card(tmp_path: Path) -> No
     text = model_card("user/dap", PLAIN, Sources(**config, dataset_info=stated)).text
     assert "Tanzil, CC-BY 3.0." in text
     assert "language: [de]" not in text
+    metadata = "license: cc-by-4.0\nsource_datasets: [original, user/pairs]\nlanguage: [de]"
+    (tmp_path / "README.md").write_text(f"---\n{metadata}\n---\nOur pairs.\n")
+    sources = read_sources(tmp_path, dataset_info=tmp_path / "README.md")
+    data = model_card("user/dap", PLAIN, sources).data
+    assert (data.license, data.datasets) == ("cc-by-4.0", ["user/pairs"])
+    given = read_sources(tmp_path, dataset_info=tmp_path / "README.md", licence="mit")
+    assert model_card("user/dap", PLAIN, given).data.license == "mit"
     (tmp_path / "info.json").write_text(
         '{"description": "Pairs.", "license": ["mit", "cc0-1.0"], "languages": []}'
     )

@@ -101,8 +101,8 @@ def test_the_root_has_no_random_weight_pickle_local_path_or_training_leftover(
             torch.testing.assert_close(
                 weights.get_tensor("pooler.dense.weight"), scale * torch.eye(32)
             )
-            assert not weights.get_tensor("pooler.dense.bias").any()
-        assert names == set(plain.state_dict())
+        unsaved = set(plain.state_dict()) - names
+        assert unsaved == (set() if source == "dap" else {"pooler.dense.bias"})
         files = [path for path in out.rglob("*") if path.is_file()]
         assert {path.suffix for path in files} <= {".json", ".safetensors", ".py", ".md"}
         for path in files:
@@ -168,7 +168,9 @@ def test_pooler_output_is_the_sentence_vector_or_zero_but_never_random(
             SENTENCES, padding=True, truncation=True, return_tensors="pt"
         )
         again, report = AutoModel.from_pretrained(out, output_loading_info=True)
-        assert not report["missing_keys"]
+        # A mean cannot be computed by a pooler: its missing bias makes loading print a warning.
+        missing = {key.rsplit(".", 1)[-1] for key in report["missing_keys"]}
+        assert missing == (set() if pooling == "cls" else {"bias"})
         assert not report["unexpected_keys"]
         with torch.no_grad():
             pooled = again(**batch).pooler_output
