@@ -364,6 +364,9 @@ def finish(
         # Nobody needs this pickle.
         (folder / TRAINING_ARGS_NAME).unlink(missing_ok=True)
     trainer.save_state()
+    step = kept_step(trainer)
+    history = list(state.log_history)
+    found = {}
     if trainer.dev_bitext:
         found = trainer.evaluate()
         trainer.save_metrics("eval", found, combined=False)
@@ -371,20 +374,47 @@ def finish(
     if not is_writer:
         return
 
-    made = {"model_step": state.global_step}  # the step of the saved weights
-    if training.load_best_model_at_end and state.best_model_checkpoint and state.best_global_step:
-        made["model_step"] = state.best_global_step
+    made = {"model_step": step}
+    if step == state.global_step:
+        history = state.log_history  # with the evaluation of the last step
     base = model_args.model_name_or_path
     commit = None if base is None else hub_commit(base, model_args.revision)
     if commit:
         made["base_commit"] = commit
     if find_spec("matplotlib"):
-        plot_curves(state.log_history, folder / CURVES)
+        plot_curves(history, folder / CURVES, kept=step)
     # The saved model has the heads.
     (folder / HEADS_FILE).unlink(missing_ok=True)
     write_json(metrics | made, folder / FINISHED)
+    logger.info("%s", summarise_end(trainer, step, found))
     if training.push_to_hub:
         push(training, trainer.hub_model_id)
+
+
+def kept_step(trainer: DAPTrainer) -> int:
+    """Return the step of the weights that are saved: the best step or the last one.
+
+    Args:
+        trainer: the trainer after its last step.
+    """
+    state = trainer.state
+    if trainer.args.load_best_model_at_end and state.best_model_checkpoint:
+        return state.best_global_step or state.global_step
+    return state.global_step
+
+
+def summarise_end(trainer: DAPTrainer, step: int, metrics: dict[str, float]) -> str:
+    """Say in one line which weights were kept, how accurate they are, and where they are.
+
+    Args:
+        trainer: the trainer after its last step.
+        step: the step of the saved weights.
+        metrics: metrics of the last evaluation by name. It may be empty.
+    """
+    accuracy = metrics.get("eval_mean_accuracy")
+    shown = "not evaluated" if accuracy is None else f"mean accuracy {accuracy:.1f}% on dev pairs"
+    steps = trainer.state.global_step
+    return f"kept step {step} of {steps}: {shown}; written to {trainer.args.output_dir}"
 
 
 def warn_of_idle_heads(metrics: dict[str, float]) -> None:

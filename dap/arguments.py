@@ -5,7 +5,9 @@ import copy
 import dataclasses
 import inspect
 import math
+import sys
 from collections.abc import Iterable
+from difflib import get_close_matches
 from typing import Any
 
 from transformers import HfArgumentParser
@@ -140,12 +142,14 @@ class ArgumentParser(HfArgumentParser):
         An address becomes the path of its local copy, also that of an output, which need not exist.
 
         Returns:
-            The values, and the arguments that the parser does not know.
+            The values, and positional arguments that the parser does not know.
 
         Raises:
-            UserError: a value is empty, a number is too large or not finite, a name is not UTF-8,
-                or an address cannot be fetched.
+            UserError: a flag is unknown, a value is empty, a number is too large or not finite, a
+                name is not UTF-8, or an address cannot be fetched.
         """
+        given = args[0] if args else options.get("args")
+        self._require_known_flags(sys.argv[1:] if given is None else given)
         found, rest = super().parse_known_args(*args, **options)
         for name, value in vars(found).items():
             shown = f"--{name}" if f"--{name}" in self._option_string_actions else name.upper()
@@ -179,6 +183,34 @@ class ArgumentParser(HfArgumentParser):
             UserError: a value is refused.
         """
         return super().parse_args_into_dataclasses(*args, **options)
+
+    def _require_known_flags(self, arguments: Iterable[str]) -> None:
+        """Raise `UserError` for a flag that the parser does not know, and name the most similar.
+
+        argparse would complain about missing arguments first, even if one of them was only
+        misspelled.
+
+        Args:
+            arguments: the command line.
+        """
+        known = [flag for flag in self._option_string_actions if flag.startswith("--")]
+        for argument in arguments:
+            name = argument.split("=", 1)[0]
+            if name == "--":
+                return  # everything behind it is no flag
+            is_flag = name.startswith("--") and " " not in argument
+            is_short = self.allow_abbrev and any(flag.startswith(name) for flag in known)
+            if is_flag and name not in known and not is_short:
+                similar = get_close_matches(name.replace("-", "_"), map(_underscored, known), 1)
+                remedy = "--help lists all arguments"
+                if similar:
+                    remedy = f"did you mean --{similar[0].lstrip('_')}?"
+                raise UserError(f"unknown argument {name}: {remedy}")
+
+
+def _underscored(flag: str) -> str:
+    """Return a flag with `_` instead of `-`, such as "__train_data" for "--train-data"."""
+    return flag.replace("-", "_")
 
 
 def check_number(name: str, value: Any) -> None:

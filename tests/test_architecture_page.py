@@ -13,11 +13,16 @@ from dap.text import FORMATS, find_bitext, read_pairs
 PAGE = (REPOSITORY / "docs" / "architecture.md").read_text(encoding="utf-8")
 
 
+def code_of_section(title: str) -> str:
+    """Return the code of a section."""
+    section = PAGE.split(f"### {title}\n")[1].split("\n### ")[0]
+    return re.search(r"```py\n(.*?)```", section, re.DOTALL)[1]
+
+
 def run_section(title: str) -> dict[str, object]:
     """Run the code of a section and return its names."""
-    section = PAGE.split(f"### {title}\n")[1].split("\n### ")[0]
     names: dict[str, object] = {}
-    exec(re.search(r"```py\n(.*?)```", section, re.DOTALL)[1], names)
+    exec(code_of_section(title), names)
     return names
 
 
@@ -46,3 +51,11 @@ def test_the_metric_is_the_mean_reciprocal_rank() -> None:
         rank = sum(similarity[row, other] >= similarity[row, row] for other in range(3))
         expected.append(1 / rank)
     assert metric(source, target) == pytest.approx(sum(expected) / 3)
+
+
+def test_the_trainer_of_transformers_trains_the_model(
+    tiny_bert_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    exec(code_of_section("The training loop").replace("xlm-roberta-base", str(tiny_bert_dir)), {})
+    assert (tmp_path / "out-plain" / "model.safetensors").is_file()

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import built, results, state, synthetic_pairs
+from conftest import REPOSITORY, built, results, state, synthetic_pairs
 from forked import processes
 from safetensors.torch import load_file
 from transformers import AutoModel, AutoTokenizer
@@ -20,12 +21,14 @@ from dap.training.batches import BitextCollator
 from dap.training.resuming import FINISHED
 from dap.training.trainer import DAPTrainer
 from dap.training.training_arguments import parse_arguments
+from objectives_dap import OBJECTIVES
 from train_dap import build_datasets, main, run
 
 
 def test_training_improves_retrieval_and_saves_the_best_model(
-    flags: list[str], tmp_path: Path
+    flags: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level("INFO")
     out = tmp_path / "out"
     more = (
         "--objective tr --learning_rate 5e-3 --max_steps 80 --eval_strategy steps --eval_steps 40 "
@@ -33,16 +36,46 @@ def test_training_improves_retrieval_and_saves_the_best_model(
     )
     run([*flags, *more.split(), "--output_dir", str(out)])
     history = state(out)["log_history"]
+    best = state(out)["best_global_step"]
+    accuracy = results(out)["eval_mean_accuracy"]
+    told = f"kept step {best} of 80: mean accuracy {accuracy:.1f}% on dev pairs; written to {out}"
+    assert told in caplog.text
+    assert "new PAD/BOS/EOS tokens" not in caplog.text  # the configuration has them already
     means = [line["eval_mean_accuracy"] for line in history if "eval_mean_accuracy" in line]
     assert max(means) > means[0] + 20
     assert results(out)["eval_mean_accuracy"] == pytest.approx(max(means))
     if find_spec("matplotlib"):
-        assert "<!-- accuracy on dev pairs, % -->" in (out / CURVES).read_text()
+        assert "<!-- accuracy on dev pairs -->" in (out / CURVES).read_text()
     assert AutoModel.from_pretrained(out).config.model_type == "dap"
     pickles = [path.name for path in out.iterdir() if path.suffix in (".bin", ".pt", ".pth")]
     assert not pickles
     with pytest.raises(ValueError, match="finished run"):
         run([*flags, "--max_steps", "2", "--output_dir", str(out)])
+
+
+def test_a_file_of_the_user_adds_an_objective_and_a_flag(
+    flags: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    page = (REPOSITORY / "docs" / "architecture.md").read_text(encoding="utf-8")
+    section = page.split("### An objective")[1]
+    (tmp_path / "my_loss.py").write_text(re.search(r"```py\n(.*?)```", section, re.DOTALL)[1])
+    plugin = ["--plugin", str(tmp_path / "my_loss.py")]
+    more = ["--objective", "tr+bag", "--bag_weight", "0.25", "--max_steps", "2"]
+    more += ["--logging_steps", "1", "--output_dir", str(tmp_path / "out")]
+    try:
+        run([*flags, *plugin, *more])
+    finally:
+        OBJECTIVES.pop("bag", None)
+    first = state(tmp_path / "out")["log_history"][0]
+    assert first["loss"] == pytest.approx(first["tr_loss"] + 0.25 * first["bag_loss"], abs=1e-3)
+    assert json.loads((tmp_path / "out/config.json").read_text())["bag_weight"] == 0.25
+    assert json.loads((tmp_path / "out/run.json").read_text())["bag_weight"] == 0.25
+
+    (tmp_path / "empty.py").write_text("")
+    with pytest.raises(UserError, match="empty.py adds no objective"):
+        run([*flags, "--plugin", str(tmp_path / "empty.py"), *more])
+    with pytest.raises(UserError, match=r"--train_dta: did you mean --train_data\?"):
+        run(["--train_dta", "corpus/"])
 
 
 def run_killed_at(step: int, flags: list[str]) -> None:

@@ -10,8 +10,14 @@ from dap.reports.paper import DIRECTIONS
 CURVES = "curves.svg"  # file name in a training's output folder
 #: Title of a panel -> the evaluation metrics that it shows.
 EVALUATED = {
-    "accuracy on dev pairs, %": ["eval_mean_accuracy", "eval_mean_pool_accuracy"],
-    "nats per token from the source": ["eval_rtl_source_nats", "eval_bow_source_nats"],
+    "accuracy on dev pairs": ["eval_mean_accuracy", "eval_mean_pool_accuracy"],
+    "information from the source": ["eval_rtl_source_nats", "eval_bow_source_nats"],
+}
+#: Title of a panel -> label of its vertical axis.
+UNITS = {
+    "training loss": "nats",
+    "accuracy on dev pairs": "accuracy, %",
+    "information from the source": "nats per token",
 }
 MARKERS = "os^D"  # of matplotlib, one per report
 
@@ -46,7 +52,7 @@ def curves(
 
     >>> history = [{"step": step, "loss": 9 - step} for step in (1, 2, 3)]
     >>> curves(history + [{"step": 3, "train_loss": 7}])
-    {'training loss, nats': {'loss': [(1, 8), (2, 7), (3, 6)]}}
+    {'training loss': {'loss': [(1, 8), (2, 7), (3, 6)]}}
     """
     losses: dict[str, None] = {}
     for line in history:
@@ -54,7 +60,7 @@ def curves(
             losses |= dict.fromkeys(name for name in line if name.endswith("loss"))
 
     panels = {}
-    for title, names in {"training loss, nats": list(losses), **EVALUATED}.items():
+    for title, names in {"training loss": list(losses), **EVALUATED}.items():
         lines = {}
         for name in names:
             points = [(line["step"], line[name]) for line in history if name in line]
@@ -65,26 +71,33 @@ def curves(
     return panels
 
 
-def plot_curves(history: Sequence[Mapping[str, float]], path: str | Path) -> None:
-    """Draw the curves of a training (`curves`). Write no picture if no curve has 3 points.
+def plot_curves(
+    history: Sequence[Mapping[str, float]], path: str | Path, kept: int | None = None
+) -> None:
+    """Draw the curves of a training. Write no picture if no curve has 3 points.
 
     Args:
         history: the `log_history` of a Trainer: a dictionary of metrics and "step" per log.
         path: picture to write: .svg, .png or .pdf.
+        kept: step of the weights that were kept, which a dotted line marks. None draws no line.
     """
     panels = curves(history)
     if not panels:
         return
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(4.2 * len(panels), 3.2), layout="constrained")
+    figure = Figure(figsize=(4.2 * len(panels), 3.8), layout="constrained")
     all_axes = figure.subplots(1, len(panels), squeeze=False)[0]
     for axes, (title, lines) in zip(all_axes, panels.items(), strict=True):
         for name, points in lines.items():
-            axes.plot(*zip(*points, strict=True), label=name.removeprefix("eval_"))
-        axes.set(title=title, xlabel="step")
+            label = name.removeprefix("eval_").replace("_", " ")
+            axes.plot(*zip(*points, strict=True), label=label)
+        if kept is not None:
+            axes.axvline(kept, color="grey", linestyle=":", label="kept step")
+        axes.set(title=title, xlabel="step", ylabel=UNITS[title])
         axes.grid(alpha=0.3)
-        axes.legend(fontsize=8)
+        # below the axes, so that it covers no curve
+        axes.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=2)
     figure.savefig(path)
 
 

@@ -23,7 +23,13 @@ from dap.addresses import public_name
 from dap.errors import UserError, one_line
 from dap.file_io import read_object, write_json
 from dap.reports import RECORD
-from dap.training.training_arguments import CONFIG_FIELDS, GROUPS, Arguments, DAPTrainingArguments
+from dap.training.training_arguments import (
+    CONFIG_FIELDS,
+    GROUPS,
+    Arguments,
+    DAPTrainingArguments,
+    added_weights,
+)
 from modeling_dap import DAPConfig
 
 logger = logging.getLogger(__name__)
@@ -58,7 +64,7 @@ REPLACED = ("per_device_train_batch_size", "total_train_batch_size", "validation
 #: Arguments that may be paths. The record has their last parts.
 PATHS = (
     "model_name_or_path", "config_name", "tokenizer_name", "init_heads_from",
-    "target_vocabulary_file", "train_data",
+    "target_vocabulary_file", "train_data", "plugin",
 )  # fmt: skip
 
 #: Arguments that decide the order of a stream. Text that is read at once has a digest instead.
@@ -438,6 +444,8 @@ def describe_run(
     # The configuration has the defaults filled in.
     for name in CONFIG_FIELDS:
         record[name] = getattr(config, name)
+    for name in added_weights():
+        record[name] = getattr(config, name, 1.0)
     # Stored records of runs have this key, so it keeps its name.
     record["pairs a step"] = training.per_device_train_batch_size * training.world_size
     record["processes"] = training.world_size

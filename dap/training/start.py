@@ -264,6 +264,11 @@ def load_model(
             subfolder = start.library.subfolder
             model = model_class.from_encoder(start.name, subfolder=subfolder, **fields, **hub)
 
+    # Otherwise `Trainer` does this, and prints a notice.
+    for token in ("pad_token_id", "bos_token_id", "eos_token_id"):
+        if getattr(start.tokenizer, token) is not None:
+            setattr(model.config, token, getattr(start.tokenizer, token))
+
     if start.heads is not None:
         with refusals(f"--init_heads_from {args.init_heads_from}"):
             taken = copy_heads(model, start.heads)
@@ -272,8 +277,11 @@ def load_model(
 
 
 def is_changeable(field: str) -> bool:
-    """Tell whether a field of `DAPConfig` may change when a checkpoint is trained further."""
-    return FIELDS[field].metadata.get("changeable", False)
+    """Tell whether a field of `DAPConfig` may change when a checkpoint is trained further.
+
+    The weight of an objective that is not ours is no such field, and may change.
+    """
+    return field not in FIELDS or FIELDS[field].metadata.get("changeable", False)
 
 
 def check_changes(start: Start, given: Mapping[str, Any], train: Mapping[str, Any]) -> None:
@@ -289,7 +297,7 @@ def check_changes(start: Start, given: Mapping[str, Any], train: Mapping[str, An
             has no embedding for a language.
     """
     for key, value in given.items():
-        saved = getattr(start.config, key)
+        saved = getattr(start.config, key, None)
         if value != saved and not is_changeable(key):
             raise UserError(
                 f"{start.name} was trained with {key}={saved!r}, not {value!r}: leave --{key} out "

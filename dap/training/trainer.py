@@ -11,8 +11,8 @@ Beside what `Trainer` does, it
 
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ from transformers import (
     TrainingArguments,
 )
 from transformers.trainer_callback import ExportableState
+from transformers.utils import logging as transformers_logging
 
 from dap.encoding import LibrarySettings, SentenceEncoder, encode_shared
 from dap.errors import SHOWN, UserError
@@ -49,6 +50,9 @@ from modeling_dap import DAPForPreTraining, DAPForPreTrainingOutput
 
 #: Distance of the seeds of two processes, so that they are no seeds of other runs.
 SEEDS_BETWEEN_PROCESSES = 1_000_003
+
+#: Values that seldom change, and are then not printed again -> what they are at first.
+SELDOM_NEWS = {"negatives": None, "ignored_tokens": 0.0}
 
 DevPairs = tuple[Sequence[str], Sequence[str]]  # sources and targets of a language, line by line
 
@@ -570,7 +574,7 @@ class DAPTrainer(ResumableTrainer):
             state_dict: the weights, as in `Trainer`. None: those of the model.
         """
         self.do_checks()
-        with own_class(self.model):
+        with own_class(self.model), no_bars():
             super()._save(output_dir, state_dict)
         # Under FSDP all processes come here.
         if self.args.should_save:
@@ -579,6 +583,18 @@ class DAPTrainer(ResumableTrainer):
             length = self.library.max_seq_length
             encoder = SentenceEncoder(model, self.processing_class, None, self.prefix, length)
             write_modules(encoder, folder, self.library.normalize, None, self.library.prompts)
+
+
+@contextmanager
+def no_bars() -> Iterator[None]:
+    """Show no progress bars of Transformers within the block, such as that of writing weights."""
+    were_shown = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if were_shown:
+            transformers_logging.enable_progress_bar()
 
 
 def require_heads(model: DAPForPreTraining, argument: str) -> None:
@@ -688,32 +704,58 @@ class StepMeter:
         return values
 
 
-def brief(logs: dict[str, Any]) -> dict[str, Any]:
-    """Shorten a line of the log: of the accuracies by direction, keep only the three lowest.
+def brief(logs: dict[str, Any], before: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Shorten a line of the log for the screen.
 
-    All other values stay.
+    - Of the accuracies by language, only the lowest is shown, with its direction.
+    - Values in `SELDOM_NEWS` are shown only if they have changed.
 
-    >>> logs = {"eval_de-en_accuracy": 9, "eval_en-de_accuracy": 7}
-    >>> brief(logs | {"eval_fr-en_accuracy": 8, "eval_en-fr_accuracy": 6})
-    {'eval_en-de_accuracy': 7, 'eval_fr-en_accuracy': 8, 'eval_en-fr_accuracy': 6}
+    >>> logs = {"eval_de-en_accuracy": 90.0, "eval_en-de_accuracy": 75.25, "negatives": 63.0}
+    >>> brief(logs | {"eval_mean_accuracy": 82.625, "ignored_tokens": 0.0})
+    {'negatives': 63.0, 'eval_mean_accuracy': 82.625, 'eval_lowest': 'en-de 75.2'}
+
+    Args:
+        logs: values by name.
+        before: values of `SELDOM_NEWS` in the last line, which is updated. None for the first line.
     """
-    directions = [name for name in logs if re.fullmatch(r".+_\w+-\w+_accuracy", name)]
-    hidden = sorted(directions, key=logs.get)[3:]
-    return {name: value for name, value in logs.items() if name not in hidden}
+    before = {} if before is None else before
+    shown = {}
+    directions = {}
+    for name, value in logs.items():
+        direction = re.fullmatch(r"(.+)_(\w+-\w+)_accuracy", name)
+        if direction:
+            directions[direction[2]] = value
+            prefix = direction[1]
+        elif name not in SELDOM_NEWS or value != before.get(name, SELDOM_NEWS[name]):
+            shown[name] = value
+        if name in SELDOM_NEWS:
+            before[name] = value
+    if directions:
+        lowest = min(directions, key=directions.get)
+        shown[f"{prefix}_lowest"] = f"{lowest} {directions[lowest]:.1f}"
+    return shown
 
 
 class BriefPrinter(PrinterCallback):
     """Callback that prints the lines of the log, shortened by `brief`."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.before: dict[str, Any] = {}
+
     def on_log(self, *args: Any, logs: dict[str, Any], **kwargs: Any) -> None:
-        super().on_log(*args, logs=brief(logs), **kwargs)
+        super().on_log(*args, logs=brief(logs, self.before), **kwargs)
 
 
 class BriefProgress(ProgressCallback):
     """Callback that shows the progress bar, and the lines of the log, shortened by `brief`."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.before: dict[str, Any] = {}
+
     def on_log(self, *args: Any, logs: dict[str, Any], **kwargs: Any) -> None:
-        super().on_log(*args, logs=brief(logs), **kwargs)
+        super().on_log(*args, logs=brief(logs, self.before), **kwargs)
 
 
 class EpochOfSampler(TrainerCallback):

@@ -1,5 +1,6 @@
 """The arguments of `train_dap.py`. Flags override a YAML recipe, which overrides the defaults."""
 
+import argparse
 import dataclasses
 import inspect
 import json
@@ -14,12 +15,15 @@ from typing import Any
 import yaml
 from transformers import TrainingArguments
 from transformers.hf_argparser import HfArg
+from transformers.integrations import is_tensorboard_available
 from transformers.trainer_utils import HubStrategy, SchedulerType
 from transformers.utils.chat_template_utils import parse_google_format_docstring
 
 from configuration_dap import FIELDS, DAPConfig
 from dap.arguments import ArgumentParser, arg
 from dap.errors import UserError, one_line
+from dap.training.plugins import load_plugin
+from objectives_dap import OBJECTIVES
 
 #: Fields of `DAPConfig` that are read from the text and its tokenizer, so that nobody chooses them.
 FROM_TEXT = ("rtl_languages", "target_vocab_size", "mask_token_id")
@@ -66,6 +70,12 @@ def config_arguments() -> Iterator[tuple[str, Any, dataclasses.Field]]:
         yield name, field.type | None, HfArg(default=None, help=text, metadata=options)
 
 
+def added_weights() -> list[str]:
+    """Return the names of the weights of objectives that are not ours, such as "bag_weight"."""
+    weights = [f"{name}_weight" for name in OBJECTIVES]
+    return [weight for weight in weights if weight not in CONFIG_FIELDS]
+
+
 @dataclass
 class StartArguments:
     """Arguments that name the checkpoint from which training starts, and say how to load it."""
@@ -103,6 +113,11 @@ class StartArguments:
         "JSON file of the token ids that RTL and BOW predict, as written by "
         "prepare_data.py --target_vocabulary.",
     )
+    plugin: list[str] = arg(
+        [],
+        "Python files that add objectives of your own (docs/architecture.md). Each objective NAME "
+        "gets a flag --NAME_weight.",
+    )
     prediction_bias: str = arg(
         "zeros",
         "Bias of a new prediction head: zeros, or frequencies (log of the token frequencies in "
@@ -127,9 +142,10 @@ def given_fields(args: PretrainingModelArguments) -> dict[str, Any]:
 
     Fields that were not given are None in the arguments, and left out.
     """
+    fields = {*CONFIG_FIELDS, *added_weights()}
     given = {}
     for name, value in vars(args).items():
-        if name in CONFIG_FIELDS and value is not None:
+        if name in fields and value is not None:
             given[name] = value
     return given
 
@@ -369,6 +385,11 @@ class DAPTrainingArguments(TrainingArguments):
             "accelerator_config.split_batches": (not accelerator.split_batches, "false"),
         }
         require(self, allowed)
+        if "tensorboard" in self.report_to and not is_tensorboard_available():
+            raise UserError(
+                "--report_to tensorboard: its package is missing: pip install tensorboard, or give "
+                "--report_to none"
+            )
         if self.eval_strategy == "no" and (patience is not None or self.save_strategy == "best"):
             chosen = "save_strategy=best"
             if patience is not None:
@@ -482,6 +503,7 @@ def parse_arguments(argv: list[str]) -> Arguments:
         UserError: an argument is unknown or wrong, two exclude each other, no model is given, or
             there is no such recipe.
     """
+    load_plugins_of(argv)
     if argv and not argv[0].startswith("-"):
         flags = argv[1:]
         argv = recipe_flags(find_recipe(argv[0]), without=rivals_of(flags)) + flags
@@ -493,7 +515,8 @@ def parse_arguments(argv: list[str]) -> Arguments:
     if given("num_train_epochs", argv):
         argv = [*argv, "--max_steps", "-1"]
 
-    parser = ArgumentParser(GROUPS, usage=USAGE, allow_abbrev=False)
+    groups = (with_added_weights(), *GROUPS[1:])
+    parser = ArgumentParser(groups, usage=USAGE, allow_abbrev=False)
     model, data, training = parser.parse_args_into_dataclasses(args=argv)
     if model.model_name_or_path is None and model.config_name is None:
         raise UserError(
@@ -521,6 +544,32 @@ def find_recipe(name: str) -> Path:
     if name not in own:
         raise UserError(f"{name}: no such recipe. Give a YAML file, or one of {', '.join(own)}.")
     return own[name]
+
+
+def load_plugins_of(flags: list[str]) -> None:
+    """Run the files that `--plugin` names, so that their objectives are known.
+
+    Args:
+        flags: the command line. `--plugin` of a recipe is loaded when the recipe is read.
+    """
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--plugin", nargs="+", default=[])
+    for path in parser.parse_known_args(flags)[0].plugin:
+        load_plugin(path)
+
+
+def with_added_weights() -> type[PretrainingModelArguments]:
+    """Add a flag for the weight of each objective that is not ours to the model's arguments."""
+    fields = []
+    for weight in added_weights():
+        objective = weight.removesuffix("_weight")
+        text = f"factor of the loss of {objective}. Default: 1, or that of the checkpoint."
+        fields.append((weight, float | None, arg(None, text)))
+    if not fields:
+        return PretrainingModelArguments
+    return dataclasses.make_dataclass(
+        "PretrainingModelArguments", fields, bases=(PretrainingModelArguments,)
+    )
 
 
 def rivals_of(flags: list[str]) -> set[str]:
@@ -619,7 +668,11 @@ def recipe_arguments(path: Path) -> dict[str, Any]:
         kind = type(recipe).__name__
         raise UserError(f"{path}: expected lines of `argument: value`, found {kind}.")
 
+    plugins = recipe.get("plugin") or []
+    for plugin in [plugins] if isinstance(plugins, str) else plugins:
+        load_plugin(plugin)
     known = {field.name for group in GROUPS for field in dataclasses.fields(group)}
+    known.update(added_weights())
     unknown = sorted(map(str, recipe.keys() - known))
     if unknown:
         raise UserError(

@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerFast, TrainingArguments
 import dap.training.trainer
 from dap.text.corpus import load_bitext
 from dap.training.batches import BitextCollator, LanguageMixSampler, tokenize_bitext
-from dap.training.trainer import DAPTrainer, StepMeter
+from dap.training.trainer import DAPTrainer, StepMeter, brief
 from dap.training.training_arguments import DAPTrainingArguments
 from encoder_dap import pool
 from modeling_dap import DAPForPreTraining
@@ -203,12 +203,22 @@ def test_an_evaluation_is_printed_in_brief_and_logged_in_full(
     (logged,) = lines_with("eval_mean_accuracy", trainer)
     directions = [name for name in logged if name.endswith("_accuracy") and "-" in name]
     printed = "".join(capsys.readouterr())
-    shown = [name for name in directions if name in printed]
-    hidden = [name for name in directions if name not in printed]
-    assert (len(shown), len(hidden)) == (3, 3)
-    assert max(logged[name] for name in shown) <= min(logged[name] for name in hidden)
+    assert not [name for name in directions if name in printed]
+    lowest = min(directions, key=logged.get)
+    direction = lowest.removeprefix("eval_").removesuffix("_accuracy")
+    assert f"'eval_lowest': '{direction} {logged[lowest]:.1f}'" in printed
     for name in ("eval_mean_accuracy", "eval_seconds", "tr_loss"):
         assert name in printed
+    assert "Writing model shards" not in printed
+    assert "new PAD/BOS/EOS tokens" not in printed
+
+
+def test_values_that_do_not_change_are_printed_once() -> None:
+    before: dict[str, Any] = {}
+    first = {"tr_loss": 1.0, "negatives": 63.0, "ignored_tokens": 0.0}
+    assert brief(first, before) == {"tr_loss": 1.0, "negatives": 63.0}
+    assert brief(first, before) == {"tr_loss": 1.0}
+    assert brief(first | {"ignored_tokens": 2.0}, before) == {"tr_loss": 1.0, "ignored_tokens": 2.0}
 
 
 # Evaluation
