@@ -40,6 +40,7 @@ from dap.encoding import (
     embed_to_disk,
     encode_shared,
     launched,
+    load_encoder,
     model_fingerprint,
     require_finite,
     tokens_of_a_batch,
@@ -217,10 +218,8 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
             return {}
 
         # retrieve
-        numbers = accuracy_numbers(pairs, accuracies_of(vectors))
         has_pool = data_args.pool == "multilingual"
-        if has_pool:
-            add_pool_numbers(numbers, vectors)
+        numbers = retrieval_numbers(pairs, vectors, has_pool)
         seconds = time.perf_counter() - started
         if copies is not None:
             numbers["hard_negatives"] = hard_negative_numbers(pairs, copies, vectors)
@@ -243,6 +242,53 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
         for line in written:
             print(line)
     return content
+
+
+def evaluate_retrieval(
+    model: str | Encoder,
+    data: str | Path | Sequence[str | Path],
+    languages: Sequence[str] | None = None,
+    pool: str = "monolingual",
+    hard_negatives: bool = False,
+    max_pairs: int | None = None,
+    token_budget: int = 4096,
+) -> dict[str, Any]:
+    """Measure retrieval accuracy from Python, as the command does.
+
+    Example:
+        numbers = evaluate_retrieval("out", "tatoeba/", languages=["de", "fr"])
+        print(numbers["averages"]["2 of 36 languages"]["xx-en"])  # percent
+
+    Args:
+        model: a folder, a Hub id, or an encoder that is loaded already.
+        data: folders or files of parallel text with English, as of `--data_dir`.
+        languages: codes of the languages to evaluate. None evaluates all.
+        pool: "monolingual", or "multilingual" to also measure a pool that holds the other sentences
+            of the query's language.
+        hard_negatives: also measure the error with changed copies of the English sentences.
+        max_pairs: most pairs of each language, from the first on. None takes all.
+        token_budget: most tokens per batch, padding included.
+
+    Returns:
+        "languages" -> language code -> "pairs", "xx-en" and "en-xx" (accuracy in percent).
+        "averages" -> group of languages -> "xx-en" and "en-xx". With the other options also their
+        numbers, under the names of the JSON report.
+
+    Raises:
+        UserError: an option is wrong, a file cannot be used, or a vector has NaN.
+    """
+    if pool not in POOLS:
+        raise UserError(f"pool={pool!r}: give one of {', '.join(POOLS)}")
+    paths = [data] if isinstance(data, str | Path) else list(data)
+    pairs = read_languages([str(path) for path in paths], languages, max_pairs)
+    copies = copies_of(pairs) if hard_negatives else None
+    encoder = load_encoder(model) if isinstance(model, str) else model
+
+    vectors = encode_texts(encoder, texts_of(pairs, copies), token_budget)
+    numbers = retrieval_numbers(pairs, vectors, pool == "multilingual")
+    if copies is not None:
+        numbers["hard_negatives"] = hard_negative_numbers(pairs, copies, vectors)
+    return numbers
 
 
 # From files to texts
@@ -464,6 +510,22 @@ def evaluate(encoder: Encoder, pairs: PairsByLanguage, token_budget: int = 4096)
         Language code -> accuracy in percent (xx→en, en→xx).
     """
     return accuracies_of(encode_texts(encoder, texts_of(pairs), token_budget))
+
+
+def retrieval_numbers(
+    pairs: PairsByLanguage, vectors: Mapping[TextName, np.ndarray], has_pool: bool
+) -> dict[str, Any]:
+    """Measure retrieval accuracy, and put it into the form of the report.
+
+    Args:
+        pairs: language code -> (source, English) sentences.
+        vectors: (language code, side) -> vectors (n, D), as `encode_texts` returns them.
+        has_pool: also measure the pool that holds the other sentences of the query's language.
+    """
+    numbers = accuracy_numbers(pairs, accuracies_of(vectors))
+    if has_pool:
+        add_pool_numbers(numbers, vectors)
+    return numbers
 
 
 def accuracies_of(vectors: Mapping[TextName, np.ndarray]) -> Accuracies:

@@ -29,8 +29,8 @@ from dap.publishing import (
     upload,
     write_space,
 )
+from dap.publishing.mteb_results import read_result
 from dap.publishing.onnx_export import export
-from dap.reports import read_report
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +53,9 @@ class PushArguments:
     space: bool = arg(False, "Also publish a Space of the same id with a search app.")
     onnx: bool = arg(False, "Add ONNX files in onnx/.")
     results: list[str] = arg(
-        [], "Reports of eval_retrieval.py, mine_bitext.py and run_xnli.py, for the model card."
+        [],
+        "For the model card: reports of eval_retrieval.py, mine_bitext.py and run_xnli.py, and "
+        "result files of MTEB.",
     )
     dataset_info: str | None = arg(
         None,
@@ -146,7 +148,7 @@ def write_and_push(
         _require_onnx()
 
     local = fetch_checkpoint(checkpoint, args.revision)
-    reports = {path: read_report(path, merged=True) for path in args.results}
+    reports = {path: read_result(path) for path in args.results}
     for path, report in reports.items():
         _warn_about_another_model(path, report, {checkpoint, args.repo_id}, local)
     sources = read_sources(local, list(reports.values()), args.dataset_info, args.license)
@@ -186,7 +188,8 @@ def _warn_about_another_model(
 ) -> None:
     """Log a warning if a report does not name the published checkpoint as its model.
 
-    For a merged report, one of its models must be the checkpoint.
+    Results of MTEB name no model, so there is no warning about them. For a merged report, one of
+    its models must be the checkpoint.
 
     Args:
         path: file of the report, for the message.
@@ -198,6 +201,8 @@ def _warn_about_another_model(
     for model in models:
         if model in names or Path(model).resolve() == local.resolve():
             return
+    if not models:  # as in a result of MTEB
+        return
     logger.warning(
         "%s is about %s: is this the checkpoint that you publish?", path, ", ".join(models)
     )

@@ -178,7 +178,7 @@ setup(
             f"prepare-data={PACKAGE}.prepare_data:main",
             f"push-to-hub={PACKAGE}.push_to_hub:main",
             f"export-onnx={PACKAGE}.publishing.onnx_export:main",
-            f"merge-reports={PACKAGE}.reports.merge:main",
+            f"merge-reports={PACKAGE}.reports.command_line:main",
         ]
     },
     project_urls={

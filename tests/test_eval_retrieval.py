@@ -20,10 +20,10 @@ from dap.encoding.sentence_encoder import SentenceEncoder
 from dap.errors import UserError
 from dap.publishing.card_results import report_text
 from dap.reports import plot_accuracies
-from dap.reports.merge import run as merge_reports
+from dap.reports.command_line import run as merge_reports
 from dap.search.retrieval import multilingual_pool_accuracy, retrieval_accuracy
 from dap.search.xsim import COPY_KINDS, hard_negative_copies, hard_negative_errors
-from eval_retrieval import main, read_languages, run
+from eval_retrieval import POOLS, evaluate_retrieval, main, read_languages, run
 from modeling_dap import DAPForPreTraining
 
 
@@ -47,6 +47,11 @@ def test_report_holds_the_accuracy_of_both_directions(
         accuracies = [numbers[direction] for numbers in made["languages"].values()]
         assert mean[direction] == pytest.approx(np.mean(accuracies), abs=1e-3)
     assert made["settings"]["pooling"] == "mean"
+    from_python = evaluate_retrieval(encoder, bitext_dir, languages=["deu", "sw"], pool=POOLS[1])
+    assert from_python["languages"]["de"].items() >= made["languages"]["de"].items()
+    assert "pool_xx-en" in from_python["averages"]["2 of 36 languages"]
+    with pytest.raises(UserError, match="pool='all'"):
+        evaluate_retrieval(encoder, bitext_dir, pool="all")
     printed = capsys.readouterr().out
     assert "3 of 36 languages" in printed
     assert "paper" not in printed  # no group is complete

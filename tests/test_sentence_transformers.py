@@ -1,20 +1,26 @@
 """`DAPLoss` in sentence-transformers' trainer against `DAPForPreTraining` by itself."""
 
 import copy
+from contextlib import nullcontext
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from conftest import synthetic_pairs, tiny_config
 from datasets import Dataset
+from forked import run_two
 from sentence_transformers import (
     SentenceTransformer,
     SentenceTransformerTrainer,
     SentenceTransformerTrainingArguments,
 )
+from sentence_transformers.losses import MatryoshkaLoss
 from sentence_transformers.models import Dense, Normalize, Pooling, Transformer
+from torch.nn.parallel import DistributedDataParallel
 
-from dap.sentence_transformers import DAPLoss, KeepHeads
+from dap.sentence_transformers import HEADS_FILE, DAPLoss, KeepHeads
 from modeling_dap import DAPForPreTraining
 
 PAIRS = synthetic_pairs("de", 6)
@@ -29,16 +35,24 @@ def library_model(
 
 
 @pytest.mark.parametrize(
-    ("objective", "pooling", "bf16"),
+    ("objective", "pooling", "bf16", "size"),
     [
-        ("tr", "cls", False),
-        ("tr+rtl", "mean", False),
-        ("tr+rtl", "mean", True),
-        ("tr+rtl+tlm", "cls", False),
+        ("tr", "cls", False, None),
+        ("tr+rtl", "mean", False, None),
+        ("tr+rtl", "mean", True, None),
+        ("tr+rtl+tlm", "cls", False, None),
+        ("tr", "cls", False, 4),
+        ("tr+rtl", "mean", False, 4),
+        ("tr+rtl+tlm+bow", "cls", False, 4),
     ],
 )
 def test_gradients_are_those_of_the_model_by_itself(
-    objective: str, pooling: str, bf16: bool, tiny_bert_dir: Path, tmp_path: Path
+    objective: str,
+    pooling: str,
+    bf16: bool,
+    size: int | None,
+    tiny_bert_dir: Path,
+    tmp_path: Path,
 ) -> None:
     fields = {"rtl_weight": 0.5, "rtl_ratio": 0.7} if "rtl" in objective else {}
     heads = DAPForPreTraining.from_encoder(str(tiny_bert_dir), objective=objective, **fields)
@@ -46,7 +60,7 @@ def test_gradients_are_those_of_the_model_by_itself(
     alone.config.pooling = pooling
     model = library_model(tiny_bert_dir, pooling, Normalize())
     model.max_seq_length = 9
-    loss = DAPLoss(model, heads.eval())
+    loss = DAPLoss(model, heads.eval(), mini_batch_size=size)
     columns = dict(zip(("anchor", "positive", "negative"), zip(*PAIRS, strict=True)))
     columns["negative"] = columns["positive"][1:] + ("no copy of these words",)
     options = {"per_device_train_batch_size": 6, "report_to": [], "bf16": bf16, "use_cpu": True}
@@ -103,6 +117,14 @@ def test_what_the_loss_cannot_train_is_refused(tiny_bert_dir: Path) -> None:
     with pytest.raises(ValueError, match=r"\['bert', 3, 32, 99\]"):
         DAPLoss(library_model(tiny_bert_dir), smaller)
 
+    model = library_model(tiny_bert_dir)
+    loss = DAPLoss(model, DAPForPreTraining.from_encoder(str(tiny_bert_dir), objective="tr"))
+    assert "li-etal-2023-dual" in loss.citation
+    nested = MatryoshkaLoss(model, loss, [32, 16])
+    features = {"input_ids": torch.tensor([[0, 5, 2]]), "attention_mask": torch.ones(1, 3).long()}
+    with pytest.raises(ValueError, match="tr_matryoshka_dims"):
+        nested([features, features], None)
+
     packed = {"input_ids": torch.ones(2, 3).long()}
     features = packed | {"attention_mask": packed["input_ids"]}
     model = library_model(tiny_bert_dir)
@@ -140,6 +162,49 @@ def test_a_run_resumes_with_its_heads_or_not_at_all(tiny_bert_dir: Path, tmp_pat
     for name, value in resumed.loss.dap.state_dict().items():
         torch.testing.assert_close(value, expected[name], msg=name)
 
+    assert (tmp_path / "checkpoint-2" / HEADS_FILE).is_file()
     without = make_trainer(3, keeps_heads=False)
     with pytest.raises(ValueError, match="not the heads of this loss"):
         without.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+
+
+def gradients_of_share(rank: int, world: int, folder: Path) -> dict[str, torch.Tensor]:
+    """Return the gradients of two micro-batches after the backward passes of one process."""
+    torch.manual_seed(0)
+    heads = DAPForPreTraining.from_encoder(str(folder), objective="tr+rtl")
+    model = library_model(folder)
+    loss = DAPLoss(model, heads, mini_batch_size=None if world == 1 else 2)
+    if world > 1:
+        loss.model = DistributedDataParallel(model, find_unused_parameters=True)
+    model.train()
+    for number in range(2):
+        texts = []
+        for side in zip(*synthetic_pairs("de", 6, seed=number), strict=True):
+            batch = model.preprocess(list(side[rank * 6 // world : (rank + 1) * 6 // world]))
+            texts.append({name: batch[name] for name in ("input_ids", "attention_mask")})
+        waits = world > 1 and number == 0  # gradients are exchanged in the last micro-batch
+        with loss.model.no_sync() if waits else nullcontext():
+            (sum(loss(texts, None).values()) / 2).backward()
+    return {
+        name: weight.grad for name, weight in heads.named_parameters() if weight.grad is not None
+    }
+
+
+def save_gradients(rank: int, encoder: Path, folder: Path) -> None:
+    """Compute the gradients in one process of two. The first process saves them."""
+    dist.init_process_group("gloo", timeout=timedelta(seconds=100))
+    found = gradients_of_share(rank, 2, encoder)
+    if rank == 0:
+        torch.save(found, folder / "gradients.pt")
+    dist.destroy_process_group()
+
+
+def test_two_processes_give_the_gradients_of_one_with_all_pairs(
+    tiny_bert_dir: Path, tmp_path: Path
+) -> None:
+    run_two(save_gradients, tiny_bert_dir, tmp_path)
+    found = torch.load(tmp_path / "gradients.pt")
+    expected = gradients_of_share(0, 1, tiny_bert_dir)
+    assert found.keys() == expected.keys()
+    for name, gradient in expected.items():
+        torch.testing.assert_close(found[name], gradient, rtol=1e-3, atol=1e-6, msg=name)

@@ -21,6 +21,7 @@ METRICS = {
     "precision": ("precision", "precision"),
     "recall": ("recall", "recall"),
     "f1": ("f1", "F1"),
+    "main_score": ("main_score", "main score"),
 }
 #: Key of a number that is not a metric of the Hub -> name on the card.
 OTHER_NAMES = {
@@ -31,6 +32,7 @@ OTHER_NAMES = {
 TASKS = {
     "xx-en": ("sentence-similarity", "bitext retrieval"),
     "f1": ("sentence-similarity", "bitext mining"),
+    "main_score": ("sentence-similarity", "MTEB"),
     "accuracy": ("text-classification", "natural language inference"),
 }
 HUB_DATASETS = ("facebook/xnli",)  # default data of an evaluation

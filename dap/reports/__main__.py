@@ -1,6 +1,6 @@
-"""Run `python -m dap.reports`, which merges the reports of several seeds."""
+"""Run `python -m dap.reports`, which merges or compares reports."""
 
-from dap.reports.merge import main
+from dap.reports.command_line import main
 
 if __name__ == "__main__":
     main()

@@ -1,21 +1,16 @@
 """Merge the reports of several seeds, and show them beside the paper's numbers.
 
-    python -m dap.reports seed1.json seed2.json seed3.json --output merged.json
-
 All reports must have the same protocol, data and settings. Reports of bitext mining may be about
 several language pairs.
 """
 
-import argparse
 import re
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from dap.commands import add_version, command, guarded
 from dap.errors import UserError
-from dap.file_io import write_json
 from dap.reports.paper import (
     BUCC_PAIRS,
     BUCC_PROTOCOLS,
@@ -24,7 +19,7 @@ from dap.reports.paper import (
     tatoeba_tables,
     xnli_table,
 )
-from dap.reports.records import HEAD, read_report, timestamp
+from dap.reports.records import HEAD, timestamp
 from dap.reports.rendering import text_table
 
 #: Numbers that give the size of the test set. They must be equal in all reports.
@@ -374,49 +369,3 @@ def _means(node: Any) -> Any:
     if isinstance(node, Mapping):
         return {name: _means(value) for name, value in node.items()}
     return node
-
-
-def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
-    """Merge the reports that the command line names, and print the tables.
-
-    With `--output`, the merged report is written as JSON.
-
-    Args:
-        argv: the command line. None takes the process's own.
-
-    Returns:
-        The merged report.
-
-    Raises:
-        UserError: reports that do not belong together, a file that is not a report, or one that
-            is given twice.
-        FileNotFoundError: no such file.
-    """
-    parser = argparse.ArgumentParser(
-        prog="python -m dap.reports", description=__doc__.splitlines()[0]
-    )
-    parser.add_argument("reports", nargs="+", help="JSON reports of one evaluation, one per seed")
-    parser.add_argument("--output", help="JSON file for the merged report")
-    add_version(parser)
-    arguments = parser.parse_args(argv)
-    for path in arguments.reports:
-        if arguments.reports.count(path) > 1:
-            raise UserError(f"{path} is given twice: give each report once")
-
-    outputs = {} if arguments.output is None else {"--output": arguments.output}
-    with guarded(outputs, inputs=arguments.reports):
-        merged = merge_pairs({path: read_report(path) for path in arguments.reports})
-        if arguments.output:
-            write_json(merged, arguments.output)
-
-    print(f"{merged['model']}: {merged['protocol']}")
-    print(f"mean ± sample standard deviation, n={merged['n']}\n")
-    print(merged_table(merged))
-    if table := paper_beside(merged):
-        print(f"\n{table}")
-    if arguments.output:
-        print(f"written to {arguments.output}")
-    return merged
-
-
-main = command(run)

@@ -64,3 +64,43 @@ def markdown_table(
         lines.append("| " + " | ".join(cells) + " |")
     lines.insert(1, "".join(rule) + "|")
     return "\n".join(lines)
+
+
+#: Characters of a cell -> how LaTeX writes them.
+LATEX = {
+    "&": r"\&",
+    "%": r"\%",
+    "#": r"\#",
+    "_": r"\_",
+    "±": r"$\pm$",
+    "→": r"$\to$",
+    "−": "$-$",
+    "+": "$+$",
+}
+
+
+def latex_table(header: Sequence[Any], rows: Sequence[Sequence[Any]]) -> str:
+    """Format a LaTeX table with the rules of the package booktabs.
+
+    The first column is aligned to the left, the others to the right.
+
+    Args:
+        header: names of the columns.
+        rows: the cells of each row, one per column. They may be of any type.
+
+    >>> print(latex_table(["K", "F1"], [["1", "90.50 ± 0.25"]]))
+    \\begin{tabular}{lr}
+    \\toprule
+    K & F1 \\\\
+    \\midrule
+    1 & 90.50 $\\pm$ 0.25 \\\\
+    \\bottomrule
+    \\end{tabular}
+    """
+    lines = []
+    for row in [header, *rows]:
+        cells = ["".join(LATEX.get(character, character) for character in str(c)) for c in row]
+        lines.append(" & ".join(cells) + r" \\")
+    columns = "l" + "r" * (len(header) - 1)
+    rule = [rf"\begin{{tabular}}{{{columns}}}", r"\toprule", lines[0], r"\midrule"]
+    return "\n".join([*rule, *lines[1:], r"\bottomrule", r"\end{tabular}"])

@@ -26,6 +26,7 @@ from dap.publishing.model_card import (
     model_card,
     read_sources,
 )
+from dap.publishing.mteb_results import read_result
 from dap.reports.merge import merge_seeds
 from dap.reports.records import report
 
@@ -129,7 +130,8 @@ def test_card_says_what_is_known() -> None:
     assert data["widget"][0]["sentences"]
     text = card.text
     assert text.index("89.8%") < text.index("## Results") < text.index("<summary>Recipe")
-    rows = [line for line in text.splitlines() if re.match(r"\| \w", line)]
+    results = text.split("## Results")[1].split("## Use")[0]
+    rows = [line for line in results.splitlines() if re.match(r"\| \w", line)]
     assert not [row for row in rows if "|  |" in row]  # no empty cells
     for expected in (
         "Languages: German, Swahili, English.",
@@ -198,6 +200,29 @@ def test_numbers_of_several_seeds_keep_their_spread() -> None:
     mean = next(result for result in eval_results(merged) if result.dataset_config == "mean")
     assert mean.metric_value == pytest.approx(62.0)
     assert "62.00 ± 1.00" in model_card("user/dap", PLAIN, Sources(reports=[merged])).text
+
+
+def test_results_of_mteb_are_accepted(tmp_path: Path) -> None:
+    scores = [
+        {"hf_subset": "deu-eng", "main_score": 0.95, "f1": 0.95, "accuracy": 0.96},
+        {"hf_subset": "fra-eng", "main_score": 0.85, "f1": 0.85, "accuracy": 0.86},
+    ]
+    content = {"task_name": "Tatoeba", "mteb_version": "2.26.24", "dataset_revision": "69e8f12"}
+    path = tmp_path / "Tatoeba.json"
+    path.write_text(json.dumps(content | {"scores": {"test": scores}}))
+    card = model_card("user/dap", PLAIN, Sources(reports=[read_result(path)]))
+    assert (
+        "**Finds translations in two texts with F1 90.0% (Tatoeba, mean of 2 subsets)" in card.text
+    )
+    assert "| deu-eng | 96.00 | 95.00 | 95.00 |" in card.text
+    values = {
+        (result.dataset_name, result.dataset_config, result.metric_name): result.metric_value
+        for result in eval_results(read_result(path))
+    }
+    assert values["Tatoeba", "fra-eng", "F1"] == 85.0
+    path.write_text(json.dumps(content | {"scores": {"train": scores}}))
+    with pytest.raises(ValueError, match="without scores of test"):
+        read_result(path)
 
 
 def test_results_of_shortened_vectors_are_marked() -> None:

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from dap.file_io import write_json
-from dap.reports.merge import merge_seeds, paper_beside, run
+from dap.reports.command_line import run
+from dap.reports.merge import merge_seeds, paper_beside
 from dap.reports.paper import BUCC_PAIRS
 from dap.reports.records import RECORD, read_report, report, training_record
 

@@ -1,0 +1,66 @@
+"""Read results of MTEB, and put them into the form of our reports."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dap.errors import UserError
+from dap.file_io import read_json
+from dap.reports import read_report
+
+#: Scores of MTEB that a card shows, if a task has them.
+SCORES = ("main_score", "accuracy", "precision", "recall", "f1")
+SPLITS = ("test", "validation", "dev")  # the first that a result has is shown
+
+
+def read_result(path: str | Path) -> dict[str, Any]:
+    """Read a report of one of our commands, or a result file of MTEB.
+
+    Args:
+        path: JSON file. Merged reports of several seeds are accepted, too.
+
+    Raises:
+        FileNotFoundError: no such file.
+        UserError: the file is neither.
+    """
+    content = read_json(path, finite=True)
+    if isinstance(content, dict) and {"task_name", "scores"} <= content.keys():
+        return mteb_report(content, path)
+    return read_report(path, merged=True)
+
+
+def mteb_report(result: Mapping[str, Any], path: str | Path) -> dict[str, Any]:
+    """Put a result of MTEB into the form of a report, with scores in percent.
+
+    Such a file does not say which model it is about, so "models" is empty.
+
+    Args:
+        result: content of the file.
+        path: the file, for the message.
+
+    Raises:
+        UserError: it has no test or validation split, or a split without scores.
+    """
+    scores = result["scores"]
+    found = [split for split in SPLITS if isinstance(scores, Mapping) and scores.get(split)]
+    if not found:
+        raise UserError(f"{path}: a result of MTEB without scores of {' or '.join(SPLITS)}")
+
+    languages: dict[str, dict[str, float]] = {}
+    for subset in scores[found[0]]:
+        percent = {name: 100 * subset[name] for name in SCORES if name in subset}
+        languages[str(subset.get("hf_subset", "default"))] = percent
+    means = {}
+    for name in SCORES:
+        values = [numbers[name] for numbers in languages.values() if name in numbers]
+        if len(values) == len(languages):
+            means[name] = sum(values) / len(values)
+    return {
+        "model": "",
+        "models": [],
+        "protocol": f"MTEB {result.get('mteb_version') or ''}, split {found[0]}",
+        "settings": {"data": result["task_name"], "dataset_revision": result["dataset_revision"]},
+        "languages": languages,
+        "averages": {f"{len(languages)} subsets": means},
+        "time": result.get("date") or "",
+    }
