@@ -83,6 +83,9 @@ class DAPConfig(PreTrainedConfig):
             other.
         tr_hard_negatives: share of the pairs that bring a hard negative. This is a copy of their
             target with one word changed. It is a negative of every source.
+        tr_matryoshka_dims: sizes such as `[64, 128]`, so that sentence vectors can be shortened to
+            them after training. TR also compares the first 64 and the first 128 numbers of the
+            vectors. The loss is the mean over these sizes and the whole vectors.
         tr_weight: factor of the TR loss.
         rtl_layers: K, number of transformer blocks in the RTL head (section 4.2).
         rtl_direction: side that is reconstructed from the other (Table 5). `"source-to-target"`
@@ -107,6 +110,9 @@ class DAPConfig(PreTrainedConfig):
         mlm_weight: factor of the MLM loss.
         bow_weight: factor of the BOW loss, which predicts the target's tokens from a sentence
             vector.
+        distill_size: size of the vectors of the distillation's teacher. A linear head maps sentence
+            vectors to it. None means the encoder's own size, without a head.
+        distill_weight: factor of the distillation loss.
         mask_token_id: the tokenizer's mask token. Every objective but TR and BOW needs it.
         kwargs: fields of `PreTrainedConfig`. Fields of an objective of your own are also
             accepted, if they begin with its name: `mine_weight` for an objective called `mine`.
@@ -129,6 +135,7 @@ class DAPConfig(PreTrainedConfig):
     tr_bidirectional: bool = changeable(False)
     tr_mask_duplicates: bool = changeable(True)
     tr_hard_negatives: float = changeable(0.0)
+    tr_matryoshka_dims: list[int] | None = changeable(None)
     tr_weight: float = changeable(1.0)
     rtl_layers: int = 2
     rtl_direction: str = "source-to-target"
@@ -143,6 +150,8 @@ class DAPConfig(PreTrainedConfig):
     mlm_probability: float = changeable(0.15)
     mlm_weight: float = changeable(1.0)
     bow_weight: float = changeable(1.0)
+    distill_size: int | None = None
+    distill_weight: float = changeable(1.0)
     mask_token_id: int | None = None
 
     def __init__(self, encoder_config: PreTrainedConfig | dict | None = None, **given: Any) -> None:
@@ -157,8 +166,9 @@ class DAPConfig(PreTrainedConfig):
         self.encoder_config = _build_encoder_config(encoder_config)
         if self.tr_temperature is None:
             self.tr_temperature = 1.0 if self.tr_similarity == "dot" else 0.05
-        if isinstance(self.rtl_languages, tuple):
-            self.rtl_languages = list(self.rtl_languages)
+        for name in ("rtl_languages", "tr_matryoshka_dims"):
+            if isinstance(getattr(self, name), tuple):
+                setattr(self, name, list(getattr(self, name)))
         self.auto_map = given.pop("auto_map", None) or dict(AUTO_MAP)
         self.check()
         super().__init__(**given)
@@ -275,6 +285,8 @@ class DAPConfig(PreTrainedConfig):
             "a number in [0, 1], which is 0 unless TR is in the objective",
         )
 
+        self._check_matryoshka()
+        self._require_integer_or_none("distill_size", 1, 2**20, "the size of a vector")
         encoder = self.encoder_config
         layers = encoder.num_hidden_layers if "rtl" in self.objectives else 10**9
         self._require_integer("rtl_layers", 1, layers, "the encoder's layers")
@@ -283,6 +295,21 @@ class DAPConfig(PreTrainedConfig):
         )
         self._require_integer_or_none(
             "mask_token_id", 0, encoder.vocab_size - 1, "the encoder's token ids"
+        )
+
+    def _check_matryoshka(self) -> None:
+        """Check that the sizes of shortened vectors differ, and are below the whole size."""
+        dims = self.tr_matryoshka_dims
+        if dims is None:
+            return
+        most = self.encoder_config.hidden_size - 1
+        are_sizes = isinstance(dims, list) and all(type(each) is int for each in dims)
+        fits = are_sizes and len(set(dims)) == len(dims) and all(0 < each <= most for each in dims)
+        self._require(
+            "tr_matryoshka_dims",
+            fits and bool(dims) and self.projection is None and "tr" in self.objectives,
+            f"None, or different sizes from 1 to {most}, with TR in the objective and without a "
+            "projection",
         )
 
     def _check_directions(self) -> None:

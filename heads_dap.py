@@ -29,6 +29,8 @@ except ImportError:  # a checkout, where these files are top-level modules
 
 #: Objectives that predict tokens of the target side, so a smaller target vocabulary is enough.
 OF_TARGETS = {"rtl", "bow"}
+#: Objectives that predict no tokens.
+OF_VECTORS = {"tr", "distill"}
 
 
 class Projection(nn.Sequential):
@@ -36,6 +38,13 @@ class Projection(nn.Sequential):
 
     def __init__(self, config: DAPConfig) -> None:
         super().__init__(nn.Linear(config.hidden_size, config.hidden_size), nn.Tanh())
+
+
+class TeacherProjection(nn.Linear):
+    """Linear map from sentence vectors to the size of a teacher's vectors, in training only."""
+
+    def __init__(self, config: DAPConfig) -> None:
+        super().__init__(config.hidden_size, config.distill_size)
 
 
 # --------------------------------------------------------------------------------------- RTL head
@@ -261,7 +270,7 @@ class PredictionHead(PredictionTransform):
         self.register_buffer("token_ids", None if size is None else torch.arange(size))
 
         # The bias has V' entries if no other objective predicts all V ids.
-        only_targets = config.objectives <= {"tr"} | OF_TARGETS
+        only_targets = config.objectives <= OF_VECTORS | OF_TARGETS
         self.is_narrow = size is not None and only_targets
         self.bias = nn.Parameter(torch.zeros(size if self.is_narrow else config.vocab_size))
 

@@ -256,6 +256,7 @@ class DAPForPreTrainingOutput(ModelOutput):
             `tlm_loss`: translation language modelling, eq. L_TLM, nats per masked token.
             `mlm_loss`: masked language modelling of each side, nats per masked token.
             `bow_loss`: bag-of-words prediction, nats per target token.
+            `distill_loss`: distillation, 1 - cosine per sentence.
             `accuracy`: share of the pairs whose own target ranks first (TR). Hard negatives count.
             `negatives`: mean number of negatives per pair (TR). Hard negatives count, pairs with
                 the same source or target do not.
@@ -312,6 +313,7 @@ class DAPForPreTraining(DAPPreTrainedModel):
                 "give the tokenizer's mask_token_id."
             )
         self.projection = self.rtl_head = self.prediction_head = self.bow_transform = None
+        self.teacher_projection = None
         #: Whether the prediction head of a pretrained encoder still has random weights.
         self.has_random_head = False
         for objective in self.objectives:
@@ -361,6 +363,7 @@ class DAPForPreTraining(DAPPreTrainedModel):
         target_noise: Tensor | None = None,
         negative_input_ids: Tensor | None = None,
         negative_attention_mask: Tensor | None = None,
+        teacher_embeds: Tensor | None = None,
         chunk: Chunk | None = None,
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
@@ -380,6 +383,7 @@ class DAPForPreTraining(DAPPreTrainedModel):
             negative_input_ids: (B, S_n) changed copies of the targets (hard negatives), which TR
                 ranks beside the targets.
             negative_attention_mask: (B, S_n), all zeros in the row of a pair without a copy.
+            teacher_embeds: (B, T) a teacher's vectors of the targets, for distillation.
             chunk: given if these pairs are a chunk of a larger batch (GradCache). In the first pass
                 only the vectors to compare are returned (`compared`). In the second pass `loss` is
                 the chunk's share of the batch's loss.
@@ -417,6 +421,7 @@ class DAPForPreTraining(DAPPreTrainedModel):
             negatives=negatives,
             language_ids=language_ids,
             first=first_row(len(source_input_ids)) if chunk is None else chunk.first,
+            teacher=teacher_embeds,
         )
 
         # First pass of GradCache: only the vectors that are compared with those of other chunks.
@@ -865,7 +870,12 @@ class DAPForPreTraining(DAPPreTrainedModel):
         with torch.random.fork_rng(devices=[]):
             source = Sentences(ids, source_mask, self.draw_noise(ids))
             target = Sentences(ids, target_mask, self.draw_noise(ids))
-            pairs = Pairs(source, target, language_ids=torch.zeros(2, dtype=torch.long))
+            pairs = Pairs(
+                source,
+                target,
+                language_ids=torch.zeros(2, dtype=torch.long),
+                teacher=torch.ones(2, self.config.distill_size or self.config.hidden_size),
+            )
             chunk = Chunk(
                 first=0,
                 noise=(None, None),

@@ -1,4 +1,4 @@
-"""The objectives: one class for each of TR, RTL, TLM, MLM and BOW.
+"""The objectives: one class for each of TR, RTL, TLM, MLM, BOW and distillation.
 
 The file ships with every checkpoint, beside modeling_dap.py. `config.objective` combines the
 names of `OBJECTIVES` by "+", such as "tr+rtl" (= DAP). The total loss is the weighted sum of the
@@ -22,8 +22,18 @@ from torch import Tensor, nn
 
 try:
     from .configuration_dap import DAPConfig
-    from .heads_dap import PredictionHead, PredictionTransform, Projection, RTLHead, Words
+    from .heads_dap import (
+        OF_VECTORS,
+        PredictionHead,
+        PredictionTransform,
+        Projection,
+        RTLHead,
+        TeacherProjection,
+        Words,
+    )
     from .losses_dap import (
+        RankingResult,
+        at_least_float32,
         columns_of,
         first_row,
         ranking_loss_over_processes,
@@ -33,8 +43,18 @@ try:
     )
 except ImportError:  # a checkout, where these files are top-level modules
     from configuration_dap import DAPConfig
-    from heads_dap import PredictionHead, PredictionTransform, Projection, RTLHead, Words
+    from heads_dap import (
+        OF_VECTORS,
+        PredictionHead,
+        PredictionTransform,
+        Projection,
+        RTLHead,
+        TeacherProjection,
+        Words,
+    )
     from losses_dap import (
+        RankingResult,
+        at_least_float32,
         columns_of,
         first_row,
         ranking_loss_over_processes,
@@ -75,6 +95,7 @@ class Pairs(NamedTuple):
         language_ids: (B,) languages of the sources, indices into `config.rtl_languages`. None if
             they are not given.
         first: number of the first pair in the batch of all processes.
+        teacher: (B, T) a teacher's vectors of the targets, for distillation. None without a teacher.
     """
 
     source: Sentences
@@ -82,6 +103,7 @@ class Pairs(NamedTuple):
     negatives: Sentences | None = None
     language_ids: Tensor | None = None
     first: int = 0
+    teacher: Tensor | None = None
 
     @property
     def sides(self) -> tuple[Sentences, ...]:
@@ -322,27 +344,43 @@ class TranslationRanking(Comparison):
     def compare(self, vectors: tuple[Tensor, ...], pairs: Pairs) -> tuple[Tensor, Measures]:
         """Compute L_TR of this process's sources over the candidates of all processes.
 
-        The candidates are targets and hard negatives. With `tr_bidirectional`, targets also rank
-        the sources, and all results are means of both directions.
+        The candidates are targets and hard negatives. With `tr_bidirectional` the loss is the mean of both directions. With `tr_matryoshka_dims`
+        it is the mean over the whole vectors and the shortened ones. Accuracy and negatives are
+        always those of the whole vectors.
 
         Returns:
             The loss, and "tr_loss", "accuracy" and "negatives" to log.
         """
-        config = self.config
-        source, *candidates = vectors  # (B, D) each: targets, and perhaps negatives
-        similarity = (config.tr_similarity, config.tr_temperature, config.tr_margin)
-
         hashes = self.hashes(pairs)
+        whole = self.rank(vectors, hashes)
+        results = list(whole)
+        for size in self.config.tr_matryoshka_dims or ():
+            shortened = tuple(rows[:, :size] for rows in vectors)
+            results += self.rank(shortened, hashes)
+
+        loss = sum(result.loss for result in results) / len(results)
+        accuracy = sum(result.accuracy for result in whole) / len(whole)
+        negatives = sum(result.negatives for result in whole) / len(whole)
+        return loss, {"tr_loss": loss, "accuracy": accuracy, "negatives": negatives}
+
+    def rank(self, vectors: tuple[Tensor, ...], hashes: list[Tensor]) -> list[RankingResult]:
+        """Rank the targets for each source and, with `tr_bidirectional`, the other way round.
+
+        Args:
+            vectors: (B, D) each of sources, targets and, where there are any, negatives.
+            hashes: the result of the method `hashes`.
+
+        Returns:
+            One result per direction.
+        """
+        config = self.config
+        source, *candidates = vectors
+        similarity = (config.tr_similarity, config.tr_temperature, config.tr_margin)
         results = [ranking_loss_over_processes(source, candidates, hashes, *similarity)]
         if config.tr_bidirectional:  # each target ranks the sources
             targets = candidates[0]
             results.append(ranking_loss_over_processes(targets, [source], hashes[:1], *similarity))
-
-        count = len(results)
-        loss = sum(result.loss for result in results) / count
-        accuracy = sum(result.accuracy for result in results) / count
-        negatives = sum(result.negatives for result in results) / count
-        return loss, {"tr_loss": loss, "accuracy": accuracy, "negatives": negatives}
+        return results
 
     def hashes(self, pairs: Pairs) -> list[Tensor]:
         """Return hashes by which pairs with the same target or the same source are recognised.
@@ -621,7 +659,7 @@ class BagOfWords(Objective):
         BOW has its own `bow_transform` if other objectives predict from token states. Otherwise it
         uses that of the prediction head.
         """
-        if self.config.objectives <= {"tr", self.name}:
+        if self.config.objectives <= OF_VECTORS | {self.name}:
             return {"prediction_head": PredictionHead}
         return {"prediction_head": PredictionHead, "bow_transform": PredictionTransform}
 
@@ -654,6 +692,54 @@ class BagOfWords(Objective):
         return torch.stack(sums), {}
 
 
+class Distillation(Objective):
+    """Pull both sides' sentence vectors towards a teacher's vector of the target.
+
+    The loss is 1 - cosine, the mean over both sides. This is multilingual distillation (Reimers and
+    Gurevych 2020, arXiv 2004.09813) with the cosine instead of the squared distance. Use it to
+    teach new languages to an encoder, if another encoder knows the language of the targets well.
+    """
+
+    name = "distill"
+    needs = frozenset({"embeds"})
+
+    @property
+    def heads(self) -> dict[str, Callable[[DAPConfig], nn.Module]]:
+        """A linear head, if the teacher's vectors have another size."""
+        if self.config.distill_size in (None, self.config.hidden_size):
+            return {}
+        return {"teacher_projection": TeacherProjection}
+
+    def labels(self, pairs: Pairs, model: nn.Module) -> Tensor:
+        """Mark both sides of each pair: (2, B)."""
+        pairs_of_process = len(pairs.source.ids)
+        return torch.ones(2, pairs_of_process, dtype=torch.bool, device=pairs.source.ids.device)
+
+    def loss_sum(
+        self, pairs: Pairs, encoded: Encoded, model: nn.Module, labels: Tensor
+    ) -> tuple[Tensor, Measures]:
+        """Sum 1 - cosine of each side's vectors and the teacher's: (2,).
+
+        Raises:
+            ValueError: there are no vectors of the teacher, or they have another size.
+        """
+        size = self.config.distill_size or self.config.hidden_size
+        found = None if pairs.teacher is None else pairs.teacher.shape[-1]
+        if found != size:
+            raise ValueError(
+                f"teacher_embeds have the size {found}, but objective 'distill' needs vectors of "
+                f"{size} (distill_size)."
+            )
+        teacher = at_least_float32(pairs.teacher)  # (B, T)
+        sums = []
+        for embeds in (encoded.source_embeds, encoded.target_embeds):
+            if model.teacher_projection is not None:
+                embeds = model.teacher_projection(embeds)
+            cosines = F.cosine_similarity(at_least_float32(embeds), teacher, dim=-1)  # (B,)
+            sums.append((1 - cosines).sum())
+        return torch.stack(sums), {}
+
+
 #: Every objective by its name. A class that is added here can be named in `config.objective`.
 OBJECTIVES: dict[str, type[Objective]] = {
     kind.name: kind
@@ -663,6 +749,7 @@ OBJECTIVES: dict[str, type[Objective]] = {
         TranslationLanguageModelling,
         MaskedLanguageModelling,
         BagOfWords,
+        Distillation,
     )
 }
 

@@ -41,6 +41,8 @@ from dap.training import (
     PretrainingDataArguments,
     PretrainingModelArguments,
     Start,
+    add_teacher,
+    check_teacher,
     describe_run,
     drop_targets,
     find_resumable,
@@ -69,7 +71,7 @@ def build_datasets(
     data: PretrainingDataArguments,
     training: DAPTrainingArguments,
     tokenizer: PreTrainedTokenizerBase,
-) -> tuple[dict[str, Any], dict[str, Any]]:
+) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
     """Read the text, hold out or read the dev set, and tokenise the training pairs.
 
     Without `validation_data`, dev pairs are held out of the training text. With it, training
@@ -81,8 +83,8 @@ def build_datasets(
         tokenizer: a fast tokenizer.
 
     Returns:
-        The tokenised training pairs, map-style or streamed, and the dev pairs as text. Both are
-        by language.
+        The tokenised training pairs, map-style or streamed, the dev pairs as text, and the
+        training pairs as text. All are by language.
     """
     options = {
         "max_bad_lines": data.max_bad_lines,
@@ -96,7 +98,8 @@ def build_datasets(
         train = drop_targets(train, targets)
     else:
         train, dev = split_validation(train, data.dev_pairs, training.seed_of_text)
-    return tokenize_bitext(train, tokenizer, data.max_seq_length, data.prefix or ""), dev
+    tokenized = tokenize_bitext(train, tokenizer, data.max_seq_length, data.prefix or "")
+    return tokenized, dev, train
 
 
 def mix_languages(
@@ -249,10 +252,17 @@ def build_trainer(
         training.main_process_first(desc="reading and tokenising"),
         disk_full(Path(datasets_config.HF_DATASETS_CACHE)),
     ):
-        train, dev = build_datasets(data, training, start.tokenizer)
+        train, dev, text = build_datasets(data, training, start.tokenizer)
+
+    check_teacher(start.settings["objective"], model_args.distill_from, train)
+    teacher = None
+    if model_args.distill_from is not None:
+        folder = Path(model_args.distill_dir or Path(training.output_dir, "teacher"))
+        train, teacher = add_teacher(model_args.distill_from, text, train, folder)
 
     set_seed(training.seed)
-    model = load_model(model_args, start, train, model_class)
+    teacher_size = None if teacher is None else teacher.shape[1]
+    model = load_model(model_args, start, train, model_class, teacher_size)
     check_run(data, training, dev, model)
     logger.info("%s", summarise(model, train, dev, training))
 
@@ -263,7 +273,7 @@ def build_trainer(
         seed = training.seed_of_text
         negatives = HardNegatives(start.tokenizer, data.max_seq_length, share, seed, data.prefix)
     languages = model.config.rtl_languages or sorted(train)
-    collator = BitextCollator(start.tokenizer.pad_token_id, languages, negatives)
+    collator = BitextCollator(start.tokenizer.pad_token_id, languages, negatives, teacher)
     dev_text = {code: (part["source"][:], part["target"][:]) for code, part in dev.items()}
     trainer = DAPTrainer(
         model=model,

@@ -33,7 +33,7 @@ from dap.text import load_bitext
 from dap.training import load_model, parse_arguments, read_start
 
 COMMANDS = ("train_dap", "eval_retrieval", "mine_bitext", "run_xnli", "prepare_data", "push_to_hub")
-COMMANDS += ("align_words", "dap.publishing.onnx_export", "dap.reports.merge")
+COMMANDS += ("align_words", "dap.publishing.onnx_export", "dap.reports.command_line")
 
 
 # ------------------------------------------------------------------------------- how a command ends
@@ -50,9 +50,9 @@ def main_that_raises(
             raise error("raised\n  below")
 
         monkeypatch.setattr(ArgumentParser, "parse_args_into_dataclasses", fail)
-        monkeypatch.setattr("dap.reports.merge.read_report", fail)
+        monkeypatch.setattr("dap.reports.command_line.read_report", fail)
         import_module(request.param).main(
-            ["a.json"] if request.param == "dap.reports.merge" else []
+            ["a.json"] if request.param == "dap.reports.command_line" else []
         )
 
     return run
@@ -352,7 +352,7 @@ REFUSED = [
     ),
     ("push_to_hub", "model --repo_id user/a --dry_run --output_dir {}", "model linked in in/a.de"),
     ("dap.publishing.onnx_export", "model {}", "in/a.de in"),
-    ("dap.reports.merge", "report.json --output {}", "report.json in"),
+    ("dap.reports.command_line", "report.json --output {}", "report.json in"),
 ]
 WHY_REFUSED = "overwrite|lies in|is a file|is a folder|is the folder|not empty|cannot be written"
 WHY_REFUSED += "|pairs are written as"  # a file that is no format of mined pairs
@@ -429,9 +429,9 @@ def test_missing_or_wrong_outputs_of_mining_and_merging_are_refused(place: Path)
     with pytest.raises(SystemExit, match=r"^error: --output p\.tsv\.zst"):
         mine_bitext.main([*texts, "--output", "p.tsv.zst"])
     with pytest.raises(SystemExit, match=r"^error: \."):
-        import_module("dap.reports.merge").main([""])
+        import_module("dap.reports.command_line").main([""])
     with pytest.raises(SystemExit, match="^error: --output"):
-        import_module("dap.reports.merge").main(["report.json", "--output", ""])
+        import_module("dap.reports.command_line").main(["report.json", "--output", ""])
     assert contents(place) == before
 
 

@@ -20,6 +20,7 @@ from tiny_models import (
 from torch import Tensor
 
 from modeling_dap import DAPForPreTraining
+from objectives_dap import Pairs, Sentences, TranslationRanking
 from states_dap import position_offset
 
 pytestmark = pytest.mark.usefixtures("small_groups")
@@ -312,6 +313,53 @@ def test_bow_tells_the_targets_words_from_either_sentence_vector(options: dict[s
             losses[-1] += [surprise[vocabulary.index(word)] for word in words]
     expected = (torch.stack(losses[0]).mean() + torch.stack(losses[1]).mean()) / 2
     assert model(**batch).bow_loss.item() == pytest.approx(expected.item(), rel=1e-9)
+
+
+@pytest.mark.parametrize("size", [32, 24])
+def test_distillation_is_the_mean_of_1_minus_cosine_over_both_sides(size: int) -> None:
+    model = tiny_model(objective="distill", distill_size=size).eval()
+    batch = make_batch()
+    batch["teacher_embeds"] = torch.randn(6, size)
+    expected = []
+    for row in range(6):
+        for side in ("source", "target"):
+            vector = model.dap(tokens_of(batch, side, row)[None]).pooler_output[0]
+            if size != 32:
+                vector = model.teacher_projection(vector)
+            teacher = batch["teacher_embeds"][row]
+            cosine = vector.double() @ teacher.double() / (vector.norm() * teacher.norm())
+            expected.append(1 - cosine.item())
+    assert model(**batch).distill_loss.item() == pytest.approx(sum(expected) / 12, rel=1e-5)
+    with pytest.raises(ValueError, match=f"the size None.*vectors of {size}"):
+        model(**{key: value for key, value in batch.items() if key != "teacher_embeds"})
+
+
+@pytest.mark.parametrize("options", [{}, {"tr_bidirectional": True, "tr_hard_negatives": 0.7}])
+def test_shortened_vectors_are_ranked_as_well(options: dict[str, Any]) -> None:
+    model = tiny_model(objective="tr", tr_matryoshka_dims=[8, 16], **options).eval()
+    batch = make_batch()
+    if "tr_hard_negatives" in options:
+        batch = with_negatives(batch)
+    out = model(**batch)
+    model.config.tr_matryoshka_dims = None
+    whole = model(**batch)
+    pairs = Pairs(
+        source=Sentences(batch["source_input_ids"], batch["source_attention_mask"]),
+        target=Sentences(batch["target_input_ids"], batch["target_attention_mask"]),
+    )
+    vectors = [whole.source_embeds, whole.target_embeds]
+    if "negative_input_ids" in batch:
+        negatives = Sentences(batch["negative_input_ids"], batch["negative_attention_mask"])
+        pairs = pairs._replace(negatives=negatives)
+        mask = negatives.mask.clone()
+        mask[:, 0] = 1
+        vectors.append(model.dap(negatives.ids, mask).pooler_output)
+    losses = [whole.tr_loss]
+    for size in (8, 16):
+        cut = tuple(rows[:, :size] for rows in vectors)
+        losses.append(TranslationRanking(model.config).compare(cut, pairs)[0])
+    torch.testing.assert_close(out.tr_loss, torch.stack(losses).mean())
+    torch.testing.assert_close(out.accuracy, whole.accuracy)
 
 
 def test_mlm_masks_anew_in_each_step_and_never_special_tokens(

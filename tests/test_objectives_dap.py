@@ -15,7 +15,7 @@ from modeling_dap import DAPConfig, DAPForPreTraining
 from objectives_dap import OBJECTIVES
 
 WEIGHTS = {"tr_weight": 0.7, "rtl_weight": 0.5, "tlm_weight": 0.3}
-WEIGHTS |= {"mlm_weight": 0.2, "bow_weight": 0.6}
+WEIGHTS |= {"mlm_weight": 0.2, "bow_weight": 0.6, "distill_weight": 0.4}
 OPTIONS = {
     "tlm_probability": 0.5,
     "mlm_probability": 0.5,
@@ -76,7 +76,7 @@ def test_a_name_that_is_not_there_is_refused_with_those_that_are() -> None:
     config = DAPConfig(tiny_config("bert"), objective="tr+rtk", mask_token_id=MASK)
     with pytest.raises(
         ValueError,
-        match=r"='tr\+rtk': there is no rtk; give one of tr, rtl, tlm, mlm, bow, or",
+        match=r"='tr\+rtk': there is no rtk; give one of tr, rtl, tlm, mlm, bow, distill, or",
     ):
         DAPForPreTraining(config)
 

@@ -196,7 +196,7 @@ def test_the_wheel_works_without_the_checkout(wheel: Path, tmp_path: Path) -> No
         if name.endswith("entry_points.txt"):
             functions = re.findall(r"= dap_transformers\.(\S+):main", metadata.read(name).decode())
             modules = {module if module in COMMANDS else f"dap.{module}" for module in functions}
-            assert modules == {*COMMANDS, "dap.publishing.onnx_export", "dap.reports.merge"}
+            assert modules == {*COMMANDS, "dap.publishing.onnx_export", "dap.reports.command_line"}
 
 
 def test_a_checkout_has_the_names_of_the_wheel() -> None:

@@ -3,14 +3,16 @@
 import json
 import os
 import re
+import shutil
 import signal
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
-from conftest import REPOSITORY, built, results, state, synthetic_pairs
+from conftest import LANGUAGES, REPOSITORY, built, results, state, synthetic_pairs
 from forked import processes
 from safetensors.torch import load_file
 from transformers import AutoModel, AutoTokenizer
@@ -18,6 +20,7 @@ from transformers import AutoModel, AutoTokenizer
 from dap.errors import UserError
 from dap.reports import CURVES
 from dap.training.batches import BitextCollator
+from dap.training.distillation import VECTORS
 from dap.training.resuming import FINISHED
 from dap.training.trainer import DAPTrainer
 from dap.training.training_arguments import parse_arguments
@@ -76,6 +79,31 @@ def test_a_file_of_the_user_adds_an_objective_and_a_flag(
         run([*flags, "--plugin", str(tmp_path / "empty.py"), *more])
     with pytest.raises(UserError, match=r"--train_dta: did you mean --train_data\?"):
         run(["--train_dta", "corpus/"])
+
+
+def test_a_teacher_is_encoded_once_and_pulls_the_vectors(
+    flags: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    teacher = tmp_path / "teacher"
+    shutil.copytree(flags[1], teacher)
+    out = tmp_path / "out"
+    more = ["--objective", "distill", "--max_steps", "60", "--logging_steps", "20"]
+    more += ["--distill_from", str(teacher), "--distill_dir", str(tmp_path / "kept")]
+    more += ["--mini_batch_size", "8", "--learning_rate", "3e-3", "--output_dir", str(out)]
+    run([*flags, *more])
+    losses = [line["distill_loss"] for line in state(out)["log_history"] if "loss" in line]
+    assert losses[-1] < 0.7 * losses[0]
+    vectors = np.load(tmp_path / "kept" / VECTORS)
+    targets = {pair[1] for language in LANGUAGES for pair in synthetic_pairs(language)}
+    assert vectors.shape[1] == 32
+    assert len(targets) - 60 <= len(vectors) < len(targets)  # without the dev targets
+    for wrong, named in (
+        (["--objective", "tr+distill"], "needs a teacher"),
+        (["--objective", "tr", "--distill_from", str(teacher)], "does nothing"),
+        ([*more, "--streaming"], "--streaming has no stored vectors"),
+    ):
+        with pytest.raises(UserError, match=named):
+            run([*flags, "--max_steps", "1", *wrong, "--output_dir", str(tmp_path / "no")])
 
 
 def run_killed_at(step: int, flags: list[str]) -> None:
@@ -157,7 +185,7 @@ def test_english_of_validation_data_is_not_trained_on(flags: list[str], tmp_path
         [*flags, "--validation_data", str(dev), "--output_dir", str(tmp_path)]
     )
     tokenizer = AutoTokenizer.from_pretrained(model.model_name_or_path)
-    train, held = build_datasets(data, training, tokenizer)
+    train, held, _ = build_datasets(data, training, tokenizer)
     sizes = {language: len(part) for language, part in train.items()}
     assert sizes == {"de": 170, "fr": 200, "sw": 200}
     assert len(held["sw"]) == 30

@@ -46,6 +46,7 @@ def make_batch(pairs: int = 6, longest: int = 9, seed: int = 0) -> dict[str, Ten
         batch[f"{side}_input_ids"] = ids.masked_fill(mask == 0, PAD)
         batch[f"{side}_attention_mask"] = mask
         batch[f"{side}_noise"] = torch.rand(mask.shape, generator=generator)
+    batch["teacher_embeds"] = torch.randn(pairs, 32, generator=generator)
     return batch
 
 
@@ -67,10 +68,11 @@ def with_negatives(batch: dict[str, Tensor]) -> dict[str, Tensor]:
 def widen(batch: dict[str, Tensor], extra: int) -> dict[str, Tensor]:
     """The same batch with more padding."""
     fill = {"input_ids": PAD, "attention_mask": 0, "noise": 0.01}
-    return {
-        key: F.pad(value, (0, extra), value=fill[key.split("_", 1)[1]])
-        for key, value in batch.items()
-    }
+    wide = {}
+    for key, value in batch.items():
+        what = key.split("_", 1)[1]
+        wide[key] = F.pad(value, (0, extra), value=fill[what]) if what in fill else value
+    return wide
 
 
 def tokens_of(batch: dict[str, Tensor], side: str, row: int) -> Tensor:

@@ -9,6 +9,7 @@ from dap.training.batches import (
     split_validation,
     tokenize_bitext,
 )
+from dap.training.distillation import add_teacher, check_teacher
 from dap.training.grad_cache import CachedBatch
 from dap.training.head_training import HEADS_FILE, RESULTS_FILE, train_missing_heads
 from dap.training.resuming import (

@@ -552,6 +552,7 @@ class BitextCollator:
     - `target_input_ids`, `target_attention_mask`: int64 (B, S_y),
     - `language_ids`: int64 (B,), the position of each source language in `languages`,
     - `pair_ids`: list of B strings,
+    - with `teacher`, also `teacher_embeds`: float32 (B, T), the teacher's vectors of the targets,
     - with `negatives`, also `negative_input_ids`, `negative_attention_mask`: int64 (B, S_n). The
       mask of a pair without a negative is all 0.
 
@@ -562,11 +563,14 @@ class BitextCollator:
         languages: all source languages of the run.
         negatives: function that returns the token ids of a hard negative for each row, such as
             `HardNegatives`. An empty list stands for no negative. None adds no hard negatives.
+        teacher: vectors (N, T) of a teacher. A pair's row of it is in the column `teacher_row`.
+            None adds no vectors.
     """
 
     pad_token_id: int
     languages: Sequence[str]
     negatives: Callable[[Sequence[Mapping[str, Any]]], list[list[int]]] | None = None
+    teacher: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         if self.pad_token_id is None:
@@ -592,6 +596,9 @@ class BitextCollator:
             batch[f"{side}_input_ids"] = torch.from_numpy(ids)
             batch[f"{side}_attention_mask"] = torch.from_numpy(mask.astype(np.int64))
         batch["language_ids"] = torch.tensor([self._index[row["language"]] for row in rows])  # (B,)
+        if self.teacher is not None:
+            numbers = [row["teacher_row"] for row in rows]
+            batch["teacher_embeds"] = torch.from_numpy(self.teacher[numbers])  # (B, T)
         batch["pair_ids"] = [row["pair_id"] for row in rows]
         return batch
 

@@ -186,6 +186,7 @@ def split(
         negatives=sides.get("negative"),
         language_ids=inputs.get("language_ids"),
         first=first_row(len(sides["source"].ids)),
+        teacher=inputs.get("teacher_embeds"),
     )
 
     # Tokens of the longest row of each side in each chunk, read back from a GPU at once.

@@ -41,7 +41,7 @@ from dap.training.grad_cache import seeded
 from dap.training.resuming import differences
 from dap.training.source_reading import READERS, source_reading
 from dap.training.trainer import DAPTrainer
-from heads_dap import OF_TARGETS
+from heads_dap import OF_TARGETS, OF_VECTORS
 from modeling_dap import DAPForPreTraining
 from objectives_dap import Encoded, Objective, Pairs, Sentences, needs_of
 
@@ -179,7 +179,7 @@ def start_bias(model: DAPForPreTraining, rows: Rows) -> None:
         rows: tokenised pairs, whose target tokens are counted.
     """
     config = model.config
-    predicts_sources = bool(config.objectives - {"tr"} - OF_TARGETS)
+    predicts_sources = bool(config.objectives - OF_VECTORS - OF_TARGETS)
     if "rtl" in config.objectives and config.rtl_direction != "source-to-target":
         predicts_sources = True
     if predicts_sources or model.prediction_head.bias.any():

@@ -34,13 +34,13 @@ from dap.training.training_arguments import (
     PretrainingModelArguments,
     given_fields,
 )
-from heads_dap import OF_TARGETS
+from heads_dap import OF_TARGETS, OF_VECTORS
 from modeling_dap import DAPConfig, DAPForPreTraining
 
 logger = logging.getLogger(__name__)
 
 #: Attributes of `DAPForPreTraining` that hold a head, or None if the objective does not use it.
-HEADS = ("rtl_head", "prediction_head", "bow_transform", "projection")
+HEADS = ("rtl_head", "prediction_head", "bow_transform", "projection", "teacher_projection")
 #: How the names of a prediction head's weights begin: those of its transform and of its output.
 TRANSFORM = ("dense.", "norm.")
 OUTPUT = ("bias", "decoder.", "token_ids")
@@ -77,8 +77,8 @@ class Start:
 
     @property
     def predicts(self) -> set[str]:
-        """Return the names of the objectives that predict tokens, which are all except "tr"."""
-        return set(self.settings["objective"].split("+")) - {"tr"}
+        """Return the names of the objectives that predict tokens, such as "rtl"."""
+        return set(self.settings["objective"].split("+")) - OF_VECTORS
 
 
 # ---------------------------------------------------------------------- tokenizer and configuration
@@ -222,6 +222,7 @@ def load_model(
     start: Start,
     train: Mapping[str, Any],
     model_class: type[DAPForPreTraining] = DAPForPreTraining,
+    teacher_size: int | None = None,
 ) -> DAPForPreTraining:
     """Load a DAP checkpoint, or build a new model around an encoder.
 
@@ -234,6 +235,7 @@ def load_model(
         train: tokenised pairs by language, map-style or streamed. A new model may take its
             languages, the token ids that it predicts, and their frequencies from them.
         model_class: `DAPForPreTraining` or a subclass.
+        teacher_size: size of the vectors of a teacher (`--distill_from`), or None without one.
 
     Raises:
         UserError: an argument or the text does not fit the weights of a DAP checkpoint, or an
@@ -250,12 +252,20 @@ def load_model(
         for key, value in given.items():
             setattr(model.config, key, value)
         model.config.check()
+        own_size = model.config.distill_size or model.config.hidden_size
+        if teacher_size not in (None, own_size):
+            raise UserError(
+                f"{start.name} was trained with a teacher whose vectors have {own_size} numbers, "
+                f"those of --distill_from have {teacher_size}: give a teacher of the same size, or "
+                "start from a plain encoder."
+            )
     else:
         fields = {
             "mask_token_id": start.tokenizer.mask_token_id if start.predicts else None,
             "pooling": start.settings["pooling"],
             **given,
             **from_text,
+            "distill_size": teacher_size,
             **attention,
         }
         if args.config_name is not None:
@@ -413,7 +423,7 @@ def heads_to_copy(model: DAPForPreTraining, other: DAPForPreTraining) -> dict[st
         Name of a head of `model` -> the head of `other`. Heads without a counterpart are left out.
     """
     found = {}
-    for name in ("rtl_head", "projection"):
+    for name in ("rtl_head", "projection", "teacher_projection"):
         if None not in (getattr(model, name), getattr(other, name)):
             found[name] = getattr(other, name)
 
@@ -439,7 +449,7 @@ def transforms(model: DAPForPreTraining) -> dict[str, str]:
     found = {}
     if model.prediction_head is None:
         return found
-    if model.config.objectives - {"tr", "bow"}:
+    if model.config.objectives - OF_VECTORS - {"bow"}:
         found["tokens"] = "prediction_head"
     if "bow" in model.config.objectives:
         has_own = model.bow_transform is not None

@@ -26,7 +26,7 @@ from dap.training.plugins import load_plugin
 from objectives_dap import OBJECTIVES
 
 #: Fields of `DAPConfig` that are read from the text and its tokenizer, so that nobody chooses them.
-FROM_TEXT = ("rtl_languages", "target_vocab_size", "mask_token_id")
+FROM_TEXT = ("rtl_languages", "target_vocab_size", "mask_token_id", "distill_size")
 
 #: Pairs of arguments of which only one may be given. A flag replaces its rival in the recipe.
 RIVALS = (
@@ -112,6 +112,16 @@ class StartArguments:
         None,
         "JSON file of the token ids that RTL and BOW predict, as written by "
         "prepare_data.py --target_vocabulary.",
+    )
+    distill_from: str | None = arg(
+        None,
+        "Teacher of the objective distill: folder or Hub id of a sentence encoder. Its vectors of "
+        "the targets are computed once.",
+    )
+    distill_dir: str | None = arg(
+        None,
+        "Folder that keeps the teacher's vectors. Default: teacher/ in --output_dir.",
+        changes_weights=False,
     )
     plugin: list[str] = arg(
         [],

@@ -89,7 +89,7 @@ def share_of(batch: dict[str, Tensor], rank: int, world: int) -> dict[str, Tenso
     share = {}
     for key, value in batch.items():
         share[key] = value[rows]
-        if key != "language_ids":
+        if key not in ("language_ids", "teacher_embeds"):
             side = key.split("_")[0]
             longest = int(batch[f"{side}_attention_mask"][rows].sum(1).max())
             share[key] = share[key][:, :longest]

@@ -266,7 +266,7 @@ def test_the_bias_of_a_new_head_can_start_from_token_frequencies(
     flags += ["--prediction_bias", "frequencies", "--restrict_target_vocabulary", restricted]
     arguments = parse_arguments([*flags, "--output_dir", str(tmp_path)])
     trainer, _ = build_trainer(*arguments)
-    train, _ = build_datasets(*arguments[1:], trainer.processing_class)
+    train, *_ = build_datasets(*arguments[1:], trainer.processing_class)
     head = trainer.model.prediction_head
     ids = range(len(trainer.processing_class))
     if restricted == "true":

@@ -1,0 +1,104 @@
+"""Vectors of a teacher for the objective `distill`: computed once, kept on disk, read by row.
+
+The teacher is any encoder that knows the language of the targets well. Only the targets are encoded
+by it, each distinct one once. Every process of a launch then maps the same file into memory.
+
+Shapes: `N` distinct targets, `T` size of the teacher's vectors.
+"""
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from datasets import Dataset
+
+from dap.encoding import embed_to_disk, launched, load_encoder, tokens_of_a_batch
+from dap.errors import UserError
+from dap.training.start import is_streamed
+
+logger = logging.getLogger(__name__)
+
+#: The vectors of all shards in one file, in the folder of the teacher's vectors.
+VECTORS = "targets.npy"
+#: Column of the training pairs with the row of the target's vector.
+ROW = "teacher_row"
+#: Rows that are copied at a time, which bounds the memory.
+ROWS_AT_ONCE = 65_536
+
+
+def check_teacher(objective: str, teacher: str | None, train: Mapping[str, Any]) -> None:
+    """Check that `--distill_from` and the objective fit together.
+
+    Args:
+        objective: names of objectives joined by "+".
+        teacher: the value of `--distill_from`.
+        train: training pairs by language, map-style or streamed.
+
+    Raises:
+        UserError: one of them is missing, or the text is streamed.
+    """
+    distills = "distill" in objective.split("+")
+    if distills and teacher is None:
+        raise UserError(
+            f"objective {objective!r} needs a teacher: give --distill_from with a folder or Hub id"
+        )
+    if teacher is not None and not distills:
+        raise UserError(
+            f"--distill_from {teacher} does nothing with objective {objective!r}: add +distill, or "
+            "leave it out"
+        )
+    if distills and is_streamed(train):
+        raise UserError("--streaming has no stored vectors of a teacher: leave it out")
+
+
+def add_teacher(
+    name: str, text: Mapping[str, Dataset], train: Mapping[str, Dataset], folder: Path
+) -> tuple[dict[str, Dataset], np.ndarray]:
+    """Encode the distinct targets with the teacher, and give each pair the row of its vector.
+
+    Vectors that are in the folder already are not computed again. The processes of a launch share
+    the work.
+
+    Args:
+        name: folder or Hub id of the teacher.
+        text: training pairs by language, as text.
+        train: the same pairs, tokenised, in the same order.
+        folder: where to keep the vectors.
+
+    Returns:
+        The tokenised pairs with the column `teacher_row`, and the vectors (N, T), which are mapped
+        into memory.
+
+    Raises:
+        UserError: the teacher cannot be loaded, or a vector has NaN.
+    """
+    row_of: dict[str, int] = {}
+    with_rows = {}
+    for language, part in text.items():
+        rows = [row_of.setdefault(target, len(row_of)) for target in part["target"][:]]
+        with_rows[language] = train[language].add_column(ROW, np.array(rows, np.int64))
+
+    is_main = launched().is_main_process
+    teacher = load_encoder(name)
+    vectors = embed_to_disk(
+        teacher,
+        list(row_of),
+        folder,
+        token_budget=tokens_of_a_batch(None),
+        progress=is_main,
+    )
+    if is_main:
+        write_joined(vectors, folder / VECTORS)
+        logger.info("%d targets encoded by %s, kept in %s", len(row_of), name, folder)
+    launched().wait_for_everyone()
+    return with_rows, np.load(folder / VECTORS, mmap_mode="r")
+
+
+def write_joined(vectors: np.ndarray, path: Path) -> None:
+    """Copy vectors (N, T) into one .npy file, some rows at a time."""
+    joined = np.lib.format.open_memmap(path, "w+", np.float32, vectors.shape)
+    for start in range(0, len(vectors), ROWS_AT_ONCE):
+        joined[start : start + ROWS_AT_ONCE] = vectors[start : start + ROWS_AT_ONCE]
+    joined.flush()
