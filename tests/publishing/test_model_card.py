@@ -275,7 +275,7 @@ def test_a_card_without_records_states_no_numbers() -> None:
         ({}, "Do not use `pooler_output`, which is all zeros."),
         (
             {"pooling": "cls", "has_pooler": False},
-            "vectors = model(**batch).last_hidden_state[:, 0]",
+            "vectors = output.last_hidden_state[:, 0]",
         ),
         (
             {"normalize": True},
