@@ -95,7 +95,7 @@ class Pairs(NamedTuple):
         language_ids: (B,) languages of the sources, indices into `config.rtl_languages`. None if
             they are not given.
         first: number of the first pair in the batch of all processes.
-        teacher: (B, T) a teacher's vectors of the targets, for distillation. None without a teacher.
+        teacher: (B, T) a teacher's vectors of the targets, for distillation. None if there is none.
     """
 
     source: Sentences
@@ -344,9 +344,9 @@ class TranslationRanking(Comparison):
     def compare(self, vectors: tuple[Tensor, ...], pairs: Pairs) -> tuple[Tensor, Measures]:
         """Compute L_TR of this process's sources over the candidates of all processes.
 
-        The candidates are targets and hard negatives. With `tr_bidirectional` the loss is the mean of both directions. With `tr_matryoshka_dims`
-        it is the mean over the whole vectors and the shortened ones. Accuracy and negatives are
-        always those of the whole vectors.
+        The candidates are targets and hard negatives. With `tr_bidirectional` the loss is the mean
+        of both directions. With `tr_matryoshka_dims` it is the mean over the whole vectors and the
+        shortened ones. Accuracy and negatives are always those of the whole vectors.
 
         Returns:
             The loss, and "tr_loss", "accuracy" and "negatives" to log.
