@@ -510,10 +510,34 @@ class _AllGather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        # A copy, because autograd's own tensor must not change.
-        gradient = gradient.clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(gradient)
-        return gradient.narrow(0, dist.get_rank() * ctx.count, ctx.count)
+        return sum_of_own_rows(gradient.contiguous(), ctx.count)
+
+
+def sum_of_own_rows(rows: Tensor, count: int) -> Tensor:
+    """Sum rows over processes, and return the part of this process.
+
+    Each process gets only the sums of its own rows. That is half the traffic of `all_reduce`, which
+    is used where the backend cannot do it, such as gloo in older versions of torch.
+
+    Args:
+        rows: (W·B, ...), contiguous. It is not changed.
+        count: rows of one process, B.
+
+    Returns:
+        (B, ...).
+    """
+    # torch 2.13 has renamed the function.
+    reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+    own = rows.new_empty(count, *rows.shape[1:])
+    try:
+        reduce_scatter(own, rows)
+    except RuntimeError as error:
+        if "support" not in str(error):
+            raise
+        total = rows.clone()
+        dist.all_reduce(total)
+        return total.narrow(0, dist.get_rank() * count, count)
+    return own
 
 
 @torch.compiler.disable

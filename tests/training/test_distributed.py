@@ -10,7 +10,9 @@ from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
+from unittest import mock
 
+import pytest
 import torch
 import torch.distributed as dist
 from forked import run_two
@@ -126,18 +128,58 @@ def chunk_losses(
     return [partial(cached.run, part) for part in cached.parts]
 
 
+def gather_gradients(rank: int) -> list[Tensor]:
+    """Return what the gathered rows of a process get as gradients, by each way to sum them.
+
+    The ways are `reduce_scatter`, if this gloo has it, and `all_reduce`.
+    """
+    name = "reduce_scatter_single"
+    if not hasattr(dist, name):
+        name = "reduce_scatter_tensor"  # torch before 2.13
+    refused = RuntimeError(f"Backend gloo does not support {name}")
+    found = []
+    for context in (contextlib.nullcontext(), mock.patch.object(dist, name, side_effect=refused)):
+        rows = torch.ones(3, 2, requires_grad=True)
+        with context:
+            (losses_dap.gather_rows(rows) * weights_of(rank)).sum().backward()
+        found.append(rows.grad)
+    return found
+
+
+def weights_of(rank: int) -> Tensor:
+    """Return the weights of all gathered rows in the loss of one process."""
+    return torch.randn(6, 2, generator=torch.Generator().manual_seed(rank))
+
+
 def save_gradients(rank: int, folder: Path) -> None:
     """Compute the gradients of every run in one process of two. The first process saves them."""
     dist.init_process_group("gloo", timeout=timedelta(seconds=300))
+    torch.save(gather_gradients(rank), folder / f"gather-{rank}.pt")
     found = [step_gradients(case, variant, rank, 2) for case, variant in RUNS]
     if rank == 0:
         torch.save(found, folder / "gradients.pt")
     dist.destroy_process_group()
 
 
-def test_two_processes_give_the_gradients_of_one_with_all_pairs(tmp_path: Path) -> None:
-    run_two(save_gradients, tmp_path)
-    found = torch.load(tmp_path / "gradients.pt")
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder with the files that two processes have saved."""
+    folder = tmp_path_factory.mktemp("gradients")
+    run_two(save_gradients, folder)
+    return folder
+
+
+def test_gathered_rows_get_the_gradients_of_all_processes(folder: Path) -> None:
+    wanted = weights_of(0) + weights_of(1)
+    for rank in (0, 1):
+        ways = torch.load(folder / f"gather-{rank}.pt")
+        assert len(ways) == 2
+        for found in ways:
+            torch.testing.assert_close(found, wanted[3 * rank : 3 * rank + 3])
+
+
+def test_two_processes_give_the_gradients_of_one_with_all_pairs(folder: Path) -> None:
+    found = torch.load(folder / "gradients.pt")
     for (case, variant), gradient in zip(RUNS, found, strict=True):
         plain = Variant(variant.accumulation, checkpointing=False, size=None)
         whole = step_gradients(case, plain)
