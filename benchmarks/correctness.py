@@ -6,18 +6,24 @@ It takes small encoders of four classes, every objective and pairs of uneven len
 without dropout are float32, bfloat16 autocast, `torch.compile`, and GradCache in float32. Each
 line has the relative errors of loss and gradients. The float64 computation runs on the CPU.
 
-The paths with dropout are "dropout" (float32) and "dropout, bf16". Two computations never draw the
-same dropout masks. So the encoder's states, their gradients, and the squares and products of both
-are averaged over `--draws`, and compared with those of padded rows on the same device. Each line
-has the largest excess: the squared distance of two means, divided by its expectation if both
-computations are the same. It is near 1 if a path is right.
+The paths with dropout are "dropout" (float32), "dropout, bf16" and "dropout, compiled". Two
+computations never draw the same dropout masks. So the states of the encoder and of the RTL head,
+their gradients, and the squares and products of both are averaged over `--draws`, and compared with
+those of padded rows on the same device. Each line has the largest excess: the squared distance of
+two means, divided by its expectation if both computations are the same. It is near 1 if a path is
+right.
+
+The path "dropout, cached" is GradCache. Its gradients are compared with those of all chunks in one
+graph, where each chunk has the seed that GradCache has drawn for it. Each line has the relative
+error of the gradients.
 
 The command fails if a path is wrong.
 """
 
 import argparse
 import copy
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,6 +34,7 @@ from benchmarks.workload import OBJECTIVES, Batch, backward, cached_backward
 from dap.reports import text_table
 from encoder_dap import first_tokens
 from modeling_dap import DAPConfig, DAPForPreTraining
+from objectives_dap import Comparison, Pairs, Sentences
 from states_dap import last_states, layer_stack
 
 ENCODERS = ("bert", "roberta", "xlm-roberta", "modernbert")
@@ -39,9 +46,13 @@ ALLOWED = {
     "compiled": (1e-4, 1e-3),
     "cached": (1e-4, 1e-3),
 }
-#: Path with dropout -> whether it runs under bfloat16 autocast.
-WITH_DROPOUT = {"dropout": False, "dropout, bf16": True}
+#: Paths with dropout whose means over many draws are compared with those of padded rows.
+BY_MEANS = ("dropout", "dropout, bf16", "dropout, compiled")
+#: GradCache with dropout, which draws the same masks as a plain step with its seeds.
+CACHED_DROPOUT = "dropout, cached"
 DROPOUT = 0.1
+#: Pairs of a chunk of GradCache.
+CHUNK = 5
 #: Largest excess of states, gradients, their squares or their product.
 ALLOWED_EXCESS = 1.5
 
@@ -148,14 +159,28 @@ def reference(model: DAPForPreTraining, batch: Batch) -> tuple[float, Tensor]:
     return loss.item(), gradient(plain)
 
 
+def stacks(model: DAPForPreTraining) -> list[PreTrainedModel]:
+    """Return the parts of a model that have transformer layers: encoder and RTL head."""
+    if model.rtl_head is None:
+        return [model.dap.encoder]
+    return [model.dap.encoder, model.rtl_head.blocks]
+
+
 def padded(model: DAPForPreTraining) -> DAPForPreTraining:
     """Make a model compute padded rows with torch's attention ("sdpa"), and return it.
 
     The model is changed in place: its encoder, and the RTL head if it has one.
     """
-    for encoder in [model.dap.encoder, *([model.rtl_head.blocks] if model.rtl_head else [])]:
+    for encoder in stacks(model):
         encoder.set_attn_implementation("sdpa")
     return model
+
+
+def compile_layers(model: DAPForPreTraining) -> None:
+    """Compile each layer of a model, as `--torch_compile` of the training does."""
+    for encoder in stacks(model):
+        for layer in layer_stack(encoder)[1]:
+            layer.compile(dynamic=True)
 
 
 def by_path(path: str, model: DAPForPreTraining, batch: Batch) -> tuple[float | None, Tensor]:
@@ -171,29 +196,83 @@ def by_path(path: str, model: DAPForPreTraining, batch: Batch) -> tuple[float | 
         GradCache, which computes it in parts.
     """
     if path == "cached":
-        cached_backward(model, 5, batch)
+        cached_backward(model, CHUNK, batch)
         return None, gradient(model)
     if path == "compiled":
-        for layer in layer_stack(model.dap.encoder)[1]:  # as the trainer's --torch_compile
-            layer.compile(dynamic=True)
+        compile_layers(model)
     loss = backward(lambda batch: model(**batch).loss, batch, bf16=path == "bf16")
     return loss.item(), gradient(model)
 
 
-def draw(
-    encoder: PreTrainedModel, batch: Batch, draws: int, only_first: bool, bf16: bool
-) -> list[Tensor]:
-    """Run an encoder with many dropout masks, and return what each draw computes.
+class Computation(NamedTuple):
+    """A part of a model that draws dropout masks, and its input."""
 
-    Squares and products are returned as well, so that means over the draws can be compared. Only
-    the source side of the batch is used.
+    #: Computes states (N·B, S', D) of N copies of the input: `embeds` is (N·B, S, D).
+    run: Callable[[Tensor], Tensor]
+    embeds: Tensor  # (B, S, D)
+    mask: Tensor  # (B, S) bool, the real tokens of the input
+    read: Tensor  # (B, S') bool, the states that are read
+
+
+def embed(model: DAPForPreTraining, ids: Tensor) -> Tensor:
+    """Return the word embeddings (B, S, D) of token ids (B, S), without gradients."""
+    return model.get_input_embeddings()(ids).detach()
+
+
+def encoder_states(
+    model: DAPForPreTraining, batch: Batch, draws: int, only_first: bool
+) -> Computation:
+    """Return the computation of the encoder's states for the source side of a batch.
 
     Args:
-        encoder: the encoder.
+        model: the model.
         batch: B pairs.
-        draws: number of copies of each sentence, each with masks of its own.
+        draws: number of copies of each sentence.
         only_first: read the first token's state only, as CLS pooling does. Otherwise read all.
-        bf16: run under bfloat16 autocast.
+    """
+    mask = batch["source_attention_mask"]  # (B, S)
+    read = first_tokens(mask) if only_first else mask.bool()  # (B, S)
+    masks = mask.repeat(draws, 1)  # (N·B, S)
+    wanted = read.repeat(draws, 1) if only_first else None
+
+    def run(embeds: Tensor) -> Tensor:
+        return last_states(model.dap.encoder, masks, wanted, inputs_embeds=embeds)
+
+    return Computation(run, embed(model, batch["source_input_ids"]), mask.bool(), read)
+
+
+def head_states(model: DAPForPreTraining, batch: Batch, draws: int) -> Computation:
+    """Return the computation of the RTL head's states for the target side of a batch.
+
+    The word embeddings of the sources stand for the encoder's states, and those of the targets for
+    the queries.
+
+    Args:
+        model: the model.
+        batch: B pairs.
+        draws: number of copies of each pair.
+    """
+    mask = batch["source_attention_mask"]  # (B, S)
+    read = batch["target_attention_mask"]  # (B, S')
+    masks = mask.repeat(draws, 1)
+    wanted = read.repeat(draws, 1)
+    queries = embed(model, batch["target_input_ids"]).repeat(draws, 1, 1)  # (N·B, S', D)
+
+    def run(embeds: Tensor) -> Tensor:
+        return model.rtl_head(embeds, masks, queries, wanted, None)
+
+    return Computation(run, embed(model, batch["source_input_ids"]), mask.bool(), read.bool())
+
+
+def draw(computation: Computation, draws: int, bf16: bool = False) -> list[Tensor]:
+    """Compute states with many dropout masks, and return what each draw gives.
+
+    Squares and products are returned as well, so that means over the draws can be compared.
+
+    Args:
+        computation: what to compute.
+        draws: number of copies of each sentence, each with masks of its own.
+        bf16: compute under bfloat16 autocast.
 
     Returns:
         Five float64 tensors (draws, values). The first holds the states that are read. The second
@@ -201,30 +280,20 @@ def draw(
         come the squares of the states and of the gradients. The last holds the product of state and
         gradient at the first token.
     """
-    ids = batch["source_input_ids"]
-    mask = batch["source_attention_mask"]  # (B, S)
-    read = first_tokens(mask) if only_first else mask.bool()  # (B, S)
-    embeds = encoder.get_input_embeddings()(ids).detach()  # (B, S, D)
-    embeds = embeds.repeat(draws, 1, 1).requires_grad_()  # (draws * B, S, D)
-    with torch.autocast(ids.device.type, torch.bfloat16, enabled=bf16):
-        states = last_states(
-            encoder,
-            mask.repeat(draws, 1),
-            read.repeat(draws, 1) if only_first else None,
-            inputs_embeds=embeds,
-        )
-    states = states.float()
+    read, mask = computation.read, computation.mask
+    device = mask.device.type
+    embeds = computation.embeds.repeat(draws, 1, 1).requires_grad_()  # (N·B, S, D)
+    with torch.autocast(device, torch.bfloat16, enabled=bf16):
+        states = computation.run(embeds).float()  # (N·B, S', D)
     generator = torch.Generator().manual_seed(1)
-    direction = torch.randn(*ids.shape, states.shape[-1], generator=generator)  # (B, S, D)
-    direction = (direction.to(ids.device) * read.unsqueeze(-1)).repeat(draws, 1, 1)
+    direction = torch.randn(*read.shape, states.shape[-1], generator=generator)  # (B, S', D)
+    direction = (direction.to(device) * read.unsqueeze(-1)).repeat(draws, 1, 1)
     (states * direction).sum().backward()
 
-    shape = (draws, *ids.shape, states.shape[-1])
-    found = states.detach().reshape(shape).double().cpu()  # (draws, B, S, D)
-    slopes = embeds.grad.reshape(shape).double().cpu()
-    read, mask = read.cpu(), mask.bool().cpu()
-    first = first_tokens(mask)
-    first_product = found[:, first] * slopes[:, first]
+    found = states.detach().unflatten(0, (draws, -1)).double().cpu()  # (N, B, S', D)
+    slopes = embeds.grad.unflatten(0, (draws, -1)).double().cpu()  # (N, B, S, D)
+    read, mask = read.cpu(), mask.cpu()
+    first_product = found[:, first_tokens(read)] * slopes[:, first_tokens(mask)]
     values = [found[:, read], slopes[:, mask]]
     moments = [*values, *(value.square() for value in values), first_product]
     return [moment.flatten(1) for moment in moments]
@@ -245,30 +314,33 @@ def excess(ours: Tensor, theirs: Tensor) -> float:
 
 
 def compare_with_dropout(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Compare the fast ways of running an encoder with padded rows, under dropout.
+    """Compare the fast ways of running encoder and RTL head with padded rows, under dropout.
 
     Args:
         args: the command line, which names the encoders, paths, draws and device.
 
     Returns:
-        A dictionary per encoder, path and choice of tokens: "encoder", "objective" ("first token"
-        or "all tokens"), "path", "loss" (largest `excess` of the states), "gradient" (largest
+        A dictionary per encoder, path and choice of tokens: "encoder", "objective" ("first token",
+        "all tokens" or "RTL head"), "path", "loss" (largest `excess` of the states), "gradient" (largest
         `excess` of their gradients), and "fine" (whether both are small enough).
     """
     batch = {key: value.to(args.device) for key, value in uneven_batch().items()}
     found = []
     for name in args.encoders:
-        model = build(name, "tr", DROPOUT).to(args.device)
-        reference = padded(copy.deepcopy(model))
-        for path in [path for path in args.paths if path in WITH_DROPOUT]:
-            for only_first in (False, True):
-                options = (batch, args.draws, only_first, WITH_DROPOUT[path])
-                ours = draw(model.dap.encoder, *options)
-                theirs = draw(reference.dap.encoder, *options)
-                excesses = [excess(*pair) for pair in zip(ours, theirs, strict=True)]
+        model = build(name, "tr+rtl", DROPOUT).to(args.device)
+        reference = computations(padded(copy.deepcopy(model)), batch, args.draws)
+        for path in [path for path in args.paths if path in BY_MEANS]:
+            copied = copy.deepcopy(model)
+            if path == "dropout, compiled":
+                compile_layers(copied)
+            is_half = path == "dropout, bf16"
+            for what, ours in computations(copied, batch, args.draws).items():
+                moments = draw(ours, args.draws, is_half)
+                theirs = draw(reference[what], args.draws, is_half)
+                excesses = [excess(*pair) for pair in zip(moments, theirs, strict=True)]
                 line = {
                     "encoder": name,
-                    "objective": "first token" if only_first else "all tokens",
+                    "objective": what,
                     "path": path,
                     "loss": max(excesses[0::2]),
                     "gradient": max(excesses[1::2]),
@@ -276,6 +348,90 @@ def compare_with_dropout(args: argparse.Namespace) -> list[dict[str, Any]]:
                 }
                 found.append(line)
     return found
+
+
+def computations(model: DAPForPreTraining, batch: Batch, draws: int) -> dict[str, Computation]:
+    """Return what to compute with a model under dropout, by the name of the states that are read.
+
+    Args:
+        model: the model, with an RTL head.
+        batch: the pairs.
+        draws: number of copies of each pair.
+    """
+    return {
+        "all tokens": encoder_states(model, batch, draws, only_first=False),
+        "first token": encoder_states(model, batch, draws, only_first=True),
+        "RTL head": head_states(model, batch, draws),
+    }
+
+
+def compare_cached(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Compare GradCache with a plain step, where both draw the same dropout masks.
+
+    Args:
+        args: the command line.
+
+    Returns:
+        A dictionary per encoder and objective, as `compare` returns them. "loss" is 0, because
+        GradCache computes the loss in parts.
+    """
+    batch = {key: value.to(args.device) for key, value in uneven_batch().items()}
+    found = []
+    for name in args.encoders:
+        for short, objective in OBJECTIVES.items():
+            model = build(name, objective, DROPOUT).to(args.device)
+            ours, wanted = cached_gradients(model, batch)
+            error = ((ours - wanted).norm() / wanted.norm()).item()
+            line = {
+                "encoder": name,
+                "objective": short,
+                "path": CACHED_DROPOUT,
+                "loss": 0.0,
+                "gradient": error,
+                "fine": error <= ALLOWED["cached"][1],
+            }
+            found.append(line)
+    return found
+
+
+def cached_gradients(model: DAPForPreTraining, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Compute the gradients of a batch by GradCache, and by one graph of all chunks.
+
+    Args:
+        model: the model, with dropout.
+        batch: the pairs, on the model's device.
+
+    Returns:
+        All gradients as one vector, by GradCache and by the graph. In both, a chunk has the dropout
+        of its own seed.
+    """
+    from dap.training.grad_cache import CachedBatch, seeded  # here: they need `datasets`
+
+    cached = CachedBatch(model, model, batch, CHUNK)
+    outs = []
+    for part in cached.parts:
+        with seeded(part.seed, batch["source_input_ids"].device):
+            outs.append(model(**part.inputs, chunk=part.chunk))
+
+    sides = []
+    vectors = []
+    for side in ("source", "target"):
+        sides.append(Sentences(batch[f"{side}_input_ids"], batch[f"{side}_attention_mask"]))
+        vectors.append(torch.cat([out[f"{side}_embeds"] for out in outs]))  # (B, D)
+    total = 0
+    for objective in model.objectives:
+        if isinstance(objective, Comparison):
+            loss, _ = objective.compare(tuple(vectors), Pairs(*sides))
+        else:
+            loss = sum(out.measures[f"{objective.name}_loss"] for out in outs)
+        total = total + objective.weight * loss
+    total.backward()
+    wanted = gradient(model)
+
+    model.zero_grad()
+    for part in cached.parts:
+        cached.run(part).backward()
+    return gradient(model), wanted
 
 
 def compare(args: argparse.Namespace) -> list[dict[str, Any]]:
@@ -326,7 +482,7 @@ def main(argv: list[str] | None = None) -> None:
     """
     parser = machine_parser(__doc__, repeats=1)
     parser.add_argument("--encoders", nargs="+", choices=ENCODERS, default=ENCODERS)
-    paths = [*ALLOWED, *WITH_DROPOUT]
+    paths = [*ALLOWED, *BY_MEANS, CACHED_DROPOUT]
     parser.add_argument("--paths", nargs="+", choices=paths, default=paths)
     parser.add_argument("--draws", type=int, default=200, help="draws of dropout masks")
     args = parser.parse_args(argv)
@@ -334,8 +490,10 @@ def main(argv: list[str] | None = None) -> None:
     found = []
     if any(path in ALLOWED for path in args.paths):
         found += compare(args)
-    if any(path in WITH_DROPOUT for path in args.paths):
+    if any(path in BY_MEANS for path in args.paths):
         found += compare_with_dropout(args)
+    if CACHED_DROPOUT in args.paths:
+        found += compare_cached(args)
     rows = []
     wrong = []
     for part in found:

@@ -69,7 +69,7 @@ STAGES = {
     "--repeats 2",
     "mining": "mining --rows 200000 --contenders ours --repeats 2",
     "tests": "tests",
-    "correctness, GradCache": "correctness --paths cached",
+    "correctness, GradCache": "correctness --paths cached 'dropout, cached'",
     "GradCache": f"train_step {XLMR} --batch_size 2048 --mini_batch_size 512 --repeats 3",
     "memory": f"memory {XLMR} --tokens 4096 16384 32768 --vocabularies 37000 250002 --hidden 768 "
     "--grad_cache 8192 --mini_batch_size 64",
@@ -77,7 +77,8 @@ STAGES = {
     "pipeline": f"input_pipeline {XLMR} --batch_size 1024 --pairs 40000 --batches 20 "
     "--workers 0 2 --step --repeats 2",
     "step, float32": "train_step --batch_size 256 --mini_batch_size 256 --repeats 5 --warm_up 2",
-    "correctness, compiled": "correctness --encoders xlm-roberta --paths compiled",
+    "correctness, compiled": "correctness --encoders xlm-roberta --paths compiled "
+    "'dropout, compiled' --draws 1000",
     "step, compiled": f"{STEP} --compile --no_library --repeats 10 --warm_up 3",
 }
 #: The same for a rehearsal. The tests and `torch.compile` take too long for it.
@@ -88,7 +89,7 @@ DRY = {
     "memory of steps": f"memory {TINY} --same_process --batch_sizes 2 --objectives TR BOW",
     "encoding": f"encode {TINY} --sentences 40 --batch_sizes 8",
     "mining": "mining --rows 500 --dimensions 16 --contenders ours --repeats 1",
-    "correctness, GradCache": "correctness --encoders bert --paths cached",
+    "correctness, GradCache": "correctness --encoders bert --paths cached 'dropout, cached'",
     "GradCache": f"{DRY_STEP} --mini_batch_size 2",
     "memory": f"memory {TINY} --same_process --tokens 16 --vocabularies 100",
     "FLOPs": f"flops {TINY} --batch_size 2 --tokens 8",

@@ -1,5 +1,6 @@
 """Every benchmark runs on a tiny model, and counts and compares correctly."""
 
+import contextlib
 import copy
 import importlib
 import json
@@ -31,6 +32,7 @@ from benchmarks import (
 )
 from benchmarks.workload import PAD, Workload, token_counts
 from dap.file_io import read_json
+from dap.training import grad_cache
 from modeling_dap import DAPForPreTraining
 
 TINY = [
@@ -290,21 +292,37 @@ def test_correctness_finds_a_wrong_path(
 
 def test_correctness_with_dropout_finds_a_path_without_dropout_of_attention() -> None:
     batch = correctness.uneven_batch(pairs=3, longest=8)
-    model = correctness.build("bert", "tr", dropout=0.1)
+    model = correctness.build("bert", "tr+rtl", dropout=0.1)
     moments = {}
     for name in ("packed", "padded", "wrong"):
-        encoder = copy.deepcopy(model)
-        encoder = (encoder if name == "packed" else correctness.padded(encoder)).dap.encoder
+        copied = copy.deepcopy(model)
+        if name != "packed":
+            correctness.padded(copied)
         if name == "wrong":
-            for layer in encoder.encoder.layer:
-                layer.attention.self.dropout.p = 0.0
-        moments[name] = correctness.draw(encoder, batch, 300, only_first=False, bf16=False)
+            for stack in correctness.stacks(copied):
+                for layer in stack.encoder.layer:
+                    layer.attention.self.dropout.p = 0.0
+        found = correctness.computations(copied, batch, 300)
+        moments[name] = {what: correctness.draw(found[what], 300) for what in found}
 
-    def largest(other: str) -> float:
-        pairs = zip(moments["packed"], moments[other], strict=True)
+    def largest(other: str, what: str) -> float:
+        pairs = zip(moments["packed"][what], moments[other][what], strict=True)
         return max(correctness.excess(*pair) for pair in pairs)
 
-    assert largest("padded") < correctness.ALLOWED_EXCESS < largest("wrong")
+    for what in moments["packed"]:
+        allowed = correctness.ALLOWED_EXCESS
+        assert largest("padded", what) < allowed < largest("wrong", what), what
+
+
+def test_correctness_with_dropout_finds_other_masks_in_grad_caches_second_pass(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    options = ["--encoders", "bert", "--paths", "dropout, cached"]
+    correctness.main(options)
+    assert capsys.readouterr().out.count(" ok\n") == 4
+    monkeypatch.setattr(grad_cache, "seeded", lambda seed, device: contextlib.nullcontext())
+    with pytest.raises(ValueError, match="bert TR dropout, cached"):
+        correctness.main(options)
 
 
 def test_turns_alternate_and_medians_are_taken() -> None:
