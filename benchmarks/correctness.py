@@ -50,7 +50,7 @@ ALLOWED = {
 BY_MEANS = ("dropout", "dropout, bf16", "dropout, compiled")
 #: GradCache with dropout, which draws the same masks as a plain step with its seeds.
 CACHED_DROPOUT = "dropout, cached"
-DROPOUT = 0.1
+DROPOUT = 0.3
 #: Pairs of a chunk of GradCache.
 CHUNK = 5
 #: Largest excess of states, gradients, their squares or their product.
@@ -405,7 +405,7 @@ def cached_gradients(model: DAPForPreTraining, batch: Batch) -> tuple[Tensor, Te
         All gradients as one vector, by GradCache and by the graph. In both, a chunk has the dropout
         of its own seed.
     """
-    from dap.training.grad_cache import CachedBatch, seeded  # here: they need `datasets`
+    from dap.training import CachedBatch, seeded  # here, because they need `datasets`
 
     cached = CachedBatch(model, model, batch, CHUNK)
     outs = []

@@ -1,5 +1,7 @@
 """The losses and their token functions against plain loops."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import Tensor
@@ -152,6 +154,12 @@ def test_the_vocabulary_loss_in_half_precision_is_near_that_in_float64(
             errors = (found[0] - expected[0]).norm(dim=1) / expected[0].norm(dim=1)
             assert errors.max() < (0.08 if half else 1e-4)
     assert bool(calls) == (device == "cpu" and kernel != "plain")
+
+
+def test_a_gpu_computes_larger_chunks_of_logits() -> None:
+    for is_cuda, rows in ((False, 134), (True, 1073)):
+        weight = SimpleNamespace(is_cuda=is_cuda, shape=(250_002, 768))
+        assert losses_dap.rows_per_chunk(weight) == rows
 
 
 def test_a_gpu_keeps_products_of_half_precision_in_float32() -> None:

@@ -29,7 +29,13 @@ from transformers import BertConfig, Trainer, TrainingArguments
 
 import losses_dap
 import states_dap
-from modeling_dap import DAPConfig, DAPForPreTraining, DAPForSequenceClassification, DAPModel
+from modeling_dap import (
+    DAPConfig,
+    DAPForPreTraining,
+    DAPForPreTrainingOutput,
+    DAPForSequenceClassification,
+    DAPModel,
+)
 from objectives_dap import OBJECTIVES
 from states_dap import layer_stack
 
@@ -475,3 +481,10 @@ def test_an_encoder_from_scratch_starts_every_objective_with_its_weights(
         assert all(torch.equal(model.state_dict()[name], value) for name, value in shared.items())
         assert torch.isfinite(model(**batch).loss)
     assert DAPForPreTraining.from_encoder(str(tmp_path), pooling="cls").config.pooling == "cls"
+
+
+def test_a_misspelt_loss_of_the_output_is_an_error() -> None:
+    out = DAPForPreTrainingOutput(measures={"tr_loss": torch.tensor(1.0)})
+    assert (out.tr_loss, out.rtl_loss) == (1.0, None)
+    with pytest.raises(AttributeError, match="rlt_loss"):
+        _ = out.rlt_loss

@@ -10,7 +10,7 @@ from dap.training.batches import (
     tokenize_bitext,
 )
 from dap.training.distillation import add_teacher, check_teacher
-from dap.training.grad_cache import CachedBatch
+from dap.training.grad_cache import CachedBatch, seeded
 from dap.training.head_training import HEADS_FILE, RESULTS_FILE, train_missing_heads
 from dap.training.resuming import (
     FINISHED,

@@ -43,6 +43,10 @@ def test_recipes_hold_the_papers_values(name: str, tmp_path: Path) -> None:
     assert config.objective == {"tr": "tr", "tlm": "tr+tlm"}.get(name, "tr+rtl")
 
 
+def test_processes_do_not_broadcast_buffers(tmp_path: Path) -> None:
+    assert DAPTrainingArguments(output_dir=str(tmp_path)).ddp_broadcast_buffers is False
+
+
 def test_the_best_recipe_trains_what_the_study_shows(tmp_path: Path) -> None:
     parts = parse_arguments([str(CONFIGS / "best.yaml"), "--output_dir", str(tmp_path)])
     given = vars(DAPConfig(**given_fields(parts[0])))
