@@ -174,6 +174,7 @@ def build_task(
         device="cpu",
         prefix="",
         max_seq_length=data.max_seq_length,
+        only_transformer=True,  # a classifier comes after the pooling instead
     )
     require_padding(encoder.tokenizer, name)
     if not isinstance(encoder.model, DAPModel):

@@ -320,9 +320,9 @@ def compare_with_dropout(args: argparse.Namespace) -> list[dict[str, Any]]:
         args: the command line, which names the encoders, paths, draws and device.
 
     Returns:
-        A dictionary per encoder, path and choice of tokens: "encoder", "objective" ("first token",
-        "all tokens" or "RTL head"), "path", "loss" (largest `excess` of the states), "gradient" (largest
-        `excess` of their gradients), and "fine" (whether both are small enough).
+        A dictionary per encoder, path and choice of states: "encoder", "objective" ("first token",
+        "all tokens" or "RTL head"), "path", "loss" (largest `excess` of the states), "gradient"
+        (largest `excess` of their gradients), and "fine" (whether both are small enough).
     """
     batch = {key: value.to(args.device) for key, value in uneven_batch().items()}
     found = []

@@ -17,6 +17,9 @@
 - `seconds` trains a run for so long by the clock, instead of `max_steps`. `experiments.run` first
   measures the seconds of a step in a short training of the run.
 - `command` names a script or module that trains instead of train_dap.py and takes its arguments.
+- `model` names a ready encoder, which is evaluated without training. The run may also give
+  `pooling`, `prefix`, `revision` and `trust_remote_code`. Evaluations name these in braces, such as
+  `--model {model} {pooling} {prefix}`, and each becomes its flag and value, or nothing.
 - A `past` run has an argument that no longer exists. Its results are shown, but it is not trained.
 - Words in braces are places that the command line gives (`--places data=... encoder=...`).
 - `places: {encoder: xlm-roberta-base}` gives defaults of places, which may be Hub ids. In an
@@ -33,13 +36,15 @@ import yaml
 
 from dap.errors import UserError
 
+#: How a ready encoder makes a sentence vector. Each is also a place in evaluations.
+ENCODER_OPTIONS = ("pooling", "prefix", "revision", "trust_remote_code")
 #: Places that a run fills in itself, in its evaluations.
-OWN = ("model", "result", "folder")
+OWN = ("model", "result", "folder", *ENCODER_OPTIONS)
 #: Keys of a recipe.
 KEYS = ("name", "places", "train", "seeds", "learning_rates", "evaluate", "runs")
 #: Keys of a run that are not arguments of its command.
 TIMES = ("same_time_as", "total_time_as", "seconds")
-SPECIAL = ("like", *TIMES, "seeds", "evaluate", "command", "past")
+SPECIAL = ("like", *TIMES, "seeds", "evaluate", "command", "past", "model")
 TRAIN = "train_dap.py"
 
 
@@ -61,6 +66,8 @@ class Run:
             steps.
         command: script or module that trains.
         is_past: it has an argument that no longer exists, so it is shown but not trained.
+        model: ready encoder, a folder or Hub id, that is evaluated without training. Then
+            `arguments` holds options of `ENCODER_OPTIONS`.
     """
 
     name: str
@@ -73,14 +80,17 @@ class Run:
     seconds: float | None = None
     command: str = TRAIN
     is_past: bool = False
+    model: str | None = None
 
     @property
     def is_searched(self) -> bool:
         """Tell whether the learning rate of this run is searched among the recipe's rates.
 
-        It is not if the run gives a learning rate, or is `like` another run.
+        It is not if the run gives a learning rate, is `like` another run, or
+        is a ready encoder.
         """
-        return self.like is None and "learning_rate" not in self.arguments
+        is_given = self.like is not None or "learning_rate" in self.arguments
+        return not is_given and self.model is None
 
 
 @dataclass(frozen=True)
@@ -124,8 +134,10 @@ class Recipe:
                 returns None if the score is not known yet.
 
         Returns:
-            The learning rate, or None while a score is missing.
+            The learning rate, or None while a score is missing. 0 for a ready encoder.
         """
+        if run.model is not None:
+            return 0.0
         if "learning_rate" in run.arguments:
             return float(run.arguments["learning_rate"])
         if run.like is not None:
@@ -218,6 +230,8 @@ def _run(
     for key in ("like", "same_time_as", "total_time_as"):
         if own.get(key) is not None and own[key] not in before:
             raise UserError(f"{path}: {name} is {key} {own[key]}, which must be a run above it")
+    if own.get("model") is not None:
+        return _ready_encoder(name, own, content, path)
     model = before.get(own.get("like"))
     arguments = dict(model.arguments if model else content.get("train", {}))
     arguments |= {key: value for key, value in own.items() if key not in SPECIAL}
@@ -233,13 +247,11 @@ def _run(
         raise UserError(f"{path}: {name} has seconds, which needs total_train_batch_size: give it")
     seeds = model.seeds if model else content.get("seeds", [0])
     evaluate = own.get("evaluate", list(model.evaluate if model else content["evaluate"]))
-    if unknown := sorted(set(evaluate) - set(content["evaluate"])):
-        raise UserError(f"{path}: {name} evaluates {unknown[0]}, which the recipe does not define")
     return Run(
         name,
         arguments,
         seeds=tuple(own.get("seeds", seeds)),
-        evaluate=tuple(evaluate),
+        evaluate=_known_evaluations(name, evaluate, content, path),
         like=own.get("like"),
         same_time_as=own.get("same_time_as"),
         total_time_as=own.get("total_time_as", model.total_time_as if model else None),
@@ -247,6 +259,35 @@ def _run(
         command=own.get("command", model.command if model else TRAIN),
         is_past=own.get("past", False),
     )
+
+
+def _ready_encoder(
+    name: str, own: Mapping[str, Any], content: Mapping[str, Any], path: Path
+) -> Run:
+    """Make the run of a ready encoder from its lines in the recipe, as in `_run`."""
+    arguments = {key: value for key, value in own.items() if key not in ("model", "evaluate")}
+    if unknown := sorted(set(arguments) - set(ENCODER_OPTIONS)):
+        raise UserError(
+            f"{path}: {name} names a model, which is not trained: leave {unknown[0]} out, or "
+            f"give one of {', '.join(ENCODER_OPTIONS)}"
+        )
+    evaluate = own.get("evaluate", list(content["evaluate"]))
+    return Run(
+        name,
+        arguments,
+        seeds=(0,),
+        evaluate=_known_evaluations(name, evaluate, content, path),
+        model=own["model"],
+    )
+
+
+def _known_evaluations(
+    name: str, evaluate: list[str], content: Mapping[str, Any], path: Path
+) -> tuple[str, ...]:
+    """Return the names of a run's evaluations. Raise `UserError` if the recipe lacks one."""
+    if unknown := sorted(set(evaluate) - set(content["evaluate"])):
+        raise UserError(f"{path}: {name} evaluates {unknown[0]}, which the recipe does not define")
+    return tuple(evaluate)
 
 
 def _filled(value: Any, places: Mapping[str, str], path: Path) -> Any:
@@ -295,13 +336,20 @@ def flags(arguments: Mapping[str, Any]) -> list[str]:
 def words(text: str, places: Mapping[str, object]) -> list[str]:
     """Split an evaluation's command into words, and replace the names in braces by paths.
 
-    The command is split before places are filled in, so that a path with spaces stays one word.
+    The command is split before places are filled in, so that a path with spaces stays one word. A
+    place whose value is a list becomes as many words.
 
     >>> words("eval.py --model {model} --data {data}/tatoeba", {"model": "m", "data": "my data"})
     ['eval.py', '--model', 'm', '--data', 'my data/tatoeba']
+    >>> words("eval.py {pooling} {prefix}", {"pooling": ["--pooling", "cls"], "prefix": []})
+    ['eval.py', '--pooling', 'cls']
 
     Args:
         text: the command, with names of places in braces.
-        places: name of a place -> path. It must have all names in the command.
+        places: name of a place -> path, or list of words. It must have all names in the command.
     """
-    return [part.format(**places) for part in shlex.split(text)]
+    lists = {f"{{{name}}}": each for name, each in places.items() if isinstance(each, list)}
+    found = []
+    for part in shlex.split(text):
+        found += lists[part] if part in lists else [part.format(**places)]
+    return found

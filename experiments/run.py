@@ -27,10 +27,11 @@ from typing import Any
 from dap.commands import ClaimedError, claimed, command
 from dap.errors import UserError
 from dap.file_io import read_object, write_json
-from dap.reports import PAPER_COST, machine, merge_seeds, paper_beside, versions
+from dap.reports import PAPER_COST, machine, versions
 from dap.training import FINISHED
 from dap.training import RESULTS_FILE as HEAD_RESULTS
-from experiments.recipes import Recipe, Run, flags, read_recipe, words
+from experiments.paper_tables import paper_tables
+from experiments.recipes import ENCODER_OPTIONS, Recipe, Run, flags, read_recipe, words
 from experiments.statistics import DEV
 
 logger = logging.getLogger(__name__)
@@ -244,7 +245,8 @@ class Workspace:
 
             - "open": nothing was done.
             - "begun": the training has begun, and may have failed.
-            - "trained, without NAME ...": the named evaluations are missing.
+            - "trained, without NAME ...": the named evaluations are missing. For a ready encoder,
+              which is not trained, it is "begun, without NAME ...".
             - "not collected": training and evaluations are there, but there is no result file, or
               it belongs to another training or evaluation.
             - "done": the result file is there as well.
@@ -254,7 +256,8 @@ class Workspace:
             return "begun" if folder.is_dir() else "open"
         left = [name for name in job.evaluate if not evaluation(folder, name).is_file()]
         if left:
-            return "trained, without " + " ".join(left)
+            what = "trained" if job.run.model is None else "begun"
+            return f"{what}, without {' '.join(left)}"
         result = self.result(job)
         known = read_object(result) if result.is_file() else {}
         return "done" if known == known | self.measured(job) else "not collected"
@@ -290,13 +293,17 @@ class Workspace:
     def train(self, job: Job) -> None:
         """Run the training command of a job, and append its output to `train.log`.
 
-        A training that was stopped resumes.
+        A training that was stopped resumes. For a ready encoder there is nothing to train.
 
         Raises:
             RuntimeError: the command failed.
             UserError: the cost of a step is not known.
         """
         folder = self.folder(job)
+        if job.run.model is not None:
+            self.begin(job, {"model_name_or_path": job.run.model})
+            write_json({}, folder / FINISHED)
+            return
         arguments = self.arguments(job)
         self.begin(job, arguments)
         line = [job.run.command, *flags(arguments | {"output_dir": folder})]
@@ -325,7 +332,12 @@ class Workspace:
         """
         folder = self.folder(job)
         result = evaluation(folder, name)
-        places = {"model": folder, "result": result, "folder": result.parent}
+        places: dict[str, Any] = {"model": folder, "result": result, "folder": result.parent}
+        places |= dict.fromkeys(ENCODER_OPTIONS, [])  # a trained model has its own
+        if job.run.model is not None:
+            places["model"] = job.run.model
+            for option, value in job.run.arguments.items():
+                places[option] = flags({option: value})
         return words(self.recipe.evaluate[name], {**self.recipe.places, **places})
 
     def begin(self, job: Job, arguments: Mapping[str, Any]) -> None:
@@ -341,8 +353,9 @@ class Workspace:
         path = self.folder(job) / BEGUN
         if path.is_file() and any(path.parent.glob("checkpoint-*")):
             return
+        is_trained = job.run.model is None
         about = {
-            "command": [job.run.command, *flags(arguments)],
+            "command": [job.run.command, *flags(arguments)] if is_trained else None,
             "commit": commit(),
             "machine": machine(),
             "versions": versions(),
@@ -357,9 +370,16 @@ class Workspace:
             "record" (the training's arguments), "config" (of the model), "train" (summary of the
             training), "dev" (results on held-out pairs, may be empty), "heads" (results of training
             the heads, may be empty), "curve" (log lines with a loss) and "evaluations" (name of
-            each finished evaluation -> its report).
+            each finished evaluation -> its report). A ready encoder only has "evaluations".
         """
         folder = self.folder(job)
+        evaluations = {}
+        for name in self.recipe.evaluate:
+            result = evaluation(folder, name)
+            if result.is_file():
+                evaluations[name] = read_object(result)
+        if job.run.model is not None:
+            return {"evaluations": evaluations}
         path = folder / "eval_results.json"
         dev = {}
         for name, value in (read_object(path) if path.is_file() else {}).items():
@@ -367,11 +387,6 @@ class Workspace:
                 dev[name] = value
         log = read_object(folder / "trainer_state.json")["log_history"]
         heads = folder / HEAD_RESULTS
-        evaluations = {}
-        for name in self.recipe.evaluate:
-            result = evaluation(folder, name)
-            if result.is_file():
-                evaluations[name] = read_object(result)
         return {
             "record": read_object(folder / "run.json"),
             "config": read_object(folder / "config.json"),
@@ -518,6 +533,10 @@ def dry_run(workspace: Workspace, only: Sequence[str] | None) -> None:
     """
     total = 0.0
     for job in in_order(workspace, only):
+        if job.run.model is not None:
+            print(f"# {job.name}: {workspace.state(job)}, evaluation of {job.run.model}")
+            print_evaluations(workspace, job)
+            continue
         arguments = workspace.arguments(job)
         cost = PAPER_COST.get(COST_NAMES.get(arguments.get("objective", "tr+rtl"), ""))
         steps = arguments.get("max_steps", 0)
@@ -530,31 +549,51 @@ def dry_run(workspace: Workspace, only: Sequence[str] | None) -> None:
         print(f"# {job.name}: {workspace.state(job)}, {steps} steps, {expected}")
         line = [job.run.command, *flags(arguments | {"output_dir": workspace.folder(job)})]
         print(shlex.join([*(workspace.launcher or ["python"]), *line]))
-        for name in job.evaluate:
-            command_line = workspace.evaluation_command(job, name)
-            is_script = (ROOT / command_line[0]).is_file()
-            print(shlex.join(["python", *([] if is_script else ["-m"]), *command_line]))
+        print_evaluations(workspace, job)
     print(f"# {total:.0f} hours of training on 8 V100, by the paper's Table 6; without evaluations")
 
 
-def print_tables(workspace: Workspace, only: Sequence[str] | None) -> None:
-    """Print the means over seeds of each run's evaluations, beside the paper's numbers.
+def print_evaluations(workspace: Workspace, job: Job) -> None:
+    """Print the command of each evaluation of a job."""
+    for name in job.evaluate:
+        command_line = workspace.evaluation_command(job, name)
+        is_script = (ROOT / command_line[0]).is_file()
+        print(shlex.join(["python", *([] if is_script else ["-m"]), *command_line]))
+
+
+def read_reports(workspace: Workspace, only: Sequence[str] | None) -> dict[str, Any]:
+    """Read the reports of all evaluations that have ended.
 
     Args:
         workspace: the recipe and its folders.
-        only: names of the runs. None takes all runs.
+        only: names of the runs. None takes all.
+
+    Returns:
+        Run -> seed -> name of the evaluation -> its report, in the order of the recipe.
     """
-    reports: dict[tuple[str, str], dict[str, Any]] = {}
+    found: dict[str, Any] = {}
     for job in in_order(workspace, only):
         for name in job.evaluate:
             path = evaluation(workspace.folder(job), name)
             if path.is_file():
-                reports.setdefault((name, job.run.name), {})[str(path)] = read_object(path)
-    for (name, run), own in sorted(reports.items()):
-        merged = merge_seeds(own)
-        merged["model"] = run
-        print(f"== {name}: {run}, {merged['n']} seeds")
-        print(paper_beside(merged) or merged["protocol"], end="\n\n")
+                seeds = found.setdefault(job.run.name, {})
+                seeds.setdefault(job.seed, {})[name] = read_object(path)
+    return found
+
+
+def trained_models(workspace: Workspace, only: Sequence[str] | None) -> dict[str, Path]:
+    """Return run -> folder of its model, of the first seed whose training has ended.
+
+    Args:
+        workspace: the recipe and its folders.
+        only: names of the runs. None takes all.
+    """
+    models: dict[str, Path] = {}
+    for job in in_order(workspace, only):
+        folder = workspace.folder(job)
+        if job.evaluate and (folder / FINISHED).is_file():
+            models.setdefault(job.run.name, folder)
+    return models
 
 
 def parse_places(given: Sequence[str]) -> dict[str, str]:
@@ -614,7 +653,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--tables",
         action="store_true",
-        help="print the results so far beside the paper's, and do nothing",
+        help="print the paper's tables with the results so far, and do nothing",
+    )
+    parser.add_argument(
+        "--figures",
+        type=Path,
+        metavar="FOLDER",
+        help="draw the paper's Figures 1, 3 and 4 from the results so far, and do nothing",
     )
     parser.add_argument(
         "--launcher",
@@ -635,7 +680,14 @@ def main(argv: Sequence[str] | None = None) -> None:
         dry_run(workspace, args.only)
         return
     if args.tables:
-        print_tables(workspace, args.only)
+        print("\n\n".join(paper_tables(recipe, read_reports(workspace, args.only))))
+    if args.figures:
+        from experiments.paper_figures import draw_figures  # loads an encoder, so only where asked
+
+        reports = read_reports(workspace, args.only)
+        models = trained_models(workspace, args.only)
+        print("\n".join(draw_figures(recipe, reports, models, args.figures)))
+    if args.tables or args.figures:
         return
     if args.list:
         for job in in_order(workspace, args.only):

@@ -163,12 +163,15 @@ class LibrarySettings:
     similarity: str | None = None
 
 
-def library_settings(name_or_path: str, revision: str | None) -> LibrarySettings | None:
+def library_settings(
+    name_or_path: str, revision: str | None, only_transformer: bool = False
+) -> LibrarySettings | None:
     """Read the sentence-transformers files of a folder or Hub repository.
 
     Args:
         name_or_path: a folder or Hub id.
         revision: branch, tag or commit of a Hub repository.
+        only_transformer: accept modules after the pooling, such as Dense, that will not be run.
 
     Returns:
         The settings. None if there is no modules.json, so that this is no sentence-transformers
@@ -182,7 +185,8 @@ def library_settings(name_or_path: str, revision: str | None) -> LibrarySettings
     if modules is None:
         return None
     kinds = [_module_kind(module["type"]) for module in modules]
-    if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
+    run = kinds[:2] if only_transformer else kinds
+    if run not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
         raise NeedsSentenceTransformers(
             f"{name_or_path} consists of the modules {', '.join(kinds)}"
         )

@@ -77,6 +77,8 @@ class EncoderOptions:
         revision: branch, tag or commit of a Hub repository.
         bf16: run the encoder under bfloat16 autocast. Pooling stays in float32.
         layer: hidden layer to pool, from 0 (embeddings). None takes the last layer.
+        only_transformer: of a sentence-transformers folder, leave out modules after the pooling,
+            such as LaBSE's Dense. The sentence vectors then differ from the library's.
     """
 
     pooling: str | None = None
@@ -86,6 +88,7 @@ class EncoderOptions:
     revision: str | None = None
     bf16: bool = False
     layer: int | None = None
+    only_transformer: bool = False
 
 
 class _Comparing:
@@ -206,7 +209,7 @@ class SentenceEncoder(_Comparing):
         """
         wanted = EncoderOptions(pooling, prefix, max_seq_length, **options)
         with loading("sentence-transformers files", name_or_path):
-            found = library_settings(name_or_path, wanted.revision)
+            found = library_settings(name_or_path, wanted.revision, wanted.only_transformer)
         library = found or LibrarySettings()
         hub = {
             "revision": wanted.revision,

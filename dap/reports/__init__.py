@@ -1,14 +1,18 @@
 """Reports of evaluations: write them, merge several seeds, and show them beside the paper's
 numbers."""
 
-from dap.reports.merge import is_spread, merge_seeds, numbers_of, paper_beside
+from dap.reports.merge import is_spread, merge_seeds, merged_table, numbers_of, paper_beside
 from dap.reports.paper import (
+    BUCC_HEADINGS,
     BUCC_PAIRS,
+    BUCC_PROTOCOLS,
     DIRECTIONS,
     PAPER_BUCC,
     PAPER_COST,
+    PAPER_DIRECTIONS,
     PAPER_MODELS,
     PAPER_TATOEBA,
+    PAPER_TATOEBA_LANGUAGES,
     PAPER_XNLI,
     POOL_KEYS,
     TATOEBA_GROUPS,

@@ -398,6 +398,8 @@ def test_folder_with_a_dense_module_goes_to_the_library(
     model.save(str(tmp_path))
     with pytest.raises(NeedsSentenceTransformers, match="Transformer, Pooling, Dense"):
         SentenceEncoder.from_pretrained(str(tmp_path))
+    plain = SentenceEncoder.from_pretrained(str(tmp_path), only_transformer=True)
+    assert (plain.pooling, plain.encode(SENTENCES).shape[1]) == ("mean", 32)
     for options in ({"pooling": "cls"}, {"layer": 0}, {"bf16": True}):
         with pytest.raises(ValueError, match="pooling, layer and bf16 cannot be set"):
             load_encoder(str(tmp_path), **options)

@@ -278,6 +278,7 @@ def test_only_runs_that_share_their_batches_are_timed(study: Callable[..., Works
         ),
         ({"runs": {"a": None, "b": {"like": "a", "same_time_as": "a"}}}, "which needs max_steps"),
         ({"learning_rates": []}, "a has no learning_rate"),
+        ({"runs": {"a": {"model": "m", "max_steps": 3}}}, "a names a model.*leave max_steps out"),
         ({"runs": []}, "no recipe"),
     ],
 )
@@ -374,6 +375,41 @@ def test_how_far_a_training_is(study: Callable[..., Workspace]) -> None:
     assert (found["commit"], found["dev"]) == ("abc", {DEV: 70.0})
 
 
+def test_a_ready_encoder_is_evaluated_without_training(
+    study: Callable[..., Workspace],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    evaluate = {"e": "x.py --model {model} {pooling} {prefix} {revision} --output {result}"}
+    runs = {"e5": {"model": "an/e5", "prefix": "query: ", "pooling": "mean"}, "tr": None}
+    workspace = study(evaluate=evaluate, runs=runs, seeds=[0, 1])
+    ran: list[list[str]] = []
+
+    def execute_here(arguments: Sequence[str], log: Path, launcher: Sequence[str] = ()) -> None:
+        ran.append([*arguments])
+        write_json({"mean": 3}, Path(arguments[-1]))
+
+    monkeypatch.setattr(runner, "execute", execute_here)
+    (job,) = workspace.jobs(workspace.recipe.runs["e5"])
+    assert workspace.state(job) == "open"
+    assert work(workspace, ["e5"]) == []
+    assert work(workspace, ["e5"]) == []
+    result = str(workspace.folder(job) / "e" / "e.json")
+    options = ["--pooling", "mean", "--prefix", "query: "]
+    assert ran == [["x.py", "--model", "an/e5", *options, "--output", result]]
+    assert workspace.state(job) == "done"
+    found = json.loads(workspace.result(job).read_text())
+    assert (found["command"], found["evaluations"]) == (None, {"e": {"mean": 3}})
+
+    runner.dry_run(workspace, None)
+    printed = capsys.readouterr().out
+    assert "# e5-lr0/seed-0: done, evaluation of an/e5" in printed
+    assert printed.count("train_dap.py") == 2
+    trained = workspace.evaluation_command(job_of(workspace, "tr"), "e")
+    assert trained[1:3] == ["--model", str(workspace.folder(job_of(workspace, "tr")))]
+    assert trained[3] == "--output"
+
+
 @pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
 def test_the_commit_is_that_of_the_checkout_itself(tmp_path: Path) -> None:
     author = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
@@ -402,7 +438,7 @@ def test_the_projects_recipes_give_arguments_that_commands_take(path: Path, tmp_
     recipe = read_recipe(path, places)
     assert recipe.name == path.stem
     for run in recipe.runs.values():
-        if run.is_past:
+        if run.is_past or run.model is not None:
             continue
         model, _, _ = parse_arguments(
             flags(run.arguments | {"output_dir": str(tmp_path), "use_cpu": True})

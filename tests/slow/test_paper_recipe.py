@@ -1,11 +1,12 @@
-"""The paper's recipe runs whole with tiny encoders of both classes, and prints its tables.
+"""The paper's recipe, and that of ready encoders, run whole with tiny encoders.
 
-The commands run in this process. Only sizes, lengths and rates of the recipe are changed.
+The commands run in this process. Only sizes, lengths and rates of the recipes are changed.
 """
 
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -16,12 +17,14 @@ import eval_retrieval
 import mine_bitext
 import run_xnli
 import train_dap
+from benchmarks import flops
 from experiments import run as runner
 
 pytestmark = pytest.mark.slow
 
-RECIPE = REPOSITORY / "experiments" / "recipes" / "paper.yaml"
+RECIPES = REPOSITORY / "experiments" / "recipes"
 COMMANDS = {
+    "benchmarks.flops": flops.main,
     "train_dap.py": train_dap.run,
     "eval_retrieval.py": eval_retrieval.run,
     "mine_bitext.py": mine_bitext.run,
@@ -69,6 +72,7 @@ def data(tmp_path: Path) -> Path:
     write_bitext(folder / "corpus" / "train", 60, 0)
     write_bitext(folder / "corpus" / "dev", 20, 1)
     write_bitext(folder / "tatoeba", 20, 2)
+    shutil.copy(folder / "tatoeba" / "de-en.tsv", folder / "tatoeba" / "ar-en.tsv")  # for Figure 1
     for name in ("bucc", "xnli"):
         (folder / name).mkdir()
     for pair in ("fr-en", "de-en", "ru-en", "zh-en"):
@@ -80,46 +84,65 @@ def data(tmp_path: Path) -> Path:
     return folder
 
 
-def small(recipe: dict) -> dict:
-    """Shrink the recipe: two steps, one seed, one run of XNLI."""
-    recipe["train"] |= {"max_steps": 2, "total_train_batch_size": 8, "eval_steps": 2}
-    recipe["train"] |= {"save_steps": 2, "logging_steps": 1, "dataloader_num_workers": 0}
-    recipe["train"] |= {"use_cpu": True, "disable_tqdm": True}
-    recipe["seeds"] = [0]
-    recipe["evaluate"]["xnli"] = recipe["evaluate"]["xnli"].replace(
+def fine_tuned_briefly(command: str) -> str:
+    """Replace the search of an XNLI command by one step."""
+    return command.replace(
         "--search",
         "--use_cpu --max_steps 1 --learning_rate 1e-3 --max_seq_length 32 "
         "--per_device_train_batch_size 8 --total_train_batch_size 8 --disable_tqdm true",
     )
-    recipe["runs"]["layers-4"]["rtl_layers"] = 2  # the tiny encoders have three layers
+
+
+def small(recipe: dict) -> dict:
+    """Shrink the paper's recipe: two steps, one seed, one run of XNLI."""
+    recipe["train"] |= {"max_steps": 2, "total_train_batch_size": 8, "eval_steps": 2}
+    recipe["train"] |= {"save_steps": 2, "logging_steps": 1, "dataloader_num_workers": 0}
+    recipe["train"] |= {"use_cpu": True, "disable_tqdm": True}
+    recipe["seeds"] = [0]
+    evaluate = recipe["evaluate"]
+    evaluate["xnli"] = fine_tuned_briefly(evaluate["xnli"])
+    evaluate["cost"] = "benchmarks.flops --size tiny --batch_size 2 --repeats 1 --json {result}"
     return recipe
+
+
+def write_recipe(content: dict, path: Path) -> None:
+    path.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
+
+
+def encoder(kind: str, tokenizer: PreTrainedTokenizerFast, folder: Path) -> Path:
+    """Save a tiny masked-LM model of four layers, which the deepest RTL head needs."""
+    config = tiny_config(kind, len(tokenizer))
+    config.num_hidden_layers = 4
+    return save(folder, AutoModelForMaskedLM.from_config(config), tokenizer)
+
+
+@pytest.fixture(autouse=True)
+def commands_run_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    def execute_here(arguments: Sequence[str], log: Path, launcher: Sequence[str] = ()) -> Any:
+        return COMMANDS[arguments[0]]([*arguments[1:]])
+
+    monkeypatch.setattr(runner, "execute", execute_here)
 
 
 def test_the_papers_recipe_runs_whole(
     data: Path,
     tiny_tokenizer: PreTrainedTokenizerFast,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    def execute_here(arguments: Sequence[str], log: Path, launcher: Sequence[str] = ()) -> None:
-        COMMANDS[arguments[0]]([*arguments[1:]])
-
-    monkeypatch.setattr(runner, "execute", execute_here)
     places = [f"data={data}"]
     for name, kind in (("mbert", "bert"), ("xlmr", "xlm-roberta")):
-        config = tiny_config(kind, len(tiny_tokenizer))
-        save(tmp_path / name, AutoModelForMaskedLM.from_config(config), tiny_tokenizer)
-        places.append(f"{name}={tmp_path / name}")
+        places.append(f"{name}={encoder(kind, tiny_tokenizer, tmp_path / name)}")
     recipe = tmp_path / "paper.yaml"
-    content = small(yaml.safe_load(RECIPE.read_text(encoding="utf-8")))
-    recipe.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
+    content = small(yaml.safe_load((RECIPES / "paper.yaml").read_text(encoding="utf-8")))
+    write_recipe(content, recipe)
     argv = [str(recipe), "--places", *places, "--output_dir", str(tmp_path / "runs")]
     argv += ["--results_dir", str(tmp_path / "results")]
 
     runner.main([*argv, "--dry_run"])
     planned = capsys.readouterr().out
-    assert planned.count("python train_dap.py") == len(content["runs"])
+    assert planned.count("python train_dap.py") == len(content["runs"]) - 1  # all but "cost"
+    assert planned.count("python -m benchmarks.flops") == 1
     assert not (tmp_path / "runs").exists()
 
     runner.main(argv)
@@ -130,10 +153,58 @@ def test_the_papers_recipe_runs_whole(
     listed = capsys.readouterr().out.splitlines()
     assert [line for line in listed if "/seed-" in line and not line.endswith(": done")] == []
 
+    figures = tmp_path / "figures"
+    runner.main([*argv, "--tables", "--figures", str(figures)])
+    printed = capsys.readouterr().out
+    print(printed)  # pytest -rP shows it
+    # Tables 1 to 8, then the numbers of Figures 3 and 4, then the pictures.
+    *tables, last = printed.split("\n\n")
+    last, *pictures = last.splitlines()[:-3], *last.splitlines()[-3:]
+    tables.append("\n".join(last))
+    titles = ["Table 1", "BUCC sample (Table 2)", "BUCC training (Table 3)", "XNLI (Table 4)"]
+    titles += ["Table 5", "Table 6", "Table 7", "Table 8", "Figure 3", "Figure 4"]
+    assert [table[: len(title)] for table, title in zip(tables, titles, strict=True)] == titles
+    for table in tables[:4]:
+        for run in ("mbert", "mbert-dap", "xlmr-tr", "xlmr-tlm-release"):
+            assert f"\n{run} (n=1)" in table
+    assert [line.split("/")[-1][:8] for line in pictures] == ["figure-1", "figure-3", "figure-4"]
+    assert len(list(figures.iterdir())) == 3
+
+
+def test_the_recipe_of_ready_encoders_takes_any_list(
+    data: Path,
+    tiny_tokenizer: PreTrainedTokenizerFast,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """One model is as E5, one as LaBSE with a dense layer after the pooling, one is plain."""
+    library = pytest.importorskip("sentence_transformers")
+    modules = pytest.importorskip("sentence_transformers.models")
+    plain = encoder("xlm-roberta", tiny_tokenizer, tmp_path / "plain")
+    for name in ("e5", "labse"):
+        parts = [modules.Transformer(str(plain)), modules.Pooling(32, "mean")]
+        if name == "labse":
+            parts.append(modules.Dense(32, 32))
+        parts.append(modules.Normalize())
+        library.SentenceTransformer(modules=parts, device="cpu").save(str(tmp_path / name))
+    content = yaml.safe_load((RECIPES / "ready.yaml").read_text(encoding="utf-8"))
+    content["evaluate"]["xnli"] = fine_tuned_briefly(content["evaluate"]["xnli"])
+    content["runs"] = {
+        "e5": {"model": "{e5}", "prefix": "query: "},
+        "labse": {"model": "{labse}"},
+        "plain": {"model": "{plain}", "pooling": "cls"},
+    }
+    recipe = tmp_path / "ready.yaml"
+    write_recipe(content, recipe)
+    places = [f"{name}={tmp_path / name}" for name in content["runs"]]
+    argv = [str(recipe), "--places", f"data={data}", *places]
+    argv += ["--output_dir", str(tmp_path / "runs"), "--results_dir", str(tmp_path / "results")]
+    runner.main(argv)
+    capsys.readouterr()
     runner.main([*argv, "--tables"])
-    tables = capsys.readouterr().out
-    for run in ("mbert", "xlmr-tr", "xlmr-tlm-release", "mbert-dap"):
-        for name in ("tatoeba", "sample-fr", "training-zh", "xnli"):
-            assert f"== {name}: {run}, 1 seeds" in tables
-    assert "(Table 2)" in tables
-    assert "XLM-R+DAP" in tables
+    printed = capsys.readouterr().out
+    print(printed)
+    for name in content["runs"]:
+        assert printed.count(f"\n{name} (n=1)") == 4  # Tables 1 to 4
+    runner.main([*argv, "--list"])
+    assert capsys.readouterr().out.count(": done\n") == 3
