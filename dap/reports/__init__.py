@@ -37,14 +37,18 @@ from dap.reports.records import (
 from dap.reports.rendering import markdown_table, text_table
 
 __all__ = [
+    "BUCC_HEADINGS",
     "BUCC_PAIRS",
+    "BUCC_PROTOCOLS",
     "CURVES",
     "DIRECTIONS",
     "OF_RUN",
     "PAPER_BUCC",
     "PAPER_COST",
+    "PAPER_DIRECTIONS",
     "PAPER_MODELS",
     "PAPER_TATOEBA",
+    "PAPER_TATOEBA_LANGUAGES",
     "PAPER_XNLI",
     "POOL_KEYS",
     "RECORD",
@@ -54,6 +58,7 @@ __all__ = [
     "machine",
     "markdown_table",
     "merge_seeds",
+    "merged_table",
     "numbers_of",
     "paper_beside",
     "plot_accuracies",

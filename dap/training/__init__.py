@@ -78,6 +78,7 @@ __all__ = [
     "record_run",
     "require_batch",
     "set_precision",
+    "seeded",
     "split_validation",
     "tokenize_bitext",
     "train_missing_heads",
