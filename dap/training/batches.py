@@ -469,8 +469,13 @@ class LanguageMixSampler(Sampler[int]):
         return sum(self.sizes)
 
     def __iter__(self) -> Iterator[int]:
+        # Half the memory, where the numbers are small enough.
+        small = len(self) <= np.iinfo(np.int32).max
+        rows = np.empty(len(self), np.int32 if small else np.int64)
         starts = np.cumsum([0, *self.sizes[:-1]])
-        rows = np.concatenate([start + self._rows_of(i) for i, start in enumerate(starts)])
+        ends = np.cumsum(self.counts)
+        for number, (start, end) in enumerate(zip(starts, ends, strict=True)):
+            rows[end - self.counts[number] : end] = start + self._rows_of(number)
         rng = np.random.default_rng((self.seed, len(self.sizes), self.epoch))
         rng.shuffle(rows)
         # Python's integers take five times the memory of the array's.
