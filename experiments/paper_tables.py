@@ -335,7 +335,7 @@ def our_rows(
     rows = []
     for run, seeds in found.items():
         values = [numbers(reports) for reports in seeds.values()]
-        values = [row for row in values if any(number is not None for number in row)]
+        values = [row for row in values if set(row) != {None}]
         if not values:
             continue
         cells: list[str | float | None] = [f"{run} (n={len(values)})"]

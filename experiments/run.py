@@ -550,7 +550,10 @@ def dry_run(workspace: Workspace, only: Sequence[str] | None) -> None:
         line = [job.run.command, *flags(arguments | {"output_dir": workspace.folder(job)})]
         print(shlex.join([*(workspace.launcher or ["python"]), *line]))
         print_evaluations(workspace, job)
-    print(f"# {total:.0f} hours of training on 8 V100, by the paper's Table 6; without evaluations")
+    if total:
+        print(
+            f"# {total:.0f} hours of training on 8 V100, by the paper's Table 6; without evaluations"
+        )
 
 
 def print_evaluations(workspace: Workspace, job: Job) -> None:
