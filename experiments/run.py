@@ -551,9 +551,8 @@ def dry_run(workspace: Workspace, only: Sequence[str] | None) -> None:
         print(shlex.join([*(workspace.launcher or ["python"]), *line]))
         print_evaluations(workspace, job)
     if total:
-        print(
-            f"# {total:.0f} hours of training on 8 V100, by the paper's Table 6; without evaluations"
-        )
+        note = "by the paper's Table 6; without evaluations"
+        print(f"# {total:.0f} hours of training on 8 V100, {note}")
 
 
 def print_evaluations(workspace: Workspace, job: Job) -> None:
