@@ -119,6 +119,8 @@ def test_training_commands_parse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     commands = commands_in_pages("train_dap.py ")
     assert commands
     for command in commands:
+        if "--plugin" in command:  # needs a file of the reader; tests/test_train_dap.py writes it
+            continue
         arguments = [re.sub(r"^out\b", str(tmp_path), word) for word in command]
         model, data, _ = parse_arguments([*arguments, "--use_cpu"])
         assert model.model_name_or_path or model.config_name
@@ -170,7 +172,8 @@ def test_programs_in_the_pages_exist() -> None:
 def test_files_in_the_pages_exist() -> None:
     folders = "configs|dap|tests|quickstart|docs|examples|benchmarks|experiments"
     for name in re.findall(rf"`((?:{folders})/[\w./]+|\w+\.(?:py|md|txt))`", TEXT):
-        assert (REPOSITORY / name).exists(), name
+        is_readers_file = name == "my_loss.py"
+        assert is_readers_file or (REPOSITORY / name).exists(), name
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
