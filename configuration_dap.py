@@ -7,8 +7,19 @@ import math
 from dataclasses import field, fields
 from typing import Any
 
+from packaging.version import Version
 from transformers import AutoConfig, BertConfig, PreTrainedConfig
+from transformers import __version__ as transformers_version
 from transformers.utils import logging
+
+#: Oldest version of Transformers with which this code works, as in setup.py.
+OLDEST_TRANSFORMERS = "5.17"
+if Version(transformers_version) < Version(OLDEST_TRANSFORMERS):
+    # Not an ImportError, after which the other files would try to import this one as a module.
+    raise RuntimeError(
+        f"transformers {transformers_version} is too old for DAP: "
+        f"pip install 'transformers>={OLDEST_TRANSFORMERS}'"
+    )
 
 logger = logging.get_logger(__name__)
 

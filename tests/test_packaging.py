@@ -17,6 +17,7 @@ from wheels import build_wheel
 import dap.encoding
 import dap.text
 import modeling_dap
+from configuration_dap import OLDEST_TRANSFORMERS
 from dap import __version__
 
 #: Layers, lowest first. A module imports from its own layer or from lower ones.
@@ -214,6 +215,17 @@ def test_a_checkout_has_the_names_of_the_wheel() -> None:
     command = [sys.executable, "-m", "dap_transformers.reports", "--version"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY)
     assert done.stdout == f"dap-transformers {__version__}\n", done.stderr
+
+
+def test_an_older_transformers_is_refused_in_one_line() -> None:
+    setup = (REPOSITORY / "setup.py").read_text(encoding="utf-8")
+    assert f'"transformers>={OLDEST_TRANSFORMERS}"' in setup
+
+    older = "import transformers; transformers.__version__ = '5.3.0'; import configuration_dap"
+    command = [sys.executable, "-c", older]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY)
+    message = "transformers 5.3.0 is too old for DAP: pip install 'transformers>=5.17'"
+    assert done.stderr.splitlines()[-1] == f"RuntimeError: {message}"
 
 
 def test_the_citation_names_the_version_of_the_package() -> None:
