@@ -101,7 +101,7 @@ class DAPConfig(PreTrainedConfig):
         rtl_layers: K, number of transformer blocks in the RTL head (section 4.2).
         rtl_direction: side that is reconstructed from the other (Table 5). `"source-to-target"`
             reconstructs targets, `"target-to-source"` sources. `"both"` reconstructs targets in
-            pairs with an even number and sources in the others, and averages the two means.
+            every other pair of the batch and sources in the others, and averages the two means.
         rtl_ratio: rho, share of the target tokens to reconstruct. The head sees the encoder's
             states of the others (section 5.2).
         rtl_weight: factor of the RTL loss.

@@ -478,7 +478,7 @@ def world_size() -> int:
 
 
 def first_row(count: int) -> int:
-    """Return the number of this process's first pair in the batch of all processes.
+    """Return the number, from 0, of this process's first pair in the batch of all processes.
 
     Args:
         count: pairs of one process, the same in every process.

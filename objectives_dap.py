@@ -1,5 +1,12 @@
 """The objectives: one class for each of TR, RTL, TLM, MLM, BOW and distillation.
 
+- TR, translation ranking: rank a source's own target before all other targets.
+- RTL, representation translation learning: reconstruct a target's tokens from the source's states.
+- MLM, masked language modelling: predict masked tokens of a sentence.
+- TLM, translation language modelling: predict masked tokens of a pair that is read as one text.
+- BOW, bag of words: predict a target's tokens from a sentence vector.
+- Distillation: pull the sentence vectors of both sides towards a teacher's vector of the target.
+
 The file ships with every checkpoint, beside modeling_dap.py. `config.objective` combines the
 names of `OBJECTIVES` by "+", such as "tr+rtl" (= DAP). The total loss is the weighted sum of the
 objectives' losses.
@@ -94,7 +101,7 @@ class Pairs(NamedTuple):
             has a mask of zeros. None if there are none at all.
         language_ids: (B,) languages of the sources, indices into `config.rtl_languages`. None if
             they are not given.
-        first: number of the first pair in the batch of all processes.
+        first: number, from 0, of the first pair in the batch of all processes.
         teacher: (B, T) a teacher's vectors of the targets, for distillation. None if there is none.
     """
 
@@ -158,7 +165,7 @@ class Chunk:
     It is a plain object, not a tuple: wrappers that cast forward's tensors then leave it alone.
 
     Attributes:
-        first: number of the chunk's first pair in the batch of all processes.
+        first: number, from 0, of the chunk's first pair in the batch of all processes.
         noise: random numbers that choose masked tokens, of sources (B, S_x) and targets (B, S_y).
             Both are None if no objective masks a part of the tokens.
         gradients: name of each objective that compares vectors -> gradients of its loss with
@@ -316,7 +323,9 @@ class Comparison(Objective):
 
 
 class TranslationRanking(Comparison):
-    """TR (section 3.2, eq. L_TR): a source's own translation ranks before all other targets.
+    """TR, translation ranking (section 3.2, eq. L_TR): rank each source's own target first.
+
+    The other candidates are the targets of the batch's other pairs and the hard negatives, if any.
 
     Equivalent to `MultipleNegativesRankingLoss` of sentence-transformers with `scale=20`, except
     that pairs with the same source or the same target are not negatives of each other.
@@ -408,6 +417,8 @@ class TranslationRanking(Comparison):
 class RepresentationTranslation(Objective):
     """RTL (section 3.3.2, eq. L_RTL): reconstruct the target's tokens from the source's states.
 
+    The paper calls it representation translation learning.
+
     `rtl_direction` can turn the roles of the sides around (Table 5). Below, the *context* is the
     side whose states are given, and the *answer* is the side to reconstruct.
     """
@@ -432,11 +443,19 @@ class RepresentationTranslation(Objective):
         return frozenset(needs)
 
     def labels(self, pairs: Pairs, model: nn.Module) -> Tensor:
-        """Return True for each token of the answer that is predicted: (G, B, Q) bool.
+        """Return True for each token of the answer that RTL predicts: (G, B, Q) bool.
 
-        The answer is the side to reconstruct. Its Q tokens exclude CLS. Tokens outside the target
-        vocabulary are not predicted. There is one group, or one per direction if
-        `rtl_direction="both"`.
+        The answer is the side to reconstruct, without its CLS. RTL predicts all its real tokens or,
+        with `rtl_ratio` below 1, a random share of them (`chosen`). Tokens that are not in the
+        target vocabulary are left out. This is the set of token ids that the prediction head can
+        predict, by default all ids.
+
+        There is one group of labels, G = 1. With `rtl_direction="both"` there are two. The first
+        has the labels of pairs that reconstruct the target, the second of the other pairs.
+
+        Args:
+            pairs: B pairs, as token ids.
+            model: the model, whose prediction head has the target vocabulary.
         """
         answer = self.answer(pairs)
         known = model.prediction_head.knows(answer.ids[:, 1:])  # (B, Q)
@@ -487,8 +506,8 @@ class RepresentationTranslation(Objective):
     def answer(self, pairs: Pairs) -> Sentences:
         """Return the side to reconstruct: the targets, unless `rtl_direction` says otherwise.
 
-        With `rtl_direction="both"` it has the target of each pair with an even number, and the
-        source of each other pair.
+        With `rtl_direction="both"` it is the source in the pairs of `odd_rows`, and the target in
+        the others.
         """
         source, target = pairs.source, pairs.target
         ids = self.by_direction(pairs, target.ids, source.ids)
@@ -511,7 +530,8 @@ class RepresentationTranslation(Objective):
     def by_direction(self, pairs: Pairs, forward: Tensor, backward: Tensor) -> Tensor:
         """Choose one of two values for each pair, by the direction in which it is reconstructed.
 
-        With `rtl_direction="both"` the pairs with an odd number are reconstructed backward.
+        With `rtl_direction="both"` the pairs of `odd_rows` take the values for backward, which
+        means that the source is reconstructed.
 
         Args:
             pairs: the pairs.
@@ -666,8 +686,9 @@ class BagOfWords(Objective):
     def labels(self, pairs: Pairs, model: nn.Module) -> Tensor:
         """Return True for each token of the target to predict: (2, B, S_y) bool.
 
-        Special tokens and tokens outside the target vocabulary do not count. The two groups are
-        equal: one for predicting from the source's vector, one for the target's.
+        Special tokens do not count. Neither do tokens outside the target vocabulary, the set of ids
+        that the prediction head can predict. The two groups are equal: one for predicting from the
+        source's vector, one for the target's.
         """
         ids, mask, _ = pairs.target
         counted = maskable(mask) & model.prediction_head.knows(ids)  # (B, S_y)
@@ -824,7 +845,14 @@ def maskable_noise(side: Sentences) -> Tensor:
 
 
 def odd_rows(pairs: Pairs) -> Tensor:
-    """Return True for each pair whose number in the batch of all processes is odd: (B,) bool."""
+    """Return True for every second pair of the batch of all processes: (B,) bool.
+
+    These are the pairs with an odd number. Numbers count from 0, through one process's pairs after
+    the other's, so the result does not depend on the number of processes.
+
+    Args:
+        pairs: B pairs of this process. `first` is the number of the first one.
+    """
     numbers = torch.arange(len(pairs.source.ids), device=pairs.source.ids.device)
     return (numbers + pairs.first) % 2 == 1
 

@@ -5,6 +5,9 @@
 
 Then train with `train_dap.py --train_data corpus/train --validation_data corpus/dev`.
 
+*Noise* is text that fails a filter. A *leak* is a pair with a side that equals, or nearly equals, a
+sentence of the evaluation sets.
+
 If a run was stopped or failed, give the same command again, or the corrected one. It does not clean
 again the files that are finished.
 """
@@ -369,16 +372,18 @@ def keep_finished(
 ) -> dict[str, Any]:
     """Return the report of a run that has finished before, with the licences of this call.
 
-    If the licences differ, the report and the card are written again.
+    If the licences differ, the report and the data card are written again. A work folder that a
+    killed run has left is removed. The table of counts is printed.
 
     Args:
         plan: the paths of the run.
         args: what to prepare, and where to write it.
-        report: the report in the output folder.
+        report: the report in the output folder. Its licences are replaced.
         licences: licences by the name of the corpus or file.
 
     Raises:
-        UserError: the leaks are asked for in another file than the one that the run wrote.
+        UserError: `--list_leaks` names another file than the one that the finished run wrote. Leaks
+            are pairs with a side that equals, or nearly equals, an evaluation sentence.
     """
     listed = os.path.normpath(os.path.join(os.path.abspath(args.output_dir), report["leaks"] or ""))
     if args.list_leaks and os.path.abspath(args.list_leaks) != listed:
@@ -399,9 +404,12 @@ def finish(
 ) -> None:
     """Write the list of leaks (if asked for), the card and the report, and remove the work folder.
 
+    Leaks are pairs that were dropped because a side equals, or nearly equals, an evaluation
+    sentence. The card is the README of the data.
+
     Args:
         plan: the paths of the run.
-        args: the arguments, which may name a file for the leaks.
+        args: the arguments, which may name a file for the leaks (`--list_leaks`).
         files: the input files.
         report: the report to write.
     """

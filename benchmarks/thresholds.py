@@ -249,7 +249,10 @@ def mixture_threshold(scores: np.ndarray) -> float:
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """Format one model's results as a text table, in percent.
+    """Format one model's results as a text table, a row per text and share.
+
+    The column "gold" has the number of true pairs. All other numbers are in percent. F1 is "asks"
+    if mining refused to choose a threshold.
 
     Args:
         rows: results of `measure`.

@@ -1,7 +1,8 @@
 """Read inputs at addresses that fsspec knows, such as `s3://bucket/corpus`, and send results there.
 
-The rest of the code sees only local paths. The local copy of `s3://bucket/corpus` is
-`CACHE/s3/bucket/corpus`. There are four steps:
+An *address* names a file or folder on another machine: `protocol://host/path`. The rest of the code
+sees only local paths. The *local copy* of `s3://bucket/corpus` is `CACHE/s3/bucket/corpus`, where
+`CACHE` is the `cache_folder`. There are four steps:
 
 - `local_path` returns the path of the local copy, which need not exist.
 - `fetch_address` downloads a file or folder into its local copy.
@@ -90,10 +91,10 @@ def public_name(path: str) -> str:
 
 
 def cache_folder() -> Path:
-    """Return the folder of all local copies: `DAP_CACHE`, or one in the user's home folder.
+    """Return the folder with the local copies of all addresses.
 
-    On a cluster, the environment variable `DAP_CACHE` names a folder that all nodes share. The
-    folder need not exist.
+    The environment variable `DAP_CACHE` names it. On a cluster it must be a folder that all nodes
+    share. If it is not set, the folder is in the user's home folder. It need not exist.
 
     Raises:
         UserError: `DAP_CACHE` is not set, and there is no home folder.
@@ -113,7 +114,7 @@ def local_path(address: str, name: str = "") -> str:
     Secrets of the address are kept in memory, so that `send_path` can use them.
 
     Args:
-        address: an address. A path is returned unchanged.
+        address: an address, such as `s3://bucket/corpus`. A path is returned unchanged.
         name: the flag that names it, for error messages.
 
     Raises:
@@ -147,7 +148,8 @@ def fetch_address(address: str, name: str = "") -> str:
     time nor ETag. If several processes call this, one downloads and the others wait.
 
     Args:
-        address: an address. A path is returned unchanged, and nothing is done.
+        address: an address, such as `s3://bucket/corpus`. A path is returned unchanged, and nothing
+            is done.
         name: the flag that names it, for error messages.
 
     Returns:
@@ -229,9 +231,13 @@ def _fetch_file(
 
 
 def fetch_path(path: Path) -> None:
-    """Download what an earlier run has sent from this path, for example on another machine.
+    """Download the file or folder at an address, given the path of its local copy.
 
-    If the path is not the local copy of an address, or nothing is at the address, do nothing.
+    An address is a name such as `s3://bucket/corpus`. Its local copy is a path in `cache_folder`. A
+    run calls this to find the results that an earlier run has sent to the address (`send_path`),
+    perhaps from another machine.
+
+    If the path is not a local copy, or nothing is at the address, nothing is done.
 
     Args:
         path: any path.
@@ -252,6 +258,7 @@ def fetch_path(path: Path) -> None:
 def send_path(path: str | Path, name: str = "") -> str | None:
     """Upload a file, or all files of a folder, if the path is the local copy of an address.
 
+    An address is a name such as `s3://bucket/corpus`. Its local copy is a path in `cache_folder`.
     Files that this process has fetched or sent, and that have not changed since, are not sent
     again.
 

@@ -130,7 +130,8 @@ def _require_sentencepiece(name: str | Path, **hub: Any) -> None:
 def _agree(tokenizer: PreTrainedTokenizerBase, own_file: str) -> bool:
     """Tell whether a tokenizer and a `tokenizer.json` give the same tokens for the text `PROBE`.
 
-    Tokens that were added to the tokenizer are added to the file's, too, before the comparison.
+    Before the comparison, tokens that were added to the tokenizer are also added to the one that is
+    made from the file.
 
     Args:
         tokenizer: the tokenizer.
@@ -200,16 +201,18 @@ def require_padding(tokenizer: PreTrainedTokenizerBase, name: str | Path) -> Non
 def never_predicted(tokenizer: PreTrainedTokenizerBase) -> set[int]:
     """Return the ids of the tokens that no head predicts: CLS and padding.
 
-    A token that also ends sentences (SEP) is predicted, so its id is left out.
+    In some tokenizers, CLS or padding is the same token as SEP, the end of a sentence. The result
+    does not have this id, because heads predict the end of a sentence.
     """
     ids = {tokenizer.cls_token_id, tokenizer.pad_token_id}
     return ids - {tokenizer.sep_token_id, None}
 
 
 def forget_calls(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Switch off the padding and truncation that the last call has left in a fast tokenizer.
+    """Switch off the padding and truncation that the last call has set in a fast tokenizer.
 
-    Saving the tokenizer would keep them. For a slow tokenizer, do nothing.
+    Otherwise saving the tokenizer would save these settings with it. Slow tokenizers are not
+    changed, because they keep no such settings.
     """
     if tokenizer.is_fast:
         tokenizer.backend_tokenizer.no_padding()

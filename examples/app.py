@@ -184,7 +184,7 @@ def mine_files(
 
 
 def keep(rows: Sequence[Mined], threshold: float) -> tuple[str, list[Mined], str]:
-    """Select the mined pairs from a score on, and write them to a new file.
+    """Select the mined pairs that score at least the threshold, and write them to a new file.
 
     The file is `mined.tsv` in a new temporary folder.
 
@@ -208,11 +208,11 @@ def keep(rows: Sequence[Mined], threshold: float) -> tuple[str, list[Mined], str
 
 
 def build(encoder: SentenceEncoder, name: str) -> Any:
-    """Build the app, with a tab that searches and a tab that mines.
+    """Build the web app, with a tab that searches two texts and a tab that mines two files.
 
     Args:
-        encoder: the encoder.
-        name: what the app calls the encoder.
+        encoder: makes the sentence vectors.
+        name: name of the encoder, which the page shows.
 
     Returns:
         The app, a `gradio.Blocks`, which is not started yet.
@@ -229,7 +229,7 @@ def build(encoder: SentenceEncoder, name: str) -> Any:
 
 
 def build_search(gradio: Any, app: Any, encoder: SentenceEncoder) -> None:
-    """Add the contents of the tab that searches two texts and aligns words.
+    """Add the contents of the tab that searches two texts, and compares the words of a match.
 
     Args:
         gradio: the module.
@@ -283,7 +283,7 @@ def build_search(gradio: Any, app: Any, encoder: SentenceEncoder) -> None:
 
 
 def build_mine(gradio: Any, encoder: SentenceEncoder) -> None:
-    """Add the contents of the tab that mines two files.
+    """Add the contents of the tab that mines two files: it finds pairs that translate each other.
 
     Args:
         gradio: the module.
@@ -325,14 +325,16 @@ def build_mine(gradio: Any, encoder: SentenceEncoder) -> None:
 
 @dataclass
 class AppArguments:
-    """The command-line argument of the app, the port, beside those that choose the encoder."""
+    """Port of the web app, a command-line argument beside `EncoderArguments`."""
 
     port: int = field(default=7860, metadata={"help": "Port on 127.0.0.1."})
 
 
 @command
 def main(argv: Sequence[str] | None = None) -> None:
-    """Start the app as the command line says.
+    """Start the web app, which searches two texts for translations and mines two files.
+
+    Its address is `http://127.0.0.1:PORT/`. The command line gives the encoder and the port.
 
     Args:
         argv: the arguments of the command. None takes those of this process.

@@ -26,7 +26,8 @@ def read_studies(recipes_dir: Path, results_dir: Path) -> list[Study]:
 
     Args:
         recipes_dir: folder with a YAML file per study.
-        results_dir: folder with a merged result file per study. A study may have none yet.
+        results_dir: folder with a merged result file per study. A study may have none yet. The file
+            `cost.json`, which is of no study, is skipped.
 
     Returns:
         The studies, sorted by name, ablations last. A study without a result file has no outcomes.

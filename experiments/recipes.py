@@ -12,8 +12,8 @@
 
 - `like` copies another run's arguments, seeds, evaluations, time and chosen learning rate. What the
   run gives itself comes first.
-- `total_time_as` names another run. The run takes as many steps as make the whole training, heads
-  included, cost the CPU time of the other one.
+- `total_time_as` names another run. The number of steps is chosen so that the whole training costs
+  the CPU time of the other one. Training the heads before the first step is counted in both.
 - `seconds` trains a run for so long by the clock, instead of `max_steps`. `experiments.run` first
   measures the seconds of a step in a short training of the run.
 - `command` names a script or module that trains instead of train_dap.py and takes its arguments.
@@ -58,10 +58,11 @@ class Run:
         seeds: seeds to train with.
         evaluate: names of the evaluations of the trained model.
         like: name of the run whose settings and learning rate it copies. None copies no run.
-        same_time_as: name of the run whose CPU time decides the number of steps. None leaves the
-            number of steps as the arguments give it.
-        total_time_as: name of the run whose total CPU time decides the number of steps. The time
-            that trains the heads is a part of it. None leaves the number of steps as it is.
+        same_time_as: name of another run. The number of steps is chosen so that the steps cost the
+            same CPU time as `max_steps` steps of that run. None leaves `max_steps` unchanged.
+        total_time_as: name of another run. The number of steps is chosen so that the whole training
+            costs the same CPU time as the whole training of that run. Training the heads before the
+            first step is counted in both. None leaves `max_steps` unchanged.
         seconds: wall-clock time of the training, instead of a number of steps. None for a number of
             steps.
         command: script or module that trains.

@@ -149,14 +149,26 @@ class Workspace:
     def arguments(self, job: Job) -> dict[str, Any]:
         """Return the arguments of a job's training command (name -> value), without output folder.
 
-        The number of steps may depend on a measurement. A run with `same_time_as` takes as many
-        steps as fit into the other run's CPU time, which `experiments.step_cost` has measured. A
-        run with `seconds` takes as many steps as fit into them. `step_seconds` measures the time of
-        a step, with a short training if that was not done yet. A run with `total_time_as` takes as
-        many steps as fit into the other run's CPU time after its heads were trained.
+        They are the run's arguments in the recipe, with the job's learning rate and seed. If the
+        run has a budget of time, `max_steps` is the number of steps that use it up:
+
+        - `same_time_as` names another run. The budget is the CPU time that the other run needs for
+          the `max_steps` of the recipe.
+        - `total_time_as` names another run. The budget is the CPU time of its whole training. In
+          both runs, the CPU time of training the heads before the first step is counted as well
+          (`steps_of_total_time`).
+        - `seconds` is a budget of wall-clock time.
+
+        For the first two, `experiments.step_cost` has measured the CPU time of a step before. For
+        `seconds`, `step_seconds` measures a step by a short training, if that was not done yet.
+
+        Args:
+            job: a training of a run.
 
         Raises:
-            UserError: the measurement of `experiments.step_cost` is missing.
+            UserError: the measurement of `experiments.step_cost` is missing, or the heads of a run
+                with `total_time_as` cost more than the whole training of the other run.
+            RuntimeError: the short training failed.
         """
         own = dict(job.run.arguments)
         own["learning_rate"] = job.learning_rate
@@ -181,12 +193,13 @@ class Workspace:
         return own
 
     def steps_of_total_time(self, run: Run) -> int:
-        """Return how many steps a run with `total_time_as` takes after its heads were trained.
+        """Return how many steps give a run the same total CPU time as the run of `total_time_as`.
 
-        Heads and steps together then cost the CPU time of the run that `total_time_as` names.
+        The total is the CPU time of training the heads before the first step, plus the CPU time of
+        all steps. So a run whose heads cost more takes fewer steps.
 
         Args:
-            run: the run.
+            run: a run with `total_time_as`.
 
         Raises:
             UserError: the measurement of `experiments.step_cost` is missing, or the heads cost more
@@ -220,6 +233,9 @@ class Workspace:
         Args:
             job: a job of the run.
             arguments: arguments of the training command.
+
+        Raises:
+            RuntimeError: the short training failed.
         """
         folder = self.runs_dir / self.recipe.name / f"{job.run.name}-probe"
         path = folder.with_suffix(".json")

@@ -119,7 +119,9 @@ def plot_token_states(
 
 
 def _draw_clouds(axes: Any, states: TokenStates, title: str, names: tuple[str, str]) -> float:
-    """Draw one panel of `plot_token_states`.
+    """Draw the token states of one model as points in a plane, for a panel of `plot_token_states`.
+
+    The plane is the `principal_plane` of source and target tokens together.
 
     Args:
         axes: matplotlib axes.

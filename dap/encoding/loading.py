@@ -289,12 +289,14 @@ def library_length(
     """Return how many tokens per sentence the sentence-transformers library keeps.
 
     The library takes the length in the folder's files. Without one it takes the smaller of the
-    limits in the tokenizer and in the model's config. We also lower it to the number of positions
-    (`longest_input`): folders of XLM-R say 514, but the table holds 512. Limits of 0 or below are
-    ignored, because some configs, such as XLNet's, say -1 for no limit.
+    limits in the tokenizer and in the model's config. Limits of 0 or below are ignored, because
+    some configs, such as XLNet's, say -1 for no limit.
+
+    In both cases the result is never above the model's number of positions (`longest_input`).
+    Folders of XLM-R name 514 tokens, for example, but the model has positions for 512.
 
     Args:
-        named: length in the folder's files. None if they do not say.
+        named: length in the folder's sentence-transformers files. None if they do not say.
         model: the transformer.
         tokenizer: its tokenizer.
     """

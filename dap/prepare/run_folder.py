@@ -63,7 +63,8 @@ class Plan:
     def leaks(self) -> Path:
         """Return the path of the JSON file with the evaluation sentences for the leak check.
 
-        If the run has no evaluation sentences, there is no such file.
+        The check drops pairs with a side that equals, or nearly equals, one of these sentences
+        (leaks). If the run has no evaluation sentences, there is no such file.
         """
         return self.work_dir / "leaks.json"
 

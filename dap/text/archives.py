@@ -180,7 +180,10 @@ def list_folder(folder: Path, start: str = "") -> list[Path]:
 
 
 def list_archive(archive: Path) -> list[Path]:
-    """List the files in a zip archive, sorted, without those whose names begin with a dot.
+    """List the files in a zip archive, sorted, without files whose names begin with a dot.
+
+    Args:
+        archive: path of the archive.
 
     Returns:
         Paths such as `archive.zip/member`.
@@ -265,8 +268,11 @@ def _open_checked(archive: Path, *state: int) -> OpenArchive:
 def read_lines(path: str | Path) -> Iterator[bytes]:
     """Yield the lines of a file without their ends (LF or CR LF) and without a byte order mark.
 
-    Empty lines are yielded. The file may be packed (`open_file`). A single carriage return within
-    a line does not end it. `decode_line` refuses such a line.
+    Empty lines are yielded. A single carriage return within a line does not end it. `decode_line`
+    refuses such a line.
+
+    Args:
+        path: the file, which may be packed (`open_file`).
 
     Raises:
         UserError: the file is damaged or UTF-16, a line is longer than `MAX_LINE`, or a line has
@@ -294,10 +300,13 @@ def read_lines(path: str | Path) -> Iterator[bytes]:
 
 
 def decode_line(line: bytes) -> str:
-    """Decode a line from UTF-8, and check that no carriage return is left in it.
+    """Decode a line from UTF-8, and check that it holds no carriage return.
 
     Web crawls have stray carriage returns in millions of lines. Splitting such a line would tear a
     sentence. The error lets a caller who tolerates some bad lines skip it.
+
+    Args:
+        line: a line without its end (LF or CR LF), as `read_lines` yields it.
 
     Raises:
         UserError: the line is not UTF-8 or holds a carriage return.

@@ -94,6 +94,9 @@ def read_start(args: PretrainingModelArguments) -> Start:
     Args:
         args: arguments of `train_dap.py` that name a checkpoint or a configuration.
 
+    Returns:
+        The tokenizer, the configuration and the settings, which `load_model` needs.
+
     Raises:
         UserError: a file cannot be read, there is no tokenizer, it does not fit pooling or
             masking, or the configuration has fewer token ids than the tokenizer.
@@ -181,6 +184,9 @@ def read_library(name: str, revision: str | None) -> LibrarySettings:
 
 def check_tokenizer(start: Start) -> None:
     """Check that the tokenizer fits the objective and the model.
+
+    Args:
+        start: what training starts from, with the tokenizer.
 
     Raises:
         UserError: the tokenizer adds no special tokens around a sentence, or has more ids than the
@@ -657,7 +663,14 @@ def frequencies_of_text(
 
 
 def predicted_sides(start: Start) -> tuple[str, ...]:
-    """Return the sides of a pair whose tokens are predicted: "source", "target" or both."""
+    """Return the sides of a pair whose tokens are predicted: "source", "target" or both.
+
+    BOW predicts targets. RTL predicts the side or sides that the setting `rtl_direction` names. All
+    other objectives that predict tokens, such as MLM, predict both sides.
+
+    Args:
+        start: what training starts from. At least one of its objectives must predict tokens.
+    """
     if not start.predicts <= OF_TARGETS:
         return ("source", "target")
     direction = start.settings["rtl_direction"]

@@ -737,7 +737,7 @@ def brief(logs: dict[str, Any], before: dict[str, Any] | None = None) -> dict[st
 
 
 class BriefPrinter(PrinterCallback):
-    """Callback that prints the lines of the log, shortened by `brief`."""
+    """Callback that prints the log's lines as `brief` shortens them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -748,7 +748,7 @@ class BriefPrinter(PrinterCallback):
 
 
 class BriefProgress(ProgressCallback):
-    """Callback that shows the progress bar, and the lines of the log, shortened by `brief`."""
+    """Callback that shows the progress bar, and the log's lines as `brief` shortens them."""
 
     def __init__(self) -> None:
         super().__init__()
