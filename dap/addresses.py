@@ -9,6 +9,9 @@ sees only local paths. The *local copy* of `s3://bucket/corpus` is `CACHE/s3/buc
 - `fetch_path` does the same, given the path of the local copy.
 - `send_path` uploads a local copy to its address.
 
+fsspec's own copies do not fit. `fsspec.generic.rsync` compares only sizes and may leave half a
+file. `filecache::` loses the folders, which may name languages.
+
 An address may hold secrets: `user:password@`, or a query such as `?token=…`. No message, report or
 file name shows them. The copy of such an address lies in `CACHE/https/@DIGEST/host/…`.
 """
