@@ -42,7 +42,7 @@ COMMANDS = [
 EXTRAS = {
     "eval": ["matplotlib>=3.8"],
     "app": ["gradio>=6.31"],
-    "st": ["sentence-transformers>=5.2"],
+    "st": ["sentence-transformers>=6.2"],
     "faiss": ["faiss-cpu>=1.10"],
     "data": ["polars>=1.30"],
     "opus": ["polars>=1.30", "opustools>=1.9"],
