@@ -149,22 +149,27 @@ def report_text(report: Mapping[str, Any]) -> str:
     of more than `LONGEST_TABLE` rows is folded.
     """
     tables: dict[tuple[str, ...], list[list[str]]] = {}
+    units: dict[tuple[str, ...], str] = {}  # what a row of the table is
     for place, numbers in _averages_first(report):
         columns = [name for name in METRICS if name in numbers]
         columns += [name for name in numbers if name not in METRICS]
-        row = [_place_name(place), *(_cell(numbers[name]) for name in columns)]
+        row = [_place_name(place), *(_cell(name, numbers[name]) for name in columns)]
         tables.setdefault(tuple(columns), []).append(row)
+        units[tuple(columns)] = "languages" if place[:1] == ("languages",) else "rows"
 
     parts = [f"### {dataset_name(report)}", _measured_text(report)]
     for columns, rows in tables.items():
         table = markdown_table(["", *map(_column_name, columns)], rows, numbers=True)
-        parts.append(table if len(rows) <= LONGEST_TABLE else folded(f"{len(rows)} rows", table))
+        if len(rows) > LONGEST_TABLE:
+            table = folded(f"All {len(rows)} {units[columns]}", table)
+        parts.append(table)
     return "\n\n".join(parts)
 
 
 def _measured_text(report: Mapping[str, Any]) -> str:
     """Say how and when the numbers of a report were measured."""
-    text = f"{report['protocol'].strip().rstrip('.')}."
+    protocol = report["protocol"].strip().rstrip(".")
+    text = f"{protocol[:1].upper()}{protocol[1:]}."
     if settings := _settings_text(report):
         text += f" Settings: {settings}."
     if date := str(report.get("time", ""))[:10]:
@@ -228,7 +233,8 @@ def _average(
             return value, name
         if singles:
             mean = sum(singles.values()) / len(singles)
-            return mean, f"mean of {len(singles)} {unit}"
+            what = "language pairs" if unit == "pairs" else unit
+            return mean, f"mean of {len(singles)} {what}"
     return None
 
 
@@ -269,9 +275,15 @@ def _place_name(place: Sequence[str]) -> str:
     return " ".join(place[1:] if place[0] in ("averages", "pairs") else place)
 
 
-def _cell(value: Any) -> str:
-    """Format a value of a table: a number, or mean and standard deviation over seeds."""
+def _cell(name: str, value: Any) -> str:
+    """Format a value of a table: a number, or mean and standard deviation over seeds.
+
+    Args:
+        name: name of the number. Thresholds have four decimals, other fractions two.
+        value: the number, or {"mean": ..., "sd": ...}.
+    """
+    digits = 4 if name == "threshold" else 2
     if isinstance(value, Mapping):
-        spread = "" if value["sd"] is None else f" ± {value['sd']:.2f}"
-        return f"{value['mean']:.2f}{spread}"
-    return f"{value:.2f}" if isinstance(value, float) else f"{value:,}"
+        spread = "" if value["sd"] is None else f" ± {value['sd']:.{digits}f}"
+        return f"{value['mean']:.{digits}f}{spread}"
+    return f"{value:.{digits}f}" if isinstance(value, float) else f"{value:,}"

@@ -146,7 +146,7 @@ def test_card_says_what_is_known() -> None:
         "| accuracy en→xx | multilingual pool xx→en | pairs | lost to own language xx→en |",
         "| German | 97.80 | 97.70 | 96.00 | 1,000 | 3.00 |",
         "| Swahili | 81.79 | 390 |",
-        "| zh-en | 90.50 | 80.25 | 85.07 | 1.06 | 257 |",
+        "| zh-en | 90.50 | 80.25 | 85.07 | 1.0600 | 257 |",
         "**Recommended threshold for mining: 1.0600** (ratio margin, 4 neighbours)",
         "1.0600 (best F1 on BUCC zh-en). Texts of another kind",
         "<summary>Recipe</summary>",
