@@ -25,11 +25,11 @@ from dap.publishing import (
     Options,
     build_with_card,
     fetch_checkpoint,
+    read_result,
     read_sources,
     upload,
     write_space,
 )
-from dap.publishing.mteb_results import read_result
 from dap.publishing.onnx_export import export
 
 logger = logging.getLogger(__name__)

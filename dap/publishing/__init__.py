@@ -3,6 +3,7 @@
 from dap.publishing.folder import LAYOUTS, Options, build, build_with_card, publish, write_modules
 from dap.publishing.hub import explained, fetch_checkpoint, upload
 from dap.publishing.model_card import read_sources
+from dap.publishing.mteb_results import read_result
 from dap.publishing.space import write_space
 
 __all__ = [
@@ -13,6 +14,7 @@ __all__ = [
     "explained",
     "fetch_checkpoint",
     "publish",
+    "read_result",
     "read_sources",
     "upload",
     "write_modules",
