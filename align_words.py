@@ -52,6 +52,7 @@ from dap.encoding import (
 )
 from dap.errors import UserError
 from dap.file_io import whole_file, write_json
+from dap.languages import is_blank
 from dap.text import BitextFile, LineAudit, find_bitext, read_sentences, read_tables
 
 logger = logging.getLogger(__name__)
@@ -327,6 +328,9 @@ def read_lines(files: Sequence[str]) -> Iterator[Pair]:
                 f"{shorter} ends after line {number - 1}, {longer} goes on: line i of one must "
                 "translate line i of the other"
             )
+        # A line without anything that a reader sees holds no words.
+        source = "" if is_blank(source) else source
+        target = "" if is_blank(target) else target
         yield Pair(number, source, target)
 
 

@@ -47,6 +47,7 @@ from dap.encoding import (
 )
 from dap.errors import UserError, joined
 from dap.file_io import write_json
+from dap.languages import is_blank
 from dap.mining import (
     MARGINS,
     PROTOCOLS,
@@ -184,11 +185,13 @@ class MiningResult:
         protocol: name of the procedure, for the report.
         numbers: counts and scores by name, for the report.
         pairs: the kept pairs of lines, counted from 0, which are written to the output.
+        summary: what is printed about them once they are written. BUCC has a table instead.
     """
 
     protocol: str
     numbers: dict[str, Any]
     pairs: MinedPairs
+    summary: str = ""
 
 
 def _parse(
@@ -376,9 +379,8 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
         settings = _settings(args, files, tasks)
         seconds = searched - started
         content = model_args.report(encoder, result.protocol, numbers, settings, seconds)
-        if args.bucc:
-            print(_bucc_table(args, content))
         write_json(content, args.report_file)
+    print(_bucc_table(args, content) if args.bucc else result.summary)
     print(
         f"written to {args.output} and {args.report_file}; vectors are kept in "
         f"{args.embeddings_dir}"
@@ -550,7 +552,7 @@ def read_known(path: str | None) -> tuple[list[str], list[str]] | None:
     pairs = []
     for number, line in enumerate(read_sentences(path), 1):
         columns = line.split("\t")
-        if len(columns) < 2 or not columns[0].strip() or not columns[1].strip():
+        if len(columns) < 2 or is_blank(columns[0]) or is_blank(columns[1]):
             raise UserError(f"--calibrate {path}, line {number}: expected source, tab, target")
         pairs.append((columns[0], columns[1]))
     pairs = list(dict.fromkeys(pairs))
@@ -679,12 +681,12 @@ def mine_texts(
     candidates = task.first_lines(rows)
     kept = select(candidates, choice.threshold, args.top_n)
     kept = require_some(kept, candidates, choice)
-    print(f"{len(kept)} pairs kept of {len(candidates)} candidates: {_in_words(choice)}")
-    if choice.table:
-        print(table_text(choice))
     numbers = _numbers(task, recall, candidates, kept)
     numbers["threshold_choice"] = report_of(choice)
-    return MiningResult(MINING, numbers, kept)
+    summary = f"{len(kept)} pairs kept of {len(candidates)} candidates: {_in_words(choice)}"
+    if choice.table:
+        summary += f"\n{table_text(choice)}"
+    return MiningResult(MINING, numbers, kept, summary)
 
 
 def _in_words(choice: Choice) -> str:
@@ -722,8 +724,8 @@ def score_texts(
             f"--threshold {threshold}: no pair scores so high, the best has "
             f"{float(given.scores.max()):.6f}; give a lower one"
         )
-    print(f"{len(kept)} pairs kept of {len(given)} given ones")
-    return MiningResult(SCORING, _numbers(task, recall, given, kept), kept)
+    summary = f"{len(kept)} pairs kept of {len(given)} given ones"
+    return MiningResult(SCORING, _numbers(task, recall, given, kept), kept, summary)
 
 
 def evaluate_bucc(

@@ -27,7 +27,7 @@ from dap.addresses import public_name
 from dap.arguments import ArgumentParser, arg, require_least
 from dap.commands import check_outputs, command, guarded
 from dap.errors import UserError
-from dap.file_io import read_object, whole_file, write_json
+from dap.file_io import content_digest, read_object, whole_file, write_json
 from dap.languages import base_language
 from dap.prepare import (
     NOT_IN_RELEASE,
@@ -53,7 +53,7 @@ from dap.text import disk_path, find_bitext
 logger = logging.getLogger(__name__)
 
 #: Version of the work folder and of the result. A run does not continue one of another version.
-VERSION = 9
+VERSION = 10
 
 
 @dataclass
@@ -193,7 +193,9 @@ def find_files(
     shaping = asdict(options)
     for name in ("dev_pairs", "shard_size", "target_vocabulary"):
         del shaping[name]
-    evaluation = [_file_state(path) for path in args.evaluation_data]
+    read = [*args.evaluation_data]
+    read += filter(None, (options.tokenizer, options.language_identifier, options.model))
+    states_of_read = [_file_state(path) for path in read]
     files = []
     licences = {}
     for language in sorted(wanted):
@@ -208,7 +210,7 @@ def find_files(
                 origin = str(corpus)
                 licences[origin] = f"{corpus.licence} ({corpus.home})"
             states = [_file_state(path) for path in file.paths]
-            key = _fingerprint(shaping, evaluation, asdict(file), origin, states)
+            key = _fingerprint(shaping, states_of_read, asdict(file), origin, states)
             files.append(RawFile(file, origin, key))
 
     return files, licences | read_licences(args.licences)
@@ -240,18 +242,17 @@ def _fingerprint(*content: Any) -> str:
 
 
 def _file_state(path: str) -> Any:
-    """Return size and modification time of a file, or of all files in a folder, as JSON values.
+    """Return a hash of a file's content, or those of all files in a folder, as JSON values.
 
-    The result changes if the text may have changed. For a member of an archive it is that of the
-    archive. It is None if there is no such file.
+    Returns:
+        The hash, or a list of (name, hash). For a member of an archive it is that of the archive.
+        None if there is no such file or folder.
     """
     place = str(disk_path(path))
     if os.path.isdir(place):
         names = sorted(os.listdir(place))
         return [(name, _file_state(os.path.join(place, name))) for name in names]
-    if not os.path.exists(place):
-        return None
-    return os.path.getsize(place), os.stat(place).st_mtime_ns
+    return content_digest(place) if os.path.isfile(place) else None
 
 
 def run(argv: Sequence[str] | None = None) -> dict[str, Any]:

@@ -19,7 +19,6 @@ from datasets import concatenate_datasets
 from datasets import config as datasets_config
 from torch.utils.data import Dataset, Sampler
 from transformers import PreTrainedTokenizerBase, set_seed
-from transformers.trainer import TRAINING_ARGS_NAME
 
 from dap.commands import command, guarded
 from dap.encoding import hub_commit
@@ -370,9 +369,6 @@ def finish(
 
     # `_internal_call` keeps the Trainer from pushing now. `push` does so when all files are there.
     trainer.save_model(_internal_call=True)
-    if is_writer:
-        # Nobody needs this pickle.
-        (folder / TRAINING_ARGS_NAME).unlink(missing_ok=True)
     trainer.save_state()
     step = kept_step(trainer)
     history = list(state.log_history)

@@ -39,6 +39,8 @@ PLACES = {
     "one node": (1, 1),
     "two nodes": (2, 1),
 }
+#: Lines of the text that starts the workers of a preparation.
+FEW_LINES = 1600
 #: Bytes of a node's object store. Ray's test cluster has 150 MiB, and writes the rest to disk.
 STORE = 2**31
 # Workers get the priority of the process that they compete with, and waiting threads do not spin.
@@ -97,20 +99,20 @@ def encoding(count: int, args: argparse.Namespace, cluster: ClusterArguments) ->
 
 
 def preparation(lines: int, args: argparse.Namespace, cluster: ClusterArguments) -> Job:
-    """Return the job of preparing the made-up text with `prepare_data.py`.
+    """Return the job of preparing a made-up text with `prepare_data.py`.
 
     Args:
-        lines: not used, because the text is already there.
-        args: the command line. Its `folder` has the text in "all", and a smaller text in "few".
+        lines: lines of the text, which must be there already (`text_folder`).
+        args: the command line.
         cluster: says whether to prepare on a cluster.
 
     Returns:
-        A function that does the job and returns the bytes of each written file. It prepares "all"
-        if its argument is True, and "few" if it is False, to start the workers.
+        A function that does the job and returns the bytes of each written file. If its argument is
+        False, it prepares a text of `FEW_LINES` instead, to start the workers.
     """
 
     def work(whole: bool) -> list[np.ndarray]:
-        text = Path(args.folder, "all" if whole else "few")
+        text = text_folder(args, lines if whole else FEW_LINES)
         out = Path(tempfile.mkdtemp(dir=args.folder))
         command = ["--data", str(text), "--output_dir", str(out)]
         if cluster.ray:
@@ -119,6 +121,11 @@ def preparation(lines: int, args: argparse.Namespace, cluster: ClusterArguments)
         return [np.fromfile(path, np.uint8) for path in sorted(out.glob("*/*.parquet"))]
 
     return work
+
+
+def text_folder(args: argparse.Namespace, lines: int) -> Path:
+    """Return the folder of the made-up text with this number of lines."""
+    return Path(args.folder, f"{lines}-lines")
 
 
 JOBS = {"search": search, "encoding": encoding, "preparation": preparation}
@@ -177,8 +184,8 @@ def timed_table(args: argparse.Namespace) -> str:
         jobs.append(("encoding", args.sentences))
     if args.lines:
         jobs.append(("preparation", args.lines))
-        make_text(Path(args.folder, "all"), args.lines)
-        make_text(Path(args.folder, "few"), 1600)
+        for lines in (args.lines, FEW_LINES):
+            make_text(text_folder(args, lines), lines)
 
     # Places take turns, so that a slow minute of the machine does not hit one of them only.
     runs: dict[tuple[str, int], Runs] = {}

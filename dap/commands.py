@@ -2,15 +2,16 @@
 
 import argparse
 import functools
+import io
 import logging
 import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout, suppress
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from filelock import FileLock, Timeout
 
@@ -51,6 +52,9 @@ def command(main: Main) -> Main:
     exception is a bug and keeps its traceback. Characters that the console cannot show are
     replaced.
 
+    Printing never stops the work: see `Printed`. If standard output cannot be written, the command
+    still ends with one line and status 1, after all files are written.
+
     Args:
         main: takes the command line, or None for the process's own.
 
@@ -60,19 +64,24 @@ def command(main: Main) -> Main:
 
     @functools.wraps(main)
     def run_and_exit(argv: Sequence[str] | None = None) -> None:
-        if hasattr(sys.stdout, "reconfigure"):
-            sys.stdout.reconfigure(errors="replace")
-        try:
-            _require_all_processes()
-            main(argv)
-            _leave_process_group()
-        except KeyboardInterrupt:
-            _start_new_line()
-            print("interrupted", file=sys.stderr)
-            sys.exit(130)
-        except (UserError, OSError, FloatingPointError) as error:
-            _start_new_line()
-            sys.exit(f"error: {one_line(error)}")
+        output = Printed(sys.stdout)
+        with redirect_stdout(output), redirect_stderr(Printed(sys.stderr)):
+            try:
+                _require_all_processes()
+                main(argv)
+                _leave_process_group()
+            except KeyboardInterrupt:
+                _start_new_line()
+                print("interrupted", file=sys.stderr)
+                sys.exit(130)
+            except (UserError, OSError, FloatingPointError) as error:
+                _start_new_line()
+                sys.exit(f"error: {one_line(error)}")
+            finally:
+                output.end()
+            if output.error:
+                reason = output.error.strerror
+                sys.exit(f"error: standard output cannot be written ({reason}); the work is done")
 
     return run_and_exit
 
@@ -85,6 +94,57 @@ def add_version(parser: argparse.ArgumentParser) -> None:
     """
     text = f"dap-transformers {__version__}"
     parser.add_argument("--version", action="version", version=text, help="Print the version.")
+
+
+class Printed:
+    """Standard output, or standard error, that never stops the work of a command.
+
+    Characters that the console cannot show are replaced, as on a console that is not UTF-8. After
+    the first error, such as a full disk or a closed pipe, nothing more is printed.
+
+    Args:
+        stream: the stream to print to. None if there is none, as in a program without a console.
+
+    Attributes:
+        error: the first error, or None.
+    """
+
+    def __init__(self, stream: TextIO | None) -> None:
+        self._stream = io.StringIO() if stream is None else stream
+        self.error: OSError | None = None
+        if hasattr(self._stream, "reconfigure"):
+            self._stream.reconfigure(errors="replace")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        """Print a text, unless an earlier one could not be printed."""
+        self._attempt("write", text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Print what is still in the buffer."""
+        self._attempt("flush")
+
+    def end(self) -> None:
+        """Print what is still in the buffer. After an error, discard it instead.
+
+        Otherwise Python would try again when it ends, and print a second error.
+        """
+        self.flush()
+        if self.error is not None:
+            with suppress(OSError, ValueError):  # a stream that is no file
+                os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
+
+    def _attempt(self, method: str, *arguments: str) -> None:
+        """Call a method of the stream, and remember its error."""
+        if self.error is not None:
+            return
+        try:
+            getattr(self._stream, method)(*arguments)
+        except OSError as error:
+            self.error = error
 
 
 def _start_new_line() -> None:

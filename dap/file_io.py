@@ -1,6 +1,7 @@
 """Read and write JSON, write files and folders as a whole or not at all, explain a full disk."""
 
 import errno
+import hashlib
 import json
 import math
 import os
@@ -8,8 +9,11 @@ import secrets
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, BinaryIO, get_args
+
+import xxhash
 
 from dap.errors import UserError
 
@@ -44,14 +48,14 @@ def read_json(path: str | Path, finite: bool = False) -> Any:
     """
     hooks = {}
     if finite:
-        hooks = {"parse_constant": _finite_number, "parse_float": _finite_number}
+        hooks = {"parse_constant": _finite, "parse_float": _finite, "parse_int": _finite_integer}
     try:
         return json.loads(Path(path).read_text(encoding="utf-8"), **hooks)
-    except ValueError as error:  # includes JSONDecodeError and UnicodeDecodeError
+    except (ValueError, RecursionError) as error:  # includes JSONDecodeError, UnicodeDecodeError
         raise UserError(f"{path}: not valid JSON ({error})") from error
 
 
-def _finite_number(text: str) -> float:
+def _finite(text: str) -> float:
     """Convert the text of a number in a JSON file to float.
 
     Raises:
@@ -59,8 +63,14 @@ def _finite_number(text: str) -> float:
     """
     number = float(text)
     if not math.isfinite(number):
-        raise UserError(f"it holds {text}")
+        raise UserError(f"it holds {text:.40}")
     return number
+
+
+def _finite_integer(text: str) -> int:
+    """Convert an integer of a JSON file. Raise `UserError` if it is too large for a float."""
+    _finite(text)
+    return int(text)
 
 
 def read_object(
@@ -70,28 +80,82 @@ def read_object(
 
     Args:
         path: the file.
-        kinds: for each name that the object must have, the type of its value, such as
-            `int | None`. A `float` may also be an integer. A name whose type allows None may be
-            missing. None checks nothing.
+        kinds: for each name that the object must have, the kind of its value (`misfit`). A name
+            whose kind allows None may be missing. None checks nothing.
         finite: whether to refuse NaN, infinity and numbers that are too large.
 
     Returns:
-        The whole object, with other names than those in `kinds`, too.
+        The whole object. It may have other names than those in `kinds`.
 
     Raises:
         FileNotFoundError: there is no such file.
         UserError: the file is not valid JSON, holds a list or a single value, or a value is missing
-            or has another type.
+            or of another kind.
     """
     content = read_json(path, finite)
     if not isinstance(content, dict):
         raise UserError(f"{path}: holds a JSON {type(content).__name__}, expected an object {{…}}")
-    for name, kind in (kinds or {}).items():
-        value = content.get(name)
-        if not _is_of(value, kind):
-            wanted = getattr(kind, "__name__", kind)
-            raise UserError(f"{path}: {name!r} is {value!r:.40}, expected {wanted}")
+    require_kinds(path, content, kinds or {})
     return content
+
+
+def require_kinds(path: str | Path, content: Any, kinds: Any) -> None:
+    """Raise `UserError` if a part of a JSON file's content is not of the expected kind.
+
+    Args:
+        path: the file, for the message.
+        content: what it holds.
+        kinds: what is expected (`misfit`).
+    """
+    if found := misfit(content, kinds):
+        place, value, wanted = found
+        raise UserError(f"{path}: {' '.join(place)!r} is {value!r:.40}, expected {wanted}")
+
+
+def misfit(value: Any, kind: Any) -> tuple[tuple[str, ...], Any, str] | None:
+    """Find the first part of a JSON value that is not of the expected kind.
+
+    >>> misfit({"seed": 1, "names": ["a", 2]}, {"seed": int, "names": [str]})
+    (('names', '1'), 2, 'str')
+
+    Args:
+        value: the value.
+        kind: what the value must be:
+
+            - a class, or a union of classes, such as `int | None`. A `float` may also be an
+              integer. A bool is no integer.
+            - `[kind]`: a list of values of this kind.
+            - `{str: kind}`: an object whose values are all of this kind.
+            - `{"name": kind, ...}`: an object that has these names, and perhaps others.
+            - `(kind, kind, ...)`: of one of these kinds.
+
+    Returns:
+        The names and numbers that lead to the part, the part, and what was expected. None if all is
+        as expected.
+    """
+    parts: list[tuple[str, Any, Any]] = []  # name of each part, its value, its kind
+    if isinstance(kind, tuple):
+        found = [misfit(value, each) for each in kind]
+        return None if None in found else max(found, key=lambda each: len(each[0]))
+    if isinstance(kind, list):
+        fits = isinstance(value, list)
+        wanted = "a list"
+        parts = [(str(number), each, kind[0]) for number, each in enumerate(value if fits else [])]
+    elif isinstance(kind, Mapping):
+        fits = isinstance(value, dict)
+        wanted = "an object {…}"
+        for name, each in kind.items() if fits else ():
+            names = value if name is str else [name]
+            parts += [(name, value.get(name), each) for name in names]
+    else:
+        fits = _is_of(value, kind)
+        wanted = getattr(kind, "__name__", str(kind))
+    if not fits:
+        return (), value, wanted
+    for name, each, its_kind in parts:
+        if found := misfit(each, its_kind):
+            return (name, *found[0]), *found[1:]
+    return None
 
 
 def _is_of(value: Any, kind: Any) -> bool:
@@ -100,13 +164,33 @@ def _is_of(value: Any, kind: Any) -> bool:
     Args:
         value: the value. An integer also counts as a float. A bool counts only as bool, not as an
             integer.
-        kind: a class, or a union of classes such as `int | None`.
+        kind: a class, a union of classes such as `int | None`, or None.
     """
+    if kind is None:
+        return value is None
     if isinstance(value, bool):
         return bool in (kind, *get_args(kind))
     if isinstance(value, int) and isinstance(1.0, kind):
         return True
     return isinstance(value, kind)
+
+
+def content_digest(path: str | Path) -> str:
+    """Return a hash of a file's content, 32 hexadecimal digits.
+
+    Size and time do not tell whether a file has changed: `cp -p`, `rsync -t` and unpacked archives
+    set the time. The hash is about as fast as the disk. A process reads each file once.
+    """
+    state = os.stat(path)
+    version = (state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns)
+    return _digest_of(str(path), *version)
+
+
+@lru_cache(maxsize=1000)  # an archive may hold the text of many languages
+def _digest_of(path: str, *_version: int) -> str:
+    """Return the hash of a file's content. The version is only a part of the cache's key."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()
 
 
 def write_json(content: Mapping[str, Any], path: str | Path) -> None:

@@ -81,6 +81,16 @@ def test_parallel_text_keeps_a_line_for_each_of_its_lines(
         run([str(packed), *command[2:]])
 
 
+def test_lines_of_invisible_characters_have_no_words(command: list[str], tmp_path: Path) -> None:
+    write(tmp_path / "a.de", lines(["\u200b", "kaban \u00ad", "\ufeff \u2060"]))
+    write(tmp_path / "a.en", lines(["\u200b", "loder", "loder"]))
+    made = run([*command[:-1], str(tmp_path / "links.jsonl")])
+    objects = list(map(json.loads, (tmp_path / "links.jsonl").read_text().splitlines()))
+    assert [len(each["links"]) for each in objects] == [0, 1, 0]
+    assert (objects[0]["source"], objects[2]["source"]) == ([], [])
+    assert made["links"] == 1
+
+
 def test_reference_gives_error_rate_precision_and_recall(
     command: list[str], expected: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

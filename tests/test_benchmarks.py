@@ -31,8 +31,10 @@ from benchmarks import (
     timing,
     train_step,
 )
+from benchmarks.prepare import make_text
 from benchmarks.workload import PAD, Workload, token_counts
 from dap.file_io import read_json
+from dap.ray.connection import ClusterArguments
 from dap.training import grad_cache
 from modeling_dap import DAPForPreTraining
 
@@ -392,6 +394,16 @@ def test_a_rehearsal_tells_of_each_stage_and_what_fails_does_not_stop_the_rest(
 def test_a_goal_is_judged_by_the_benchmarks_numbers(seconds: float, verdict: str) -> None:
     parts = {"DAP": {"flops": 2.0, "wall": seconds}, "matrix products": {"flops": 3.0, "wall": 3.0}}
     assert gpu.judge("step", {"contenders": parts}) == f"goal 45%, {verdict}"
+
+
+def test_a_preparation_reads_the_text_of_its_number_of_lines(tmp_path: Path) -> None:
+    args = Namespace(folder=str(tmp_path))
+    sizes = []
+    for lines in (scale.FEW_LINES, 3200):
+        make_text(scale.text_folder(args, lines), lines)
+        shards = scale.preparation(lines, args, ClusterArguments(None))(True)
+        sizes.append(sum(len(shard) for shard in shards))
+    assert sizes[1] > 1.5 * sizes[0]
 
 
 def test_mining_made_up_results_is_measured_and_written(tmp_path: Path) -> None:

@@ -98,6 +98,26 @@ def test_a_console_that_is_not_utf_8_gets_replaced_characters(
     assert printed.getvalue() == b"de ? en: 93 %\n"
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+def test_output_that_cannot_be_printed_stops_no_work_and_is_told_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @command
+    def main(argv: list[str] | None = None) -> None:
+        with guarded({"--output": tmp_path / "a.json"}):
+            print("a result" * 10_000, flush=True)
+            print("progress" * 10_000, file=sys.stderr, flush=True)
+            write_json({"a": 1}, tmp_path / "a.json")
+
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr("sys.stdout", full)
+        monkeypatch.setattr("sys.stderr", full)
+        with pytest.raises(SystemExit, match=r"standard output .* \(No space left on device\)"):
+            main()
+        assert sys.stdout is full
+    assert read_json(tmp_path / "a.json") == {"a": 1}
+
+
 @pytest.mark.parametrize("error", [ValueError, TypeError, RuntimeError])
 def test_a_bug_keeps_its_traceback(main_that_raises: Callable[[type], None], error: type) -> None:
     with pytest.raises(error, match="raised") as bug:
@@ -545,9 +565,23 @@ def test_json_is_read_whole_or_the_file_is_named(tmp_path: Path) -> None:
         read_json(path, finite=True)
     with pytest.raises(UserError, match=r"a\.json: .*list"):
         read_object(path)
-    path.write_bytes(b"\xff")
-    with pytest.raises(UserError, match=r"a\.json"):
-        read_json(path)
+    for content in (b"\xff", b"[" * 100_000, b"1" + b"0" * 400):
+        path.write_bytes(content)
+        with pytest.raises(UserError, match=r"a\.json"):
+            read_json(path, finite=True)
+
+
+def test_a_value_of_another_kind_is_named_by_its_place(tmp_path: Path) -> None:
+    kinds = {"a": ({str: {"n": [float]}}, int | None), "b": str | None}
+    fitting = [{}, {"a": 3, "c": []}, {"a": {"x": {"n": [1, 2.5]}}, "b": "y"}]
+    unfit = {"a": True, "a x n": {"x": {"n": 1}}, "a x n 1": {"x": {"n": [1, "2"]}}}
+    for content in fitting:
+        write_json(content, tmp_path / "a.json")
+        assert read_object(tmp_path / "a.json", kinds) == content
+    for place, value in unfit.items():
+        write_json({"a": value}, tmp_path / "a.json")
+        with pytest.raises(UserError, match=rf"a\.json: '{place}' is .*, expected "):
+            read_object(tmp_path / "a.json", kinds)
 
 
 def test_a_file_has_its_name_only_when_it_is_whole(tmp_path: Path) -> None:

@@ -314,6 +314,23 @@ def test_after_a_file_is_repaired_only_this_file_is_cleaned(raw: Path, tmp_path:
     assert contents(out) == contents(tmp_path / "other")
 
 
+def test_a_file_that_changed_is_noticed_and_one_that_was_only_touched_is_the_same(
+    raw: Path, tmp_path: Path
+) -> None:
+    command = arguments(raw, tmp_path / "out")
+    before = run(command)
+    file = raw / "fr-en.tsv"
+    os.utime(file, (1, 1))
+    assert run(command) == before
+
+    # Size and time stay the same.
+    lines = file.read_bytes().splitlines(keepends=True)
+    file.write_bytes(b"".join(lines[::-1]))
+    os.utime(file, (1, 1))
+    with pytest.raises(UserError, match="other arguments or other text"):
+        run(command)
+
+
 def test_a_stopped_run_that_overwrites_is_resumed(raw: Path, tmp_path: Path) -> None:
     def times() -> dict[Path, int]:
         return {path: path.stat().st_mtime_ns for path in (out / ".prepare_data").glob("clean-*")}

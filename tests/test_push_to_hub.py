@@ -336,7 +336,8 @@ def check_training(played: Played) -> None:
     files = set(played.server.repos["user/run"].files)
     assert files == {*played.done["user/whole"]["files"]}
     run = played.folder / "pusher/user/run"
-    assert list(run.glob("checkpoint-*/training_args.bin"))  # `check_token` looks into it
+    assert list(run.glob("checkpoint-*/optimizer.pt"))
+    assert not list(run.rglob("training_args.bin"))
     card = ModelCard(played.server.repos["user/run"].files["README.md"].decode())
     assert card.data.base_model == "user/whole"
     assert "| optimizer steps | 2 |" in card.text

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dap.errors import SHOWN, UserError
-from dap.file_io import read_object
+from dap.file_io import read_object, require_kinds
 from dap.prepare.options import PrepareOptions
 from dap.text import BitextFile, disk_path
 
@@ -17,6 +17,18 @@ CARD = "README.md"
 VOCABULARY = "target_vocabulary.json"
 WORK = ".prepare_data"
 SPLIT_FOLDERS = ("train", "dev")
+#: What a later run reads of the report of a finished one, in the form of `dap.file_io.misfit`.
+OF_REPORT = {
+    "leaks": str | None,
+    "licences": {str: str},
+    "settings": {"target_language": str, "evaluation_data": [str]},
+    "languages": {
+        str: dict.fromkeys(
+            ("read", "train", "dev", "target_repeated", "train_shards", "dev_shards"), int
+        )
+        | {"origins": {str: int}}
+    },
+}
 _SHARD = re.compile(r"[0-9]{5,}\.[a-z]{2,3}-[a-z]{2,3}\.parquet")
 
 
@@ -27,8 +39,8 @@ class RawFile:
     Attributes:
         file: path, format and languages.
         origin: name of its corpus, which is written beside each of its pairs.
-        key: a hash that names the folder for the result of cleaning the file. It changes with the
-            file's size or modification time, and with the options of the cleaning.
+        key: a hash that names the folder with the result of cleaning the file. It changes with the
+            content of the file and with the options of the cleaning.
     """
 
     file: BitextFile
@@ -111,6 +123,7 @@ def finished_report(plan: Plan, fingerprint: str, overwrite: bool) -> dict[str, 
         raise UserError(f"{path}: not written by this command; give another --output_dir")
     if overwrite:
         return None
+    require_kinds(path, report, OF_REPORT)
     if report["fingerprint"] != fingerprint:
         raise UserError(
             f"{plan.output_dir} holds the result of a run with other arguments or other text: give "

@@ -9,7 +9,7 @@ from huggingface_hub import EvalResult
 
 from dap.errors import UserError
 from dap.languages import NAMES
-from dap.reports import is_spread, markdown_table, numbers_of
+from dap.reports import markdown_table, mean_of, numbers_of
 
 #: Key of a number in a report -> (metric on the Hub, name on the card).
 METRICS = {
@@ -89,7 +89,7 @@ def eval_results(report: Mapping[str, Any]) -> list[EvalResult]:
                 dataset_split="validation" if place[:1] == ("dev",) else None,
                 metric_type=metric,
                 metric_name=metric_name + suffix,
-                metric_value=value["mean"] if is_spread(value) else value,
+                metric_value=mean_of(value),
             )
             results.append(result)
     return results
@@ -221,8 +221,7 @@ def _average(
     values: dict[str, dict[str, float]] = {"averages": {}, "languages": {}, "pairs": {}}
     for place, numbers in rows:
         if key in numbers and place and place[0] in values:
-            value = numbers[key]["mean"] if is_spread(numbers[key]) else numbers[key]
-            values[place[0]][place[-1]] = value
+            values[place[0]][place[-1]] = mean_of(numbers[key])
 
     if averages := values.pop("averages"):
         largest = max(averages, key=_group_size)

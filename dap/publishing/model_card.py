@@ -17,10 +17,10 @@ from huggingface_hub.utils import HFValidationError, validate_repo_id
 
 from configuration_dap import FIELDS
 from dap.errors import loading
-from dap.file_io import read_object
+from dap.file_io import read_object, require_kinds
 from dap.languages import NAMES
 from dap.publishing.card_results import eval_results, folded, headlines, report_text
-from dap.reports import OF_RUN, is_spread, markdown_table
+from dap.reports import OF_RUN, markdown_table, mean_of
 from objectives_dap import OBJECTIVES
 
 HEADS_FOLDER = "pretraining"  # in the repository, with the whole DAP checkpoint
@@ -49,10 +49,6 @@ RECIPE = (
     "fp16",
     "seed",
 )
-#: Types of what the card reads from the files of a checkpoint.
-OF_CONFIG = {"model_type": str | None, "objective": str | None, "rtl_languages": list | None}
-OF_STATE = {"log_history": list | None, "global_step": int | None, "best_global_step": int | None}
-OF_RESULTS = {"base_commit": str | None, "model_step": int | None}
 #: First part of a field's name -> the objective that uses the field.
 USED_BY = {"projection": "tr", **{f"{name}_": name for name in OBJECTIVES}}
 #: Values of the training log that the card shows.
@@ -64,6 +60,23 @@ WIDGET = {
     "source_sentence": "Where is the station?",
     "sentences": ["Wo ist der Bahnhof?", "¿Dónde está la estación?", "The soup is too hot."],
 }
+#: What the card reads from the files of a checkpoint, in the form of `dap.file_io.misfit`.
+OF_CONFIG = {"model_type": str | None, "objective": str | None, "rtl_languages": ([str], None)}
+OF_LOG = {"step": int} | dict.fromkeys(CURVE, float | None)
+OF_STATE = {
+    "log_history": ([OF_LOG], None),
+    "global_step": int | None,
+    "best_global_step": int | None,
+}
+OF_RESULTS = {"base_commit": str | None, "model_step": int | None}
+#: What the card reads from a report of `prepare_data.py`, or a `dataset_info.json`.
+OF_DATASET = {
+    "languages": ({str: {"origins": ({str: int}, None)}}, list | str | None),
+    "licences": ({str: str | None}, None),
+    "license": (str, [str], None),
+}
+#: What the card reads from the metadata of a data card.
+OF_CARD = {name: (str, [str], None) for name in ("license", "datasets", "source_datasets")}
 NOT_STATED = "not stated"
 
 
@@ -255,13 +268,16 @@ def read_training_text(name: str | Path) -> TrainingText:
             path = Path(hf_hub_download(str(name), "README.md", repo_type="dataset"))
 
     if path.suffix == ".json":
-        info = read_object(path)
-        licences = info.get("license") or list((info.get("licences") or {}).values())
+        info = read_object(path, OF_DATASET)
+        of_origins = filter(None, (info.get("licences") or {}).values())
+        licences = info.get("license") or list(of_origins)
         return TrainingText(info, _single_licence(licences))
 
     text = path.read_text(encoding="utf-8")
     without_metadata = re.sub(r"\A---\n.*?\n---\n", "", text, flags=re.DOTALL)
-    metadata = metadata_load(path) or {}
+    with loading("metadata", path):
+        metadata = metadata_load(path) or {}
+        require_kinds(path, metadata, OF_CARD)
     for key in ("datasets", "source_datasets"):
         for dataset in metadata.get(key) or []:
             if "/" in dataset and is_hub_id(dataset):
@@ -313,10 +329,10 @@ def model_card(repo_id: str, published: Published, sources: Sources) -> ModelCar
     pairs = {}
     rows = []
     for code, description in (sources.run.get("training text") or {}).items():
-        pairs[code] = int(description.split()[0])
+        pairs[code] = int(re.match("[0-9]*", description)[0] or 0)
         rows.append([NAMES.get(code, code), code, f"{pairs[code]:,}"])
 
-    target = sources.run.get("target_language", "en")
+    target = sources.run.get("target_language") or "en"
     thresholds = mining_thresholds(sources.reports)
     recommended = ""
     if thresholds:
@@ -368,15 +384,17 @@ def mining_thresholds(reports: Sequence[Mapping[str, Any]]) -> list[Threshold]:
         settings = report.get("settings", {})
         if (settings.get("margin"), settings.get("k")) != ("ratio", 4):
             continue
-        for pair, numbers in report.get("pairs", {}).items():
-            value = numbers.get("threshold")
-            value = value["mean"] if is_spread(value) else value
+        pairs = report.get("pairs")
+        for pair, numbers in pairs.items() if isinstance(pairs, Mapping) else ():
+            value = mean_of(numbers.get("threshold"))
             if isinstance(value, float):
                 found.append(Threshold(value, f"best F1 on BUCC {pair}"))
-        choice = report.get("threshold_choice", {})
-        if choice.get("calibrated") and choice.get("threshold") is not None:
-            share = f"{100 * choice['precision']:.0f}%"
-            found.append(Threshold(choice["threshold"], f"estimated precision {share}"))
+        choice = report.get("threshold_choice") or {}
+        estimated = choice.get("threshold"), choice.get("precision")
+        if choice.get("calibrated") and None not in estimated:
+            threshold, precision = map(mean_of, estimated)
+            share = f"{100 * precision:.0f}%"
+            found.append(Threshold(threshold, f"estimated precision {share}"))
     return found
 
 
@@ -388,7 +406,7 @@ def languages(sources: Sources) -> list[str]:
     found = sources.run.get("training text") or sources.config.get("rtl_languages") or []
     if not found:
         return []
-    target = sources.run.get("target_language", "en")
+    target = sources.run.get("target_language") or "en"
     return [*sorted(set(found) - {target}), target]
 
 
@@ -474,7 +492,7 @@ def _recipe_table(sources: Sources) -> str:
     known = {**sources.config, **sources.run}
     if known.get("language_mix") != "temperature":
         known["mix_alpha"] = None
-    objectives = known.get("objective", "").split("+")
+    objectives = (known.get("objective") or "").split("+")
     for name in RECIPE:
         users = [objective for start, objective in USED_BY.items() if name.startswith(start)]
         is_used = not users or users[0] in objectives

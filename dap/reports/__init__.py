@@ -1,7 +1,7 @@
 """Reports of evaluations: write them, merge several seeds, and show them beside the paper's
 numbers."""
 
-from dap.reports.merge import is_spread, merge_seeds, merged_table, numbers_of, paper_beside
+from dap.reports.merge import merge_seeds, merged_table, numbers_of, paper_beside
 from dap.reports.paper import (
     BUCC_HEADINGS,
     BUCC_PAIRS,
@@ -28,7 +28,9 @@ from dap.reports.plots import (
 from dap.reports.records import (
     OF_RUN,
     RECORD,
+    is_spread,
     machine,
+    mean_of,
     read_report,
     report,
     training_record,
@@ -57,6 +59,7 @@ __all__ = [
     "is_spread",
     "machine",
     "markdown_table",
+    "mean_of",
     "merge_seeds",
     "merged_table",
     "numbers_of",

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dap.errors import UserError
-from dap.reports.merge import is_spread, merge_pairs, numbers_of
-from dap.reports.records import read_report
+from dap.reports.merge import merge_pairs, numbers_of
+from dap.reports.records import is_spread, read_report
 from dap.reports.rendering import latex_table, markdown_table, text_table
 
 FORMATS = ("text", "markdown", "latex", "csv")

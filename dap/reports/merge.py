@@ -19,7 +19,7 @@ from dap.reports.paper import (
     tatoeba_tables,
     xnli_table,
 )
-from dap.reports.records import HEAD, timestamp
+from dap.reports.records import HEAD, is_number, is_spread, timestamp
 from dap.reports.rendering import text_table
 
 #: Numbers that give the size of the test set. They must be equal in all reports.
@@ -253,16 +253,6 @@ def _merge_values(values: Mapping[str, Any], place: Place = ()) -> Any:
     return first
 
 
-def is_number(value: Any) -> bool:
-    """Tell whether a value of a report is a single number (int or float, but no bool)."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def is_spread(value: Any) -> bool:
-    """Tell whether a value of a report is {"mean": ..., "sd": ...}, as `merge_seeds` makes."""
-    return isinstance(value, Mapping) and set(value) == {"mean", "sd"}
-
-
 def numbers_of(
     report: Mapping[str, Any], place: Place = ()
 ) -> Iterator[tuple[Place, dict[str, Any]]]:
@@ -347,17 +337,19 @@ def paper_beside(report: Mapping[str, Any]) -> str | None:
     if is_whole and has_group:
         return tatoeba_tables(means, name)
 
-    languages = means.get("languages", {})
+    languages = means.get("languages") or {}
     if languages and all("accuracy" in numbers for numbers in languages.values()):
         accuracies = {code: numbers["accuracy"] for code, numbers in languages.items()}
         return xnli_table(accuracies, name)
 
     protocol = report["protocol"].removeprefix("BUCC ").split(":")[0]
+    if protocol not in BUCC_PROTOCOLS:
+        return None
     results = {}
-    for pair, numbers in means.get("pairs", {}).items():
+    for pair, numbers in means["pairs"].items():
         if pair in BUCC_PAIRS:
             results[pair] = [numbers[key] for key in MEASURES]
-    if protocol in BUCC_PROTOCOLS and results:
+    if results:
         return bucc_table(results, name, BUCC_PROTOCOLS[protocol])
     return None
 

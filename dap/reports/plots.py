@@ -111,7 +111,7 @@ def drawable_languages(report: Mapping[str, Any]) -> dict[str, Mapping[str, Any]
         Language code -> its numbers in the report.
     """
     languages = {}
-    for code, numbers in report.get("languages", {}).items():
+    for code, numbers in (report.get("languages") or {}).items():
         if DIRECTIONS.keys() <= numbers.keys():
             languages[code] = numbers
     return languages

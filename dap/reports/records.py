@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from dap.errors import UserError
-from dap.file_io import read_json, read_object
+from dap.file_io import read_json, read_object, require_kinds
 
 #: Keys of a report that describe the run. All other keys hold numbers of the evaluation.
 HEAD = (
@@ -22,14 +22,46 @@ HEAD = (
     "seconds", "seconds_by_part", "time", "machine", "versions",
 )  # fmt: skip
 RECORD = "run.json"  # arguments of a training (dap/training/resuming.py)
-#: Types of what a `run.json` may hold and others read.
+#: What others read of a `run.json`, in the form of `dap.file_io.misfit`.
 OF_RUN = {
     "seed": int | None,
-    "training text": dict | None,
-    "dev text": dict | None,
+    "objective": str | None,
+    "training text": ({str: str}, None),
+    "dev text": ({str: str}, None),
     "target_language": str | None,
     "model_name_or_path": str | None,
     "config_name": str | None,
+}
+#: A number of a report: that of one run, or mean and standard deviation over seeds.
+NUMBER = (float, {"mean": float, "sd": float | None})
+MAYBE = (*NUMBER, None)
+#: What others read of any report.
+OF_REPORT = {
+    "model": str,
+    "protocol": str,
+    "seed": int | None,
+    "settings": {
+        "data": (str, [str], None),
+        "bucc": (str, [str], None),
+        "pair": (str, [str], None),
+        "recipe": str | None,
+    },
+    "models": ([str], None),
+    "seeds": ([int | None], None),
+    "languages": ({str: {"accuracy": MAYBE, "xx-en": MAYBE, "en-xx": MAYBE}}, None),
+    "threshold_choice": (
+        {"calibrated": bool | None, "threshold": MAYBE, "precision": MAYBE},
+        None,
+    ),
+}
+#: What others read of a report of retrieval, beside that.
+OF_RETRIEVAL = {
+    "languages": {str: {"pairs": int, "xx-en": NUMBER, "en-xx": NUMBER}},
+    "averages": {str: {"xx-en": NUMBER, "en-xx": NUMBER}},
+}
+#: What others read of a report of BUCC, beside that.
+OF_BUCC = {
+    "pairs": {str: {"precision": NUMBER, "recall": NUMBER, "f1": NUMBER, "threshold": NUMBER}}
 }
 #: Libraries whose version can change a number.
 LIBRARIES = (
@@ -171,7 +203,8 @@ def read_report(path: str | Path, merged: bool = False) -> dict[str, Any]:
     Raises:
         FileNotFoundError: no such file.
         UserError: the file is not JSON, has NaN in it, or is not a report, because it names no
-            model or protocol. Also if it is a merged report and `merged` is False.
+            model or protocol. A value that others read is missing or of another kind. Or it is a
+            merged report and `merged` is False.
     """
     content = read_json(path, finite=True)
     is_report = isinstance(content, dict)
@@ -180,4 +213,24 @@ def read_report(path: str | Path, merged: bool = False) -> dict[str, Any]:
         raise UserError(f"{path} is not a report of an evaluation: it names no model and protocol")
     if "seeds" in content and not merged:
         raise UserError(f"{path} is a merged report: give the reports of the single seeds")
+    require_kinds(path, content, OF_REPORT)
+    if "averages" in content:
+        require_kinds(path, content, OF_RETRIEVAL)
+    if content["protocol"].startswith("BUCC "):
+        require_kinds(path, content, OF_BUCC)
     return content
+
+
+def is_number(value: Any) -> bool:
+    """Tell whether a value of a report is a single number, which is the result of one run."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def is_spread(value: Any) -> bool:
+    """Tell whether a value of a report is a mean and standard deviation, as `merge_seeds` makes."""
+    return isinstance(value, Mapping) and set(value) == {"mean", "sd"}
+
+
+def mean_of(value: Any) -> Any:
+    """Return the mean of a mean and standard deviation, and any other value unchanged."""
+    return value["mean"] if is_spread(value) else value

@@ -38,13 +38,13 @@ def retrieval_accuracy(source_embeds: Array, target_embeds: Array) -> tuple[floa
     Raises:
         UserError: unequal numbers of rows, no rows, or rows with NaN or infinity.
     """
-    _require_pairs(source_embeds, target_embeds)
+    require_pairs(source_embeds, target_embeds)
     forward = _share_of_own_lines(nearest(source_embeds, target_embeds))
     backward = _share_of_own_lines(nearest(target_embeds, source_embeds))
     return forward, backward
 
 
-def _require_pairs(source_embeds: Array, target_embeds: Array) -> None:
+def require_pairs(source_embeds: Array, target_embeds: Array) -> None:
     """Raise `UserError` unless both sides have the same number of rows, at least one."""
     if len(source_embeds) != len(target_embeds) or len(source_embeds) == 0:
         raise UserError(
@@ -109,7 +109,7 @@ def multilingual_pool_accuracy(
     Raises:
         UserError: unequal numbers of rows, no rows, or rows with NaN or infinity.
     """
-    _require_pairs(source_embeds, target_embeds)
+    require_pairs(source_embeds, target_embeds)
     forward = _pool_accuracy(source_embeds, target_embeds)
     backward = _pool_accuracy(target_embeds, source_embeds)
     return forward, backward

@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from dap.search.retrieval import require_pairs
 from dap.search.similarity import nearest
 
 COPY_KINDS = ("number", "negation", "name")
@@ -399,7 +400,8 @@ def hard_negative_errors(
         or "name", or an "other" target sentence.
 
     Raises:
-        UserError: rows with NaN or infinity, or sides of different dimensions.
+        UserError: unequal numbers of rows, no rows, rows with NaN or infinity, or sides of
+            different dimensions.
     """
     winners = _winners(source_embeds, target_embeds, copy_embeds)
     counts = dict.fromkeys((*COPY_KINDS, "other"), 0)
@@ -450,7 +452,12 @@ def _winners(
     Returns:
         (N,) int64. From 0 on it is a row of the targets. From -C to -1 it is a row of the copies,
         where -1 is the last copy.
+
+    Raises:
+        UserError: unequal numbers of rows, no rows, rows with NaN or infinity, or sides of
+            different dimensions.
     """
+    require_pairs(source_embeds, target_embeds)
     # copies come first, so that they win a tie
     candidates = np.concatenate([copy_embeds, target_embeds])
     return nearest(source_embeds, candidates) - len(copy_embeds)

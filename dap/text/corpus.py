@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from dap.file_io import whole_file
+from dap.file_io import content_digest, whole_file
 from dap.text.archives import disk_path
 from dap.text.find_files import find_bitext
 from dap.text.formats import BitextFile, LineAudit, hub_dataset, read_pairs, read_tables
@@ -59,9 +59,9 @@ def load_bitext(
     Args:
         paths: files, folders and Hub datasets, as `find_bitext` takes them.
         streaming: if False, read everything once into memory-mapped Arrow files, and use these
-            again while the paths, sizes and modification times stay the same. If True, read the
-            files in order while the stream is used, so that it can be resumed. A damaged file is
-            then found only when its turn comes.
+            again while the paths and the content stay the same. If True, read the files in order
+            while the stream is used, so that it can be resumed. A damaged file is then found only
+            when its turn comes.
         max_bad_lines: share of a file's lines that may be malformed, 0 to 1. They are skipped.
         target_language: code of the targets' language.
         cache_dir: folder of the Arrow files. Default: `dap` in `HF_DATASETS_CACHE`.
@@ -161,9 +161,7 @@ def _load_cached(file: BitextFile, max_bad_lines: float, folder: Path) -> "Datas
     if file.format == "hub":
         state.append(hub_dataset(file.paths[0], file.config, False)._fingerprint)
     else:
-        for path in file.paths:
-            stat = os.stat(disk_path(path))
-            state.append((stat.st_size, stat.st_mtime_ns))
+        state += [content_digest(disk_path(path)) for path in file.paths]
     shaping = repr((CACHE_VERSION, file, max_bad_lines, state))
     key = hashlib.sha256(shaping.encode()).hexdigest()[:16]
 

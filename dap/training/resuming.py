@@ -16,12 +16,12 @@ from datasets import Dataset
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
-from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer import TRAINER_STATE_NAME, TRAINING_ARGS_NAME
 from transformers.trainer_utils import align_special_tokens, sort_checkpoints
 
 from dap.addresses import public_name
 from dap.errors import UserError, one_line
-from dap.file_io import read_object, write_json
+from dap.file_io import read_object, whole_file, write_json
 from dap.reports import RECORD
 from dap.training.training_arguments import (
     CONFIG_FIELDS,
@@ -30,6 +30,7 @@ from dap.training.training_arguments import (
     DAPTrainingArguments,
     added_weights,
 )
+from losses_dap import sum_over_processes
 from modeling_dap import DAPConfig
 
 logger = logging.getLogger(__name__)
@@ -194,7 +195,7 @@ def missing_parts(checkpoint: Path) -> list[str]:
     for part, names in PARTS.items():
         found = [path for name in names for path in checkpoint.glob(name)]
         # DeepSpeed's part is a folder. The Trainer would skip another folder without a word.
-        if not any(path.is_file() or path.name.startswith("global_step") for path in found):
+        if not any(path.is_file() or any(path.glob("*.pt")) for path in found):
             lacking.append(part)
     try:
         trainer_state(checkpoint)
@@ -246,7 +247,36 @@ class ResumableTrainer(Trainer):
 
     `Trainer` itself only warns of missing weights, and accepts an optimizer's state that does not
     belong to the weights.
+
+    Nothing that it saves holds a path of this machine, because users publish and move folders.
     """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.add_callback(ResumedSchedule())
+        self.add_callback(RecordInCheckpoints())
+
+    def _save(
+        self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None
+    ) -> None:
+        super()._save(output_dir, state_dict)
+        if self.args.should_save:
+            # This pickle of the arguments has many paths, and nothing reads it.
+            folder = Path(output_dir or self.args.output_dir)
+            (folder / TRAINING_ARGS_NAME).unlink(missing_ok=True)
+
+    def save_state(self) -> None:
+        """Save the state of the training into the output folder, without paths."""
+        super().save_state()
+        if self.args.should_save:
+            save_without_paths(self.state, Path(self.args.output_dir))
+
+    def _prepare_for_training(self, *args: Any, **kwargs: Any) -> Any:
+        # Only with DeepSpeed, the whole checkpoint is loaded here and not in the methods below.
+        checkpoint = args[-1] if args else kwargs.get("resume_from_checkpoint")
+        loads = checkpoint is not None and self.is_deepspeed_enabled
+        with reading(checkpoint) if loads else nullcontext():
+            return super()._prepare_for_training(*args, **kwargs)
 
     def _load_from_checkpoint(self, checkpoint: str, model: nn.Module | None = None) -> None:
         with reading(checkpoint):
@@ -350,6 +380,8 @@ def train_to_end(trainer: Trainer, checkpoint: str | None) -> dict[str, float]:
     if checkpoint is not None:
         with reading(checkpoint):
             is_last = has_ended(checkpoint, trainer.args.max_steps)
+            if not is_last:
+                require_random_states(trainer.args, Path(checkpoint))
     if not is_last:
         try:
             return trainer.train(resume_from_checkpoint=checkpoint).metrics
@@ -374,6 +406,33 @@ def train_to_end(trainer: Trainer, checkpoint: str | None) -> dict[str, float]:
     # `train` does this, too: the saved configuration must have the tokenizer's special tokens.
     align_special_tokens(trainer.model, trainer.processing_class)
     return {"steps": trainer.state.global_step, "epoch": trainer.state.epoch}
+
+
+def require_random_states(args: TrainingArguments, checkpoint: Path) -> None:
+    """Check that every process finds its state of the random numbers in a checkpoint.
+
+    `Trainer` would draw other dropout without a word. A run that is resumed by another number of
+    processes has no such states. It only gets a warning.
+
+    Args:
+        args: arguments of the training, with the number of processes.
+        checkpoint: folder of the checkpoint to resume from.
+
+    Raises:
+        ValueError: a state is missing, although the number of processes is the same.
+    """
+    name = f"rng_state_{args.process_index}.pth" if args.world_size > 1 else "rng_state.pth"
+    is_missing = not (checkpoint / name).is_file()
+    missing = int(sum_over_processes(torch.tensor(int(is_missing), device=args.device)))
+    if not missing:
+        return
+    path = record_path(checkpoint)
+    processes = read_object(path).get("processes") if path else None
+    if processes == args.world_size:
+        raise ValueError(f"the random states of {missing} of {processes} processes are missing")
+    logger.warning(
+        "%s was saved by another number of processes: dropout and masks are drawn anew", checkpoint
+    )
 
 
 def has_ended(checkpoint: str, max_steps: int) -> bool:
@@ -512,12 +571,11 @@ def require_same_run(run: dict[str, Any], checkpoint: Path) -> None:
         run: record of this run (`describe_run`).
         checkpoint: folder of the checkpoint to resume from.
     """
-    places = [checkpoint / RECORD, checkpoint.parent / RECORD]
-    record = next((place for place in places if place.exists()), None)
+    record = record_path(checkpoint)
     if record is None:
         logger.warning(
             "%s is missing, so nobody can tell whether the arguments are the same as before",
-            places[0],
+            checkpoint / RECORD,
         )
         return
     with reading(checkpoint):
@@ -531,6 +589,19 @@ def require_same_run(run: dict[str, Any], checkpoint: Path) -> None:
             f"another --output_dir, with --model_name_or_path {checkpoint} to train on from these "
             "weights; or --resume_from_checkpoint false to begin anew."
         )
+
+
+def record_path(checkpoint: Path) -> Path | None:
+    """Return the path of the record of a checkpoint's run, in its folder or the one above it.
+
+    Args:
+        checkpoint: folder of the checkpoint.
+
+    Returns:
+        The path, or None if there is no record.
+    """
+    places = [checkpoint / RECORD, checkpoint.parent / RECORD]
+    return next((place for place in places if place.exists()), None)
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
@@ -574,24 +645,28 @@ class ResumedSchedule(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
         state.compute_steps(args, state.max_steps)
-        best = state.best_model_checkpoint
         if not state.best_global_step:
             return
-        here = Path(args.output_dir) / f"checkpoint-{state.best_global_step}"
-        is_resumed_here = (here.parent / f"checkpoint-{state.global_step}").is_dir()
-        if here.is_dir():
-            state.best_model_checkpoint = str(here)
-        elif is_resumed_here or best is None or not Path(best).is_dir():
+        name = f"checkpoint-{state.best_global_step}"
+        here = Path(args.output_dir) / name
+        places = [here]
+        if not here.with_name(f"checkpoint-{state.global_step}").is_dir():
+            # The run is resumed from a checkpoint of another folder, perhaps of an older version.
+            resumed = Path(str(args.resume_from_checkpoint))
+            places += [resumed.with_name(name)] if resumed.is_dir() else []
+            places += map(Path, filter(None, [state.best_model_checkpoint]))
+        best = next((place for place in places if place.is_dir()), None)
+        state.best_model_checkpoint = None if best is None else str(best)
+        if best is None:
             logger.warning(
                 "%s, the best checkpoint so far, is missing: the best is chosen anew", here
             )
-            state.best_model_checkpoint = None
             state.best_metric = None
             state.best_global_step = None
 
 
 class RecordInCheckpoints(TrainerCallback):
-    """Callback that copies the record of the run (`run.json`) into each checkpoint.
+    """Callback that copies the record of the run into each checkpoint, and removes its paths.
 
     A checkpoint then tells which run made it, even if another run is begun in the same folder.
     """
@@ -603,3 +678,20 @@ class RecordInCheckpoints(TrainerCallback):
         checkpoint = Path(args.output_dir) / f"checkpoint-{state.global_step}"
         if state.is_world_process_zero and record.exists() and checkpoint.is_dir():
             write_json(read_object(record), checkpoint / RECORD)
+        if args.should_save and checkpoint.is_dir():
+            save_without_paths(state, checkpoint)
+
+
+def save_without_paths(state: TrainerState, folder: Path) -> None:
+    """Write a `trainer_state.json` without the path of the best checkpoint.
+
+    Its step is there, which tells its name (`ResumedSchedule`).
+
+    Args:
+        state: the state of the training.
+        folder: the output folder or a checkpoint.
+    """
+    content = dataclasses.asdict(state) | {"best_model_checkpoint": None}
+    text = json.dumps(content, indent=2, sort_keys=True) + "\n"  # NaN is allowed, as by `Trainer`
+    with whole_file(folder / TRAINER_STATE_NAME) as file:
+        file.write(text.encode())

@@ -42,7 +42,7 @@ from dap.publishing import explained, write_modules
 from dap.search import multilingual_pool_accuracy, retrieval_accuracy
 from dap.training.fsdp import own_class, prepare_sharding, whole_model
 from dap.training.grad_cache import CachedBatch
-from dap.training.resuming import RecordInCheckpoints, ResumableTrainer, ResumedSchedule
+from dap.training.resuming import ResumableTrainer
 from dap.training.source_reading import source_reading
 from dap.training.training_arguments import DAPTrainingArguments, require
 from losses_dap import sum_over_processes, whole, world_size
@@ -189,7 +189,7 @@ class DAPTrainer(ResumableTrainer):
 
     def _add_callbacks(self) -> None:
         """Add our callbacks, and replace Transformers' progress bar and printer by shorter ones."""
-        own: list[TrainerCallback] = [DrawsOfProcess(), ResumedSchedule(), RecordInCheckpoints()]
+        own: list[TrainerCallback] = [DrawsOfProcess()]
         if hasattr(self.train_sampler, "set_epoch"):
             own.append(EpochOfSampler(self.train_sampler))
         if self.args.early_stopping_patience is not None:

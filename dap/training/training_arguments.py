@@ -40,6 +40,9 @@ RECIPES = Path(__file__).parents[1] / "configs"
 if not RECIPES.is_dir():
     RECIPES = Path(__file__).parents[2] / "configs"
 
+#: Characters that a recipe may have.
+RECIPE_SIZE = 100_000
+
 #: Values of `torch_compile_mode`.
 COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 
@@ -658,6 +661,46 @@ class UniqueKeys(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
+def _read_yaml(path: Path) -> Any:
+    """Read a YAML file of at most `RECIPE_SIZE` characters, with each alias (`*name`) written out.
+
+    Raises:
+        UserError: it is larger, or a key is given twice.
+        Exception: it is no YAML. Odd tags make the library raise any exception.
+    """
+    too_large = UserError(f"over {RECIPE_SIZE:,} characters, with its aliases written out")
+    if path.stat().st_size > RECIPE_SIZE:
+        raise too_large
+    loader = UniqueKeys(path.read_text(encoding="utf-8"))
+    document = loader.get_single_node()
+    if document is None:
+        return None
+    if _written_out(document, {}) > RECIPE_SIZE:
+        raise too_large
+    return loader.construct_document(document)
+
+
+def _written_out(node: yaml.Node, known: dict[int, int]) -> int:
+    """Count the characters of a YAML node, roughly, if each alias in it were written out.
+
+    Args:
+        node: the node. An alias is the same node object as the value that it stands for.
+        known: result for each node that was counted. It is filled in.
+    """
+    if id(node) not in known:
+        known[id(node)] = RECIPE_SIZE + 1  # for a node that contains itself
+        size = 1
+        if isinstance(node, yaml.ScalarNode):
+            size += len(node.value)
+        elif isinstance(node, yaml.SequenceNode):
+            size += sum(_written_out(each, known) for each in node.value)
+        elif isinstance(node, yaml.MappingNode):
+            for key, value in node.value:
+                size += _written_out(key, known) + _written_out(value, known)
+        known[id(node)] = size
+    return known[id(node)]
+
+
 def recipe_arguments(path: Path) -> dict[str, Any]:
     """Read the YAML file of a recipe, and check that its keys are arguments of `train_dap.py`.
 
@@ -671,7 +714,7 @@ def recipe_arguments(path: Path) -> dict[str, Any]:
         UserError: the file is no YAML mapping, or has an unknown or a repeated argument.
     """
     try:
-        recipe = yaml.load(path.read_text(encoding="utf-8"), Loader=UniqueKeys)
+        recipe = _read_yaml(path)
     except Exception as error:  # odd tags such as `!!int many` make YAML raise any exception
         raise UserError(f"{path}: not readable as YAML ({one_line(error)}): repair it.") from error
     if not isinstance(recipe, dict):

@@ -25,7 +25,6 @@ from transformers import (
     set_seed,
 )
 from transformers.modeling_outputs import SequenceClassifierOutput
-from transformers.trainer import TRAINING_ARGS_NAME
 from transformers.trainer_utils import IntervalStrategy, sort_checkpoints
 
 from configuration_dap import DAPConfig
@@ -50,6 +49,15 @@ from modeling_dap import DAPForSequenceClassification, DAPModel
 logger = logging.getLogger(__name__)
 
 RESULT = "result.json"  # in the folder of a finished run
+#: What a later command reads of a `RESULT`, in the form of `dap.file_io.misfit`.
+OF_SET = {"accuracy": float, "seconds": float}
+OF_RESULT = {
+    "learning_rate": float,
+    "seed": int,
+    "train_seconds": float,
+    "dev": {str: OF_SET},
+    "test": {str: OF_SET},
+}
 WEIGHTS = "model*.safetensors*"
 METRICS = ("loss", "accuracy", "eval_loss", "eval_accuracy")
 
@@ -440,7 +448,7 @@ def fine_tune(
     args = copy.copy(task.training)
     if (folder / RESULT).exists():
         if any(folder.glob(WEIGHTS)) or not needs_weights:
-            return read_object(folder / RESULT, {"dev": dict, "test": dict})
+            return read_object(folder / RESULT, OF_RESULT)
         if args.process_index == 0:
             (folder / RESULT).unlink()  # until the weights are written again, the run is unfinished
 
@@ -475,8 +483,6 @@ def fine_tune(
     }
     forget_calls(task.encoder.tokenizer)  # training leaves its padding there
     trainer.save_model(str(folder))
-    if trainer.is_world_process_zero():
-        (folder / TRAINING_ARGS_NAME).unlink(missing_ok=True)  # a pickle that nobody needs
     write_result(trainer, result, folder)
     return result
 

@@ -12,12 +12,12 @@ A folder holds one file per split and language, as XTREME distributes XNLI:
   "-" or -1 marks a pair on which the annotators did not agree. Such pairs are skipped and counted.
 """
 
-import csv
 import glob
 import hashlib
 import json
 import logging
 import re
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,8 +29,8 @@ from torch.utils.data import Sampler
 from transformers import PreTrainedTokenizerBase
 
 from dap.errors import UserError
-from dap.languages import XNLI_LANGUAGES, base_language
-from dap.text import HUB_ID, list_folder
+from dap.languages import XNLI_LANGUAGES, base_language, is_blank
+from dap.text import HUB_ID, list_folder, read_sentences
 from dap.tokenizers import tokenizer_state
 
 logger = logging.getLogger(__name__)
@@ -56,6 +56,7 @@ COLUMNS = tuple(FEATURES)
 #: Column names of MultiNLI's and XNLI's own JSON files -> ours.
 OTHER_COLUMN_NAMES = {"sentence1": "premise", "sentence2": "hypothesis", "gold_label": "label"}
 LABEL_HEADERS = ("label", "gold_label")
+MOST_COLUMNS = 4  # of a TSV file: those of `COLUMNS`, and the genre
 LAYOUT = "{train|dev|test}-{xx}.{tsv|jsonl|parquet}[.gz|.xz]"
 CACHE_VERSION = 1
 
@@ -287,9 +288,10 @@ def load_nli(source: NLISource, limit: int | None = None) -> Dataset:
     columns = {}
     for name in ("premise", "hypothesis"):
         columns[name] = table[name][chosen]
-        if None in columns[name]:
-            row = chosen[columns[name].index(None)] + 1
-            raise UserError(f"{source}, row {row}: {name} is null, expected text")
+        for row, text in zip(chosen, columns[name], strict=True):
+            if text is None or is_blank(text):
+                found = "null" if text is None else "empty"
+                raise UserError(f"{source}, row {row + 1}: {name} is {found}, expected text")
     columns["label"] = [numbers[row] for row in chosen]
     return Dataset.from_dict(columns, features=FEATURES)
 
@@ -307,12 +309,11 @@ def _read(source: NLISource) -> Dataset:
         if source.split is not None:
             return load_dataset(source.path, source.config, split=source.split)
         suffixes = Path(source.path).suffixes
-        path = glob.escape(source.path)
         if ".jsonl" in suffixes:
-            return load_dataset("json", data_files=path, split="train")
+            return _read_uncached("json", source.path)
         if ".parquet" in suffixes:
-            return load_dataset("parquet", data_files=path, split="train")
-        return _read_tsv(path)
+            return _read_uncached("parquet", source.path)
+        return _read_tsv(source.path)
     except UserError:
         raise
     except Exception as error:  # datasets, pyarrow and pandas raise a dozen kinds
@@ -325,39 +326,52 @@ def _read(source: NLISource) -> Dataset:
         raise UserError(f"{source}: cannot be read ({reason})") from error
 
 
-def _read_tsv(path: str) -> Dataset:
-    """Read a TSV file, with or without a header, as columns of text.
+def _read_uncached(kind: str, path: str) -> Dataset:
+    """Read a file into memory by a reader of `datasets`.
 
-    The columns are `premise`, `hypothesis`, `label`, `genre` and an empty one. A header is dropped.
+    The cache of `datasets` is not used, because it goes by the time of a file. It would give the
+    old text of a file that has changed and kept its time.
+
+    Args:
+        kind: name of the reader, "json" or "parquet".
+        path: the file.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        return load_dataset(
+            kind,
+            data_files=glob.escape(path),
+            split="train",
+            cache_dir=folder,
+            keep_in_memory=True,
+        )
+
+
+def _read_tsv(path: str) -> Dataset:
+    """Read a TSV file, with or without a header, as text columns named by `COLUMNS`.
+
+    Empty lines are left out. A missing cell is empty.
 
     Raises:
-        UserError: a line has more than 4 columns.
+        UserError: as `read_sentences`, a line has more than 4 columns, or there is no line.
     """
-    # pandas drops cells for which there is no name, so one more column than allowed is named, and
-    # has to stay empty
-    names = [*COLUMNS, "genre", "too many"]
-    table = load_dataset(
-        "csv",
-        data_files=path,
-        split="train",
-        features=Features({name: Value("string") for name in names}),
-        names=names,
-        header=None,
-        index_col=False,
-        sep="\t",
-        quoting=csv.QUOTE_NONE,
-        keep_default_na=False,
-        encoding="utf-8",
-    )
-    for row, cell in enumerate(table["too many"][:], 1):
-        if cell:
+    rows = []
+    for number, line in enumerate(read_sentences(path), 1):
+        if is_blank(line):
+            continue
+        cells = line.split("\t")
+        if any(cells[MOST_COLUMNS:]):
             raise UserError(
-                f"{path}, row {row}: more than 4 columns, expected premise, hypothesis, label "
-                "and, optionally, genre"
+                f"{path}, row {number}: more than {MOST_COLUMNS} columns, expected premise, "
+                "hypothesis, label and, optionally, genre"
             )
-    if table[0]["label"] in LABEL_HEADERS:
-        table = table.select(range(1, len(table)))
-    return table
+        missing = [""] * (len(COLUMNS) - len(cells))
+        rows.append([*cells, *missing][: len(COLUMNS)])
+    if rows and rows[0][-1] in LABEL_HEADERS:
+        rows = rows[1:]
+    if not rows:
+        raise UserError(f"{path}: holds no examples")
+    columns = dict(zip(COLUMNS, map(list, zip(*rows)), strict=True))
+    return Dataset.from_dict(columns, features=Features(dict.fromkeys(COLUMNS, Value("string"))))
 
 
 def _check_columns(table: Dataset, source: NLISource) -> None:

@@ -14,7 +14,7 @@ from conftest import REPOSITORY
 
 from experiments import collect, report, study_figures
 from experiments.reading import read_studies
-from experiments.statistics import HELD_OUT, Study
+from experiments.statistics import HELD_OUT, Study, t_interval
 from experiments.study_figures import is_drawn, pictures, save
 
 RECIPE = """
@@ -225,6 +225,16 @@ def test_ablations_are_beside_their_base(project: Project) -> None:
     save(picture, path)
     assert is_drawn(picture, path)
     assert "layers-1" in path.read_text()
+
+
+def test_an_interval_is_that_of_students_t_for_any_number_of_seeds() -> None:
+    t = pytest.importorskip("scipy.stats").t
+    for count in (2, 5, 6, 12, 31):
+        found = [float(number % 4) for number in range(count)]
+        width = t.ppf(0.975, count - 1) * statistics.stdev(found) / count**0.5
+        expected = statistics.mean(found) - width, statistics.mean(found) + width
+        assert t_interval(found) == pytest.approx(expected, rel=1e-3)
+    assert t_interval([0.0, 1.0] * 50) is not None
 
 
 def test_what_was_not_run_is_listed(project: Project) -> None:

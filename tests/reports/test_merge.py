@@ -45,6 +45,7 @@ def retrieval_report(seed: int, forward: float) -> dict[str, Any]:
     return report(f"runs/dap-seed{seed}", "bitext retrieval", numbers, SETTINGS, 1.0, seed=seed)
 
 
+ANOTHER = {"pairs": 1, "xx-en": 1.0, "en-xx": 2.0}
 FORWARD = (90.0, 92.5, 91.0)
 
 
@@ -215,14 +216,9 @@ def changed(place: str, value: Any) -> dict[str, Any]:
             "runs/tr-seed1",
             r"0.json has model 'runs/dap-seed\*', .*1.json has 'runs/tr-seed\*'",
         ),
-        ("languages.fr", {"pairs": 1}, "only one of .*0.json and .*1.json has 'languages fr'"),
-        ("languages.de.en-xx", None, "only one of .*0.json and .*1.json has 'languages de en-xx'"),
+        ("languages.fr", ANOTHER, "only one of .*0.json and .*1.json has 'languages fr'"),
+        ("languages.de.own_en-xx", 1.0, "only one of .* has 'languages de own_en-xx'"),
         ("languages.de.pairs", 999, "languages de pairs: .*0.json has 1000, .*1.json has 999"),
-        (
-            "languages.de.xx-en",
-            "90.0",
-            "languages de xx-en: .*0.json has 90.0, .*1.json has '90.0'",
-        ),
     ],
 )
 def test_reports_of_other_evaluations_are_refused(
@@ -298,12 +294,50 @@ def test_pairs_of_several_languages_keep_the_digests_of_their_texts(tmp_path: Pa
         "[]",
         '{"score": 1}',
         '{"model": "m", "protocol": "p", "seeds": [1]}',
+        '{"model": "m", "protocol": "p"}',
     ],
 )
 def test_files_that_are_not_reports_are_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "a.json").write_text(text)
     with pytest.raises(ValueError, match=r"a\.json"):
         run([str(tmp_path / "a.json")])
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        ("settings", ["a"]),
+        ("settings.data", 3),
+        ("settings.data", [3]),
+        ("settings.pair", ["de-en", 1]),
+        ("seed", "1"),
+        ("languages", ["de"]),
+        ("languages.de", 90.0),
+        ("languages.de.xx-en", "90.0"),
+        ("languages.de.xx-en", {"mean": 1.0, "sd": "x"}),
+        ("languages.de.pairs", None),
+        ("averages.36 languages.en-xx", None),
+        ("averages.36 languages", [1]),
+        ("threshold_choice", {"calibrated": True, "threshold": "1", "precision": 0.5}),
+    ],
+)
+def test_wrong_values_in_a_report_are_refused_by_their_place(
+    tmp_path: Path, place: str, value: Any
+) -> None:
+    write_json(changed(place, value), tmp_path / "a.json")
+    with pytest.raises(ValueError, match=rf"a\.json: '{place.replace('.', ' ')}.* expected "):
+        read_report(tmp_path / "a.json")
+
+
+def test_a_report_that_counts_its_pairs_is_merged(tmp_path: Path) -> None:
+    made = []
+    for seed in (1, 2):
+        numbers = {"pairs": 8, "links": 20 + seed}
+        made.append(report(f"m-seed{seed}", "word alignment", numbers, {}, 1.0, seed=seed))
+    assert run(written(tmp_path, made))["links"]["mean"] == 21.5
+    made[0]["protocol"] = "BUCC sample: best F1"
+    with pytest.raises(ValueError, match=r"0\.json: 'pairs' is 8, expected an object"):
+        run(written(tmp_path, made[:1]))
 
 
 def test_a_report_that_is_given_twice_or_missing_is_refused(three: list[str]) -> None:

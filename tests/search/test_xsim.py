@@ -204,6 +204,13 @@ def test_errors_equal_the_naive_loop(copies: int, noise: float) -> None:
         )
 
 
+def test_no_pairs_or_sides_of_unequal_length_are_refused() -> None:
+    eye = np.eye(3)
+    for source in (eye[:0], eye[:2]):
+        with pytest.raises(ValueError, match="pairs|rows"):
+            hard_negative_errors(source, eye[:0] if not len(source) else eye, eye, ["name"] * 3)
+
+
 def test_an_encoder_that_cannot_tell_a_copy_from_the_sentence_is_wrong() -> None:
     eye = np.eye(6)
     errors = hard_negative_errors(eye, eye, eye[:3], ["number", "name", "name"])

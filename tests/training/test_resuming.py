@@ -14,7 +14,14 @@ from transformers import TrainerControl, TrainerState
 
 from dap.file_io import write_json
 from dap.reports.records import RECORD
-from dap.training.resuming import FINISHED, RecordInCheckpoints, ResumedSchedule, find_resumable
+from dap.training.resuming import (
+    FINISHED,
+    RecordInCheckpoints,
+    ResumableTrainer,
+    ResumedSchedule,
+    find_resumable,
+    require_random_states,
+)
 from dap.training.training_arguments import DAPTrainingArguments
 from train_dap import run
 
@@ -259,6 +266,53 @@ def test_a_damaged_checkpoint_names_the_one_before(
     damage(out / "checkpoint-3" / name, how)
     then = r"\): remove it, and training resumes from checkpoint-2$"
     with pytest.raises(ValueError, match=rf"checkpoint-3 cannot be read \(.*{then}"):
+        run([*stopped[:-1], str(out)])
+
+
+def test_no_file_of_a_training_has_a_path_of_this_machine(flags: list[str], tmp_path: Path) -> None:
+    steps = "--max_steps 2 --save_steps 1 --eval_steps 1 --eval_strategy steps"
+    run([*flags, *steps.split(), "--load_best_model_at_end", "--output_dir", str(tmp_path)])
+    assert state(tmp_path)["best_global_step"]
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    roots = [str(tmp_path).encode(), str(Path(flags[1]).parent).encode()]
+    assert not [path for path in files if any(root in path.read_bytes() for root in roots)]
+    assert not list(tmp_path.rglob("training_args.bin"))
+
+
+def test_a_checkpoint_that_lacks_the_random_state_of_a_process_is_refused(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    args = DAPTrainingArguments(output_dir=str(tmp_path))
+    checkpoint = saved_checkpoint(tmp_path / "checkpoint-5")
+    require_random_states(args, checkpoint)
+    (checkpoint / "rng_state.pth").rename(checkpoint / "rng_state_0.pth")
+    write_json({"processes": 2}, checkpoint / RECORD)
+    require_random_states(args, checkpoint)
+    assert "dropout and masks are drawn anew" in caplog.text
+    write_json({"processes": 1}, checkpoint / RECORD)
+    with pytest.raises(ValueError, match="random states of 1 of 1 processes are missing"):
+        require_random_states(args, checkpoint)
+
+
+def test_a_checkpoint_that_deepspeed_cannot_load_names_the_one_before(
+    stopped: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise KeyError("module")
+
+    out = tmp_path / "out"
+    shutil.copytree(stopped[-1], out)
+    shutil.copytree(out / "checkpoint-2", out / "checkpoint-3")
+    monkeypatch.setattr("transformers.trainer.deepspeed_load_checkpoint", fail)
+    prepare = ResumableTrainer._prepare_for_training
+
+    def prepare_with_deepspeed(trainer: ResumableTrainer, *args: object) -> object:
+        trainer.is_deepspeed_enabled = True
+        return prepare(trainer, *args)
+
+    monkeypatch.setattr(ResumableTrainer, "_prepare_for_training", prepare_with_deepspeed)
+    then = r"\('module'\): remove it, and training resumes from checkpoint-2$"
+    with pytest.raises(ValueError, match=rf"checkpoint-3 cannot be read {then}"):
         run([*stopped[:-1], str(out)])
 
 

@@ -139,6 +139,18 @@ def test_a_recipe_is_found_by_name_and_a_path_wins(
             parse_arguments([absent, "--seed", "1"])
 
 
+#: Nine lists, each of which holds the one before ten times: 10 billion values.
+LAUGHS = "a: &l0 [lol]\n"
+for number in range(9):
+    LAUGHS += f"b{number}: &l{number + 1} [{', '.join([f'*l{number}'] * 10)}]\n"
+
+
+def test_a_recipe_may_have_aliases(tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("seed: &a 7\ndata_seed: *a\nreport_to: [none]\n")
+    assert recipe_flags(recipe)[:4] == ["--seed", "7", "--data_seed", "7"]
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -151,6 +163,9 @@ def test_a_recipe_is_found_by_name_and_a_path_wins(
         ("seed: 1\nlearning_rate: 2\nseed: 3", "seed is given twice"),
         ("seed: !!int many", "not readable as YAML .*many"),
         ("seed: \udcff", "not readable as YAML .*codec can't decode"),
+        (LAUGHS, "over 100,000 characters, with its aliases written out"),
+        ("optim_args: &a [*a]", "over 100,000 characters, with its aliases written out"),
+        ("seed: 1" + 100_000 * " ", "over 100,000 characters"),
     ],
 )
 def test_recipes_with_mistakes_are_refused(text: str, message: str, tmp_path: Path) -> None:

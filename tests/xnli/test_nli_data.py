@@ -3,6 +3,7 @@
 import copy
 import json
 import lzma
+import os
 from collections.abc import Iterable, Sequence
 from io import BytesIO
 from pathlib import Path
@@ -35,7 +36,7 @@ XNLI = REPOSITORY.parent / "shared" / "data" / "xnli"
 ROWS = [
     ("He is «here».", 'He said "no', "contradiction"),
     ("It\u2028rains", "It is wet", "entailment"),
-    ("Mira", "", "neutral"),
+    ("Mira", "-", "neutral"),
 ]
 
 
@@ -51,6 +52,7 @@ def write(path: Path, text: str) -> NLISource:
     return NLISource(str(written.write(path, text)))
 
 
+BLANK_PREMISE = json_lines(COLUMNS, [("\u200b", "b", "0")])
 FILES = ["a.tsv", "a.tsv.gz", "snli.en.tsv.xz", "a.jsonl", "a.jsonl.xz", "a.parquet"]
 
 
@@ -80,10 +82,23 @@ def test_the_files_of_multinli_and_of_translated_multinli_are_read(tmp_path: Pat
     assert load_nli(translated)["label"][:] == [2]
 
 
-def test_a_file_that_was_changed_is_read_again(tmp_path: Path) -> None:
-    for premise in ("first", "second"):
-        source = write(tmp_path / "a.tsv.xz", tsv([(premise, "b", "0")]))
+@pytest.mark.parametrize("name", ["a.tsv.xz", "a.jsonl"])
+def test_a_file_that_was_changed_is_read_again(name: str, tmp_path: Path) -> None:
+    for premise in ("first", "other"):
+        rows = [(premise, "b", "0")]
+        content = tsv(rows) if "tsv" in name else json_lines(COLUMNS, rows)
+        source = write(tmp_path / name, content)
+        os.utime(tmp_path / name, (1, 1))
         assert load_nli(source)["premise"][:] == [premise]
+
+
+def test_an_invisible_line_is_empty_and_an_invisible_text_is_refused(tmp_path: Path) -> None:
+    lines = tsv([("a", "b", "0")]) + "\u200b\n\n" + tsv([("c\u200dd", "e", "1")])
+    source = write(tmp_path / "a.tsv", lines)
+    assert load_nli(source)["premise"][:] == ["a", "c\u200dd"]
+    for name, text in (("b.tsv", tsv([("a", "\u00ad", "0")])), ("b.jsonl", BLANK_PREMISE)):
+        with pytest.raises(ValueError, match=rf"{name}, row 1: \w+ is empty"):
+            load_nli(write(tmp_path / name, text))
 
 
 def test_labels_have_the_numbers_of_the_hub(tmp_path: Path) -> None:
@@ -106,10 +121,10 @@ pq.write_table(pa.table({"premise": ["x"], "gold": [0]}), PARQUET)
         ("a.tsv", b"x\ty\tNeutral\n", "row 1: unknown label 'Neutral'"),
         ("a.tsv", b"x\ty\tneutral\nx\ty\n", "row 2: unknown label ''"),
         ("a.tsv", b"x\ty\tz\t0\t1\n", "row 1: more than 4 columns"),
-        ("a.tsv", b"x\ty\t0\n\xff\ty\t0\n", "cannot be read"),
-        ("a.tsv", b"", "cannot be read"),
+        ("a.tsv", b"x\ty\t0\n\xff\ty\t0\n", "line 2: invalid UTF-8"),
+        ("a.tsv", b"", "holds no examples"),
         ("a.tsv", b"x\ty\t-\n", "no examples with a gold label"),
-        ("a.tsv.xz", lzma.compress(b"x\ty\t0\n" * 9)[:-9], "cannot be read"),
+        ("a.tsv.xz", lzma.compress(b"x\ty\t0\n" * 9)[:-9], "damaged or truncated"),
         ("a.jsonl", b'{"premise": "x"}\n', "no column 'hypothesis' among premise"),
         ("a.jsonl", b"{\n", "cannot be read"),
         ("a.jsonl", b'{"premise": 1, "hypothesis": "y", "label": 0}\n', "'premise' holds int64"),
