@@ -9,7 +9,7 @@ may be `.gz` or `.xz`.
 
 import csv
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from pathlib import Path
@@ -22,12 +22,14 @@ from dap.arguments import ArgumentParser
 from dap.commands import command
 from dap.encoding import EncoderArguments, SentenceEncoder
 from dap.errors import UserError
+from dap.languages import is_blank
 from dap.mining import Margin, mine_vectors
 from dap.search import unit_rows
 from dap.text import read_sentences
 
 MATCHES = 5  # sentences shown per text
 MOST = 20_000  # sentences per text, because a reader waits while they are encoded
+LONGEST = 20_000_000  # characters per text
 SHOWN = 500  # mined pairs in the table; the file has all
 EXAMPLE = (
     "Guten Morgen!\nWo ist der Bahnhof?\nDie Suppe ist zu heiß.\n"
@@ -50,6 +52,36 @@ class Text(NamedTuple):
     vectors: np.ndarray
 
 
+def first_lines(name: str, lines: Iterable[str]) -> dict[str, int]:
+    """Collect the distinct sentences of a text, with the number of the first line of each.
+
+    The lines are counted while they are read, because a small `.gz` may hold gigabytes.
+
+    Args:
+        name: what error messages call the text.
+        lines: its lines. Empty ones are left out.
+
+    Returns:
+        Sentence -> number of its first line, from 1.
+
+    Raises:
+        UserError: no sentences, more than `MOST`, or more than `LONGEST` characters.
+    """
+    found: dict[str, int] = {}
+    characters = 0
+    for number, line in enumerate(lines, 1):
+        characters += len(line) + 1
+        if characters > LONGEST:
+            raise UserError(f"{name} is too long: give at most {LONGEST:,} characters")
+        if not is_blank(line):
+            found.setdefault(line.strip(), number)
+        if len(found) > MOST:
+            raise UserError(f"{name} has too many sentences: give at most {MOST:,}")
+    if not found:
+        raise UserError(f"{name} has 0 sentences: give 1 to {MOST:,}")
+    return found
+
+
 def read_text(encoder: SentenceEncoder, name: str, pasted: str, file: str | None) -> Text:
     """Read the distinct lines of a file, or of pasted text, and encode them.
 
@@ -65,12 +97,9 @@ def read_text(encoder: SentenceEncoder, name: str, pasted: str, file: str | None
         The sentences and their vectors of length 1.
 
     Raises:
-        UserError: no sentences, more than `MOST`, or a file that is not text.
+        UserError: as `first_lines`, or the file is not text.
     """
-    lines = list(read_sentences(file)) if file else pasted.splitlines()
-    sentences = list(dict.fromkeys(line.strip() for line in lines if line.strip()))
-    if not 1 <= len(sentences) <= MOST:
-        raise UserError(f"{name} has {len(sentences):,} sentences: give 1 to {MOST:,}")
+    sentences = list(first_lines(name, read_sentences(file) if file else pasted.splitlines()))
     return Text(sentences, unit_rows(encoder.encode(sentences), name).numpy())
 
 
@@ -158,12 +187,7 @@ def mine_files(
         raise UserError("there is nothing to mine: give two files with one sentence per line")
     sides = []
     for name, file in (("the source", source_file), ("the target", target_file)):
-        first_line: dict[str, int] = {}
-        for number, line in enumerate(read_sentences(file), 1):
-            if line.strip():
-                first_line.setdefault(line.strip(), number)
-        if not 1 <= len(first_line) <= MOST:
-            raise UserError(f"{name} has {len(first_line):,} sentences: give 1 to {MOST:,}")
+        first_line = first_lines(name, read_sentences(file))
         sentences = list(first_line)
         vectors = unit_rows(encoder.encode(sentences), name).numpy()  # (N, D)
         sides.append((sentences, list(first_line.values()), vectors))

@@ -31,7 +31,6 @@ from benchmarks import (
     timing,
     train_step,
 )
-from benchmarks.prepare import make_text
 from benchmarks.workload import PAD, Workload, token_counts
 from dap.file_io import read_json
 from dap.ray.connection import ClusterArguments
@@ -396,14 +395,16 @@ def test_a_goal_is_judged_by_the_benchmarks_numbers(seconds: float, verdict: str
     assert gpu.judge("step", {"contenders": parts}) == f"goal 45%, {verdict}"
 
 
-def test_a_preparation_reads_the_text_of_its_number_of_lines(tmp_path: Path) -> None:
+def test_a_preparation_reads_the_text_of_its_number_of_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands = []
+    monkeypatch.setattr("prepare_data.run", commands.append)
     args = Namespace(folder=str(tmp_path))
-    sizes = []
-    for lines in (scale.FEW_LINES, 3200):
-        make_text(scale.text_folder(args, lines), lines)
-        shards = scale.preparation(lines, args, ClusterArguments(None))(True)
-        sizes.append(sum(len(shard) for shard in shards))
-    assert sizes[1] > 1.5 * sizes[0]
+    scale.preparation(3200, args, ClusterArguments(None))(True)
+    scale.preparation(3200, args, ClusterArguments(None))(False)
+    read = [command[command.index("--data") + 1] for command in commands]
+    assert read == [str(scale.text_folder(args, lines)) for lines in (3200, scale.FEW_LINES)]
 
 
 def test_mining_made_up_results_is_measured_and_written(tmp_path: Path) -> None:

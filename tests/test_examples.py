@@ -6,6 +6,7 @@ import importlib.util
 import json
 import re
 import sys
+from itertools import repeat
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -67,6 +68,9 @@ def test_the_picture_has_the_words_of_both_sentences(encoder: SentenceEncoder) -
 def test_empty_texts_and_queries_are_refused(encoder: SentenceEncoder) -> None:
     with pytest.raises(UserError, match="text 2 has 0 sentences"):
         app.read_text(encoder, "text 2", " \n", None)
+    for lines, why in ((map(str, range(10**12)), "many sentences"), (repeat("a" * 99), "long")):
+        with pytest.raises(UserError, match=f"text 3 .* too {why}"):
+            app.first_lines("text 3", lines)
     with pytest.raises(UserError, match="nothing to search"):
         app.search(encoder, [app.read_text(encoder, "text 1", "a", None)], " ")
 

@@ -219,14 +219,14 @@ def reading(checkpoint: str | Path) -> Iterator[None]:
     """Turn any error within the block into a `UserError` that says how to continue the run.
 
     This is a context manager. Damaged files make torch, safetensors and the `Trainer` raise
-    errors of any class. Only lack of GPU memory keeps its own error.
+    errors of any class. Only a lack of GPU memory or of a package keeps its own error.
 
     Args:
         checkpoint: folder of the checkpoint that the block reads, for the message.
     """
     try:
         yield
-    except torch.OutOfMemoryError:
+    except (torch.OutOfMemoryError, ImportError):
         raise
     except Exception as error:
         checkpoint = Path(checkpoint)

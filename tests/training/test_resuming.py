@@ -303,7 +303,7 @@ def test_a_checkpoint_that_deepspeed_cannot_load_names_the_one_before(
     out = tmp_path / "out"
     shutil.copytree(stopped[-1], out)
     shutil.copytree(out / "checkpoint-2", out / "checkpoint-3")
-    monkeypatch.setattr("transformers.trainer.deepspeed_load_checkpoint", fail)
+    monkeypatch.setattr("transformers.Trainer._prepare_for_training", fail)
     prepare = ResumableTrainer._prepare_for_training
 
     def prepare_with_deepspeed(trainer: ResumableTrainer, *args: object) -> object:
