@@ -196,10 +196,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     content = model_args.report(
         encoder, PROTOCOL, {"languages": languages, "mean": mean}, settings, seconds
     )
+    write_json(content, args.output_file)
     columns = (*COUNTS, *ALIGNMENT)
     table = [[code, *map(row.get, columns)] for code, row in (languages | {"mean": mean}).items()]
     print(f"{PROTOCOL}\n\n{text_table(['', *columns], table)}")
-    write_json(content, args.output_file)
     print(f"written to {args.output_file}")
 
 
