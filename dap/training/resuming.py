@@ -379,6 +379,7 @@ def train_to_end(trainer: Trainer, checkpoint: str | None) -> dict[str, float]:
     is_last = False
     if checkpoint is not None:
         with reading(checkpoint):
+            require_step(Path(checkpoint))
             is_last = has_ended(checkpoint, trainer.args.max_steps)
             if not is_last:
                 require_random_states(trainer.args, Path(checkpoint))
@@ -406,6 +407,20 @@ def train_to_end(trainer: Trainer, checkpoint: str | None) -> dict[str, float]:
     # `train` does this, too: the saved configuration must have the tokenizer's special tokens.
     align_special_tokens(trainer.model, trainer.processing_class)
     return {"steps": trainer.state.global_step, "epoch": trainer.state.epoch}
+
+
+def require_step(checkpoint: Path) -> None:
+    """Check that the state in a folder `checkpoint-N` is that of step N.
+
+    Args:
+        checkpoint: folder of the checkpoint. One of another name may hold the state of any step.
+
+    Raises:
+        ValueError: the state is of another step.
+    """
+    step = trainer_state(checkpoint)["global_step"]
+    if re.fullmatch("checkpoint-[0-9]+", checkpoint.name) and checkpoint.name[11:] != str(step):
+        raise ValueError(f"its {TRAINER_STATE_NAME} is of step {step}")
 
 
 def require_random_states(args: TrainingArguments, checkpoint: Path) -> None:

@@ -239,6 +239,8 @@ def damage(path: Path, how: str) -> None:
         path.mkdir()
     elif how == "no record":
         path.write_text("[1]")
+    elif how == "last step":
+        write_json(json.loads(path.read_text()) | {"global_step": 10**9}, path)
     else:
         torch.save([how], path)
 
@@ -255,6 +257,7 @@ def damage(path: Path, how: str) -> None:
         ("rng_state.pth", "foreign"),
         ("scheduler.pt", "folder"),
         ("run.json", "no record"),
+        ("trainer_state.json", "last step"),
     ],
 )
 def test_a_damaged_checkpoint_names_the_one_before(
@@ -262,10 +265,10 @@ def test_a_damaged_checkpoint_names_the_one_before(
 ) -> None:
     out = tmp_path / "out"
     shutil.copytree(stopped[-1], out)
-    shutil.copytree(out / "checkpoint-2", out / "checkpoint-3")
-    damage(out / "checkpoint-3" / name, how)
-    then = r"\): remove it, and training resumes from checkpoint-2$"
-    with pytest.raises(ValueError, match=rf"checkpoint-3 cannot be read \(.*{then}"):
+    shutil.copytree(out / "checkpoint-2", out / "checkpoint-1")
+    damage(out / "checkpoint-2" / name, how)
+    then = r"\): remove it, and training resumes from checkpoint-1$"
+    with pytest.raises(ValueError, match=rf"checkpoint-2 cannot be read \(.*{then}"):
         run([*stopped[:-1], str(out)])
 
 
@@ -302,7 +305,7 @@ def test_a_checkpoint_that_deepspeed_cannot_load_names_the_one_before(
 
     out = tmp_path / "out"
     shutil.copytree(stopped[-1], out)
-    shutil.copytree(out / "checkpoint-2", out / "checkpoint-3")
+    shutil.copytree(out / "checkpoint-2", out / "checkpoint-1")
     monkeypatch.setattr("transformers.Trainer._prepare_for_training", fail)
     prepare = ResumableTrainer._prepare_for_training
 
@@ -311,8 +314,8 @@ def test_a_checkpoint_that_deepspeed_cannot_load_names_the_one_before(
         return prepare(trainer, *args)
 
     monkeypatch.setattr(ResumableTrainer, "_prepare_for_training", prepare_with_deepspeed)
-    then = r"\('module'\): remove it, and training resumes from checkpoint-2$"
-    with pytest.raises(ValueError, match=rf"checkpoint-3 cannot be read {then}"):
+    then = r"\('module'\): remove it, and training resumes from checkpoint-1$"
+    with pytest.raises(ValueError, match=rf"checkpoint-2 cannot be read {then}"):
         run([*stopped[:-1], str(out)])
 
 
