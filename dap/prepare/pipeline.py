@@ -38,6 +38,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from dap.addresses import public_name
 from dap.errors import UserError, joined
 from dap.file_io import DiskFullError, read_object, whole_file, whole_folder, write_json
 from dap.languages import normalise_all
@@ -457,7 +458,7 @@ def write_vocabulary(plan: Plan) -> None:
     ids -= never_predicted(tokenizer)
 
     size = max(tokenizer.get_vocab().values()) + 1
-    content = {"tokenizer": name, "vocab_size": size, "target_token_ids": sorted(ids)}
+    content = {"tokenizer": public_name(name), "vocab_size": size, "target_token_ids": sorted(ids)}
     write_json(content, plan.output_dir / VOCABULARY)
 
 
