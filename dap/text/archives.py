@@ -218,7 +218,8 @@ def _open_archive(archive: Path) -> OpenArchive:
         UserError: as `_open_checked`.
     """
     state = archive.stat()
-    return _open_checked(archive, state.st_size, state.st_mtime_ns, os.getpid())
+    version = (state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns)
+    return _open_checked(archive, *version, os.getpid())
 
 
 @lru_cache(maxsize=64)  # otherwise the table of an archive would be read for each of its members
