@@ -5,11 +5,17 @@ from pathlib import Path
 from typing import Any
 
 from dap.errors import UserError
-from dap.file_io import read_json
+from dap.file_io import read_json, require_kinds
 from dap.reports import read_report
 
 #: Scores of MTEB that a card shows, if a task has them.
 SCORES = ("main_score", "accuracy", "precision", "recall", "f1")
+#: What is read of a result file, in the form of `dap.file_io.misfit`.
+OF_MTEB = {
+    "task_name": str,
+    "dataset_revision": str,
+    "scores": {str: [{"hf_subset": str | None} | dict.fromkeys(SCORES, float | None)]},
+}
 SPLITS = ("test", "validation", "dev")  # the first that a result has is shown
 
 
@@ -25,6 +31,7 @@ def read_result(path: str | Path) -> dict[str, Any]:
     """
     content = read_json(path, finite=True)
     if isinstance(content, dict) and {"task_name", "scores"} <= content.keys():
+        require_kinds(path, content, OF_MTEB)
         return mteb_report(content, path)
     return read_report(path, merged=True)
 
@@ -42,13 +49,16 @@ def mteb_report(result: Mapping[str, Any], path: str | Path) -> dict[str, Any]:
         UserError: it has no test or validation split, or a split without scores.
     """
     scores = result["scores"]
-    found = [split for split in SPLITS if isinstance(scores, Mapping) and scores.get(split)]
+    found = [split for split in SPLITS if scores.get(split)]
     if not found:
         raise UserError(f"{path}: a result of MTEB without scores of {' or '.join(SPLITS)}")
 
     languages: dict[str, dict[str, float]] = {}
     for subset in scores[found[0]]:
-        percent = {name: 100 * subset[name] for name in SCORES if name in subset}
+        percent = {}
+        for name in SCORES:
+            if subset.get(name) is not None:
+                percent[name] = 100 * subset[name]
         languages[str(subset.get("hf_subset", "default"))] = percent
     means = {}
     for name in SCORES:

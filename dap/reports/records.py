@@ -44,16 +44,17 @@ OF_REPORT = {
         "data": (str, [str], None),
         "bucc": (str, [str], None),
         "pair": (str, [str], None),
+        "text": (str, [str], None),
         "recipe": str | None,
     },
-    "models": ([str], None),
-    "seeds": ([int | None], None),
     "languages": ({str: {"accuracy": MAYBE, "xx-en": MAYBE, "en-xx": MAYBE}}, None),
     "threshold_choice": (
         {"calibrated": bool | None, "threshold": MAYBE, "precision": MAYBE},
         None,
     ),
 }
+#: What others read of a merged report of several seeds, beside that.
+OF_MERGED = {"models": [str], "seeds": [int | None], "n": int}
 #: What others read of a report of retrieval, beside that.
 OF_RETRIEVAL = {
     "languages": {str: {"pairs": int, "xx-en": NUMBER, "en-xx": NUMBER}},
@@ -214,6 +215,8 @@ def read_report(path: str | Path, merged: bool = False) -> dict[str, Any]:
     if "seeds" in content and not merged:
         raise UserError(f"{path} is a merged report: give the reports of the single seeds")
     require_kinds(path, content, OF_REPORT)
+    if "seeds" in content:
+        require_kinds(path, content, OF_MERGED)
     if "averages" in content:
         require_kinds(path, content, OF_RETRIEVAL)
     if content["protocol"].startswith("BUCC "):
