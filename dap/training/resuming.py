@@ -446,7 +446,9 @@ def require_random_states(args: TrainingArguments, checkpoint: Path) -> None:
     if processes == args.world_size:
         raise ValueError(f"the random states of {missing} of {processes} processes are missing")
     logger.warning(
-        "%s was saved by another number of processes: dropout and masks are drawn anew", checkpoint
+        "%s lacks the random states of %d processes: their dropout and masks are drawn anew",
+        checkpoint,
+        missing,
     )
 
 
