@@ -33,7 +33,7 @@ from dap.encoding import (
     load_encoder,
     longest_input,
 )
-from dap.errors import UserError, loading
+from dap.errors import UserError, loading, refusals
 from dap.file_io import read_json, read_object, whole_folder, write_json
 from dap.publishing.card_results import dataset_name, require_different
 from dap.publishing.hub import upload
@@ -442,7 +442,9 @@ def save_tokenizer(tokenizer: PreTrainedTokenizerBase, max_length: int, folder: 
     tokenizer.save_pretrained(folder)
 
     path = folder / "tokenizer_config.json"
-    config = {key: value for key, value in read_object(path).items() if key not in LEFT_BY_USE}
+    with refusals(f"the tokenizer of {tokenizer.name_or_path}"):
+        saved = read_object(path, finite=True)
+    config = {key: value for key, value in saved.items() if key not in LEFT_BY_USE}
     if isinstance(config.get("extra_special_tokens"), list):  # Transformers 4 expects a mapping
         config["additional_special_tokens"] = config.pop("extra_special_tokens")
     if config.get("tokenizer_class") == "TokenizersBackend":  # unknown to Transformers 4

@@ -248,6 +248,8 @@ def _open_checked(archive: Path, *state: int) -> OpenArchive:
 
     members = {}
     for member in opened.infolist():
+        if not member.filename:
+            raise UserError(f"{archive}: a member has no name; repack it")
         name = PurePosixPath(member.filename)
         shown = f"{archive}: its member {str(name)!r}"
         if name.is_absolute() or ".." in name.parts:
@@ -258,7 +260,7 @@ def _open_checked(archive: Path, *state: int) -> OpenArchive:
             continue
         if str(name) in members:
             raise UserError(f"{shown} occurs twice; repack it")
-        require_plain_name(name)
+        require_plain_name(archive / name)
         members[str(name)] = member
     return opened, members
 

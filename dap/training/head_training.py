@@ -15,6 +15,7 @@ labels.
 
 import json
 import logging
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -316,6 +317,9 @@ def train_on_kept(trainer: DAPTrainer, readers: Sequence[Objective], kept: KeptP
     Returns:
         Mean loss of the last tenth of the steps, in nats per token. Losses of several objectives
         are added up.
+
+    Raises:
+        FloatingPointError: the loss is NaN or infinite.
     """
     args = trainer.args
     model = trainer.model
@@ -340,10 +344,20 @@ def train_on_kept(trainer: DAPTrainer, readers: Sequence[Objective], kept: KeptP
             schedule.step()
             optimizer.zero_grad()
             losses.append(loss.detach())
-            if len(losses) % 20 == 0:
+            if len(losses) % 20 == 0 or len(losses) == steps:
+                _require_finite(loss.item(), len(losses))
                 bar.set_postfix(loss=f"{loss.item():.2f}")
     last = losses[-max(1, steps // 10) :]
     return torch.stack(last).mean().item()
+
+
+def _require_finite(loss: float, step: int) -> None:
+    """Raise `FloatingPointError` if the loss of a step is NaN or infinite."""
+    if not math.isfinite(loss):
+        raise FloatingPointError(
+            f"the loss of the heads is {loss} at step {step} of their training: check the weights "
+            "of the start model, or give --head_steps 0"
+        )
 
 
 def mean_loss(

@@ -433,6 +433,17 @@ def test_a_list_of_extra_tokens_has_the_name_that_transformers_4_knows(
     assert "<de>" in AutoTokenizer.from_pretrained(tmp_path / "out").all_special_tokens
 
 
+def test_a_tokenizer_with_a_value_that_json_does_not_have_is_refused(
+    tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast
+) -> None:
+    checkpoint = dap_checkpoint(tmp_path / "dap", tiny_tokenizer)
+    file = checkpoint / "tokenizer_config.json"
+    file.write_text(file.read_text().replace("{", '{"odd": NaN,', 1))
+    with pytest.raises(UserError, match="the tokenizer of .*dap: .*it holds NaN"):
+        build(checkpoint, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 def test_publishing_again_keeps_similarity_and_prompts(
     tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast
 ) -> None:

@@ -104,6 +104,17 @@ def test_a_member_outside_the_folder_of_its_archive_is_refused(tmp_path: Path, n
         list(read_lines(path / "x.de"))
 
 
+@pytest.mark.parametrize("name", ["", "d\x1b[2J.de"])
+def test_a_member_without_a_plain_name_is_refused_with_its_archive(
+    tmp_path: Path, name: str
+) -> None:
+    path = zip_of(tmp_path / "a.zip", {"x.de": b"a\n"})
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr(zipfile.ZipInfo(name), b"b\n")
+    with pytest.raises(UserError, match=r"a\.zip"):
+        find_bitext(path)
+
+
 #: (the start of a record in a zip archive, the bytes to change at offsets in it)
 DAMAGED_RECORDS = {
     "encrypted": (b"PK\x01\x02", {8: b"\1"}),

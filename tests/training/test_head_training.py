@@ -1,5 +1,6 @@
 """Heads of random weights are trained before the joint training, with the encoder unchanged."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,19 @@ def test_heads_learn_from_the_source_and_the_encoder_stays_the_same(
     start = load_file(encoder / "model.safetensors")
     saved = load_file(out / "model.safetensors")
     assert all(torch.equal(saved[f"dap.encoder.{name}"], start[name]) for name in start)
+    assert not (out / HEADS_FILE).exists()
+
+
+def test_a_loss_of_the_heads_that_is_not_finite_stops_the_run(
+    encoder: Path, tmp_path: Path
+) -> None:
+    model = BertModel.from_pretrained(encoder, add_pooling_layer=False)
+    with torch.no_grad():
+        model.encoder.layer[0].output.dense.bias.fill_(float("nan"))
+    model.save_pretrained(shutil.copytree(encoder, tmp_path / "nan"))
+    out = tmp_path / "out"
+    with pytest.raises(FloatingPointError, match="loss of the heads is nan at step 2 of"):
+        run([*command(tmp_path / "nan", tmp_path), "--head_steps", "2", "--output_dir", str(out)])
     assert not (out / HEADS_FILE).exists()
 
 
