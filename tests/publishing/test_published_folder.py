@@ -19,6 +19,7 @@ from transformers import (
 )
 
 from dap.encoding.sentence_encoder import SentenceEncoder
+from dap.errors import UserError
 from dap.publishing.folder import Options, build, build_with_card, write_modules
 from dap.publishing.hub import fetch_checkpoint
 from dap.publishing.model_card import POOLER_SCALE, Sources
