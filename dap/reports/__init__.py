@@ -28,7 +28,6 @@ from dap.reports.plots import (
 from dap.reports.records import (
     OF_RUN,
     RECORD,
-    is_spread,
     machine,
     mean_of,
     read_report,
@@ -56,7 +55,6 @@ __all__ = [
     "RECORD",
     "TATOEBA_GROUPS",
     "drawable_languages",
-    "is_spread",
     "machine",
     "markdown_table",
     "mean_of",
