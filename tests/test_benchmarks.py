@@ -197,6 +197,7 @@ def test_encode_compares_equal_vectors(
     ]
 
 
+@pytest.mark.slow
 def test_mining_finds_the_same_and_says_what_was_computed(
     tiny_bert_dir: Path, bitext_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -278,6 +279,7 @@ def test_pipeline_with_and_without_a_step(tmp_path: Path) -> None:
         input_pipeline.main([*TINY, *options, "--pairs", "5"])
 
 
+@pytest.mark.slow
 def test_correctness_finds_a_wrong_path(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
@@ -292,6 +294,7 @@ def test_correctness_finds_a_wrong_path(
         correctness.main(options)
 
 
+@pytest.mark.slow
 def test_correctness_with_dropout_finds_a_path_without_dropout_of_attention() -> None:
     batch = correctness.uneven_batch(pairs=3, longest=8)
     model = correctness.build("bert", "tr+rtl", dropout=0.3)
@@ -354,6 +357,7 @@ def test_every_benchmark_for_a_gpu_takes_its_arguments(
         benchmark.main([*argv, "--device", "cuda", "--json", "a.json"])
 
 
+@pytest.mark.slow
 def test_a_rehearsal_tells_of_each_stage_and_what_fails_does_not_stop_the_rest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:

@@ -193,6 +193,7 @@ def test_accuracies_are_drawn_beside_those_of_an_earlier_report(
 def test_another_layer_is_another_encoder(
     argv: list[str], tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
+    argv += ["--max_pairs", "60"]
     keep = ["--embeddings_dir", str(tmp_path)]
     last = run([*argv, *keep])
     first = run([*argv, *keep, "--layer", "0"])

@@ -69,7 +69,7 @@ def finish(folder: Path, accuracy: float = 50.0) -> None:
 
 
 def test_a_study_is_carried_out_once(
-    tiny_bert_dir: Path, bitext_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_bert_dir: Path, short_bitext_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ran: list[list[str]] = []
 
@@ -83,7 +83,7 @@ def test_a_study_is_carried_out_once(
     monkeypatch.setattr(runner, "PROBE_STEPS", 3)
     monkeypatch.setattr(runner, "PROBE_LOGGING", 1)
     data = tmp_path / "a {folder} with spaces"
-    shutil.copytree(bitext_dir, data)
+    shutil.copytree(short_bitext_dir, data)
     train = {
         "model_name_or_path": "{encoder}",
         "train_data": "{data}",
@@ -109,7 +109,7 @@ def test_a_study_is_carried_out_once(
     )
     runs = {"tr": {"objective": "tr"}, "dap": {"seeds": [3], "tr_hard_negatives": 0.5}}
     runs["tr-same-time"] = {"like": "tr", "same_time_as": "dap", "evaluate": []}
-    runs["tr-timed"] = {"like": "tr", "seconds": 0.3, "evaluate": []}
+    runs["tr-timed"] = {"like": "tr", "seconds": 0.1, "evaluate": []}
     recipe = tell(tmp_path, train=train, evaluate={"found": evaluate}, runs=runs)
     places = [
         str(recipe),
@@ -130,7 +130,7 @@ def test_a_study_is_carried_out_once(
     assert sorted(line[0] for line in ran) == sorted(trained)
     probe = json.loads((tmp_path / "study/tr-timed-probe.json").read_text())
     timed = json.loads((tmp_path / "results/study/tr-timed-lr0.001/seed-0.json").read_text())
-    steps = max(1, round(0.3 / probe["seconds"]))
+    steps = max(1, round(0.1 / probe["seconds"]))
     assert timed["curve"][-1]["step"] == steps
     assert not (tmp_path / "study/tr-timed-probe").exists()
 
