@@ -1,7 +1,7 @@
 """The app of examples/ in headless Chromium: search, examples, heat map, mining and download.
 
     pip install --constraint constraints.txt '.[app]' playwright
-    python -m pytest tests/slow/test_app_in_browser.py
+    python -m pytest -m slow tests/slow/test_app_in_browser.py
 
 Playwright drives the Chromium that is installed (`chromium` on the path), or its own.
 """
@@ -21,6 +21,7 @@ from conftest import REPOSITORY, synthetic_pairs
 
 pytest.importorskip("gradio")
 sync_api = pytest.importorskip("playwright.sync_api")
+pytestmark = pytest.mark.slow
 
 SOURCE, TARGET = (list(side) for side in zip(*synthetic_pairs("de", 12), strict=True))
 PATIENCE = 60_000  # milliseconds
