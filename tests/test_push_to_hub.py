@@ -128,7 +128,7 @@ token = os.environ.pop("HF_TOKEN")
 text = str(Path(checkpoint).with_name("de-en.tsv"))
 run = ["--model_name_or_path", "user/whole", "--train_data", text, "--push_to_hub"]
 run += "--per_device_train_batch_size 8 --dev_pairs 9 --max_steps 2 --save_steps 1".split()
-run += ["--report_to", "none"]
+run += ["--head_steps", "0", "--report_to", "none"]
 for repo, given in (("user/run", token), ("user/run-late", token), ("user/run-wrong", "hf_wrong")):
     try:
         own = ["--output_dir", repo, "--hub_model_id", repo, "--hub_token", given]

@@ -94,6 +94,7 @@ def test_a_study_is_carried_out_once(
     train |= {
         "total_train_batch_size": 8,
         "learning_rate": 1e-3,
+        "head_steps": 2,
         "eval_strategy": "no",
         "save_strategy": "no",
     }

@@ -255,7 +255,7 @@ def test_memory_does_not_grow_with_the_text(monkeypatch: pytest.MonkeyPatch) -> 
         return found
 
     peak(600)
-    assert peak(40_000) < 1.2 * peak(5_000)
+    assert peak(20_000) < 1.2 * peak(5_000)
 
 
 @pytest.mark.parametrize("lines", [[], ["", "  "]])

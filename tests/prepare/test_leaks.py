@@ -64,9 +64,15 @@ def wide(text: str) -> bool:
     return 2 * sum(character >= "\u2e80" for character in text) > len(text)
 
 
+@cache
+def normalised(text: str) -> str:
+    return normalise(text)
+
+
+@cache
 def compare(text: str, sentence: str) -> float:
     """Compute the containment of two texts with a plain loop."""
-    text, sentence = normalise(text), normalise(sentence)
+    text, sentence = normalised(text), normalised(sentence)
     if text == sentence:
         return 1.0
     if wide(text) != wide(sentence):
