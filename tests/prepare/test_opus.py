@@ -113,19 +113,20 @@ def test_all_corpora_are_asked_for_in_all_languages_of_the_paper(
     assert "/OPUS-OpenSubtitles/v2018/moses/en-zh.txt.zip" not in paths
 
 
-def test_other_corpora_are_found_by_opustools(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_corpora_need_opustools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DAP_CACHE", str(tmp_path / "cache"))
-    asked = []
-    monkeypatch.setattr(opus, "download", lambda url, path: asked.append(url))
     monkeypatch.setitem(sys.modules, "opustools", None)  # as if it was not installed
     with pytest.raises(UserError, match="Tatoeba: .*Europarl.*pip install opustools"):
         download_corpora(["Tatoeba"], ["de"], tmp_path, "http://a.b")
 
-    monkeypatch.undo()
+
+@pytest.mark.slow  # the extra `slow` installs opustools
+def test_other_corpora_are_found_by_opustools(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("opustools")
     monkeypatch.setenv("DAP_CACHE", str(tmp_path / "cache"))
+    asked = []
     monkeypatch.setattr(opus, "download", lambda url, path: asked.append(url))
     [(path, corpus)] = download_corpora(["Tatoeba"], ["de"], tmp_path, "http://a.b").items()
     assert asked == [f"http://a.b/OPUS-Tatoeba/{corpus.version}/moses/de-en.txt.zip"]

@@ -2,6 +2,8 @@
 
 accelerate has no FSDP on CPUs and would use DDP there. These tests therefore tell it that there are
 GPUs, after it has chosen the CPU and gloo.
+
+The trainings are slow tests. test_distributed.py compares the gradients of single steps.
 """
 
 import json
@@ -143,6 +145,7 @@ def parse_as_with_gpus(argv: list[str]) -> Arguments:
     return arguments
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["ddp", "fsdp2"])
 def test_two_processes_in_chunks_have_the_losses_of_one(
     name: str, runs: Path, encoder: Path
@@ -169,6 +172,7 @@ def test_two_processes_in_chunks_have_the_losses_of_one(
     assert all(torch.equal(saved[f"dap.encoder.{key}"], start[key]) for key in start)
 
 
+@pytest.mark.slow
 def test_processes_draw_different_dropout_and_masks(runs: Path) -> None:
     states = []
     for rank in (0, 1):
@@ -177,6 +181,7 @@ def test_processes_draw_different_dropout_and_masks(runs: Path) -> None:
     assert not torch.equal(*states)
 
 
+@pytest.mark.slow
 def test_a_sharded_model_is_evaluated_as_a_whole_one(runs: Path) -> None:
     one = results(runs / "one")
     ddp = results(runs / "ddp")
@@ -196,6 +201,7 @@ def test_a_sharded_model_is_evaluated_as_a_whole_one(runs: Path) -> None:
     assert "eval_rtl_source_nats_rho75" in one
 
 
+@pytest.mark.slow
 def test_checkpoints_of_a_sharded_model_load_anywhere(runs: Path) -> None:
     code = {path.name for path in (runs / "one").glob("*.py")}
     for folder in (runs / "fsdp2", runs / "fsdp2" / "checkpoint-3"):
@@ -206,6 +212,7 @@ def test_checkpoints_of_a_sharded_model_load_anywhere(runs: Path) -> None:
         assert {path.name for path in folder.glob("*.py")} == code
 
 
+@pytest.mark.slow
 def test_a_sharded_run_resumed_in_its_second_epoch_ends_with_the_same_weights(runs: Path) -> None:
     before = load_file(runs / "checkpoint-4" / "model.safetensors")
     after = load_file(runs / "fsdp2" / "checkpoint-4" / "model.safetensors")
