@@ -87,12 +87,12 @@ def test_a_teacher_is_encoded_once_and_pulls_the_vectors(
     teacher = tmp_path / "teacher"
     shutil.copytree(flags[1], teacher)
     out = tmp_path / "out"
-    more = ["--objective", "distill", "--max_steps", "60", "--logging_steps", "20"]
+    more = ["--objective", "distill", "--max_steps", "24", "--logging_steps", "8"]
     more += ["--distill_from", str(teacher), "--distill_dir", str(tmp_path / "kept")]
     more += ["--mini_batch_size", "8", "--learning_rate", "3e-3", "--output_dir", str(out)]
     run([*flags, *more])
     losses = [line["distill_loss"] for line in state(out)["log_history"] if "loss" in line]
-    assert losses[-1] < 0.7 * losses[0]
+    assert losses[-1] < 0.9 * losses[0]
     vectors = np.load(tmp_path / "kept" / VECTORS)
     targets = {pair[1] for language in LANGUAGES for pair in synthetic_pairs(language)}
     assert vectors.shape[1] == 32
