@@ -88,14 +88,20 @@ def timed_in_total(workspace: Workspace) -> set[str]:
 
 
 def one_step_folder(workspace: Workspace, run: Run) -> Path:
-    """Train a run's heads and then one step, and return the folder of this training.
+    """Return the folder of a model of a run whose heads were trained.
 
-    Nothing is trained if that was done before.
+    It is that of the run's first seed if this training has ended. Otherwise the heads and one step
+    are trained here, unless that was done before.
 
     Args:
         workspace: the recipe and its folders.
         run: the run.
     """
+    rate = workspace.learning_rate(run)
+    if rate is not None:
+        ended = workspace.folder(Job(run, run.seeds[0], rate, ()))
+        if (ended / FINISHED).is_file():
+            return ended
     folder = workspace.runs_dir / workspace.recipe.name / f"{run.name}-one-step"
     if not (folder / FINISHED).is_file():
         folder.mkdir(parents=True, exist_ok=True)
