@@ -207,7 +207,7 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
         copies = copies_of(pairs) if data_args.hard_negatives else None
         encoder = load_on(cluster, model_args)
         if is_main:
-            print(_encoder_summary(name, encoder, len(pairs)))
+            print(f"{model_args.summary(encoder)}; {len(pairs)} languages")
 
         # encode
         started = time.perf_counter()
@@ -721,21 +721,6 @@ def _read_earlier_report(path: str | None) -> dict[str, Any]:
             f"--before {path}: no accuracies by language; give a report of eval_retrieval.py"
         )
     return {"before": report}
-
-
-def _encoder_summary(name: str, encoder: Encoder, languages: int) -> str:
-    """Return one line with the encoder's name, pooling, prefix and length, and the languages.
-
-    Args:
-        name: the encoder's folder or Hub id.
-        encoder: the encoder.
-        languages: number of languages to evaluate.
-    """
-    layer = "" if encoder.layer is None else f" of layer {encoder.layer}"
-    return (
-        f"{name}: pooling {encoder.pooling}{layer}, prefix {encoder.prefix!r}, "
-        f"at most {encoder.max_seq_length} tokens; {languages} languages"
-    )
 
 
 def _settings(

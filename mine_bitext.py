@@ -350,7 +350,7 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
         started = time.perf_counter()
         encoder = load_on(cluster, model_args)
         if is_main:
-            print(_encoder_summary(model_args.model_name_or_path, encoder))
+            print(model_args.summary(encoder))
         if cluster.ray:
             print(_ray_summary(encoder, tasks, args.shard_size))
         before = _shards(args.embeddings_dir)
@@ -454,20 +454,6 @@ def _read_side(path: Path, lines: Iterator[str]) -> TextSide:
     if not len(side.text):
         raise UserError(f"{path}: {len(side.text.rows)} lines, and none of them holds a sentence")
     return side
-
-
-def _encoder_summary(name: str, encoder: Encoder) -> str:
-    """Return one line that says how sentence vectors are made: pooling, prefix and length.
-
-    Args:
-        name: the encoder's folder or Hub id.
-        encoder: the encoder.
-    """
-    layer = "" if encoder.layer is None else f" of layer {encoder.layer}"
-    return (
-        f"{name}: pooling {encoder.pooling}{layer}, prefix {encoder.prefix!r}, "
-        f"at most {encoder.max_seq_length} tokens"
-    )
 
 
 def _ray_summary(encoder: Encoder, tasks: Sequence[MiningTask], shard_size: int) -> str:

@@ -69,6 +69,18 @@ class EncoderArguments(BaseEncoderArguments):
             )
         return OnnxEncoder(name, prefix=self.prefix, max_seq_length=self.max_seq_length)
 
+    def summary(self, encoder: Encoder) -> str:
+        """Return one line that says how sentence vectors are made: pooling, prefix and length.
+
+        Args:
+            encoder: the loaded encoder.
+        """
+        layer = "" if encoder.layer is None else f" of layer {encoder.layer}"
+        return (
+            f"{self.model_name_or_path}: pooling {encoder.pooling}{layer}, prefix "
+            f"{encoder.prefix!r}, at most {encoder.max_seq_length} tokens"
+        )
+
     def report(
         self,
         encoder: Encoder,
