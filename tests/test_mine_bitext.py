@@ -475,7 +475,7 @@ def test_what_cannot_be_encoded_is_named_in_both_texts(tiny_bert_dir: Path, tmp_
         (["--top_n", "0"], "--top_n 0: at least 1"),
         (["--threshold", "nan"], "--threshold: give auto, none or a finite number"),
         (["--threshold", "9"], "--threshold 9.0: no pair scores so high"),
-        (["--min_precision", "2"], "--min_precision 2.0: give a number from 0 to 1"),
+        (["--min_precision", "2"], "--min_precision 2.0: give a number above 0 and below 1"),
         (["--min_precision", "0.9", "--threshold", "1"], "leave --threshold out"),
         (["--score_only", "--threshold", "auto"], "--threshold auto is for mining"),
         (["more.en"], r"more\.en: no such option, or a text in the wrong place"),

@@ -98,7 +98,7 @@ class Margin:
             raise UserError("--threshold: give auto, none or a finite number")
         if self.min_precision is not None:
             if not 0 < self.min_precision < 1:
-                raise UserError(f"--min_precision {self.min_precision}: give a number from 0 to 1")
+                raise UserError(f"--min_precision {self.min_precision}: give a number above 0 and below 1")
             if self.threshold != "auto":
                 raise UserError("--min_precision chooses the threshold: leave --threshold out")
 
