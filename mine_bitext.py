@@ -83,6 +83,8 @@ from dap.reports import paper_beside
 from dap.search import Neighbours, Search, approximate_neighbours, mutual_neighbours, recall_at_k
 from dap.text import read_sentences
 
+logger = logging.getLogger(__name__)
+
 #: Fewest known translations from which an estimate can be calibrated.
 FEWEST_KNOWN = 20
 MINING = "bitext mining by margin over nearest neighbours"
@@ -394,6 +396,8 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
 def read_texts(files: Sequence[str], is_parallel: bool) -> MiningTask:
     """Read the two texts of the command line, and print their numbers of lines and sentences.
 
+    A warning is logged if they hold the same text.
+
     Args:
         files: names of the source file and the target file.
         is_parallel: whether line i of one text belongs to line i of the other. Then both must have
@@ -414,6 +418,10 @@ def read_texts(files: Sequence[str], is_parallel: bool) -> MiningTask:
         raise UserError(
             f"{source_file} has {source_lines} lines, {target_file} has {target_lines}: "
             "--score_only pairs them line by line"
+        )
+    if source.text.digest() == target.text.digest() and launched().is_main_process:
+        logger.warning(
+            "%s and %s hold the same text, so each sentence finds itself", source_file, target_file
         )
     return MiningTask(source, target)
 
@@ -676,10 +684,16 @@ def mine_texts(
 
 
 def _in_words(choice: Choice) -> str:
-    """Return a sentence on how the threshold was chosen, with the estimated precision if known."""
-    if choice.precision is None:
-        return choice.note
-    return f"{choice.note}, estimated precision {100 * choice.precision:.0f}%"
+    """Return a sentence on how the threshold was chosen, with the estimated precision if known.
+
+    What `choice` remarks on the estimate is the end of the sentence.
+    """
+    text = choice.note
+    if choice.precision is not None:
+        text += f", estimated precision {100 * choice.precision:.0f}%"
+    if choice.remark:
+        text += f"; {choice.remark}"
+    return text
 
 
 def score_texts(

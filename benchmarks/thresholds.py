@@ -41,7 +41,6 @@ from mine_bitext import read_split
 
 SHARES = (0.02, 0.2, 0.5, 1.0, 0.0)
 LANGUAGES = ("de", "hi", "ja", "sw", "tr", "zh")
-PAIRS = 2000  # pairs per language that are encoded
 OVERLAP = 0.5  # share of common words from which a sentence is left out
 
 
@@ -146,7 +145,7 @@ def made_cases(encoder: Encoder, args: argparse.Namespace, folder: Path) -> Iter
     fingerprint = model_fingerprint(encoder)
     for corpus in args.texts:
         for code, rows in read_languages([corpus], args.languages).items():
-            pairs = drawn_pairs(rows, PAIRS)
+            pairs = drawn_pairs(rows, args.pairs)
             name = f"{Path(corpus).name}.{code}"
             vectors = []
             for side, part in enumerate(("source", "target")):
@@ -308,6 +307,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--bucc", help="folder of BUCC 2018 zh-en, sample split")
     parser.add_argument("--texts", nargs="*", default=[], help="folders of parallel text")
     parser.add_argument("--languages", nargs="+", default=list(LANGUAGES))
+    parser.add_argument("--pairs", type=int, default=2000, help="most pairs of each language")
     parser.add_argument("--vectors", type=Path, default=Path("build/thresholds"))
     args = parser.parse_args(argv)
     prepare_machine(args)

@@ -516,7 +516,10 @@ def test_unfit_texts_are_found_before_the_model_is_loaded(
         run([*command, "--score_only", "--model", "no-such-model"])
 
 
-def test_a_text_may_be_mined_against_itself(command: list[str], tmp_path: Path) -> None:
+def test_a_text_may_be_mined_against_itself_with_a_warning(
+    command: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     run([command[0], *command[:1], *command[2:]])
+    assert "hold the same text" in caplog.text
     rows = read(tmp_path / "pairs.tsv")
     assert sorted(row.lines for row in rows) == [(line, line) for line in range(1, 41)]

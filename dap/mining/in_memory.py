@@ -24,7 +24,9 @@ from dap.mining.margin import (
     select,
 )
 from dap.mining.threshold import (
+    CLEAR_SHARE,
     FEWEST,
+    ScoreModel,
     choose_row,
     fit_scores,
     precision_table,
@@ -50,6 +52,7 @@ class Choice:
         table: rows of `dap.mining.threshold.precision_table`. Empty if nothing could be estimated.
         note: one sentence on how the threshold was chosen.
         calibrated: whether known translations were used for the estimate.
+        remark: what to know about the estimate. Empty if there is nothing special.
     """
 
     threshold: float | None
@@ -58,6 +61,7 @@ class Choice:
     table: list[dict[str, Any]]
     note: str
     calibrated: bool = False
+    remark: str = ""
 
 
 @dataclass(frozen=True)
@@ -98,7 +102,9 @@ class Margin:
             raise UserError("--threshold: give auto, none or a finite number")
         if self.min_precision is not None:
             if not 0 < self.min_precision < 1:
-                raise UserError(f"--min_precision {self.min_precision}: give a number above 0 and below 1")
+                raise UserError(
+                    f"--min_precision {self.min_precision}: give a number above 0 and below 1"
+                )
             if self.threshold != "auto":
                 raise UserError("--min_precision chooses the threshold: leave --threshold out")
 
@@ -176,11 +182,13 @@ def choose(
             note += "; all are kept"
         return Choice(given, None, None, [], note)
 
+    as_given = "all are kept" if given is None else "threshold as given"
     sample = sample_of(candidates)
     runner_ups = runner_up_scores(sample, neighbours, k, options.margin)
     model = fit_scores(sample.scores, runner_ups, known_scores)
     if not is_auto and not model.is_clear:
-        return Choice(given, None, None, [], "no group of translations stands out")
+        remark = "no group of translations stands out, so the precision cannot be estimated"
+        return Choice(given, None, None, [], as_given, remark=remark)
 
     table = precision_table(model, len(candidates))
     if is_auto:
@@ -193,11 +201,29 @@ def choose(
         kept = model.scores >= lowest
         precision = round(float(model.probabilities[kept].mean()), 4) if kept.any() else None
         row = {"threshold": given, "precision": precision}
-        note = "threshold as given"
-    if model.share > 0.99:
-        note += "; almost all candidates look like translations"
+        note = as_given
     share = round(model.share, 4)
-    return Choice(row["threshold"], row["precision"], share, table, note, model.calibrated)
+    threshold, precision = row["threshold"], row["precision"]
+    calibrated = model.calibrated
+    return Choice(threshold, precision, share, table, note, calibrated, remark_on(model))
+
+
+def remark_on(model: ScoreModel) -> str:
+    """Return what to know about the estimates of a model of the scores, or an empty string.
+
+    Three cases are special: almost all candidates look like translations, none does, or so few that
+    similar sentences may be among them. Known translations tell these apart.
+    """
+    if model.share * model.pairs < 1:
+        return "no candidate looks like a translation"
+    if model.share > 0.99:
+        return "almost all candidates look like translations"
+    if model.share < CLEAR_SHARE and not model.calibrated:
+        return (
+            f"only {100 * model.share:.0f}% of the candidates look like translations, and some "
+            "may only be similar: check a few pairs"
+        )
+    return ""
 
 
 def score_known(known: Vectors, vectors: Vectors, k: int = 4, margin: str = "ratio") -> np.ndarray:

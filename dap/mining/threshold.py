@@ -9,7 +9,9 @@ How it works:
 2. **Two groups.** The scores of the candidates are a mixture of two groups. The scores of
    translations have a normal distribution. The scores of the *other pairs* are the sum of a normal
    and an exponential variable. They are the best of many pairs, so they have a long tail to the
-   right. The expectation-maximisation algorithm (EM) fits both distributions.
+   right. The expectation-maximisation algorithm (EM) fits both distributions. How long the tail is
+   cannot be seen in the scores, because few of them lie in it. So several lengths are fitted, and
+   their results are averaged.
 3. **Precision.** The fitted distributions give each score a probability that the pair is a
    translation. The mean probability of all pairs above a threshold is its estimated precision. The
    threshold with the best expected F1 is chosen, or the lowest one with a wanted precision.
@@ -35,9 +37,9 @@ from dap.search import Neighbours
 FEWEST = 50
 #: At most this many candidates, evenly spread over the ranks, are used to fit the two groups.
 SAMPLE = 200_000
-#: Tails of the other pairs' scores that are tried: the mean of the exponential part, in standard
-#: deviations of the normal part. The one with the highest likelihood is used, because news has a
-#: shorter tail than text with many similar sentences.
+#: Tails of the other pairs' scores that are fitted: the mean of the exponential part, in standard
+#: deviations of the normal part. Their results are averaged. The one with the highest likelihood
+#: would be a worse choice: the many scores in the middle decide it, and not the few in the tail.
 TAILS = (0.4, 0.7, 1.0, 1.4, 1.8)
 #: Translations score higher than other pairs, by at least so many standard deviations of these.
 LEAST_DISTANCE = 2.0
@@ -171,16 +173,20 @@ def fit_scores(
     order = np.argsort(scores)
     scores, runner_ups = scores[order], runner_ups[order]
 
-    fits = [_fit(scores, runner_ups, known, tail) for tail in TAILS]
-    _, probability, distance = max(fits, key=lambda fit: fit[0])
-    probability = np.maximum.accumulate(probability)
-    share = float(probability.mean())
-    return ScoreModel(share, distance, len(scores), scores, probability, known is not None)
+    probabilities = []
+    distances = []
+    for tail in TAILS:
+        probability, distance = _fit(scores, runner_ups, known, tail)
+        probabilities.append(np.maximum.accumulate(probability))
+        distances.append(distance)
+    mean = np.mean(probabilities, axis=0)  # (P,)
+    distance = float(np.mean(distances))
+    return ScoreModel(float(mean.mean()), distance, len(scores), scores, mean, known is not None)
 
 
 def _fit(
     scores: np.ndarray, runner_ups: np.ndarray, known: np.ndarray | None, tail: float
-) -> tuple[float, np.ndarray, float]:
+) -> tuple[np.ndarray, float]:
     """Fit both groups of scores, translations and other pairs, by EM for a given tail.
 
     Args:
@@ -192,8 +198,8 @@ def _fit(
             in standard deviations of their normal part.
 
     Returns:
-        The mean log likelihood, the probabilities (P,) that a pair is a translation, and the
-        distance of the two means in standard deviations of the other pairs' scores.
+        The probabilities (P,) that a pair is a translation, and the distance of the two means in
+        standard deviations of the other pairs' scores.
     """
     # start with what lies far above the runner-ups
     spread = np.subtract(*np.quantile(runner_ups, (0.75, 0.25))) / 1.349
@@ -234,8 +240,7 @@ def _fit(
         if np.abs(probability - before).max() < 1e-5:
             break
 
-    likelihood = float(np.logaddexp(others, translations).mean())
-    return likelihood, probability, (high - mean) / deviation
+    return probability, (high - mean) / deviation
 
 
 def _moments(values: np.ndarray, weights: np.ndarray) -> tuple[float, float]:
@@ -371,12 +376,11 @@ def choose_row(
             wanted precision.
     """
     if not model.is_clear:
-        most = math.ceil(model.share * candidates)
+        flag = "--threshold auto" if min_precision is None else f"--min_precision {min_precision:g}"
         raise UserError(
-            f"--threshold auto: no group of translations stands out among {candidates} candidates "
-            f"(about {most} at most): the texts have few or none, or the model cannot tell; give "
-            "a number, such as --threshold "
-            f"{round_down(float(np.quantile(model.scores, 0.99)))} for the best 1%, or --calibrate"
+            f"{flag}: no group of translations stands out among {candidates} candidates: the texts "
+            "have few or none, or the model cannot tell; give --calibrate, or a number: "
+            f"{_best_shares(model, candidates)}"
         )
     precision = _precisions(model)
     if min_precision is None:
@@ -390,6 +394,20 @@ def choose_row(
             f"{precision.max():.2f}; give a lower one"
         )
     return _row(model, int(reached[-1]), candidates)
+
+
+def _best_shares(model: ScoreModel, candidates: int) -> str:
+    """Return a list of thresholds that keep the best 1%, 5% and 20%, for a message.
+
+    Args:
+        model: the two groups, perhaps fitted to a sample of the candidates.
+        candidates: number of all candidates.
+    """
+    parts = []
+    for share in (0.01, 0.05, 0.2):
+        row = _row(model, int(share * model.pairs), candidates)
+        parts.append(f"--threshold {row['threshold']} keeps {row['kept']} pairs")
+    return ", ".join(parts)
 
 
 def sample_of(pairs: MinedPairs) -> MinedPairs:
