@@ -29,8 +29,8 @@ PAIRS = 100
 LENGTH = 32  # tokens of a sentence, as in the paper's evaluations
 #: File name -> option that changes, and label of the axis.
 VARIED = {
-    "figure-3.svg": ("rtl_ratio", "share of target tokens to reconstruct (ρ)"),
-    "figure-4.svg": ("rtl_layers", "layers of the RTL head (K)"),
+    "figure-3.svg": ("rtl_ratio", "reconstruction ratio ρ"),
+    "figure-4.svg": ("rtl_layers", "layers K of the RTL head"),
 }
 LABELS = ("accuracy, %", "F1, %", "accuracy, %")
 
@@ -64,7 +64,7 @@ def draw_figures(
         data = varied_data(recipe, found, option)
         picture = Picture({"label": label, "tasks": data}, label, draw_varied)
         known = {value for points in data.values() for value in points}
-        without = [value for value in sorted(variants(recipe, option)) if value not in known]
+        without = [value for value in variants(recipe, option) if value not in known]
         if not data:
             lines.append(f"{name}: no results yet")
             continue
@@ -107,7 +107,7 @@ def varied_data(recipe: Recipe, found: Found, option: str) -> dict[str, dict[flo
         option: "rtl_ratio" or "rtl_layers".
     """
     data: dict[str, dict[float, list[float]]] = {}
-    for value, run in sorted(variants(recipe, option).items()):
+    for value, run in variants(recipe, option).items():
         for reports in found.get(run, {}).values():
             for task, number in zip(TASKS, task_means(reports), strict=True):
                 if number is not None:

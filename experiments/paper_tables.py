@@ -139,7 +139,8 @@ def variants(recipe: Recipe, option: str) -> dict[Any, str]:
         option: key of `VARIED`.
 
     Returns:
-        Value of the option -> name of the run. Empty if the recipe has no base run.
+        Value of the option -> name of the run. Numbers are in ascending order. Empty if the recipe
+        has no base run.
     """
     if BASE not in recipe.runs:
         return {}
@@ -149,7 +150,7 @@ def variants(recipe: Recipe, option: str) -> dict[Any, str]:
         value = arguments.pop(option, None)
         if value is not None and arguments == recipe.runs[BASE].arguments:
             found[value] = name
-    return found
+    return found if option == "rtl_direction" else dict(sorted(found.items()))
 
 
 # --------------------------------------------------------------------------------------- one table
@@ -255,8 +256,8 @@ def _costs(found: Found) -> str:
             for name, (flops, milliseconds) in PAPER_COST.items():
                 cost = report["pair"][name]
                 ours = 1000 * cost["wall"] / arguments["batch_size"]
-                row = [name, f"{cost['flops'] / 1e9:.2f}", flops, f"{ours:.2f}", milliseconds]
-                rows.append(row)
+                cells = [f"{cost['flops'] / 1e9:.2f}", flops, f"{ours:.2f}", f"{milliseconds:.2f}"]
+                rows.append([name, *cells])
             machine = report["machine"]
             title = f"Table 6, costs ({machine['gpu'] or machine['cpu']}; paper: 8 V100)"
             header = ["", "GFLOPs per pair", "paper", "ms per pair", "paper"]

@@ -203,8 +203,8 @@ def test_the_recipe_of_ready_encoders_takes_any_list(
     capsys.readouterr()
     runner.main([*argv, "--tables"])
     printed = capsys.readouterr().out
-    print(printed)
-    for name in content["runs"]:
-        assert printed.count(f"\n{name} (n=1)") == 4  # Tables 1 to 4
     runner.main([*argv, "--list"])
     assert capsys.readouterr().out.count(": done\n") == 3
+    print(printed)  # pytest -rP shows it
+    for name in content["runs"]:
+        assert printed.count(f"\n{name} (n=1)") == 4  # Tables 1 to 4
