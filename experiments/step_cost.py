@@ -250,12 +250,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--repeats", type=int, default=BATCHES, help=f"steps per run, over {BATCHES} batches"
     )
+    parser.add_argument("--only", nargs="+", help="names of the runs to measure; default: all")
     args = parser.parse_args(argv)
     recipe = read_recipe(args.recipe, parse_places(args.places))
     workspace = Workspace(recipe, args.output_dir.absolute(), args.results_dir.absolute())
     runs = compared(workspace)
+    if args.only:
+        runs = {name: run for name, run in runs.items() if name in args.only}
     shared = shared_arguments(runs)
-    in_total = timed_in_total(workspace)
+    in_total = timed_in_total(workspace) & set(runs)
     folders = {}
     for name, run in runs.items():
         find = one_step_folder if name in in_total else model_folder
