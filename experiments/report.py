@@ -152,8 +152,11 @@ def study_section(study: Study, images: Mapping[str, str]) -> str:
     methods = {label: name for label, name in runs.items() if label in ORDER}
     others = {label: name for label, name in runs.items() if label not in methods}
     in_total = any(run.total_time_as for run in study.recipe.runs.values())
-    equal = "Equal total CPU time, heads included" if in_total else "Equal pairs"
-    parts = [heading, f"### {equal}", runs_table(study, methods), values_table(study, methods)]
+    if in_total:
+        title = "Equal total CPU time, heads included"
+    else:
+        title = "Equal pairs" if have_equal_pairs(study, methods) else "All methods"
+    parts = [heading, f"### {title}", runs_table(study, methods), values_table(study, methods)]
     base = next((label for label in ("TR", "TR" + EDITS) if label in methods), None)
     if base is not None:
         parts += [f"Differences from {base}:", differences_table(study, methods, base, rows)]
@@ -174,6 +177,20 @@ def study_section(study: Study, images: Mapping[str, str]) -> str:
     names = (f"comparison-{study.name}.svg", f"loss-{study.name}.svg")
     parts += [images[name] for name in names if name in images]
     return "\n\n".join(part for part in parts if part)
+
+
+def have_equal_pairs(study: Study, runs: Mapping[str, str]) -> bool:
+    """Tell whether all trained runs have seen the same number of pairs.
+
+    Args:
+        study: the study.
+        runs: label -> name of a run.
+    """
+    pairs = set()
+    for label, name in runs.items():
+        if label != START:
+            pairs |= {each.steps * each.pairs_per_step for each in study.final(name)}
+    return len(pairs) <= 1
 
 
 def runs_table(study: Study, runs: Mapping[str, str]) -> str:

@@ -512,20 +512,27 @@ def _hard_negatives(study: Study) -> list[Measure]:
 def _pools(study: Study) -> list[Measure]:
     """Return the measures of retrieval from the multilingual pool.
 
-    There is one for each evaluation, group of languages and direction that an outcome has.
+    There is one for each evaluation and direction, over the largest group of languages.
     """
     found = []
     for name in sorted(study.recipe.evaluate):
-        groups: set[str] = set()
+        groups: dict[str, None] = {}
         for outcome in study.outcomes:
-            groups.update(value_at(outcome.results, f"{name}/averages") or ())
-        for group in sorted(groups):
-            for direction, arrow in DIRECTIONS.items():
-                key = f"pool_{direction}"
-                label = f"multilingual pool of {name} {arrow}, {group}"
-                path = f"{name}/averages/{group}/{key}"
-                found.append(Measure(label, (path,), sentences=f"{name}/sentences/{key}"))
+            groups |= dict.fromkeys(value_at(outcome.results, f"{name}/averages") or ())
+        if not groups:
+            continue
+        group = max(groups, key=_size_of_group)  # the first of equals: the whole group
+        for direction, arrow in DIRECTIONS.items():
+            key = f"pool_{direction}"
+            label = f"multilingual pool of {name} {arrow}, {group}"
+            path = f"{name}/averages/{group}/{key}"
+            found.append(Measure(label, (path,), sentences=f"{name}/sentences/{key}"))
     return found
+
+
+def _size_of_group(name: str) -> int:
+    """Return the number of languages of a group, such as 6 for "6 of 36 languages"."""
+    return next(int(word) for word in name.split() if word.isdigit())
 
 
 def _bucc() -> list[Measure]:
