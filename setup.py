@@ -42,6 +42,7 @@ COMMANDS = [
 EXTRAS = {
     "eval": ["matplotlib>=3.8"],
     "app": ["gradio>=6.31"],
+    "lora": ["peft>=0.18"],
     "st": ["sentence-transformers>=6.2"],
     "faiss": ["faiss-cpu>=1.10"],
     "data": ["polars>=1.30"],
@@ -56,6 +57,7 @@ EXTRAS = {
 EXTRAS["dev"] = [
     *EXTRAS["quickstart"],
     *EXTRAS["app"],
+    *EXTRAS["lora"],
     *EXTRAS["st"],
     *EXTRAS["faiss"],
     *EXTRAS["data"],

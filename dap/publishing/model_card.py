@@ -45,6 +45,7 @@ RECIPE = (
     "optim",
     "freeze_word_embeddings",
     "freeze_encoder",
+    "peft_lora_rank",
     "bf16",
     "fp16",
     "seed",

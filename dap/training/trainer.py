@@ -5,7 +5,7 @@ Beside what `Trainer` does, it
 - logs each objective's loss and the pairs per second,
 - evaluates retrieval on dev pairs, and whether the heads use the source (`source_reading`),
 - trains a batch in chunks (GradCache, `mini_batch_size`),
-- freezes parts of the model, and gives heads a learning rate of their own,
+- freezes parts of the model, trains LoRA adapters, and gives heads a learning rate of their own,
 - stops with the pairs' names if a loss or a gradient is not finite. It looks when a line is logged.
 """
 
@@ -42,7 +42,8 @@ from dap.publishing import explained, write_modules
 from dap.search import multilingual_pool_accuracy, retrieval_accuracy
 from dap.training.fsdp import own_class, prepare_sharding, whole_model
 from dap.training.grad_cache import CachedBatch
-from dap.training.resuming import ResumableTrainer
+from dap.training.lora import add_adapters, load_adapters, save_adapters
+from dap.training.resuming import ResumableTrainer, reading
 from dap.training.source_reading import source_reading
 from dap.training.training_arguments import DAPTrainingArguments, require
 from losses_dap import sum_over_processes, whole, world_size
@@ -137,6 +138,8 @@ class DAPTrainer(ResumableTrainer):
         if self.args.freeze_encoder:
             require_heads(self.model, "--freeze_encoder")
             self.model.dap.requires_grad_(False)
+        if self.args.peft_lora_rank is not None:
+            add_adapters(self.model.dap.encoder, self.args.peft_lora_rank)
         self._add_callbacks()
 
     def _require_arguments(self) -> None:
@@ -148,13 +151,19 @@ class DAPTrainer(ResumableTrainer):
         if not isinstance(args, DAPTrainingArguments):
             raise UserError(f"args are {type(args).__name__}: give DAPTrainingArguments")
 
-        freezes = args.freeze_encoder or args.freeze_word_embeddings
+        rank = args.peft_lora_rank
+        freezes = args.freeze_encoder or args.freeze_word_embeddings or rank is not None
+        is_sharded = self.is_fsdp_enabled or self.is_deepspeed_enabled
         groups_heads = args.head_learning_rate is not None
         dev_languages = list(self.dev_bitext)
         allowed = {
             "model_init": (
                 self.model_init is None or not freezes,
                 "model, because a part of it is to be frozen",
+            ),
+            "args.peft_lora_rank": (
+                rank is None or not is_sharded,
+                "none with FSDP and DeepSpeed, or use configs/accelerate/ddp.yaml",
             ),
             "optimizer": (
                 self.optimizer is None or not groups_heads,
@@ -564,6 +573,20 @@ class DAPTrainer(ResumableTrainer):
         super()._save_checkpoint(*args, **kwargs)
         self.meter.leave_out(time.perf_counter() - started)
 
+    def _load_from_checkpoint(self, checkpoint: str, model: nn.Module | None = None) -> None:
+        super()._load_from_checkpoint(checkpoint, model)
+        self._load_adapters(checkpoint)
+
+    def _load_best_model(self) -> None:
+        super()._load_best_model()
+        self._load_adapters(self.state.best_model_checkpoint)
+
+    def _load_adapters(self, checkpoint: str) -> None:
+        """Load the LoRA adapters of a checkpoint, if adapters are trained."""
+        if self.args.peft_lora_rank is not None:
+            with reading(checkpoint):
+                load_adapters(self.model.dap.encoder, Path(checkpoint))
+
     def _save(
         self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None
     ) -> None:
@@ -583,6 +606,9 @@ class DAPTrainer(ResumableTrainer):
             length = self.library.max_seq_length
             encoder = SentenceEncoder(model, self.processing_class, None, self.prefix, length)
             write_modules(encoder, folder, self.library.normalize, None, self.library.prompts)
+            # The final model is complete without them, because its weights are merged.
+            if self.args.peft_lora_rank is not None and folder != Path(self.args.output_dir):
+                save_adapters(model.encoder, folder)
 
 
 @contextmanager

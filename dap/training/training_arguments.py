@@ -22,6 +22,7 @@ from transformers.utils.chat_template_utils import parse_google_format_docstring
 from configuration_dap import FIELDS, DAPConfig
 from dap.arguments import ArgumentParser, arg
 from dap.errors import UserError, one_line
+from dap.training.lora import require_peft
 from dap.training.plugins import load_plugin
 from objectives_dap import OBJECTIVES
 
@@ -242,6 +243,11 @@ class DAPTrainingArguments(TrainingArguments):
     freeze_encoder: bool = arg(
         False, "Train only the heads. The encoder runs without dropout and without gradients."
     )
+    peft_lora_rank: int | None = arg(
+        None,
+        "Train LoRA adapters of this rank in the encoder instead of its weights (package peft). "
+        "The heads are trained in full. The saved model is merged.",
+    )
     learning_rate: float = arg(5e-5, "Peak learning rate of AdamW.")
     head_learning_rate: float | None = arg(
         None, "Peak learning rate of the heads, if it differs. The schedule is the same."
@@ -348,6 +354,7 @@ class DAPTrainingArguments(TrainingArguments):
         size = self.mini_batch_size
         patience = self.early_stopping_patience
         rate = self.head_learning_rate
+        rank = self.peft_lora_rank
         accelerator = self.accelerator_config
         pushes_early = self.push_to_hub and self.hub_strategy != HubStrategy.END
         allowed = {
@@ -355,6 +362,10 @@ class DAPTrainingArguments(TrainingArguments):
             "early_stopping_patience": (
                 patience is None or patience >= 1,
                 "1 or more, or leave it out",
+            ),
+            "peft_lora_rank": (
+                rank is None or (rank >= 1 and not self.freeze_encoder),
+                "1 or more, without --freeze_encoder, or leave it out",
             ),
             "head_learning_rate": (rate is None or rate >= 0, "0 or more"),
             "head_steps": (
@@ -398,6 +409,8 @@ class DAPTrainingArguments(TrainingArguments):
             "accelerator_config.split_batches": (not accelerator.split_batches, "false"),
         }
         require(self, allowed)
+        if rank is not None:
+            require_peft()
         if "tensorboard" in self.report_to and not is_tensorboard_available():
             raise UserError(
                 "--report_to tensorboard: its package is missing: pip install tensorboard, or give "

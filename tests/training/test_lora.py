@@ -1,0 +1,97 @@
+"""LoRA: adapters train in the encoder, and everything that is saved is a plain, merged model."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import built, tiny_config, training_flags
+from safetensors.torch import load_file
+from tiny_models import make_batch
+from transformers import AutoModel
+
+from dap.errors import UserError
+from dap.training.lora import ADAPTERS_FILE, adapter_parameters, add_adapters
+from dap.training.resuming import FINISHED
+from encoder_dap import build_encoder
+from modeling_dap import DAPForPreTraining
+from train_dap import run
+
+LORA = ["--objective", "tr+rtl", "--peft_lora_rank", "4"]
+
+
+def test_a_stopped_run_resumes_and_only_adapted_layers_and_heads_change(
+    tiny_bert_dir: Path, bitext_dir: Path, tmp_path: Path
+) -> None:
+    options = (
+        "--freeze_word_embeddings --mini_batch_size 8 --bf16 --use_cpu --max_steps 2 "
+        "--save_strategy steps --save_steps 1 --eval_strategy steps --eval_steps 1 "
+        "--load_best_model_at_end"
+    )
+    flags = [*training_flags(tiny_bert_dir, bitext_dir), *LORA, *options.split()]
+    out = tmp_path / "out"
+    run([*flags, "--output_dir", str(out)])
+    again = tmp_path / "again"
+    shutil.copytree(out, again)
+    (again / FINISHED).unlink()
+    shutil.rmtree(again / "checkpoint-2")
+    run([*flags, "--output_dir", str(again)])
+
+    # The weights at the end do not depend on the stop, and the best ones are saved.
+    for place in (".", "checkpoint-2"):
+        whole = load_file(out / place / "model.safetensors")
+        resumed = load_file(again / place / "model.safetensors")
+        assert whole.keys() == resumed.keys()
+        assert all(torch.equal(value, resumed[name]) for name, value in whole.items())
+    assert not (out / ADAPTERS_FILE).exists()
+
+    # The model loads as any other. Only adapted layers differ from the encoder's.
+    model, problems = AutoModel.from_pretrained(out / "checkpoint-2", output_loading_info=True)
+    assert not problems["missing_keys"]
+    before = AutoModel.from_pretrained(tiny_bert_dir).state_dict()
+    changed = set()
+    for name, value in model.encoder.state_dict().items():
+        if not torch.equal(value, before[name]):
+            changed.add(name.split(".", 3)[-1])
+    assert changed == {"attention.self.query.weight", "attention.self.value.weight"}
+
+
+def test_the_merged_model_computes_what_the_adapted_one_does(
+    tiny_bert_dir: Path, bitext_dir: Path, tmp_path: Path
+) -> None:
+    flags = [*training_flags(tiny_bert_dir, bitext_dir), *LORA, "--output_dir", str(tmp_path)]
+    trainer = built(flags)
+    adapters = adapter_parameters(trainer.model.dap.encoder)
+    heads = [name for name, _ in trainer.model.named_parameters() if not name.startswith("dap.")]
+    learning = {name for name, each in trainer.model.named_parameters() if each.requires_grad}
+    assert learning == {*heads, *(f"dap.encoder.{name}" for name in adapters)}
+
+    for parameter in adapters.values():
+        torch.nn.init.normal_(parameter, std=0.3)
+    trainer.save_model()
+    merged = DAPForPreTraining.from_pretrained(tmp_path).eval()
+    batch = make_batch()
+    with torch.no_grad():
+        expected = trainer.model.eval()(**batch).loss
+        torch.testing.assert_close(merged(**batch).loss, expected)
+        for parameter in adapters.values():
+            parameter.zero_()
+        assert not torch.isclose(trainer.model(**batch).loss, expected)
+
+
+@pytest.mark.parametrize("model_type", ["xlm-roberta", "deberta-v2", "modernbert", "distilbert"])
+def test_every_tested_encoder_gets_adapters_and_keeps_its_names(model_type: str) -> None:
+    encoder = build_encoder(tiny_config(model_type))
+    before = {name: value.clone() for name, value in encoder.state_dict().items()}
+    add_adapters(encoder, 2)
+    assert adapter_parameters(encoder)
+    after = encoder.state_dict()
+    assert after.keys() == before.keys()
+    assert all(torch.equal(value, after[name]) for name, value in before.items())
+    assert not any(encoder.load_state_dict(before))
+
+
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dap.training.lora.find_spec", lambda *_: None)
+    with pytest.raises(UserError, match="pip install peft"):
+        add_adapters(build_encoder(tiny_config("bert")), 2)
