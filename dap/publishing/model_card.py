@@ -350,7 +350,7 @@ def model_card(repo_id: str, published: Published, sources: Sources) -> ModelCar
         objective=sources.config.get("objective"),
         languages=[NAMES.get(code, code) for code in languages(sources)],
         pairs=pairs,
-        pairs_table=markdown_table(["language", "code", "pairs"], rows),
+        pairs_table=markdown_table(["language", "code", "pairs"], rows, numbers=True),
         target=NAMES.get(target, "the target language"),
         dataset=_dataset_text(sources.dataset_info),
         recipe=folded("Recipe", _recipe_table(sources)),

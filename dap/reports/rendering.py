@@ -68,6 +68,12 @@ def markdown_table(
 
 #: Characters of a cell -> how LaTeX writes them.
 LATEX = {
+    "\\": r"\textbackslash{}",
+    "{": r"\{",
+    "}": r"\}",
+    "$": r"\$",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
     "&": r"\&",
     "%": r"\%",
     "#": r"\#",
