@@ -95,6 +95,8 @@ NOTES = """- `warm`, `dap-sampled` drew 4,096 ids of the vocabulary for each RTL
 - `ablations`, `head-warmup` trained the heads first within the run. The option is gone.
 - `ablations`, `release-gather` simulated the gradients of 8 processes of the released code
   (`experiments/release.py` at commit 3d2a6b3).
+- `tune` and `total-cost` name commits of a branch that was rebased later. Their code is that of the
+  commits from 0744751 to df3ab09, which train these objectives alike.
 - The entropy of the target tokens is 6.88 nats for the vocabulary of `e5` and 6.77 for that of
   `mini` (`experiments/unigram.py` at commit 3d2a6b3). It is the RTL loss of a head that knows only
   how frequent tokens are."""
