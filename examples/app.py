@@ -37,6 +37,8 @@ EXAMPLE = (
     "The soup is too hot.\nI have lost my keys.\nGood morning!\nWhere is the station?",
 )
 QUERIES = ["Keitto on liian kuumaa.", "火车站在哪里？", "मेरी चाबी खो गई है।", "صباح الخير!"]
+# Sentences of a right-to-left script end on the left, also in boxes of an English page.
+ANY_SCRIPT = "input, textarea, td span, button div {unicode-bidi: plaintext}"
 COLUMNS = ["score", "source", "target", "source_line", "target_line"]
 
 
@@ -268,7 +270,8 @@ def build_search(gradio: Any, app: Any, encoder: SentenceEncoder) -> None:
         try:
             texts = [read("text 1", pasted_1, file_1), read("text 2", pasted_2, file_2)]
             rows = search(encoder, texts, query)
-            return rows, picture(encoder, query, rows[0][2])
+            shown = [[f"{cosine:.3f}", *others] for cosine, *others in rows]
+            return shown, picture(encoder, query, rows[0][2])
         except (UserError, OSError) as error:
             raise gradio.Error(str(error)) from error
 
@@ -365,7 +368,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     """
     parser = ArgumentParser((EncoderArguments, AppArguments), description=__doc__.splitlines()[0])
     model, args = parser.parse_args_into_dataclasses(args=argv)
-    build(model.load(), Path(model.model_name_or_path).name).launch(server_port=args.port)
+    app = build(model.load(), Path(model.model_name_or_path).name)
+    app.launch(server_port=args.port, css=ANY_SCRIPT)
 
 
 if __name__ == "__main__":

@@ -133,7 +133,7 @@ def test_the_buttons_search_and_mine(
 
         texts = ["\n".join(SOURCE), "\n".join(TARGET), None, None]
         matches, table = client.predict(SOURCE[0], *texts, api_name="/search")
-        assert matches["data"][0] == [1.0, 1, SOURCE[0]]
+        assert matches["data"][0] == ["1.000", 1, SOURCE[0]]
         assert "<table>" in table
         with pytest.raises(gradio_client.exceptions.AppError, match="nothing to search"):
             client.predict("", *texts, api_name="/search")
