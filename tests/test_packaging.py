@@ -217,6 +217,7 @@ def test_a_checkout_has_the_names_of_the_wheel() -> None:
     assert done.stdout == f"dap-transformers {__version__}\n", done.stderr
 
 
+@pytest.mark.slow
 def test_an_older_transformers_is_refused_in_one_line() -> None:
     setup = (REPOSITORY / "setup.py").read_text(encoding="utf-8")
     assert f'"transformers>={OLDEST_TRANSFORMERS}"' in setup

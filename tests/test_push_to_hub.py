@@ -220,6 +220,7 @@ def folder(
     return folder
 
 
+@pytest.mark.slow
 def test_pushes_arrive_whole_and_errors_say_what_to_do(folder: Path) -> None:
     """Check everything in one test, because the pushes take long and should run only once."""
     with serve(TOKEN) as server:

@@ -335,6 +335,7 @@ def test_text_that_the_sample_cannot_need_is_dropped_while_cleaning(
 # ------------------------------------------------------------------------ processes and kills
 
 
+@pytest.mark.slow
 def test_two_processes_write_the_same_as_one(
     raw: Path, prepared: tuple[Path, dict[str, Any]], tmp_path: Path
 ) -> None:

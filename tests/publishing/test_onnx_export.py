@@ -19,6 +19,8 @@ from modeling_dap import DAPForPreTraining
 pytest.importorskip("onnxscript", reason="the extra `onnx` is not installed")
 pytest.importorskip("onnxruntime", reason="the extra `onnx` is not installed")
 
+pytestmark = pytest.mark.slow  # an export takes seconds
+
 SENTENCES = [source for source, _ in synthetic_pairs("de", 12)] + ["", "ka", "lo " * 100]
 
 
