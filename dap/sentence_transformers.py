@@ -1,5 +1,7 @@
 """The objectives of DAP as a loss for the trainer of sentence-transformers."""
 
+# ruff: noqa: E402 (the version is checked before the library is imported)
+
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -10,12 +12,17 @@ import torch
 from accelerate.state import AcceleratorState
 from accelerate.utils.modeling import get_mixed_precision_context_manager
 from safetensors.torch import load_file, save_file
-from sentence_transformers import SentenceTransformer
-from sentence_transformers.base.losses import CachedLossMixin
-from sentence_transformers.base.losses.gradcache import RandContext
 from torch import Tensor, nn
 from torch.distributed import all_reduce
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.utils.versions import require_version
+
+# Before 6.2, its cached losses would give wrong gradients without any error.
+require_version("sentence-transformers>=6.2", "pip install 'sentence-transformers>=6.2'")
+
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.losses import CachedLossMixin
+from sentence_transformers.base.losses.gradcache import RandContext
 
 from dap.encoding import pooling_mode
 from dap.errors import UserError, refusals

@@ -1,6 +1,8 @@
 """`DAPLoss` in sentence-transformers' trainer against `DAPForPreTraining` by itself."""
 
 import copy
+import importlib
+import sys
 from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
@@ -213,3 +215,11 @@ def test_two_processes_give_the_gradients_of_one_with_all_pairs(
     assert found.keys() == expected.keys()
     for name, gradient in expected.items():
         torch.testing.assert_close(found[name], gradient, rtol=1e-3, atol=1e-6, msg=name)
+
+
+def test_an_older_library_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its cached losses would give wrong gradients."""
+    monkeypatch.setattr("importlib.metadata.version", lambda name: "6.1.0")
+    monkeypatch.delitem(sys.modules, "dap.sentence_transformers")
+    with pytest.raises(ImportError, match="sentence-transformers>=6.2"):
+        importlib.import_module("dap.sentence_transformers")
