@@ -559,7 +559,7 @@ class DAPForPreTraining(DAPPreTrainedModel):
         return DAPForPreTrainingOutput(compared=compared)
 
     def _look_up(self, ids: Tensor, needs: frozenset[str]) -> tuple[Words, Tensor]:
-        """Look up the word embeddings of the sentences, and those that the heads need.
+        """Look up the word embeddings that the sentences and the heads need.
 
         All are looked up at once, because each look-up has a dense gradient of the table's size
         (V, E): 0.8 GB for XLM-R.

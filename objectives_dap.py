@@ -697,7 +697,7 @@ class BagOfWords(Objective):
     def loss_sum(
         self, pairs: Pairs, encoded: Encoded, model: nn.Module, labels: Tensor
     ) -> tuple[Tensor, Measures]:
-        """Predict the target's tokens from the vector of the source, and from that of the target.
+        """Predict the target's tokens twice: from the source's vector and from the target's vector.
 
         Returns:
             The summed cross entropies (2,), and nothing to log. See `Objective.loss_sum`.
@@ -726,7 +726,7 @@ class Distillation(Objective):
 
     @property
     def heads(self) -> dict[str, Callable[[DAPConfig], nn.Module]]:
-        """A linear head, if the teacher's vectors have another size."""
+        """Name the head to build: a linear layer if the teacher's vectors have another size, else none."""
         if self.config.distill_size in (None, self.config.hidden_size):
             return {}
         return {"teacher_projection": TeacherProjection}

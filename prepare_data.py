@@ -242,11 +242,11 @@ def _fingerprint(*content: Any) -> str:
 
 
 def _file_state(path: str) -> Any:
-    """Return a hash of a file's content, or those of all files in a folder, as JSON values.
+    """Return a hash of the content of a file, or of each file in a folder, as JSON values.
 
     Returns:
-        The hash, or a list of (name, hash). For a member of an archive it is that of the archive.
-        None if there is no such file or folder.
+        The hash of a file, or a list of (name, hash) for a folder. For a member of an archive, the
+        hash of the archive. None if there is no such file or folder.
     """
     place = str(disk_path(path))
     if os.path.isdir(place):

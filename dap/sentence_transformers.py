@@ -411,7 +411,7 @@ def autocast_of_trainer() -> AbstractContextManager:
 
 
 def add_gradients(gradients: list[tuple[nn.Parameter, Tensor]], factor: Tensor) -> None:
-    """Add gradients that were computed before to those of the weights.
+    """Add gradients that were computed before to the `grad` of the weights.
 
     With several processes, each adds the mean over all of them, as the library's wrapper does with
     the gradients of the encoder.

@@ -117,7 +117,7 @@ def read_groups(arguments: Sequence[str], languages: bool = False) -> list[Group
 
 
 def _protocol_and_texts(report: Mapping[str, Any]) -> set[str]:
-    """Return the protocol of a report, and the hashes of its texts as far as they are recorded."""
+    """Return the protocol of a report and the hashes of its texts, if it records them."""
     texts = report.get("settings", {}).get("text") or []
     return {report["protocol"], *([texts] if isinstance(texts, str) else texts)}
 

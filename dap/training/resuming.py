@@ -410,7 +410,7 @@ def train_to_end(trainer: Trainer, checkpoint: str | None) -> dict[str, float]:
 
 
 def require_step(checkpoint: Path) -> None:
-    """Check that the state in a folder `checkpoint-N` is that of step N.
+    """Check that the training state in a folder `checkpoint-N` belongs to step N.
 
     Args:
         checkpoint: folder of the checkpoint. One of another name may hold the state of any step.
