@@ -153,7 +153,14 @@ def load_masked_lm(
 
 
 def _reason(error: Exception) -> str:
-    """Return in one line why weights could not be loaded, given the error of the library."""
+    """Return on one line why weights could not be loaded, for use inside an error message.
+
+    It is the error's type and its whole message. A damaged pickle and wrong shapes have a text of
+    our own, because the advice in the original message does not fit here.
+
+    Args:
+        error: what `from_pretrained` raised.
+    """
     if isinstance(error, UnpicklingError):  # its own text recommends to run the pickle
         return "a pickle that is damaged or would run code"
     if "ignore_mismatched_sizes" in str(error):

@@ -385,8 +385,8 @@ class DAPForPreTraining(DAPPreTrainedModel):
             negative_attention_mask: (B, S_n), all zeros in the row of a pair without a copy.
             teacher_embeds: (B, T) a teacher's vectors of the targets, for distillation.
             chunk: given if these pairs are a chunk of a larger batch (GradCache). In the first pass
-                only the vectors to compare are returned (`compared`). In the second pass `loss` is
-                the chunk's share of the batch's loss.
+                only the vectors to compare are returned (`compared`). In the second pass the
+                gradient of `loss` is the chunk's share of the gradient of the batch's loss.
             output_hidden_states, output_attentions: also return what each layer computes. The
                 encoder then computes padding. Attentions need `attn_implementation="eager"`. By
                 default the configuration decides.

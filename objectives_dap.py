@@ -726,7 +726,7 @@ class Distillation(Objective):
 
     @property
     def heads(self) -> dict[str, Callable[[DAPConfig], nn.Module]]:
-        """Name the head to build: a linear layer if the teacher's vectors have another size, else none."""
+        """Return a linear head if the teacher's vectors have another size, else none."""
         if self.config.distill_size in (None, self.config.hidden_size):
             return {}
         return {"teacher_projection": TeacherProjection}

@@ -277,14 +277,15 @@ def _pack_in_order(mask: Tensor, order: Tensor, lengths: list[int]) -> Packing:
 def packed_states(
     encoder: PreTrainedModel, mask: Tensor, inputs: dict[str, Tensor], read: Tensor | None = None
 ) -> Tensor:
-    """Return the last hidden states (B, S, D), computed without padding.
+    """Return the last hidden states (B, S, D), computed without padding. Padding has zeros.
 
-    This does the work of `last_states` for an encoder that takes packed rows.
+    `last_states` calls this for an encoder that takes packed rows.
 
     Args:
         encoder: an encoder for which `takes_packed` is true.
         mask: (B, S), 1 for real tokens.
-        inputs: name -> input of the encoder, (B, S) or (B, S, D).
+        inputs: name -> input of the encoder, (B, S) or (B, S, D). Position ids are added if there
+            are none.
         read: (B, S) bool, the tokens whose states the caller reads. None means all tokens. The
             states of other tokens may be zeros.
     """
@@ -295,6 +296,7 @@ def packed_states(
         return packing.put_back(out.last_hidden_state)  # from (1, T, D)
 
     # All layers but the last for all tokens, the last one only for the tokens that are read.
+    read = read & mask.bool()
     packing, read_packing = pack(mask, read)
     packed = _packed_inputs(encoder, packing, inputs)
     arguments = attention_arguments(encoder, packing)

@@ -175,15 +175,16 @@ class Workload:
     ) -> Batch:
         """Return a batch of pairs with given lengths and random token ids.
 
-        A sentence has CLS, random ids and SEP, then padding up to the longest of its side.
+        A sentence has CLS, random ids and SEP, then padding up to the longest of its side. The
+        random ids of both sides are from `target_ids`.
 
         Args:
-            source: number of tokens of each source sentence.
-            target: number of tokens of each target sentence.
+            source: number of tokens of each source sentence, with CLS and SEP: at least 2.
+            target: number of tokens of each target sentence, counted in the same way.
             generator: source of random numbers. None takes torch's own.
 
         Returns:
-            Name of a model's input, such as "source_input_ids" -> tensor (B, S).
+            Name of an input of the model, such as "source_input_ids" -> tensor (B, S).
         """
         allowed = torch.tensor([i for i in self.target_ids if i != self.special[SEP]])
         batch = {}

@@ -270,15 +270,17 @@ def losses_of(curve: Sequence[Mapping[str, float]]) -> dict[str, list[list[float
 
 
 def numbers_of(report: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the results in an evaluation's report that tables show.
+    """Return the part of an evaluation's report that tables show.
 
     Args:
         report: the JSON report of an evaluation command.
 
     Returns:
-        A part of the report, with the report's keys. Retrieval has "averages", BUCC "pairs", XNLI
-        "mean", word alignment "mean" and "languages", the test with hard negatives
-        "hard_negatives", and outcomes by sentence "sentences".
+        The report with fewer keys, also in the inner dictionaries. What is kept:
+
+        - Retrieval: "averages". With hard negatives, "hard_negatives" instead (the mean error).
+        - `experiments.measure_sentences`: "averages", "hard_negatives" and "sentences".
+        - BUCC: "pairs". XNLI: "mean". Word alignment: "mean" and "languages".
     """
     found: dict[str, Any] = {}
     if "averages" in report and ("hard_negatives" not in report or "sentences" in report):

@@ -101,9 +101,11 @@ class Recipe:
     Attributes:
         name: name of the study.
         runs: name -> run.
-        evaluate: name of an evaluation -> its command, with places in braces.
+        evaluate: name of an evaluation -> its command. Words in braces, such as {data}, are filled
+            in when it runs: from `places`, and from the run itself ({model}, {result} and others).
         learning_rates: rates that are tried for runs that give none.
-        places: name in braces, such as "data" -> path or Hub id that replaces it.
+        places: name of a place, such as "data" -> path or Hub id that replaces it. Empty if the
+            recipe was read without places.
     """
 
     name: str

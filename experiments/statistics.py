@@ -110,7 +110,7 @@ class Outcome:
     results: Mapping[str, Any]
 
     def value(self, measure: Measure) -> float | None:
-        """Return the value of a measure in this outcome, or None if any part was not measured."""
+        """Return the mean of the values at a measure's `paths`, or None if one is missing."""
         numbers = {**self.results, "dev": self.dev}
         found = [value_at(numbers, path) for path in measure.paths]
         return None if None in found else statistics.fmean(found)

@@ -48,19 +48,18 @@ def test_states_are_those_of_each_row_alone(
     lengths = torch.tensor([30, 3, 12, 12, 1])  # ModernBERT's window here is 4 on either side
     mask = (torch.arange(30) < lengths[:, None]).long()
     ids = torch.randint(5, 250, mask.shape)
-    asked = (
-        (torch.rand(mask.shape) < 0.3).index_fill(1, torch.tensor([0]), True) & mask.bool()
-        if asks_some
-        else None
-    )
-    weight = torch.randn(*mask.shape, 32) * (mask if asked is None else asked).unsqueeze(-1)
+    asked = None
+    real = mask.bool()
+    if asks_some:  # also for padding, which is ignored
+        asked = (torch.rand(mask.shape) < 0.3).index_fill(1, torch.tensor([0]), True)
+        real = real & asked
+    weight = torch.randn(*mask.shape, 32) * real.unsqueeze(-1)
     found = last_states(encoder, mask, asked, input_ids=ids)
     (found * weight).sum().backward()
     gradient = gradients(encoder)
     encoder.zero_grad()
     expected = one_by_one(encoder, ids, mask)
     (expected * weight).sum().backward()
-    real = mask.bool() if asked is None else asked
     torch.testing.assert_close(found[real], expected[real], rtol=1e-4, atol=1e-5)
     assert not found[mask == 0].any()
     assert (gradient - gradients(encoder)).norm() < 1e-5 * gradient.norm()

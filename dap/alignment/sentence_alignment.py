@@ -29,10 +29,11 @@ class WordAlignment:
     Attributes:
         source: S words.
         target: T words.
-        links: (L, 2) int64, pairs of source and target word, from 0, in ascending order.
-        similarity: (S, T) float32, cosines of the words. A word without tokens has cosine 0.
-        without_state: number of words of both sides that have no tokens, because the sentence was
-            cut or the tokenizer dropped them. These words get no link.
+        links: (L, 2) int64, numbers of a source and a target word, from 0, in ascending order.
+        similarity: (S, T) float32, cosines of the words. With `subwords="link"` it is the highest
+            cosine of their subwords. A word without tokens has cosine 0.
+        without_state: number of words of both sides that have no tokens and so no state, because
+            the sentence was cut or the tokenizer dropped them. These words get no link.
     """
 
     source: list[str]

@@ -152,7 +152,9 @@ def _measure(texts: pl.Series, language: str, options: PrepareOptions) -> dict[s
 
 
 def _reason(measured: pl.DataFrame, options: PrepareOptions) -> pl.Series:
-    """Find the first reason to drop each pair, from "empty" to "script" in the order of `REASONS`.
+    """Find the first reason to drop each pair, in the order of `REASONS`.
+
+    The last two reasons, "language" and "similarity", are slow. `clean` tries them later.
 
     Args:
         measured: the pairs (`source`, `target`), with the columns of `_measure` for both sides.

@@ -83,11 +83,12 @@ def whole_float32(device: torch.device) -> Iterator[None]:
 
 @cache
 def rounding_pays(device: torch.device) -> bool:
-    """Tell whether int8 matrix products pay on a device, for the bound of this module.
+    """Tell whether a device multiplies int8 matrices fast and exactly enough to screen with them.
 
-    They must be exact and take less than half the time of float32 products. Some CPUs add int8
-    products with saturation, which is not exact. The time is measured at the first call for a
-    device, and later calls return the same answer.
+    The upper bound of the cosines (see the module) is a product of rows rounded to int8. It pays if
+    this product is exact and takes less than half the time of a float32 product. The result is
+    False if the device has no int8 product, or adds with saturation, as some CPUs do. The time is
+    measured at the first call for a device, and later calls return the same answer.
     """
     count = (
         8192 if device.type == "cuda" else 1024

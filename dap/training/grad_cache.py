@@ -47,7 +47,7 @@ class CachedBatch:
 
     Creating the object computes the vectors of all chunks without a graph, then the ranking loss
     of the whole batch and its gradients with respect to these vectors. After that, the caller
-    calls `run` once for each of `parts`, and back-propagates from its loss before the next call.
+    calls `run` once for each of `parts`, and back-propagates from its result before the next call.
     Then `output` returns the loss of the batch.
 
     Args:
@@ -136,10 +136,15 @@ class CachedBatch:
             return self.forward(**part.inputs, chunk=part.chunk)
 
     def run(self, part: Part) -> Tensor:
-        """Run a chunk with a graph, and return its share of the batch's loss.
+        """Run a chunk with a graph, and return a scalar from which the caller back-propagates.
 
-        The caller must back-propagate from it before the next chunk runs. The chunk's values to
-        log are added to `measures`.
+        Its gradient is the chunk's share of the gradient of the batch's loss. Its value is no share
+        of the loss if an objective compares sentences, as TR does: `output` returns the loss.
+        Back-propagate before the next call, or several graphs are in memory at once. The chunk's
+        values to log are added to `measures`.
+
+        Args:
+            part: the chunk, one of `parts`.
         """
         out = self._forward(part)
         for name, value in out.measures.items():

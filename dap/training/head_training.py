@@ -198,16 +198,15 @@ def start_bias(model: DAPForPreTraining, rows: Rows) -> None:
 
 @dataclass
 class KeptPairs:
-    """Pairs, and the outputs of the encoder for them that are the inputs of the heads.
+    """Pairs for the training of the heads, with the encoder's outputs that the heads read.
 
     Attributes:
         rows: the N tokenised pairs.
-        collator: pads some of them to a batch.
-        encoded: word embeddings for the heads, and the sources' vectors (N, D) if a head reads
-            them. Its token states are None. They are in `states`, because sentences have
-            different lengths.
-        states: `source_states` and `target_states`, if a head reads them: for each pair a tensor
-            (S, D) in bfloat16 on the CPU.
+        collator: pads the pairs of a batch.
+        encoded: `words`, and `source_embeds` (N, D) if a head reads it. All else is None. The
+            token states are in `states`, because sentences have different lengths.
+        states: "source_states" or "target_states" -> N tensors (S, D), one per pair without its
+            padding, in bfloat16 on the CPU. Only states that a head reads are there.
     """
 
     rows: Rows

@@ -613,7 +613,7 @@ class DAPTrainer(ResumableTrainer):
 
 @contextmanager
 def no_bars() -> Iterator[None]:
-    """Hide the progress bars of Transformers within the block, such as the bar for writing weights."""
+    """Hide progress bars of Transformers within the block, such as the bar for writing weights."""
     were_shown = transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()
     try:
