@@ -81,9 +81,7 @@ def test_a_file_of_the_user_adds_an_objective_and_a_flag(
         run(["--train_dta", "corpus/"])
 
 
-def test_a_teacher_is_encoded_once_and_pulls_the_vectors(
-    flags: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_teacher_is_encoded_once_and_pulls_the_vectors(flags: list[str], tmp_path: Path) -> None:
     teacher = tmp_path / "teacher"
     shutil.copytree(flags[1], teacher)
     out = tmp_path / "out"
@@ -93,10 +91,18 @@ def test_a_teacher_is_encoded_once_and_pulls_the_vectors(
     run([*flags, *more])
     losses = [line["distill_loss"] for line in state(out)["log_history"] if "loss" in line]
     assert losses[-1] < 0.9 * losses[0]
-    vectors = np.load(tmp_path / "kept" / VECTORS)
+    vectors = np.load(tmp_path / "kept" / VECTORS, mmap_mode="r")
     targets = {pair[1] for language in LANGUAGES for pair in synthetic_pairs(language)}
     assert vectors.shape[1] == 32
     assert len(targets) - 60 <= len(vectors) < len(targets)  # without the dev targets
+
+    # A run on other text leaves the vectors alone that this run has mapped.
+    before = vectors.copy()
+    other = ["--dev_pairs", "2", "--max_steps", "1", "--output_dir", str(tmp_path / "other")]
+    run([*flags, *more, *other])
+    assert len(np.load(tmp_path / "kept" / VECTORS)) > len(vectors)
+    np.testing.assert_array_equal(vectors, before)
+
     for wrong, named in (
         (["--objective", "tr+distill"], "needs a teacher"),
         (["--objective", "tr", "--distill_from", str(teacher)], "does nothing"),

@@ -9,6 +9,7 @@ from dap.encoding.embeddings import (
     launched,
     model_fingerprint,
     require_finite,
+    write_vectors,
 )
 from dap.encoding.encoder_arguments import BaseEncoderArguments, EncoderArguments, tokens_of_a_batch
 from dap.encoding.loading import (
@@ -59,4 +60,5 @@ __all__ = [
     "require_finite",
     "require_packages",
     "tokens_of_a_batch",
+    "write_vectors",
 ]

@@ -14,7 +14,13 @@ from typing import Any
 import numpy as np
 from datasets import Dataset
 
-from dap.encoding import embed_to_disk, launched, load_encoder, tokens_of_a_batch
+from dap.encoding import (
+    embed_to_disk,
+    launched,
+    load_encoder,
+    tokens_of_a_batch,
+    write_vectors,
+)
 from dap.errors import UserError
 from dap.training.start import is_streamed
 
@@ -24,8 +30,6 @@ logger = logging.getLogger(__name__)
 VECTORS = "targets.npy"
 #: Column of the training pairs with the row of the target's vector.
 ROW = "teacher_row"
-#: Rows that are copied at a time, which bounds the memory.
-ROWS_AT_ONCE = 65_536
 
 
 def check_teacher(objective: str, teacher: str | None, train: Mapping[str, Any]) -> None:
@@ -90,15 +94,8 @@ def add_teacher(
         progress=is_main,
     )
     if is_main:
-        write_joined(vectors, folder / VECTORS)
+        # As a new file: another run may still read the one that it replaces.
+        write_vectors(vectors, folder / VECTORS)
         logger.info("%d targets encoded by %s, kept in %s", len(row_of), name, folder)
     launched().wait_for_everyone()
     return with_rows, np.load(folder / VECTORS, mmap_mode="r")
-
-
-def write_joined(vectors: np.ndarray, path: Path) -> None:
-    """Copy vectors (N, T) into one .npy file, some rows at a time."""
-    joined = np.lib.format.open_memmap(path, "w+", np.float32, vectors.shape)
-    for start in range(0, len(vectors), ROWS_AT_ONCE):
-        joined[start : start + ROWS_AT_ONCE] = vectors[start : start + ROWS_AT_ONCE]
-    joined.flush()
