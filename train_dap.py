@@ -502,6 +502,7 @@ def run(
         model_args.tokenizer_name,
         model_args.init_heads_from,
         model_args.target_vocabulary_file,
+        model_args.distill_from,
     ):
         if path:
             inputs.append(path)

@@ -110,6 +110,8 @@ def test_a_teacher_is_encoded_once_and_pulls_the_vectors(flags: list[str], tmp_p
     ):
         with pytest.raises(UserError, match=named):
             run([*flags, "--max_steps", "1", *wrong, "--output_dir", str(tmp_path / "no")])
+    with pytest.raises(UserError, match="would overwrite the input"):
+        run([*flags, *more, "--output_dir", str(teacher)])
 
 
 def run_killed_at(step: int, flags: list[str]) -> None:
