@@ -124,7 +124,7 @@ class DAPConfig(PreTrainedConfig):
         distill_size: size of the vectors of the distillation's teacher. A linear head maps sentence
             vectors to it. None means the encoder's own size, without a head.
         distill_weight: factor of the distillation loss.
-        mask_token_id: the tokenizer's mask token. Every objective but TR and BOW needs it.
+        mask_token_id: the tokenizer's mask token. RTL, TLM and MLM need it.
         kwargs: fields of `PreTrainedConfig`. Fields of an objective of your own are also
             accepted, if they begin with its name: `mine_weight` for an objective called `mine`.
 

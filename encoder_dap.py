@@ -181,8 +181,8 @@ def find_mask_token_id(name_or_path: str, **hub: Any) -> int:
     tokenizer = AutoTokenizer.from_pretrained(name_or_path, **hub)
     if tokenizer.mask_token_id is None:
         raise ValueError(
-            f"the tokenizer of {name_or_path} has no mask token, which every objective but 'tr' "
-            "and 'bow' needs: use objective='tr', or give mask_token_id."
+            f"the tokenizer of {name_or_path} has no mask token, which RTL, TLM and MLM "
+            "need: use objective='tr', or give mask_token_id."
         )
     return tokenizer.mask_token_id
 

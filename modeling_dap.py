@@ -292,7 +292,8 @@ class DAPForPreTraining(DAPPreTrainedModel):
 
     Attributes:
         dap: the `DAPModel`, which holds the encoder.
-        projection, rtl_head, prediction_head, bow_transform: heads. None if no objective uses them.
+        projection, rtl_head, prediction_head, bow_transform, teacher_projection: heads. None if no
+            objective uses them.
         has_random_head: whether the prediction head on a pretrained encoder has random weights.
 
     Raises:

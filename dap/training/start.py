@@ -644,7 +644,7 @@ def frequencies_of_text(
     if is_streamed(train):
         why = "a stream cannot be counted"
     elif not start.predicts:
-        why = "objective 'tr' predicts no tokens"
+        why = f"objective {start.settings['objective']!r} predicts no tokens"
     if why is not None:
         raise UserError(f"--prediction_bias frequencies does nothing, as {why}: leave it out.")
     if start.continues or (start.heads is not None and start.heads.prediction_head is not None):
