@@ -452,6 +452,7 @@ def bag_cross_entropy(
                 labels[block],
                 counted[block],
                 use_reentrant=False,
+                preserve_rng_state=False,
             )
         return total
 
