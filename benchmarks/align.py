@@ -54,7 +54,7 @@ def our_links(aligned: Sequence[Any]) -> list[Links]:
     Args:
         aligned: our result for each pair, `dap.alignment.WordAlignment`.
     """
-    return [[(i, j) for i, j in each.links.tolist()] for each in aligned]
+    return [list(map(tuple, each.links.tolist())) for each in aligned]
 
 
 def compare(args: Namespace) -> list[dict[str, Any]]:

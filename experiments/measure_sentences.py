@@ -58,10 +58,10 @@ def require_same_english(pairs: PairsByLanguage) -> None:
     Args:
         pairs: language code -> (source, English) sentences.
     """
-    sides = {code: [english for _, english in rows] for code, rows in pairs.items()}
-    first = next(iter(sides))
-    for code, side in sides.items():
-        if side != sides[first]:
+    first, *others = pairs
+    expected = [english for _, english in pairs[first]]
+    for code in others:
+        if [english for _, english in pairs[code]] != expected:
             raise UserError(f"{code} and {first} have other English sentences: give the same ones")
 
 

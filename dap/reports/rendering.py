@@ -103,9 +103,10 @@ def latex_table(header: Sequence[Any], rows: Sequence[Sequence[Any]]) -> str:
     \\bottomrule
     \\end{tabular}
     """
+    escapes = str.maketrans(LATEX)
     lines = []
     for row in [header, *rows]:
-        cells = ["".join(LATEX.get(character, character) for character in str(c)) for c in row]
+        cells = [str(cell).translate(escapes) for cell in row]
         lines.append(" & ".join(cells) + r" \\")
     columns = "l" + "r" * (len(header) - 1)
     rule = [rf"\begin{{tabular}}{{{columns}}}", r"\toprule", lines[0], r"\midrule"]
