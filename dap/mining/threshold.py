@@ -207,14 +207,14 @@ def _fit(
     likely = np.clip((scores - np.median(runner_ups)) / spread - 3, 0, 1)
     probability = 0.01 + 0.98 * likely  # (P,)
 
+    values = np.concatenate([scores, runner_ups])
+    order = np.argsort(values)
     for _ in range(STEPS):
         before = probability
 
         # the other pairs: candidates that are no translations, and runner-ups of those that are
-        values = np.concatenate([scores, runner_ups])
-        mean, deviation = _mean_and_deviation(
-            values, np.concatenate([1 - probability, probability])
-        )
+        weights = np.concatenate([1 - probability, probability])
+        mean, deviation = _mean_and_deviation(values, order, weights)
         deviation = max(deviation, 1e-6)
 
         # the translations, with two made-up ones so that a small group keeps a width
@@ -255,7 +255,9 @@ def _moments(values: np.ndarray, weights: np.ndarray) -> tuple[float, float]:
     return mean, float((weights * (values - mean) ** 2).sum() / total) ** 0.5
 
 
-def _mean_and_deviation(values: np.ndarray, weights: np.ndarray) -> tuple[float, float]:
+def _mean_and_deviation(
+    values: np.ndarray, order: np.ndarray, weights: np.ndarray
+) -> tuple[float, float]:
     """Estimate the mean and the standard deviation of the other pairs' scores.
 
     Each is the average of two estimates: from the weighted moments, and from the quartiles. The
@@ -264,13 +266,13 @@ def _mean_and_deviation(values: np.ndarray, weights: np.ndarray) -> tuple[float,
 
     Args:
         values: scores of candidates and runner-ups, in any order.
+        order: positions of the values, by ascending value.
         weights: probability that each score belongs to the group of other pairs, same length.
 
     Returns:
         Mean and standard deviation.
     """
     mean, deviation = _moments(values, weights)
-    order = np.argsort(values)
     total = weights[order].cumsum()
     lower, middle, upper = np.interp(np.array([0.25, 0.5, 0.75]) * total[-1], total, values[order])
     by_quartiles = 0.8 * float(upper - lower)  # of a normal plus an exponential variable
