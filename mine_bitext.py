@@ -419,7 +419,8 @@ def read_texts(files: Sequence[str], is_parallel: bool) -> MiningTask:
             f"{source_file} has {source_lines} lines, {target_file} has {target_lines}: "
             "--score_only pairs them line by line"
         )
-    if source.text.digest() == target.text.digest() and launched().is_main_process:
+    may_be_same = launched().is_main_process and source.text.counts() == target.text.counts()
+    if may_be_same and source.text.digest() == target.text.digest():  # a digest reads the text
         logger.warning(
             "%s and %s hold the same text, so each sentence finds itself", source_file, target_file
         )
