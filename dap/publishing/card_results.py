@@ -244,18 +244,22 @@ def _group_size(name: str) -> int:
 
 
 def _settings_text(report: Mapping[str, Any]) -> str:
-    """List the settings and the seed of a report in one line, such as "k 4, pooling 'cls'".
+    """List the settings and the seeds of a report in one line, such as "k 4, pooling 'cls'".
 
     Only texts and numbers are shown. Paths, and the settings in `NOT_SHOWN`, are left out.
     """
     settings = dict(report.get("settings", {}))
     settings["seed"] = report.get("seed")
-    settings["seeds"] = report.get("seeds")
     shown = []
     for name, value in settings.items():
         is_simple = isinstance(value, (str, int, float)) and "/" not in str(value)  # no paths
         if is_simple and name not in NOT_SHOWN:
             shown.append(f"{name} {value!r}")
+
+    # a merged report has a list, with None for a model that names no seed
+    seeds = [str(seed) for seed in report.get("seeds", ()) if seed is not None]
+    if seeds:
+        shown.append(f"seeds {', '.join(seeds)}")
     return ", ".join(shown)
 
 

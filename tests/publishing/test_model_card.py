@@ -199,7 +199,9 @@ def test_numbers_of_several_seeds_keep_their_spread() -> None:
     merged = merge_seeds(seeds)
     mean = next(result for result in eval_results(merged) if result.dataset_config == "mean")
     assert mean.metric_value == pytest.approx(62.0)
-    assert "62.00 ± 1.00" in model_card("user/dap", PLAIN, Sources(reports=[merged])).text
+    text = model_card("user/dap", PLAIN, Sources(reports=[merged])).text
+    assert "62.00 ± 1.00" in text
+    assert "seeds 1, 2, 3." in text
 
 
 def test_results_of_mteb_are_accepted(tmp_path: Path) -> None:
