@@ -216,6 +216,7 @@ def test_results_of_mteb_are_accepted(tmp_path: Path) -> None:
     assert (
         "**Finds translations in two texts with F1 90.0% (Tatoeba, mean of 2 subsets)" in card.text
     )
+    assert "Classifies" not in card.text  # its accuracy is that of mining
     assert "| deu-eng | 96.00 | 95.00 | 95.00 |" in card.text
     values = {
         (result.dataset_name, result.dataset_config, result.metric_name): result.metric_value
