@@ -73,16 +73,17 @@ def eval_results(report: Mapping[str, Any]) -> list[EvalResult]:
     suffix = _shortened(report.get("settings", {}))
     results = []
     for place, numbers in _averages_first(report):
-        tasks = [task for key, task in TASKS.items() if key in numbers]
-        if not tasks:
+        kind = _kind(numbers)
+        if kind is None:
             continue
+        task_type, task_name = TASKS[kind]
         for key, value in numbers.items():
             if key not in METRICS:
                 continue
             metric, metric_name = METRICS[key]
             result = EvalResult(
-                task_type=tasks[0][0],
-                task_name=tasks[0][1],
+                task_type=task_type,
+                task_name=task_name,
                 dataset_type=name,
                 dataset_name=name,
                 dataset_config=place[-1] if place else None,
@@ -93,6 +94,17 @@ def eval_results(report: Mapping[str, Any]) -> list[EvalResult]:
             )
             results.append(result)
     return results
+
+
+def _kind(numbers: Mapping[str, Any]) -> str | None:
+    """Return the key of `TASKS` that tells what evaluation some numbers come from, None if none.
+
+    MTEB gives an F1 and an accuracy for mining and for classification. Its main score tells them
+    apart: for mining it is the F1.
+    """
+    if "main_score" in numbers and numbers["main_score"] != numbers.get("f1"):
+        return "main_score"
+    return next((key for key in TASKS if key in numbers), None)
 
 
 def _shortened(settings: Mapping[str, Any]) -> str:
@@ -197,7 +209,10 @@ def headlines(reports: Sequence[Mapping[str, Any]]) -> list[str]:
     for report in reports:
         rows = list(numbers_of(report))
         for key, sentence in HEADLINES.items():
-            result = _average(rows, key)
+            of_task = rows
+            if key in TASKS:
+                of_task = [row for row in rows if _kind(row[1]) == key]
+            result = _average(of_task, key)
             if result is not None:
                 value, over = result
                 data = f"{dataset_name(report)}, {over}"

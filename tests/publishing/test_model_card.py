@@ -223,6 +223,15 @@ def test_results_of_mteb_are_accepted(tmp_path: Path) -> None:
         for result in eval_results(read_result(path))
     }
     assert values["Tatoeba", "fra-eng", "F1"] == 85.0
+
+    # a classification has the same metrics, but another main score
+    for subset in scores:
+        subset["main_score"] = subset["accuracy"]
+    path.write_text(json.dumps(content | {"scores": {"test": scores}}))
+    card = model_card("user/dap", PLAIN, Sources(reports=[read_result(path)]))
+    assert "Finds translations" not in card.text
+    assert {result.task_name for result in eval_results(read_result(path))} == {"MTEB"}
+
     path.write_text(json.dumps(content | {"scores": {"train": scores}}))
     with pytest.raises(ValueError, match="without scores of test"):
         read_result(path)
