@@ -9,7 +9,7 @@ from its last checkpoint. docs/training.md describes all recipes.
 import logging
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,7 +20,7 @@ from datasets import config as datasets_config
 from torch.utils.data import Dataset, Sampler
 from transformers import PreTrainedTokenizerBase, set_seed
 
-from dap.commands import command, guarded
+from dap.commands import check_folders, command, guarded
 from dap.encoding import hub_commit
 from dap.errors import UserError
 from dap.file_io import disk_full, write_json
@@ -45,6 +45,7 @@ from dap.training import (
     describe_run,
     drop_targets,
     find_resumable,
+    is_streamed,
     leave_together,
     load_model,
     mix_streams,
@@ -223,7 +224,6 @@ def build_trainer(
     model_args: PretrainingModelArguments,
     data: PretrainingDataArguments,
     training: DAPTrainingArguments,
-    model_class: type[DAPForPreTraining] = DAPForPreTraining,
 ) -> tuple[DAPTrainer, dict[str, Any]]:
     """Read the text, load the model, check that they fit the arguments, and make a trainer of them.
 
@@ -231,7 +231,6 @@ def build_trainer(
         model_args: which model to train, and its settings.
         data: arguments of the text. The prefix and the length are filled in if they are None.
         training: arguments of the training.
-        model_class: `DAPForPreTraining` or a subclass.
 
     Returns:
         The trainer, and the record of the run (`describe_run`).
@@ -245,6 +244,9 @@ def build_trainer(
         # The given prefix replaces the prompts of a sentence-transformers folder.
         library = replace(library, prompts={})
     complete_data_arguments(data, start)
+    objective = start.settings["objective"]
+    folder = model_args.distill_dir
+    check_teacher(objective, model_args.distill_from, folder, data.streaming)
 
     # The first process fills the cache of the text, and the others read it.
     with (
@@ -253,15 +255,14 @@ def build_trainer(
     ):
         train, dev, text = build_datasets(data, training, start.tokenizer)
 
-    check_teacher(start.settings["objective"], model_args.distill_from, train)
     teacher = None
     if model_args.distill_from is not None:
-        folder = Path(model_args.distill_dir or Path(training.output_dir, "teacher"))
-        train, teacher = add_teacher(model_args.distill_from, text, train, folder)
+        place = Path(folder or Path(training.output_dir, "teacher"))
+        train, teacher = add_teacher(model_args.distill_from, text, train, place)
 
     set_seed(training.seed)
     teacher_size = None if teacher is None else teacher.shape[1]
-    model = load_model(model_args, start, train, model_class, teacher_size)
+    model = load_model(model_args, start, train, teacher_size)
     check_run(data, training, dev, model)
     logger.info("%s", summarise(model, train, dev, training))
 
@@ -326,8 +327,7 @@ def summarise(
         training: arguments of the training.
     """
     config = model.config
-    is_streamed = not all(hasattr(part, "__len__") for part in train.values())
-    pairs = "streamed" if is_streamed else sum(len(part) for part in train.values())
+    pairs = "streamed" if is_streamed(train) else sum(len(part) for part in train.values())
     dev_pairs = sum(len(part) for part in dev.values())
     languages = "1 language" if len(train) == 1 else f"{len(train)} languages"
     total = training.per_device_train_batch_size * training.world_size
@@ -471,11 +471,7 @@ def push(training: DAPTrainingArguments, repo_id: str) -> None:
 # -------------------------------------------------------------------------------------- the command
 
 
-def run(
-    argv: Sequence[str],
-    model_class: type[DAPForPreTraining] = DAPForPreTraining,
-    also_recorded: Mapping[str, Any] | None = None,
-) -> None:
+def run(argv: Sequence[str]) -> None:
     """Pre-train a sentence encoder from command-line arguments, and save it with its results.
 
     A run that was stopped is resumed. With `load_best_model_at_end` the best model is saved,
@@ -483,9 +479,6 @@ def run(
 
     Args:
         argv: the arguments of the command, without the name of the program.
-        model_class: the class to train, `DAPForPreTraining` or a subclass.
-        also_recorded: other settings, by name, that can change the weights. They are added to the
-            record of the run, which a resumed run must have, too.
 
     Raises:
         UserError: an argument, the text or the model cannot be used, or the run cannot be resumed.
@@ -506,10 +499,12 @@ def run(
     ):
         if path:
             inputs.append(path)
+    if model_args.distill_dir:
+        # Not locked, because runs may share the teacher's vectors.
+        check_folders({"--distill_dir": model_args.distill_dir}, inputs, start)
     with guarded(folders=outputs, inputs=inputs, model=start, is_writer=is_writer):
         checkpoint = find_resumable(training)
-        trainer, record = build_trainer(model_args, data, training, model_class)
-        record |= also_recorded or {}
+        trainer, record = build_trainer(model_args, data, training)
         record_run(record, training, checkpoint)
         if checkpoint is None:
             train_missing_heads(trainer, record)

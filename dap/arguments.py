@@ -32,7 +32,15 @@ READ = (
     "gold",
     "calibrate",
 )
-WRITTEN = ("output", "output_dir", "output_file", "report_file", "embeddings_dir", "list_leaks")
+WRITTEN = (
+    "output",
+    "output_dir",
+    "output_file",
+    "report_file",
+    "embeddings_dir",
+    "distill_dir",
+    "list_leaks",
+)
 
 
 def arg(default: Any, text: str, changes_weights: bool = True, **options: Any) -> Any:

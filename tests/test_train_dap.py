@@ -106,6 +106,8 @@ def test_a_teacher_is_encoded_once_and_pulls_the_vectors(flags: list[str], tmp_p
     for wrong, named in (
         (["--objective", "tr+distill"], "needs a teacher"),
         (["--objective", "tr", "--distill_from", str(teacher)], "does nothing"),
+        (["--objective", "tr", "--distill_dir", str(tmp_path / "kept")], "does nothing"),
+        ([*more, "--distill_dir", flags[3]], "would overwrite the input"),
         ([*more, "--streaming"], "--streaming has no stored vectors"),
     ):
         with pytest.raises(UserError, match=named):

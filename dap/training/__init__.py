@@ -23,7 +23,7 @@ from dap.training.resuming import (
     train_to_end,
 )
 from dap.training.source_reading import HARDLY, READERS
-from dap.training.start import Start, load_model, read_start
+from dap.training.start import Start, is_streamed, load_model, read_start
 from dap.training.trainer import (
     DAPTrainer,
     DrawsOfProcess,
@@ -69,6 +69,7 @@ __all__ = [
     "drop_targets",
     "find_resumable",
     "follow_metric",
+    "is_streamed",
     "leave_together",
     "load_model",
     "mix_streams",

@@ -9,7 +9,6 @@ Shapes: `N` distinct targets, `T` size of the teacher's vectors.
 import logging
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from datasets import Dataset
@@ -22,7 +21,6 @@ from dap.encoding import (
     write_vectors,
 )
 from dap.errors import UserError
-from dap.training.start import is_streamed
 
 logger = logging.getLogger(__name__)
 
@@ -32,16 +30,17 @@ VECTORS = "targets.npy"
 ROW = "teacher_row"
 
 
-def check_teacher(objective: str, teacher: str | None, train: Mapping[str, Any]) -> None:
-    """Check that `--distill_from` and the objective fit together.
+def check_teacher(objective: str, teacher: str | None, folder: str | None, streaming: bool) -> None:
+    """Check that the objective and the arguments of distillation fit together.
 
     Args:
         objective: names of objectives joined by "+".
         teacher: the value of `--distill_from`.
-        train: training pairs by language, map-style or streamed.
+        folder: the value of `--distill_dir`.
+        streaming: whether the text is streamed.
 
     Raises:
-        UserError: one of them is missing, or the text is streamed.
+        UserError: one is given without another that it needs, or the text is streamed.
     """
     distills = "distill" in objective.split("+")
     if distills and teacher is None:
@@ -53,7 +52,9 @@ def check_teacher(objective: str, teacher: str | None, train: Mapping[str, Any])
             f"--distill_from {teacher} does nothing with objective {objective!r}: add +distill, or "
             "leave it out"
         )
-    if distills and is_streamed(train):
+    if folder is not None and teacher is None:
+        raise UserError(f"--distill_dir {folder} does nothing without --distill_from: leave it out")
+    if distills and streaming:
         raise UserError("--streaming has no stored vectors of a teacher: leave it out")
 
 

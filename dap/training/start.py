@@ -41,6 +41,8 @@ logger = logging.getLogger(__name__)
 
 #: Attributes of `DAPForPreTraining` that hold a head, or None if the objective does not use it.
 HEADS = ("rtl_head", "prediction_head", "bow_transform", "projection", "teacher_projection")
+#: Objectives that put the mask token into the text. The model checks those of users.
+MASKING = {"rtl", "tlm", "mlm"}
 #: How the names of a prediction head's weights begin: those of its transform and of its output.
 TRANSFORM = ("dense.", "norm.")
 OUTPUT = ("bias", "decoder.", "token_ids")
@@ -205,11 +207,11 @@ def check_tokenizer(start: Start) -> None:
         )
     require_embeddings(tokenizer, start.config, start.name)
     require_padding(tokenizer, name)
-    if start.predicts and tokenizer.mask_token_id is None:
+    if start.predicts & MASKING and tokenizer.mask_token_id is None:
         raise UserError(
             f"the tokenizer of {name} has no mask token, which objective "
             f"{start.settings['objective']!r} needs: give another --tokenizer_name, or "
-            "--objective tr."
+            "--objective tr+bow."
         )
     if start.continues and start.config.mask_token_id not in (None, tokenizer.mask_token_id):
         raise UserError(
@@ -227,7 +229,6 @@ def load_model(
     args: PretrainingModelArguments,
     start: Start,
     train: Mapping[str, Any],
-    model_class: type[DAPForPreTraining] = DAPForPreTraining,
     teacher_size: int | None = None,
 ) -> DAPForPreTraining:
     """Load a DAP checkpoint, or build a new model around an encoder.
@@ -240,7 +241,6 @@ def load_model(
         start: the result of `read_start` for these arguments.
         train: tokenised pairs by language, map-style or streamed. A new model may take its
             languages, the token ids that it predicts, and their frequencies from them.
-        model_class: `DAPForPreTraining` or a subclass.
         teacher_size: size of the vectors of a teacher (`--distill_from`), or None without one.
 
     Raises:
@@ -254,7 +254,7 @@ def load_model(
 
     if start.continues:
         check_changes(start, given, train)
-        model = load_complete(start.name, model_class, **attention, **hub)
+        model = load_complete(start.name, DAPForPreTraining, **attention, **hub)
         for key, value in given.items():
             setattr(model.config, key, value)
         model.config.check()
@@ -275,10 +275,10 @@ def load_model(
             **attention,
         }
         if args.config_name is not None:
-            model = model_class.from_scratch(start.config, **fields)
+            model = DAPForPreTraining.from_scratch(start.config, **fields)
         else:
             subfolder = start.library.subfolder
-            model = model_class.from_encoder(start.name, subfolder=subfolder, **fields, **hub)
+            model = DAPForPreTraining.from_encoder(start.name, subfolder=subfolder, **fields, **hub)
 
     # Otherwise `Trainer` does this, and prints a notice.
     for token in ("pad_token_id", "bos_token_id", "eos_token_id"):

@@ -239,6 +239,9 @@ def test_a_configuration_that_does_not_fit_the_tokenizer_is_refused(
         with pytest.raises(ValueError, match=named):
             built([*flags, *given])
 
+    # The given objective is the one that needs a mask token.
+    built([*flags, *given, "--objective", "tr+bow"])
+
 
 # A sentence-transformers folder
 
