@@ -19,13 +19,13 @@ from transformers.activations import ACT2FN
 try:
     from .configuration_dap import DAPConfig
     from .encoder_dap import build_encoder
-    from .losses_dap import bag_cross_entropy, vocabulary_cross_entropy, whole
-    from .states_dap import absolute_positions, last_states, layer_stack, use_packing
+    from .losses_dap import bag_cross_entropy, vocabulary_cross_entropy
+    from .states_dap import PassThrough, absolute_positions, last_states, layer_stack, use_packing
 except ImportError:  # a checkout, where these files are top-level modules
     from configuration_dap import DAPConfig
     from encoder_dap import build_encoder
-    from losses_dap import bag_cross_entropy, vocabulary_cross_entropy, whole
-    from states_dap import absolute_positions, last_states, layer_stack, use_packing
+    from losses_dap import bag_cross_entropy, vocabulary_cross_entropy
+    from states_dap import PassThrough, absolute_positions, last_states, layer_stack, use_packing
 
 #: Objectives that predict tokens of the target side, so a smaller target vocabulary is enough.
 OF_TARGETS = {"rtl", "bow"}
@@ -97,7 +97,7 @@ class RTLHead(nn.Module):
         if config.rtl_reembed:
             blocks.set_input_embeddings(None)  # keeps positions, token type and norm
         else:
-            blocks.embeddings = _PassThrough()
+            blocks.embeddings = PassThrough()
         use_packing(blocks)
         return blocks
 
@@ -117,16 +117,6 @@ class RTLHead(nn.Module):
             copied[key] = value
         own = {key: copied[key] for key in self.blocks.state_dict()}
         self.blocks.load_state_dict(own)
-
-    def embed(self, words: Tensor, encoder: PreTrainedModel) -> Tensor:
-        """Turn word embeddings (B, S, E) into input states (B, S, D), at the positions 0, 1, 2, ...
-
-        With `rtl_reembed` the head's own embedding layer does this, otherwise the encoder's.
-        """
-        owner = self.blocks if self.reembeds else encoder
-        columns = torch.arange(words.shape[1], device=words.device).expand(words.shape[:2])
-        positions = absolute_positions(owner, columns)
-        return owner.embeddings(input_ids=None, inputs_embeds=words, **positions)
 
     def forward(
         self,
@@ -186,17 +176,6 @@ class RTLHead(nn.Module):
         return torch.cat([context, queries], 1)
 
 
-class _PassThrough(nn.Module):
-    """A replacement for an encoder's embedding layer that returns `inputs_embeds` unchanged."""
-
-    word_embeddings = tok_embeddings = None  # what encoders return from get_input_embeddings
-
-    def forward(
-        self, input_ids: None = None, inputs_embeds: Tensor | None = None, *_: Any, **others: Any
-    ) -> Tensor:
-        return inputs_embeds
-
-
 # -------------------------------------------------------------------- vocabulary prediction head
 
 
@@ -216,6 +195,68 @@ class Words(NamedTuple):
     table: Tensor
     mask: Tensor | None
     predicted: Tensor
+
+
+def look_up(
+    embeddings: nn.Module,
+    ids: Tensor,
+    head: "PredictionHead | None" = None,
+    mask_token_id: int | None = None,
+) -> tuple[Words, Tensor]:
+    """Look up the word embeddings of sentences, and those that heads need.
+
+    All are looked up at once, because each look-up has a dense gradient of the table's size (V, E):
+    0.8 GB for XLM-R.
+
+    Args:
+        embeddings: the encoder's word embeddings.
+        ids: (R, S) token ids of the sentences.
+        head: the prediction head, if the embeddings of its target vocabulary are needed.
+        mask_token_id: id of [MASK], if its embedding is needed.
+
+    Returns:
+        The word embeddings for the heads, and the embeddings (R, S, E) of the sentences.
+    """
+    table = whole(embeddings.weight)  # (V, E)
+
+    wanted = {"sentences": ids}
+    if mask_token_id is not None:
+        wanted["mask"] = torch.tensor([mask_token_id], device=table.device)
+    if head is not None and head.ids_to_look_up is not None:
+        wanted["predicted"] = head.ids_to_look_up
+    all_ids = torch.cat([part.flatten() for part in wanted.values()])
+    sizes = [part.numel() for part in wanted.values()]
+    rows = F.embedding(all_ids, table).split(sizes)
+    found = {name: part.unflatten(0, wanted[name].shape) for name, part in zip(wanted, rows)}
+
+    embedded = embeddings(ids) if is_adapted(embeddings) else found["sentences"]
+    return Words(table, found.get("mask"), found.get("predicted", table)), embedded
+
+
+def is_adapted(embeddings: nn.Module) -> bool:
+    """Tell whether word embeddings do more than a plain look-up in their table.
+
+    An adapter, a hook or a scale can change the result.
+    """
+    is_plain = type(embeddings).forward is nn.Embedding.forward
+    return not is_plain or bool(embeddings._forward_hooks)
+
+
+def whole(weight: Tensor) -> Tensor:
+    """Return a parameter as a whole tensor with gradients.
+
+    Under FSDP, a parameter outside of its module's forward pass is only a shard. Then the shards of
+    all processes are gathered. Without FSDP the parameter is returned unchanged.
+    """
+    if not hasattr(weight, "full_tensor"):
+        return weight
+    from torch.distributed.tensor import Partial  # not part of every build of torch
+
+    full = weight.full_tensor(grad_placements=[Partial()] * weight.device_mesh.ndim)
+    if full.requires_grad:
+        # FSDP takes the mean over processes, `Partial` the sum.
+        full.register_hook(lambda gradient: gradient / weight.device_mesh.size())
+    return full
 
 
 class PredictionTransform(nn.Module):

@@ -136,9 +136,9 @@ def ranking_loss_over_processes(
         candidates: one or two tensors (B, D) of this process. The first holds the translations of
             the queries, the second hard negatives.
         hashes: for each tensor of candidates, hashes (B, H) of H texts that belong to each
-            candidate (`text_hash`), such as a target and its source. A candidate that shares a text
-            with a query's own candidate is not a negative of the query. A candidate whose first
-            hash is 0 is not a negative of any query.
+            candidate, such as a target and its source. A candidate that shares a text with a
+            query's own candidate is not a negative of the query. A candidate whose first hash is 0
+            is not a negative of any query.
         similarity: `"cosine"` or `"dot"`.
         temperature: divisor of the similarities.
         margin: subtracted from the similarity of the true pair before the division.
@@ -174,31 +174,6 @@ def ranking_loss_over_processes(
         )
         total = total + torch.stack(result) * (len(block) / len(queries))
     return RankingResult(*total)
-
-
-def text_hash(input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-    """Return a 64-bit hash of each row's real tokens in their order.
-
-    Equal texts have equal hashes, regardless of padding. A row without real tokens has hash 0.
-
-    Args:
-        input_ids: token ids (B, S).
-        attention_mask: (B, S), 1 for real tokens and 0 for padding.
-
-    Returns:
-        Hashes, (B,) int64.
-
-    >>> a, b = torch.tensor([[5, 6, 7, 0]]), torch.tensor([[5, 6, 7], [6, 5, 7]])
-    >>> text_hash(a, (a > 0).long()) == text_hash(b, torch.ones_like(b))
-    tensor([ True, False])
-    """
-    position = torch.arange(1, input_ids.shape[1] + 1, device=input_ids.device)  # (S,)
-    mixed = (
-        input_ids * -7046029254386353131 + position * -4417276706812531889
-    )  # (B, S), modulo 2^64
-    mixed = (mixed ^ (mixed >> 31)) * -49064778989728563
-    mixed = mixed ^ (mixed >> 29)
-    return (mixed * attention_mask.long()).sum(-1)
 
 
 # ---------------------------------------------------------------- cross entropy over a vocabulary
@@ -551,18 +526,6 @@ def sum_over_processes(value: Tensor) -> Tensor:
     return total
 
 
-def whole(weight: Tensor) -> Tensor:
-    """Return a parameter as a whole tensor with gradients.
-
-    Under FSDP, a parameter outside of its module's forward pass is only a shard. Then the shards of
-    all processes are gathered. Without FSDP the parameter is returned unchanged.
-    """
-    if not hasattr(weight, "full_tensor"):
-        return weight
-    from torch.distributed.tensor import Partial  # not part of every build of torch
-
-    full = weight.full_tensor(grad_placements=[Partial()] * weight.device_mesh.ndim)
-    if full.requires_grad:
-        # FSDP takes the mean over processes, `Partial` the sum.
-        full.register_hook(lambda gradient: gradient / weight.device_mesh.size())
-    return full
+def mean_over_processes(value: Tensor) -> Tensor:
+    """Return the element-wise mean of a tensor over all processes, without gradient."""
+    return sum_over_processes(value) / world_size()

@@ -15,6 +15,7 @@ right.
 
 import copy
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -51,8 +52,7 @@ try:
         refusals_of_encoder,
         require_encoder,
     )
-    from .heads_dap import OF_TARGETS, PredictionHead, Words
-    from .losses_dap import first_row, whole
+    from .heads_dap import OF_TARGETS, PredictionHead, Words, look_up
     from .objectives_dap import (
         OBJECTIVES,
         Chunk,
@@ -61,8 +61,8 @@ try:
         Objective,
         Pairs,
         Sentences,
-        needs_of,
         objectives_of,
+        total_loss,
     )
     from .states_dap import (
         absolute_positions,
@@ -82,8 +82,7 @@ except ImportError:  # a checkout, where these files are top-level modules
         refusals_of_encoder,
         require_encoder,
     )
-    from heads_dap import OF_TARGETS, PredictionHead, Words
-    from losses_dap import first_row, whole
+    from heads_dap import OF_TARGETS, PredictionHead, Words, look_up
     from objectives_dap import (
         OBJECTIVES,
         Chunk,
@@ -92,8 +91,8 @@ except ImportError:  # a checkout, where these files are top-level modules
         Objective,
         Pairs,
         Sentences,
-        needs_of,
         objectives_of,
+        total_loss,
     )
     from states_dap import (
         absolute_positions,
@@ -305,10 +304,9 @@ class DAPForPreTraining(DAPPreTrainedModel):
 
     def __init__(self, config: DAPConfig) -> None:
         super().__init__(config)
-        self._objectives_of = (None, "")  # configuration and names for which they were built
         self.dap = DAPModel(config)
         use_packing(self.dap.encoder)
-        if "mask_token" in self.needs and config.mask_token_id is None:
+        if "mask_token" in needs_of(self.objectives) and config.mask_token_id is None:
             raise ValueError(
                 f"DAPConfig: mask_token_id=None, but objective {config.objective!r} needs it; "
                 "give the tokenizer's mask_token_id."
@@ -332,20 +330,8 @@ class DAPForPreTraining(DAPPreTrainedModel):
 
     @property
     def objectives(self) -> list[Objective]:
-        """Return the objectives that `config.objective` names at the moment of the call."""
-        config, names = self._objectives_of
-        if config is not self.config or names != self.config.objective:
-            self._objectives_of = (self.config, self.config.objective)
-            self._objectives = objectives_of(self.config)
-        return self._objectives
-
-    @property
-    def needs(self) -> frozenset[str]:
-        """Return what all objectives together need from the model (see `Objective.needs`).
-
-        It can change with `config`.
-        """
-        return needs_of(self.objectives)
+        """Build the objectives that `config` describes at the moment of the call."""
+        return objectives_of(self.config)
 
     def get_input_embeddings(self) -> nn.Module:
         return self.dap.get_input_embeddings()
@@ -409,10 +395,12 @@ class DAPForPreTraining(DAPPreTrainedModel):
         require_tokens(target_input_ids)
         if chunk is not None:
             source_noise, target_noise = chunk.noise
-        if source_noise is None:
-            source_noise = self.draw_noise(source_input_ids)
-        if target_noise is None:
-            target_noise = self.draw_noise(target_input_ids)
+        objectives = self.objectives
+        needs = needs_of(objectives)
+        if "noise" in needs and source_noise is None:
+            source_noise = draw_noise(source_input_ids)
+        if "noise" in needs and target_noise is None:
+            target_noise = draw_noise(target_input_ids)
         negatives = None
         if negative_input_ids is not None:
             negatives = Sentences(negative_input_ids, negative_attention_mask)
@@ -421,25 +409,21 @@ class DAPForPreTraining(DAPPreTrainedModel):
             target=Sentences(target_input_ids, target_attention_mask, target_noise),
             negatives=negatives,
             language_ids=language_ids,
-            first=first_row(len(source_input_ids)) if chunk is None else chunk.first,
+            first=None if chunk is None else chunk.first,
             teacher=teacher_embeds,
         )
 
         # First pass of GradCache: only the vectors that are compared with those of other chunks.
         if chunk is not None and chunk.gradients is None:
-            return self._vectors_to_compare(pairs)
+            return self._vectors_to_compare(pairs, objectives)
 
         # The shared encoder f: token states f(x), f(y) and sentence vectors f_s(x), f_s(y).
-        encoded = self.encode(pairs, self.needs, output_hidden_states, output_attentions)
+        encoded = self.encode(pairs, needs, output_hidden_states, output_attentions)
 
         # L = sum of weight · loss over the objectives (eq. L_DAP for TR and RTL).
-        total, measures = 0.0, {}
-        for objective in self.objectives:
-            loss, found = objective.loss(pairs, encoded, self, chunk)
-            total = total + objective.weight * loss
-            measures |= found
+        loss, measures = total_loss(objectives, pairs, encoded, self, chunk)
         return DAPForPreTrainingOutput(
-            loss=total,
+            loss=loss,
             source_embeds=encoded.source_embeds,
             target_embeds=encoded.target_embeds,
             measures=measures,
@@ -469,15 +453,15 @@ class DAPForPreTraining(DAPPreTrainedModel):
         Raises:
             ValueError: padding stands before a real token.
         """
-        ids, mask = pairs.stacked()  # (2·B or 3·B, S)
+        ids, mask = _stack(pairs)  # (2·B or 3·B, S)
         if not torch.compiler.is_compiling() and not bool((mask[:, :-1] >= mask[:, 1:]).all()):
             raise ValueError("an attention mask has padding before a real token: pad on the right.")
 
         # Word embeddings of the sentences and for the heads.
         if not needs & {"source_states", "target_states", "embeds"}:  # as with "mlm"
-            words, _ = self._look_up(ids[:0], needs)
+            words, _ = self.look_up(ids[:0], needs)
             return Encoded(words)
-        words, embedded = self._look_up(ids, needs)
+        words, embedded = self.look_up(ids, needs)
 
         # f(x), f(y): the last states of all tokens that are read.
         asked = {
@@ -492,7 +476,7 @@ class DAPForPreTraining(DAPPreTrainedModel):
             states = out.last_hidden_state.masked_fill(mask.unsqueeze(-1) == 0, 0.0)
             layers = {"hidden_states": out.hidden_states, "attentions": out.attentions}
         else:
-            read = self._tokens_read(pairs, mask, needs | self.needs)
+            read = self._tokens_read(pairs, mask, needs)
             states = last_states(self.dap.encoder, mask, read, inputs_embeds=embedded)
 
         # f_s(x), f_s(y): one vector per sentence.
@@ -525,45 +509,12 @@ class DAPForPreTraining(DAPPreTrainedModel):
         Returns:
             (R, S, D) last hidden states. The states of tokens outside `read` may be zeros.
         """
-        embeddings = self.get_input_embeddings()
-        if _is_adapted(embeddings):
-            embedded = embeddings(ids)
-        else:
-            embedded = F.embedding(ids, whole(embeddings.weight))  # (R, S, E)
+        _, embedded = look_up(self.get_input_embeddings(), ids)  # (R, S, E)
         positions = absolute_positions(self.dap.encoder, columns)
         return last_states(self.dap.encoder, mask, read, inputs_embeds=embedded, **positions)
 
-    def draw_noise(self, ids: Tensor) -> Tensor | None:
-        """Draw random numbers that decide which tokens are masked.
-
-        Args:
-            ids: (B, S) token ids.
-
-        Returns:
-            (B, S), uniform in [0, 1). None if no objective masks a part of the tokens.
-        """
-        if "noise" not in self.needs:
-            return None
-        return torch.rand(ids.shape, device=ids.device)
-
-    def _vectors_to_compare(self, pairs: Pairs) -> DAPForPreTrainingOutput:
-        """Return an output with only the vectors that objectives such as TR compare (`compared`).
-
-        This is the first pass of GradCache.
-        """
-        comparisons = [each for each in self.objectives if isinstance(each, Comparison)]
-        compared = {}
-        if comparisons:
-            encoded = self.encode(pairs, needs_of(comparisons))
-            for objective in comparisons:
-                compared[objective.name] = objective.vectors(pairs, encoded, self)
-        return DAPForPreTrainingOutput(compared=compared)
-
-    def _look_up(self, ids: Tensor, needs: frozenset[str]) -> tuple[Words, Tensor]:
+    def look_up(self, ids: Tensor, needs: frozenset[str]) -> tuple[Words, Tensor]:
         """Look up the word embeddings that the sentences and the heads need.
-
-        All are looked up at once, because each look-up has a dense gradient of the table's size
-        (V, E): 0.8 GB for XLM-R.
 
         Args:
             ids: (R, S) token ids of the sentences.
@@ -572,23 +523,29 @@ class DAPForPreTraining(DAPPreTrainedModel):
         Returns:
             The word embeddings for the heads, and the embeddings (R, S, E) of the sentences.
         """
-        embeddings = self.get_input_embeddings()
-        table = whole(embeddings.weight)  # (V, E)
+        head = self.prediction_head if "target_vocabulary" in needs else None
+        mask_token_id = self.config.mask_token_id if "mask_token" in needs else None
+        return look_up(self.get_input_embeddings(), ids, head, mask_token_id)
 
-        looked_up = {"sentences": ids}
-        if "mask_token" in needs:
-            looked_up["mask"] = torch.tensor([self.config.mask_token_id], device=table.device)
-        if "target_vocabulary" in needs and self.prediction_head.ids_to_look_up is not None:
-            looked_up["predicted"] = self.prediction_head.ids_to_look_up
-        all_ids = torch.cat([part.flatten() for part in looked_up.values()])
-        sizes = [part.numel() for part in looked_up.values()]
-        rows = F.embedding(all_ids, table).split(sizes)
-        found = {
-            name: part.unflatten(0, looked_up[name].shape) for name, part in zip(looked_up, rows)
-        }
+    def _vectors_to_compare(
+        self, pairs: Pairs, objectives: list[Objective]
+    ) -> DAPForPreTrainingOutput:
+        """Return an output with only the vectors that objectives such as TR compare (`compared`).
 
-        embedded = embeddings(ids) if _is_adapted(embeddings) else found["sentences"]
-        return Words(table, found.get("mask"), found.get("predicted", table)), embedded
+        This is the first pass of GradCache. It reads the same tokens as the second pass, so that
+        both draw the same dropout.
+
+        Args:
+            pairs: the pairs, as token ids.
+            objectives: all objectives of the model.
+        """
+        comparisons = [each for each in objectives if isinstance(each, Comparison)]
+        compared = {}
+        if comparisons:
+            encoded = self.encode(pairs, needs_of(objectives) - {"mask_token", "target_vocabulary"})
+            for objective in comparisons:
+                compared[objective.name] = objective.vectors(pairs, encoded, self)
+        return DAPForPreTrainingOutput(compared=compared)
 
     def _tokens_read(self, pairs: Pairs, mask: Tensor, needs: frozenset[str]) -> Tensor | None:
         """Return True for each token whose state is read. The last layer skips the others.
@@ -599,8 +556,7 @@ class DAPForPreTraining(DAPPreTrainedModel):
         Args:
             pairs: the pairs.
             mask: (2·B or 3·B, S) of sources, targets and negatives, padded on the right.
-            needs: what all objectives of the model need, so that both passes of GradCache run the
-                same layers and draw the same dropout.
+            needs: what the objectives need (see `Objective.needs`).
 
         Returns:
             Bool tensor of the shape of `mask`. None means that all tokens are read.
@@ -868,9 +824,10 @@ class DAPForPreTraining(DAPPreTrainedModel):
 
         # All losses, of this process only: a chunk does not wait for other processes.
         self.train(self.training)
+        objectives = self.objectives
         with torch.random.fork_rng(devices=[]):
-            source = Sentences(ids, source_mask, self.draw_noise(ids))
-            target = Sentences(ids, target_mask, self.draw_noise(ids))
+            source = Sentences(ids, source_mask, draw_noise(ids))
+            target = Sentences(ids, target_mask, draw_noise(ids))
             pairs = Pairs(
                 source,
                 target,
@@ -880,11 +837,11 @@ class DAPForPreTraining(DAPPreTrainedModel):
             chunk = Chunk(
                 first=0,
                 noise=(None, None),
-                gradients=self._vectors_to_compare(pairs).compared,
-                labels={each.name: torch.ones(1) for each in self.objectives},
+                gradients=self._vectors_to_compare(pairs, objectives).compared,
+                labels={each.name: torch.ones(1) for each in objectives},
             )
-            encoded = self.encode(pairs, self.needs)
-            for objective in self.objectives:
+            encoded = self.encode(pairs, needs_of(objectives))
+            for objective in objectives:
                 objective.loss(pairs, encoded, self, chunk)
 
     def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> nn.Embedding:
@@ -924,6 +881,32 @@ class DAPForPreTraining(DAPPreTrainedModel):
         self.prediction_head.token_ids.copy_(torch.tensor(ids))
 
 
+def needs_of(objectives: Sequence[Objective]) -> frozenset[str]:
+    """Return what several objectives together need from the model (see `Objective.needs`)."""
+    return frozenset().union(*(objective.needs for objective in objectives))
+
+
+def draw_noise(ids: Tensor) -> Tensor:
+    """Draw random numbers that decide which of the tokens (B, S) are masked: uniform in [0, 1)."""
+    return torch.rand(ids.shape, device=ids.device)
+
+
+def _stack(pairs: Pairs) -> tuple[Tensor, Tensor]:
+    """Return ids and mask of all sides in one batch: (2·B or 3·B, S), padded to one length.
+
+    The first token of every row counts as real, because an encoder cannot read an empty row.
+    """
+    sides = [pairs.source, pairs.target]
+    if pairs.negatives is not None:
+        sides.append(pairs.negatives)
+    length = max(side.ids.shape[1] for side in sides)
+    missing = [length - side.ids.shape[1] for side in sides]
+    ids = torch.cat([F.pad(side.ids, (0, count)) for side, count in zip(sides, missing)])
+    mask = torch.cat([F.pad(side.mask, (0, count)) for side, count in zip(sides, missing)])
+    mask[:, 0] = 1
+    return ids, mask
+
+
 def require_tokens(text: Tensor | None) -> None:
     """Raise `ValueError` if token ids or embeddings (B, S, ...) have B = 0 or S = 0.
 
@@ -935,15 +918,6 @@ def require_tokens(text: Tensor | None) -> None:
         raise ValueError(
             f"text of shape {tuple(text.shape)}: give at least one sentence with one token."
         )
-
-
-def _is_adapted(embeddings: nn.Module) -> bool:
-    """Tell whether word embeddings do more than a plain look-up in their table.
-
-    An adapter, a hook or a scale can change the result.
-    """
-    is_plain = type(embeddings).forward is nn.Embedding.forward
-    return not is_plain or bool(embeddings._forward_hooks)
 
 
 # --------------------------------------------------------------------------------- classification

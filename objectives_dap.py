@@ -19,7 +19,7 @@ Shapes in the comments: `B` pairs of one process, `W` processes, `S` tokens (`S_
 rows of text, `G` groups of labels.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -43,10 +43,8 @@ try:
         at_least_float32,
         columns_of,
         first_row,
+        mean_over_processes,
         ranking_loss_over_processes,
-        sum_over_processes,
-        text_hash,
-        world_size,
     )
 except ImportError:  # a checkout, where these files are top-level modules
     from configuration_dap import DAPConfig
@@ -64,10 +62,8 @@ except ImportError:  # a checkout, where these files are top-level modules
         at_least_float32,
         columns_of,
         first_row,
+        mean_over_processes,
         ranking_loss_over_processes,
-        sum_over_processes,
-        text_hash,
-        world_size,
     )
 
 Measures = dict[str, Tensor]  # scalars to log, by name
@@ -101,7 +97,8 @@ class Pairs(NamedTuple):
             has a mask of zeros. None if there are none at all.
         language_ids: (B,) languages of the sources, indices into `config.rtl_languages`. None if
             they are not given.
-        first: number, from 0, of the first pair in the batch of all processes.
+        first: number, from 0, of the first pair in the batch of all processes. None if these are
+            all pairs of this process.
         teacher: (B, T) a teacher's vectors of the targets, for distillation. None if there is none.
     """
 
@@ -109,7 +106,7 @@ class Pairs(NamedTuple):
     target: Sentences
     negatives: Sentences | None = None
     language_ids: Tensor | None = None
-    first: int = 0
+    first: int | None = None
     teacher: Tensor | None = None
 
     @property
@@ -118,17 +115,6 @@ class Pairs(NamedTuple):
         if self.negatives is None:
             return self.source, self.target
         return self.source, self.target, self.negatives
-
-    def stacked(self) -> tuple[Tensor, Tensor]:
-        """Return ids and mask of all sides in one batch: (2·B or 3·B, S), padded to one length.
-
-        The first token of every row counts as real, because an encoder cannot read an empty row.
-        """
-        length = max(side.ids.shape[1] for side in self.sides)
-        ids = torch.cat([pad_to(side.ids, length) for side in self.sides])
-        mask = torch.cat([pad_to(side.mask, length) for side in self.sides])
-        mask[:, 0] = 1
-        return ids, mask
 
 
 class Encoded(NamedTuple):
@@ -170,8 +156,8 @@ class Chunk:
             Both are None if no objective masks a part of the tokens.
         gradients: name of each objective that compares vectors -> gradients of its loss with
             respect to the chunk's vectors. None in the first pass, which returns these vectors.
-        labels: name of each other objective -> number of its labels in the batch of all processes,
-            (G,) for G groups. None in the first pass.
+        labels: name of each other objective -> number of its labels in the batch of a process, the
+            mean over processes, (G,) for G groups. None in the first pass.
     """
 
     first: int
@@ -205,6 +191,8 @@ class Objective:
 
     def __init__(self, config: DAPConfig) -> None:
         self.config = config
+        #: Factor of this loss in the total loss: `config.{name}_weight`, or else 1.
+        self.weight: float = getattr(config, f"{self.name}_weight", 1.0)
 
     def labels(self, pairs: Pairs, model: nn.Module) -> Tensor:
         """Return True for each label, such as a token to predict, that counts in the loss.
@@ -236,11 +224,6 @@ class Objective:
         """
         raise NotImplementedError
 
-    @property
-    def weight(self) -> float:
-        """Return the factor of this loss in the total loss: `config.{name}_weight`, or else 1."""
-        return getattr(self.config, f"{self.name}_weight", 1.0)
-
     def loss(
         self, pairs: Pairs, encoded: Encoded, model: nn.Module, chunk: Chunk | None = None
     ) -> tuple[Tensor, Measures]:
@@ -258,16 +241,18 @@ class Objective:
             The loss, a scalar without its weight, and values to log by name, among them the loss.
         """
         labels = self.labels(pairs, model)
-        total = self.count(labels) if chunk is None else chunk.labels[self.name]  # (G,)
+        counts = self.count(labels) if chunk is None else chunk.labels[self.name]  # (G,)
         sums, measures = self.loss_sum(pairs, encoded, model, labels)
-        means = sums * world_size() / total.clamp(min=1)
-        loss = means.sum() / (total > 0).sum().clamp(min=1)
+
+        has_labels = counts > 0
+        means = sums / counts.where(has_labels, 1)
+        loss = means.sum() / has_labels.sum().clamp(min=1)
         return loss, {f"{self.name}_loss": loss, **measures}
 
     @staticmethod
     def count(labels: Tensor) -> Tensor:
-        """Return the number of labels (True values) of each group, over all processes: (G,)."""
-        return sum_over_processes(labels.flatten(1).sum(1))
+        """Count the labels (True values) of each group: (G,), the mean over processes."""
+        return mean_over_processes(labels.flatten(1).sum(1))
 
 
 class Comparison(Objective):
@@ -426,21 +411,16 @@ class RepresentationTranslation(Objective):
     name = "rtl"
     heads = {"rtl_head": RTLHead, "prediction_head": PredictionHead}
 
-    @property
-    def needs(self) -> frozenset[str]:
-        """Return what RTL needs from the model (see `Objective.needs`).
-
-        It needs the [MASK] embedding, the target vocabulary and the token states of the context. If
-        some of the answer's tokens stay visible, it also needs their states and the noise.
-        """
+    def __init__(self, config: DAPConfig) -> None:
+        super().__init__(config)
         needs = {"mask_token", "target_vocabulary"}
-        if self.config.rtl_direction != "target-to-source":
+        if config.rtl_direction != "target-to-source":
             needs.add("source_states")
-        if self.config.rtl_direction != "source-to-target":
+        if config.rtl_direction != "source-to-target":
             needs.add("target_states")
-        if self.config.rtl_ratio < 1:
+        if config.rtl_ratio < 1:  # some tokens of the answer stay visible
             needs |= {"source_states", "target_states", "noise"}
-        return frozenset(needs)
+        self.needs = frozenset(needs)
 
     def labels(self, pairs: Pairs, model: nn.Module) -> Tensor:
         """Return True for each token of the answer that RTL predicts: (G, B, Q) bool.
@@ -484,7 +464,8 @@ class RepresentationTranslation(Objective):
 
         # One [MASK] embedding per answer token, at the token's position.
         masks = encoded.words.mask.expand(*answer.ids.shape, -1)  # (B, S, E)
-        queries = model.rtl_head.embed(masks, model.dap.encoder)[:, 1:]  # (B, Q, D)
+        embedder = model.rtl_head.blocks if self.config.rtl_reembed else model.dap.encoder
+        queries = embedder.embeddings(input_ids=None, inputs_embeds=masks)[:, 1:]  # (B, Q, D)
         if self.config.rtl_ratio < 1:  # the other tokens stay visible (section 5.2)
             visible = self.by_direction(pairs, encoded.target_states, encoded.source_states)
             queries = torch.where(chosen.unsqueeze(-1), queries, visible[:, 1:])
@@ -790,9 +771,28 @@ def objectives_of(config: DAPConfig) -> list[Objective]:
     return [kind(config) for name, kind in OBJECTIVES.items() if name in config.objectives]
 
 
-def needs_of(objectives: list[Objective]) -> frozenset[str]:
-    """Return what several objectives together need from the model (see `Objective.needs`)."""
-    return frozenset().union(*(objective.needs for objective in objectives))
+def total_loss(
+    objectives: Sequence[Objective],
+    pairs: Pairs,
+    encoded: Encoded,
+    model: nn.Module,
+    chunk: Chunk | None = None,
+) -> tuple[Tensor, Measures]:
+    """Return the weighted sum of the objectives' losses: eq. L_DAP, if they are TR and RTL.
+
+    Args:
+        objectives: the objectives of the model.
+        pairs, encoded, model, chunk: as in `Objective.loss`.
+
+    Returns:
+        The loss, a scalar, and the values to log of all objectives, by name.
+    """
+    total, measures = 0.0, {}
+    for objective in objectives:
+        loss, found = objective.loss(pairs, encoded, model, chunk)
+        total = total + objective.weight * loss
+        measures |= found
+    return total, measures
 
 
 # -------------------------------------------------------------------------- tokens and directions
@@ -827,6 +827,31 @@ def mask_tokens(
     return torch.where((share >= 0.8) & (share < 0.9), random_ids, masked)
 
 
+def text_hash(input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+    """Return a 64-bit hash of each row's real tokens in their order.
+
+    Equal texts have equal hashes, regardless of padding. A row without real tokens has hash 0.
+
+    Args:
+        input_ids: token ids (B, S).
+        attention_mask: (B, S), 1 for real tokens and 0 for padding.
+
+    Returns:
+        Hashes, (B,) int64.
+
+    >>> a, b = torch.tensor([[5, 6, 7, 0]]), torch.tensor([[5, 6, 7], [6, 5, 7]])
+    >>> text_hash(a, (a > 0).long()) == text_hash(b, torch.ones_like(b))
+    tensor([ True, False])
+    """
+    position = torch.arange(1, input_ids.shape[1] + 1, device=input_ids.device)  # (S,)
+    mixed = (
+        input_ids * -7046029254386353131 + position * -4417276706812531889
+    )  # (B, S), modulo 2^64
+    mixed = (mixed ^ (mixed >> 31)) * -49064778989728563
+    mixed = mixed ^ (mixed >> 29)
+    return (mixed * attention_mask.long()).sum(-1)
+
+
 def maskable(attention_mask: Tensor) -> Tensor:
     """Return True for each real token except the first (CLS) and the last (separator), (B, S) bool.
 
@@ -851,10 +876,12 @@ def odd_rows(pairs: Pairs) -> Tensor:
     the other's, so the result does not depend on the number of processes.
 
     Args:
-        pairs: B pairs of this process. `first` is the number of the first one.
+        pairs: B pairs of this process.
     """
-    numbers = torch.arange(len(pairs.source.ids), device=pairs.source.ids.device)
-    return (numbers + pairs.first) % 2 == 1
+    count = len(pairs.source.ids)
+    first = first_row(count) if pairs.first is None else pairs.first
+    numbers = torch.arange(count, device=pairs.source.ids.device)
+    return (numbers + first) % 2 == 1
 
 
 def pad_to(values: Tensor, length: int, value: float = 0) -> Tensor:

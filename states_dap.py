@@ -312,6 +312,17 @@ def packed_states(
     return read_packing.put_back(states)
 
 
+class PassThrough(nn.Module):
+    """A replacement for an encoder's embedding layer that returns `inputs_embeds` unchanged."""
+
+    word_embeddings = tok_embeddings = None  # what encoders return from get_input_embeddings
+
+    def forward(
+        self, input_ids: None = None, inputs_embeds: Tensor | None = None, *_: Any, **others: Any
+    ) -> Tensor:
+        return inputs_embeds
+
+
 def _packed_inputs(
     encoder: PreTrainedModel, packing: Packing, inputs: dict[str, Tensor]
 ) -> dict[str, Tensor]:

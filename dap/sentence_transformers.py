@@ -27,8 +27,8 @@ from sentence_transformers.base.losses.gradcache import RandContext
 from dap.encoding import pooling_mode
 from dap.errors import UserError, refusals
 from encoder_dap import pool
-from losses_dap import first_row, sum_over_processes, world_size
-from modeling_dap import DAPForPreTraining
+from losses_dap import sum_over_processes, world_size
+from modeling_dap import DAPForPreTraining, draw_noise, needs_of
 from objectives_dap import Encoded, Pairs, Sentences, pad_to
 from states_dap import use_packing
 
@@ -231,16 +231,16 @@ class DAPLoss(CachedLossMixin, nn.Module):
             Each objective's loss times its weight, by name. The gradient of all of them flows
             through the first one.
         """
+        is_noisy = "noise" in needs_of(self.dap.objectives)
         sides = []
         for text in texts:
-            noise = self.dap.draw_noise(text["input_ids"])
+            noise = draw_noise(text["input_ids"]) if is_noisy else None
             sides.append(Sentences(text["input_ids"], text["attention_mask"], noise))
         self._pairs = Pairs(
             source=sides[0],
             target=sides[1],
             negatives=sides[2] if len(sides) > 2 else None,
             language_ids=labels,
-            first=first_row(len(sides[0].ids)),
         )
 
         # `_minibatch_ranges` of the library reads this size.
@@ -332,11 +332,11 @@ class DAPLoss(CachedLossMixin, nn.Module):
             length = side.ids.shape[1]
             states = torch.cat([pad_to(part, length) for part in parts])  # (B, S, D)
             mask = side.mask.clone()
-            mask[:, 0] = 1  # a row without tokens, as in `Pairs.stacked`
+            mask[:, 0] = 1  # a row without tokens, as in `DAPForPreTraining.encode`
             states = states.masked_fill(mask.unsqueeze(-1) == 0, 0.0)
             all_states.append(states)
             vectors.append(pool(states, mask, self.dap.config.pooling))  # (B, D)
-        words, _ = self.dap._look_up(pairs.source.ids[:0], self.dap.needs)
+        words, _ = self.dap.look_up(pairs.source.ids[:0], needs_of(self.dap.objectives))
         return Encoded(
             words=words,
             source_states=all_states[0],

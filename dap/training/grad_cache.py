@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from losses_dap import at_least_float32, columns_of, first_row
-from modeling_dap import DAPForPreTraining, DAPForPreTrainingOutput
+from modeling_dap import DAPForPreTraining, DAPForPreTrainingOutput, draw_noise, needs_of
 from objectives_dap import Chunk, Comparison, Pairs, Sentences
 
 SIDES = ("source", "target", "negative")
@@ -168,7 +168,7 @@ def split(
     for dropout and the noise that decides which tokens are masked, unless `inputs` has noise.
 
     Args:
-        model: draws the noise.
+        model: its objectives decide whether there is noise.
         inputs: arguments of `DAPForPreTraining.forward`.
         size: pairs per chunk. The last chunk may have fewer.
 
@@ -176,23 +176,25 @@ def split(
         The pairs of the whole batch, and the chunks.
     """
     inputs = dict(inputs)
+    is_noisy = "noise" in needs_of(model.objectives)
     sides: dict[str, Sentences] = {}
     for side in SIDES:
         if f"{side}_input_ids" not in inputs:
             continue
         ids = inputs[f"{side}_input_ids"]
         noise = inputs.pop(f"{side}_noise", None)
-        if noise is None and side != "negative":
-            noise = model.draw_noise(ids)
+        if is_noisy and noise is None and side != "negative":
+            noise = draw_noise(ids)
         sides[side] = Sentences(ids, inputs[f"{side}_attention_mask"], noise)
     pairs = Pairs(
         source=sides["source"],
         target=sides["target"],
         negatives=sides.get("negative"),
         language_ids=inputs.get("language_ids"),
-        first=first_row(len(sides["source"].ids)),
         teacher=inputs.get("teacher_embeds"),
     )
+
+    first = first_row(len(pairs.source.ids))
 
     # Tokens of the longest row of each side in each chunk, read back from a GPU at once.
     widths = []
@@ -211,7 +213,7 @@ def split(
             own[f"{name}_input_ids"] = side.ids[rows, :width]
             own[f"{name}_attention_mask"] = side.mask[rows, :width]
             noise.append(None if side.noise is None else side.noise[rows, :width])
-        chunk = Chunk(first=pairs.first + rows.start, noise=(noise[0], noise[1]))
+        chunk = Chunk(first=first + rows.start, noise=(noise[0], noise[1]))
         parts.append(Part(own, chunk, seed))
     return pairs, parts
 

@@ -43,8 +43,8 @@ from dap.training.resuming import differences
 from dap.training.source_reading import READERS, source_reading
 from dap.training.trainer import DAPTrainer
 from heads_dap import OF_TARGETS, OF_VECTORS
-from modeling_dap import DAPForPreTraining
-from objectives_dap import Encoded, Objective, Pairs, Sentences, needs_of
+from modeling_dap import DAPForPreTraining, needs_of
+from objectives_dap import Encoded, Objective, Pairs, Sentences
 
 logger = logging.getLogger(__name__)
 

@@ -16,8 +16,8 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from dap.training.batches import BitextCollator, tokenize_pairs
-from modeling_dap import DAPForPreTraining
-from objectives_dap import Encoded, Objective, Pairs, Sentences, needs_of
+from modeling_dap import DAPForPreTraining, needs_of
+from objectives_dap import Encoded, Objective, Pairs, Sentences, objectives_of
 
 #: Number of pairs that are measured, and how many of them run at a time.
 MEASURED_PAIRS = 512
@@ -73,17 +73,15 @@ def source_reading(
     for language, pairs in bitext.items():
         if known is None or language in known:
             used[language] = pairs
-    readers = [copy.copy(each) for each in model.objectives if each.name in READERS]
+    # The readers have a configuration of their own, in which the ratio can be changed. The smallest
+    # ratio shows the most targets, so everything is encoded that any ratio needs.
+    config = copy.copy(model.config)
+    config.rtl_ratio = min(ratios, default=config.rtl_ratio)
+    readers = [each for each in objectives_of(config) if each.name in READERS]
     if not readers or sum(len(sources) for sources, _ in used.values()) < 2:
         return {}
 
-    # The readers are copies with a configuration of their own, in which the ratio can be changed.
-    # The smallest ratio shows the most targets, so everything is encoded that any ratio needs.
     model.eval()
-    config = copy.copy(model.config)
-    config.rtl_ratio = min(ratios, default=config.rtl_ratio)
-    for reader in readers:
-        reader.config = config
     languages = known or list(used)
     inputs, others = sample_pairs(used, tokenizer, max_seq_length, languages, prefix, count)
     pairs, encoded = encode_all(model, readers, inputs)

@@ -46,7 +46,8 @@ from dap.training.lora import add_adapters, load_adapters, save_adapters
 from dap.training.resuming import ResumableTrainer, reading
 from dap.training.source_reading import source_reading
 from dap.training.training_arguments import DAPTrainingArguments, require
-from losses_dap import sum_over_processes, whole, world_size
+from heads_dap import whole
+from losses_dap import sum_over_processes, world_size
 from modeling_dap import DAPForPreTraining, DAPForPreTrainingOutput
 
 #: Distance of the seeds of two processes, so that they are no seeds of other runs.
