@@ -1,5 +1,7 @@
 """Heads that only training needs: the RTL head and the vocabulary prediction head (section 3.2).
 
+`look_up` gives them their word embeddings.
+
 The file ships with every checkpoint, beside modeling_dap.py.
 
 Shapes in the comments: `B` pairs, `D` hidden size, `E` width of the word embeddings, `V`
@@ -176,7 +178,7 @@ class RTLHead(nn.Module):
         return torch.cat([context, queries], 1)
 
 
-# -------------------------------------------------------------------- vocabulary prediction head
+# ------------------------------------------------------------------------------- word embeddings
 
 
 class Words(NamedTuple):
@@ -257,6 +259,9 @@ def whole(weight: Tensor) -> Tensor:
         # FSDP takes the mean over processes, `Partial` the sum.
         full.register_hook(lambda gradient: gradient / weight.device_mesh.size())
     return full
+
+
+# -------------------------------------------------------------------- vocabulary prediction head
 
 
 class PredictionTransform(nn.Module):
