@@ -59,7 +59,7 @@ def mteb_report(result: Mapping[str, Any], path: str | Path) -> dict[str, Any]:
         for name in SCORES:
             if subset.get(name) is not None:
                 percent[name] = 100 * subset[name]
-        languages[str(subset.get("hf_subset", "default"))] = percent
+        languages[subset.get("hf_subset") or "default"] = percent
     means = {}
     for name in SCORES:
         values = [numbers[name] for numbers in languages.values() if name in numbers]

@@ -11,7 +11,7 @@ from typing import Any
 from dap.commands import add_version, command, guarded
 from dap.errors import UserError
 from dap.file_io import whole_file, write_json
-from dap.reports.compare import FORMATS, comparison, read_groups
+from dap.reports.compare import FORMATS, comparison, files_of_groups, read_groups
 from dap.reports.merge import merge_pairs, merged_table, paper_beside
 from dap.reports.records import read_report
 
@@ -84,12 +84,17 @@ def _merge(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def _compare(arguments: argparse.Namespace) -> dict[str, Any]:
     """Compare groups of reports, print or write the tables, and return the numbers by group."""
-    groups = read_groups(arguments.compare, arguments.languages)
-    table = comparison(groups, arguments.format)
-    print(table)
+    files = files_of_groups(arguments.compare)
+    inputs = [file for own in files.values() for file in own]
+    outputs = {} if arguments.output is None else {"--output": arguments.output}
+    with guarded(outputs, inputs=inputs):
+        groups = read_groups(files, arguments.languages)
+        table = comparison(groups, arguments.format)
+        print(table)
+        if arguments.output:
+            with whole_file(arguments.output) as file:
+                file.write(f"{table}\n".encode())
     if arguments.output:
-        with guarded({"--output": arguments.output}), whole_file(arguments.output) as file:
-            file.write(f"{table}\n".encode())
         print(f"written to {arguments.output}")
     found = {}
     for group in groups:

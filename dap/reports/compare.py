@@ -12,6 +12,7 @@ import io
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from dap.errors import UserError
@@ -65,18 +66,19 @@ class Difference:
 # ---------------------------------------------------------------------------------------- reading
 
 
-def read_groups(arguments: Sequence[str], languages: bool = False) -> list[Group]:
-    """Read the reports of all groups.
+def files_of_groups(arguments: Sequence[str]) -> dict[str, list[str]]:
+    """Find the reports of all groups.
 
     Args:
         arguments: "NAME:PATTERN" each, such as "K=1:abl/k1-*.json". Further files of the group may
             follow as arguments without a name, as the shell makes of a pattern.
-        languages: also take the numbers of single languages.
+
+    Returns:
+        Name of each group -> its files.
 
     Raises:
         FileNotFoundError: no file has a name like the pattern.
-        UserError: the first argument has no name, there is only one group, or the reports of a
-            group do not belong together. Or two groups were evaluated differently.
+        UserError: the first argument has no name, or there is only one group.
     """
     files: dict[str, list[str]] = {}
     name = None
@@ -88,14 +90,28 @@ def read_groups(arguments: Sequence[str], languages: bool = False) -> list[Group
             raise UserError(f"--compare {argument}: give a name first, such as K=1:{argument}")
         else:
             pattern = argument
-        found = sorted(glob.glob(pattern))
+        # A file's own name may hold the characters of a pattern.
+        found = [pattern] if Path(pattern).is_file() else sorted(glob.glob(pattern))
         if not found:
             raise FileNotFoundError(f"--compare {argument}: no such file")
         own = files.setdefault(name, [])
         own += [file for file in found if file not in own]
     if len(files) < 2:
         raise UserError("--compare needs two groups or more, such as K=1:a-*.json K=2:b-*.json")
+    return files
 
+
+def read_groups(files: Mapping[str, Sequence[str]], languages: bool = False) -> list[Group]:
+    """Read the reports of all groups.
+
+    Args:
+        files: name of each group -> its files.
+        languages: also take the numbers of single languages.
+
+    Raises:
+        UserError: the reports of a group do not belong together, or two groups were evaluated
+            differently.
+    """
     groups = []
     measured = {}
     for name, paths in files.items():

@@ -228,7 +228,7 @@ def _open_checked(archive: Path, *state: int) -> OpenArchive:
 
     Args:
         archive: the archive.
-        *state: size, modification time and process id. They are only part of the cache's key.
+        *state: what tells a changed archive, and the process id. Only part of the cache's key.
 
     Returns:
         The open archive, and the entry of each member that is a file, by the member's name.

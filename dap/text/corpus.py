@@ -144,8 +144,8 @@ def _read_shards(
 def _load_cached(file: BitextFile, max_bad_lines: float, folder: Path) -> "Dataset":
     """Load the pairs of a file as a memory-mapped dataset. Write its Arrow file if it is absent.
 
-    The name of the Arrow file has a hash of everything that decides its content: the arguments,
-    and the size and modification time of the text. So changed text gives another file.
+    The name of the Arrow file has a hash of everything that decides its content: the arguments and
+    the content of the text. So changed text gives another file.
 
     Args:
         file: the file with the pairs.

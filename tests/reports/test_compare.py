@@ -63,7 +63,8 @@ def test_means_deviations_and_differences_by_seed(
 def test_a_merged_report_is_compared_by_its_mean(
     ablation: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run(["--compare", f"a:{ablation}/k1-*.json", f"b:{ablation}/merged.json"])
+    named_like_a_pattern = (ablation / "merged.json").rename(ablation / "merged[2].json")
+    run(["--compare", f"a:{ablation}/k1-*.json", f"b:{named_like_a_pattern}"])
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("b − a")]
     assert line.split()[3:] == ["+2.00", "+0.00"]
 
@@ -80,5 +81,8 @@ def test_groups_that_cannot_be_compared_are_refused(ablation: Path) -> None:
     write_json(other | {"protocol": "another"}, ablation / "other.json")
     with pytest.raises(ValueError, match="only one of them has"):
         run(["--compare", f"a:{ablation}/k1-*.json", f"b:{ablation}/other.json"])
+    output = str(ablation / "k1-0.json")
+    with pytest.raises(ValueError, match="would overwrite the input"):
+        run(["--compare", f"a:{output}", f"b:{ablation}/k2-1.json", "--output", output])
     with pytest.raises(FileNotFoundError, match="none-"):
         run(["--compare", f"a:{ablation}/none-*.json", "b:x.json"])
