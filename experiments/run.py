@@ -146,7 +146,7 @@ class Workspace:
             )
         return read_object(path)[DEV]
 
-    def arguments(self, job: Job) -> dict[str, Any]:
+    def arguments(self, job: Job, measures: bool = True) -> dict[str, Any]:
         """Return the arguments of a job's training command (name -> value), without output folder.
 
         They are the run's arguments in the recipe, with the job's learning rate and seed. If the
@@ -164,10 +164,12 @@ class Workspace:
 
         Args:
             job: a training of a run.
+            measures: whether a short training may be started.
 
         Raises:
-            UserError: the measurement of `experiments.step_cost` is missing, or the heads of a run
-                with `total_time_as` cost more than the whole training of the other run.
+            UserError: the measurement of `experiments.step_cost` is missing, or that of a step that
+                must not be measured now. Or the heads of a run with `total_time_as` cost more than
+                the whole training of the other run.
             RuntimeError: the short training failed.
         """
         own = dict(job.run.arguments)
@@ -189,6 +191,8 @@ class Workspace:
         if job.run.total_time_as is not None:
             own["max_steps"] = self.steps_of_total_time(job.run)
         if job.run.seconds is not None:
+            if not measures and not self.probe(job.run, ".json").is_file():
+                raise UserError("a short training measures a step first")
             own["max_steps"] = max(1, round(job.run.seconds / self.step_seconds(job, own)))
         return own
 
@@ -237,19 +241,28 @@ class Workspace:
         Raises:
             RuntimeError: the short training failed.
         """
-        folder = self.runs_dir / self.recipe.name / f"{job.run.name}-probe"
-        path = folder.with_suffix(".json")
+        path = self.probe(job.run, ".json")
         if not path.is_file():
+            folder = self.probe(job.run)
             folder.mkdir(parents=True, exist_ok=True)
             own = {"max_steps": PROBE_STEPS, "logging_steps": PROBE_LOGGING, "save_strategy": "no"}
             line = [job.run.command, *flags({**arguments, **own, "output_dir": folder})]
-            execute(line, folder.with_suffix(".log"), self.launcher)
+            execute(line, self.probe(job.run, ".log"), self.launcher)
             log = read_object(folder / "trainer_state.json")["log_history"]
             rates = [entry["pairs_per_second"] for entry in log if "pairs_per_second" in entry]
             seconds = arguments["total_train_batch_size"] / rates[-1]
             write_json({"run": job.run.name, "seconds": seconds, "machine": machine()}, path)
             shutil.rmtree(folder)
         return read_object(path)["seconds"]
+
+    def probe(self, run: Run, ending: str = "") -> Path:
+        """Return the path of the short training that measures a step of a run. It need not exist.
+
+        Args:
+            run: the run.
+            ending: "" for the folder of the training, ".json" for the result, ".log" for the log.
+        """
+        return self.runs_dir / self.recipe.name / f"{run.name}-probe{ending}"
 
     # -------------------------------------------------------------------------------- doing it
 
@@ -466,6 +479,18 @@ def digest_of_weights(encoder: str | None) -> str | None:
         return hashlib.file_digest(file, "sha256").hexdigest()[:12]
 
 
+def command_line(arguments: Sequence[str], launcher: Sequence[str]) -> list[str]:
+    """Return the words that start one of the project's scripts or modules.
+
+    Args:
+        arguments: script or module, and the arguments of its command line.
+        launcher: words that start the script, such as "python".
+    """
+    # A module is named as in experiments.measure_alignment.
+    is_script = (ROOT / arguments[0]).is_file()
+    return [*launcher, *([] if is_script else ["-m"]), *arguments]
+
+
 def execute(arguments: Sequence[str], log: Path, launcher: Sequence[str] = ()) -> None:
     """Run one of the project's scripts or modules, and append its output to a log.
 
@@ -477,9 +502,7 @@ def execute(arguments: Sequence[str], log: Path, launcher: Sequence[str] = ()) -
     Raises:
         RuntimeError: it failed. The message names the log.
     """
-    line = [*(launcher or [sys.executable]), *arguments]
-    if not (ROOT / arguments[0]).is_file():  # a module, such as experiments.measure_alignment
-        line = [*(launcher or [sys.executable]), "-m", *arguments]
+    line = command_line(arguments, launcher or [sys.executable])
     with log.open("a", encoding="utf-8") as file:
         print("$", shlex.join(line), file=file, flush=True)
         outcome = subprocess.run(line, cwd=ROOT, stdout=file, stderr=subprocess.STDOUT, check=False)
@@ -541,7 +564,8 @@ def dry_run(workspace: Workspace, only: Sequence[str] | None) -> None:
     """Print the commands of all jobs that are known so far, with steps and expected hours.
 
     The hours are the pairs of a training times the paper's milliseconds per pair (Table 6), which
-    were measured on 8 V100. A run with `seconds` may start a short training, which measures a step.
+    were measured on 8 V100. A job whose number of steps depends on a measurement that is missing
+    has no training command yet.
 
     Args:
         workspace: the recipe and its folders.
@@ -553,7 +577,12 @@ def dry_run(workspace: Workspace, only: Sequence[str] | None) -> None:
             print(f"# {job.name}: {workspace.state(job)}, evaluation of {job.run.model}")
             print_evaluations(workspace, job)
             continue
-        arguments = workspace.arguments(job)
+        try:
+            arguments = workspace.arguments(job, measures=False)
+        except UserError as reason:
+            print(f"# {job.name}: {workspace.state(job)}, steps not known yet: {reason}")
+            print_evaluations(workspace, job)
+            continue
         cost = PAPER_COST.get(COST_NAMES.get(arguments.get("objective", "tr+rtl"), ""))
         steps = arguments.get("max_steps", 0)
         expected = "unknown time"
@@ -564,7 +593,7 @@ def dry_run(workspace: Workspace, only: Sequence[str] | None) -> None:
             expected = f"{hours:.1f} hours"
         print(f"# {job.name}: {workspace.state(job)}, {steps} steps, {expected}")
         line = [job.run.command, *flags(arguments | {"output_dir": workspace.folder(job)})]
-        print(shlex.join([*(workspace.launcher or ["python"]), *line]))
+        print(shlex.join(command_line(line, workspace.launcher or ["python"])))
         print_evaluations(workspace, job)
     if total:
         note = "by the paper's Table 6; without evaluations"
@@ -574,9 +603,7 @@ def dry_run(workspace: Workspace, only: Sequence[str] | None) -> None:
 def print_evaluations(workspace: Workspace, job: Job) -> None:
     """Print the command of each evaluation of a job."""
     for name in job.evaluate:
-        command_line = workspace.evaluation_command(job, name)
-        is_script = (ROOT / command_line[0]).is_file()
-        print(shlex.join(["python", *([] if is_script else ["-m"]), *command_line]))
+        print(shlex.join(command_line(workspace.evaluation_command(job, name), ["python"])))
 
 
 def read_reports(workspace: Workspace, only: Sequence[str] | None) -> dict[str, Any]:

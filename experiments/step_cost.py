@@ -107,7 +107,7 @@ def one_step_folder(workspace: Workspace, run: Run) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         own = {"max_steps": 1, "warmup_steps": 0, "save_strategy": "no", "output_dir": folder}
         line = [run.command, *flags({**run.arguments, **own})]
-        execute(line, folder.with_suffix(".log"), workspace.launcher)
+        execute(line, folder.with_name(f"{folder.name}.log"), workspace.launcher)
     return folder
 
 
@@ -250,7 +250,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--repeats", type=int, default=BATCHES, help=f"steps per run, over {BATCHES} batches"
     )
-    parser.add_argument("--only", nargs="+", help="names of the runs to measure; default: all")
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        help="names of the runs to measure; the costs of the others are kept; default: all",
+    )
     args = parser.parse_args(argv)
     recipe = read_recipe(args.recipe, parse_places(args.places))
     workspace = Workspace(recipe, args.output_dir.absolute(), args.results_dir.absolute())
@@ -279,7 +283,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         "machine": machine(),
         "versions": versions(),
     }
-    write_json({"steps": found, "heads": heads, **about}, workspace.timing)
+    before: dict[str, Any] = {}
+    if args.only and workspace.timing.is_file():
+        before = read_object(workspace.timing)  # `--only` keeps the other runs' costs
+    all_steps = before.get("steps", {}) | found
+    all_heads = before.get("heads", {}) | heads
+    write_json({"steps": all_steps, "heads": all_heads, **about}, workspace.timing)
     for name, part in found.items():
         print(f"{name}: {part['cpu']:.3f} CPU seconds a step (median of {args.repeats})")
     for name, seconds in heads.items():

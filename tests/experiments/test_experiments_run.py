@@ -125,7 +125,8 @@ def test_a_study_is_carried_out_once(
         SystemExit, match=r"^error: tr-same-time-lr0.001/seed-0: .*experiments.step_cost writes it$"
     ):
         runner.main(argv)
-    step_cost.main([*argv, "--repeats", "1"])
+    for name in ("tr", "dap"):  # the second keeps what the first has measured
+        step_cost.main([*argv, "--repeats", "1", "--only", name])
     runner.main(argv)
     trained = ["train_dap.py", "eval_retrieval.py"] * 2 + ["train_dap.py"] * 3
     assert sorted(line[0] for line in ran) == sorted(trained)
@@ -409,6 +410,20 @@ def test_a_ready_encoder_is_evaluated_without_training(
     trained = workspace.evaluation_command(job_of(workspace, "tr"), "e")
     assert trained[1:3] == ["--model", str(workspace.folder(job_of(workspace, "tr")))]
     assert trained[3] == "--output"
+
+
+def test_a_dry_run_starts_no_training_and_prints_how_modules_are_run(
+    study: Callable[..., Workspace], capsys: pytest.CaptureFixture[str]
+) -> None:
+    train = {"learning_rate": 1.0, "max_steps": 5, "total_train_batch_size": 8}
+    runs = {"timed-0.5": {"seconds": 9}, "own": {"command": "experiments.control_shuffled"}}
+    workspace = study(train=train, runs=runs)
+    runner.dry_run(workspace, None)
+    printed = capsys.readouterr().out
+    assert "# timed-0.5-lr1/seed-0: open, steps not known yet: a short training" in printed
+    assert "\npython -m experiments.control_shuffled --learning_rate 1.0" in printed
+    assert not workspace.runs_dir.exists()
+    assert workspace.probe(workspace.recipe.runs["timed-0.5"], ".json").name.startswith("timed-0.5")
 
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
