@@ -76,10 +76,10 @@ class E5File:
     """
 
     config: dict[str, int | float]
-    pieces: list[str]  # (V,)
-    scores: list[float]  # (V,) log probabilities of the Unigram model
-    replacements: dict[str, str]  # XLM-R's normalisation of single characters
-    tensors: dict[str, np.ndarray]  # name -> flat values: float32, or Q4_0 blocks
+    pieces: list[str]
+    scores: list[float]
+    replacements: dict[str, str]
+    tensors: dict[str, np.ndarray]
 
 
 class _Reader:

@@ -46,9 +46,9 @@ class Band(NamedTuple):
         longest: largest number of letters of a sentence.
     """
 
-    is_wide: bool  # mostly Chinese characters, kana or hangul
-    n: int  # letters of an n-gram
-    shortest: int  # letters of a sentence
+    is_wide: bool
+    n: int
+    shortest: int
     longest: int
 
 

@@ -101,8 +101,8 @@ class Published:
         prompts: prompts of sentence-transformers, by name.
     """
 
-    layout: str  # "plain" (an encoder that needs no code of ours) or "dap" (the DAP checkpoint)
-    heads: bool  # the folder has the training heads
+    layout: str
+    heads: bool
     model_type: str
     layers: int
     hidden_size: int
@@ -110,9 +110,9 @@ class Published:
     prefix: str
     max_seq_length: int
     normalize: bool
-    similarity: str  # "cosine" or "dot"
-    has_pooler: bool  # the encoder's class has one, even if the checkpoint has no weights for it
-    prompts: dict[str, str] = field(default_factory=dict)  # of sentence-transformers, by name
+    similarity: str
+    has_pooler: bool
+    prompts: dict[str, str] = field(default_factory=dict)
 
     @property
     def pools_itself(self) -> bool:

@@ -224,7 +224,7 @@ class _IsKept:
         held_out: hashes of the targets to remove.
     """
 
-    held_out: set[int]  # hashes of the targets to remove
+    held_out: set[int]
 
     def __call__(self, targets: list[str]) -> list[bool]:
         keys = text_keys(normalise_all(targets)).tolist()

@@ -37,9 +37,9 @@ class Part:
         seed: seed of dropout, the same in both passes.
     """
 
-    inputs: dict[str, Tensor]  # arguments of `DAPForPreTraining.forward`
-    chunk: Chunk  # what the model must know of the whole batch
-    seed: int  # seed of dropout, the same in both passes
+    inputs: dict[str, Tensor]
+    chunk: Chunk
+    seed: int
 
 
 class CachedBatch:

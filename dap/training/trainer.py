@@ -72,8 +72,8 @@ class Check:
         failure: makes the error to raise if it does not hold.
     """
 
-    is_fine: Tensor  # bool scalar on the device, True if the condition holds
-    failure: Callable[[], Exception]  # makes the error to raise if it does not hold
+    is_fine: Tensor
+    failure: Callable[[], Exception]
 
 
 class DAPTrainer(ResumableTrainer):
