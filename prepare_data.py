@@ -12,16 +12,24 @@ If a run was stopped or failed, give the same command again, or the corrected on
 again the files that are finished.
 """
 
+# ruff: noqa: E402 (a package is checked before the modules that need it are imported)
+
 import hashlib
 import json
 import logging
 import os
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+
+try:
+    import polars  # noqa: F401
+except ImportError:
+    sys.exit("error: prepare_data.py needs the package polars: pip install polars")
 
 from dap.addresses import public_name
 from dap.arguments import ArgumentParser, arg, require_least

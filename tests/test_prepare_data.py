@@ -3,6 +3,8 @@
 import json
 import os
 import re
+import runpy
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -53,6 +55,12 @@ def arguments(raw: Path, output: Path, **options: Any) -> list[str]:
         values = value if isinstance(value, list) else [value]
         argv += [f"--{name}", *map(str, values)]
     return argv
+
+
+def test_without_polars_the_command_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "polars", None)
+    with pytest.raises(SystemExit, match=r"^error: .* pip install polars$"):
+        runpy.run_path(str(REPOSITORY / "prepare_data.py"))
 
 
 def test_the_trainer_and_datasets_read_the_output(
