@@ -83,10 +83,11 @@ def states_of_words(encoder: SentenceEncoder, sentences: Sequence[str]) -> list[
     Raises:
         UserError: the tokenizer is not a fast one.
     """
-    states = encoder.encode_tokens(sentences)
-    tokens = encoder.token_spans(sentences)
-    words = [word_spans(sentence) for sentence in sentences]
-    return [word_states(*each) for each in zip(states, tokens, words, strict=True)]
+    token_states, places = encoder.encode_located_tokens(sentences)
+    found = []
+    for sentence, states, own in zip(sentences, token_states, places, strict=True):
+        found.append(word_states(states, own.spans, word_spans(sentence)))
+    return found
 
 
 def measure(encoder: SentenceEncoder, pairs: Sequence[AlignedPair]) -> dict[str, float | int]:

@@ -147,7 +147,7 @@ def stream_alignments(
     ):
         if value not in choices:
             raise UserError(f"{name}={value!r}: choose one of {', '.join(choices)}")
-    if not hasattr(encoder, "encode_tokens"):
+    if not hasattr(encoder, "encode_located_tokens"):
         raise UserError(
             f"{type(encoder).__name__} gives no token states: load a SentenceEncoder instead"
         )
@@ -179,21 +179,16 @@ def _tokens_of(
     Returns:
         Words and tokens of each sentence, in the order of the sentences.
     """
-    token_spans = encoder.token_spans(sentences)
-    token_states = encoder.encode_tokens(sentences, token_budget)
-    if words == "tokenizer":
-        token_words = encoder.token_words(sentences)
-        word_spans = list(map(tokenizer_words, sentences, token_spans, token_words))
-    else:
-        word_spans = list(map(space_words, sentences))
-
+    token_states, places = encoder.encode_located_tokens(sentences, token_budget)
     found = []
-    for sentence, spans, states, own_words in zip(
-        sentences, token_spans, token_states, word_spans, strict=True
-    ):
-        spans = with_word_marks(sentence, spans)
-        texts = [sentence[start:end] for start, end in own_words]
-        found.append(_Tokens(texts, _array(own_words), states, _array(spans)))
+    for sentence, states, own in zip(sentences, token_states, places, strict=True):
+        if words == "tokenizer":
+            word_spans = tokenizer_words(sentence, own.spans, own.words)
+        else:
+            word_spans = space_words(sentence)
+        spans = with_word_marks(sentence, own.spans)
+        texts = [sentence[start:end] for start, end in word_spans]
+        found.append(_Tokens(texts, _array(word_spans), states, _array(spans)))
     return found
 
 

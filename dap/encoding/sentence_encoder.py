@@ -17,7 +17,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -60,6 +60,8 @@ CHUNK = 100_000
 #: Tokens that keep a CPU's matrix products busy. Larger batches would only add padding.
 FULL_CPU_BATCH = 512
 
+Span = tuple[int, int]  # position of the first character, and the position after the last one
+
 
 @dataclass(frozen=True)
 class EncoderOptions:
@@ -89,6 +91,21 @@ class EncoderOptions:
     bf16: bool = False
     layer: int | None = None
     only_transformer: bool = False
+
+
+class TokenPlaces(NamedTuple):
+    """Where the tokens of a sentence stand, without special tokens and tokens of the prefix.
+
+    Attributes:
+        positions: position of each token in the tokenized row.
+        spans: which characters of the sentence each token covers: the position of the first one,
+            and the position after the last one.
+        words: number of each token's word (`SentenceEncoder.token_words`), or None.
+    """
+
+    positions: list[int]
+    spans: list[Span]
+    words: list[int | None]
 
 
 class _Comparing:
@@ -339,16 +356,10 @@ class SentenceEncoder(_Comparing):
             UserError: the tokenizer is not a fast one. Only fast ones tell where a token stands in
                 the text, and so which tokens are the prefix's.
         """
-        input_ids, spans = self._own_tokens(sentences)
-        states: list[np.ndarray] = [np.empty((0, self.hidden_size), np.float32)] * len(spans)
-        with self._inference():
-            for rows, ids, mask in self._batches(input_ids, token_budget):
-                batch_states = self._states(ids, mask).cpu().numpy()  # (B, S, D)
-                for row, row_states in zip(rows, batch_states, strict=True):
-                    states[row] = row_states[list(spans[row])]  # (S_i, D)
+        states, _ = self.encode_located_tokens(sentences, token_budget)
         return states
 
-    def token_spans(self, sentences: Sequence[str]) -> list[list[tuple[int, int]]]:
+    def token_spans(self, sentences: Sequence[str]) -> list[list[Span]]:
         """Return which characters of its sentence each token of `encode_tokens` covers.
 
         These are the tokens of the sentence itself, without special tokens and prefix.
@@ -360,8 +371,8 @@ class SentenceEncoder(_Comparing):
         Raises:
             UserError: as `encode_tokens`.
         """
-        _, spans = self._own_tokens(sentences)
-        return [list(each.values()) for each in spans]
+        _, places = self._own_tokens(sentences)
+        return [own.spans for own in places]
 
     def token_words(self, sentences: Sequence[str]) -> list[list[int | None]]:
         """Return for each token of `encode_tokens` which word it belongs to.
@@ -376,27 +387,40 @@ class SentenceEncoder(_Comparing):
         Raises:
             UserError: as `encode_tokens`.
         """
-        _, spans = self._own_tokens(sentences)
-        if not spans:
-            return []
-        tokens = self._tokenize(listed(sentences))
-        words = []
-        for row, own in enumerate(spans):
-            numbers = tokens.word_ids(row)
-            words.append([numbers[position] for position in own])
-        return words
+        _, places = self._own_tokens(sentences)
+        return [own.words for own in places]
 
-    def _own_tokens(
-        self, sentences: Sequence[str]
-    ) -> tuple[list[list[int]], list[dict[int, tuple[int, int]]]]:
+    def encode_located_tokens(
+        self, sentences: Sequence[str], token_budget: int = 4096
+    ) -> tuple[list[np.ndarray], list[TokenPlaces]]:
+        """Return what `encode_tokens`, `token_spans` and `token_words` do, but tokenize only once.
+
+        Args:
+            sentences: list of N strings.
+            token_budget: most tokens of a batch, padding included.
+
+        Returns:
+            The token states of each sentence, (S_i, D) float32. And where its tokens stand.
+
+        Raises:
+            UserError: as `encode_tokens`.
+        """
+        input_ids, places = self._own_tokens(sentences)
+        states: list[np.ndarray] = [np.empty((0, self.hidden_size), np.float32)] * len(places)
+        with self._inference():
+            for rows, ids, mask in self._batches(input_ids, token_budget):
+                batch_states = self._states(ids, mask).cpu().numpy()  # (B, S, D)
+                for row, row_states in zip(rows, batch_states, strict=True):
+                    states[row] = row_states[places[row].positions]  # (S_i, D)
+        return states, places
+
+    def _own_tokens(self, sentences: Sequence[str]) -> tuple[list[list[int]], list[TokenPlaces]]:
         """Tokenize sentences, and find the tokens that belong to the sentence itself.
 
         These are neither special tokens nor tokens of the prefix.
 
         Returns:
-            First the token ids of each sentence, all tokens included. Second, for each sentence:
-            position of each own token in these ids -> the characters that it covers, as (first,
-            after the last).
+            The token ids of each sentence, all tokens included. And where its own tokens stand.
 
         Raises:
             UserError: the tokenizer is not a fast one.
@@ -413,13 +437,14 @@ class SentenceEncoder(_Comparing):
         )
         prefix_end = len(self.prefix)
         found = []
-        for special, spans in zip(
-            tokens["special_tokens_mask"], tokens["offset_mapping"], strict=True
-        ):
-            own = {}
-            for position, (start, end) in enumerate(spans):
+        for row, special in enumerate(tokens["special_tokens_mask"]):
+            numbers = tokens.word_ids(row)
+            own = TokenPlaces([], [], [])
+            for position, (start, end) in enumerate(tokens["offset_mapping"][row]):
                 if not special[position] and end > prefix_end:
-                    own[position] = max(start - prefix_end, 0), end - prefix_end
+                    own.positions.append(position)
+                    own.spans.append((max(start - prefix_end, 0), end - prefix_end))
+                    own.words.append(numbers[position])
             found.append(own)
         return tokens["input_ids"], found
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import synthetic_pairs
+from transformers import BatchEncoding
 from written import write
 
 from dap.alignment import align_words, format_links, heat_map, parse_links, read_links
@@ -64,6 +65,21 @@ def test_linked_subwords_link_their_words(encoder: SentenceEncoder) -> None:
         assert (link.similarity >= mean.similarity - 0.35).all()
         assert len(np.unique(link.links, axis=0)) == len(link.links)
         assert (link.cosines == [link.similarity[s, t] for s, t in link.links]).all()
+
+
+def test_sentences_are_tokenized_only_once(
+    encoder: SentenceEncoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenized: list[str] = []
+    tokenize = encoder._tokenize
+
+    def count(sentences: list[str], **outputs: bool) -> BatchEncoding:
+        tokenized.extend(sentences)
+        return tokenize(sentences, **outputs)
+
+    monkeypatch.setattr(encoder, "_tokenize", count)
+    align_words(encoder, SOURCE, TARGET, words="tokenizer")
+    assert tokenized == SOURCE + TARGET
 
 
 def test_batches_and_cut_sentences(tiny_bert_dir: Path, encoder: SentenceEncoder) -> None:
@@ -138,12 +154,10 @@ def test_what_cannot_be_aligned_is_refused(
 
 def test_states_that_are_not_finite_are_named_with_their_pair(encoder: SentenceEncoder) -> None:
     class Broken:
-        token_spans = encoder.token_spans
-
-        def encode_tokens(self, sentences: list[str], token_budget: int) -> list[np.ndarray]:
-            states = encoder.encode_tokens(sentences)
+        def encode_located_tokens(self, sentences: list[str], token_budget: int) -> tuple:
+            states, places = encoder.encode_located_tokens(sentences)
             states[1][0] = np.nan
-            return states
+            return states, places
 
     with pytest.raises(UserError, match="^pair 2: source states: row 0"):
         align_words(Broken(), SOURCE[:3], TARGET[:3])

@@ -256,6 +256,7 @@ def test_sentences_come_from_any_iterable(tiny_bert_dir: Path) -> None:
             encoder.encode_tokens(make(sentences)), token_states, strict=True
         ):
             np.testing.assert_array_equal(found, expected)
+        assert encoder.token_words(make(sentences)) == encoder.token_words(sentences) != [[], []]
 
 
 def test_what_is_no_list_of_texts_is_refused(tiny_bert_dir: Path) -> None:
