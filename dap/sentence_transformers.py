@@ -176,8 +176,16 @@ class DAPLoss(CachedLossMixin, nn.Module):
             weights: weights of the heads by name.
 
         Raises:
-            RuntimeError: the weights are those of other heads.
+            UserError: the weights are those of other heads.
         """
+        own = {name: value.shape for name, value in self.head_weights().items()}
+        given = {name: value.shape for name, value in weights.items()}
+        if own != given:
+            named = min(dict(own.items() ^ given.items()))
+            raise UserError(
+                f"the weights are of other heads than those of objective "
+                f"{self.dap.config.objective!r}, see {named}: give the configuration of that run."
+            )
         self.dap.load_state_dict(self.dap.state_dict() | weights)
         self.lacks_heads = False
 

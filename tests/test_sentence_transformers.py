@@ -22,6 +22,7 @@ from sentence_transformers.losses import MatryoshkaLoss
 from sentence_transformers.models import Dense, Normalize, Pooling, Transformer
 from torch.nn.parallel import DistributedDataParallel
 
+from dap.errors import UserError
 from dap.sentence_transformers import HEADS_FILE, DAPLoss, KeepHeads
 from modeling_dap import DAPForPreTraining
 
@@ -170,6 +171,10 @@ def test_a_run_resumes_with_its_heads_or_not_at_all(tiny_bert_dir: Path, tmp_pat
         torch.testing.assert_close(value, expected[name], msg=name)
 
     assert (tmp_path / "checkpoint-2" / HEADS_FILE).is_file()
+    lacking = dict(resumed.loss.head_weights())
+    del lacking["prediction_head.bias"]
+    with pytest.raises(UserError, match=r"objective 'tr\+rtl', see prediction_head.bias"):
+        resumed.loss.load_heads(lacking)
     without = make_trainer(3, keeps_heads=False)
     with pytest.raises(ValueError, match="not the heads of this loss"):
         without.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
