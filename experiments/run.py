@@ -168,9 +168,8 @@ class Workspace:
 
         Raises:
             UserError: the measurement of `experiments.step_cost` is missing, or that of a step that
-                must not be measured now. Or the heads of a run with `total_time_as` cost more than
-                the whole training of the other run.
-            RuntimeError: the short training failed.
+                must not be measured now. Or the short training failed, or the heads of a run with
+                `total_time_as` cost more than the whole training of the other run.
         """
         own = dict(job.run.arguments)
         own["learning_rate"] = job.learning_rate
@@ -239,7 +238,7 @@ class Workspace:
             arguments: arguments of the training command.
 
         Raises:
-            RuntimeError: the short training failed.
+            UserError: the short training failed.
         """
         path = self.probe(job.run, ".json")
         if not path.is_file():
@@ -298,8 +297,7 @@ class Workspace:
 
         Raises:
             ClaimedError: another process works on it.
-            RuntimeError: a command failed.
-            UserError: a file is damaged, or the cost of a step is not known.
+            UserError: a command failed, a file is damaged, or the cost of a step is not known.
         """
         folder = self.folder(job)
         lock = folder.with_name(f"{folder.name}.job")  # the commands claim the folder itself
@@ -325,8 +323,7 @@ class Workspace:
         A training that was stopped resumes. For a ready encoder there is nothing to train.
 
         Raises:
-            RuntimeError: the command failed.
-            UserError: the cost of a step is not known.
+            UserError: the command failed, or the cost of a step is not known.
         """
         folder = self.folder(job)
         if job.run.model is not None:
@@ -346,7 +343,7 @@ class Workspace:
             name: name of the evaluation in the recipe.
 
         Raises:
-            RuntimeError: the command failed.
+            UserError: the command failed.
         """
         folder = self.folder(job)
         evaluation(folder, name).parent.mkdir(exist_ok=True)
@@ -500,14 +497,14 @@ def execute(arguments: Sequence[str], log: Path, launcher: Sequence[str] = ()) -
         launcher: words that start the script. Empty means Python.
 
     Raises:
-        RuntimeError: it failed. The message names the log.
+        UserError: it failed. The message names the log.
     """
     line = command_line(arguments, launcher or [sys.executable])
     with log.open("a", encoding="utf-8") as file:
         print("$", shlex.join(line), file=file, flush=True)
         outcome = subprocess.run(line, cwd=ROOT, stdout=file, stderr=subprocess.STDOUT, check=False)
     if outcome.returncode:
-        raise RuntimeError(f"{arguments[0]} ended with status {outcome.returncode}: see {log}")
+        raise UserError(f"{arguments[0]} ended with status {outcome.returncode}: see {log}")
 
 
 def in_order(workspace: Workspace, only: Sequence[str] | None) -> list[Job]:
@@ -556,7 +553,7 @@ def work(workspace: Workspace, only: Sequence[str] | None) -> list[str]:
                 logger.info("%s: %.0f s", job.name, time.perf_counter() - started)
         except ClaimedError as reason:
             logger.info("%s is left to another process: %s", job.name, reason)
-        except (RuntimeError, ValueError, OSError) as reason:
+        except (ValueError, OSError) as reason:
             failed.append(f"{job.name}: {reason}")
 
 
