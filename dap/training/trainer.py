@@ -763,26 +763,23 @@ def brief(logs: dict[str, Any], before: dict[str, Any] | None = None) -> dict[st
     return shown
 
 
-class BriefPrinter(PrinterCallback):
+class _BriefLines:
+    """Makes a callback show the log's lines as `brief` shortens them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before: dict[str, Any] = {}
+
+    def on_log(self, *args: Any, logs: dict[str, Any], **kwargs: Any) -> None:
+        super().on_log(*args, logs=brief(logs, self.before), **kwargs)
+
+
+class BriefPrinter(_BriefLines, PrinterCallback):
     """Callback that prints the log's lines as `brief` shortens them."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.before: dict[str, Any] = {}
 
-    def on_log(self, *args: Any, logs: dict[str, Any], **kwargs: Any) -> None:
-        super().on_log(*args, logs=brief(logs, self.before), **kwargs)
-
-
-class BriefProgress(ProgressCallback):
+class BriefProgress(_BriefLines, ProgressCallback):
     """Callback that shows the progress bar, and the log's lines as `brief` shortens them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.before: dict[str, Any] = {}
-
-    def on_log(self, *args: Any, logs: dict[str, Any], **kwargs: Any) -> None:
-        super().on_log(*args, logs=brief(logs, self.before), **kwargs)
 
 
 class EpochOfSampler(TrainerCallback):
