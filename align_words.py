@@ -13,18 +13,15 @@
 """
 
 import csv
-import gzip
 import io
 import json
 import logging
-import lzma
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import MISSING, asdict, dataclass, field
 from functools import partial
 from itertools import tee, zip_longest
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -51,7 +48,7 @@ from dap.encoding import (
     tokens_of_a_batch,
 )
 from dap.errors import UserError
-from dap.file_io import whole_file, write_json
+from dap.file_io import compressed_file, plain_suffix, write_json
 from dap.languages import is_blank
 from dap.text import BitextFile, LineAudit, find_bitext, read_sentences, read_tables
 
@@ -65,7 +62,6 @@ PROTOCOL = "word alignment by cosine of token states"
 NOT_LINES = ("tmx", "po", "hub")
 #: Columns of a `.tsv` output.
 COLUMNS = ("line", "source_position", "target_position", "source_word", "target_word", "cosine")
-PACKED = {".gz": partial(gzip.open, mode="wb"), ".xz": partial(lzma.open, mode="wb")}
 REFUSED = (".parquet", ".csv", ".json", ".bz2", ".zst", ".lz4", ".7z", ".zip")
 
 
@@ -189,10 +185,7 @@ class AlignmentArguments:
 
         An ending .gz or .xz is ignored.
         """
-        path = Path(self.output)
-        if path.suffix in PACKED:
-            path = path.with_suffix("")
-        return {".tsv": "tsv", ".jsonl": "jsonl"}.get(path.suffix, "pharaoh")
+        return {".tsv": "tsv", ".jsonl": "jsonl"}.get(plain_suffix(self.output), "pharaoh")
 
 
 def _parse(
@@ -464,9 +457,8 @@ def open_output(args: AlignmentArguments) -> Iterator[Callable[[Pair, WordAlignm
     Yields:
         A function that writes the links of one sentence pair.
     """
-    compress = PACKED.get(Path(args.output).suffix, nullcontext)
-    with whole_file(args.output) as file, compress(file) as packed:
-        text = io.TextIOWrapper(packed, encoding="utf-8", newline="")
+    with compressed_file(args.output) as file:
+        text = io.TextIOWrapper(file, encoding="utf-8", newline="")
         rows = csv.writer(text, delimiter="\t", lineterminator="\n")
         if args.format == "tsv":
             rows.writerow(COLUMNS)
@@ -481,7 +473,7 @@ def open_output(args: AlignmentArguments) -> Iterator[Callable[[Pair, WordAlignm
 
         yield write
         text.flush()
-        text.detach()  # `whole_file` closes the file
+        text.detach()  # `compressed_file` closes the file
 
 
 def link_rows(pair: Pair, aligned: WordAlignment) -> Iterator[tuple[int | str, ...]]:

@@ -1,15 +1,17 @@
 """Read and write JSON, write files and folders as a whole or not at all, explain a full disk."""
 
 import errno
+import gzip
 import hashlib
 import json
+import lzma
 import math
 import os
 import secrets
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from functools import lru_cache
+from contextlib import contextmanager, nullcontext
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, BinaryIO, get_args
 
@@ -24,6 +26,8 @@ DISK_FULL_WORDS = (
     *(f"(os error {number})" for number in DISK_FULL_ERRORS),
     *("requested and", "unexpected pos", "iostream error", "PytorchStreamWriter failed"),
 )
+#: Ending of a compressed file's name -> function that opens a stream which compresses.
+COMPRESSORS = {".gz": partial(gzip.open, mode="wb"), ".xz": partial(lzma.open, mode="wb")}
 RUN_AGAIN = "make room, then run again: finished work is kept"
 
 
@@ -243,6 +247,36 @@ def whole_file(
             temporary.replace(path)
         finally:
             temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def compressed_file(path: str | Path) -> Iterator[BinaryIO]:
+    """Open a file for writing as `whole_file` does, and compress it if its name ends in .gz or .xz.
+
+    This is a context manager.
+
+    Args:
+        path: the file's final name. An older file is replaced.
+
+    Yields:
+        The file, opened for writing bytes that are not compressed yet.
+
+    Raises:
+        DiskFullError: there is no space left.
+    """
+    compress = COMPRESSORS.get(Path(path).suffix, nullcontext)
+    with whole_file(path) as file, compress(file) as stream:
+        yield stream
+
+
+def plain_suffix(path: str | Path) -> str:
+    """Return the suffix of a file name, such as ".tsv", not counting `.gz` or `.xz` behind it.
+
+    >>> plain_suffix("pairs.tsv.gz"), plain_suffix("pairs.tsv"), plain_suffix("pairs.gz")
+    ('.tsv', '.tsv', '')
+    """
+    path = Path(path)
+    return path.with_suffix("").suffix if path.suffix in COMPRESSORS else path.suffix
 
 
 @contextmanager

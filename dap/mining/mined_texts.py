@@ -3,14 +3,10 @@
 Legend: `N` sentences of a side, `D` dimensions, `P` pairs, `L` lines, `G` gold pairs.
 """
 
-import gzip
 import hashlib
 import json
-import lzma
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -21,7 +17,7 @@ import pyarrow.parquet as pq
 
 from dap.disk_arrays import concatenate_on_disk, row_blocks
 from dap.errors import UserError
-from dap.file_io import whole_file
+from dap.file_io import COMPRESSORS, compressed_file, plain_suffix
 from dap.mining.bucc import MiningScore, best_threshold, count_gold, score_at
 from dap.mining.distinct import DistinctSentences
 from dap.mining.margin import MinedPairs, score_pairs
@@ -31,7 +27,6 @@ from dap.search import Neighbours
 COLUMNS = ("score", "source", "target", "source_line", "target_line")
 #: Endings of formats that are not written.
 OTHER_FORMATS = (".csv", ".json", ".arrow", ".feather", ".xlsx", ".tmx", ".ods", ".xml")
-COMPRESSORS = {".gz": partial(gzip.open, mode="wb"), ".xz": partial(lzma.open, mode="wb")}
 #: Rows of a Parquet row group.
 GROUP_ROWS = 2**16
 #: Replaces characters that would break the columns and lines of the output.
@@ -191,8 +186,8 @@ def require_writable(path: str) -> None:
             f"--output {path}: pairs can only be compressed as .gz or .xz; end the name in .gz, "
             ".xz or .tsv"
         )
+    ending = plain_suffix(name)
     is_packed = name.suffix in COMPRESSORS
-    ending = name.with_suffix("").suffix if is_packed else name.suffix
     if ending in OTHER_FORMATS or (is_packed and ending == ".parquet"):
         raise UserError(
             f"--output {path}: pairs are written as .tsv, .jsonl (both also .gz or .xz) or "
@@ -214,10 +209,8 @@ def write_pairs(pairs: MinedPairs, task: MiningTask, path: str | Path) -> None:
     Raises:
         DiskFullError: there is no room. An older file at the path is kept.
     """
-    path = Path(path)
-    compress = COMPRESSORS.get(path.suffix, nullcontext)
-    ending = path.with_suffix("").suffix if path.suffix in COMPRESSORS else path.suffix
-    with whole_file(path) as file, compress(file) as output:
+    ending = plain_suffix(path)
+    with compressed_file(path) as output:
         if ending == ".parquet":
             _write_parquet(pairs, task, output)
         elif ending in (".jsonl", ".ndjson"):

@@ -8,6 +8,7 @@ from typing import Any
 import polars as pl
 
 from dap.errors import UserError
+from dap.file_io import plain_suffix
 from dap.languages import BLANKS, is_blank
 from dap.prepare.filters import repair_texts
 from dap.text import FORMATS, disk_path, find_bitext, list_folder, read_pairs, read_sentences
@@ -61,8 +62,7 @@ def _sentences(path: Path) -> Iterator[str]:
     Raises:
         UserError: as `read_evaluation`.
     """
-    plain_name = path.with_suffix("") if path.suffix in (".gz", ".xz") else path
-    kind = plain_name.suffix.lower().removeprefix(".")
+    kind = plain_suffix(path).lower().removeprefix(".")
     is_parallel = kind in FORMATS and kind not in READ_AS_LINES
     if is_parallel or kind == "zip" or not disk_path(path).is_file():
         yield from _sentences_of_pairs(path)

@@ -23,6 +23,7 @@ from functools import cache
 from pathlib import Path
 
 from dap.errors import SHOWN, UserError, refusals
+from dap.file_io import COMPRESSORS, plain_suffix
 from dap.languages import ISO3, NAMES, base_language
 from dap.text.archives import disk_path, list_archive, list_folder
 from dap.text.formats import FORMATS, BitextFile, hub_dataset
@@ -45,7 +46,6 @@ NO_LANGUAGES = (
     "old|out|pdf|pkl|po|pot|py|rar|rej|sgm|sh|sql|src|swp|tar|tex|tgt|tgz|tmp|tmx|tok|tsv|txt|vec|"
     "xls|xml|xz|yml|zip|zst"
 )
-PACKED = (".gz", ".xz")
 #: Files that are not read from within an archive.
 NOT_IN_ARCHIVES = (".zip", ".parquet")
 #: The id of a Hub dataset, with or without a configuration.
@@ -235,7 +235,7 @@ def _require_no_packed_copy(used: set[Path]) -> None:
     """Raise `UserError` if a file and its packed copy (`.gz`, `.xz`) are both among the files."""
     for path in sorted(used):
         plain = path.with_suffix("")
-        if path.suffix in PACKED and plain in used:
+        if path.suffix in COMPRESSORS and plain in used:
             raise UserError(f"{plain} and {path} are the same text twice: keep one of them")
 
 
@@ -328,7 +328,7 @@ def _files_at(path: Path, all_paths: Collection[Path], target: str) -> list[Bite
     files = _classify(path, target, sides)
     if files:
         return files
-    if _kind(path) in (".tmx", ".po"):
+    if plain_suffix(path) in (".tmx", ".po"):
         raise UserError(
             f"{path}: states no language beside {target!r} (xml:lang, or Language: in PO)"
         )
@@ -358,7 +358,7 @@ def _classify(path: Path, target: str, sides: MosesSides) -> list[BitextFile]:
         target: the target language.
         sides: the Moses sides among which the other side is looked for.
     """
-    kind = _kind(path)
+    kind = plain_suffix(path)
     languages: set[str] = set()
     if kind == ".tmx":
         languages = memory_languages(path, target)
@@ -371,11 +371,6 @@ def _classify(path: Path, target: str, sides: MosesSides) -> list[BitextFile]:
     if languages:
         return [BitextFile(code, (str(path),), kind[1:], target) for code in sorted(languages)]
     return _moses_pair(path, target, sides)
-
-
-def _kind(path: Path) -> str:
-    """Return the suffix of a file name, such as `.tsv`, not counting `.gz` or `.xz` behind it."""
-    return path.with_suffix("").suffix if path.suffix in PACKED else path.suffix
 
 
 def _po_source_language(path: Path) -> str:
