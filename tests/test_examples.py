@@ -135,6 +135,10 @@ def test_the_buttons_search_and_mine(
         matches, table = client.predict(SOURCE[0], *texts, api_name="/search")
         assert matches["data"][0] == ["1.000", 1, SOURCE[0]]
         assert "<table>" in table
+        (choose,) = [each.fn for each in built.fns.values() if each.name == "choose"]
+        second = SimpleNamespace(index=(1, 0))
+        words = app.picture(encoder, SOURCE[0], matches["data"][1][2])
+        assert choose(SOURCE[0], matches["data"], second) == words != table
         with pytest.raises(gradio_client.exceptions.AppError, match="nothing to search"):
             client.predict("", *texts, api_name="/search")
 

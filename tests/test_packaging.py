@@ -190,14 +190,15 @@ def test_the_wheel_works_without_the_checkout(wheel: Path, tmp_path: Path) -> No
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment)
     assert done.stdout == f"dap-transformers {__version__}\n", done.stderr
 
-    metadata = zipfile.ZipFile(wheel)
-    for name in metadata.namelist():
-        if name.endswith("top_level.txt"):
-            assert metadata.read(name) == b"dap_transformers\n"
-        if name.endswith("entry_points.txt"):
-            functions = re.findall(r"= dap_transformers\.(\S+):main", metadata.read(name).decode())
-            modules = {module if module in COMMANDS else f"dap.{module}" for module in functions}
-            assert modules == {*COMMANDS, "dap.publishing.onnx_export", "dap.reports.command_line"}
+    archive = zipfile.ZipFile(wheel)
+    metadata = {}
+    for name in archive.namelist():
+        if ".dist-info/" in name:
+            metadata[Path(name).name] = archive.read(name).decode()
+    assert metadata["top_level.txt"] == "dap_transformers\n"
+    functions = re.findall(r"= dap_transformers\.(\S+):main", metadata["entry_points.txt"])
+    modules = {module if module in COMMANDS else f"dap.{module}" for module in functions}
+    assert modules == {*COMMANDS, "dap.publishing.onnx_export", "dap.reports.command_line"}
 
 
 def test_a_checkout_has_the_names_of_the_wheel() -> None:

@@ -63,6 +63,9 @@ def test_controls_do_not_read_the_source(monkeypatch: pytest.MonkeyPatch) -> Non
     other = dict(batch)
     for name in ("source_input_ids", "source_attention_mask"):
         other[name] = torch.roll(batch[name], -1, 0)
+    mirrored = dict(batch)  # each source is the target
+    for name in ("input_ids", "attention_mask"):
+        mirrored[f"source_{name}"] = batch[f"target_{name}"]
     for kind in (OwnWordsBOW, ShuffledRTL):
         monkeypatch.setitem(OBJECTIVES, kind.name, kind)
         control = tiny_model(objective=kind.name).eval()
@@ -72,5 +75,6 @@ def test_controls_do_not_read_the_source(monkeypatch: pytest.MonkeyPatch) -> Non
         losses = [control(**each).loss for each in (batch, other)]
         if kind is OwnWordsBOW:
             torch.testing.assert_close(*losses)
+            torch.testing.assert_close(losses[0], plain(**mirrored).loss)
         else:
             torch.testing.assert_close(losses[1], plain(**batch).loss)

@@ -40,6 +40,8 @@ def test_the_estimated_precision_and_the_chosen_threshold_are_close_to_the_truth
     wanted = mine_vectors(texts(600, common), Margin(min_precision=0.99))[2]
     assert wanted.threshold >= choice.threshold - 1e-6 or choice.precision > 0.99
     assert wanted.precision >= 0.99
+    reached = [row["threshold"] for row in wanted.table if row["precision"] >= 0.99]
+    assert wanted.threshold == min(reached)  # the lowest one, which keeps the most pairs
 
 
 def test_texts_without_translations_are_not_given_a_threshold_unless_calibrated() -> None:
@@ -67,6 +69,16 @@ def test_known_pairs_score_as_pairs_of_the_texts_do() -> None:
         others = np.delete(source, row, 0), np.delete(target, row, 0)
         outside = score_known((source[[row]], target[[row]]), others)
         np.testing.assert_allclose(outside, expected[[row]], atol=1e-5)
+
+
+def test_known_pairs_fix_where_translations_score() -> None:
+    random = np.random.default_rng(0)
+    runner_ups = random.normal(1.0, 0.02, 400)
+    scores = np.concatenate([random.normal(1.0, 0.02, 200), random.normal(1.2, 0.03, 200)])
+    near = fit_scores(scores, runner_ups, random.normal(1.2, 0.03, 50))
+    far = fit_scores(scores, runner_ups, random.normal(2.0, 0.03, 50))
+    assert near.share == pytest.approx(0.5, abs=0.03)
+    assert far.share < 0.01
 
 
 def test_runner_ups_agree_with_a_loop() -> None:

@@ -103,6 +103,7 @@ def test_the_root_has_no_random_weight_pickle_local_path_or_training_leftover(
                 weights.get_tensor("pooler.dense.weight"), scale * torch.eye(32)
             )
         unsaved = set(plain.state_dict()) - names
+        assert names <= set(plain.state_dict())
         assert unsaved == (set() if source == "dap" else {"pooler.dense.bias"})
         files = [path for path in out.rglob("*") if path.is_file()]
         assert {path.suffix for path in files} <= {".json", ".safetensors", ".py", ".md"}

@@ -195,7 +195,7 @@ def test_a_run_with_other_arguments_does_not_resume(
         "bf16=False, now True",
         "lr_scheduler_type='linear', now 'cosine'",
         "pairs a step=16, now 32",
-        ", now 'other'",
+        f"model_name_or_path={Path(stopped[1]).name!r}, now 'other'",
     ):
         assert named in str(refused.value)
 
