@@ -161,6 +161,7 @@ setup(
         "numpy>=1.26",
         "pyarrow>=21",
         "pyyaml>=6",
+        "tabulate>=0.8.9",
         "tqdm>=4.66.3",
         "requests>=2.32",
         "xxhash>=3.4",

@@ -7,6 +7,7 @@ import json
 import lzma
 import os
 import random
+import re
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -213,6 +214,11 @@ def built(flags: list[str]) -> DAPTrainer:
     from train_dap import build_trainer
 
     return build_trainer(*parse_arguments(flags))[0]
+
+
+def squeezed(table: str) -> str:
+    """Return a table without the spaces that only align its columns."""
+    return re.sub(" +", " ", table)
 
 
 def results(folder: Path, name: str = "eval") -> dict[str, float]:

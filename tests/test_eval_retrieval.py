@@ -286,7 +286,7 @@ def test_the_multilingual_pool_stands_beside_plain_accuracy_and_seeds_are_merged
 
     merged = merge_reports(files)
     assert merged["averages"]["2 of 36 languages"]["pool_xx-en"]["sd"] == 0
-    assert "| multilingual pool xx→en |" in report_text(merged)
+    assert " multilingual pool xx→en |" in report_text(merged)
 
 
 def test_without_a_sentence_to_change_the_error_is_that_of_retrieval(argv: list[str]) -> None:

@@ -1,7 +1,9 @@
-"""Format tables as plain text and as Markdown."""
+"""Format tables as plain text, as Markdown and as LaTeX."""
 
 from collections.abc import Sequence
 from typing import Any
+
+from tabulate import tabulate
 
 
 def text_table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
@@ -20,20 +22,12 @@ def text_table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
         header: names of the columns.
         rows: the cells of each row, one per column.
     """
-    cells = [list(map(_cell, row)) for row in [header, *rows]]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    cells.insert(1, ["-" * width for width in widths])
-
-    lines = []
-    for first, *others in cells:
-        aligned = [first.ljust(widths[0])]
-        aligned += [cell.rjust(width) for cell, width in zip(others, widths[1:])]
-        lines.append("  ".join(aligned).rstrip())
-    return "\n".join(lines)
+    cells = [[_one_decimal(value) for value in row] for row in rows]
+    return _table(header, cells, "simple")
 
 
-def _cell(value: Any) -> str:
-    """Format a cell: a float with one decimal, None as "-", and anything else as text."""
+def _one_decimal(value: Any) -> str:
+    """Format a float with one decimal, None as "-", and anything else as text."""
     if value is None:
         return "-"
     return f"{value:.1f}" if isinstance(value, float) else str(value)
@@ -47,42 +41,26 @@ def markdown_table(
     Args:
         header: names of the columns.
         rows: the cells of each row, one per column. They may be of any type.
-        numbers: align all columns except the first to the right, as numbers should be.
+        numbers: align all columns except the first to the right, as numbers should be. Otherwise
+            cells are not padded, because some may be long.
 
-    >>> print(markdown_table(["a", "b"], [[1, "x|y"]]))
-    | a | b |
-    |---|---|
-    | 1 | x\\|y |
+    >>> print(markdown_table(["corpus", "pairs"], [["x|y", "1,000"], ["z", 20]], numbers=True))
+    | corpus   |   pairs |
+    |:---------|--------:|
+    | x\\|y     |   1,000 |
+    | z        |      20 |
     """
-    rule = ["|---"] * len(header)
-    if numbers:
-        rule = ["|:--", *["|--:"] * (len(header) - 1)]
-
-    lines = []
-    for row in [header, *rows]:
-        cells = [str(cell).replace("|", "\\|").replace("\n", " ") for cell in row]
-        lines.append("| " + " | ".join(cells) + " |")
-    lines.insert(1, "".join(rule) + "|")
-    return "\n".join(lines)
+    cells = [[_markdown_cell(value) for value in row] for row in [header, *rows]]
+    return _table(cells[0], cells[1:], "pipe", numbers)
 
 
-#: Characters of a cell -> how LaTeX writes them.
-LATEX = {
-    "\\": r"\textbackslash{}",
-    "{": r"\{",
-    "}": r"\}",
-    "$": r"\$",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "&": r"\&",
-    "%": r"\%",
-    "#": r"\#",
-    "_": r"\_",
-    "±": r"$\pm$",
-    "→": r"$\to$",
-    "−": "$-$",
-    "+": "$+$",
-}
+def _markdown_cell(value: Any) -> str:
+    """Escape what would end a cell of a Markdown table. tabulate does not."""
+    return str(value).replace("|", "\\|").replace("\n", " ")
+
+
+#: Characters that tabulate does not escape -> how LaTeX writes them, whatever its input encoding.
+LATEX = {"±": r"$\pm$", "→": r"$\to$", "−": "$-$", "+": "$+$"}
 
 
 def latex_table(header: Sequence[Any], rows: Sequence[Sequence[Any]]) -> str:
@@ -97,17 +75,27 @@ def latex_table(header: Sequence[Any], rows: Sequence[Sequence[Any]]) -> str:
     >>> print(latex_table(["K", "F1"], [["1", "90.50 ± 0.25"]]))
     \\begin{tabular}{lr}
     \\toprule
-    K & F1 \\\\
+     K   &           F1 \\\\
     \\midrule
-    1 & 90.50 $\\pm$ 0.25 \\\\
+     1   & 90.50 $\\pm$ 0.25 \\\\
     \\bottomrule
     \\end{tabular}
     """
-    escapes = str.maketrans(LATEX)
-    lines = []
-    for row in [header, *rows]:
-        cells = [str(cell).translate(escapes) for cell in row]
-        lines.append(" & ".join(cells) + r" \\")
-    columns = "l" + "r" * (len(header) - 1)
-    rule = [rf"\begin{{tabular}}{{{columns}}}", r"\toprule", lines[0], r"\midrule"]
-    return "\n".join([*rule, *lines[1:], r"\bottomrule", r"\end{tabular}"])
+    return _table(header, rows, "latex_booktabs").translate(str.maketrans(LATEX))
+
+
+def _table(
+    header: Sequence[Any], rows: Sequence[Sequence[Any]], format: str, numbers: bool = True
+) -> str:
+    """Format a table with tabulate, which would reformat numbers if it were not told otherwise.
+
+    Args:
+        header: names of the columns.
+        rows: the cells of each row, one per column.
+        format: name of the format, as tabulate calls it.
+        numbers: align all columns except the first to the right. Otherwise no cell is padded.
+    """
+    sides = None
+    if numbers and rows:  # tabulate 0.9 fails to align columns without rows
+        sides = ["left", *["right"] * (len(header) - 1)]
+    return tabulate(rows, header, format, colalign=sides, stralign=None, disable_numparse=True)

@@ -6,6 +6,7 @@ import statistics
 from pathlib import Path
 
 import pytest
+from conftest import squeezed
 
 from dap.file_io import write_json
 from dap.reports.command_line import run
@@ -38,7 +39,7 @@ def test_means_deviations_and_differences_by_seed(
 ) -> None:
     groups = [f"K=1:{ablation}/k1-*.json", f"K=2:{ablation}/k2-*.json"]
     found = run(["--compare", *groups, "--format", "markdown"])
-    lines = capsys.readouterr().out.splitlines()
+    lines = squeezed(capsys.readouterr().out).splitlines()
     name = "36 languages xx-en"
     for group, seeds in zip(("K=1", "K=2"), ACCURACY.values(), strict=True):
         assert found[group]["mean"][name] == pytest.approx(statistics.fmean(seeds.values()))
@@ -55,7 +56,7 @@ def test_means_deviations_and_differences_by_seed(
     assert values["K=2 - K=1", "de xx-en", "2"] == 2.0
 
     run(["--compare", *groups, "--format", "latex", "--output", str(ablation / "table.tex")])
-    table = (ablation / "table.tex").read_text()
+    table = squeezed((ablation / "table.tex").read_text())
     assert r"K=1 & 3 & 88.17 $\pm$ 0.76 & 80.00 $\pm$ 0.00 \\" in table
     assert table.count(r"\toprule") == 2
 
