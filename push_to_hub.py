@@ -113,7 +113,9 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
     checkpoint, args, options = parse(argv)
 
     if not args.output_dir and not args.dry_run:
-        with tempfile.TemporaryDirectory(prefix="dap-hub-") as place, disk_full(Path(place)):
+        # Windows cannot remove a file of weights that is still mapped into memory.
+        temporary = tempfile.TemporaryDirectory(prefix="dap-hub-", ignore_cleanup_errors=True)
+        with temporary as place, disk_full(Path(place)):
             return write_and_push(checkpoint, Path(place, "hub"), args, options)
 
     name = checkpoint

@@ -9,8 +9,13 @@ sees only local paths. The *local copy* of `s3://bucket/corpus` is `CACHE/s3/buc
 - `fetch_path` does the same, given the path of the local copy.
 - `send_path` uploads a local copy to its address.
 
-fsspec's own copies do not fit. `fsspec.generic.rsync` compares only sizes and may leave half a
-file. `filecache::` loses the folders, which may name languages.
+fsspec's own copies do not fit:
+
+- `filecache::` with `same_names=True` gives `de/train.txt` and `fr/train.txt` the same copy. It
+  takes files of web servers as unchanging, and writes an address's secrets into file names.
+- `fsspec.generic.rsync` takes no single file. By default it compares only sizes, and returns
+  without an error if a download fails.
+- `put(recursive=True)` sends all files each time, in no useful order.
 
 An address may hold secrets: `user:password@`, or a query such as `?token=…`. No message, report or
 file name shows them. The copy of such an address lies in `CACHE/https/@DIGEST/host/…`.
@@ -19,6 +24,7 @@ file name shows them. The copy of such an address lies in `CACHE/https/@DIGEST/h
 import filecmp
 import hashlib
 import os
+import posixpath
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -37,6 +43,8 @@ _IN_SYNC: dict[Path, tuple[int, int]] = {}
 _SECRETS: dict[str, tuple[str, str]] = {}
 #: Protocols whose `name@` before the host is no secret.
 _CONTAINERS = ("abfs", "abfss", "wasb", "wasbs")
+#: How a copy's path writes the colon of `host:port`, which names on Windows cannot have.
+_COLON = "%3A"
 #: What file systems tell of a file's version, beside its time.
 _STAMPS = (
     "ETag", "etag", "Content-MD5", "Digest", "Last-Modified", "LastModified", "last_modified",
@@ -140,8 +148,8 @@ def local_path(address: str, name: str = "") -> str:
         digest = "@" + hashlib.sha256(repr(secrets).encode()).hexdigest()[:16]
         _SECRETS[digest] = secrets
         folder /= digest
-    inside = os.path.normpath(f"/{parts.rest}").lstrip("/")
-    return str(folder / inside)
+    host, _, path = posixpath.normpath(f"/{parts.rest}").lstrip("/").partition("/")
+    return str(folder / host.replace(":", _COLON) / path)
 
 
 def fetch_address(address: str, name: str = "") -> str:
@@ -177,7 +185,7 @@ def fetch_address(address: str, name: str = "") -> str:
         info = system.info(root)
         files = {root: info} if info["type"] == "file" else system.find(root, detail=True)
         for file, details in files.items():
-            path = copy / os.path.relpath(file, root)
+            path = copy / posixpath.relpath(file, root)
             _fetch_file(system, file, details, path)
             _IN_SYNC[path] = _time_and_size(path)
             copies.add(path)
@@ -289,7 +297,8 @@ def send_path(path: str | Path, name: str = "") -> str | None:
         for file in files:
             if _IN_SYNC.get(file) == _time_and_size(file):
                 continue
-            system.put_file(str(file), os.path.normpath(f"{root}/{file.relative_to(path)}"))
+            there = posixpath.normpath(f"{root}/{file.relative_to(path).as_posix()}")
+            system.put_file(str(file), there)
             _IN_SYNC[file] = _time_and_size(file)
     return shown
 
@@ -311,6 +320,8 @@ def _address_of(path: Path) -> str | None:
     login = query = ""
     if parts and parts[0] in _SECRETS:
         login, query = _SECRETS[parts.pop(0)]
+    if parts:
+        parts[0] = parts[0].replace(_COLON, ":")
     return f"{protocol}://{login}{'@' if login else ''}{'/'.join(parts)}{query}"
 
 

@@ -150,7 +150,9 @@ def test_a_changed_file_is_fetched_again_and_no_secret_of_an_address_is_shown(
         server.shutdown()
     assert secret not in "".join(format_exception(refused.value))
     copies = [str(path) for path in cache.rglob("*")]
-    assert not any(secret in path or "?" in path for path in copies)
+    assert not any(secret in path or "?" in path or ":" in path for path in copies)
+    made = addresses.local_path(f"http://me:{secret}@{host}/made/pairs.tsv")
+    assert addresses.public_name(made) == f"http://{host}/made/pairs.tsv"
     made = addresses.local_path(f"ftp://me:{secret}@host/made/pairs.tsv")
     assert addresses.public_name(made) == "ftp://host/made/pairs.tsv"
     assert addresses.public_name("/home/me/corpus") == "corpus"

@@ -267,8 +267,9 @@ def _settings_text(report: Mapping[str, Any]) -> str:
     settings["seed"] = report.get("seed")
     shown = []
     for name, value in settings.items():
-        is_simple = isinstance(value, (str, int, float)) and "/" not in str(value)  # no paths
-        if is_simple and name not in NOT_SHOWN:
+        is_simple = isinstance(value, (str, int, float))
+        is_path = any(separator in str(value) for separator in "/\\")  # Windows has "\\"
+        if is_simple and not is_path and name not in NOT_SHOWN:
             shown.append(f"{name} {value!r}")
 
     # a merged report has a list, with None for a model that names no seed

@@ -154,7 +154,8 @@ def publish(checkpoint: str | Path, repo_id: str, options: Options, **to: Any) -
         UserError: as `build_with_card` and `upload`.
     """
     checkpoint = Path(checkpoint)
-    with tempfile.TemporaryDirectory(prefix="dap-hub-") as place:
+    # Windows cannot remove a file of weights that is still mapped into memory.
+    with tempfile.TemporaryDirectory(prefix="dap-hub-", ignore_cleanup_errors=True) as place:
         folder = Path(place, "hub")
         build_with_card(checkpoint, folder, repo_id, options, read_sources(checkpoint))
         return upload(folder, repo_id, **to)

@@ -336,7 +336,8 @@ def _read_uncached(kind: str, path: str) -> Dataset:
         kind: name of the reader, "json" or "parquet".
         path: the file.
     """
-    with tempfile.TemporaryDirectory() as folder:
+    # Windows cannot remove a file that is still mapped into memory.
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         return load_dataset(
             kind,
             data_files=glob.escape(path),
