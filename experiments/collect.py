@@ -6,20 +6,24 @@
 need: the final numbers, the settings, and the training losses of the compared methods. The runs of
 a study must have been trained as their recipe says, and all models must have been evaluated in the
 same way. Otherwise the command refuses.
+
+The merged file is written anew. With `--keep`, results stay in it although their files in
+`--results_dir` are gone. The same checks decide whether they still fit.
 """
 
 import argparse
 import hashlib
 import json
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from dap.commands import command
 from dap.errors import UserError
 from dap.file_io import read_object
-from experiments.reading import write_study_file
+from experiments.reading import read_evaluations, read_study_file, write_study_file
 from experiments.recipes import Recipe, Run, flags, read_recipe
 from experiments.statistics import ALIGNMENT, ORDER, Outcome, label_of
 
@@ -58,6 +62,10 @@ HARMLESS = (
 RECORDED = {"total_train_batch_size": "pairs a step"}
 #: Entries of a record that depend on the seed.
 OF_THE_SEED = ("seed", "data_seed", "training text", "dev text")
+#: Entries of a record that describe text. The merged file has a hash of each.
+TEXTS = ("training text", "dev text")
+#: Settings in the merged file that do not come from the record of a training.
+ADDED = ("heads", "command", "commit", "encoder", "machine", "versions")
 #: Entries of a record that follow from other arguments or from the place of a file.
 FOLLOWS = (
     "target_vocab_size",
@@ -228,9 +236,8 @@ def outcome_of(content: Mapping[str, Any], keeps_losses: bool) -> Outcome:
     """
     machine = content["machine"]
     settings = {key: value for key, value in content["record"].items() if value is not None}
-    for key in ("training text", "dev text"):  # a digest tells texts apart, too
-        text = json.dumps(settings.pop(key, None), sort_keys=True)
-        settings[key] = hashlib.sha256(text.encode()).hexdigest()[:12]
+    for key in TEXTS:
+        settings[key] = digest_of_text(settings.pop(key, None))
     for key in OF_THE_SEED[:2]:
         settings.pop(key, None)
     if content.get("heads"):
@@ -253,6 +260,12 @@ def outcome_of(content: Mapping[str, Any], keeps_losses: bool) -> Outcome:
         losses=losses_of(content["curve"]) if keeps_losses else {},
         results={name: numbers_of(report) for name, report in content["evaluations"].items()},
     )
+
+
+def digest_of_text(described: object) -> str:
+    """Return a hash of a record's description of text, which tells texts apart as well."""
+    text = json.dumps(described, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def losses_of(curve: Sequence[Mapping[str, float]]) -> dict[str, list[list[float]]]:
@@ -302,38 +315,128 @@ def numbers_of(report: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def collect(recipe: Recipe, folder: Path, path: Path) -> int:
+@dataclass(frozen=True)
+class Kept:
+    """What stays in a study's merged file although the result files are gone.
+
+    Attributes:
+        outcomes: name of the lost result file, without its folder -> the result.
+        step_seconds: name of a run -> CPU seconds of a training step.
+        evaluations: name of an evaluation -> its protocol and settings.
+    """
+
+    outcomes: Mapping[Path, Outcome] = field(default_factory=dict)
+    step_seconds: Mapping[str, float] = field(default_factory=dict)
+    evaluations: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    def contents(self, path: Path) -> dict[Path, dict[str, Any]]:
+        """Return what is known of the lost result files, in their form, so that it can be checked.
+
+        Args:
+            path: the merged file, for messages.
+
+        Returns:
+            Merged file and name of the lost file -> run, seed, record, command, encoder and the
+            settings of the evaluations. The record has hashes instead of descriptions of text.
+        """
+        found = {}
+        for name, outcome in self.outcomes.items():
+            record = {key: value for key, value in outcome.settings.items() if key not in ADDED}
+            record["pairs a step"] = record.pop("pairs_per_step")
+            reports = {}
+            for evaluation in outcome.results:
+                settings = dict(self.evaluations[evaluation])
+                protocol = settings.pop("protocol", None)
+                reports[evaluation] = {"protocol": protocol, "settings": settings}
+            found[path / name] = {
+                "run": outcome.run,
+                "seed": outcome.seed,
+                "record": record,
+                "command": [outcome.settings["command"]],
+                "encoder": outcome.settings["encoder"],
+                "evaluations": reports,
+            }
+        return found
+
+
+def read_kept(path: Path, recipe: Recipe, present: Collection[Path]) -> Kept:
+    """Read the results of a study's merged file whose result files are gone.
+
+    Args:
+        path: the merged file. It may be missing.
+        recipe: the study's recipe.
+        present: names of the result files that are there, without the study's folder.
+
+    Raises:
+        UserError: the merged file is damaged, or has a run or seed that is not in the recipe.
+    """
+    if not path.is_file():
+        return Kept()
+    outcomes, seconds = read_study_file(path)
+    kept = {}
+    for outcome in outcomes:
+        name = Path(f"{outcome.run}-lr{outcome.learning_rate:g}", f"seed-{outcome.seed}.json")
+        if name in present:
+            continue
+        run = recipe.runs.get(outcome.run)
+        if run is None or outcome.seed not in run.seeds:
+            what = f"no run {outcome.run} with seed {outcome.seed}"
+            raise UserError(f"{path}: the recipe {recipe.name} has {what}: collect without --keep")
+        kept[name] = outcome
+    return Kept(kept, seconds, read_evaluations(path))
+
+
+def with_hashed_texts(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a result with a hash instead of each description of text, as in the merged file."""
+    record = dict(content["record"])
+    for key in TEXTS:
+        record[key] = digest_of_text(record.get(key))
+    return {**content, "record": record}
+
+
+def collect(recipe: Recipe, folder: Path, path: Path, keep: bool = False) -> tuple[int, int]:
     """Check the results of a recipe's runs and write the merged file.
 
     Args:
         recipe: the study's recipe.
         folder: folder of the study's results.
         path: file to write.
+        keep: also keep the results that `path` has, and whose result files are gone.
 
     Returns:
-        The number of results that were merged.
+        The number of results that were merged, and the number of results that were kept.
     """
     contents = read_runs(folder, recipe)
     for file, content in contents.items():
         require_trained_as_told(file, content, recipe.runs[content["run"]])
     require_comparable(contents, recipe.runs)
 
-    outcomes = []
+    outcomes = {}
     evaluations: dict[str, Any] = {}
-    for content in contents.values():
+    for file, content in contents.items():
         run = recipe.runs[content["run"]]
         is_compared = label_of(run) in ORDER and run.same_time_as is None
-        outcomes.append(outcome_of(content, is_compared and bool(run.evaluate)))
+        keeps_losses = is_compared and bool(run.evaluate)
+        outcomes[file.relative_to(folder)] = outcome_of(content, keeps_losses)
         for name, report in content["evaluations"].items():
             evaluations[name] = how_evaluated(report)
 
+    kept = read_kept(path, recipe, outcomes) if keep else Kept()
+    old = kept.contents(path)
+    for file, content in old.items():
+        require_trained_as_told(file, content, recipe.runs[content["run"]])
+    new = {file: with_hashed_texts(content) for file, content in contents.items()}
+    require_comparable(old | new, recipe.runs)
+
     timing = folder / "timing.json"
-    seconds = {}
+    seconds = dict(kept.step_seconds)
     if timing.is_file():
         for name, part in read_object(timing)["steps"].items():
             seconds[name] = round(part["cpu"], 4)
-    write_study_file(path, outcomes, seconds, evaluations)
-    return len(outcomes)
+    merged = outcomes | kept.outcomes
+    ordered = [merged[name] for name in sorted(merged)]
+    write_study_file(path, ordered, seconds, {**kept.evaluations, **evaluations})
+    return len(outcomes), len(kept.outcomes)
 
 
 @command
@@ -352,12 +455,18 @@ def main(argv: Sequence[str] | None = None) -> None:
         help="folder that experiments.run wrote its results into",
     )
     parser.add_argument("--output_dir", type=Path, default=RESULTS, help="folder for STUDY.json")
+    parser.add_argument(
+        "--keep",
+        action="store_true",
+        help="keep results in STUDY.json that have no file in --results_dir any more",
+    )
     args = parser.parse_args(argv)
     for path in args.recipes:
         recipe = read_recipe(path, None)
         target = args.output_dir / f"{recipe.name}.json"
-        count = collect(recipe, args.results_dir / recipe.name, target)
-        print(f"{target}: {count} runs")
+        count, kept = collect(recipe, args.results_dir / recipe.name, target, args.keep)
+        note = f", and {kept} kept" if args.keep else ""
+        print(f"{target}: {count} runs{note}")
 
 
 if __name__ == "__main__":

@@ -77,6 +77,18 @@ def read_study_file(path: Path) -> tuple[list[Outcome], dict[str, float]]:
     return outcomes, content["step_seconds"]
 
 
+def read_evaluations(path: Path) -> dict[str, dict[str, Any]]:
+    """Read how the models of a study were evaluated, from its merged result file.
+
+    Args:
+        path: a file that `read_study_file` has accepted.
+
+    Returns:
+        Name of an evaluation -> its protocol and settings.
+    """
+    return read_object(path)["evaluations"]
+
+
 def write_study_file(
     path: Path,
     outcomes: Sequence[Outcome],

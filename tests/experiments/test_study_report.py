@@ -98,10 +98,10 @@ class Project:
         path.write_text(json.dumps(content))
         return path
 
-    def collect(self, recipe: str = "small") -> None:
+    def collect(self, recipe: str = "small", *flags: str) -> None:
         path = str(self.recipes / f"{recipe}.yaml")
         options = ["--results_dir", str(self.runs), "--output_dir", str(self.results)]
-        collect.main([path, *options])
+        collect.main([path, *options, *flags])
 
     def report(self, *flags: str) -> None:
         report.main(["--root", str(self.root), *flags])
@@ -305,6 +305,51 @@ def test_results_that_do_not_fit_are_refused(
     paths[1].write_text(json.dumps(content))
     with pytest.raises(SystemExit, match=message):
         project.collect()
+
+
+def test_results_whose_files_are_gone_are_kept_if_they_fit(project: Project) -> None:
+    paths = [project.add(run, 1e-3, seed, 80.0) for run in ("tr", "dap") for seed in (0, 1)]
+    for path in paths:
+        content = json.loads(path.read_text())
+        content["record"] |= {"max_steps": 20, "training text": {"de": content["seed"]}}
+        path.write_text(json.dumps(content))
+    (project.runs / "small" / "timing.json").write_text('{"steps": {"tr": {"cpu": 2.0}}}')
+    project.collect()
+    merged = project.results / "small.json"
+    before = merged.read_bytes()
+
+    gone = paths[:3]  # the file of DAP with seed 1 stays
+    for path in gone:
+        path.unlink()
+    (project.runs / "small" / "timing.json").unlink()
+    project.collect("small", "--keep")
+    assert merged.read_bytes() == before
+
+    content["record"]["training text"] = {"de": 7}
+    paths[3].write_text(json.dumps(content))
+    with pytest.raises(SystemExit, match="differ in training text"):
+        project.collect("small", "--keep")
+    content["record"]["training text"] = {"de": 1}
+    content["evaluations"]["tatoeba"]["settings"]["text"] = "abd"
+    paths[3].write_text(json.dumps(content))
+    with pytest.raises(SystemExit, match="differ in text of tatoeba"):
+        project.collect("small", "--keep")
+    content["evaluations"]["tatoeba"]["settings"]["text"] = "abc"
+    paths[3].write_text(json.dumps(content))
+
+    recipe = project.recipes / "small.yaml"
+    recipe.write_text(RECIPE.replace("tr: {objective: tr}", "tr: {objective: tr, max_steps: 30}"))
+    with pytest.raises(SystemExit, match=r"tr has 30"):
+        project.collect("small", "--keep")
+    recipe.write_text(RECIPE.replace("seeds: [0, 1, 2]", "seeds: [1, 2]"))
+    with pytest.raises(SystemExit, match=r"small.json: .* no run dap with seed 0"):
+        project.collect("small", "--keep")
+    assert merged.read_bytes() == before
+
+    recipe.write_text(RECIPE)
+    project.collect()  # without the flag only what is there
+    (outcome,) = project.studies()[0].outcomes
+    assert (outcome.run, outcome.seed) == ("dap", 1)
 
 
 def test_files_that_are_no_results_are_refused(project: Project) -> None:
