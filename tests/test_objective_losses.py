@@ -159,7 +159,10 @@ def test_a_matrix_of_its_own_starts_as_the_word_embeddings_and_learns_apart(
 
 @pytest.mark.parametrize(
     ("model_type", "options"),
-    [*zip(ENCODERS, itertools.cycle([{}, {"projection": "mlp"}, {"tr_mask_duplicates": False}]))],
+    [
+        *zip(ENCODERS, itertools.cycle([{}, {"projection": "mlp"}, {"tr_mask_duplicates": False}])),
+        ("bert", {"tr_similarity": "cosine", "tr_temperature": 0.3}),
+    ],
     ids=str,
 )
 def test_a_source_is_ranked_over_all_targets_and_all_hard_negatives(
@@ -180,12 +183,15 @@ def test_a_source_is_ranked_over_all_targets_and_all_hard_negatives(
 
     def vector_of(side: str, row: int) -> Tensor:
         vector = model.dap(tokens_of(batch, side, row)[None]).pooler_output[0]
-        return vector if model.projection is None else model.projection(vector)
+        if model.projection is not None:
+            vector = model.projection(vector)
+        return vector / vector.norm() if model.config.tr_similarity == "cosine" else vector
 
     x = [vector_of("source", row) for row in range(6)]
     y = [vector_of("target", row) for row in range(6)]
     copies = {row: vector_of("negative", row) for row in (0, 1, 3, 4)}
     masks_duplicates = model.config.tr_mask_duplicates
+    temperature = model.config.tr_temperature
     duplicates = {4: [5], 5: [4], 2: [3], 3: [2]} if masks_duplicates else {}
 
     negatives, forward, backward = [], [], []
@@ -196,10 +202,10 @@ def test_a_source_is_ranked_over_all_targets_and_all_hard_negatives(
             is_own_target = (i, j) == (0, 1)
             if not (masks_duplicates and is_own_target):
                 candidates.append(copy)
-        scores = torch.stack([x[i] @ candidate for candidate in (y[i], *candidates)]) / 3
+        scores = torch.stack([x[i] @ candidate for candidate in (y[i], *candidates)]) / temperature
         forward.append(scores.exp().sum().log() - scores[0])
 
-        reverse = torch.stack([y[i] @ x[j] for j in (i, *others)]) / 3
+        reverse = torch.stack([y[i] @ x[j] for j in (i, *others)]) / temperature
         backward.append(reverse.exp().sum().log() - reverse[0])
         negatives.append((len(candidates) + len(others)) / 2)
 

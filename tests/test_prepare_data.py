@@ -305,7 +305,7 @@ def test_an_input_in_the_output_folder_is_refused(name: str, raw: Path, tmp_path
 def test_after_a_wrong_name_the_corrected_command_runs(
     option: str, raw: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises((ValueError, FileNotFoundError)):
+    with pytest.raises((UserError, FileNotFoundError), match="absent"):
         run(arguments(raw, tmp_path / "out", **{option: tmp_path / "absent"}))
     assert not (tmp_path / "out").exists()
     assert run(arguments(raw, tmp_path / "out"))["languages"]["de"]["train"]

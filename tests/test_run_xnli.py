@@ -193,11 +193,14 @@ def test_finished_runs_are_used_again_and_only_new_text_is_measured(
     assert "lr-0.005-seed-0, lr-0.005-seed-1, lr-1e-07-seed-0" in caplog.text
     assert again["languages"]["de"] == made["languages"]["de"]
     assert again["languages"]["sw"] != made["languages"]["sw"]
+    tested = 0
     for path, text in before.items():
         old, new = json.loads(text), json.loads(path.read_text())
         if "sw" in old["test"]:
             assert old["test"].pop("sw") != new["test"].pop("sw")
+            tested += 1
         assert old == new
+    assert tested
     printed = capsys.readouterr().out
     for expected in ("dev accuracy", "mean of 3 of 15 languages", "paper: mBERT+DAP"):
         assert expected in printed

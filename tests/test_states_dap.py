@@ -164,8 +164,9 @@ def test_an_encoder_that_drops_the_arguments_is_not_given_wrong_attention() -> N
     use_packing(encoder)
     mask = attention_arguments(encoder, *pack(torch.ones(2, 3, dtype=torch.long)))["attention_mask"]
     states = torch.randn(1, 4, 6, 8)
-    with pytest.raises(RuntimeError):
+    with pytest.raises(RuntimeError, match="attn_mask"):
         packed_attention(encoder, states, states, states, mask)
+    packed_attention(encoder, states, states, states, None)  # nothing else is wrong
 
 
 @pytest.mark.parametrize("model_type", ["bert", "xlm-roberta", "roberta"])

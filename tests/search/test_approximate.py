@@ -61,8 +61,8 @@ def test_rows_whose_lists_are_short_have_true_neighbours_too() -> None:
         assert (np.diff(scores) <= 0).all()
     # means are of true cosines only, so no margin is inflated
     assert (candidate_pairs(found).scores <= candidate_pairs(exact).scores.max() * 1.5).all()
-    with pytest.raises(AssertionError):  # the index is approximate where its lists are long enough
-        np.testing.assert_array_equal(found.forward_indices, exact.forward_indices)
+    # the index is approximate where its lists are long enough
+    assert (found.forward_indices != exact.forward_indices).any()
 
 
 @pytest.mark.parametrize(

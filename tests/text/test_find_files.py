@@ -71,7 +71,7 @@ def test_a_name_that_tells_no_language_is_refused_or_left_out_of_a_folder(
             find_bitext(path)
     with pytest.raises(UserError, match=r"train\.tsv"):
         find_bitext(tmp_path)
-    with pytest.raises(UserError):
+    with pytest.raises(UserError, match="no parallel text is given"):
         find_bitext([])
     write(tmp_path / "de-en.tsv", text_of(PAIRS))
     write(tmp_path / "fr-en.tsv.bz2", b"")

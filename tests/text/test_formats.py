@@ -285,10 +285,9 @@ def test_every_reader_knows_a_registered_format(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write(tmp_path / "de-en.csv.gz", "ja;yes\nnein;no\ntoo;many;columns\n")
-    with pytest.raises(UserError):
-        find_bitext(path)
-    with pytest.raises(UserError):
-        read_evaluation([path])
+    for reader in (find_bitext, lambda given: read_evaluation([given])):
+        with pytest.raises(UserError, match="de-en.csv.gz"):
+            reader(path)
     monkeypatch.setitem(FORMATS, "csv", Format(read_numbered_lines, parse_csv))
     pairs = [("ja", "yes"), ("nein", "no")]
     for given in (path, tmp_path):
