@@ -8,7 +8,7 @@ from tiny_models import ENCODERS, gradients, make_batch, tiny_model
 from torch import Tensor
 
 import states_dap
-from encoder_dap import build_encoder, pool
+from encoder_dap import build_encoder, first_tokens, pool
 from states_dap import (
     PACKED,
     attention_arguments,
@@ -123,6 +123,30 @@ def test_a_window_is_that_of_the_row() -> None:
     found = attention_by_length(query, key, value, ends, ends, scaling=0.5, window=2)
     rows = zip(query.split(KEYS), key.split(KEYS), value.split(KEYS))
     torch.testing.assert_close(found, torch.cat([naive_attention(*row, window=2) for row in rows]))
+
+
+@pytest.mark.parametrize("length", [5, 6])
+def test_the_window_begins_at_the_first_row_that_is_longer(length: int) -> None:
+    encoder = build_encoder(tiny_config("modernbert")).eval()
+    use_packing(encoder)
+    ids = torch.randint(5, 250, (2, length))
+    mask = torch.ones_like(ids)
+    found = last_states(encoder, mask, input_ids=ids)
+    torch.testing.assert_close(found, one_by_one(encoder, ids, mask))
+
+
+def test_the_last_layer_of_some_tokens_has_dropout_in_training() -> None:
+    encoder = build_encoder(tiny_config("bert"))
+    use_packing(encoder)
+    encoder.encoder.layer[-1].attention.self.dropout.p = 0.5
+    ids = torch.randint(5, 250, (2, 6))
+    mask = torch.ones_like(ids)
+    for is_training in (False, True):
+        encoder.train(is_training)
+        once, again = (
+            last_states(encoder, mask, first_tokens(mask), input_ids=ids) for _ in range(2)
+        )
+        assert torch.equal(once, again) != is_training
 
 
 def test_padded_rows_are_computed_as_by_sdpa() -> None:
