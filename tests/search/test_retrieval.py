@@ -93,6 +93,13 @@ def test_the_multilingual_pool_equals_the_naive_loop(bias: float) -> None:
         assert min(losses) > 5
 
 
+def test_a_sentence_of_the_own_language_wins_a_tie_in_the_pool() -> None:
+    queries = np.array([[1.0, 0.0], [1.0, 1.0]])
+    others = np.array([[1.0, 1.0], [0.0, 1.0]])  # the first one is as near as the second query
+    to_others, _ = multilingual_pool_accuracy(queries, others)
+    assert (to_others.accuracy, to_others.own_language) == (0, 50)
+
+
 def test_the_multilingual_pool_of_useless_encoders() -> None:
     rng = np.random.default_rng(0)
     source, target = rng.normal(size=(2, 500, 32))
