@@ -150,14 +150,14 @@ class RTLHead(nn.Module):
         states = torch.cat([context, queries], 1)  # (B, C+Q, D)
         mask = torch.cat([context_mask, query_mask], 1)  # (B, C+Q)
         positions = {}
-        if self.reembeds:  # only then do positions enter again
+        if self.reembeds:  # otherwise `PassThrough` ignores positions
             columns = self._columns(context_mask, query_mask)  # (B, C+Q)
             positions = absolute_positions(self.blocks, columns)
 
-        # `last_states` packs each pair's real tokens side by side: relative positions would count
-        # the padding between context and queries.
+        # `last_states` moves each pair's real tokens side by side. Otherwise relative positions
+        # would count the padding between context and queries.
         first_query = context.shape[1]
-        read = F.pad(query_mask, (first_query, 0))
+        read = F.pad(query_mask, (first_query, 0)).bool()  # (B, C+Q)
         states = last_states(self.blocks, mask, read, inputs_embeds=states, **positions)
         return states[:, first_query:]
 
@@ -377,10 +377,8 @@ class PredictionHead(PredictionTransform):
     def knows(self, ids: Tensor) -> Tensor:
         """Return True for each id that is in the target vocabulary, a bool tensor like `ids`.
 
-        Without a target vocabulary, all are.
+        The head must have a target vocabulary (`token_ids`).
         """
-        if self.token_ids is None:
-            return torch.ones_like(ids, dtype=torch.bool)
         return self.token_ids[self._rows(ids)] == ids
 
     def _rows(self, ids: Tensor) -> Tensor:

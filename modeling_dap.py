@@ -384,8 +384,8 @@ class DAPForPreTraining(DAPPreTrainedModel):
             The loss, the measures of each objective, and the sentence vectors.
 
         Raises:
-            ValueError: unequal numbers of sources and targets, no pairs, or padding before a real
-                token.
+            ValueError: unequal numbers of sources, targets and hard negatives, no pairs, or padding
+                before a real token.
         """
         if len(source_input_ids) != len(target_input_ids):
             raise ValueError(
@@ -403,6 +403,11 @@ class DAPForPreTraining(DAPPreTrainedModel):
             target_noise = draw_noise(target_input_ids)
         negatives = None
         if negative_input_ids is not None:
+            if len(negative_input_ids) != len(target_input_ids):
+                raise ValueError(
+                    f"{len(negative_input_ids)} hard negatives, {len(target_input_ids)} pairs: "
+                    "give one row per pair, with a mask of zeros where there is none."
+                )
             negatives = Sentences(negative_input_ids, negative_attention_mask)
         pairs = Pairs(
             source=Sentences(source_input_ids, source_attention_mask, source_noise),
@@ -454,22 +459,22 @@ class DAPForPreTraining(DAPPreTrainedModel):
             ValueError: padding stands before a real token.
         """
         ids, mask = _stack(pairs)  # (2·B or 3·B, S)
-        if not torch.compiler.is_compiling() and not bool((mask[:, :-1] >= mask[:, 1:]).all()):
-            raise ValueError("an attention mask has padding before a real token: pad on the right.")
 
         # Word embeddings of the sentences and for the heads.
         if not needs & {"source_states", "target_states", "embeds"}:  # as with "mlm"
-            words, _ = self.look_up(ids[:0], needs)
+            no_sentences = ids[:0]
+            words, _ = self.embed_words(no_sentences, needs)
             return Encoded(words)
-        words, embedded = self.look_up(ids, needs)
+        words, embedded = self.embed_words(ids, needs)
 
-        # f(x), f(y): the last states of all tokens that are read.
+        # f(x), f(y): the last states of all tokens that are read. The encoder counts positions.
         asked = {
             "output_hidden_states": output_hidden_states,
             "output_attentions": output_attentions,
         }
-        for name, value in asked.items():
-            asked[name] = getattr(self.config, name) if value is None else value
+        for name in asked:
+            if asked[name] is None:
+                asked[name] = getattr(self.config, name)
         layers = {}
         if any(asked.values()):
             out = self.dap.encoder(inputs_embeds=embedded, attention_mask=mask, **asked)
@@ -513,7 +518,7 @@ class DAPForPreTraining(DAPPreTrainedModel):
         positions = absolute_positions(self.dap.encoder, columns)
         return last_states(self.dap.encoder, mask, read, inputs_embeds=embedded, **positions)
 
-    def look_up(self, ids: Tensor, needs: frozenset[str]) -> tuple[Words, Tensor]:
+    def embed_words(self, ids: Tensor, needs: frozenset[str]) -> tuple[Words, Tensor]:
         """Look up the word embeddings that the sentences and the heads need.
 
         Args:
@@ -838,7 +843,7 @@ class DAPForPreTraining(DAPPreTrainedModel):
                 first=0,
                 noise=(None, None),
                 gradients=self._vectors_to_compare(pairs, objectives).compared,
-                labels={each.name: torch.ones(1) for each in objectives},
+                label_counts={each.name: torch.ones(1) for each in objectives},
             )
             encoded = self.encode(pairs, needs_of(objectives))
             for objective in objectives:
@@ -895,6 +900,9 @@ def _stack(pairs: Pairs) -> tuple[Tensor, Tensor]:
     """Return ids and mask of all sides in one batch: (2·B or 3·B, S), padded to one length.
 
     The first token of every row counts as real, because an encoder cannot read an empty row.
+
+    Raises:
+        ValueError: padding stands before a real token.
     """
     sides = [pairs.source, pairs.target]
     if pairs.negatives is not None:
@@ -903,6 +911,9 @@ def _stack(pairs: Pairs) -> tuple[Tensor, Tensor]:
     missing = [length - side.ids.shape[1] for side in sides]
     ids = torch.cat([F.pad(side.ids, (0, count)) for side, count in zip(sides, missing)])
     mask = torch.cat([F.pad(side.mask, (0, count)) for side, count in zip(sides, missing)])
+    is_padded_right = mask[:, :-1] >= mask[:, 1:]  # no 1 stands behind a 0
+    if not torch.compiler.is_compiling() and not bool(is_padded_right.all()):
+        raise ValueError("an attention mask has padding before a real token: pad on the right.")
     mask[:, 0] = 1
     return ids, mask
 

@@ -109,13 +109,6 @@ class Pairs(NamedTuple):
     first: int | None = None
     teacher: Tensor | None = None
 
-    @property
-    def sides(self) -> tuple[Sentences, ...]:
-        """Return the sources, the targets and, if there are any, the hard negatives."""
-        if self.negatives is None:
-            return self.source, self.target
-        return self.source, self.target, self.negatives
-
 
 class Encoded(NamedTuple):
     """B translation pairs after the encoder.
@@ -156,14 +149,14 @@ class Chunk:
             Both are None if no objective masks a part of the tokens.
         gradients: name of each objective that compares vectors -> gradients of its loss with
             respect to the chunk's vectors. None in the first pass, which returns these vectors.
-        labels: name of each other objective -> number of its labels in the batch of a process, the
-            mean over processes, (G,) for G groups. None in the first pass.
+        label_counts: name of each other objective -> number of its labels in the batch of a
+            process, the mean over processes, (G,) for G groups. None in the first pass.
     """
 
     first: int
     noise: tuple[Tensor | None, Tensor | None]
     gradients: dict[str, tuple[Tensor, ...]] | None = None
-    labels: dict[str, Tensor] | None = None
+    label_counts: dict[str, Tensor] | None = None
 
 
 # -------------------------------------------------------------------------- what an objective is
@@ -241,11 +234,11 @@ class Objective:
             The loss, a scalar without its weight, and values to log by name, among them the loss.
         """
         labels = self.labels(pairs, model)
-        counts = self.count(labels) if chunk is None else chunk.labels[self.name]  # (G,)
+        counts = self.count(labels) if chunk is None else chunk.label_counts[self.name]  # (G,)
         sums, measures = self.loss_sum(pairs, encoded, model, labels)
 
         has_labels = counts > 0
-        means = sums / counts.where(has_labels, 1)
+        means = sums / counts.where(has_labels, 1)  # a group without labels has the sum 0
         loss = means.sum() / has_labels.sum().clamp(min=1)
         return loss, {f"{self.name}_loss": loss, **measures}
 
@@ -312,8 +305,9 @@ class TranslationRanking(Comparison):
 
     The other candidates are the targets of the batch's other pairs and the hard negatives, if any.
 
-    Equivalent to `MultipleNegativesRankingLoss` of sentence-transformers with `scale=20`, except
-    that pairs with the same source or the same target are not negatives of each other.
+    With the default options this is `MultipleNegativesRankingLoss` of sentence-transformers with
+    `scale=20`. One thing differs: a text that is the source or the target of a pair is no negative
+    of this pair.
     """
 
     name = "tr"
@@ -346,15 +340,15 @@ class TranslationRanking(Comparison):
             The loss, and "tr_loss", "accuracy" and "negatives" to log.
         """
         hashes = self.hashes(pairs)
-        whole = self.rank(vectors, hashes)
-        results = list(whole)
+        full = self.rank(vectors, hashes)  # of vectors that are not shortened
+        results = list(full)
         for size in self.config.tr_matryoshka_dims or ():
             shortened = tuple(rows[:, :size] for rows in vectors)
             results += self.rank(shortened, hashes)
 
         loss = sum(result.loss for result in results) / len(results)
-        accuracy = sum(result.accuracy for result in whole) / len(whole)
-        negatives = sum(result.negatives for result in whole) / len(whole)
+        accuracy = sum(result.accuracy for result in full) / len(full)
+        negatives = sum(result.negatives for result in full) / len(full)
         return loss, {"tr_loss": loss, "accuracy": accuracy, "negatives": negatives}
 
     def rank(self, vectors: tuple[Tensor, ...], hashes: list[Tensor]) -> list[RankingResult]:
@@ -379,13 +373,14 @@ class TranslationRanking(Comparison):
     def hashes(self, pairs: Pairs) -> list[Tensor]:
         """Return hashes by which pairs with the same target or the same source are recognised.
 
-        Such pairs are not negatives of each other.
+        Such pairs are not negatives of each other. `ranking_loss_over_processes` leaves out a
+        candidate that has a hash in common with the query's own candidate.
 
         Returns:
             One or two tensors (B, 2). The first has the hashes of each pair's target and source. If
             there are hard negatives, the second has the hash of each negative (0 if a pair has
-            none), and 0. Equal texts have equal hashes. Without `tr_mask_duplicates` all pairs get
-            different hashes.
+            none), and 0, because a negative has no source. Equal texts have equal hashes. Without
+            `tr_mask_duplicates` all pairs get different hashes.
         """
         target = text_hash(pairs.target.ids, pairs.target.mask)
         source = text_hash(pairs.source.ids, pairs.source.mask)
@@ -438,8 +433,9 @@ class RepresentationTranslation(Objective):
             model: the model, whose prediction head has the target vocabulary.
         """
         answer = self.answer(pairs)
-        known = model.prediction_head.knows(answer.ids[:, 1:])  # (B, Q)
-        labels = self.chosen(answer) & known
+        labels = self.chosen(answer)  # (B, Q)
+        if model.prediction_head.token_ids is not None:
+            labels = labels & model.prediction_head.knows(answer.ids[:, 1:])
         if self.config.rtl_direction != "both":
             return labels.unsqueeze(0)
         odd = odd_rows(pairs)[:, None]  # (B, 1)
@@ -462,7 +458,8 @@ class RepresentationTranslation(Objective):
         )  # (B, C, D)
         context_mask = self.by_direction(pairs, pairs.source.mask, pairs.target.mask)  # (B, C)
 
-        # One [MASK] embedding per answer token, at the token's position.
+        # One [MASK] embedding per answer token. CLS is cut off afterwards, so that the other tokens
+        # have the positions 1, 2, ...
         masks = encoded.words.mask.expand(*answer.ids.shape, -1)  # (B, S, E)
         embedder = model.rtl_head.blocks if self.config.rtl_reembed else model.dap.encoder
         queries = embedder.embeddings(input_ids=None, inputs_embeds=masks)[:, 1:]  # (B, Q, D)
@@ -508,28 +505,28 @@ class RepresentationTranslation(Objective):
             chosen = chosen & (answer.noise < self.config.rtl_ratio)
         return chosen[:, 1:]
 
-    def by_direction(self, pairs: Pairs, forward: Tensor, backward: Tensor) -> Tensor:
+    def by_direction(self, pairs: Pairs, to_target: Tensor, to_source: Tensor) -> Tensor:
         """Choose one of two values for each pair, by the direction in which it is reconstructed.
 
-        With `rtl_direction="both"` the pairs of `odd_rows` take the values for backward, which
-        means that the source is reconstructed.
+        With `rtl_direction="both"` the pairs of `odd_rows` take the second value: their
+        source is reconstructed.
 
         Args:
             pairs: the pairs.
-            forward: (B, S, ...) values for pairs that go from source to target.
-            backward: (B, S', ...) values for pairs that go from target to source.
+            to_target: (B, S, ...) values for pairs whose target is reconstructed.
+            to_source: (B, S', ...) values for pairs whose source is reconstructed.
 
         Returns:
             (B, S'', ...). With both directions, S'' is the larger of S and S', and zeros fill the
             shorter rows.
         """
         if self.config.rtl_direction == "source-to-target":
-            return forward
+            return to_target
         if self.config.rtl_direction == "target-to-source":
-            return backward
-        length = max(forward.shape[1], backward.shape[1])
-        odd = odd_rows(pairs).view(-1, *[1] * (forward.dim() - 1))
-        return torch.where(odd, pad_to(backward, length), pad_to(forward, length))
+            return to_source
+        length = max(to_target.shape[1], to_source.shape[1])
+        odd = odd_rows(pairs).view(-1, *[1] * (to_target.dim() - 1))
+        return torch.where(odd, pad_to(to_source, length), pad_to(to_target, length))
 
     def languages(self, pairs: Pairs) -> Tensor | None:
         """Return which row of the language embeddings each pair's context and answer take.
@@ -550,8 +547,8 @@ class RepresentationTranslation(Objective):
             )
         source = pairs.language_ids + 1  # (B,)
         target = torch.zeros_like(source)
-        forward = torch.stack([source, target], 1)  # (B, 2)
-        return self.by_direction(pairs, forward, forward.flip(1))
+        to_target = torch.stack([source, target], 1)  # (B, 2)
+        return self.by_direction(pairs, to_target, to_target.flip(1))
 
 
 class MaskedText(NamedTuple):
@@ -672,7 +669,9 @@ class BagOfWords(Objective):
         source's vector, one for the target's.
         """
         ids, mask, _ = pairs.target
-        counted = maskable(mask) & model.prediction_head.knows(ids)  # (B, S_y)
+        counted = maskable(mask)  # (B, S_y)
+        if model.prediction_head.token_ids is not None:
+            counted = counted & model.prediction_head.knows(ids)
         return counted.expand(2, *counted.shape)
 
     def loss_sum(

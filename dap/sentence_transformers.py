@@ -336,7 +336,8 @@ class DAPLoss(CachedLossMixin, nn.Module):
         """
         all_states = []
         vectors = []
-        for side, parts in zip(pairs.sides, reps, strict=True):
+        sides = (pairs.source, pairs.target, pairs.negatives)
+        for side, parts in zip(sides, reps):  # there may be no negatives
             length = side.ids.shape[1]
             states = torch.cat([pad_to(part, length) for part in parts])  # (B, S, D)
             mask = side.mask.clone()
@@ -344,7 +345,7 @@ class DAPLoss(CachedLossMixin, nn.Module):
             states = states.masked_fill(mask.unsqueeze(-1) == 0, 0.0)
             all_states.append(states)
             vectors.append(pool(states, mask, self.dap.config.pooling))  # (B, D)
-        words, _ = self.dap.look_up(pairs.source.ids[:0], needs_of(self.dap.objectives))
+        words, _ = self.dap.embed_words(pairs.source.ids[:0], needs_of(self.dap.objectives))
         return Encoded(
             words=words,
             source_states=all_states[0],

@@ -205,6 +205,21 @@ def test_sources_without_a_target_are_refused(objective: str) -> None:
         model(**batch)
 
 
+def test_hard_negatives_without_a_pair_are_refused() -> None:
+    model, batch = tiny_model("bert", objective="tr"), make_batch()
+    batch["negative_input_ids"] = batch["target_input_ids"][:4]
+    batch["negative_attention_mask"] = batch["target_attention_mask"][:4]
+    with pytest.raises(ValueError, match="4 hard negatives, 6 pairs"):
+        model(**batch)
+
+
+def test_one_token_of_padding_on_the_left_is_refused() -> None:
+    model, batch = tiny_model("bert", objective="tr"), make_batch()
+    batch["source_attention_mask"][2, 0] = 0
+    with pytest.raises(ValueError, match="padding before a real token"):
+        model(**batch)
+
+
 def test_text_without_sentences_or_tokens_is_refused() -> None:
     model, batch = tiny_model("bert"), make_batch()
     no_pairs = {name: value[:0] for name, value in batch.items()}

@@ -74,17 +74,17 @@ class CachedBatch:
         pairs, self.parts = split(model, inputs, size)
         gradients, self.measures = self._compare(pairs)
 
-        labels = {}
+        counts = {}
         for objective in self.objectives:
             if not isinstance(objective, Comparison):
-                labels[objective.name] = objective.count(objective.labels(pairs, model))
+                counts[objective.name] = objective.count(objective.labels(pairs, model))
 
         for number, part in enumerate(self.parts):
             rows = slice(number * size, (number + 1) * size)
             own = {}
             for name, found in gradients.items():
                 own[name] = tuple(gradient[rows] for gradient in found)
-            part.chunk = replace(part.chunk, gradients=own, labels=labels)
+            part.chunk = replace(part.chunk, gradients=own, label_counts=counts)
 
     def _compare(self, pairs: Pairs) -> tuple[dict[str, tuple[Tensor, ...]], dict[str, Tensor]]:
         """Compute the losses of the objectives that compare sentences, and their gradients.
