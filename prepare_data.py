@@ -26,9 +26,14 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from dap import __version__
+
 try:
     import polars  # noqa: F401
 except ImportError:
+    if sys.argv[1:] == ["--version"]:
+        print(f"dap-transformers {__version__}")
+        sys.exit()
     sys.exit("error: prepare_data.py needs the package polars: pip install polars")
 
 from dap.addresses import public_name

@@ -19,6 +19,7 @@ from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 from written import full_disk, serve_folder, text_of, zip_of
 
+from dap import __version__
 from dap.encoding import load_encoder
 from dap.errors import UserError
 from dap.languages import normalise
@@ -57,10 +58,19 @@ def arguments(raw: Path, output: Path, **options: Any) -> list[str]:
     return argv
 
 
-def test_without_polars_the_command_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_polars_the_command_says_its_version_and_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = str(REPOSITORY / "prepare_data.py")
     monkeypatch.setitem(sys.modules, "polars", None)
+    monkeypatch.setattr(sys, "argv", [command])
     with pytest.raises(SystemExit, match=r"^error: .* pip install polars$"):
-        runpy.run_path(str(REPOSITORY / "prepare_data.py"))
+        runpy.run_path(command)
+    monkeypatch.setattr(sys, "argv", [command, "--version"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(command)
+    assert ended.value.code is None
+    assert capsys.readouterr().out == f"dap-transformers {__version__}\n"
 
 
 def test_the_trainer_and_datasets_read_the_output(
