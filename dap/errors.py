@@ -129,6 +129,7 @@ def loading(part: str, name: str | Path) -> Iterator[None]:
         raise
     except Exception as error:
         reason = f"{type(error).__name__}: {one_line(error)}"
-        raise UserError(
-            f"the {part} of {name} cannot be loaded ({reason}): repair it, or give another"
-        ) from error
+        remedy = "repair it, or give another"
+        if "couldn't connect to" in reason:  # Transformers' words for an unreachable Hub
+            remedy = "check the name and the connection, or give a local folder"
+        raise UserError(f"the {part} of {name} cannot be loaded ({reason}): {remedy}") from error

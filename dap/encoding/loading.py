@@ -45,6 +45,12 @@ def load_config(name_or_path: str, **hub: Any) -> PreTrainedConfig:
     Raises:
         UserError: the configuration cannot be read, or has an impossible number.
     """
+    folder = Path(name_or_path, hub.get("subfolder") or "")
+    if folder.is_dir() and not (folder / "config.json").is_file():
+        raise UserError(
+            f"{folder} holds no config.json, so it is no model; if its training was stopped, give "
+            "the training command again"
+        )
     with loading("configuration", name_or_path):
         config = AutoConfig.from_pretrained(name_or_path, **hub)
         encoder = getattr(config, "encoder_config", config)

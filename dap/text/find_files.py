@@ -339,8 +339,8 @@ def _files_at(path: Path, all_paths: Collection[Path], target: str) -> list[Bite
                 files.append(file)
     if not files:
         raise UserError(
-            f"{path}: the name does not tell the language, or its other side is absent; expected "
-            f"{describe_layouts()}"
+            f"{path}: the name does not tell the languages, or its other side is absent; rename "
+            f"the file, for example to de-{target}.tsv for German. Expected {describe_layouts()}"
         )
     given = [file for file in files if Path(file.paths[0]) in all_paths]
     return given or files

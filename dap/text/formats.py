@@ -32,7 +32,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dap.errors import SHOWN, UserError, loading
-from dap.languages import base_language, is_blank
+from dap.languages import NAMES, base_language, is_blank
 from dap.text.archives import decode, decode_line, read_lines
 from dap.text.tmx_po import catalogue_pairs, memory_pairs
 
@@ -60,6 +60,8 @@ _NO_TEXT = re.compile(
 )
 #: Characters of a cell that are judged.
 _JUDGED = 200
+#: Names of columns beside codes and names of languages, in lower case.
+_COLUMN_NAMES = {"source", "target", "src", "tgt", "trg", "sentence1", "sentence2"}
 
 #: Columns of the tables. `line` counts from 1: lines, units of TMX, or rows of Parquet and the Hub.
 TABLE = pa.schema({"line": pa.int64(), "source": pa.string(), "target": pa.string()})
@@ -162,7 +164,7 @@ class LineAudit:
                 100,000 lines.
         """
         self.bad += 1
-        log = logger.info
+        log = logger.debug  # below the level of all commands: a file may have thousands
         if self.bad <= SHOWN:
             self._quoted.append(f"line {self.lines}: {reason}")
             log = _warn_once
@@ -180,13 +182,12 @@ class LineAudit:
         quoted = list(self._quoted)
         if self.bad > SHOWN:
             quoted.append("…")
-        quoted_lines = "\n  ".join(quoted)
-        remedy = "Repair the file"
+        remedy = "repair the file"
         if self.limit > 0:
-            remedy += ", or raise max_bad_lines to skip them"
+            remedy += ", or skip more lines, such as a tenth by --max_bad_lines 0.1"
         raise UserError(
             f"{self.file}: {self.bad} of the first {self.lines} lines are bad, more than "
-            f"max_bad_lines={self.limit:g} allows:\n  {quoted_lines}\n{remedy}."
+            f"max_bad_lines={self.limit:g} allows ({'; '.join(quoted)}); {remedy}"
         )
 
     def finish(self) -> None:
@@ -276,6 +277,9 @@ def read_numbered_lines(file: BitextFile) -> Numbered:
 def read_tsv(file: BitextFile) -> Iterator[tuple[int, "TSVLine"]]:
     """Yield (number, `TSVLine`) of each line of a TSV file. Numbers start at 1.
 
+    A warning tells if the first line holds column names, or if a cell has the quotes of CSV. Both
+    are read as text.
+
     Raises:
         UserError: no columns are chosen (`file.columns` is None), and the first or second column
             holds numbers, ids or addresses instead of text.
@@ -284,10 +288,48 @@ def read_tsv(file: BitextFile) -> Iterator[tuple[int, "TSVLine"]]:
     first_lines = list(islice(lines, JUDGED_LINES))
     if file.columns is None:
         _require_text(file, first_lines)
+    if first_lines:
+        _warn_of_column_names(file, first_lines[0])
+    is_csv = False
     counts = Counter(line.count(b"\t") + 1 for line in first_lines if b"\t" in line)
     count = max(counts, key=counts.__getitem__, default=0)
     for number, line in enumerate(chain(first_lines, lines), 1):
+        if not is_csv and b'""' in line and _has_csv_quotes(line):
+            is_csv = True
+            text = (
+                "%s, line %d: a cell has the quotes of CSV, and they become part of the text; "
+                "write the pairs as Parquet or JSON lines instead"
+            )
+            _warn_once(text, file, number)
         yield number, TSVLine(line, count, file.columns)
+
+
+def _warn_of_column_names(file: BitextFile, line: bytes) -> None:
+    """Log a warning if the first line of a TSV file seems to name the columns of the two texts.
+
+    Args:
+        file: the TSV file.
+        line: its first line.
+    """
+    cells = line.decode(errors="replace").split("\t")
+    numbers = file.columns or (1, 2)
+    if len(cells) < max(numbers):
+        return
+    chosen = [cells[number - 1].strip() for number in numbers]
+    known = _COLUMN_NAMES | set(NAMES) | {name.lower() for name in NAMES.values()}
+    if all(cell.lower() in known for cell in chosen):
+        text = "%s, line 1 is read as a pair (%r, %r); remove it if it names the columns"
+        _warn_once(text, file, *chosen)
+
+
+def _has_csv_quotes(line: bytes) -> bool:
+    """Tell whether a cell is in quotes and has doubled quotes inside, as CSV writes them."""
+    for cell in line.split(b"\t"):
+        inner = cell[1:-1]
+        is_quoted = len(cell) > 2 and cell.startswith(b'"') and cell.endswith(b'"')
+        if is_quoted and b'""' in inner and b'"' not in inner.replace(b'""', b""):
+            return True
+    return False
 
 
 def _require_text(file: BitextFile, lines: Sequence[bytes]) -> None:

@@ -14,12 +14,23 @@ Shapes: B pairs of a batch, S tokens of the longest sentence.
 import hashlib
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from datasets import Dataset, Features, IterableDataset, List, Value, interleave_datasets
+from datasets import (
+    Dataset,
+    Features,
+    IterableDataset,
+    List,
+    Value,
+    are_progress_bars_disabled,
+    disable_progress_bars,
+    enable_progress_bars,
+    interleave_datasets,
+)
 from tokenizers import Tokenizer
 from torch.utils.data import Sampler
 from transformers import PreTrainedTokenizerBase
@@ -34,6 +45,7 @@ logger = logging.getLogger(__name__)
 DEV_DIVISOR = 10  # a dev set has at most a tenth of its language
 NORMALISED_AT_ONCE = 100_000  # sentences; more would only take more memory
 ROWS_AT_ONCE = 65_536  # rows of an epoch that are Python integers at a time
+PAIRS_WITH_BAR = 50_000  # pairs of a language whose tokenisation shows a progress bar
 CACHE_VERSION = 2
 MIXES = ("natural", "uniform", "temperature")
 
@@ -313,8 +325,29 @@ def tokenize_bitext(
             options["new_fingerprint"] = hashlib.sha256(repr(key).encode()).hexdigest()[:16]
             options["desc"] = f"tokenise {language}"
         encode = _Tokenise(backend, language, prefix)
-        tokenized[language] = dataset.map(encode, with_indices=True, batched=True, **options)
+        with _bar_if_long(dataset):
+            tokenized[language] = dataset.map(encode, with_indices=True, batched=True, **options)
     return tokenized
+
+
+@contextmanager
+def _bar_if_long(dataset: Any) -> Iterator[None]:
+    """Hide the progress bars of `datasets` within the block, unless there are many pairs.
+
+    Otherwise, text in many languages prints as many bars, and each of them is done at once.
+
+    Args:
+        dataset: the pairs of one language. Streams have no bar.
+    """
+    is_short = isinstance(dataset, Dataset) and len(dataset) < PAIRS_WITH_BAR
+    hides = is_short and not are_progress_bars_disabled()
+    if hides:
+        disable_progress_bars()
+    try:
+        yield
+    finally:
+        if hides:
+            enable_progress_bars()
 
 
 def cutting_backend(tokenizer: PreTrainedTokenizerBase, max_seq_length: int) -> Tokenizer:

@@ -448,6 +448,11 @@ def test_other_poolings_and_lower_casing_need_the_library(
         SentenceEncoder.from_pretrained(str(tmp_path))
 
 
+def test_a_folder_without_a_configuration_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"holds no config\.json"):
+        SentenceEncoder.from_pretrained(str(tmp_path))
+
+
 def test_a_plain_encoder_pools_as_the_paper_with_a_warning(
     tiny_bert_dir: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

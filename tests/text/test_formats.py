@@ -377,6 +377,29 @@ def test_a_file_with_too_many_bad_lines_is_refused_as_soon_as_that_is_sure(
     assert "line 6:" not in str(error.value)
 
 
+def test_column_names_and_the_quotes_of_csv_are_read_as_text_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    pairs = [
+        ("German", "English"),
+        ('"Er sagt ""nein""."', '"He says ""no""."'),
+        ('"Ganz in Anführungszeichen"', '"All in quotes"'),
+        ('Leer: ""', 'Empty: ""'),
+        *many(9),
+    ]
+    path = write(tmp_path / "table.de-en.tsv", text_of(pairs))
+    assert read(path) == pairs
+    messages = [record.getMessage() for record in caplog.records]
+    assert len(messages) == 2
+    assert "line 1 is read as a pair ('German', 'English')" in messages[0]
+    assert "line 2: a cell has the quotes of CSV" in messages[1]
+
+    caplog.clear()
+    path = write(tmp_path / "text.de-en.tsv", text_of(pairs[2:]))
+    assert read(path) == pairs[2:]
+    assert not caplog.records
+
+
 def test_an_early_bad_line_does_not_stop_a_long_file(tmp_path: Path) -> None:
     path = write(tmp_path / "de-en.tsv", text_of([("alone",), *many(999)]))
     assert read(path) == many(999)  # 1 of 1,000 is 0.1%
