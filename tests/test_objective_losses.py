@@ -80,8 +80,10 @@ def test_rtl_is_the_mean_over_real_target_tokens_of_unpadded_pairs(
     )
 
 
-def test_target_vocabulary_is_the_softmax_over_its_ids_and_ignores_others() -> None:
-    model, full = tiny_model("bert", target_vocab_size=140), tiny_model("bert")
+@pytest.mark.parametrize("objective", ["tr+rtl", "tr+rtl+tlm"])
+def test_target_vocabulary_is_the_softmax_over_its_ids_and_ignores_others(objective: str) -> None:
+    model = tiny_model("bert", objective=objective, target_vocab_size=140)
+    full = tiny_model("bert")
     batch = make_batch()
     ids = sorted({2, *range(60, 199)})
     model.set_target_vocabulary(ids)
@@ -91,7 +93,8 @@ def test_target_vocabulary_is_the_softmax_over_its_ids_and_ignores_others() -> N
     )
     with torch.no_grad():
         full.prediction_head.bias.fill_(float("-inf"))
-        full.prediction_head.bias[ids] = model.prediction_head.bias
+        bias = model.prediction_head.bias  # TLM predicts all ids, so that it needs all biases
+        full.prediction_head.bias[ids] = bias if objective == "tr+rtl" else bias[ids]
     losses, labels = reconstruct_one_by_one(full, batch)
     kept = [loss for loss, label in zip(losses, labels) if label in ids]
     out = model(**batch)
@@ -295,6 +298,7 @@ def test_mlm_is_the_mean_over_masked_tokens_of_unpadded_sentences(model_type: st
 def test_bow_tells_the_targets_words_from_either_sentence_vector(options: dict[str, Any]) -> None:
     options = {"objective": "bow", "target_vocab_size": 150, "pooling": "mean", **options}
     model, batch = tiny_model(**options).double(), make_batch()
+    batch["target_input_ids"][1, 1:3] = 100  # a word that occurs twice counts twice
     vocabulary = [2, *range(60, 209)]
     model.set_target_vocabulary(vocabulary)
     head, losses = model.prediction_head, []
@@ -385,6 +389,16 @@ def test_mlm_masks_anew_in_each_step_and_never_special_tokens(
     assert all(torch.equal(step[special], ids[special]) for step in shown)
     share = sum((step == MASK).sum().item() for step in shown) / (20 * (~special).sum().item())
     assert 0.35 < share < 0.45  # 80% of a half
+
+
+def test_a_direction_without_pairs_does_not_count() -> None:
+    both = tiny_model(objective="rtl", rtl_direction="both", rtl_languages=["de"])
+    torch.nn.init.zeros_(both.rtl_head.language_embeddings.weight)
+    forward = tiny_model(objective="rtl")
+    forward.load_state_dict(both.state_dict(), strict=False)
+    batch = make_batch(1)  # of two pairs, the second one would go the other way
+    found = both(**batch, language_ids=torch.tensor([0])).loss
+    torch.testing.assert_close(found, forward(**batch).loss)
 
 
 @pytest.mark.parametrize("direction", ["target-to-source", "both"])

@@ -27,10 +27,11 @@ def tiny_model(model_type: str = "bert", **config: object) -> DAPForPreTraining:
     torch.default_generator.manual_seed(0)  # as `_repeatable` in conftest.py
     options = {"mask_token_id": MASK, "objective": "tr+rtl", **config}
     model = DAPForPreTraining(DAPConfig(tiny_config(model_type), **options))
-    for parameter in model.parameters():  # biases and norms too: zeros and ones would hide mistakes
-        torch.nn.init.normal_(parameter, std=0.3) if parameter.dim() > 1 else parameter.data.add_(
-            0.1
-        )
+    for parameter in model.parameters():  # biases and norms too: equal values would hide mistakes
+        if parameter.dim() > 1:
+            torch.nn.init.normal_(parameter, std=0.3)
+        else:
+            parameter.data.add_(0.1 * torch.randn_like(parameter))
     return model.train()
 
 

@@ -69,10 +69,10 @@ def test_controls_do_not_read_the_source(monkeypatch: pytest.MonkeyPatch) -> Non
     for kind in (OwnWordsBOW, ShuffledRTL):
         monkeypatch.setitem(OBJECTIVES, kind.name, kind)
         control = tiny_model(objective=kind.name).eval()
+        losses = [control(**each).loss for each in (batch, other)]
         monkeypatch.undo()
         plain = tiny_model(objective=kind.name).eval()
         plain.load_state_dict(control.state_dict())
-        losses = [control(**each).loss for each in (batch, other)]
         if kind is OwnWordsBOW:
             torch.testing.assert_close(*losses)
             torch.testing.assert_close(losses[0], plain(**mirrored).loss)
