@@ -418,7 +418,10 @@ def summarise_end(trainer: DAPTrainer, step: int, metrics: dict[str, float]) -> 
         metrics: metrics of the last evaluation by name. It may be empty.
     """
     accuracy = metrics.get("eval_mean_accuracy")
+    pool = metrics.get("eval_mean_pool_accuracy")
     shown = "not evaluated" if accuracy is None else f"mean accuracy {accuracy:.1f}% on dev pairs"
+    if pool is not None:
+        shown += f", {pool:.1f}% in the multilingual pool"
     steps = trainer.state.global_step
     return f"kept step {step} of {steps}: {shown}; written to {trainer.args.output_dir}"
 

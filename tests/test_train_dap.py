@@ -41,8 +41,11 @@ def test_training_improves_retrieval_and_saves_the_best_model(
     history = state(out)["log_history"]
     best = state(out)["best_global_step"]
     accuracy = results(out)["eval_mean_accuracy"]
-    told = f"kept step {best} of 80: mean accuracy {accuracy:.1f}% on dev pairs; written to {out}"
-    assert told in caplog.text
+    pool = results(out)["eval_mean_pool_accuracy"]
+    assert (
+        f"kept step {best} of 80: mean accuracy {accuracy:.1f}% on dev pairs, {pool:.1f}% in the "
+        f"multilingual pool; written to {out}"
+    ) in caplog.text
     assert "new PAD/BOS/EOS tokens" not in caplog.text  # the configuration has them already
     means = [line["eval_mean_accuracy"] for line in history if "eval_mean_accuracy" in line]
     assert max(means) > means[0] + 20

@@ -137,7 +137,8 @@ def test_the_recipe_for_fine_tuning_needs_only_model_data_and_output(
     run([*recipe, "--report_to", "none", "--disable_tqdm", "true"])
     assert "bow_source_nats_after" in read_json(tmp_path / RESULTS_FILE)
     history = state(tmp_path)["log_history"]
-    assert any("eval_mean_accuracy" in line for line in history)
+    evaluated = [line["step"] for line in history if "eval_mean_pool_accuracy" in line]
+    assert evaluated == [0, 1]
 
 
 def test_only_missing_heads_are_trained(
