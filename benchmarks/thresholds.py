@@ -4,11 +4,14 @@
         --bucc bucc/ --texts tatoeba/ train/ --vectors kept/ --json thresholds.json
 
 - Texts are made from parallel text: 2%, 20%, 50%, 100% or 0% of the sentences of each side have
-  their translation on the other side. BUCC's sample is used as it is.
+  their translation on the other side. `--mix fr+es+it` also makes texts in several languages.
+  BUCC's sample is used as it is.
 - English sentences that share more than half of their words with an earlier one are left out.
   Otherwise almost equal sentences would count as wrong.
 - "best F1" is that of the best threshold, chosen with the known translations. "table" is the
   largest error of the printed table's precisions, in points.
+- The last line says how often the command remarks that its estimate is unsure, and how often the
+  estimate is off by more than 5 points with and without such a remark.
 - "mixture" is a plain mixture of two normal distributions, for comparison.
 """
 
@@ -35,12 +38,14 @@ from dap.mining import (
     mine_vectors,
     score_at,
 )
+from dap.mining.threshold import LOW_PRECISION
 from dap.reports import text_table
 from eval_retrieval import read_languages
 from mine_bitext import read_split
 
 SHARES = (0.02, 0.2, 0.5, 1.0, 0.0)
 LANGUAGES = ("de", "hi", "ja", "sw", "tr", "zh")
+FAR_OFF = 5.0  # points by which an estimated precision may be wrong
 OVERLAP = 0.5  # share of common words from which a sentence is left out
 
 
@@ -108,18 +113,21 @@ def distinct_rows(sentences: Sequence[str]) -> list[int]:
     return kept
 
 
-def made_case(name: str, vectors: tuple[np.ndarray, np.ndarray], share: float) -> Case:
+def made_case(
+    name: str, vectors: tuple[np.ndarray, np.ndarray], share: float, draw: int = 0
+) -> Case:
     """Make two texts in which a chosen share of the sentences are translations of each other.
 
     Args:
         name: name of the texts.
         vectors: vectors of the sources and of their translations, row by row.
         share: share of a text's sentences whose translation is in the other text, 0 to 1.
+        draw: number of the random draw, from 0.
 
     Returns:
         The case. Both texts have half as many sentences as `vectors` has rows.
     """
-    rows = np.random.default_rng(0).permutation(len(vectors[0]))
+    rows = np.random.default_rng(draw).permutation(len(vectors[0]))
     size = len(rows) // 2
     common = round(share * size)
     source = rows[:size]
@@ -135,7 +143,7 @@ def made_case(name: str, vectors: tuple[np.ndarray, np.ndarray], share: float) -
 def made_cases(encoder: Encoder, args: argparse.Namespace, folder: Path) -> Iterator[Case]:
     """Yield the cases that are made from the parallel text of `--texts`.
 
-    There is one case per corpus, language and share of `SHARES`.
+    There is one case per corpus, language or mix of languages, share of `SHARES` and draw.
 
     Args:
         encoder: encodes the sentences.
@@ -143,21 +151,35 @@ def made_cases(encoder: Encoder, args: argparse.Namespace, folder: Path) -> Iter
         folder: where to keep the vectors.
     """
     fingerprint = model_fingerprint(encoder)
+    mixes = [mix.split("+") for mix in args.mix]
+    codes = sorted({code for group in (args.languages, *mixes) for code in group})
     for corpus in args.texts:
-        for code, rows in read_languages([corpus], args.languages).items():
+        english = {}
+        vectors = {}
+        for code, rows in read_languages([corpus], codes).items():
             pairs = drawn_pairs(rows, args.pairs)
-            name = f"{Path(corpus).name}.{code}"
-            vectors = []
+            english[code] = [pair[1] for pair in pairs]
+            sides = []
             for side, part in enumerate(("source", "target")):
                 sentences = [pair[side] for pair in pairs]
-                vectors.append(
-                    embed_to_disk(
-                        encoder, sentences, folder / f"{name}.{part}", fingerprint=fingerprint
-                    )
-                )
-            kept = distinct_rows([english for _, english in pairs])
+                place = folder / f"{Path(corpus).name}.{code}.{part}"
+                sides.append(embed_to_disk(encoder, sentences, place, fingerprint=fingerprint))
+            vectors[code] = sides
+
+        for group in [*([code] for code in args.languages), *mixes]:
+            texts = [code for code in group if code in english]
+            if not texts:
+                continue
+            sentences = [sentence for code in texts for sentence in english[code]]
+            source = np.concatenate([vectors[code][0][:] for code in texts])
+            target = np.concatenate([vectors[code][1][:] for code in texts])
+            order = list(range(len(sentences)))
+            random.Random(0).shuffle(order)
+            kept = [order[row] for row in distinct_rows([sentences[row] for row in order])]
+            name = f"{Path(corpus).name}.{'+'.join(texts)}"
             for share in SHARES:
-                yield made_case(name, (vectors[0][kept], vectors[1][kept]), share)
+                for draw in range(args.draws):
+                    yield made_case(name, (source[kept], target[kept]), share, draw)
 
 
 def bucc_case(encoder: Encoder, args: argparse.Namespace, folder: Path) -> Case:
@@ -193,7 +215,7 @@ def measure(case: Case) -> dict[str, Any]:
         are missing if there are no true pairs or no threshold: "best_f1" (of the best threshold),
         "mixture_f1" (of a plain mixture's threshold), "f1" and "precision" (of the chosen
         threshold), "estimated" (its estimated precision) and "table_error" (largest error of the
-        estimates in the table).
+        estimates in the table). "unsure" tells whether the command remarks on the estimate.
     """
     numbers: dict[str, Any] = {"text": case.name, "share": case.share, "gold": case.gold}
     vectors = case.source, case.target
@@ -222,6 +244,7 @@ def measure(case: Case) -> dict[str, Any]:
         "f1": found.f1,
         "precision": found.precision,
         "estimated": 100 * choice.precision,
+        "unsure": choice.precision < LOW_PRECISION,
         "table_error": 100 * float(np.abs(errors).max()),
     }
 
@@ -294,6 +317,21 @@ def summary(rows: Sequence[dict[str, Any]]) -> str:
     return text_table([*header, "max", "table error: mean", "max"], lines)
 
 
+def remarks(rows: Sequence[dict[str, Any]]) -> str:
+    """Return a sentence on how well the remark tells which estimates are wrong.
+
+    Args:
+        rows: results of `measure`, of all models.
+    """
+    chosen = [row for row in rows if row["threshold"] is not None]
+    parts = []
+    for unsure, name in ((True, "with"), (False, "without")):
+        own = [row for row in chosen if row["unsure"] == unsure]
+        far = [row for row in own if abs(row["estimated"] - row["precision"]) > FAR_OFF]
+        parts.append(f"{len(far)} of {len(own)} {name} the remark")
+    return f"estimates that are off by more than {FAR_OFF:g} points: {', '.join(parts)}"
+
+
 def main(argv: list[str] | None = None) -> None:
     """Measure all models and texts, print a table per model and a summary, and write `--json`.
 
@@ -307,6 +345,10 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--bucc", help="folder of BUCC 2018 zh-en, sample split")
     parser.add_argument("--texts", nargs="*", default=[], help="folders of parallel text")
     parser.add_argument("--languages", nargs="+", default=list(LANGUAGES))
+    parser.add_argument(
+        "--mix", nargs="*", default=[], help="also mix languages in one text, such as fr+es+it"
+    )
+    parser.add_argument("--draws", type=int, default=1, help="random texts of each kind")
     parser.add_argument("--pairs", type=int, default=2000, help="most pairs of each language")
     parser.add_argument("--vectors", type=Path, default=Path("build/thresholds"))
     args = parser.parse_args(argv)
@@ -325,6 +367,7 @@ def main(argv: list[str] | None = None) -> None:
         print(f"{name}\n{table(rows)}\n", flush=True)
     everything = [row for rows in results.values() for row in rows]
     print(summary(everything))
+    print(remarks(everything))
     save(args, {"models": results})
 
 

@@ -26,6 +26,7 @@ from dap.mining.margin import (
 from dap.mining.threshold import (
     CLEAR_SHARE,
     FEWEST,
+    LOW_PRECISION,
     ScoreModel,
     choose_row,
     fit_scores,
@@ -205,14 +206,21 @@ def choose(
     share = round(model.share, 4)
     threshold, precision = row["threshold"], row["precision"]
     calibrated = model.calibrated
-    return Choice(threshold, precision, share, table, note, calibrated, remark_on(model))
+    remark = remark_on(model, precision if is_auto else None)
+    return Choice(threshold, precision, share, table, note, calibrated, remark)
 
 
-def remark_on(model: ScoreModel) -> str:
+def remark_on(model: ScoreModel, precision: float | None) -> str:
     """Return what to know about the estimates of a model of the scores, or an empty string.
 
-    Three cases are special: almost all candidates look like translations, none does, or so few that
-    similar sentences may be among them. Known translations tell these apart.
+    Four cases are special: almost all candidates look like translations, none does, so few that
+    similar sentences may be among them, or the chosen threshold has a low estimated precision. Such
+    an estimate is often wrong. Known translations help in all of them.
+
+    Args:
+        model: the two groups of scores.
+        precision: estimated precision at a threshold that was chosen, 0 to 1. None if the threshold
+            was given.
     """
     if model.share * model.pairs < 1:
         return "no candidate looks like a translation"
@@ -222,6 +230,11 @@ def remark_on(model: ScoreModel) -> str:
         return (
             f"only {100 * model.share:.0f}% of the candidates look like translations, and some "
             "may only be similar: check a few pairs"
+        )
+    if precision is not None and precision < LOW_PRECISION and not model.calibrated:
+        return (
+            f"an estimate below {100 * LOW_PRECISION:.0f}% is often wrong by more than 5 points: "
+            "give --calibrate, a higher --min_precision or more sentences"
         )
     return ""
 

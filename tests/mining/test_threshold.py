@@ -59,6 +59,17 @@ def test_texts_without_translations_are_not_given_a_threshold_unless_calibrated(
     assert (candidates.scores >= choice.threshold).sum() < 15
 
 
+def test_a_low_estimate_of_a_chosen_threshold_is_remarked_on() -> None:
+    vectors = texts(600, 300, noise=1.3)
+    choice = mine_vectors(vectors, Margin())[2]
+    assert choice.precision < 0.86
+    assert "give --calibrate, a higher --min_precision or more sentences" in choice.remark
+    sure = mine_vectors(vectors, Margin(min_precision=0.95))[2]
+    given = mine_vectors(vectors, Margin(threshold=choice.threshold))[2]
+    known = mine_vectors(vectors, Margin(), known=texts(300, 300, noise=1.3))[2]
+    assert [sure.remark, given.remark, known.remark] == ["", "", ""]
+
+
 def test_known_pairs_score_as_pairs_of_the_texts_do() -> None:
     source, target = texts(50, 20)
     rows = np.arange(20)
