@@ -30,6 +30,7 @@ from benchmarks.timing import machine_parser, prepare_machine, save
 from dap.encoding import Encoder, EncoderArguments, embed_to_disk, model_fingerprint
 from dap.errors import UserError
 from dap.mining import (
+    LOW_PRECISION,
     Margin,
     MinedPairs,
     best_threshold,
@@ -38,7 +39,6 @@ from dap.mining import (
     mine_vectors,
     score_at,
 )
-from dap.mining.threshold import LOW_PRECISION
 from dap.reports import text_table
 from eval_retrieval import read_languages
 from mine_bitext import read_split

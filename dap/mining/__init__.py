@@ -39,10 +39,12 @@ from dap.mining.mined_texts import (
     score_splits,
     write_pairs,
 )
+from dap.mining.threshold import LOW_PRECISION
 
 __all__ = [
     "Choice",
     "DistinctSentences",
+    "LOW_PRECISION",
     "MARGINS",
     "Margin",
     "MinedPairs",
