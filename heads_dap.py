@@ -205,7 +205,7 @@ def look_up(
     head: "PredictionHead | None" = None,
     mask_token_id: int | None = None,
 ) -> tuple[Words, Tensor]:
-    """Look up the word embeddings of sentences, and those that heads need.
+    """Look up the word embeddings of sentences, and the word embeddings for the heads.
 
     All are looked up at once, because each look-up has a dense gradient of the table's size (V, E):
     0.8 GB for XLM-R.

@@ -175,7 +175,8 @@ def made_cases(encoder: Encoder, args: argparse.Namespace, folder: Path) -> Iter
             target = np.concatenate([vectors[code][1][:] for code in texts])
             order = list(range(len(sentences)))
             random.Random(0).shuffle(order)
-            kept = [order[row] for row in distinct_rows([sentences[row] for row in order])]
+            shuffled = [sentences[row] for row in order]
+            kept = [order[row] for row in distinct_rows(shuffled)]
             name = f"{Path(corpus).name}.{'+'.join(texts)}"
             for share in SHARES:
                 for draw in range(args.draws):

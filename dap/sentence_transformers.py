@@ -336,8 +336,10 @@ class DAPLoss(CachedLossMixin, nn.Module):
         """
         all_states = []
         vectors = []
-        sides = (pairs.source, pairs.target, pairs.negatives)
-        for side, parts in zip(sides, reps):  # there may be no negatives
+        sides = [pairs.source, pairs.target]
+        if pairs.negatives is not None:
+            sides.append(pairs.negatives)
+        for side, parts in zip(sides, reps, strict=True):
             length = side.ids.shape[1]
             states = torch.cat([pad_to(part, length) for part in parts])  # (B, S, D)
             mask = side.mask.clone()
