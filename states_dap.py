@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.backends.cuda import SDPAParams, can_use_flash_attention
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
@@ -427,7 +428,8 @@ def attention_arguments(
     if encoder.config._attn_implementation == PACKED:
         # Transformers passes on a mask of four dimensions. Without one it would make its own.
         arguments["attention_mask"] = keys.index.new_empty(1, 1, 0, 0)
-        arguments["row_lengths"] = keys.lengths
+        arguments["row_lengths_q"] = (queries or keys).lengths
+        arguments["row_lengths_k"] = keys.lengths
     return arguments
 
 
@@ -482,17 +484,15 @@ def _attention_of_rows(
         query, key, value, dropout, scaling, kwargs: as in `packed_attention`.
     """
     query, key, value = (states[0].transpose(0, 1) for states in (query, key, value))  # (T, H, d)
-    query_ends = kwargs["cu_seq_lens_q"]  # (B+1,)
-    key_ends = kwargs["cu_seq_lens_k"]  # (B+1,)
     window = kwargs.get("sliding_window")
     if window is not None and kwargs["max_length_k"] <= window:
         window = None  # no row is longer than the window
 
-    if query.device.type == "cuda" and window is None:
-        limits = (min(kwargs["row_lengths"]), kwargs["max_length_k"])
-        out = jagged_attention(query, key, value, query_ends, key_ends, dropout, scaling, limits)
+    if window is None and can_use_flash(query, key, value, dropout):
+        out = flash_attention(query, key, value, dropout, scaling, **kwargs)
     else:
-        out = attention_by_length(query, key, value, query_ends, key_ends, dropout, scaling, window)
+        lengths = (kwargs["row_lengths_q"], kwargs["row_lengths_k"])
+        out = attention_by_length(query, key, value, *lengths, dropout, scaling, window)
     return out.unsqueeze(0)  # from (T, H, d)
 
 
@@ -500,8 +500,8 @@ def attention_by_length(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    query_ends: Tensor,
-    key_ends: Tensor,
+    query_lengths: list[int],
+    key_lengths: list[int],
     dropout: float = 0.0,
     scaling: float | None = None,
     window: int | None = None,
@@ -511,10 +511,9 @@ def attention_by_length(
     There is no padding and, without a window, no mask.
 
     Args:
-        query: (T, H, d). The queries of row i are those from `query_ends[i]` to `query_ends[i +
-            1]`.
-        key, value: (T', H, d), split in the same way by `key_ends`.
-        query_ends, key_ends: (B+1,) first token of each row, and the end of the last row.
+        query: (T, H, d), the queries of all rows, one row behind the other.
+        key, value: (T', H, d), the keys and values of all rows.
+        query_lengths, key_lengths: how many queries and how many keys each of the B rows has.
         dropout: probability that an attention weight is dropped.
         scaling: factor of the products. None takes 1/sqrt(d).
         window: a token sees the tokens less than this far away. None: all tokens of its row.
@@ -522,7 +521,7 @@ def attention_by_length(
     Returns:
         (T, H, d).
     """
-    lengths = zip(query_ends.diff().tolist(), key_ends.diff().tolist(), strict=True)
+    lengths = zip(query_lengths, key_lengths, strict=True)
     # Runs of rows that have as many queries and as many keys: (queries, keys, rows).
     runs = [(*size, len(list(rows))) for size, rows in groupby(lengths)]
     queries = query.split([query_length * rows for query_length, _, rows in runs])
@@ -546,44 +545,48 @@ def within_window(length: int, window: int, device: torch.device) -> Tensor:
     return (column[:, None] - column).abs() < window
 
 
-def jagged_attention(
+def can_use_flash(query: Tensor, key: Tensor, value: Tensor, dropout: float) -> bool:
+    """Tell whether `flash_attention` can compute these packed rows.
+
+    It needs bfloat16 or float16, a GPU that torch's flash attention supports, and a size of a head
+    that is a multiple of 8.
+
+    Args:
+        query, key, value, dropout: as in `attention_by_length`.
+    """
+    if query.device.type != "cuda" or query.shape[-1] % 8:
+        return False
+    batches = [states.transpose(0, 1).unsqueeze(0) for states in (query, key, value)]
+    limits = SDPAParams(*batches, None, dropout, False, False)  # no mask, not causal, no groups
+    return can_use_flash_attention(limits)
+
+
+def flash_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    query_ends: Tensor,
-    key_ends: Tensor,
     dropout: float,
     scaling: float | None,
-    limits: tuple[int, int],
+    **kwargs: Any,
 ) -> Tensor:
-    """Compute attention over packed rows by torch's jagged tensors: one kernel for all rows.
+    """Compute attention over packed rows by torch's flash attention: one kernel for all rows.
+
+    This is the operation that `torch.nn.attention.varlen` calls, which has no dropout. Jagged
+    tensors would call it, too, but they cost several milliseconds of Python a layer.
 
     Args:
-        query, key, value, query_ends, key_ends, dropout, scaling: as in `attention_by_length`.
-        limits: tokens of the shortest and of the longest row.
+        query, key, value, dropout, scaling: as in `attention_by_length`.
+        kwargs: the arguments of `attention_arguments`.
 
     Returns:
         (T, H, d).
     """
-    shortest, longest = limits
-
-    def rows(states: Tensor, ends: Tensor) -> Tensor:
-        nested = torch.nested.nested_tensor_from_jagged(
-            states, ends, min_seqlen=shortest, max_seqlen=longest
-        )
-        return nested.transpose(1, 2)  # (B, H, length, d)
-
-    # The same tensor of ends for all, where it can be: torch then knows that the lengths are equal.
-    key_places = key_ends.long()
-    query_places = key_places if query_ends is key_ends else query_ends.long()
-    out = F.scaled_dot_product_attention(
-        rows(query, query_places),
-        rows(key, key_places),
-        rows(value, key_places),
-        dropout_p=dropout,
-        scale=scaling,
-    )
-    return out.transpose(1, 2).values()
+    ends = kwargs["cu_seq_lens_q"], kwargs["cu_seq_lens_k"]
+    longest = kwargs["max_length_q"], kwargs["max_length_k"]
+    out, *_ = torch.ops.aten._flash_attention_forward(
+        query, key, value, *ends, *longest, dropout, False, False, scale=scaling
+    )  # False, False: not causal, no mask for debugging
+    return out
 
 
 AttentionInterface.register(PACKED, packed_attention)

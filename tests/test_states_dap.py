@@ -13,7 +13,6 @@ from states_dap import (
     PACKED,
     attention_arguments,
     attention_by_length,
-    jagged_attention,
     last_states,
     pack,
     packed_attention,
@@ -85,10 +84,8 @@ def test_lengths_are_read_back_once_for_all_masks(monkeypatch: pytest.MonkeyPatc
     assert [own.tolist() for own in map(Tensor.numpy, read)] == [[[2, 3], [1, 0]]]
 
 
-def states_of(lengths: list[int]) -> tuple[Tensor, Tensor]:
-    return torch.randn(sum(lengths), 2, 8, dtype=torch.float64), torch.tensor([0, *lengths]).cumsum(
-        0
-    )
+def states_of(lengths: list[int]) -> Tensor:
+    return torch.randn(sum(lengths), 2, 8, dtype=torch.float64)
 
 
 def naive_attention(query: Tensor, key: Tensor, value: Tensor, window: int = 99) -> Tensor:
@@ -102,27 +99,75 @@ def naive_attention(query: Tensor, key: Tensor, value: Tensor, window: int = 99)
 
 def test_attention_keeps_rows_apart() -> None:
     torch.manual_seed(0)
-    (query, query_ends), (key, key_ends), (value, _) = (
-        states_of(QUERIES),
-        states_of(KEYS),
-        states_of(KEYS),
-    )
+    query, key, value = states_of(QUERIES), states_of(KEYS), states_of(KEYS)
     rows = zip(query.split(QUERIES), key.split(KEYS), value.split(KEYS))
     expected = torch.cat([naive_attention(*row) for row in rows])
-    for found in (
-        attention_by_length(query, key, value, query_ends, key_ends, scaling=0.5),
-        jagged_attention(query, key, value, query_ends, key_ends, 0.0, 0.5, (1, 6)),
-    ):
-        torch.testing.assert_close(found, expected)
+    found = attention_by_length(query, key, value, QUERIES, KEYS, scaling=0.5)
+    torch.testing.assert_close(found, expected)
 
 
 def test_a_window_is_that_of_the_row() -> None:
     torch.manual_seed(0)
-    query, key, value = (states_of(KEYS)[0] for _ in range(3))
-    ends = torch.tensor([0, *KEYS]).cumsum(0)
-    found = attention_by_length(query, key, value, ends, ends, scaling=0.5, window=2)
+    query, key, value = (states_of(KEYS) for _ in range(3))
+    found = attention_by_length(query, key, value, KEYS, KEYS, scaling=0.5, window=2)
     rows = zip(query.split(KEYS), key.split(KEYS), value.split(KEYS))
     torch.testing.assert_close(found, torch.cat([naive_attention(*row, window=2) for row in rows]))
+
+
+def flash_on_the_cpu(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    query_ends: Tensor,
+    key_ends: Tensor,
+    most_queries: int,
+    most_keys: int,
+    dropout: float,
+    *_: bool,
+    scale: float | None,
+) -> tuple[Tensor, None]:
+    """Do what `aten._flash_attention_forward` does on a GPU, which also checks these limits."""
+    assert query_ends.dtype == key_ends.dtype == torch.int32
+    query_lengths, key_lengths = query_ends.diff().tolist(), key_ends.diff().tolist()
+    assert (most_queries, most_keys) == (max(query_lengths), max(key_lengths))
+    return attention_by_length(query, key, value, query_lengths, key_lengths, dropout, scale), None
+
+
+@pytest.mark.parametrize("pooling", ["cls", "mean"])
+def test_flash_attention_is_given_queries_and_keys_of_their_own_lengths(
+    pooling: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch = make_batch()
+    model = tiny_model("bert", objective="tr+rtl", pooling=pooling)
+    expected = model(**batch).loss
+    monkeypatch.setattr(states_dap, "can_use_flash", lambda *_: True)
+    monkeypatch.setattr(torch.ops.aten, "_flash_attention_forward", flash_on_the_cpu)
+    torch.testing.assert_close(model(**batch).loss, expected)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_packed_attention_on_a_gpu_is_that_of_each_row(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    lengths = {"q": [1, 2, 1, 1], "k": [4, 4, 9, 40]}  # fewer queries in all than keys in a row
+    arguments = {}
+    for letter, own in lengths.items():
+        ends = torch.tensor([0, *own], dtype=torch.int32).cumsum(0, dtype=torch.int32)
+        arguments[f"cu_seq_lens_{letter}"] = ends.cuda()
+        arguments[f"row_lengths_{letter}"] = own
+        arguments[f"max_length_{letter}"] = max(own)
+    query, key, value = (
+        torch.randn(1, 2, sum(lengths[letter]), 8, device="cuda", dtype=dtype, requires_grad=True)
+        for letter in "qkk"
+    )
+    found, _ = packed_attention(torch.nn.Module(), query, key, value, None, 0.0, 0.5, **arguments)
+    rows = [states[0].transpose(0, 1).double() for states in (query, key, value)]
+    expected = attention_by_length(*rows, lengths["q"], lengths["k"], scaling=0.5)
+    torch.testing.assert_close(found[0].double(), expected, rtol=0.02, atol=0.02)
+    weight = torch.randn_like(expected)
+    ours = torch.autograd.grad((found[0] * weight).sum(), key)[0]
+    theirs = torch.autograd.grad((expected * weight).sum(), key)[0]
+    torch.testing.assert_close(ours, theirs, rtol=0.02, atol=0.02)
 
 
 @pytest.mark.parametrize("length", [5, 6])
