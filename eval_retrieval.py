@@ -70,7 +70,7 @@ from dap.search import (
     multilingual_pool_accuracy,
     retrieval_accuracy,
 )
-from dap.text import disk_path, find_bitext, read_pairs
+from dap.text import BitextFile, disk_path, find_bitext, read_pairs
 
 PROTOCOL = (
     "bitext retrieval: nearest neighbour by cosine over the other side, accuracy by line, macro "
@@ -83,6 +83,8 @@ COPIES = "copies"
 #: Language code -> (source, English) sentences in file order. The source is the sentence of the
 #: language.
 PairsByLanguage = dict[str, list[tuple[str, str]]]
+#: Language code -> its files of parallel text.
+FilesByLanguage = dict[str, list[BitextFile]]
 #: Language code -> hard negatives of its English side.
 CopiesByLanguage = dict[str, list[Copy]]
 #: A language code, and one of `SOURCE`, `ENGLISH` and `COPIES`.
@@ -189,7 +191,8 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
     is_main = launched().is_main_process
 
     earlier = _read_earlier_report(data_args.before)
-    files = _files_of(data_args.data_dir, data_args.columns)
+    found = find_bitext(data_args.data_dir, columns=data_args.columns)
+    files = _paths_of(found)
     inputs = [disk_path(file) for file in files]
     if data_args.before:
         inputs.append(data_args.before)
@@ -201,9 +204,7 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
         cluster.connect(),
     ):
         # read the pairs and load the model
-        pairs = read_languages(
-            data_args.data_dir, data_args.languages, data_args.max_pairs, data_args.columns
-        )
+        pairs = read_found(found, data_args.data_dir, data_args.languages, data_args.max_pairs)
         copies = copies_of(pairs) if data_args.hard_negatives else None
         encoder = load_on(cluster, model_args)
         if is_main:
@@ -294,18 +295,17 @@ def evaluate_retrieval(
 # From files to texts
 
 
-def _files_of(paths: Sequence[str], columns: Sequence[int] | None) -> list[str]:
-    """Return the names of all files of parallel text that would be read.
+def _paths_of(found: FilesByLanguage) -> list[str]:
+    """Return the paths of all files of parallel text.
 
     Args:
-        paths: files or folders of parallel text.
-        columns: the columns of source and target in TSV files, from 1. None: the first two.
+        found: language code -> files.
     """
-    files = []
-    for language_files in find_bitext(paths, columns=columns).values():
+    paths = []
+    for language_files in found.values():
         for file in language_files:
-            files += file.paths
-    return files
+            paths += file.paths
+    return paths
 
 
 def read_languages(
@@ -328,7 +328,29 @@ def read_languages(
     Raises:
         UserError: there is no file of a language asked for, or a file has no pairs.
     """
-    found = find_bitext(paths, columns=columns)
+    return read_found(find_bitext(paths, columns=columns), paths, languages, max_pairs)
+
+
+def read_found(
+    found: FilesByLanguage,
+    paths: Sequence[str],
+    languages: Sequence[str] | None = None,
+    max_pairs: int | None = None,
+) -> PairsByLanguage:
+    """Read parallel text with English from files that are found already.
+
+    Args:
+        found: language code -> files. Several files of one language are joined in their order.
+        paths: the files or folders where they were found, for the error message.
+        languages: codes of the languages to read. None reads all.
+        max_pairs: most pairs to keep of each language, from the first on. None keeps all.
+
+    Returns:
+        Language code -> (source, English) pairs in file order.
+
+    Raises:
+        UserError: there is no file of a language asked for, or a file has no pairs.
+    """
     if languages is None:
         wanted = list(found)
     else:

@@ -23,6 +23,7 @@ from dap.reports import plot_accuracies
 from dap.reports.command_line import run as merge_reports
 from dap.search.retrieval import multilingual_pool_accuracy, retrieval_accuracy
 from dap.search.xsim import COPY_KINDS, hard_negative_copies, hard_negative_errors
+from dap.text import tmx_po
 from eval_retrieval import POOLS, evaluate_retrieval, main, read_languages, run
 from modeling_dap import DAPForPreTraining
 
@@ -393,6 +394,25 @@ def test_languages_are_chosen_by_either_code(bitext_dir: Path, spelling: str) ->
     pairs = read_languages([str(bitext_dir)], [spelling, "de", spelling])
     assert list(pairs) == ["sw", "de"]
     assert pairs["sw"] == synthetic_pairs("sw")
+
+
+def test_a_memory_is_read_once_for_its_languages_and_once_for_each(
+    argv: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads = []
+    open_file = tmx_po.open_file
+    monkeypatch.setattr(tmx_po, "open_file", lambda path: (reads.append(path), open_file(path))[1])
+    texts = "".join(
+        f"<tu><tuv xml:lang='en'><seg>{english}</seg></tuv>"
+        f"<tuv xml:lang='{code}'><seg>{source}</seg></tuv></tu>"
+        for code in ("de", "fr")
+        for source, english in synthetic_pairs(code, 3)
+    )
+    memory = tmp_path / "memory.tmx"
+    memory.write_text(f"<tmx><body>{texts}</body></tmx>", encoding="utf-8")
+    made = run([*argv[:-1], str(memory)])
+    assert {code: each["pairs"] for code, each in made["languages"].items()} == {"de": 3, "fr": 3}
+    assert len(reads) == 1 + 2
 
 
 def test_a_report_that_cannot_be_written_costs_no_numbers(
