@@ -94,16 +94,27 @@ def test_a_teacher_is_encoded_once_and_pulls_the_vectors(flags: list[str], tmp_p
     run([*flags, *more])
     losses = [line["distill_loss"] for line in state(out)["log_history"] if "loss" in line]
     assert losses[-1] < 0.9 * losses[0]
-    vectors = np.load(tmp_path / "kept" / VECTORS, mmap_mode="r")
+    kept = tmp_path / "kept"
+    (file,) = kept.glob(VECTORS)
+    vectors = np.load(file, mmap_mode="r")
     targets = {pair[1] for language in LANGUAGES for pair in synthetic_pairs(language)}
     assert vectors.shape[1] == 32
     assert len(targets) - 60 <= len(vectors) < len(targets)  # without the dev targets
+
+    # A run on the same text reads this file again.
+    written = file.stat().st_ino
+    for shard in kept.glob("shard-*"):
+        shard.unlink()
+    run([*flags, *more, "--max_steps", "1", "--output_dir", str(tmp_path / "again")])
+    assert list(kept.iterdir()) == [file]
+    assert file.stat().st_ino == written
 
     # A run on other text leaves the vectors alone that this run has mapped.
     before = vectors.copy()
     other = ["--dev_pairs", "2", "--max_steps", "1", "--output_dir", str(tmp_path / "other")]
     run([*flags, *more, *other])
-    assert len(np.load(tmp_path / "kept" / VECTORS)) > len(vectors)
+    (file,) = kept.glob("targets*")
+    assert len(np.load(file)) > len(vectors)
     np.testing.assert_array_equal(vectors, before)
 
     for wrong, named in (

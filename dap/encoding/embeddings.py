@@ -257,10 +257,10 @@ def _encode_shards(
     failed: list[SentenceError] = []
     first = 0  # number of the shard's first sentence
     for number, text in enumerate(blocks):
-        shard = folder / f"shard-{number:06d}-{_shard_hash(fingerprint, text)}.npy"
+        shard = folder / f"shard-{number:06d}-{hash_of_text(fingerprint, text)}.npy"
         shards.append(shard)
         is_mine = number % state.num_processes == state.process_index
-        if not is_mine or _is_whole(shard):
+        if not is_mine or is_whole(shard):
             bar.update(len(text))
         else:
             try:
@@ -288,8 +288,11 @@ def _blocks(sentences: Iterable[str], size: int) -> Iterator[list[str]]:
         yield block
 
 
-def _shard_hash(fingerprint: str, text: Sequence[str]) -> str:
-    """Return 16 hexadecimal digits of a hash of a model's fingerprint and a shard's sentences."""
+def hash_of_text(fingerprint: str, text: Sequence[str]) -> str:
+    """Return 16 hexadecimal digits of a hash of a model's fingerprint and a list of sentences.
+
+    A file name with this hash tells which vectors the file holds.
+    """
     digest = hashlib.sha256(fingerprint.encode())
     for sentence in text:
         data = sentence.encode(errors="surrogatepass")
@@ -297,8 +300,8 @@ def _shard_hash(fingerprint: str, text: Sequence[str]) -> str:
     return digest.hexdigest()[:16]
 
 
-def _is_whole(shard: Path) -> bool:
-    """Tell whether a shard exists and holds the vectors that were written into it.
+def is_whole(shard: Path) -> bool:
+    """Tell whether a file of vectors exists and holds what `write_vectors` has written into it.
 
     If the file is missing, it is first fetched from the folder's address, if there is one. The
     file's name alone proves nothing. After a power cut a disk may lack data that it had confirmed,
@@ -308,14 +311,14 @@ def _is_whole(shard: Path) -> bool:
         fetch_path(shard)
     if not shard.is_file():
         return False
-    is_whole = False
+    has_digest = False
     if shard.stat().st_size > DIGEST_SIZE:
         content = np.memmap(shard, np.uint8, "r")
         digest = _content_digest(shard, content[:-DIGEST_SIZE].data)
-        is_whole = content[-DIGEST_SIZE:].tobytes() == digest
-    if not is_whole:
+        has_digest = content[-DIGEST_SIZE:].tobytes() == digest
+    if not has_digest:
         logger.warning("%s is damaged or of an earlier version: it is encoded again", shard)
-    return is_whole
+    return has_digest
 
 
 def _content_digest(shard: Path, *parts: bytes | memoryview) -> bytes:

@@ -11,12 +11,16 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
+from accelerate.utils import broadcast_object_list
 from datasets import Dataset
 
 from dap.encoding import (
     embed_to_disk,
+    hash_of_text,
+    is_whole,
     launched,
     load_encoder,
+    model_fingerprint,
     tokens_of_a_batch,
     write_vectors,
 )
@@ -24,8 +28,9 @@ from dap.errors import UserError
 
 logger = logging.getLogger(__name__)
 
-#: The vectors of all shards in one file, in the folder of the teacher's vectors.
-VECTORS = "targets.npy"
+#: Name of the file with the vectors of all shards, in the folder of the teacher's vectors. A hash
+#: of the teacher and the targets takes the star's place.
+VECTORS = "targets-*.npy"
 #: Column of the training pairs with the row of the target's vector.
 ROW = "teacher_row"
 
@@ -85,18 +90,30 @@ def add_teacher(
         rows = [row_of.setdefault(target, len(row_of)) for target in part["target"][:]]
         with_rows[language] = train[language].add_column(ROW, np.array(rows, np.int64))
 
-    is_main = launched().is_main_process
     teacher = load_encoder(name)
+    fingerprint = model_fingerprint(teacher)
+    targets = list(row_of)
+    path = folder / VECTORS.replace("*", hash_of_text(fingerprint, targets))
+    is_main = launched().is_main_process
+
+    # One process decides for all, because they encode together.
+    (is_kept,) = broadcast_object_list([is_main and is_whole(path)])
+    if is_kept:
+        logger.info("the vectors of %d targets are in %s already", len(targets), path)
+        return with_rows, np.load(path, mmap_mode="r")
+
     vectors = embed_to_disk(
         teacher,
-        list(row_of),
+        targets,
         folder,
         token_budget=tokens_of_a_batch(None),
         progress=is_main,
+        fingerprint=fingerprint,
     )
     if is_main:
-        # As a new file: another run may still read the one that it replaces.
-        write_vectors(vectors, folder / VECTORS)
-        logger.info("%d targets encoded by %s, kept in %s", len(row_of), name, folder)
+        for other in folder.glob("targets*.npy"):  # of another teacher, text or version
+            other.unlink()
+        write_vectors(vectors, path)
+        logger.info("%d targets encoded by %s, kept in %s", len(targets), name, folder)
     launched().wait_for_everyone()
-    return with_rows, np.load(folder / VECTORS, mmap_mode="r")
+    return with_rows, np.load(path, mmap_mode="r")
