@@ -36,6 +36,7 @@ from dap.training.training_arguments import (
 )
 from heads_dap import OF_TARGETS, OF_VECTORS
 from modeling_dap import DAPConfig, DAPForPreTraining
+from objectives_dap import objectives_of
 
 logger = logging.getLogger(__name__)
 
@@ -633,18 +634,20 @@ def frequencies_of_text(
         empty dictionary if the bias starts from zeros or comes from a checkpoint.
 
     Raises:
-        UserError: `prediction_bias` has another value, the text is streamed, or no tokens are
-            predicted.
+        UserError: `prediction_bias` has another value, the text is streamed, or there is no
+            prediction head.
     """
     if args.prediction_bias == "zeros":
         return {}
     if args.prediction_bias != "frequencies":
         raise UserError(f"prediction_bias={args.prediction_bias!r}: give 'zeros' or 'frequencies'.")
     why = None
+    objective = start.settings["objective"]
+    objectives = objectives_of(DAPConfig(objective=objective))
     if is_streamed(train):
         why = "a stream cannot be counted"
-    elif not start.predicts:
-        why = f"objective {start.settings['objective']!r} predicts no tokens"
+    elif not any("prediction_head" in each.heads for each in objectives):
+        why = f"objective {objective!r} has no prediction head"
     if why is not None:
         raise UserError(f"--prediction_bias frequencies does nothing, as {why}: leave it out.")
     if start.continues or (start.heads is not None and start.heads.prediction_head is not None):

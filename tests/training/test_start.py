@@ -18,6 +18,7 @@ from dap.encoding import SentenceEncoder
 from dap.publishing import write_modules
 from dap.search import retrieval_accuracy
 from dap.training.training_arguments import parse_arguments
+from objectives_dap import OBJECTIVES, Objective
 from train_dap import build_trainer, run
 
 # A DAP checkpoint
@@ -337,14 +338,16 @@ def test_hard_negatives_keep_the_prefix_of_a_sentence_transformers_folder(
 @pytest.mark.parametrize(
     ("more", "named"),
     [
-        ("frequencies --objective tr", "predicts no tokens"),
+        ("frequencies --objective tr", "'tr' has no prediction head"),
+        ("frequencies --objective own", "'own' has no prediction head"),
         ("frequencies --streaming --language_mix uniform", "stream"),
         ("uniform", "prediction_bias='uniform'"),
     ],
 )
 def test_a_prediction_bias_without_effect_is_refused(
-    more: str, named: str, flags: list[str], tmp_path: Path
+    more: str, named: str, flags: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setitem(OBJECTIVES, "own", type("Own", (Objective,), {"name": "own"}))
     command = [*flags, "--output_dir", str(tmp_path), "--prediction_bias", *more.split()]
     with pytest.raises(ValueError, match=named):
         built(command)
