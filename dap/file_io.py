@@ -1,4 +1,4 @@
-"""Read and write JSON, write files and folders as a whole or not at all, explain a full disk."""
+"""Read text and JSON, write files and folders as a whole or not at all, explain a full disk."""
 
 import errno
 import gzip
@@ -35,6 +35,20 @@ class DiskFullError(UserError, OSError):
     """Error that is raised if the disk is full. It names the file and, if known, its size."""
 
 
+def read_text(path: str | Path) -> str:
+    """Read a text file.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        UserError: the file is not UTF-8.
+    """
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        raise UserError(f"{path}, line {line}: not UTF-8; save the file as UTF-8") from error
+
+
 def read_json(path: str | Path, finite: bool = False) -> Any:
     """Read a JSON file.
 
@@ -48,14 +62,15 @@ def read_json(path: str | Path, finite: bool = False) -> Any:
 
     Raises:
         FileNotFoundError: there is no such file.
-        UserError: the file is not valid JSON.
+        UserError: the file is not UTF-8, or not valid JSON.
     """
+    text = read_text(path)
     hooks = {}
     if finite:
         hooks = {"parse_constant": _finite, "parse_float": _finite, "parse_int": _finite_integer}
     try:
-        return json.loads(Path(path).read_text(encoding="utf-8"), **hooks)
-    except (ValueError, RecursionError) as error:  # includes JSONDecodeError, UnicodeDecodeError
+        return json.loads(text, **hooks)
+    except (ValueError, RecursionError) as error:  # includes JSONDecodeError
         raise UserError(f"{path}: not valid JSON ({error})") from error
 
 

@@ -17,7 +17,7 @@ from huggingface_hub.utils import HFValidationError, validate_repo_id
 
 from configuration_dap import FIELDS
 from dap.errors import loading
-from dap.file_io import read_object, require_kinds
+from dap.file_io import read_object, read_text, require_kinds
 from dap.languages import NAMES
 from dap.publishing.card_results import eval_results, folded, headlines, report_text
 from dap.reports import OF_RUN, markdown_table, mean_of
@@ -171,8 +171,8 @@ def read_sources(
 
     Raises:
         FileNotFoundError: there is no such `dataset_info`.
-        UserError: `dataset_info` is JSON, but not an object. Or the Hub has no such dataset, or a
-            record is damaged.
+        UserError: `dataset_info` is JSON, but not an object, or not UTF-8. Or the Hub has no such
+            dataset, or a record is damaged.
     """
     text = TrainingText() if dataset_info is None else read_training_text(dataset_info)
     known = {
@@ -258,8 +258,8 @@ def read_training_text(name: str | Path) -> TrainingText:
 
     Raises:
         FileNotFoundError: there is no such file.
-        UserError: JSON that is no object. Or the Hub has no such dataset, or a
-            record is damaged.
+        UserError: JSON that is no object, or a file that is not UTF-8. Or the Hub has no such
+            dataset, or its record is damaged.
     """
     datasets = []
     path = Path(name)
@@ -274,7 +274,7 @@ def read_training_text(name: str | Path) -> TrainingText:
         licences = info.get("license") or list(of_origins)
         return TrainingText(info, _single_licence(licences))
 
-    text = path.read_text(encoding="utf-8")
+    text = read_text(path)
     without_metadata = re.sub(r"\A---\n.*?\n---\n", "", text, flags=re.DOTALL)
     with loading("metadata", path):
         metadata = metadata_load(path) or {}

@@ -4,9 +4,7 @@
 `load_model` loads the model, which may need the tokenised text for its vocabulary.
 """
 
-import json
 import logging
-import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,6 +26,7 @@ from dap.encoding import (
     longest_input,
 )
 from dap.errors import UserError, loading, refusals
+from dap.file_io import read_object
 from dap.tokenizers import load_tokenizer, never_predicted, require_embeddings, require_padding
 from dap.training.training_arguments import (
     CONFIG_DEFAULTS,
@@ -47,6 +46,8 @@ MASKING = {"rtl", "tlm", "mlm"}
 #: How the names of a prediction head's weights begin: those of its transform and of its output.
 TRANSFORM = ("dense.", "norm.")
 OUTPUT = ("bias", "decoder.", "token_ids")
+#: What a file of `--target_vocabulary_file` must hold.
+OF_VOCABULARY = {"vocab_size": int, "target_token_ids": [int]}
 
 
 @dataclass
@@ -754,13 +755,13 @@ def read_target_vocabulary(path: str | Path, tokenizer: PreTrainedTokenizerBase)
         FileNotFoundError: there is no such file.
     """
     try:
-        content = json.loads(Path(path).read_text(encoding="utf-8"))
-        size = content["vocab_size"]
-        ids = sorted(set(map(operator.index, content["target_token_ids"])))
-    except (json.JSONDecodeError, KeyError, TypeError) as error:
+        content = read_object(path, OF_VOCABULARY)
+    except UserError as error:
         raise UserError(
-            f"{path}: not written by prepare_data.py --target_vocabulary ({error!r})"
+            f"{error}; give a file that prepare_data.py --target_vocabulary wrote"
         ) from error
+    size = content["vocab_size"]
+    ids = sorted(set(content["target_token_ids"]))
     if size != len(tokenizer) or not ids or ids[0] < 0 or ids[-1] >= size:
         raise UserError(
             f"{path} is for the {size} ids of {content.get('tokenizer')}, the tokenizer here has "

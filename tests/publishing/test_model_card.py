@@ -15,6 +15,7 @@ from test_published_folder import dap_checkpoint
 from transformers import BertModel, PreTrainedTokenizerFast
 
 from dap.encoding.sentence_encoder import SentenceEncoder
+from dap.errors import UserError
 from dap.publishing.card_results import eval_results
 from dap.publishing.folder import Options, build_with_card
 from dap.publishing.model_card import (
@@ -411,6 +412,9 @@ def test_a_data_card_or_dataset_info_is_quoted_on_the_card(tmp_path: Path) -> No
     (tmp_path / "info.json").write_text("[]")
     with pytest.raises(ValueError, match="info.json: holds a JSON list"):
         read_sources(tmp_path, dataset_info=tmp_path / "info.json")
+    (tmp_path / "README.md").write_bytes("Paare\nfür Köln".encode("latin-1"))
+    with pytest.raises(UserError, match="README.md, line 2: not UTF-8"):
+        read_sources(tmp_path, dataset_info=tmp_path / "README.md")
     with pytest.raises(FileNotFoundError):
         read_sources(tmp_path, dataset_info=tmp_path / "absent.json")
 

@@ -254,6 +254,9 @@ def test_rtl_predicts_only_a_prepared_target_vocabulary(flags: list[str], tmp_pa
         run([*flags, "--model_name_or_path", str(out), "--output_dir", str(tmp_path / "next")])
     with pytest.raises(ValueError, match="ids.json does nothing with objective='tr'"):
         run([*flags, "--objective", "tr", "--output_dir", str(tmp_path / "tr")])
+    file.write_bytes(b"\xff")
+    with pytest.raises(UserError, match=r"ids.json, line 1: not UTF-8; .*; give a file that"):
+        run([*flags, "--output_dir", str(tmp_path / "other")])
     write_ids(file, size + 5, [2])
     with pytest.raises(ValueError, match=f"for the {size + 5} ids of tiny, .* has {size}"):
         run([*flags, "--output_dir", str(tmp_path / "other")])
