@@ -133,9 +133,8 @@ def test_the_recipe_for_fine_tuning_needs_only_model_data_and_output(
 ) -> None:
     recipe = [str(REPOSITORY / "configs" / "finetune.yaml")]
     recipe += ["--model_name_or_path", str(tiny_bert_dir), "--train_data", str(bitext_dir)]
-    recipe += ["--head_steps", "2", "--max_steps", "1", "--output_dir", str(tmp_path)]
+    recipe += ["--max_steps", "1", "--output_dir", str(tmp_path)]
     run([*recipe, "--report_to", "none", "--disable_tqdm", "true"])
-    assert "bow_source_nats_after" in read_json(tmp_path / RESULTS_FILE)
     history = state(tmp_path)["log_history"]
     evaluated = [line["step"] for line in history if "eval_mean_pool_accuracy" in line]
     assert evaluated == [0, 1]
