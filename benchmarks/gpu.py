@@ -189,7 +189,7 @@ def run_stage(name: str, args: argparse.Namespace) -> dict[str, Any]:
     if name not in lines:
         line["outcome"] = "left out of a rehearsal"
     elif began > args.deadline:
-        line["outcome"] = f"FAILED: not begun, {BEGIN} s are over"
+        line["outcome"] = "FAILED: not begun, the time is over"
     else:
         path = args.folder / f"{name.replace(', ', '_').replace(' ', '_')}.json"
         try:
@@ -201,6 +201,8 @@ def run_stage(name: str, args: argparse.Namespace) -> dict[str, Any]:
             line["outcome"] = f"FAILED: {error.name} is not installed"
         except Exception as error:  # so that the other stages still run
             traceback.print_exc()
+            if isinstance(error, TimeoutError):
+                args.deadline = began  # asked to end, so no other stage begins
             line["outcome"] = f"FAILED: {type(error).__name__}: {' '.join(str(error).split())}"
             found = read_json(path) if path.is_file() else {}
         gc.collect()

@@ -391,6 +391,22 @@ def test_a_rehearsal_tells_of_each_stage_and_what_fails_does_not_stop_the_rest(
     assert read_json(tmp_path / "memory.json")["points"]
 
 
+def test_no_stage_begins_after_the_command_was_asked_to_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.setattr(gpu, "run_benchmark", gpu.stop)  # as if a signal came during the stage
+    options = ["--device", "cpu", "--tiny", "--folder", str(tmp_path)]
+    with pytest.raises(SystemExit, match="1"):
+        gpu.main([*options, "--stages", "memory", "step"])
+    printed = capsys.readouterr().out
+    lines = [json.loads(line) for line in printed.splitlines() if line.startswith("{")]
+    outcomes = [line["outcome"] for line in lines[1:]]
+    assert outcomes == [
+        "FAILED: TimeoutError: asked to end",
+        "FAILED: not begun, the time is over",
+    ]
+
+
 @pytest.mark.parametrize(
     ("seconds", "verdict"), [(5.0, "reached 40%: MISSED"), (4.0, "reached 50%: met")]
 )
