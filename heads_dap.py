@@ -208,7 +208,8 @@ def look_up(
     """Look up the word embeddings of sentences, and the word embeddings for the heads.
 
     All are looked up at once, because each look-up has a dense gradient of the table's size (V, E):
-    0.8 GB for XLM-R.
+    0.8 GB for XLM-R. If the embedding layer does more than look up (`is_adapted`), it is called for
+    the sentences as well, and its result is returned for them.
 
     Args:
         embeddings: the encoder's word embeddings.
@@ -375,9 +376,9 @@ class PredictionHead(PredictionTransform):
         return self.token_ids if self.decoder is None else None
 
     def knows(self, ids: Tensor) -> Tensor:
-        """Return True for each id that is in the target vocabulary, a bool tensor like `ids`.
+        """Return True for each id that is in the target vocabulary: bool, in the shape of `ids`.
 
-        The head must have a target vocabulary (`token_ids`).
+        Call this only if the head has a target vocabulary (`token_ids` is not None).
         """
         return self.token_ids[self._rows(ids)] == ids
 

@@ -519,7 +519,7 @@ class DAPForPreTraining(DAPPreTrainedModel):
         return last_states(self.dap.encoder, mask, read, inputs_embeds=embedded, **positions)
 
     def embed_words(self, ids: Tensor, needs: frozenset[str]) -> tuple[Words, Tensor]:
-        """Look up the word embeddings that the sentences and the heads need.
+        """Look up the word embeddings of sentences, and those that the heads need.
 
         Args:
             ids: (R, S) token ids of the sentences.
@@ -897,12 +897,14 @@ def draw_noise(ids: Tensor) -> Tensor:
 
 
 def _stack(pairs: Pairs) -> tuple[Tensor, Tensor]:
-    """Return ids and mask of all sides in one batch: (2·B or 3·B, S), padded to one length.
+    """Put sources, targets and negatives (if any) below each other, in this order.
 
-    The first token of every row counts as real, because an encoder cannot read an empty row.
+    Returns:
+        Token ids and mask, (2·B or 3·B, S), padded on the right to one length. The first token of
+        every row counts as real, because an encoder cannot read an empty row.
 
     Raises:
-        ValueError: padding stands before a real token.
+        ValueError: padding stands before a real token. This is not checked under `torch.compile`.
     """
     sides = [pairs.source, pairs.target]
     if pairs.negatives is not None:

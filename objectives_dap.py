@@ -244,7 +244,7 @@ class Objective:
 
     @staticmethod
     def count(labels: Tensor) -> Tensor:
-        """Count the labels (True values) of each group: (G,), the mean over processes."""
+        """Return the number of True labels in each group, (G,), averaged over processes."""
         return mean_over_processes(labels.flatten(1).sum(1))
 
 
@@ -380,7 +380,8 @@ class TranslationRanking(Comparison):
             One or two tensors (B, 2). The first has the hashes of each pair's target and source. If
             there are hard negatives, the second has the hash of each negative (0 if a pair has
             none), and 0, because a negative has no source. Equal texts have equal hashes. Without
-            `tr_mask_duplicates` all pairs get different hashes.
+            `tr_mask_duplicates`, each pair has its number in place of both hashes, so no two are
+            equal. Negatives keep the hashes of their texts.
         """
         target = text_hash(pairs.target.ids, pairs.target.mask)
         source = text_hash(pairs.source.ids, pairs.source.mask)
@@ -506,10 +507,11 @@ class RepresentationTranslation(Objective):
         return chosen[:, 1:]
 
     def by_direction(self, pairs: Pairs, to_target: Tensor, to_source: Tensor) -> Tensor:
-        """Choose one of two values for each pair, by the direction in which it is reconstructed.
+        """Take each pair's row from `to_target` or `to_source`, by which side is reconstructed.
 
-        With `rtl_direction="both"` the pairs of `odd_rows` take the second value: their
-        source is reconstructed.
+        If `rtl_direction` names one direction, that direction's tensor is returned unchanged. With
+        "both", the pairs of `odd_rows` take their row from `to_source`, and the others from
+        `to_target`.
 
         Args:
             pairs: the pairs.
@@ -777,7 +779,7 @@ def total_loss(
     model: nn.Module,
     chunk: Chunk | None = None,
 ) -> tuple[Tensor, Measures]:
-    """Return the weighted sum of the objectives' losses: eq. L_DAP, if they are TR and RTL.
+    """Return the weighted sum of the objectives' losses. For TR and RTL this is eq. L_DAP.
 
     Args:
         objectives: the objectives of the model.
@@ -829,7 +831,8 @@ def mask_tokens(
 def text_hash(input_ids: Tensor, attention_mask: Tensor) -> Tensor:
     """Return a 64-bit hash of each row's real tokens in their order.
 
-    Equal texts have equal hashes, regardless of padding. A row without real tokens has hash 0.
+    Equal texts have equal hashes, however much padding stands on the right. Padding on the left
+    changes the hash. A row without real tokens has hash 0.
 
     Args:
         input_ids: token ids (B, S).
