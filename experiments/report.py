@@ -83,8 +83,8 @@ ABOUT = {
     "total-cost": "From multilingual-e5-small in 4 bits, at the setting that won in `tune`. Every "
     "seed trains its own heads, and their time counts. News: the first 300 sentences of NTREX-128 "
     "in 4 languages. Tatoeba: the first 60 pairs per language.",
-    "large": "From multilingual-e5-small in 4 bits, on one H200, one seed. The test sets are those of "
-    "`long`.",
+    "large": "From multilingual-e5-small in 4 bits, on one H200, one seed. The test sets are those "
+    "of `long`.",
     "long": "From multilingual-e5-small in 4 bits, two hours of one CPU core, one seed. News: the "
     "first 300 sentences of NTREX-128 in 4 languages. Tatoeba, premises and BUCC: as in `warm`.",
     "e5": "From multilingual-e5-small in 4 bits, with randomly initialised heads.",
