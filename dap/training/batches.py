@@ -406,8 +406,7 @@ def tokenize_pairs(
     sources: Sequence[str],
     targets: Sequence[str],
     language: str,
-    tokenizer: PreTrainedTokenizerBase,
-    max_seq_length: int,
+    backend: Tokenizer,
     prefix: str = "",
 ) -> list[dict[str, Any]]:
     """Tokenise a few pairs, such as dev pairs.
@@ -416,16 +415,15 @@ def tokenize_pairs(
         sources: source sentences.
         targets: their translations.
         language: language code of the sources.
-        tokenizer: a fast tokenizer.
-        max_seq_length: largest number of tokens of a sentence, with special tokens and prefix.
-            The rest is cut off.
+        backend: the result of `cutting_backend`. It takes long for a large vocabulary, so make it
+            once for all languages.
         prefix: text to put before every sentence.
 
     Returns:
         One dictionary per pair, with the columns of `tokenize_bitext` as keys. In `pair_id` the
         pairs are numbered from 0.
     """
-    encode = _Tokenise(cutting_backend(tokenizer, max_seq_length), language, prefix)
+    encode = _Tokenise(backend, language, prefix)
     columns = encode({"source": list(sources), "target": list(targets)}, list(range(len(sources))))
     return [dict(zip(columns, row)) for row in zip(*columns.values())]
 

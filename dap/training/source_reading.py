@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from dap.training.batches import BitextCollator, tokenize_pairs
+from dap.training.batches import BitextCollator, cutting_backend, tokenize_pairs
 from modeling_dap import DAPForPreTraining, needs_of
 from objectives_dap import Encoded, Objective, Pairs, Sentences, objectives_of
 
@@ -129,12 +129,13 @@ def sample_pairs(
         the seed of the run. Also a tensor (N,): for each pair, the row of another pair whose
         source replaces its own in the comparison.
     """
+    backend = cutting_backend(tokenizer, max_seq_length)
     rows, blocks = [], []
     for language, (sources, targets) in bitext.items():
         own = min(len(sources), max(2, count // len(bitext)))
         chosen = np.linspace(0, len(sources) - 1, own).astype(int)
         texts = [sources[row] for row in chosen], [targets[row] for row in chosen]
-        rows += tokenize_pairs(*texts, language, tokenizer, max_seq_length, prefix)
+        rows += tokenize_pairs(*texts, language, backend, prefix)
         blocks.append(torch.arange(len(rows) - own, len(rows)))
 
     inputs = BitextCollator(tokenizer.pad_token_id, languages)(rows)

@@ -7,7 +7,7 @@ from conftest import synthetic_pairs
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
-from dap.training.batches import tokenize_pairs
+from dap.training.batches import cutting_backend, tokenize_pairs
 from dap.training.word_edits import TOKENS_OF_LONGEST_WORD, HardNegatives, Word, edited, word_starts
 
 
@@ -15,7 +15,7 @@ def rows_of(
     tokenizer: PreTrainedTokenizerFast, targets: list[str], length: int = 32, prefix: str = ""
 ) -> list[dict]:
     """Tokenise pairs that have these targets."""
-    return tokenize_pairs(targets, targets, "de", tokenizer, length, prefix)
+    return tokenize_pairs(targets, targets, "de", cutting_backend(tokenizer, length), prefix)
 
 
 def english(count: int) -> list[str]:
