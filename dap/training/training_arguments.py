@@ -20,6 +20,7 @@ from transformers.trainer_utils import HubStrategy, SchedulerType
 from transformers.utils.chat_template_utils import parse_google_format_docstring
 
 from configuration_dap import FIELDS, DAPConfig
+from dap.addresses import public_name
 from dap.arguments import ArgumentParser, arg
 from dap.errors import UserError, one_line
 from dap.training.lora import require_peft
@@ -321,6 +322,17 @@ class DAPTrainingArguments(TrainingArguments):
             self.per_device_train_batch_size = share_of_batch(
                 self.total_train_batch_size, self.world_size
             )
+
+    def to_json_string(self) -> str:
+        """Return all arguments as JSON, for TensorBoard's log, which may be published.
+
+        Absolute paths lose the folders above them.
+        """
+        values = self.to_dict()
+        for name, value in values.items():
+            if isinstance(value, str):
+                values[name] = public_name(value)
+        return json.dumps(values, indent=2)
 
     @property
     def seed_of_text(self) -> int:

@@ -1,5 +1,6 @@
 """Flags override recipes, which override defaults; and the recipes of the project."""
 
+import json
 import os
 import pickle
 from pathlib import Path
@@ -41,6 +42,11 @@ def test_recipes_hold_the_papers_values(name: str, tmp_path: Path) -> None:
     assert (config.tlm_probability, config.tlm_weight) == (0.2, 0.1)
     assert config.pooling == "cls"
     assert config.objective == {"tr": "tr", "tlm": "tr+tlm"}.get(name, "tr+rtl")
+
+
+def test_the_arguments_in_a_log_have_no_absolute_path(tmp_path: Path) -> None:
+    logged = json.loads(DAPTrainingArguments(output_dir=str(tmp_path / "out")).to_json_string())
+    assert (logged["output_dir"], logged["optim"]) == ("out", "adamw_torch_fused")
 
 
 def test_processes_do_not_broadcast_buffers(tmp_path: Path) -> None:
