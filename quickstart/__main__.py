@@ -113,8 +113,12 @@ def prepare_text() -> None:
     counts = bitext.prepare(wheels, HOME)
     train = sum(count for count, _ in counts.values())
     test = sum(count for _, count in counts.values())
-    languages = f"{len(counts)} languages"
-    print(f"   {train:,} training pairs in {languages}; {test:,} held-out pairs to test on")
+    tested = sum(1 for _, count in counts.values() if count)
+    print(f"   {train:,} training pairs in {len(counts)} languages")
+    print(
+        f"   {test:,} held-out pairs to test on, in the {tested} languages that have at least "
+        f"{bitext.FEWEST_TESTED}"
+    )
 
 
 def prepare_encoder() -> Path:

@@ -22,6 +22,8 @@ _LOCALES = {
     "zh": ("zh_Hans", "zh_CN", "zh_SG", "cmn", "zh"),
     "tl": ("tl", "fil"),
 }
+#: Fewest held-out pairs of a language that is tested.
+FEWEST_TESTED = 30
 _PLACEHOLDER = re.compile(r"%\(|\{|%[-#0+]*\d*(?:\.\d+)?[sdrfixgu]\b")
 _TAG = re.compile(r"</?[a-zA-Z][^<>]*>|<!--.*?-->")
 _ACCELERATOR = re.compile(r"(?<!\w)&(?=\w)")
@@ -135,7 +137,7 @@ def _members(archive: zipfile.ZipFile, languages: Sequence[str]) -> list[tuple[s
 
 
 def split(
-    corpus: Corpus, share: float = 0.15, minimum: int = 30, maximum: int = 200
+    corpus: Corpus, share: float = 0.15, minimum: int = FEWEST_TESTED, maximum: int = 200
 ) -> tuple[Corpus, Corpus]:
     """Split the pairs of each language into training and test pairs by their English string.
 

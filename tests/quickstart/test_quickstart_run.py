@@ -158,3 +158,15 @@ def test_the_training_command_parses_and_keeps_the_recipe(tmp_path: Path) -> Non
     assert training.output_dir == str(tmp_path)
     assert training.use_cpu
     assert 0 < training.warmup_steps <= training.max_steps / 5
+
+
+def test_the_size_of_the_text_says_which_languages_are_tested(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    counts = {"de": (3000, 200), "fr": (500, 40), "ka": (90, 0)}
+    monkeypatch.setattr(run.fetch, "fetch", lambda *_: [])
+    monkeypatch.setattr(run.bitext, "prepare", lambda *_: counts)
+    run.prepare_text()
+    training, test = capsys.readouterr().out.splitlines()
+    assert training.strip() == "3,590 training pairs in 3 languages"
+    assert test.strip() == "240 held-out pairs to test on, in the 2 languages that have at least 30"
