@@ -61,7 +61,7 @@ PROTOCOL = "word alignment by cosine of token states"
 #: Formats whose line numbers are those of a text. Others hold pairs in units of other kinds.
 NOT_LINES = ("tmx", "po", "hub")
 #: Columns of a `.tsv` output.
-COLUMNS = ("line", "source_position", "target_position", "source_word", "target_word", "cosine")
+COLUMNS = ("pair", "source_position", "target_position", "source_word", "target_word", "cosine")
 REFUSED = (".parquet", ".csv", ".json", ".bz2", ".zst", ".lz4", ".7z", ".zip")
 
 
@@ -69,12 +69,12 @@ class Pair(NamedTuple):
     """A sentence pair of the text to align.
 
     Attributes:
-        line: number of its line, from 1. In formats without lines, such as TMX, number of the pair.
+        number: its number in the text, from 1. In formats with lines it is that of its line.
         source: the source sentence.
         target: the target sentence.
     """
 
-    line: int
+    number: int
     source: str
     target: str
 
@@ -330,7 +330,7 @@ def read_lines(files: Sequence[str]) -> Iterator[Pair]:
 def read_bitext(files: Sequence[str], args: AlignmentArguments) -> Iterator[Pair]:
     """Yield the sentence pairs of parallel text in one language.
 
-    A malformed line becomes a pair of empty sentences. Lines are numbered through all files.
+    A malformed line becomes a pair of empty sentences. Pairs are numbered through all files.
 
     Args:
         files: files, folders or ids of Hub datasets.
@@ -347,13 +347,13 @@ def read_bitext(files: Sequence[str], args: AlignmentArguments) -> Iterator[Pair
         raise UserError(
             f"{given}: there is text in {' '.join(found)}; give one of them as --language"
         )
-    before = 0  # lines of the files before
+    before = 0  # pairs of the files before
     for file in found[language]:
-        line = 0
+        number = 0
         for pair in _pairs_of_file(file, args.max_bad_lines):
-            line = pair.line
-            yield pair._replace(line=before + line)
-        before += line
+            number = pair.number
+            yield pair._replace(number=before + number)
+        before += number
 
 
 def _pairs_of_file(file: BitextFile, max_bad_lines: float) -> Iterator[Pair]:
@@ -480,22 +480,22 @@ def link_rows(pair: Pair, aligned: WordAlignment) -> Iterator[tuple[int | str, .
     """Yield the values of the `COLUMNS` for each link of a sentence pair.
 
     Args:
-        pair: the sentences and the number of their line.
+        pair: the sentences and their number.
         aligned: their words and links.
     """
     for (i, j), cosine in zip(aligned.links.tolist(), aligned.cosines.tolist(), strict=True):
-        yield pair.line, i, j, aligned.source[i], aligned.target[j], f"{cosine:.4f}"
+        yield pair.number, i, j, aligned.source[i], aligned.target[j], f"{cosine:.4f}"
 
 
 def as_object(pair: Pair, aligned: WordAlignment) -> dict[str, Any]:
     """Return the words and links of a sentence pair as an object for the `.jsonl` output.
 
     Args:
-        pair: the sentences and the number of their line.
+        pair: the sentences and their number.
         aligned: their words and links.
     """
     return {
-        "line": pair.line,
+        "pair": pair.number,
         "source": aligned.source,
         "target": aligned.target,
         "links": aligned.links.tolist(),

@@ -54,7 +54,7 @@ def test_every_format_has_the_links_of_the_function(
     with gzip.open(tmp_path / "links.jsonl.gz", "rt", encoding="utf-8") as file:
         objects = list(map(json.loads, file))
     for number, (each, links) in enumerate(zip(objects, expected, strict=True), 1):
-        assert each["line"] == number
+        assert each["pair"] == number
         assert each["source"] == SOURCE[number - 1].split()
         assert " ".join(f"{i}-{j}" for i, j in each["links"]) == links
         assert len(each["cosines"]) == len(each["links"])
@@ -63,8 +63,8 @@ def test_every_format_has_the_links_of_the_function(
     table = pd.read_csv(tmp_path / "links.tsv", sep="\t", keep_default_na=False)
     assert len(table) == made["links"]
     for row in table.itertuples():
-        assert objects[row.line - 1]["source"][row.source_position] == row.source_word
-        assert objects[row.line - 1]["target"][row.target_position] == row.target_word
+        assert objects[row.pair - 1]["source"][row.source_position] == row.source_word
+        assert objects[row.pair - 1]["target"][row.target_position] == row.target_word
 
 
 def test_parallel_text_keeps_a_line_for_each_of_its_lines(
