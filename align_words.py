@@ -47,7 +47,7 @@ from dap.encoding import (
     SentenceEncoder,
     tokens_of_a_batch,
 )
-from dap.errors import UserError
+from dap.errors import UserError, counted
 from dap.file_io import compressed_file, plain_suffix, write_json
 from dap.languages import is_blank
 from dap.text import BitextFile, LineAudit, find_bitext, read_sentences, read_tables
@@ -286,14 +286,14 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
         write_json(content, args.report_file)
     if counts["words_without_state"]:
         logger.warning(
-            "%d words have no token, so no link: raise --max_seq_length %s if sentences were cut",
-            counts["words_without_state"],
+            "%s without a token, so without a link: raise --max_seq_length %s if sentences were "
+            "cut",
+            counted(counts["words_without_state"], "word"),
             encoder.max_seq_length,
         )
-    print(
-        f"{counts['links']:,} links in {counts['pairs']:,} pairs ({seconds:.1f} s); written to "
-        f"{args.output} and {args.report_file}"
-    )
+    links = counted(counts["links"], "link")
+    pairs = counted(counts["pairs"], "pair")
+    print(f"{links} in {pairs} ({seconds:.1f} s); written to {args.output} and {args.report_file}")
     if gold is not None:
         template = "AER {aer:.2f}, precision {precision:.2f}, recall {recall:.2f}"
         print(f"{template.format(**numbers)} against {args.gold}")

@@ -45,7 +45,7 @@ from dap.encoding import (
     require_finite,
     tokens_of_a_batch,
 )
-from dap.errors import UserError
+from dap.errors import UserError, counted
 from dap.file_io import write_json
 from dap.languages import NAMES, base_language
 from dap.ray.connection import ClusterArguments
@@ -208,7 +208,8 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
         copies = copies_of(pairs) if data_args.hard_negatives else None
         encoder = load_on(cluster, model_args)
         if is_main:
-            print(f"{model_args.summary(encoder)}; {len(pairs)} languages")
+            languages = counted(len(pairs), "language")
+            print(f"{model_args.summary(encoder)}; {languages}")
 
         # encode
         started = time.perf_counter()

@@ -45,7 +45,7 @@ from dap.encoding import (
     model_fingerprint,
     tokens_of_a_batch,
 )
-from dap.errors import UserError, joined
+from dap.errors import UserError, counted, joined
 from dap.file_io import write_json
 from dap.languages import is_blank
 from dap.mining import (
@@ -416,7 +416,7 @@ def read_texts(files: Sequence[str], is_parallel: bool) -> MiningTask:
     target_lines = len(target.text.rows)
     if is_parallel and source_lines != target_lines:
         raise UserError(
-            f"{source_file} has {source_lines} lines, {target_file} has {target_lines}: "
+            f"{source_file} has {counted(source_lines, 'line')}, {target_file} has {target_lines}: "
             "--score_only pairs them line by line"
         )
     may_be_same = launched().is_main_process and source.text.counts() == target.text.counts()
@@ -457,11 +457,13 @@ def _read_side(path: Path, lines: Iterator[str]) -> TextSide:
         UserError: no line holds a sentence.
     """
     side = TextSide(path, DistinctSentences(lines))
+    counts = side.text.counts()
+    all_lines = counted(counts["lines"], "line")
     if launched().is_main_process:
-        counts = "{lines} lines, {empty} empty, {repeated} repeated, {distinct} sentences"
-        print(f"{path}: {counts.format(**side.text.counts())}")
+        empty = "{empty:,} empty, {repeated:,} repeated".format(**counts)
+        print(f"{path}: {all_lines}, {empty}, {counted(counts['distinct'], 'sentence')}")
     if not len(side.text):
-        raise UserError(f"{path}: {len(side.text.rows)} lines, and none of them holds a sentence")
+        raise UserError(f"{path}: {all_lines}, and none of them holds a sentence")
     return side
 
 
@@ -477,7 +479,8 @@ def _ray_summary(encoder: Encoder, tasks: Sequence[MiningTask], shard_size: int)
     for task in tasks:
         sizes += [len(task.source.text), len(task.target.text)]
     shards = sum(-(-size // shard_size) for size in sizes)
-    return f"Ray: {sum(sizes):,} sentences in {shards:,} shards on {len(encoder.actors)} encoders"
+    text = f"{counted(sum(sizes), 'sentence')} in {counted(shards, 'shard')}"
+    return f"Ray: {text} on {counted(len(encoder.actors), 'encoder')}"
 
 
 def encode(
@@ -553,7 +556,8 @@ def read_known(path: str | None) -> tuple[list[str], list[str]] | None:
     pairs = list(dict.fromkeys(pairs))
     if len(pairs) < FEWEST_KNOWN:
         raise UserError(
-            f"--calibrate {path}: {len(pairs)} different pairs, at least {FEWEST_KNOWN} are needed"
+            f"--calibrate {path}: {counted(len(pairs), 'different pair')}, at least "
+            f"{FEWEST_KNOWN} are needed"
         )
     return [source for source, _ in pairs], [target for _, target in pairs]
 
@@ -597,7 +601,8 @@ def _print_reused(before: set[tuple[str, int]], folder: str) -> None:
     after = _shards(folder)
     reused = len(before & after)
     if reused:
-        print(f"vectors of an earlier run reused: {reused} of {len(after)} shards in {folder}")
+        shards = counted(len(after), "shard")
+        print(f"vectors of an earlier run reused: {reused} of {shards} in {folder}")
 
 
 # From vectors to pairs
@@ -678,7 +683,8 @@ def mine_texts(
     kept = require_some(kept, candidates, choice)
     numbers = _numbers(task, recall, candidates, kept)
     numbers["threshold_choice"] = report_of(choice)
-    summary = f"{len(kept)} pairs kept of {len(candidates)} candidates: {_in_words(choice)}"
+    amount = f"{counted(len(kept), 'pair')} kept of {counted(len(candidates), 'candidate')}"
+    summary = f"{amount}: {_in_words(choice)}"
     if choice.table:
         summary += f"\n{table_text(choice)}"
     return MiningResult(MINING, numbers, kept, summary)
@@ -725,7 +731,7 @@ def score_texts(
             f"--threshold {threshold}: no pair scores so high, the best has "
             f"{float(given.scores.max()):.6f}; give a lower one"
         )
-    summary = f"{len(kept)} pairs kept of {len(given)} given ones"
+    summary = f"{counted(len(kept), 'pair')} kept of {len(given):,} given ones"
     return MiningResult(SCORING, _numbers(task, recall, given, kept), kept, summary)
 
 

@@ -22,7 +22,7 @@ from transformers import PreTrainedTokenizerBase, set_seed
 
 from dap.commands import check_folders, command, guarded
 from dap.encoding import hub_commit
-from dap.errors import UserError
+from dap.errors import UserError, counted
 from dap.file_io import disk_full, write_json
 from dap.publishing import Options, publish
 from dap.reports import CURVES, plot_curves
@@ -327,19 +327,30 @@ def summarise(
         training: arguments of the training.
     """
     config = model.config
-    pairs = "streamed" if is_streamed(train) else sum(len(part) for part in train.values())
+    languages = counted(len(train), "language")
+    if is_streamed(train):
+        text = "streamed pairs"
+    else:
+        text = counted(sum(len(part) for part in train.values()), "pair")
     dev_pairs = sum(len(part) for part in dev.values())
-    languages = "1 language" if len(train) == 1 else f"{len(train)} languages"
-    total = training.per_device_train_batch_size * training.world_size
-    chunks = f" in chunks of {training.mini_batch_size}" if training.mini_batch_size else ""
-    candidates = ""
+    if dev_pairs:
+        text += f", {counted(dev_pairs, 'dev pair')}"
+
+    batch = training.per_device_train_batch_size * training.world_size
+    accumulated = training.gradient_accumulation_steps
+    step = f"{counted(batch * accumulated, 'pair')} per step"
+    if training.mini_batch_size:
+        step += f" in chunks of {training.mini_batch_size}"
     if "tr" in config.objectives:
-        candidates = f", each source ranked among {total} targets (accumulation adds none)"
-    return (
-        f"{config.objective} on {languages}, {pairs} pairs, {dev_pairs} dev pairs; "
-        f"{total} pairs per step{chunks}{candidates}; "
-        f"predicted vocabulary: {config.target_vocab_size or config.vocab_size} tokens"
-    )
+        step += f", each source ranked among {counted(batch, 'target')}"
+        if accumulated > 1:
+            step += " (gradient accumulation adds pairs, but no targets to rank)"
+
+    line = f"{config.objective} on {languages}, {text}; {step}"
+    if model.prediction_head is not None:
+        size = config.target_vocab_size or config.vocab_size
+        line += f"; predicted vocabulary: {counted(size, 'token')}"
+    return line
 
 
 # --------------------------------------------------------------------------------- the end of a run

@@ -1,4 +1,4 @@
-"""Errors that the user can fix, with a message of one line, and helpers that make them."""
+"""Errors that the user can fix, with a message of one line, and helpers that make messages."""
 
 import os
 import re
@@ -37,6 +37,15 @@ def one_line(error: object) -> str:
         text = f"{error.filename}: {error.strerror}"
     line = " ".join(text.split())
     return "".join(map(_escaped, without_secrets(line)))
+
+
+def counted(count: int, noun: str, ending: str = "s") -> str:
+    """Return a count with its noun, which gets an ending unless the count is 1.
+
+    >>> counted(1, "language"), counted(1200, "pair"), counted(2, "process", "es")
+    ('1 language', '1,200 pairs', '2 processes')
+    """
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}{ending}"
 
 
 def without_secrets(text: str) -> str:

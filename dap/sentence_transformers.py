@@ -25,7 +25,7 @@ from sentence_transformers.base.losses import CachedLossMixin
 from sentence_transformers.base.losses.gradcache import RandContext
 
 from dap.encoding import pooling_mode
-from dap.errors import UserError, refusals
+from dap.errors import UserError, counted, refusals
 from encoder_dap import pool
 from losses_dap import sum_over_processes, world_size
 from modeling_dap import DAPForPreTraining, draw_noise, needs_of
@@ -383,7 +383,8 @@ class DAPLoss(CachedLossMixin, nn.Module):
             )
         if len(texts) not in (2, 3):
             raise UserError(
-                f"{len(texts)} columns of text: give source, target and at most one hard negative."
+                f"{counted(len(texts), 'column')} of text: give source, target and at most one "
+                "hard negative."
             )
         count = len(texts[0]["input_ids"])
         if world_size() > 1:

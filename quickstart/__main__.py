@@ -393,8 +393,8 @@ def report(
     print("multilingual pool: the candidates also hold the other sentences of the query's language")
     print("(no training pair holds the English strings of the test; --by_language shows each)")
     print(
-        f"token states of {name} and English: "
-        f"centres {distances[0]:.2f} -> {distances[1]:.2f} spreads apart "
+        f"distance between the centres of the token states of {name} and English, divided by "
+        f"their spread: {distances[0]:.2f} before, {distances[1]:.2f} after "
         f"({os.path.relpath(picture)})"
     )
     show_loading(out)

@@ -152,4 +152,4 @@ def test_unfit_arguments_and_text_are_one_message(
     write(tmp_path / "a.de", lines(["火车八点钟从车站出发前往北京。"] * 8))
     run([*command, "--max_seq_length", "4"])
     assert "8 of 8 pairs have no spaces between words: give --words tokenizer" in caplog.text
-    assert "have no token, so no link: raise --max_seq_length 4" in caplog.text
+    assert "without a token, so without a link: raise --max_seq_length 4" in caplog.text

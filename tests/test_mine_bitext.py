@@ -504,7 +504,7 @@ def test_two_texts_are_needed(files: list[str], tiny_bert_dir: Path) -> None:
     [
         (b"ban\nb\xffn\n", "line 2: invalid UTF-8"),
         (b"\n \n", "2 lines, and none of them holds a sentence"),
-        (b"ban\n", r"a\.de has 1 lines, .*a\.en has 40"),
+        (b"ban\n", r"a\.de has 1 line, .*a\.en has 40"),
         (None, r"No such file.*a\.de"),
     ],
 )

@@ -139,7 +139,7 @@ def test_what_the_loss_cannot_train_is_refused(tiny_bert_dir: Path) -> None:
     loss = DAPLoss(model, DAPForPreTraining.from_encoder(str(tiny_bert_dir), objective="tr"))
     with pytest.raises(ValueError, match="unpad_inputs"):
         loss([packed, packed], None)
-    with pytest.raises(ValueError, match="1 columns"):
+    with pytest.raises(ValueError, match="1 column of text"):
         loss([features], None)
     fields = {"objective": "tr+rtl", "rtl_direction": "both", "rtl_languages": ["de", "fr"]}
     loss = DAPLoss(model, DAPForPreTraining.from_encoder(str(tiny_bert_dir), **fields))

@@ -220,10 +220,18 @@ def test_the_log_describes_the_run(
 ) -> None:
     caplog.set_level("INFO")
     built([*flags, "--output_dir", str(tmp_path)])
-    assert "on 3 languages, 540 pairs" in caplog.text
-    one = ["--train_data", f"{flags[3]}/de-en.tsv"]
+    assert (
+        "on 3 languages, 540 pairs, 60 dev pairs; 16 pairs per step, each source ranked among 16 "
+        "targets; predicted vocabulary: "
+    ) in caplog.text
+    one = ["--train_data", f"{flags[3]}/de-en.tsv", "--objective", "tr", "--dev_pairs", "0"]
+    one += ["--gradient_accumulation_steps", "2"]
+    caplog.clear()
     built([*flags, *one, "--output_dir", str(tmp_path)])
-    assert "on 1 language, 180 pairs" in caplog.text
+    assert (
+        "tr on 1 language, 200 pairs; 32 pairs per step, each source ranked among 16 targets "
+        "(gradient accumulation adds pairs, but no targets to rank)\n"
+    ) in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -142,7 +142,7 @@ def _draw_clouds(axes: Any, states: TokenStates, title: str, names: tuple[str, s
         label = f"{name} ({len(points)} tokens)"
         axes.scatter(*points.T, s=7, alpha=0.55, linewidths=0, color=colour, label=label)
     distance = cloud_distance(source, target)
-    axes.set(title=f"{title}: centres {distance:.2f} spreads apart", xticks=[], yticks=[])
+    axes.set(title=f"{title}: distance of centres {distance:.2f} × spread", xticks=[], yticks=[])
     axes.set_aspect("equal", "datalim")
     return distance
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dap.errors import UserError
+from dap.errors import UserError, counted
 from dap.search import nearest, unit_rows
 
 Arrays = Sequence[np.ndarray]
@@ -305,7 +305,8 @@ def _require_links(links: Arrays) -> None:
     """Raise `UserError` if no sentence pair of the reference has a link."""
     if not any(len(pair) for pair in links):
         raise UserError(
-            f"the reference has no link in {len(links)} pairs: there is nothing to measure against"
+            f"the reference has no link in {counted(len(links), 'pair')}: there is nothing to "
+            "measure against"
         )
 
 

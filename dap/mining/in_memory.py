@@ -175,10 +175,10 @@ def choose(
     if len(candidates) < FEWEST or neighbours.forward_scores.shape[1] <= k:
         if options.min_precision is not None:
             raise UserError(
-                f"--min_precision {options.min_precision:g}: {len(candidates)} candidates are too "
-                "few for an estimate; give --threshold a number"
+                f"--min_precision {options.min_precision:g}: too few candidates for an estimate "
+                f"({len(candidates)}); give --threshold a number"
             )
-        note = f"{len(candidates)} candidates are too few for an estimate of the precision"
+        note = f"too few candidates for an estimate of the precision ({len(candidates)})"
         if is_auto:
             note += "; all are kept"
         return Choice(given, None, None, [], note)

@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from dap.errors import UserError
+from dap.errors import UserError, counted
 from dap.mining.margin import MinedPairs, margin_scores
 from dap.search import Neighbours
 
@@ -397,8 +397,9 @@ def choose_row(
     if not model.is_clear:
         flag = "--threshold auto" if min_precision is None else f"--min_precision {min_precision:g}"
         raise UserError(
-            f"{flag}: no group of translations stands out among {candidates} candidates: the texts "
-            "have few or none, or the model cannot tell; give --calibrate, or a number: "
+            f"{flag}: no group of translations stands out among "
+            f"{counted(candidates, 'candidate')}: the texts have few or none, or the model cannot "
+            "tell; give --calibrate, or a number: "
             f"{_best_shares(model, candidates)}"
         )
     precision = _precisions(model)
@@ -425,7 +426,7 @@ def _best_shares(model: ScoreModel, candidates: int) -> str:
     parts = []
     for share in (0.01, 0.05, 0.2):
         row = _row(model, int(share * model.pairs), candidates)
-        parts.append(f"--threshold {row['threshold']} keeps {row['kept']} pairs")
+        parts.append(f"--threshold {row['threshold']} keeps {counted(row['kept'], 'pair')}")
     return ", ".join(parts)
 
 

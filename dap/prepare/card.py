@@ -7,6 +7,7 @@ from typing import Any
 
 from huggingface_hub import DatasetCard, DatasetCardData
 
+from dap.errors import counted
 from dap.file_io import write_json
 from dap.languages import NAMES
 from dap.prepare.filters import REASONS, REPAIRS
@@ -85,6 +86,7 @@ def describe(folder: Path, report: Mapping[str, Any]) -> None:
         metadata,
         template_path=str(Path(__file__).with_name("data_card.md")),
         sums=sums,
+        counted=counted,
         languages=languages,
         target=NAMES.get(target, "one more"),
         evaluation=", ".join(settings["evaluation_data"]),

@@ -39,7 +39,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dap.addresses import public_name
-from dap.errors import UserError, joined
+from dap.errors import UserError, counted, joined
 from dap.file_io import DiskFullError, read_object, whole_file, whole_folder, write_json
 from dap.languages import normalise_all
 from dap.prepare.deduplication import Admission, count_distinct, pair_keys, repeated, sample
@@ -105,7 +105,8 @@ def prepare(
     for raw in sorted(files, key=lambda raw: raw.bytes, reverse=True):  # the largest file first
         of_files[f"{raw.file}, {raw.file.language}"] = (plan, raw)
     size = sum(raw.bytes for raw in files) / 2**20
-    logger.info("%d files of %s MiB, %d languages", len(files), f"{size:,.0f}", len(languages))
+    amount = f"{counted(len(files), 'file')} of {size:,.0f} MiB"
+    logger.info("%s, %s", amount, counted(len(languages), "language"))
 
     with workers(num_workers, on_cluster) as run:
         run("clean", clean_file, of_files)

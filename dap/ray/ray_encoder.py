@@ -13,7 +13,7 @@ from tqdm.auto import tqdm
 
 from dap.encoding.embeddings import Encoder, SentenceError, encode_pieces, model_fingerprint
 from dap.encoding.encoder_arguments import EncoderArguments
-from dap.errors import UserError, one_line
+from dap.errors import UserError, counted, one_line
 from dap.ray.connection import RETRIES, ClusterArguments
 
 #: How many actors may be lost at the same piece before the piece is given up.
@@ -333,4 +333,4 @@ def _require_few_losses(
 def _piece_name(piece: Sequence[str]) -> str:
     """Return what error messages call a piece: its number of sentences and its longest one."""
     longest = max(piece, key=len)
-    return f"{len(piece)} sentences, the longest {longest[:60]!r}"
+    return f"{counted(len(piece), 'sentence')}, the longest {longest[:60]!r}"

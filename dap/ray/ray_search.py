@@ -24,6 +24,7 @@ import torch
 from tqdm.auto import tqdm
 
 from dap.disk_arrays import zeros_on_disk
+from dap.errors import counted
 from dap.ray.connection import RETRIES
 from dap.search.approximate import approximate_neighbours, built_index
 from dap.search.similarity import (
@@ -92,7 +93,8 @@ def cluster_neighbours(
     if progress:
         tasks = math.ceil(len(source) / height) * math.ceil(len(target) / width)
         memory = task_memory((height, width), source.shape[1], kind, k, index) / 2**20
-        print(f"Ray: {tasks:,} search tasks of about {memory:,.0f} MiB on {count} {kind}s")
+        work = f"{counted(tasks, 'search task')} of about {memory:,.0f} MiB"
+        print(f"Ray: {work} on {counted(count, kind)}")
 
     options = {f"num_{kind.lower()}s": 1, "num_returns": 2, "max_retries": RETRIES}
     search_tile = ray.remote(**options)(lambda *tile: _search_tile(k, index, *tile))

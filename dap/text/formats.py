@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Union
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dap.errors import SHOWN, UserError, loading
+from dap.errors import SHOWN, UserError, counted, loading
 from dap.languages import NAMES, base_language, is_blank
 from dap.text.archives import decode, decode_line, read_lines
 from dap.text.tmx_po import catalogue_pairs, memory_pairs
@@ -365,7 +365,8 @@ def parse_tsv(line: TSVLine) -> Sequence[str]:
     if line.columns:
         if len(cells) < max(line.columns):
             chosen = " ".join(map(str, line.columns))
-            raise UserError(f"{len(cells)} columns, but --columns {chosen} are asked for")
+            found = counted(len(cells), "column")
+            raise UserError(f"{found}, but --columns {chosen} are asked for")
         return [cells[column - 1] for column in line.columns]
     if len(cells) < 2:
         raise UserError("one column, expected source<TAB>target")
@@ -428,7 +429,7 @@ def read_moses(file: BitextFile) -> Numbered:
         lengths.append(sum(1 for _ in read_lines(path)))
     if lengths[0] != lengths[1]:
         raise UserError(
-            f"the two sides differ in length: {file.paths[0]} has {lengths[0]} lines, "
+            f"the two sides differ in length: {file.paths[0]} has {counted(lengths[0], 'line')}, "
             f"{file.paths[1]} has {lengths[1]}; line i of one must translate line i of the other"
         )
     return enumerate(_line_pairs(file), 1)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 from xml.etree.ElementTree import Element, ParseError, iterparse
 
-from dap.errors import UserError, refusals
+from dap.errors import UserError, counted, refusals
 from dap.languages import base_language, is_blank
 from dap.text.archives import open_file
 
@@ -103,7 +103,7 @@ def memory_pairs(path: str, source: str, target: str) -> Iterator[NumberedPair]:
                 else:
                     empty += 1
     if empty:
-        logger.info("%s: %d pairs left out: a segment is empty", path, empty)
+        logger.info("%s: %s left out: a segment is empty", path, counted(empty, "pair"))
 
 
 def read_units(stream: BinaryIO, name: str) -> Iterator[dict[str, list[str]]]:

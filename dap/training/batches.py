@@ -107,7 +107,7 @@ def split_validation(
             dev[language] = candidates.select(rows)
             held_out.update(keys[language][rows].tolist())
         else:
-            logger.warning("%s: %d pairs are too few for a dev set", language, len(candidates))
+            logger.warning("%s: too few pairs for a dev set (%d)", language, len(candidates))
     return _without(rest, held_out, keys), dev
 
 

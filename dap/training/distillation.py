@@ -24,7 +24,7 @@ from dap.encoding import (
     tokens_of_a_batch,
     write_vectors,
 )
-from dap.errors import UserError
+from dap.errors import UserError, counted
 
 logger = logging.getLogger(__name__)
 
@@ -99,7 +99,7 @@ def add_teacher(
     # One process decides for all, because they encode together.
     (is_kept,) = broadcast_object_list([is_main and is_whole(path)])
     if is_kept:
-        logger.info("the vectors of %d targets are in %s already", len(targets), path)
+        logger.info("the vectors of %s are in %s already", counted(len(targets), "target"), path)
         return with_rows, np.load(path, mmap_mode="r")
 
     vectors = embed_to_disk(
@@ -114,6 +114,7 @@ def add_teacher(
         for other in folder.glob("targets*.npy"):  # of another teacher, text or version
             other.unlink()
         write_vectors(vectors, path)
-        logger.info("%d targets encoded by %s, kept in %s", len(targets), name, folder)
+        what = counted(len(targets), "target")
+        logger.info("%s encoded by %s, kept in %s", what, name, folder)
     launched().wait_for_everyone()
     return with_rows, np.load(path, mmap_mode="r")

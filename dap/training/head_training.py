@@ -36,6 +36,7 @@ from torch.nn.utils.rnn import pad_sequence
 from tqdm.auto import tqdm
 from transformers import get_linear_schedule_with_warmup
 
+from dap.errors import counted
 from dap.file_io import whole_file, write_json
 from dap.training.batches import BitextCollator
 from dap.training.grad_cache import seeded
@@ -133,7 +134,8 @@ def train_heads(trainer: DAPTrainer, readers: Sequence[Objective]) -> dict[str, 
     after = measure(trainer)
 
     seconds = training_ended - encoding_began
-    learned = f"heads trained on {len(rows)} pairs in {steps} steps, {seconds:.0f} s"
+    text = counted(len(rows), "pair")
+    learned = f"heads trained on {text} in {counted(steps, 'step')}, {seconds:.0f} s"
     logger.info("%s: loss %.2f nats per token", learned, loss)
     for name in (f"{reader.name}_source_nats" for reader in readers):
         if name in after:

@@ -20,7 +20,7 @@ from transformers.trainer import TRAINER_STATE_NAME, TRAINING_ARGS_NAME
 from transformers.trainer_utils import align_special_tokens, sort_checkpoints
 
 from dap.addresses import public_name
-from dap.errors import UserError, one_line
+from dap.errors import UserError, counted, one_line
 from dap.file_io import read_object, whole_file, write_json
 from dap.reports import RECORD
 from dap.training.training_arguments import (
@@ -446,9 +446,9 @@ def require_random_states(args: TrainingArguments, checkpoint: Path) -> None:
     if processes == args.world_size:
         raise ValueError(f"the random states of {missing} of {processes} processes are missing")
     logger.warning(
-        "%s lacks the random states of %d processes: their dropout and masks are drawn anew",
+        "%s lacks the random states of %s: their dropout and masks are drawn anew",
         checkpoint,
-        missing,
+        counted(missing, "process", "es"),
     )
 
 

@@ -37,7 +37,7 @@ from transformers.trainer_callback import ExportableState
 from transformers.utils import logging as transformers_logging
 
 from dap.encoding import LibrarySettings, SentenceEncoder, encode_shared
-from dap.errors import SHOWN, UserError
+from dap.errors import SHOWN, UserError, counted
 from dap.publishing import explained, write_modules
 from dap.search import multilingual_pool_accuracy, retrieval_accuracy
 from dap.training.fsdp import own_class, prepare_sharding, whole_model
@@ -649,7 +649,8 @@ def require_batch(pairs: int, args: TrainingArguments) -> None:
     batch = args.per_device_train_batch_size * args.world_size
     if pairs < batch:
         raise UserError(
-            f"{pairs} training pairs do not fill one batch of {batch}: lower the batch size."
+            f"{counted(pairs, 'training pair')} cannot fill one batch of {batch}: lower the batch "
+            "size."
         )
 
 

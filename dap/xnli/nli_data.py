@@ -28,7 +28,7 @@ from datasets import config as datasets_config
 from torch.utils.data import Sampler
 from transformers import PreTrainedTokenizerBase
 
-from dap.errors import UserError
+from dap.errors import UserError, counted
 from dap.languages import XNLI_LANGUAGES, base_language, is_blank
 from dap.text import HUB_ID, list_folder, read_sentences
 from dap.tokenizers import tokenizer_state
@@ -282,7 +282,7 @@ def load_nli(source: NLISource, limit: int | None = None) -> Dataset:
         raise UserError(f"{source}: no examples with a gold label")
     if len(kept) < len(numbers):
         skipped = len(numbers) - len(kept)
-        logger.warning("%s: skipped %d pairs that have no gold label", source, skipped)
+        logger.warning("%s: skipped %s without a gold label", source, counted(skipped, "pair"))
 
     chosen = kept[:limit]
     columns = {}

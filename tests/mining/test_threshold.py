@@ -114,8 +114,8 @@ def test_runner_ups_agree_with_a_loop() -> None:
 def test_few_sentences_are_all_kept_and_nan_is_refused() -> None:
     choice = mine_vectors(texts(10, 10), Margin())[2]
     assert (choice.threshold, choice.table) == (None, [])
-    assert "too few for an estimate" in choice.note
-    with pytest.raises(UserError, match="too few for an estimate"):
+    assert "too few candidates for an estimate" in choice.note
+    with pytest.raises(UserError, match="too few candidates for an estimate"):
         mine_vectors(texts(10, 10), Margin(min_precision=0.9))
     with pytest.raises(UserError, match="scores: 1 are NaN"):
         fit_scores(np.array([1.0, np.nan]), np.ones(2))

@@ -139,8 +139,8 @@ def test_a_stopped_run_on_the_cluster_resumes_and_gives_the_files_of_one_process
     assert run_commands("two", "--ray", nodes.address) == expected
     assert [path.stat().st_mtime_ns for path in written] == times  # not encoded again
     output = capsys.readouterr().out
-    assert "Ray: 120 sentences in 6 shards on 1 encoders" in output
-    assert "Ray: 1 search tasks of about 24 MiB on 2 CPUs" in output
+    assert "Ray: 120 sentences in 6 shards on 1 encoder\n" in output
+    assert "Ray: 1 search task of about 24 MiB on 2 CPUs" in output
 
 
 @pytest.mark.slow

@@ -218,7 +218,7 @@ def test_small_languages_hold_out_a_tenth(caplog: pytest.LogCaptureFixture) -> N
     sizes = {language: len(split) for language, split in dev.items()}
     assert sizes == {"de": 30, "fr": 30, "sw": 30, "jv": 5}
     assert (len(train["jv"]), len(train["xx"])) == (52, 9)
-    assert "xx: 9 pairs are too few for a dev set" in caplog.text
+    assert "xx: too few pairs for a dev set (9)" in caplog.text
 
 
 def test_pair_ids_name_the_row_before_the_split(

@@ -291,7 +291,7 @@ def test_a_checkpoint_that_lacks_the_random_state_of_a_process_is_refused(
     (checkpoint / "rng_state.pth").rename(checkpoint / "rng_state_0.pth")
     write_json({"processes": 2}, checkpoint / RECORD)
     require_random_states(args, checkpoint)
-    assert "lacks the random states of 1 processes: their dropout" in caplog.text
+    assert "lacks the random states of 1 process: their dropout" in caplog.text
     write_json({"processes": 1}, checkpoint / RECORD)
     with pytest.raises(ValueError, match="random states of 1 of 1 processes are missing"):
         require_random_states(args, checkpoint)
