@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from tqdm.auto import tqdm
 from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase
@@ -112,7 +113,7 @@ class _Comparing:
     """Lets an encoder compare vectors by cosine."""
 
     @staticmethod
-    def similarity(first: np.ndarray | Tensor, second: np.ndarray | Tensor) -> np.ndarray:
+    def similarity(first: np.ndarray | Tensor, second: np.ndarray | Tensor) -> NDArray[np.float32]:
         """Return the cosine of every vector of the first array and every vector of the second.
 
         Args:
@@ -277,7 +278,7 @@ class SentenceEncoder(_Comparing):
         token_budget: int = 4096,
         progress: bool = False,
         normalize: bool = False,
-    ) -> np.ndarray:
+    ) -> NDArray[np.float32]:
         """Encode sentences into vectors. A sentence that occurs several times is encoded once.
 
         Args:
@@ -309,7 +310,9 @@ class SentenceEncoder(_Comparing):
         row_of = {sentence: row for row, sentence in enumerate(distinct)}
         return vectors[[row_of[sentence] for sentence in sentences]]
 
-    def _encode_chunk(self, sentences: list[str], token_budget: int, bar: tqdm) -> np.ndarray:
+    def _encode_chunk(
+        self, sentences: list[str], token_budget: int, bar: tqdm
+    ) -> NDArray[np.float32]:
         """Encode at most `CHUNK` distinct sentences, which are tokenised all at once.
 
         Args:
@@ -341,7 +344,9 @@ class SentenceEncoder(_Comparing):
 
     # ------------------------------------------------------------------------------- token states
 
-    def encode_tokens(self, sentences: Sequence[str], token_budget: int = 4096) -> list[np.ndarray]:
+    def encode_tokens(
+        self, sentences: Sequence[str], token_budget: int = 4096
+    ) -> list[NDArray[np.float32]]:
         """Return the token states of each sentence, the encoder's vectors of its single tokens.
 
         Args:
@@ -392,7 +397,7 @@ class SentenceEncoder(_Comparing):
 
     def encode_located_tokens(
         self, sentences: Sequence[str], token_budget: int = 4096
-    ) -> tuple[list[np.ndarray], list[TokenPlaces]]:
+    ) -> tuple[list[NDArray[np.float32]], list[TokenPlaces]]:
         """Return what `encode_tokens`, `token_spans` and `token_words` do, but tokenize only once.
 
         Args:

@@ -635,7 +635,7 @@ def require_heads(model: DAPForPreTraining, argument: str) -> None:
     if all(id(parameter) in encoder for parameter in model.parameters()):
         raise UserError(
             f"{argument} is for heads, but objective {model.config.objective!r} has none: leave it "
-            "out."
+            "out of the command and the recipe."
         )
 
 
