@@ -98,7 +98,8 @@ def plot_curves(
         axes.grid(alpha=0.3)
         # below the axes, so that it covers no curve
         axes.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=2)
-    figure.savefig(path)
+    # Legends outside of the axes can push the labels at the border out of the picture.
+    figure.savefig(path, bbox_inches="tight")
 
 
 def drawable_languages(report: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
