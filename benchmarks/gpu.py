@@ -63,7 +63,7 @@ DROPOUT_PATHS = "dropout 'dropout, bf16'"
 STAGES = {
     "correctness": "correctness --paths float32 bf16",
     "correctness, dropout": f"correctness --paths {DROPOUT_PATHS} --draws 1000",
-    "step": f"{STEP} --repeats 10 --warm_up 3",
+    "step": f"{STEP} --repeats 10 --warm_up 3 --profile TR",
     "memory of steps": f"memory {XLMR} --batch_sizes 256 1024 --objectives TR TLM DAP BOW",
     "encoding": f"encode {XLMR} --sentences 40000 --token_budget 32768 --batch_sizes 128 512 "
     "--repeats 2",
@@ -85,7 +85,7 @@ STAGES = {
 DRY = {
     "correctness": "correctness --encoders bert --paths bf16",
     "correctness, dropout": "correctness --encoders bert --paths dropout --draws 20",
-    "step": f"{DRY_STEP} --optimizer",
+    "step": f"{DRY_STEP} --optimizer --profile TR",
     "memory of steps": f"memory {TINY} --same_process --batch_sizes 2 --objectives TR BOW",
     "encoding": f"encode {TINY} --sentences 40 --batch_sizes 8",
     "mining": "mining --rows 500 --dimensions 16 --contenders ours --repeats 1",

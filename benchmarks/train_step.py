@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import AdamW
+from torch.profiler import ProfilerActivity
 
 from benchmarks.flops import real_token_flops
 from benchmarks.timing import (
@@ -228,11 +229,35 @@ def compare(args: argparse.Namespace) -> dict[str, Any]:
         workload.config, sum(map(sum, lengths)), args.device, dtype, args.matrix_seconds
     )
     timed = alternate(steps, args.repeats, args.device, args.warm_up)
+    if args.profile:
+        print(profile(steps[args.profile], args.device))
     useful[MATRIX] = matrix.flops
     parts = {
         name: part | {"flops": useful[name.removesuffix(CACHED)]} for name, part in timed.items()
     }
     return {"check": check, "contenders": parts}
+
+
+def profile(step: Callable[[], None], device: str) -> str:
+    """Profile one step, and return tables of the operations that take most time.
+
+    Args:
+        step: the step, which ran before.
+        device: "cpu" or "cuda". On a GPU a second table is sorted by the GPU's own time.
+    """
+    activities, orders = [ProfilerActivity.CPU], ["self_cpu_time_total"]
+    if device == "cuda":
+        activities.append(ProfilerActivity.CUDA)
+        orders.append("self_device_time_total")
+    with torch.profiler.profile(activities=activities) as found:
+        step()
+        if device == "cuda":
+            torch.cuda.synchronize()
+    operations = found.key_averages()
+    tables = []
+    for order in orders:
+        tables.append(operations.table(sort_by=order, row_limit=15, max_name_column_width=40))
+    return "\n".join(tables)
 
 
 def ratios(found: dict[str, dict[str, Any]], clock: str) -> dict[str, float]:
@@ -329,6 +354,9 @@ def main(argv: list[str] | None = None) -> None:
     )
     parser.add_argument(
         "--no_library", dest="library", action="store_false", help=f"without {LIBRARY}"
+    )
+    parser.add_argument(
+        "--profile", metavar="NAME", help="then profile a step of this contender, such as TR"
     )
     args = parser.parse_args(argv)
     prepare_machine(args)
