@@ -35,6 +35,7 @@ from typing import Any
 import yaml
 
 from dap.errors import UserError
+from dap.file_io import read_text
 
 #: How a ready encoder makes a sentence vector. Each is also a place in evaluations.
 ENCODER_OPTIONS = ("pooling", "prefix", "revision", "trust_remote_code")
@@ -196,7 +197,7 @@ def _content(path: Path) -> dict[str, Any]:
         UserError: the file is no valid YAML, lacks `runs`, or has an unknown key.
     """
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = yaml.safe_load(read_text(path))
     except yaml.YAMLError as error:
         raise UserError(f"{path}: not valid YAML ({' '.join(str(error).split())})") from error
     if not isinstance(content, dict) or not isinstance(content.get("runs"), dict):
