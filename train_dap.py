@@ -346,7 +346,7 @@ def summarise(
         if accumulated > 1:
             step += " (gradient accumulation adds pairs, but no targets to rank)"
 
-    line = f"{config.objective} on {languages}, {text}; {step}"
+    line = f"{config.objective} with {config.pooling} pooling on {languages}, {text}; {step}"
     if model.prediction_head is not None:
         size = config.target_vocab_size or config.vocab_size
         line += f"; predicted vocabulary: {counted(size, 'token')}"

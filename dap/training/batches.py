@@ -194,7 +194,7 @@ def _without(
         if dropped:
             dataset = _numbered(dataset).select(rows)
             logger.info(
-                "%s: %d of %d pairs dropped, because their targets are dev targets",
+                "%s: %d of %d pairs are not trained on, because their targets are in the dev set",
                 language,
                 dropped,
                 len(own),

@@ -113,7 +113,8 @@ def find_resumable(args: DAPTrainingArguments) -> str | None:
     folder = Path(args.output_dir)
     if (folder / FINISHED).exists():
         raise UserError(
-            f"{folder} holds a finished run ({FINISHED}): give another --output_dir, or remove it."
+            f"{folder} holds a finished run ({FINISHED}): give another --output_dir, or "
+            "remove this folder."
         )
 
     wanted = str(args.resume_from_checkpoint)
