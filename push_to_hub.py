@@ -167,6 +167,7 @@ def write_and_push(
     if args.dry_run:
         folders = f"{folder} and {space}" if space else f"{folder}"
         print(f"written to {folders}; nothing was sent")
+        print("to publish, give the command without --dry_run and --output_dir")
         return {"files": files, "folder": str(folder)}
 
     commit = upload(folder, args.repo_id, args.private)

@@ -428,8 +428,10 @@ def test_a_space_holds_all_code_that_it_imports(
     assert any(line.startswith("transformers") for line in requirements)
     started = []
     monkeypatch.setitem(sys.modules, "search", SimpleNamespace(main=started.append))
-    exec((space / "app.py").read_text(), {})
-    assert started == [["--model", "user/dry"]]
+    for options in ([], ["--model", "out-hub"]):
+        monkeypatch.setattr(sys, "argv", ["app.py", *options])
+        exec((space / "app.py").read_text(), {})
+    assert started == [["--model", "user/dry"], ["--model", "out-hub"]]
     with pytest.raises(ValueError, match="out-space is not empty"):
         push_to_hub.run([*arguments, str(tmp_path / "out")])
 

@@ -27,6 +27,11 @@ METRICS = {
 OTHER_NAMES = {
     "own_xx-en": "lost to own language xx→en",
     "own_en-xx": "lost to own language en→xx",
+    "error": "hard-negative error",
+    "number": "by number",
+    "negation": "by negation",
+    "name": "by name",
+    "other": "by another sentence",
 }
 #: A number that only one kind of evaluation has -> (task on the Hub, its name).
 TASKS = {
@@ -163,6 +168,8 @@ def report_text(report: Mapping[str, Any]) -> str:
     tables: dict[tuple[str, ...], list[list[str]]] = {}
     units: dict[tuple[str, ...], str] = {}  # what a row of the table is
     for place, numbers in _averages_first(report):
+        if place[:1] == ("hard_negatives",) and place[-1] != "error":
+            continue  # numbers of pairs and copies
         columns = [name for name in METRICS if name in numbers]
         columns += [name for name in numbers if name not in METRICS]
         row = [_place_name(place), *(_cell(name, numbers[name]) for name in columns)]
@@ -282,15 +289,16 @@ def _settings_text(report: Mapping[str, Any]) -> str:
 def _place_name(place: Sequence[str]) -> str:
     """Return the name of a table's row, such as "German" for ("languages", "de").
 
-    A group or a language pair is named by its last key. The name of () is "all".
+    ("hard_negatives", "de", "error") has the same name. A group or a language pair is named by its
+    last key. The name of () is "all".
 
     Args:
         place: keys that lead to the row's numbers in a report.
     """
     if not place:
         return "all"
-    if place[0] == "languages":
-        return NAMES.get(place[-1], place[-1])
+    if place[0] in ("languages", "hard_negatives"):
+        return NAMES.get(place[1], place[1])
     return " ".join(place[1:] if place[0] in ("averages", "pairs") else place)
 
 

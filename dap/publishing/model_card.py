@@ -56,6 +56,15 @@ USED_BY = {"projection": "tr", **{f"{name}_": name for name in OBJECTIVES}}
 CURVE = ("loss", *(f"{name}_loss" for name in OBJECTIVES))
 CURVE += ("eval_rtl_source_nats", "eval_bow_source_nats", "eval_mean_accuracy")
 CURVE_ROWS = 12
+#: Name of an objective -> how the card calls it. Objectives of a plugin have only their names.
+METHODS = {
+    "tr": "translation ranking (TR)",
+    "rtl": "representation translation learning (RTL)",
+    "bow": "bag-of-words prediction (BOW)",
+    "tlm": "translation language modelling (TLM)",
+    "mlm": "masked language modelling (MLM)",
+    "distill": "distillation from a teacher",
+}
 #: Sentences that the page of the model compares when a visitor clicks a button.
 WIDGET = {
     "source_sentence": "Where is the station?",
@@ -348,6 +357,7 @@ def model_card(repo_id: str, published: Published, sources: Sources) -> ModelCar
         prefix=repr(published.prefix) if published.prefix else "",
         sources=sources,
         objective=sources.config.get("objective"),
+        method=method(sources.config.get("objective") or ""),
         languages=[NAMES.get(code, code) for code in languages(sources)],
         pairs=pairs,
         pairs_table=markdown_table(["language", "code", "pairs"], rows, numbers=True),
@@ -361,6 +371,20 @@ def model_card(repo_id: str, published: Published, sources: Sources) -> ModelCar
         thresholds=thresholds,
         threshold=recommended,
     )
+
+
+def method(objective: str) -> str:
+    """Say in words what a model was trained by.
+
+    >>> method("tr+bow")
+    'translation ranking (TR) and bag-of-words prediction (BOW)'
+    >>> method("rtl+tr")
+    'dual-alignment pre-training (DAP)'
+    """
+    names = objective.split("+")
+    if set(names) == {"tr", "rtl"}:
+        return "dual-alignment pre-training (DAP)"
+    return " and ".join(METHODS.get(name, name) for name in names)
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,11 @@ PYTHON = "3.11"
 GRADIO = "6.31.0"
 START = '''"""Search with {repo_id}."""
 
+import sys
+
 from search import main
 
-main(["--model", "{repo_id}"])
+main(sys.argv[1:] or ["--model", "{repo_id}"])
 '''
 
 

@@ -135,6 +135,7 @@ def test_card_says_what_is_known() -> None:
     rows = [line for line in results.splitlines() if re.match(r"\| \w", line)]
     assert not [row for row in rows if "| |" in row]  # no empty cells
     for expected in (
+        "by dual-alignment pre-training (DAP), objective `tr+rtl`.",
         "Languages: German, Swahili, English.",
         "45,708 sentence pairs of 2 languages with English",
         "| German | de | 31,876 |",
@@ -238,6 +239,17 @@ def test_results_of_mteb_are_accepted(tmp_path: Path) -> None:
         read_result(path)
 
 
+def test_hard_negative_errors_are_a_table_with_words() -> None:
+    errors = {"error": 7.5, "number": 0.5, "negation": 6.0, "name": 0.0, "other": 1.0}
+    german = {"pairs": 200, "without_copies": 14, "copies": {"number": 9}, "error": errors}
+    content = {"hard_negatives": {"de": german, "mean": {"error": errors}}}
+    measured = report("out", "retrieval", content, {"data": ["tatoeba"]}, 1.0)
+    text = squeezed(model_card("user/dap", PLAIN, Sources(reports=[measured])).text)
+    assert "| hard-negative error | by number | by negation |" in text
+    assert "| German | 7.50 | 0.50 | 6.00 | 0.00 | 1.00 |" in text
+    assert "copies" not in text
+
+
 def test_results_of_shortened_vectors_are_marked() -> None:
     short = {
         **TATOEBA,
@@ -307,7 +319,7 @@ def test_an_encoder_of_masked_language_modelling_is_not_called_aligned() -> None
         "user/mlm", PLAIN, Sources(config={"objective": "mlm", "model_type": "dap"})
     ).text
     assert "an encoder to start training from (`bert`, 12 layers)" in made
-    assert "by masked language modelling, objective `mlm`" in made
+    assert "by masked language modelling (MLM), objective `mlm`" in made
     assert "translations similar vectors" not in made
 
 
