@@ -713,8 +713,8 @@ def hard_negative_table(numbers: dict[str, Any]) -> str:
 
     It has a row per language and one for the mean.
     """
-    header = ["hard negatives", "pairs", "without"]
-    header += [f"{kind}s" for kind in COPY_KINDS]
+    header = ["hard negatives", "pairs", "without copies"]
+    header += [f"{kind} copies" for kind in COPY_KINDS]
     header += ["error %", *(f"by {preferred}" for preferred in (*COPY_KINDS, "other"))]
     rows = []
     for code, each in numbers.items():

@@ -133,7 +133,7 @@ class MiningArguments:
     threshold: str | None = arg(
         None,
         "Lowest score of a pair: a number, 'auto' to choose it from the scores, or 'none'. "
-        "Default: auto, for --score_only none.",
+        "Default: auto, or none with --score_only.",
     )
     min_precision: float | None = arg(
         None, "Choose the lowest threshold with this estimated precision, such as 0.9."
@@ -851,7 +851,7 @@ def _bucc_table(args: MiningArguments, content: dict[str, Any]) -> str:
     """
     template = (
         "BUCC {}, {}: precision {precision:.2f}, recall {recall:.2f}, F1 {f1:.2f} at threshold "
-        "{threshold:.6f} ({extracted} pairs of ids extracted, {correct} of {gold} true ones)"
+        "{threshold:.6f} ({extracted} pairs of ids found, {correct} of the {gold} true pairs)"
     )
     text = template.format(args.protocol, args.pair, **content["pairs"][args.pair])
     paper = paper_beside(content)

@@ -366,7 +366,7 @@ def test_the_sample_split_is_evaluated_at_its_own_threshold_beside_table_2(
         assert row.source == row.target
         assert row.target_line == row.source_line + 20
     printed = capsys.readouterr().out
-    assert "(10 pairs of ids extracted, 10 of 10 true ones)" in printed
+    assert "(10 pairs of ids found, 10 of the 10 true pairs)" in printed
     assert re.search("paper: XLM-R.DAP .* 95.4", printed)
 
 

@@ -22,7 +22,8 @@ class BaseEncoderArguments:
     model_name_or_path: str = arg(
         MISSING,
         "A DAP checkpoint, any encoder of AutoModel, or a sentence-transformers folder; a folder "
-        "or a Hub id. Commands that only encode also take a .onnx file of ours.",
+        "or a Hub id. Commands that only encode also take a .onnx file that "
+        "export-onnx wrote.",
         aliases=["--model"],
     )
     pooling: str | None = arg(
