@@ -229,8 +229,8 @@ def test_the_log_describes_the_run(
     caplog.clear()
     built([*flags, *one, "--output_dir", str(tmp_path)])
     assert (
-        "tr on 1 language, 200 pairs; 32 pairs per step, each source ranked among 16 targets "
-        "(gradient accumulation adds pairs, but no targets to rank)\n"
+        "tr with cls pooling on 1 language, 200 pairs; 32 pairs per step, each source ranked among "
+        "16 targets (gradient accumulation adds pairs, but no targets to rank)\n"
     ) in caplog.text
 
 
