@@ -49,7 +49,7 @@ HEADLINES = {
     "accuracy": "Classifies {value}% of the sentence pairs correctly ({data}).",
 }
 LONGEST_TABLE = 8  # rows of a table that is not folded
-NOT_SHOWN = ("data", "bucc", "recipe")  # settings that the heading names, and a hash
+NOT_SHOWN = ("data", "bucc", "recipe", "text")  # settings that the heading names, and hashes
 
 
 def _averages_first(report: Mapping[str, Any]) -> list[tuple[tuple[str, ...], dict[str, Any]]]:
@@ -162,8 +162,9 @@ def require_different(reports: Sequence[Mapping[str, Any]]) -> None:
 def report_text(report: Mapping[str, Any]) -> str:
     """Format an evaluation report as Markdown: data, protocol, settings, and tables of results.
 
-    Rows with the same columns make a table, so that no cell is empty. Averages stand first. A table
-    of more than `LONGEST_TABLE` rows is folded.
+    Rows with the same columns make a table, so that no cell is empty. Tables of results stand
+    before those of counts, and averages before single languages. A table of more than
+    `LONGEST_TABLE` rows is folded.
     """
     tables: dict[tuple[str, ...], list[list[str]]] = {}
     units: dict[tuple[str, ...], str] = {}  # what a row of the table is
@@ -177,7 +178,9 @@ def report_text(report: Mapping[str, Any]) -> str:
         units[tuple(columns)] = "languages" if place[:1] == ("languages",) else "rows"
 
     parts = [f"### {dataset_name(report)}", _measured_text(report)]
-    for columns, rows in tables.items():
+    # A stable sort: False comes first.
+    for columns in sorted(tables, key=METRICS.keys().isdisjoint):
+        rows = tables[columns]
         table = markdown_table(["", *map(_column_name, columns)], rows, numbers=True)
         if len(rows) > LONGEST_TABLE:
             table = folded(f"All {len(rows)} {units[columns]}", table)

@@ -340,7 +340,8 @@ def model_card(repo_id: str, published: Published, sources: Sources) -> ModelCar
     rows = []
     for code, description in (sources.run.get("training text") or {}).items():
         pairs[code] = int(re.match("[0-9]*", description)[0] or 0)
-        rows.append([NAMES.get(code, code), code, f"{pairs[code]:,}"])
+        language = f"{NAMES[code]} ({code})" if code in NAMES else code
+        rows.append([language, f"{pairs[code]:,}"])
 
     target = sources.run.get("target_language") or "en"
     thresholds = mining_thresholds(sources.reports)
@@ -360,7 +361,7 @@ def model_card(repo_id: str, published: Published, sources: Sources) -> ModelCar
         method=method(sources.config.get("objective") or ""),
         languages=[NAMES.get(code, code) for code in languages(sources)],
         pairs=pairs,
-        pairs_table=markdown_table(["language", "code", "pairs"], rows, numbers=True),
+        pairs_table=markdown_table(["language", "pairs"], rows, numbers=True),
         target=NAMES.get(target, "the target language"),
         dataset=_dataset_text(sources.dataset_info),
         recipe=folded("Recipe", _recipe_table(sources)),

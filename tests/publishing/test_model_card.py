@@ -76,6 +76,7 @@ BUCC = report(
     "/home/someone/out",
     "BUCC, sample",
     {
+        "source": {"lines": 13, "repeated": 2},
         "pairs": {
             "zh-en": {
                 "precision": 90.5,
@@ -84,9 +85,15 @@ BUCC = report(
                 "threshold": 1.06,
                 "gold": 257,
             }
-        }
+        },
     },
-    {"bucc": "/home/someone/bucc", "margin": "ratio", "k": 4, "threshold": None},
+    {
+        "bucc": "/home/someone/bucc",
+        "margin": "ratio",
+        "k": 4,
+        "threshold": None,
+        "text": "0123abcd",
+    },
     10.0,
 )
 XNLI = report(
@@ -134,11 +141,13 @@ def test_card_says_what_is_known() -> None:
     results = text.split("## Results")[1].split("## Use")[0]
     rows = [line for line in results.splitlines() if re.match(r"\| \w", line)]
     assert not [row for row in rows if "| |" in row]  # no empty cells
+    assert results.index("| zh-en |") < results.index("| source |")  # counts stand last
+    assert "0123abcd" not in results  # a checksum
     for expected in (
         "by dual-alignment pre-training (DAP), objective `tr+rtl`.",
         "Languages: German, Swahili, English.",
         "45,708 sentence pairs of 2 languages with English",
-        "| German | de | 31,876 |",
+        "| German (de) | 31,876 |",
         "| Europarl | 31,000 | public domain |",
         "| Tanzil | 877 | not stated |",
         "| optimizer steps | 320 |",
