@@ -189,13 +189,13 @@ class Words(NamedTuple):
 
     Attributes:
         table: (V, E), the embeddings of all ids.
-        mask: (1, E), the embedding of [MASK]. None if no objective needs it.
+        mask_token: (1, E), the embedding of [MASK]. None if no objective needs it.
         predicted: (V', E), the embeddings of the target vocabulary. It is `table` if there is no
-            target vocabulary, or if no objective needs it.
+            target vocabulary, if no objective needs it, or if the head has a matrix of its own.
     """
 
     table: Tensor
-    mask: Tensor | None
+    mask_token: Tensor | None
     predicted: Tensor
 
 
@@ -224,7 +224,7 @@ def look_up(
 
     wanted = {"sentences": ids}
     if mask_token_id is not None:
-        wanted["mask"] = torch.tensor([mask_token_id], device=table.device)
+        wanted["mask_token"] = torch.tensor([mask_token_id], device=table.device)
     if head is not None and head.ids_to_look_up is not None:
         wanted["predicted"] = head.ids_to_look_up
     all_ids = torch.cat([part.flatten() for part in wanted.values()])
@@ -233,7 +233,7 @@ def look_up(
     found = {name: part.unflatten(0, wanted[name].shape) for name, part in zip(wanted, rows)}
 
     embedded = embeddings(ids) if is_adapted(embeddings) else found["sentences"]
-    return Words(table, found.get("mask"), found.get("predicted", table)), embedded
+    return Words(table, found.get("mask_token"), found.get("predicted", table)), embedded
 
 
 def is_adapted(embeddings: nn.Module) -> bool:

@@ -146,7 +146,7 @@ def ranking_loss_over_processes(
     Returns:
         Loss, accuracy and number of negatives, averaged over the queries of this process.
     """
-    if similarity == "cosine":  # once here, not once per block
+    if similarity == "cosine":  # once here, not once per block; then the dot product is the cosine
         queries = F.normalize(at_least_float32(queries), dim=-1)
         candidates = [F.normalize(at_least_float32(part), dim=-1) for part in candidates]
 
@@ -157,7 +157,7 @@ def ranking_loss_over_processes(
     first = first_row(len(queries))
     size = max(1, SIMILARITIES_PER_BLOCK // len(everyone))  # queries per block
 
-    def rank(start: int, block: Tensor, everyone: Tensor) -> RankingResult:
+    def rank_block(start: int, block: Tensor) -> RankingResult:
         same_text = own_hashes[start : start + size, None] == all_hashes  # (b, N, H)
         excluded = same_text.any(-1) | is_empty  # (b, N)
         return translation_ranking_loss(
@@ -165,12 +165,12 @@ def ranking_loss_over_processes(
         )
 
     if size >= len(queries):
-        return rank(0, queries, everyone)
+        return rank_block(0, queries)
 
     total = torch.zeros(3, device=queries.device)
     for number, block in enumerate(queries.split(size)):
         result = checkpoint(
-            rank, number * size, block, everyone, use_reentrant=False, preserve_rng_state=False
+            rank_block, number * size, block, use_reentrant=False, preserve_rng_state=False
         )
         total = total + torch.stack(result) * (len(block) / len(queries))
     return RankingResult(*total)

@@ -467,7 +467,7 @@ class DAPForPreTraining(DAPPreTrainedModel):
             return Encoded(words)
         words, embedded = self.embed_words(ids, needs)
 
-        # f(x), f(y): the last states of all tokens that are read. The encoder counts positions.
+        # f(x), f(y): the last states of all tokens that are read.
         asked = {
             "output_hidden_states": output_hidden_states,
             "output_attentions": output_attentions,

@@ -454,6 +454,7 @@ class RepresentationTranslation(Objective):
         answer = self.answer(pairs)
         chosen = self.chosen(answer)  # (B, Q): CLS takes no part on either side
         ids = answer.ids[:, 1:]  # (B, Q)
+        # The context is the other side: the source's, if the target is reconstructed.
         context = self.by_direction(
             pairs, encoded.source_states, encoded.target_states
         )  # (B, C, D)
@@ -461,7 +462,7 @@ class RepresentationTranslation(Objective):
 
         # One [MASK] embedding per answer token. CLS is cut off afterwards, so that the other tokens
         # have the positions 1, 2, ...
-        masks = encoded.words.mask.expand(*answer.ids.shape, -1)  # (B, S, E)
+        masks = encoded.words.mask_token.expand(*answer.ids.shape, -1)  # (B, S, E)
         embedder = model.rtl_head.blocks if self.config.rtl_reembed else model.dap.encoder
         queries = embedder.embeddings(input_ids=None, inputs_embeds=masks)[:, 1:]  # (B, Q, D)
         if self.config.rtl_ratio < 1:  # the other tokens stay visible (section 5.2)
