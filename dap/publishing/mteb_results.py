@@ -58,19 +58,20 @@ def mteb_report(result: Mapping[str, Any], path: str | Path) -> dict[str, Any]:
         percent = {}
         for name in SCORES:
             if subset.get(name) is not None:
-                percent[name] = 100 * subset[name]
+                percent[name] = round(100 * subset[name], 4)
         languages[subset.get("hf_subset") or "default"] = percent
     means = {}
     for name in SCORES:
         values = [numbers[name] for numbers in languages.values() if name in numbers]
         if len(values) == len(languages):
             means[name] = sum(values) / len(values)
+    averages = {f"{len(languages)} subsets": means} if len(languages) > 1 else {}
     return {
         "model": "",
         "models": [],
         "protocol": f"MTEB {result.get('mteb_version') or ''}, split {found[0]}",
         "settings": {"data": result["task_name"], "dataset_revision": result["dataset_revision"]},
         "languages": languages,
-        "averages": {f"{len(languages)} subsets": means},
+        "averages": averages,
         "time": result.get("date") or "",
     }

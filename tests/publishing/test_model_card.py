@@ -235,6 +235,12 @@ def test_results_of_mteb_are_accepted(tmp_path: Path) -> None:
     }
     assert values["Tatoeba", "fra-eng", "F1"] == 85.0
 
+    # one subset has no average beside it
+    one = scores[0] | {"main_score": 0.612}
+    path.write_text(json.dumps(content | {"scores": {"test": [one]}}))
+    found = [result.metric_value for result in eval_results(read_result(path))]
+    assert sorted(found) == [61.2, 95.0, 96.0]
+
     # a classification has the same metrics, but another main score
     for subset in scores:
         subset["main_score"] = subset["accuracy"]
