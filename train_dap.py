@@ -533,7 +533,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     Args:
         argv: the arguments of the command. None takes those of this process.
     """
-    run(sys.argv[1:] if argv is None else argv)
+    try:
+        run(sys.argv[1:] if argv is None else argv)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(
+            "give the same command again, and it resumes from the last checkpoint, if there is one"
+        ) from None
     leave_together()
 
 

@@ -48,9 +48,9 @@ def command(main: Main) -> Main:
     """Decorate a `main` so that errors that the user can fix end it with one line and status 1.
 
     These are `UserError`, errors of the file system (`OSError`), and a training loss that is not
-    finite (`FloatingPointError`). Ctrl-C ends it with one line and status 130. Any other
-    exception is a bug and keeps its traceback. Characters that the console cannot show are
-    replaced.
+    finite (`FloatingPointError`). Ctrl-C ends it with one line and status 130. The line shows the
+    text of the `KeyboardInterrupt`, if it has one. Any other exception is a bug and keeps its
+    traceback. Characters that the console cannot show are replaced.
 
     Printing never stops the work: see `Printed`. If standard output cannot be written, the command
     still ends with one line and status 1, after all files are written.
@@ -70,9 +70,10 @@ def command(main: Main) -> Main:
                 _require_all_processes()
                 main(argv)
                 _leave_process_group()
-            except KeyboardInterrupt:
+            except KeyboardInterrupt as interruption:
                 _start_new_line()
-                print("interrupted", file=sys.stderr)
+                advice = f": {one_line(interruption)}" if interruption.args else ""
+                print(f"interrupted{advice}", file=sys.stderr)
                 sys.exit(130)
             except (UserError, OSError, FloatingPointError) as error:
                 _start_new_line()

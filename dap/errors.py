@@ -139,6 +139,8 @@ def loading(part: str, name: str | Path) -> Iterator[None]:
     except Exception as error:
         reason = f"{type(error).__name__}: {one_line(error)}"
         remedy = "repair it, or give another"
-        if "couldn't connect to" in reason:  # Transformers' words for an unreachable Hub
-            remedy = "check the name and the connection, or give a local folder"
+        # Transformers' words for an unreachable Hub, whose advice is not about local folders
+        if "couldn't connect to" in reason and not Path(name).exists():
+            reason = "there is no such folder, and the Hub cannot be reached"
+            remedy = "check the name and the connection"
         raise UserError(f"the {part} of {name} cannot be loaded ({reason}): {remedy}") from error

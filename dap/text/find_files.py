@@ -221,8 +221,8 @@ def _describe_folder_without_text(folder: Path, paths: Sequence[Path], target: s
     """
     names = ", ".join(path.name for path in paths[:SHOWN]) or "nothing"
     message = (
-        f"{folder}: holds no parallel text but {names}; expected {describe_layouts()}, target "
-        f"{target!r}"
+        f"{folder}: no file is named for a language and the target {target!r}, such as "
+        f"de-{target}.tsv; it holds {names}; expected {describe_layouts()}"
     )
     if folder.is_dir():
         subfolders = sorted(f"{path}/" for path in folder.iterdir() if path.is_dir())

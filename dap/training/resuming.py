@@ -243,6 +243,15 @@ def reading(checkpoint: str | Path) -> Iterator[None]:
         ) from error
 
 
+def _is_no_comparison(record: logging.LogRecord) -> bool:
+    """Tell whether a message is not the comparison of `Trainer` with the stopped run.
+
+    It takes a share such as `eval_steps: 0.2` for another value than its number of steps. The
+    arguments that matter are compared by `require_same_run`.
+    """
+    return "do not match the ones in the `trainer_state.json`" not in record.getMessage()
+
+
 class ResumableTrainer(Trainer):
     """A `Trainer` that raises `UserError` if a checkpoint is damaged or incomplete.
 
@@ -254,6 +263,7 @@ class ResumableTrainer(Trainer):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        logging.getLogger("transformers.trainer_utils").addFilter(_is_no_comparison)
         self.add_callback(ResumedSchedule())
         self.add_callback(RecordInCheckpoints())
 
