@@ -55,6 +55,8 @@ SEEDS_BETWEEN_PROCESSES = 1_000_003
 
 #: Values that seldom change, and are then not printed again -> what they are at first.
 SELDOM_NEWS = {"negatives": None, "ignored_tokens": 0.0}
+#: Share by which such a value must change to be printed. Repeated sentences change it a little.
+NEWS = 0.01
 
 DevPairs = tuple[Sequence[str], Sequence[str]]  # sources and targets of a language, line by line
 
@@ -736,7 +738,7 @@ def brief(logs: dict[str, Any], before: dict[str, Any] | None = None) -> dict[st
     """Shorten a line of the log for the screen.
 
     - Of the accuracies by language, only the lowest is shown, with its direction.
-    - Values in `SELDOM_NEWS` are shown only if they have changed.
+    - Values in `SELDOM_NEWS` are shown only if they have changed by more than 1%.
 
     >>> logs = {"eval_de-en_accuracy": 90.0, "eval_en-de_accuracy": 75.25, "negatives": 63.0}
     >>> brief(logs | {"eval_mean_accuracy": 82.625, "ignored_tokens": 0.0})
@@ -744,7 +746,8 @@ def brief(logs: dict[str, Any], before: dict[str, Any] | None = None) -> dict[st
 
     Args:
         logs: values by name.
-        before: values of `SELDOM_NEWS` in the last line, which is updated. None for the first line.
+        before: values of `SELDOM_NEWS` that were shown last, which are updated. None for the first
+            line.
     """
     before = {} if before is None else before
     shown = {}
@@ -754,14 +757,25 @@ def brief(logs: dict[str, Any], before: dict[str, Any] | None = None) -> dict[st
         if direction:
             directions[direction[2]] = value
             prefix = direction[1]
-        elif name not in SELDOM_NEWS or value != before.get(name, SELDOM_NEWS[name]):
+        elif name not in SELDOM_NEWS:
             shown[name] = value
-        if name in SELDOM_NEWS:
+        elif _is_news(value, before.get(name, SELDOM_NEWS[name])):
+            shown[name] = value
             before[name] = value
     if directions:
         lowest = min(directions, key=directions.get)
         shown[f"{prefix}_lowest"] = f"{lowest} {directions[lowest]:.1f}"
     return shown
+
+
+def _is_news(value: float, before: float | None) -> bool:
+    """Tell whether a value differs from the one before by more than the share `NEWS`.
+
+    Args:
+        value: the value.
+        before: the value before. None if there is none.
+    """
+    return before is None or abs(value - before) > NEWS * abs(before)
 
 
 class _BriefLines:

@@ -218,6 +218,7 @@ def test_values_that_do_not_change_are_printed_once() -> None:
     first = {"tr_loss": 1.0, "negatives": 63.0, "ignored_tokens": 0.0}
     assert brief(first, before) == {"tr_loss": 1.0, "negatives": 63.0}
     assert brief(first, before) == {"tr_loss": 1.0}
+    assert brief(first | {"negatives": 62.97}, before) == {"tr_loss": 1.0}  # a repeated sentence
     assert brief(first | {"ignored_tokens": 2.0}, before) == {"tr_loss": 1.0, "ignored_tokens": 2.0}
 
 
