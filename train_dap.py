@@ -448,7 +448,7 @@ def warn_of_idle_heads(metrics: dict[str, float]) -> None:
         nats = metrics.get(f"eval_{reader}_source_nats", HARDLY)
         if nats < HARDLY:
             logger.warning(
-                "the %s head hardly reads the source (%.2f nats per token), so it teaches the "
+                "the %s head hardly uses the source (%.2f nats per token), so it teaches the "
                 "encoder little: give more --head_steps, or a higher --head_learning_rate",
                 reader.upper(),
                 nats,

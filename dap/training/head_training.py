@@ -140,7 +140,10 @@ def train_heads(trainer: DAPTrainer, readers: Sequence[Objective]) -> dict[str, 
     for name in (f"{reader.name}_source_nats" for reader in readers):
         if name in after:
             values = (name, before[name], after[name])
-            logger.info("%s: %.2f nats per token before, %.2f after", *values)
+            logger.info(
+                "%s, by which the source lowers the loss: %.2f nats per token before, %.2f after",
+                *values,
+            )
     results = {"pairs": len(rows), "steps": steps, "loss": round(loss, 4)}
     results["encoding_seconds"] = round(training_began - encoding_began, 1)
     results["training_seconds"] = round(training_ended - training_began, 1)
