@@ -357,7 +357,8 @@ def prepare_all(args: DataArguments, options: PrepareOptions) -> dict[str, Any]:
         "versions": versions(),
     }
     finish(plan, args, files, report)
-    print(f"{counts_table(languages)}\n\nwritten to {args.output_dir} in {seconds:.0f} s")
+    print(f"{counts_table(languages)}\n")
+    print(f"written to {args.output_dir} in {seconds:.0f} s; README.md there explains the columns")
     return report
 
 
