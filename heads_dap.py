@@ -224,7 +224,7 @@ def look_up(
 
     wanted = {"sentences": ids}
     if mask_token_id is not None:
-        wanted["mask_token"] = torch.tensor([mask_token_id], device=table.device)
+        wanted["mask_token"] = torch.full((1,), mask_token_id, device=table.device)
     if head is not None and head.ids_to_look_up is not None:
         wanted["predicted"] = head.ids_to_look_up
     all_ids = torch.cat([part.flatten() for part in wanted.values()])

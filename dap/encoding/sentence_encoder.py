@@ -332,7 +332,9 @@ class SentenceEncoder(_Comparing):
         result = torch.zeros(len(sentences), self.hidden_size, device=device)  # (N, D)
         with self._inference():
             for rows, ids, mask in self._batches(input_ids, token_budget):
-                result[torch.tensor(rows, device=device)] = self._vectors(ids, mask)
+                # Not `device=device`, which would wait for the GPU.
+                places = torch.tensor(rows).to(device, non_blocking=True)
+                result[places] = self._vectors(ids, mask)
                 bar.update(sum(len(input_ids[row]) for row in rows))
         return result.cpu().numpy()
 

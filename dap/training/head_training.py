@@ -233,7 +233,8 @@ class KeptPairs:
         states = {}
         for name, kept in self.states.items():
             own = [kept[number] for number in numbers]
-            states[name] = pad_sequence(own, batch_first=True).to(device).float()  # (B, S, D)
+            padded = pad_sequence(own, batch_first=True)  # (B, S, D)
+            states[name] = padded.to(device, non_blocking=True).float()
         vectors = self.encoded.source_embeds
         embeds = None if vectors is None else vectors[numbers]  # (B, D)
         return pairs, Encoded(self.encoded.words, source_embeds=embeds, **states)
@@ -255,8 +256,10 @@ def pad_pairs(rows: Rows, collator: BitextCollator, device: torch.device) -> Pai
     for side in ("source", "target"):
         ids = inputs[f"{side}_input_ids"]
         mask = inputs[f"{side}_attention_mask"]
-        sides.append(Sentences(ids.to(device), mask.to(device), torch.rand(ids.shape).to(device)))
-    return Pairs(*sides, language_ids=inputs["language_ids"].to(device))
+        parts = (ids, mask, torch.rand(ids.shape))
+        sides.append(Sentences(*(part.to(device, non_blocking=True) for part in parts)))
+    languages = inputs["language_ids"].to(device, non_blocking=True)
+    return Pairs(*sides, language_ids=languages)
 
 
 @torch.no_grad()

@@ -84,6 +84,7 @@ def source_reading(
     model.eval()
     languages = known or list(used)
     inputs, others = sample_pairs(used, tokenizer, max_seq_length, languages, prefix, count)
+    others = others.to(model.device)
     pairs, encoded = encode_all(model, readers, inputs)
 
     found = {}
@@ -94,7 +95,7 @@ def source_reading(
         for ratio in measured:
             config.rtl_ratio = ratio
             step = 1 if ratio == configured else 4
-            rows = torch.arange(0, len(others), step)
+            rows = torch.arange(0, len(others), step, device=others.device)
             loss = mean_loss(model, reader, pairs, encoded, rows, rows)
             shuffled = mean_loss(model, reader, pairs, encoded, rows, others[rows])
             if ratio == configured:

@@ -134,6 +134,9 @@ class DAPTrainer(ResumableTrainer):
         super().__init__(*args, **kwargs)
         self._require_arguments()
         prepare_sharding(self)
+        if self.args.dataloader_pin_memory:
+            # The next batch is copied and prepared while the GPU still computes this step.
+            self.accelerator.dataloader_config.non_blocking = True
 
         if self.args.freeze_word_embeddings:
             # The prediction head shares this matrix, so its output embeddings are frozen as well.
