@@ -1,0 +1,431 @@
+"""A pretend GPU: tensors that say they are on "cuda:0", and compute on the CPU.
+
+Most faults that only a GPU shows are mixtures: one operation gets a tensor of the GPU and another
+of the CPU. Inside `pretend_gpu()` such an operation raises the error of CUDA, on any machine.
+
+- It shows mixtures, calls of `.numpy()` on the GPU, and where the CPU waits for the GPU.
+- It runs our branches for CUDA. Flash attention and other operations that a CPU does not have are
+  replaced by plain computations (`STAND_INS`).
+- It cannot show whether CUDA's kernels work, how fast they are, how much memory they need, or how
+  they round. Random numbers are those of the CPU.
+- It works in the thread that has called it, without `torch.compile`. A hook that a parameter got
+  before its model moved to the GPU is lost.
+"""
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import DefaultDeviceType
+
+aten = torch.ops.aten
+GPU = torch.device("cuda:0")
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+#: Operations that take indices from the CPU, too, if the indexed tensor is on the GPU.
+INDEXING = {aten.index, aten.index_put, aten.index_put_, aten._unsafe_index, aten._index_put_impl_}
+#: Operations whose result has a size that only the GPU knows, so that the CPU waits for it.
+WAITS = {aten.nonzero, aten.masked_select, aten._unique2, aten.unique_dim, aten.unique_consecutive}
+WAITS |= {aten._local_scalar_dense, aten.equal}
+#: Folders of libraries whose lines are named, too.
+LIBRARIES = {"transformers", "accelerate", "optim", "utils", "sentence_transformers"}
+#: Functions that autocast computes in half precision, and in float32.
+IN_HALF = {F.linear, torch.matmul, torch.mm, torch.bmm, torch.addmm, torch.baddbmm, torch.einsum}
+IN_HALF |= {Tensor.matmul, Tensor.__matmul__, Tensor.mm, Tensor.bmm}
+IN_HALF |= {F.scaled_dot_product_attention}
+IN_FLOAT = {torch.softmax, torch.log_softmax, Tensor.softmax, torch.layer_norm, torch.cumsum}
+IN_FLOAT |= {Tensor.cumsum, torch.norm, Tensor.norm, torch.cosine_similarity}
+IN_FLOAT |= {torch._C._nn.cross_entropy_loss, torch.linalg.vector_norm}
+
+
+class PretendTensor(Tensor):
+    """A tensor that says it is on "cuda:0". Its values are in a tensor of the CPU, `on_cpu`."""
+
+    on_cpu: Tensor
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @staticmethod
+    def __new__(cls: type, on_cpu: Tensor) -> "PretendTensor":
+        is_dense = on_cpu.layout is torch.strided
+        # To the C++ code of torch it is on "meta". A build for CPUs stops at gradients on "cuda".
+        tensor = Tensor._make_wrapper_subclass(
+            cls,
+            on_cpu.shape,
+            strides=on_cpu.stride() if is_dense else None,
+            storage_offset=on_cpu.storage_offset() if is_dense else None,
+            dtype=on_cpu.dtype,
+            device="meta",
+        )
+        tensor.on_cpu = on_cpu
+        return tensor
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, function: Any, types: Any, args: tuple = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        return run(function, args, dict(kwargs or {}), Counter())
+
+    @property
+    def device(self) -> torch.device:
+        return GPU
+
+    is_cuda = True
+    is_cpu = False
+    is_meta = False
+
+    def get_device(self) -> int:
+        return 0
+
+    def numpy(self, **_: Any) -> None:
+        raise TypeError("can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() first.")
+
+    def tolist(self) -> Any:
+        return self.cpu().tolist()
+
+    def data_ptr(self) -> int:
+        return self.on_cpu.data_ptr()
+
+    def untyped_storage(self) -> torch.UntypedStorage:
+        return self.on_cpu.untyped_storage()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
+        copied = self.detach().clone().requires_grad_(self.requires_grad)
+        memo[id(self)] = copied
+        return copied
+
+    def __reduce_ex__(self, protocol: int) -> Any:
+        return self.detach().cpu().__reduce_ex__(protocol)
+
+    def __repr__(self, **_: Any) -> str:
+        return f"Pretend{self.on_cpu!r}"
+
+
+def run(function: Any, args: tuple, kwargs: dict[str, Any], waits: Counter) -> Any:
+    """Run an operation of torch on the CPU, as if some of its tensors were on a GPU.
+
+    Args:
+        function: the operation, after autograd.
+        args, kwargs: its arguments.
+        waits: counts the operations for which the CPU would wait for the GPU, by their place.
+
+    Raises:
+        RuntimeError: tensors of the CPU and of the GPU are mixed.
+    """
+    operation = function.overloadpacket
+    on_gpu: list[PretendTensor] = []
+    on_cpu: list[Tensor] = []
+
+    def to_cpu(value: Any) -> Any:
+        if isinstance(value, PretendTensor):
+            on_gpu.append(value)
+            return value.on_cpu
+        if isinstance(value, Tensor):
+            on_cpu.append(value)
+        return value
+
+    plain_args = mapped(to_cpu, args)
+    plain_kwargs = mapped(to_cpu, kwargs)
+    gives_gpu = bool(on_gpu)
+    if kwargs.get("device") is not None:
+        gives_gpu = asks_for_gpu(operation, kwargs["device"], bool(on_gpu))
+    if gives_gpu and "device" in kwargs:
+        plain_kwargs["device"] = torch.device("cpu")
+    if not on_gpu and not gives_gpu:
+        return function(*args, **kwargs)
+
+    require_one_device(operation, args, on_gpu, on_cpu)
+    if must_wait(operation, args, kwargs, gives_gpu):
+        waits[place()] += 1
+
+    owners = {id(tensor.on_cpu): tensor for tensor in on_gpu}  # for operations in place
+
+    def to_gpu(value: Any) -> Any:
+        if not isinstance(value, Tensor) or not gives_gpu:
+            return value
+        return owners[id(value)] if id(value) in owners else PretendTensor(value)
+
+    return mapped(to_gpu, STAND_INS.get(function, function)(*plain_args, **plain_kwargs))
+
+
+def asks_for_gpu(operation: Any, device: torch.device, has_gpu: bool) -> bool:
+    """Tell whether an operation that names a device is to give a tensor of the GPU.
+
+    torch's C++ code names "meta" where it makes a tensor like one of ours.
+    """
+    is_scalar = operation in (aten.scalar_tensor, aten._to_copy)
+    is_in_backward = torch._C._current_graph_task_id() != -1
+    is_like_ours = device.type == "meta" and (has_gpu or is_scalar or is_in_backward)
+    return device.type == "cuda" or is_like_ours
+
+
+def mapped(change: Callable[[Any], Any], values: Any) -> Any:
+    """Return tuples, lists and dictionaries with every value in them changed."""
+    if isinstance(values, (tuple, list)):
+        return type(values)([mapped(change, value) for value in values])
+    if isinstance(values, dict):
+        return {name: mapped(change, value) for name, value in values.items()}
+    return change(values)
+
+
+def require_one_device(operation: Any, args: tuple, on_gpu: list, on_cpu: list) -> None:
+    """Raise CUDA's error if an operation mixes tensors of the CPU and of the GPU.
+
+    Copies may mix them. Scalars of the CPU may be mixed with tensors of the GPU. Indices may be on
+    the CPU.
+    """
+    if on_gpu and any(tensor.is_meta for tensor in on_cpu):
+        raise AssertionError(f"{operation}: torch's C++ code made a tensor without values for us")
+    if operation in (aten.copy, aten.copy_, aten._to_copy) or not on_gpu:
+        return
+    if operation in INDEXING:
+        if not isinstance(args[0], PretendTensor):
+            raise RuntimeError(
+                "indices should be either on cpu or on the same device as the indexed tensor (cpu)"
+            )
+        indices = {id(index) for index in args[1]}
+        on_cpu = [tensor for tensor in on_cpu if id(tensor) not in indices]
+    if any(tensor.dim() for tensor in on_cpu):
+        raise RuntimeError(
+            "Expected all tensors to be on the same device, but found at least two devices, "
+            f"cuda:0 and cpu! (in {operation})"
+        )
+
+
+def must_wait(operation: Any, args: tuple, kwargs: dict, gives_gpu: bool) -> bool:
+    """Tell whether the CPU would wait for the GPU in an operation."""
+    if operation in (aten._to_copy, aten.copy_):
+        target_on_gpu = gives_gpu if operation is aten._to_copy else args[0].is_cuda
+        source = args[0] if operation is aten._to_copy else args[1]
+        is_blocking = not kwargs.get("non_blocking", args[2] if len(args) > 2 else False)
+        return source.is_cuda != target_on_gpu and is_blocking and source.numel() > 0
+    if operation in INDEXING:
+        indices = [index for index in args[1] if index is not None]
+        fills = operation is not aten.index and len(args) > 2 and args[2].numel() == 1
+        is_mask = any(index.dtype in (torch.bool, torch.uint8) for index in indices)
+        return (is_mask and not fills) or not all(index.is_cuda for index in indices)
+    if operation is aten.repeat_interleave:
+        return kwargs.get("output_size") is None
+    return operation in WAITS
+
+
+def place() -> str:
+    """Return "file:line" of our innermost line that runs and, if it calls a library, of that."""
+    library = ""
+    frame = sys._getframe(2)
+    while frame is not None:
+        path = Path(frame.f_code.co_filename)
+        if path.is_relative_to(REPOSITORY) and ".venv" not in path.parts and path != Path(__file__):
+            return f"{path.relative_to(REPOSITORY)}:{frame.f_lineno}{library}"
+        if not library and LIBRARIES & {*path.parts}:
+            library = f" ({path.parent.name}/{path.name}:{frame.f_lineno})"
+        frame = frame.f_back
+    return library
+
+
+# ------------------------------------------------------------- what CUDA has and a CPU has not
+
+
+def flash_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    query_ends: Tensor,
+    key_ends: Tensor,
+    max_q: int,
+    max_k: int,
+    dropout: float,
+    is_causal: bool,
+    return_debug_mask: bool,
+    *,
+    scale: float | None = None,
+) -> tuple[Tensor, ...]:
+    """Compute `aten._flash_attention_forward` row by row. Dropout is left out."""
+    if query.dtype not in (torch.float16, torch.bfloat16):
+        raise RuntimeError("FlashAttention only support fp16 and bf16 data type")
+    out = []
+    logs = query.new_zeros(query.shape[1], len(query), dtype=torch.float32)  # (H, T)
+    for (q0, q1), (k0, k1) in zip(pairwise(query_ends.tolist()), pairwise(key_ends.tolist())):
+        logits = attention_logits(query[q0:q1], key[k0:k1], scale)  # (H, q, k)
+        logs[:, q0:q1] = logits.logsumexp(-1)
+        out.append(torch.einsum("hqk,khd->qhd", logits.softmax(-1), value[k0:k1].float()))
+    seed = torch.zeros(2, dtype=torch.uint64)
+    offset = torch.zeros((), dtype=torch.uint64)
+    return torch.cat(out).to(query.dtype), logs, seed, offset, query.new_zeros(0)
+
+
+def flash_attention_backward(
+    gradient: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    logs: Tensor,
+    query_ends: Tensor,
+    key_ends: Tensor,
+    *_: Any,
+    scale: float | None = None,
+) -> tuple[Tensor, ...]:
+    """Compute the gradients of `flash_attention` for queries, keys and values."""
+    found = []
+    for (q0, q1), (k0, k1) in zip(pairwise(query_ends.tolist()), pairwise(key_ends.tolist())):
+        q, k, v, g = query[q0:q1], key[k0:k1], value[k0:k1].float(), gradient[q0:q1].float()
+        weights = attention_logits(q, k, scale).softmax(-1)  # (H, q, k)
+        of_weights = torch.einsum("qhd,khd->hqk", g, v)
+        of_logits = weights * (of_weights - (weights * of_weights).sum(-1, keepdim=True))
+        of_logits = of_logits * (scale or q.shape[-1] ** -0.5)
+        of_query = torch.einsum("hqk,khd->qhd", of_logits, k.float())
+        of_key = torch.einsum("hqk,qhd->khd", of_logits, q.float())
+        found.append((of_query, of_key, torch.einsum("hqk,qhd->khd", weights, g)))
+    return tuple(torch.cat(parts).to(query.dtype) for parts in zip(*found))
+
+
+def attention_logits(query: Tensor, key: Tensor, scale: float | None) -> Tensor:
+    factor = query.shape[-1] ** -0.5 if scale is None else scale
+    return torch.einsum("qhd,khd->hqk", query.float(), key.float()) * factor  # (H, q, k)
+
+
+def product_in(a: Tensor, b: Tensor, out_dtype: torch.dtype) -> Tensor:
+    return a.to(out_dtype) @ b.to(out_dtype)
+
+
+STAND_INS: dict[Any, Callable] = {
+    aten._flash_attention_forward.default: flash_attention,
+    aten._flash_attention_backward.default: flash_attention_backward,
+    aten.mm.dtype: product_in,
+}
+
+
+class _PretendMode(TorchDispatchMode):
+    """Runs all operations of torch by `run`, so that new tensors can be on the pretend GPU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits: Counter[str] = Counter()
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: tuple = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        return run(function, args, dict(kwargs or {}), self.waits)
+
+
+class _Calls(TorchFunctionMode):
+    """Does what torch's C++ code does before `run`, and cannot do here: "cuda" and autocast."""
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: tuple = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        if "device" in kwargs:
+            kwargs["device"] = with_index(kwargs["device"])
+        if function is Tensor.to and len(args) > 1:
+            args = (args[0], with_index(args[1]), *args[2:])
+        if function in (Tensor.__getitem__, Tensor.__setitem__):
+            args = (args[0], with_tensors(args[1]), *args[2:])
+        if function is Tensor.cuda:
+            return args[0].to(GPU)
+        if function is Tensor.new_tensor:
+            return torch.tensor(*args[1:], **({"dtype": args[0].dtype} | kwargs)).to(args[0].device)
+        if function in (torch.tensor, torch.as_tensor) and kwargs.get("device") == GPU:
+            del kwargs["device"]
+            return function(*args, **kwargs).to(GPU)
+
+        is_cast = function in IN_HALF or function in IN_FLOAT
+        if is_cast and torch.is_autocast_enabled("cuda"):
+            in_half = function in IN_HALF
+            dtype = torch.get_autocast_dtype("cuda") if in_half else torch.float32
+
+            def cast(leaf: Any) -> Any:
+                is_float = isinstance(leaf, PretendTensor) and leaf.is_floating_point()
+                return leaf.to(dtype) if is_float else leaf
+
+            args = mapped(cast, args)
+            kwargs = mapped(cast, kwargs)
+        return function(*args, **kwargs)
+
+
+def with_tensors(index: Any) -> Any:
+    """Turn the lists of an index into tensors of the CPU, as torch does for CUDA."""
+    if isinstance(index, tuple):
+        return tuple(with_tensors(part) for part in index)
+    return torch.as_tensor(index) if isinstance(index, (list, np.ndarray)) else index
+
+
+def with_index(device: Any) -> Any:
+    is_cuda = isinstance(device, (str, torch.device)) and str(device) == "cuda"
+    return GPU if is_cuda else device
+
+
+@contextmanager
+def pretend_gpu() -> Iterator[Counter[str]]:
+    """Let torch have a GPU until the block ends.
+
+    Returns:
+        Where the CPU would have waited for the GPU: "file:line" -> number of times.
+    """
+    mode = _PretendMode()
+    answers = {
+        "_lazy_init": None,
+        "is_available": True,
+        "is_initialized": True,
+        "is_bf16_supported": True,
+        "device_count": 1,
+        "current_device": 0,
+        "_exchange_device": 0,
+        "_maybe_exchange_device": 0,
+        "set_device": None,
+        "get_device_capability": (9, 0),
+        "get_device_name": "pretend GPU",
+        "mem_get_info": (2**36, 2**36),
+        "memory_allocated": 0,
+        "max_memory_allocated": 0,
+        "reset_peak_memory_stats": None,
+        "synchronize": None,
+        "empty_cache": None,
+        "manual_seed": None,
+        "manual_seed_all": None,
+        "get_rng_state": torch.zeros(16, dtype=torch.uint8),
+        "get_rng_state_all": [torch.zeros(16, dtype=torch.uint8)],
+        "set_rng_state": None,
+        "set_rng_state_all": None,
+    }
+    swaps = torch.__future__.get_swap_module_params_on_conversion()
+    with ExitStack() as stack:
+        for name, answer in answers.items():
+            for module in (torch.cuda, torch.cuda.random):
+                if hasattr(module, name):
+                    stack.enter_context(mock.patch.object(module, name, constant(answer)))
+        flash = mock.patch.object(torch.backends.cuda, "can_use_flash_attention", takes_half)
+        stack.enter_context(flash)
+        default = mock.patch.object(DefaultDeviceType, "_default_device_type", "cuda")
+        stack.enter_context(default)
+        # A wrapper made in inference mode cannot be a view of another one.
+        stack.enter_context(mock.patch.object(torch._C, "_InferenceMode", no_grad_if))
+        # Moved parameters stay the same objects, so that tied ones stay tied.
+        torch.__future__.set_swap_module_params_on_conversion(True)
+        stack.callback(torch.__future__.set_swap_module_params_on_conversion, swaps)
+        stack.enter_context(mode)
+        stack.enter_context(_Calls())
+        yield mode.waits
+
+
+def constant(answer: Any) -> Callable[..., Any]:
+    return lambda *args, **kwargs: answer
+
+
+def no_grad_if(is_inference: bool) -> AbstractContextManager:
+    return torch.no_grad() if is_inference else nullcontext()
+
+
+def takes_half(params: Any, debug: bool = False) -> bool:
+    return params.query.dtype in (torch.float16, torch.bfloat16)
