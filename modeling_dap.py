@@ -782,7 +782,7 @@ class DAPForPreTraining(DAPPreTrainedModel):
 
         if missing or not head.copy_masked_lm_head(pretrained):
             logger.warning(
-                f"{name} has no masked-LM head, or one that does not end in its word embeddings: "
+                f"{name} has no masked-LM head that ends in its word embeddings: "
                 "the prediction head starts from random weights."
             )
             self.has_random_head = True

@@ -768,7 +768,8 @@ def objectives_of(config: DAPConfig) -> list[Objective]:
     if unknown:
         raise ValueError(
             f"DAPConfig: objective={config.objective!r}: there is no {', '.join(unknown)}; "
-            f"give one of {', '.join(OBJECTIVES)}, or several with '+'."
+            f"give one of {', '.join(OBJECTIVES)}, or several with '+'. For an objective of your "
+            "own, import its file first, or give --plugin."
         )
     return [kind(config) for name, kind in OBJECTIVES.items() if name in config.objectives]
 
