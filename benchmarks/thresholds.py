@@ -12,6 +12,7 @@
   largest error of the printed table's precisions, in points.
 - The last line says how often the command remarks that its estimate is unsure, and how often the
   estimate is off by more than 5 points with and without such a remark.
+- `--known 40` keeps 40 pairs out of each text, and gives them as `--calibrate` does.
 - "mixture" is a plain mixture of two normal distributions, for comparison.
 """
 
@@ -30,7 +31,6 @@ from benchmarks.timing import machine_parser, prepare_machine, save
 from dap.encoding import Encoder, EncoderArguments, embed_to_disk, model_fingerprint
 from dap.errors import UserError
 from dap.mining import (
-    LOW_PRECISION,
     Margin,
     MinedPairs,
     best_threshold,
@@ -62,6 +62,8 @@ class Case:
         gold: number of true pairs.
         truth: function of the P candidates. It returns how many pairs of ids each stands for and
             how many of those are true, (P,) each.
+        known: vectors of the sources and the targets of known translations that are in neither
+            text, (K, D) each. None calibrates nothing.
     """
 
     name: str
@@ -70,6 +72,7 @@ class Case:
     target: np.ndarray
     gold: int
     truth: Any
+    known: tuple[np.ndarray, np.ndarray] | None = None
 
 
 def drawn_pairs(rows: Sequence[tuple[str, str]], count: int) -> list[tuple[str, str]]:
@@ -114,7 +117,11 @@ def distinct_rows(sentences: Sequence[str]) -> list[int]:
 
 
 def made_case(
-    name: str, vectors: tuple[np.ndarray, np.ndarray], share: float, draw: int = 0
+    name: str,
+    vectors: tuple[np.ndarray, np.ndarray],
+    share: float,
+    draw: int = 0,
+    known: int = 0,
 ) -> Case:
     """Make two texts in which a chosen share of the sentences are translations of each other.
 
@@ -123,10 +130,14 @@ def made_case(
         vectors: vectors of the sources and of their translations, row by row.
         share: share of a text's sentences whose translation is in the other text, 0 to 1.
         draw: number of the random draw, from 0.
+        known: number of pairs, the last rows, that are in neither text and calibrate the estimate.
 
     Returns:
-        The case. Both texts have half as many sentences as `vectors` has rows.
+        The case. Both texts have half as many sentences as `vectors` has other rows.
     """
+    split = len(vectors[0]) - known
+    kept_out = (vectors[0][split:], vectors[1][split:]) if known else None
+    vectors = vectors[0][:split], vectors[1][:split]
     rows = np.random.default_rng(draw).permutation(len(vectors[0]))
     size = len(rows) // 2
     common = round(share * size)
@@ -137,7 +148,7 @@ def made_case(
         is_true = source[pairs.source] == target[pairs.target]
         return np.ones(len(pairs), int), is_true.astype(int)
 
-    return Case(name, share, vectors[0][source], vectors[1][target], common, truth)
+    return Case(name, share, vectors[0][source], vectors[1][target], common, truth, kept_out)
 
 
 def made_cases(encoder: Encoder, args: argparse.Namespace, folder: Path) -> Iterator[Case]:
@@ -180,7 +191,8 @@ def made_cases(encoder: Encoder, args: argparse.Namespace, folder: Path) -> Iter
             name = f"{Path(corpus).name}.{'+'.join(texts)}"
             for share in SHARES:
                 for draw in range(args.draws):
-                    yield made_case(name, (source[kept], target[kept]), share, draw)
+                    vectors_of = source[kept], target[kept]
+                    yield made_case(name, vectors_of, share, draw, args.known)
 
 
 def bucc_case(encoder: Encoder, args: argparse.Namespace, folder: Path) -> Case:
@@ -216,7 +228,8 @@ def measure(case: Case) -> dict[str, Any]:
         are missing if there are no true pairs or no threshold: "best_f1" (of the best threshold),
         "mixture_f1" (of a plain mixture's threshold), "f1" and "precision" (of the chosen
         threshold), "estimated" (its estimated precision) and "table_error" (largest error of the
-        estimates in the table). "unsure" tells whether the command remarks on the estimate.
+        estimates in the table). "unsure" tells whether the command remarks on the estimate, other
+        than that almost all candidates look like translations.
     """
     numbers: dict[str, Any] = {"text": case.name, "share": case.share, "gold": case.gold}
     vectors = case.source, case.target
@@ -232,7 +245,7 @@ def measure(case: Case) -> dict[str, Any]:
     numbers["mixture_f1"] = mixture.f1
 
     try:
-        _, _, choice = mine_vectors(vectors, Margin())
+        _, _, choice = mine_vectors(vectors, Margin(), known=case.known)
     except UserError:
         return numbers | {"threshold": None}  # the command asks for a number
     found = score_at(choice.threshold, scores, extracted, correct, max(case.gold, 1))
@@ -245,7 +258,7 @@ def measure(case: Case) -> dict[str, Any]:
         "f1": found.f1,
         "precision": found.precision,
         "estimated": 100 * choice.precision,
-        "unsure": choice.precision < LOW_PRECISION,
+        "unsure": bool(choice.remark) and choice.share < 0.99,
         "table_error": 100 * float(np.abs(errors).max()),
     }
 
@@ -350,6 +363,9 @@ def main(argv: list[str] | None = None) -> None:
         "--mix", nargs="*", default=[], help="also mix languages in one text, such as fr+es+it"
     )
     parser.add_argument("--draws", type=int, default=1, help="random texts of each kind")
+    parser.add_argument(
+        "--known", type=int, default=0, help="known translations of each text, for --calibrate"
+    )
     parser.add_argument("--pairs", type=int, default=2000, help="most pairs of each language")
     parser.add_argument("--vectors", type=Path, default=Path("build/thresholds"))
     args = parser.parse_args(argv)

@@ -24,6 +24,7 @@ from dap.mining.margin import (
     select,
 )
 from dap.mining.threshold import (
+    CLEAR_PAIRS,
     CLEAR_SHARE,
     FEWEST,
     LOW_PRECISION,
@@ -36,6 +37,8 @@ from dap.mining.threshold import (
 )
 from dap.search import Neighbours, Search, mutual_neighbours, nearest_neighbours, unit_rows
 
+#: Fewest known translations that mining must be able to find, to calibrate an estimate by them.
+FEWEST_FOUND = 10
 #: Vectors of source and target.
 Vectors = tuple[np.ndarray, np.ndarray]
 
@@ -130,8 +133,8 @@ def mine_vectors(
         threshold. The candidates are not filtered by it.
 
     Raises:
-        UserError: a text has no sentences, a vector has NaN or infinity, or no threshold can be
-            chosen.
+        UserError: a text has no sentences, a vector has NaN or infinity, no threshold can be
+            chosen, or mining would find fewer than `FEWEST_FOUND` of the known translations.
     """
     found = neighbourhoods(*vectors, options.k, search, extra=1)
     k = min(options.k, len(vectors[0]), len(vectors[1]))
@@ -140,6 +143,11 @@ def mine_vectors(
     known_scores = None
     if known is not None:
         known_scores = score_known(known, vectors, k, options.margin)
+        if len(known_scores) < FEWEST_FOUND:
+            raise UserError(
+                f"--calibrate: mining would find {len(known_scores)} of the {len(known[0])} known "
+                f"translations, at least {FEWEST_FOUND} are needed; give more, or leave it out"
+            )
     return neighbours, candidates, choose(candidates, found, options, k, known_scores)
 
 
@@ -226,7 +234,11 @@ def remark_on(model: ScoreModel, precision: float | None) -> str:
         return "no candidate looks like a translation"
     if model.share > 0.99:
         return "almost all candidates look like translations"
-    if model.share < CLEAR_SHARE and not model.calibrated:
+    if model.calibrated:
+        are_few = model.share * model.pairs < CLEAR_PAIRS
+    else:
+        are_few = model.share < CLEAR_SHARE
+    if are_few:
         return (
             f"only {100 * model.share:.0f}% of the candidates look like translations, and some "
             "may only be similar: check a few pairs"
@@ -245,6 +257,10 @@ def score_known(known: Vectors, vectors: Vectors, k: int = 4, margin: str = "rat
     Each sentence's neighbours are those in the other text and its own translation, which is counted
     once if the other text also holds it.
 
+    A pair is left out if each of its sentences has a nearer neighbour in the other text. Mining
+    would not find such a pair, so no candidate is one. Its low score would widen the distribution
+    of the translations' scores.
+
     Args:
         known: vectors of the sources and the targets of K known translations, (K, D) each.
         vectors: vectors of the two texts, (N, D) and (M, D).
@@ -252,18 +268,20 @@ def score_known(known: Vectors, vectors: Vectors, k: int = 4, margin: str = "rat
         margin: "ratio", "distance" or "absolute" (`dap.mining.margin.margin_scores`).
 
     Returns:
-        Margin scores, (K,).
+        Margin scores of the pairs that mining would find, at most K.
     """
     sides = unit_rows(known[0], "known source"), unit_rows(known[1], "known target")
     cosine = (sides[0] * sides[1]).sum(1).numpy().astype(np.float64)  # (K,)
     means = []
+    is_nearest = np.zeros(len(cosine), bool)
     for own, text in ((known[0], vectors[1]), (known[1], vectors[0])):
         near, _ = nearest_neighbours(own, text, min(k, len(text)))  # (K, k)
+        is_nearest |= cosine >= near.max(1) - 1e-6
         is_in_text = np.isclose(near, cosine[:, None], atol=1e-6).any(1)
         partner = np.where(is_in_text, -np.inf, cosine)
         with_partner = np.sort(np.concatenate([near, partner[:, None]], 1), axis=1)
         means.append(with_partner[:, ::-1][:, :k].mean(1))
-    return margin_scores(cosine, *means, margin)
+    return margin_scores(cosine, *means, margin)[is_nearest]
 
 
 def table_text(choice: Choice) -> str:

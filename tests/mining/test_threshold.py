@@ -57,6 +57,8 @@ def test_texts_without_translations_are_not_given_a_threshold_unless_calibrated(
     _, candidates, choice = mine_vectors(vectors, Margin(), known=known)
     assert choice.share < 0.03
     assert (candidates.scores >= choice.threshold).sum() < 15
+    few = mine_vectors(texts(600, 12), Margin(), known=known)[2]
+    assert "check a few pairs" in few.remark
 
 
 def test_a_low_estimate_of_a_chosen_threshold_is_remarked_on() -> None:
@@ -80,6 +82,18 @@ def test_known_pairs_score_as_pairs_of_the_texts_do() -> None:
         others = np.delete(source, row, 0), np.delete(target, row, 0)
         outside = score_known((source[[row]], target[[row]]), others)
         np.testing.assert_allclose(outside, expected[[row]], atol=1e-5)
+
+
+def test_known_pairs_that_mining_would_not_find_do_not_calibrate() -> None:
+    vectors = texts(300, 150)
+    good = texts(30, 30, noise=0.4)
+    wrong = texts(30, 0)
+    both = np.concatenate([good[0], wrong[0]]), np.concatenate([good[1], wrong[1]])
+    expected = score_known(good, vectors)
+    assert len(expected) == 30
+    np.testing.assert_array_equal(score_known(both, vectors), expected)
+    with pytest.raises(UserError, match="mining would find 0 of the 30 known translations"):
+        mine_vectors(vectors, Margin(), known=wrong)
 
 
 def test_known_pairs_fix_where_translations_score() -> None:
