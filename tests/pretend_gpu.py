@@ -405,7 +405,7 @@ def pretend_gpu() -> Iterator[Counter[str]]:
             for module in (torch.cuda, torch.cuda.random):
                 if hasattr(module, name):
                     stack.enter_context(mock.patch.object(module, name, constant(answer)))
-        flash = mock.patch.object(torch.backends.cuda, "can_use_flash_attention", takes_half)
+        flash = mock.patch.object(torch._C, "_can_use_flash_attention", takes_half)
         stack.enter_context(flash)
         default = mock.patch.object(DefaultDeviceType, "_default_device_type", "cuda")
         stack.enter_context(default)

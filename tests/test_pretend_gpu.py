@@ -9,6 +9,7 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from accelerate.state import AcceleratorState
 from conftest import LANGUAGES, results, synthetic_pairs
-from pretend_gpu import PretendTensor, pretend_gpu
+from pretend_gpu import STAND_INS, PretendTensor, flash_attention, pretend_gpu
 from tiny_models import ALL, gradients, make_batch, tiny_model, with_negatives
 from torch import Tensor
 
@@ -175,15 +176,21 @@ def test_losses_and_gradients_are_those_of_the_cpu(
     torch.testing.assert_close(*found, rtol=1e-3, atol=1e-4)
 
 
-def test_half_precision_runs(waits: Counter[str]) -> None:
+def test_half_precision_runs_through_flash_attention(
+    waits: Counter[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = tiny_model(objective=ALL, target_vocab_size=len(TARGET_IDS))
     model.set_target_vocabulary(TARGET_IDS)
     batch = make_batch()
     expected = model(**batch).loss.item()
+
+    flash = mock.Mock(wraps=flash_attention)
+    monkeypatch.setitem(STAND_INS, torch.ops.aten._flash_attention_forward.default, flash)
     model.to("cuda")
     with torch.autocast("cuda", torch.bfloat16):
         loss = model(**{name: value.to("cuda") for name, value in batch.items()}).loss
     loss.backward()
+    assert flash.called
     assert loss.item() == pytest.approx(expected, rel=0.02)
 
 
