@@ -18,6 +18,9 @@ import torch.nn.functional as F
 from accelerate.state import AcceleratorState
 from conftest import LANGUAGES, results, synthetic_pairs
 from pretend_gpu import STAND_INS, PretendTensor, flash_attention, pretend_gpu
+from safetensors.torch import load_file
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.models import Pooling, Transformer
 from tiny_models import ALL, gradients, make_batch, tiny_model, with_negatives
 from torch import Tensor
 
@@ -25,8 +28,9 @@ from dap.alignment import align_words
 from dap.encoding import SentenceEncoder
 from dap.file_io import read_json
 from dap.search import nearest
+from dap.sentence_transformers import HEADS_FILE, DAPLoss
 from dap.training.trainer import DAPTrainer
-from modeling_dap import DAPConfig, DAPForSequenceClassification
+from modeling_dap import DAPConfig, DAPForPreTraining, DAPForSequenceClassification
 from train_dap import main
 
 pytestmark = pytest.mark.filterwarnings("ignore:'pin_memory' argument is set:UserWarning")
@@ -257,3 +261,21 @@ def test_a_classifier_runs(waits: Counter[str]) -> None:
     loss = model.to("cuda")(ids.to("cuda"), mask.to("cuda"), labels.to("cuda")).loss
     loss.backward()
     torch.testing.assert_close(loss.detach().cpu(), expected)
+
+
+@pytest.mark.parametrize("size", [None, 4])
+def test_the_loss_for_sentence_transformers_runs(
+    size: int | None, tiny_bert_dir: Path, tmp_path: Path, waits: Counter[str]
+) -> None:
+    heads = DAPForPreTraining.from_encoder(str(tiny_bert_dir), objective="tr+rtl+bow")
+    modules = [Transformer(str(tiny_bert_dir)), Pooling(32, "cls")]
+    model = SentenceTransformer(modules=modules, device="cuda")
+    loss = DAPLoss(model, heads, mini_batch_size=size)
+    batch = {name: value.to("cuda") for name, value in make_batch().items()}
+    columns = []
+    for side in ("source", "target"):
+        columns.append({key: batch[f"{side}_{key}"] for key in ("input_ids", "attention_mask")})
+    sum(loss(columns, None).values()).backward()
+    assert all(weight.grad.is_cuda for weight in heads.rtl_head.parameters())
+    model.save_pretrained(str(tmp_path), create_model_card=False)
+    loss.load_heads(load_file(tmp_path / HEADS_FILE))
