@@ -37,7 +37,10 @@ class _CheckoutModules(MetaPathFinder, Loader):
         """Let Python make an empty module, which `exec_module` replaces."""
 
     def exec_module(self, module: ModuleType) -> None:
-        """Import the module by its name in the checkout, and register it under both names."""
+        """Import the module by its name in the checkout, such as `dap.text`.
+
+        It is then known to Python by this name and by that in `dap_transformers`.
+        """
         name = _name_in_checkout(module.__name__)
         sys.modules[module.__name__] = importlib.import_module(name)
 

@@ -52,8 +52,8 @@ def command(main: Main) -> Main:
     text of the `KeyboardInterrupt`, if it has one. Any other exception is a bug and keeps its
     traceback. Characters that the console cannot show are replaced.
 
-    Printing never stops the work: see `Printed`. If standard output cannot be written, the command
-    still ends with one line and status 1, after all files are written.
+    If standard output cannot be written, the command still does its work and writes its files
+    (`Printed`). Then it ends with one line and status 1.
 
     Args:
         main: takes the command line, or None for the process's own.
@@ -196,9 +196,9 @@ def guarded(
 ) -> Iterator[None]:
     """Check all outputs of a run before the block starts, and lock them until it ends.
 
-    This is a context manager. If the block ends without an error, outputs that are local copies
-    of an address (`dap.addresses`) are sent there. A full disk within the block becomes a
-    one-line error (`disk_full`).
+    This is a context manager. An output can be an address, such as "s3://bucket/out". The block
+    then writes a local copy, which is sent to the address if the block ends without an error. A
+    full disk within the block becomes a one-line error (`disk_full`).
 
     Args:
         files: output files, by the flag that names them, such as "--output".

@@ -207,7 +207,10 @@ def content_digest(path: str | Path) -> str:
 
 @lru_cache(maxsize=1000)  # an archive may hold the text of many languages
 def _digest_of(path: str, *_version: int) -> str:
-    """Return the hash of a file's content. The version is only a part of the cache's key."""
+    """Return the hash of a file's content.
+
+    `lru_cache` keeps it. The version (inode, size and times) makes a changed file be read again.
+    """
     with open(path, "rb") as file:
         return hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()
 

@@ -200,7 +200,8 @@ def _evaluation_facts(content: Mapping[str, Any]) -> Iterator[tuple[tuple[str], 
         content: content of a result file.
 
     Yields:
-        A tuple with the name of an evaluation, and the result of `how_evaluated`.
+        A key and its facts for each evaluation: the key is a tuple with the evaluation's name, and
+        the facts are the result of `how_evaluated`.
     """
     for name, report in content["evaluations"].items():
         yield (name,), how_evaluated(report)

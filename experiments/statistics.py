@@ -489,9 +489,10 @@ def _tatoeba() -> list[Measure]:
 
 
 def _hard_negatives(study: Study) -> list[Measure]:
-    """Return the measures of the test with hard negatives (xsim++), for each such evaluation.
+    """Return the measures of every evaluation that has hard negatives (altered copies, xsim++).
 
-    They are the error, and its parts by kind of change, as far as the study's outcomes have them.
+    For each such evaluation these are the error and the error by kind of alteration, such as
+    negation. Kinds that no outcome of the study has are left out.
     """
     found = []
     for name in sorted(study.recipe.evaluate):

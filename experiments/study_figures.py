@@ -67,7 +67,10 @@ class Picture:
 
 
 def pictures(studies: Sequence[Study]) -> dict[str, Picture]:
-    """Return file name -> figure, for all figures whose data is there. Nothing is drawn yet."""
+    """Return the figures of all studies, by file name. `save` draws them.
+
+    A figure without data is left out.
+    """
     made = {}
     for study in studies:
         name = study.name

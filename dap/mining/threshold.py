@@ -92,8 +92,9 @@ class ScoreModel:
     def is_clear(self) -> bool:
         """Tell whether the translations stand out clearly enough to choose a threshold.
 
-        They do if known translations were given, or if their share is at least `CLEAR_SHARE`. A
-        smaller group must have `CLEAR_PAIRS` pairs and `CLEAR_DISTANCE`.
+        They do if known translations were given, or if their share of the candidates is at least
+        `CLEAR_SHARE`. With a smaller share they do if there are at least `CLEAR_PAIRS`
+        translations, and their `distance` from the others is at least `CLEAR_DISTANCE`.
         """
         if self.calibrated or self.share >= CLEAR_SHARE:
             return True

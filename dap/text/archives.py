@@ -125,8 +125,8 @@ def _damage_errors() -> tuple[type[Exception], ...]:
 def _says_damaged(error: Exception) -> bool:
     """Tell whether an error is about a file's content, and not about the file system.
 
-    For a damaged file, libraries raise an `OSError` without a number, or with EINVAL (a position
-    before the file's start). Any other number comes from the file system.
+    For a damaged file, libraries raise errors without an error number (`errno`), or with EINVAL (a
+    position before the file's start). Any other number comes from the file system.
     """
     return getattr(error, "errno", None) in (None, errno.EINVAL)
 

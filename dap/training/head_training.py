@@ -372,8 +372,8 @@ def mean_loss(
 ) -> Tensor:
     """Compute the mean loss per token of an objective that predicts one side from the other.
 
-    Unlike the objective's own loss, it is a mean over this process only. It leaves out that BOW
-    also predicts a target from its own vector. That would need the targets' vectors, and they
+    The objective's own loss is a mean over all processes, this is a mean over this process only.
+    BOW predicts only from the source's vector here, and not from the target's own, which would
     teach the head little more. If the objective has several groups of labels, such as both
     directions of RTL, the result is the mean over the groups that have labels.
 
@@ -427,7 +427,8 @@ def measure(trainer: DAPTrainer) -> dict[str, float]:
         trainer: the trainer with the model and the dev pairs.
 
     Returns:
-        Values of `source_reading` by name. An empty dictionary if the trainer has no dev pairs.
+        Losses with the right and with another source, and their difference, by name, as
+        `source_reading` returns them. An empty dictionary if the trainer has no dev pairs.
     """
     if not trainer.dev_bitext:
         return {}
