@@ -249,7 +249,7 @@ def pack(*masks: Tensor) -> list[Packing]:
     masks = tuple(mask.bool() for mask in masks)
     counts = torch.stack([mask.sum(1) for mask in masks]).tolist()
     rows = sorted(range(len(counts[0])), key=counts[0].__getitem__)
-    order = torch.tensor(rows, device=masks[0].device)  # (B,)
+    order = torch.tensor(rows).to(masks[0].device, non_blocking=True)  # (B,)
 
     packings = []
     for mask, count in zip(masks, counts):
