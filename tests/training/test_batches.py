@@ -266,7 +266,7 @@ def test_targets_of_a_given_dev_set_are_dropped(
         assert [row["source"] for row in left[language]] == naive
     if not streaming:
         assert left["fr"]["row"][6:8] == [6, 8]
-        assert "fr: 2 of 300 pairs dropped" in caplog.text
+        assert "fr: 2 of 300 pairs are not trained on" in caplog.text
         assert drop_targets(data, ["elsewhere"])["de"] is data["de"]
 
 
