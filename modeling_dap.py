@@ -443,7 +443,7 @@ class DAPForPreTraining(DAPPreTrainedModel):
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
     ) -> Encoded:
-        """Run the encoder over both sides of the pairs, in one batch.
+        """Run the encoder over sources, targets and hard negatives (if any), in one batch.
 
         Args:
             pairs: the pairs, as token ids.
@@ -451,9 +451,9 @@ class DAPForPreTraining(DAPPreTrainedModel):
             output_hidden_states, output_attentions: as in `forward`.
 
         Returns:
-            Token states and sentence vectors of each side, and word embeddings for the heads. If
-            neither states nor vectors are needed, the encoder does not run, and only the word
-            embeddings are returned.
+            Token states and sentence vectors of each side, and word embeddings for the heads.
+            States of tokens that `needs` does not name may be zeros. If neither states nor vectors
+            are needed, the encoder does not run, and only the word embeddings are returned.
 
         Raises:
             ValueError: padding stands before a real token.

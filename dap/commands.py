@@ -196,9 +196,9 @@ def guarded(
 ) -> Iterator[None]:
     """Check all outputs of a run before the block starts, and lock them until it ends.
 
-    This is a context manager. An output can be an address, such as "s3://bucket/out". The block
-    then writes a local copy, which is sent to the address if the block ends without an error. A
-    full disk within the block becomes a one-line error (`disk_full`).
+    This is a context manager. An output may be the local copy of an address, such as
+    "s3://bucket/out" (`dap.addresses`). It is sent to the address if the block ends without an
+    error. A full disk within the block becomes a one-line error (`disk_full`).
 
     Args:
         files: output files, by the flag that names them, such as "--output".

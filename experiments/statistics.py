@@ -268,7 +268,8 @@ class Study:
     def is_ablation(self) -> bool:
         """Tell whether the study is an ablation, which it is if it has a run called "base".
 
-        Each other run then changes one setting of `base`.
+        Each other run is then compared with `base`. It differs from it in one setting, or in a few
+        that belong together.
         """
         return "base" in self.recipe.runs
 
@@ -491,8 +492,9 @@ def _tatoeba() -> list[Measure]:
 def _hard_negatives(study: Study) -> list[Measure]:
     """Return the measures of every evaluation that has hard negatives (altered copies, xsim++).
 
-    For each such evaluation these are the error and the error by kind of alteration, such as
-    negation. Kinds that no outcome of the study has are left out.
+    For each such evaluation these are the error, and its parts by what was found instead: a kind
+    of altered copy, such as negation, or another sentence. Kinds that no outcome of the study has
+    are left out.
     """
     found = []
     for name in sorted(study.recipe.evaluate):

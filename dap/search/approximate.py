@@ -235,8 +235,8 @@ def _training_step(rows: int, factory: str, lists: int) -> int:
     """Return n such that every n-th row is used to train the index. All rows would take too long.
 
     An IVF index learns the centres of its lists. A compressing index (`PQ16x12`) learns 2^12
-    codes for each part of a vector. Both get `ROWS_PER_CLUSTER` rows per centre or code, but at
-    most `TRAINING_ROWS` rows in all.
+    codes for each part of a vector. At most `ROWS_PER_CLUSTER` rows per centre or code are used,
+    and at most `TRAINING_ROWS` rows in all.
 
     Args:
         rows: number of all keys.

@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from dap.errors import UserError
 from dap.search.retrieval import require_pairs
 from dap.search.similarity import nearest
 
@@ -400,8 +401,8 @@ def hard_negative_errors(
         or "name", or an "other" target sentence.
 
     Raises:
-        UserError: unequal numbers of rows, no rows, rows with NaN or infinity, or sides of
-            different dimensions.
+        UserError: unequal numbers of rows, no rows, rows with NaN or infinity, or sides or copies
+            of different dimensions.
     """
     winners = _winners(source_embeds, target_embeds, copy_embeds)
     counts = dict.fromkeys((*COPY_KINDS, "other"), 0)
@@ -454,10 +455,15 @@ def _winners(
         where -1 is the last copy.
 
     Raises:
-        UserError: unequal numbers of rows, no rows, rows with NaN or infinity, or sides of
-            different dimensions.
+        UserError: unequal numbers of rows, no rows, rows with NaN or infinity, or sides or copies
+            of different dimensions.
     """
     require_pairs(source_embeds, target_embeds)
+    if copy_embeds.shape[1] != target_embeds.shape[1]:
+        raise UserError(
+            f"copies have {copy_embeds.shape[1]} dimensions, targets {target_embeds.shape[1]}: "
+            "use one encoder for both"
+        )
     # copies come first, so that they win a tie
     candidates = np.concatenate([copy_embeds, target_embeds])
     return nearest(source_embeds, candidates) - len(copy_embeds)

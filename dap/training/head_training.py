@@ -372,7 +372,8 @@ def mean_loss(
 ) -> Tensor:
     """Compute the mean loss per token of an objective that predicts one side from the other.
 
-    The objective's own loss is a mean over all processes, this is a mean over this process only.
+    The sum is divided by this process's own number of labels. The objective's own loss divides it
+    by the mean number over all processes.
     BOW predicts only from the source's vector here, and not from the target's own, which would
     teach the head little more. If the objective has several groups of labels, such as both
     directions of RTL, the result is the mean over the groups that have labels.
@@ -428,7 +429,7 @@ def measure(trainer: DAPTrainer) -> dict[str, float]:
 
     Returns:
         Losses with the right and with another source, and their difference, by name, as
-        `source_reading` returns them. An empty dictionary if the trainer has no dev pairs.
+        `source_reading` returns them. An empty dictionary if there are fewer than two dev pairs.
     """
     if not trainer.dev_bitext:
         return {}

@@ -531,7 +531,7 @@ def check_same_tasks(
 
 
 def describe_vocabulary(model: DAPForPreTraining) -> str:
-    """Return a text that says how many token ids a model predicts, for error messages."""
+    """Return a text for errors: the model's `target_vocab_size`, or "the whole vocabulary"."""
     size = model.config.target_vocab_size
     return f"target_vocab_size={size}" if size else "the whole vocabulary"
 
