@@ -324,9 +324,9 @@ def _require_few_losses(
         return
     if losses >= LOSSES:
         raise SentenceError(
-            f"{_piece_name(pieces[number])}: {losses} encoders were lost at them, perhaps because "
-            "memory ran out: give a smaller --token_budget or --max_seq_length, or leave out what "
-            "is too long"
+            f"{_piece_name(pieces[number])}: {counted(losses, 'encoder')} stopped there, perhaps "
+            "because memory ran out: give a smaller --token_budget or --max_seq_length, or leave "
+            "out what is too long"
         ) from last
 
 

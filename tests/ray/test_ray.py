@@ -318,8 +318,8 @@ def test_lost_encoders_change_no_vector_and_fatal_sentences_are_named(
         np.testing.assert_array_equal(list(encoder.encode_each(pieces, 4096)), expected)
 
     monkeypatch.setattr(ray_encoder, "LOSSES", 1)
-    lost = "1 sentences, the longest 'poison': 1 encoders were lost"
-    failed = r"1 sentences, the longest '' cannot be encoded \(RuntimeError: nothing to do\)"
+    lost = "1 sentence, the longest 'poison': 1 encoder stopped there"
+    failed = r"1 sentence, the longest '' cannot be encoded \(RuntimeError: nothing to do\)"
     with pytest.raises(UserError, match=f"^2 fail: {lost}.*; {failed}$"):
         embed_to_disk(encoder, ["a", "poison", "", "b"], tmp_path, shard_size=1)
     shards = [path.name[:12] for path in sorted(tmp_path.iterdir())]
