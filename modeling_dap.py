@@ -519,7 +519,7 @@ class DAPForPreTraining(DAPPreTrainedModel):
         return last_states(self.dap.encoder, mask, read, inputs_embeds=embedded, **positions)
 
     def embed_words(self, ids: Tensor, needs: frozenset[str]) -> tuple[Words, Tensor]:
-        """Look up the word embeddings of sentences, and those that the heads need.
+        """Look up the word embeddings of sentences, and the word embeddings for the heads.
 
         Args:
             ids: (R, S) token ids of the sentences.

@@ -83,7 +83,7 @@ ABOUT = {
     "total-cost": "From multilingual-e5-small in 4 bits, at the setting that won in `tune`. Every "
     "seed trains its own heads, and their time counts. News: the first 300 sentences of NTREX-128 "
     "in 4 languages. Tatoeba: the first 60 pairs per language.",
-    "large": "From multilingual-e5-small in 4 bits, on one H200, one seed. The test sets are those "
+    "large": "From multilingual-e5-small in 4 bits, on one H200, one seed. It uses the test sets "
     "of `long`.",
     "long": "From multilingual-e5-small in 4 bits, two hours of one CPU core, one seed. News: the "
     "first 300 sentences of NTREX-128 in 4 languages. Tatoeba, premises and BUCC: as in `warm`.",
