@@ -207,9 +207,9 @@ def look_up(
 ) -> tuple[Words, Tensor]:
     """Look up the word embeddings of sentences, and the word embeddings for the heads.
 
-    All are looked up at once, because each look-up has a dense gradient of the table's size (V, E):
-    0.8 GB for XLM-R. If the embedding layer does more than look up (`is_adapted`), it is called for
-    the sentences as well, and its result is returned for them.
+    One look-up serves all of them, because each look-up has a dense gradient of the table's size
+    (V, E): 0.8 GB for XLM-R base. If the embedding layer does more than look up (`is_adapted`), a
+    second call of this layer gives the embeddings of the sentences.
 
     Args:
         embeddings: the encoder's word embeddings.

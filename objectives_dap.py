@@ -508,11 +508,11 @@ class RepresentationTranslation(Objective):
         return chosen[:, 1:]
 
     def by_direction(self, pairs: Pairs, to_target: Tensor, to_source: Tensor) -> Tensor:
-        """Take each pair's row from `to_target` or `to_source`, by which side is reconstructed.
+        """Choose each pair's row: of `to_target` if its target is reconstructed, else `to_source`.
 
-        If `rtl_direction` names one direction, that direction's tensor is returned unchanged. With
-        "both", the pairs of `odd_rows` take their row from `to_source`, and the others from
-        `to_target`.
+        With "source-to-target" this returns `to_target` unchanged, and with "target-to-source"
+        `to_source`. With "both", the sources of the pairs of `odd_rows` are reconstructed, and the
+        targets of the others.
 
         Args:
             pairs: the pairs.

@@ -506,17 +506,18 @@ def attention_by_length(
     scaling: float | None = None,
     window: int | None = None,
 ) -> Tensor:
-    """Compute attention over packed rows. Neighbouring rows of the same length run together.
+    """Compute attention over packed rows, neighbours with equal lengths in one call.
 
     There is no padding and, without a window, no mask.
 
     Args:
-        query: (T, H, d), the queries of all rows, one row behind the other.
+        query: (T, H, d), the queries of all rows, one row after another.
         key, value: (T', H, d), the keys and values of all rows.
         query_lengths, key_lengths: how many queries and how many keys each of the B rows has.
         dropout: probability that an attention weight is dropped.
         scaling: factor of the products. None takes 1/sqrt(d).
-        window: a token sees the tokens less than this far away. None: all tokens of its row.
+        window: a token sees the tokens fewer than this many places away. Then each row must have
+            as many queries as keys. None: all tokens of its row.
 
     Returns:
         (T, H, d).
@@ -548,8 +549,8 @@ def within_window(length: int, window: int, device: torch.device) -> Tensor:
 def can_use_flash(query: Tensor, key: Tensor, value: Tensor, dropout: float) -> bool:
     """Tell whether `flash_attention` can compute these packed rows.
 
-    It needs bfloat16 or float16, a GPU that torch's flash attention supports, and a size of a head
-    that is a multiple of 8.
+    The kernel needs a CUDA GPU and a head size that is a multiple of 8. Torch checks everything
+    else, such as the type (bfloat16 or float16).
 
     Args:
         query, key, value, dropout: as in `attention_by_length`.
@@ -571,8 +572,8 @@ def flash_attention(
 ) -> Tensor:
     """Compute attention over packed rows by torch's flash attention: one kernel for all rows.
 
-    This is the operation that `torch.nn.attention.varlen` calls, which has no dropout. Jagged
-    tensors would call it, too, but they cost several milliseconds of Python a layer.
+    `torch.nn.attention.varlen` calls the same operation, but has no option for dropout. Jagged
+    tensors also call it, but they run much more Python.
 
     Args:
         query, key, value, dropout, scaling: as in `attention_by_length`.

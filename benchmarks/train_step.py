@@ -239,10 +239,10 @@ def compare(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def profile(step: Callable[[], None], device: str) -> str:
-    """Profile one step, and return tables of the operations that take most time.
+    """Profile one step, and return tables of the 15 operations with the most time of their own.
 
     Args:
-        step: the step, which ran before.
+        step: the step. Run it once before, so that its warm-up is not measured.
         device: "cpu" or "cuda". On a GPU a second table is sorted by the GPU's own time.
     """
     activities, orders = [ProfilerActivity.CPU], ["self_cpu_time_total"]

@@ -93,8 +93,8 @@ class ScoreModel:
         """Tell whether the translations stand out clearly enough to choose a threshold.
 
         They do if known translations were given, or if their share of the candidates is at least
-        `CLEAR_SHARE`. With a smaller share they do if there are at least `CLEAR_PAIRS`
-        translations, and their `distance` from the others is at least `CLEAR_DISTANCE`.
+        `CLEAR_SHARE`. With a smaller share, both must hold: about `CLEAR_PAIRS` translations or
+        more, and a `distance` from the others of at least `CLEAR_DISTANCE`.
         """
         if self.calibrated or self.share >= CLEAR_SHARE:
             return True

@@ -46,7 +46,7 @@ def mteb_report(result: Mapping[str, Any], path: str | Path) -> dict[str, Any]:
         path: the file, for the message.
 
     Raises:
-        UserError: it has no test or validation split, or a split without scores.
+        UserError: none of the splits test, validation and dev has scores.
     """
     scores = result["scores"]
     found = [split for split in SPLITS if scores.get(split)]

@@ -415,13 +415,13 @@ def tokenize_pairs(
         sources: source sentences.
         targets: their translations.
         language: language code of the sources.
-        backend: the result of `cutting_backend`. It takes long for a large vocabulary, so make it
-            once for all languages.
+        backend: the result of `cutting_backend`. Making it is slow for a large vocabulary, so make
+            it once for all languages.
         prefix: text to put before every sentence.
 
     Returns:
-        One dictionary per pair, with the columns of `tokenize_bitext` as keys. In `pair_id` the
-        pairs are numbered from 0.
+        One dictionary per pair, with the columns of `tokenize_bitext` as keys. The numbers in
+        `pair_id` begin with 0, as in "de:0".
     """
     encode = _Tokenise(backend, language, prefix)
     columns = encode({"source": list(sources), "target": list(targets)}, list(range(len(sources))))

@@ -372,11 +372,10 @@ def mean_loss(
 ) -> Tensor:
     """Compute the mean loss per token of an objective that predicts one side from the other.
 
-    The sum is divided by this process's own number of labels. The objective's own loss divides it
-    by the mean number over all processes.
-    BOW predicts only from the source's vector here, and not from the target's own, which would
-    teach the head little more. If the objective has several groups of labels, such as both
-    directions of RTL, the result is the mean over the groups that have labels.
+    The summed loss is divided by this process's own number of labels. The objective's own loss
+    divides it by the mean number over all processes. For BOW, only the source's vector is used.
+    The target's own vector would teach the head little more. If the objective has several groups of
+    labels, such as both directions of RTL, the result is the mean over the groups that have labels.
 
     Args:
         reader: the objective, RTL or BOW.
