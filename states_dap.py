@@ -306,7 +306,8 @@ def packed_states(
     for layer in layers[:-1]:
         states = layer(states, **arguments)
 
-    count = sum(read_packing.lengths)  # a sort, because `nonzero` would wait for a GPU
+    count = sum(read_packing.lengths)
+    # A sort, because `nonzero` would wait for a GPU.
     places = packing.take(read)[0].argsort(stable=True, descending=True)[:count]  # (T',)
     arguments = attention_arguments(encoder, packing, read_packing)
     states = last_layer_of_some(layers[-1], states, places, arguments)  # (1, T', D)

@@ -537,7 +537,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         run(sys.argv[1:] if argv is None else argv)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(
-            "give the same command again, and it resumes from the last checkpoint, if there is one"
+            "by default, the same command resumes from the last checkpoint, if there is one"
         ) from None
     leave_together()
 

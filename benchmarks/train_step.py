@@ -46,6 +46,7 @@ from benchmarks.workload import (
     token_counts,
     word_tokenizer,
 )
+from dap.errors import UserError
 from dap.reports import text_table
 from states_dap import layer_stack
 
@@ -224,6 +225,8 @@ def compare(args: argparse.Namespace) -> dict[str, Any]:
         name: partial(step, gradients)
         for name, gradients in contenders(workload, losses, batch, args).items()
     }
+    if args.profile is not None and args.profile not in steps:
+        raise UserError(f"--profile {args.profile}: give one of {', '.join(steps)}")
     dtype = torch.bfloat16 if args.bf16 else torch.float32
     steps[MATRIX] = matrix = MatrixWork(
         workload.config, sum(map(sum, lengths)), args.device, dtype, args.matrix_seconds

@@ -82,7 +82,9 @@ def test_ctrl_c_ends_a_command_in_one_line(
         main_that_raises(KeyboardInterrupt)
     assert end.value.code == 130
     # train_dap.py says instead that the run can be resumed.
-    assert re.fullmatch("interrupted: (raised below|give the same .*)\n", capsys.readouterr().err)
+    assert re.fullmatch(
+        "interrupted: (raised below|by default, the same .*)\n", capsys.readouterr().err
+    )
 
 
 def test_a_console_that_is_not_utf_8_gets_replaced_characters(

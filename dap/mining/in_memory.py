@@ -134,7 +134,8 @@ def mine_vectors(
 
     Raises:
         UserError: a text has no sentences, a vector has NaN or infinity, no threshold can be
-            chosen, or mining would find fewer than `FEWEST_FOUND` of the known translations.
+            chosen, or fewer than `FEWEST_FOUND` known translations are left to choose it by
+            (`score_known`).
     """
     found = neighbourhoods(*vectors, options.k, search, extra=1)
     k = min(options.k, len(vectors[0]), len(vectors[1]))
@@ -144,10 +145,13 @@ def mine_vectors(
     if known is not None:
         known_scores = score_known(known, vectors, k, options.margin)
         if len(known_scores) < FEWEST_FOUND:
-            raise UserError(
-                f"--calibrate: mining would find {len(known_scores)} of the {len(known[0])} known "
-                f"translations, at least {FEWEST_FOUND} are needed; give more, or leave it out"
-            )
+            if options.threshold == "auto" and len(candidates) >= FEWEST:
+                raise UserError(
+                    f"--calibrate: only {len(known_scores)} of the {len(known[0])} known "
+                    "translations are nearest neighbours in the texts, at least "
+                    f"{FEWEST_FOUND} are needed; give more, or leave it out"
+                )
+            known_scores = None  # a given threshold does not depend on the estimate
     return neighbours, candidates, choose(candidates, found, options, k, known_scores)
 
 
@@ -223,7 +227,7 @@ def remark_on(model: ScoreModel, precision: float | None) -> str:
 
     Four cases are special: almost all candidates look like translations, none does, so few that
     similar sentences may be among them, or the chosen threshold has a low estimated precision. Such
-    an estimate is often wrong. Known translations help in all of them.
+    an estimate is often wrong.
 
     Args:
         model: the two groups of scores.
@@ -234,14 +238,15 @@ def remark_on(model: ScoreModel, precision: float | None) -> str:
         return "no candidate looks like a translation"
     if model.share > 0.99:
         return "almost all candidates look like translations"
-    if model.calibrated:
-        are_few = model.share * model.pairs < CLEAR_PAIRS
-    else:
-        are_few = model.share < CLEAR_SHARE
-    if are_few:
+    few = None
+    if model.calibrated and model.share * model.pairs < CLEAR_PAIRS:
+        few = f"about {model.share * model.pairs:.0f}"
+    elif not model.calibrated and model.share < CLEAR_SHARE:
+        few = f"{100 * model.share:.0f}%"
+    if few is not None:
         return (
-            f"only {100 * model.share:.0f}% of the candidates look like translations, and some "
-            "may only be similar: check a few pairs"
+            f"only {few} of the candidates look like translations, and some may only be similar: "
+            "check a few pairs"
         )
     if precision is not None and precision < LOW_PRECISION and not model.calibrated:
         return (
@@ -257,9 +262,9 @@ def score_known(known: Vectors, vectors: Vectors, k: int = 4, margin: str = "rat
     Each sentence's neighbours are those in the other text and its own translation, which is counted
     once if the other text also holds it.
 
-    A pair is left out if each of its sentences has a nearer neighbour in the other text. Mining
-    would not find such a pair, so no candidate is one. Its low score would widen the distribution
-    of the translations' scores.
+    A pair is left out if each of its sentences has a neighbour in the other text with a higher
+    cosine. Mining seldom finds such a pair. Its low score would widen the distribution of the
+    translations' scores.
 
     Args:
         known: vectors of the sources and the targets of K known translations, (K, D) each.
@@ -268,7 +273,7 @@ def score_known(known: Vectors, vectors: Vectors, k: int = 4, margin: str = "rat
         margin: "ratio", "distance" or "absolute" (`dap.mining.margin.margin_scores`).
 
     Returns:
-        Margin scores of the pairs that mining would find, at most K.
+        Margin scores of the pairs that are not left out, at most K.
     """
     sides = unit_rows(known[0], "known source"), unit_rows(known[1], "known target")
     cosine = (sides[0] * sides[1]).sum(1).numpy().astype(np.float64)  # (K,)

@@ -111,8 +111,7 @@ def add_teacher(
         fingerprint=fingerprint,
     )
     if is_main:
-        for other in folder.glob("targets*.npy"):  # of another teacher, text or version
-            other.unlink()
+        # Files of other teachers and texts stay, because runs may share the folder.
         write_vectors(vectors, path)
         what = counted(len(targets), "target")
         logger.info("%s encoded by %s, kept in %s", what, name, folder)

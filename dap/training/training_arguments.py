@@ -326,7 +326,7 @@ class DAPTrainingArguments(TrainingArguments):
     def to_json_string(self) -> str:
         """Return all arguments as JSON, for TensorBoard's log, which may be published.
 
-        Absolute paths lose the folders above them.
+        Values that are absolute paths lose the folders above them.
         """
         values = self.to_dict()
         for name, value in values.items():

@@ -92,8 +92,10 @@ def test_known_pairs_that_mining_would_not_find_do_not_calibrate() -> None:
     expected = score_known(good, vectors)
     assert len(expected) == 30
     np.testing.assert_array_equal(score_known(both, vectors), expected)
-    with pytest.raises(UserError, match="mining would find 0 of the 30 known translations"):
+    with pytest.raises(UserError, match="only 0 of the 30 known translations"):
         mine_vectors(vectors, Margin(), known=wrong)
+    given, plain = Margin(threshold=1.1), mine_vectors(vectors, Margin(threshold=1.1))[2]
+    assert mine_vectors(vectors, given, known=wrong)[2] == plain
 
 
 def test_known_pairs_fix_where_translations_score() -> None:
