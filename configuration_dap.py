@@ -94,8 +94,8 @@ class DAPConfig(PreTrainedConfig):
             other.
         tr_hard_negatives: share of the pairs that bring a hard negative. This is a copy of their
             target with one word changed. It is a negative of every source.
-        tr_matryoshka_dims: sizes such as `[64, 128]`, so that sentence vectors can be shortened to
-            them after training. TR also compares the first 64 and the first 128 numbers of the
+        tr_matryoshka_dims: a list of sizes, such as 64 and 128, to which sentence vectors can be
+            shortened after training. TR also compares the first 64 and the first 128 numbers of the
             vectors. The loss is the mean over these sizes and the whole vectors.
         tr_weight: factor of the TR loss.
         rtl_layers: K, number of transformer blocks in the RTL head (section 4.2).

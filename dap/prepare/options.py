@@ -52,7 +52,8 @@ class PrepareOptions:
         "0: keep all.",
     )
     tokenizer: str | None = arg(
-        None, "Count the tokens of this tokenizer, as the paper does. Default: count words."
+        None,
+        "Count the tokens of this tokenizer, as the released code does. Default: count words.",
     )
     language_identifier: str | None = arg(
         None,

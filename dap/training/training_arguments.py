@@ -68,7 +68,7 @@ def config_arguments() -> Iterator[tuple[str, Any, dataclasses.Field]]:
         text = (texts or {}).get(name, "")
         text = text.replace("`", "").replace('"', "").replace("%", "%%")
         if field.default is not None and field.default is not False:
-            text += f" (default: {field.default})"
+            text += f" Default: that of the checkpoint, otherwise {field.default}."
 
         # `--name` without a value is `--name true`.
         options = {"nargs": "?", "const": True} if field.type is bool else {}
