@@ -1,18 +1,27 @@
-"""Objectives that lack one thing, to find out what teaches the encoder.
+"""Objectives that differ from those of the project in one thing, to find out what teaches.
+
+Controls lack one thing:
 
 - `OwnWordsBOW`: only the target's vector predicts the target's words. It teaches what words a
   sentence has, but nothing about its translation.
+- `TranslatedWordsBOW`: only the source's vector predicts the target's words.
 - `ShuffledRTL`: RTL reads the token states of another pair's source. It regularises the encoder,
   but its alignment can teach nothing.
 
-Heads are trained beforehand as always, on the right sources. `experiments.control_own_words` and
-`experiments.control_shuffled` train with them.
+One is an idea that is tried:
+
+- `VectorRTL`: RTL reads the source's sentence vector in place of its token states.
+
+Heads are trained beforehand as always, on the right sources. For each class, a module
+`experiments.control_...` trains with it.
 """
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import train_dap
+from configuration_dap import DAPConfig
 from objectives_dap import (
     OBJECTIVES,
     BagOfWords,
@@ -43,6 +52,23 @@ class OwnWordsBOW(BagOfWords):
         return super().loss(pairs, own, model, chunk)
 
 
+class TranslatedWordsBOW(BagOfWords):
+    """BOW that predicts the target's words only from the source's vector.
+
+    The target's vector is replaced by the source's, so no sentence predicts its own words.
+    """
+
+    def loss(
+        self, pairs: Pairs, encoded: Encoded, model: nn.Module, chunk: Chunk | None = None
+    ) -> tuple[Tensor, Measures]:
+        """Return the loss of predicting the target's words from the source's vector.
+
+        Arguments and results are those of `Objective.loss`.
+        """
+        translated = encoded._replace(target_embeds=encoded.source_embeds)
+        return super().loss(pairs, translated, model, chunk)
+
+
 class ShuffledRTL(RepresentationTranslation):
     """RTL that reconstructs each target from the source of another pair of the batch.
 
@@ -61,6 +87,47 @@ class ShuffledRTL(RepresentationTranslation):
         states = torch.roll(encoded.source_states, 1, 0)
         shuffled = encoded._replace(source_states=states)
         return super().loss(pairs._replace(source=other), shuffled, model, chunk)
+
+
+class VectorRTL(RepresentationTranslation):
+    """RTL that reconstructs the target from the source's sentence vector.
+
+    The head sees this vector as its only context token. It also sees the word embeddings of the
+    target tokens that are not to be predicted, if `rtl_ratio` is below 1. So what the head needs to
+    know about the source must be in the vector. MEXMA (arXiv 2409.12737) trains in a similar way.
+    """
+
+    def __init__(self, config: DAPConfig) -> None:
+        super().__init__(config)
+        self.needs = frozenset({"embeds", "noise", "mask_token", "target_vocabulary"})
+
+    def loss_sum(
+        self, pairs: Pairs, encoded: Encoded, model: nn.Module, labels: Tensor
+    ) -> tuple[Tensor, Measures]:
+        """Reconstruct the target's tokens from the source's vector (see `Objective.loss_sum`).
+
+        Returns:
+            The summed cross entropy of the labels (1,), and nothing to log.
+        """
+        (predicted,) = labels  # (B, Q)
+        answer = self.answer(pairs)
+        chosen = self.chosen(answer)  # (B, Q)
+        words = F.embedding(answer.ids, encoded.words.table.detach())  # (B, S, E)
+        words[:, 1:][chosen] = encoded.words.mask_token.to(words.dtype)
+        embedder = model.dap.encoder
+        queries = embedder.embeddings(input_ids=None, inputs_embeds=words)[:, 1:]  # (B, Q, D)
+
+        # Length 1, as retrieval compares vectors, then as large as a token's state.
+        vectors = F.normalize(encoded.source_embeds, dim=-1)
+        context = (vectors * vectors.shape[-1] ** 0.5).unsqueeze(1).to(queries.dtype)  # (B, 1, D)
+        is_real = pairs.source.mask[:, :1]  # (B, 1), all ones
+        states = model.rtl_head(context, is_real, queries, answer.mask[:, 1:], None)  # (B, Q, D)
+
+        places = predicted.nonzero(as_tuple=True)
+        total = model.prediction_head.target_loss_sum(
+            states[places], answer.ids[:, 1:][places], encoded.words
+        )
+        return total.unsqueeze(0), {}
 
 
 def train_with(kind: type[Objective]) -> None:
