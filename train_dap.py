@@ -41,6 +41,7 @@ from dap.training import (
     PretrainingModelArguments,
     Start,
     add_teacher,
+    check_settings,
     check_teacher,
     describe_run,
     drop_targets,
@@ -247,6 +248,7 @@ def build_trainer(
     objective = start.settings["objective"]
     folder = model_args.distill_dir
     check_teacher(objective, model_args.distill_from, folder, data.streaming)
+    check_settings(start, training)
 
     # The first process fills the cache of the text, and the others read it.
     with (

@@ -237,7 +237,10 @@ def test_the_log_describes_the_run(
 @pytest.mark.parametrize(
     ("more", "named"),
     [
-        ("--freeze_encoder --objective tr", "--freeze_encoder"),
+        ("--freeze_encoder --objective tr --train_data nowhere", "--freeze_encoder"),
+        ("--head_learning_rate 1e-3 --objective tr --train_data nowhere", "--head_learning_rate"),
+        ("--tr_margin -1 --train_data nowhere", "tr_margin=-1"),
+        ("--rtl_direction both --rtl_layers 99 --train_data nowhere", "rtl_layers=99"),
         ("--per_device_train_batch_size 1024", "batch of 1024"),
         ("--per_device_train_batch_size 1", "--per_device_train_batch_size"),
         ("--dev_pairs 0 --eval_strategy steps", "no dev pairs"),

@@ -23,7 +23,7 @@ from dap.training.resuming import (
     train_to_end,
 )
 from dap.training.source_reading import HARDLY, READERS
-from dap.training.start import Start, is_streamed, load_model, read_start
+from dap.training.start import Start, check_settings, is_streamed, load_model, read_start
 from dap.training.trainer import (
     DAPTrainer,
     DrawsOfProcess,
@@ -63,6 +63,7 @@ __all__ = [
     "add_teacher",
     "changes_weights",
     "check_launched",
+    "check_settings",
     "check_teacher",
     "describe_run",
     "differences",

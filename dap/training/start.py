@@ -30,8 +30,10 @@ from dap.file_io import read_object
 from dap.tokenizers import load_tokenizer, never_predicted, require_embeddings, require_padding
 from dap.training.training_arguments import (
     CONFIG_DEFAULTS,
+    DAPTrainingArguments,
     PretrainingModelArguments,
     given_fields,
+    no_heads,
 )
 from heads_dap import OF_TARGETS, OF_VECTORS
 from modeling_dap import DAPConfig, DAPForPreTraining
@@ -221,6 +223,33 @@ def check_tokenizer(start: Start) -> None:
             f"{name} has {tokenizer.mask_token_id}: leave --tokenizer_name out, or start from a "
             "plain encoder."
         )
+
+
+@refusals()
+def check_settings(start: Start, training: DAPTrainingArguments) -> None:
+    """Check the model's settings before the text is read, which may take minutes.
+
+    Args:
+        start: what training starts from, with the settings.
+        training: arguments of the training. Two of them need an objective with heads.
+
+    Raises:
+        UserError: a setting has a value that is not allowed, or contradicts another one. Or an
+            argument is for heads, and no objective has one.
+    """
+    settings = dict(start.settings)
+    if settings["rtl_direction"] != "source-to-target" and not settings["rtl_languages"]:
+        settings["rtl_languages"] = ["of the text"]  # any name: the text will tell the languages
+    encoder = getattr(start.config, "encoder_config", start.config)
+    config = DAPConfig(encoder, **settings)
+    has_heads = any(objective.heads for objective in objectives_of(config))
+    # A teacher's vectors may have another size, and then distillation has a head.
+    if has_heads or "distill" in config.objectives:
+        return
+    if training.freeze_encoder:
+        raise no_heads("--freeze_encoder", config)
+    if training.head_learning_rate is not None:
+        raise no_heads(f"--head_learning_rate {training.head_learning_rate}", config)
 
 
 # ---------------------------------------------------------------------------------------- the model

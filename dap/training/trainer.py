@@ -45,7 +45,7 @@ from dap.training.grad_cache import CachedBatch
 from dap.training.lora import add_adapters, load_adapters, save_adapters
 from dap.training.resuming import ResumableTrainer, reading
 from dap.training.source_reading import source_reading
-from dap.training.training_arguments import DAPTrainingArguments, require
+from dap.training.training_arguments import DAPTrainingArguments, no_heads, require
 from heads_dap import whole
 from losses_dap import sum_over_processes, world_size
 from modeling_dap import DAPForPreTraining, DAPForPreTrainingOutput
@@ -638,10 +638,7 @@ def require_heads(model: DAPForPreTraining, argument: str) -> None:
     """
     encoder = {id(parameter) for parameter in model.dap.parameters()}
     if all(id(parameter) in encoder for parameter in model.parameters()):
-        raise UserError(
-            f"{argument} is for heads, but objective {model.config.objective!r} has none: leave it "
-            "out of the command and the recipe."
-        )
+        raise no_heads(argument, model.config)
 
 
 def require_batch(pairs: int, args: TrainingArguments) -> None:

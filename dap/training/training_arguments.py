@@ -484,6 +484,19 @@ def require(args: Any, allowed: dict[str, tuple[bool, str]]) -> None:
             raise UserError(f"{name}={attrgetter(name)(args)!r:.200}: give {remedy}.")
 
 
+def no_heads(argument: str, config: DAPConfig) -> UserError:
+    """Return the error for an argument that is for heads, if no objective has one.
+
+    Args:
+        argument: the argument with its value, such as "--head_learning_rate 0.0003".
+        config: configuration of the model, with the objective.
+    """
+    return UserError(
+        f"{argument} is for heads, but objective {config.objective!r} has none: leave it out of "
+        "the command and the recipe."
+    )
+
+
 def check_launched(world_size: int) -> None:
     """Raise `UserError` if launched processes would train without exchanging gradients.
 
