@@ -535,14 +535,17 @@ def check_same_tasks(
         UserError: the RTL heads have different settings, or the prediction heads predict
             different token ids.
     """
+    fields = []
     if "rtl_head" in taken:
-        for field in CONFIG_DEFAULTS:
-            theirs = getattr(other.config, field)
-            own = getattr(model.config, field)
-            if field.startswith("rtl_") and not is_changeable(field) and theirs != own:
-                raise UserError(
-                    f"{field}={theirs!r} there, but {own!r} here: give --{field} {theirs}."
-                )
+        rtl_fields = [field for field in CONFIG_DEFAULTS if field.startswith("rtl_")]
+        fields = [field for field in rtl_fields if not is_changeable(field)]
+    elif {"prediction_head", "bow_transform"} & set(taken):
+        fields = ["rtl_tied"]  # decides whether the prediction head has a matrix of its own
+    for field in fields:
+        theirs = getattr(other.config, field)
+        own = getattr(model.config, field)
+        if theirs != own:
+            raise UserError(f"{field}={theirs!r} there, but {own!r} here: give --{field} {theirs}.")
 
     if {"prediction_head", "bow_transform"} & set(taken):
         theirs = other.prediction_head.token_ids

@@ -189,6 +189,7 @@ def test_heads_that_do_not_fit_are_refused(
         ("--rtl_layers 1", f"{trained_heads}: rtl_layers=2 there, but 1 here"),
         ("--rtl_direction both", "rtl_direction='source-to-target' there, but 'both' here"),
         ("--objective tr", "objective 'rtl' there has no head that objective 'tr' here has"),
+        ("--objective bow --rtl_tied false", "rtl_tied=True there, but False here"),
         (f"--target_vocabulary_file {file}", "target_vocab_size=3"),
         ("--restrict_target_vocabulary false", "the whole vocabulary"),
         (f"--model_name_or_path {small}", r"has shape \(\d+,.* there, \(20,.* here"),
