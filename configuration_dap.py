@@ -90,6 +90,9 @@ class DAPConfig(PreTrainedConfig):
         tr_temperature: divisor of the similarities. Default: 0.05 for cosine and 1.0 for dot.
         tr_margin: margin that is subtracted from the similarity of a true pair.
         tr_bidirectional: also rank the sources for each target. The loss is the mean of both.
+        tr_same_side_negatives: the other sources are also negatives of a source and, with
+            `tr_bidirectional`, the other targets of a target. This teaches a sentence to be nearer
+            to its translation than to other sentences in its own language.
         tr_mask_duplicates: pairs with the same target or the same source are not negatives of each
             other.
         tr_hard_negatives: share of the pairs that bring a hard negative. This is a copy of their
@@ -144,6 +147,7 @@ class DAPConfig(PreTrainedConfig):
     tr_temperature: float | None = changeable(None)
     tr_margin: float = changeable(0.0)
     tr_bidirectional: bool = changeable(False)
+    tr_same_side_negatives: bool = changeable(False)
     tr_mask_duplicates: bool = changeable(True)
     tr_hard_negatives: float = changeable(0.0)
     tr_matryoshka_dims: list[int] | None = changeable(None)

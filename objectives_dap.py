@@ -362,12 +362,26 @@ class TranslationRanking(Comparison):
             One result per direction.
         """
         config = self.config
-        source, *candidates = vectors
         similarity = (config.tr_similarity, config.tr_temperature, config.tr_margin)
-        results = [ranking_loss_over_processes(source, candidates, hashes, *similarity)]
-        if config.tr_bidirectional:  # each target ranks the sources
-            targets = candidates[0]
-            results.append(ranking_loss_over_processes(targets, [source], hashes[:1], *similarity))
+        source, target, *negatives = vectors
+        of_pairs, *of_negatives = hashes
+
+        # Candidates by direction, and their hashes.
+        candidates = [target, *negatives]
+        its_hashes = list(hashes)
+        back_candidates = [source]
+        back_hashes = [of_pairs]
+        if config.tr_same_side_negatives:
+            candidates.append(source)
+            its_hashes.append(of_pairs)  # a source is no negative of itself
+            back_candidates.append(target)
+            back_hashes.append(of_pairs)
+
+        results = [ranking_loss_over_processes(source, candidates, its_hashes, *similarity)]
+        if config.tr_bidirectional:
+            results.append(
+                ranking_loss_over_processes(target, back_candidates, back_hashes, *similarity)
+            )
         return results
 
     def hashes(self, pairs: Pairs) -> list[Tensor]:
