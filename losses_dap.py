@@ -204,7 +204,7 @@ def vocabulary_cross_entropy(
     half = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
     with torch.autocast(device, enabled=False):
         fused = fused_cross_entropy(device)
-        if fused is not None:
+        if fused is not None and len(hidden):  # the kernel divides by the number of tokens
             dtype = half or hidden.dtype
             return fused(weight.to(dtype), hidden.to(dtype), labels, bias.to(dtype)).float()
         hidden = at_least_float32(hidden)

@@ -239,8 +239,9 @@ class Packing(NamedTuple):
 def pack(*masks: Tensor) -> list[Packing]:
     """Return the packing of the tokens where a mask (B, S) is 1, for each mask.
 
-    All masks have the same order of rows: by the number of tokens in the first mask. The lengths
-    of all masks are read back from a GPU at once.
+    All masks have the same order of rows: by the number of tokens in the first mask, then in the
+    next one. Rows of equal lengths are then neighbours, which `attention_by_length` computes
+    together. The lengths of all masks are read back from a GPU at once.
 
     >>> (packing,) = pack(torch.tensor([[0, 1, 1], [1, 0, 0]]))
     >>> packing.index, packing.columns, packing.lengths
@@ -248,7 +249,8 @@ def pack(*masks: Tensor) -> list[Packing]:
     """
     masks = tuple(mask.bool() for mask in masks)
     counts = torch.stack([mask.sum(1) for mask in masks]).tolist()
-    rows = sorted(range(len(counts[0])), key=counts[0].__getitem__)
+    counts_of_rows = list(zip(*counts))
+    rows = sorted(range(len(counts_of_rows)), key=counts_of_rows.__getitem__)
     order = torch.tensor(rows).to(masks[0].device, non_blocking=True)  # (B,)
 
     packings = []
@@ -485,6 +487,11 @@ def _attention_of_rows(
         query, key, value, dropout, scaling, kwargs: as in `packed_attention`.
     """
     query, key, value = (states[0].transpose(0, 1) for states in (query, key, value))  # (T, H, d)
+    device = query.device.type
+    if torch.is_autocast_enabled(device):
+        # Rotary positions leave queries and keys in float32, for which there is no flash attention.
+        half = torch.get_autocast_dtype(device)
+        query, key, value = (states.to(half) for states in (query, key, value))
     window = kwargs.get("sliding_window")
     if window is not None and kwargs["max_length_k"] <= window:
         window = None  # no row is longer than the window

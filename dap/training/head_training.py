@@ -236,7 +236,8 @@ class KeptPairs:
             padded = pad_sequence(own, batch_first=True)  # (B, S, D)
             states[name] = padded.to(device, non_blocking=True).float()
         vectors = self.encoded.source_embeds
-        embeds = None if vectors is None else vectors[numbers]  # (B, D)
+        chosen = torch.tensor(numbers).to(device, non_blocking=True)
+        embeds = None if vectors is None else vectors[chosen]  # (B, D)
         return pairs, Encoded(self.encoded.words, source_embeds=embeds, **states)
 
 
