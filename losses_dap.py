@@ -133,8 +133,8 @@ def ranking_loss_over_processes(
 
     Args:
         queries: sentence vectors (B, D) of this process.
-        candidates: one or two tensors (B, D) of this process. The first holds the translations of
-            the queries, the second hard negatives.
+        candidates: tensors (B, D) of this process. The first holds the translations of the queries.
+            Others hold negatives, such as changed copies of the translations.
         hashes: for each tensor of candidates, hashes (B, H) of H texts that belong to each
             candidate, such as a target and its source. A candidate that shares a text with a
             query's own candidate is not a negative of the query. A candidate whose first hash is 0

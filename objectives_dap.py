@@ -307,7 +307,7 @@ class TranslationRanking(Comparison):
 
     With the default options this is `MultipleNegativesRankingLoss` of sentence-transformers with
     `scale=20`. One thing differs: a text that is the source or the target of a pair is no negative
-    of this pair.
+    of this pair. `tr_same_side_negatives` is the direction "query_to_query" there.
     """
 
     name = "tr"
@@ -332,9 +332,10 @@ class TranslationRanking(Comparison):
     def compare(self, vectors: tuple[Tensor, ...], pairs: Pairs) -> tuple[Tensor, Measures]:
         """Compute L_TR of this process's sources over the candidates of all processes.
 
-        The candidates are targets and hard negatives. With `tr_bidirectional` the loss is the mean
-        of both directions. With `tr_matryoshka_dims` it is the mean over the whole vectors and the
-        shortened ones. Accuracy and negatives are always those of the whole vectors.
+        The candidates are targets, hard negatives and, with `tr_same_side_negatives`, the other
+        sources. With `tr_bidirectional` the loss is the mean of both directions. With
+        `tr_matryoshka_dims` it is the mean over the whole vectors and the shortened ones. Accuracy
+        and negatives are always those of the whole vectors.
 
         Returns:
             The loss, and "tr_loss", "accuracy" and "negatives" to log.
@@ -363,25 +364,23 @@ class TranslationRanking(Comparison):
         """
         config = self.config
         similarity = (config.tr_similarity, config.tr_temperature, config.tr_margin)
-        source, target, *negatives = vectors
-        of_pairs, *of_negatives = hashes
+        source, target, *_ = vectors
+        of_pairs = hashes[0]
 
-        # Candidates by direction, and their hashes.
-        candidates = [target, *negatives]
-        its_hashes = list(hashes)
-        back_candidates = [source]
-        back_hashes = [of_pairs]
-        if config.tr_same_side_negatives:
+        candidates = list(vectors[1:])
+        of_candidates = list(hashes)
+        if config.tr_same_side_negatives:  # by its hash, a source is no negative of itself
             candidates.append(source)
-            its_hashes.append(of_pairs)  # a source is no negative of itself
-            back_candidates.append(target)
-            back_hashes.append(of_pairs)
+            of_candidates.append(of_pairs)
+        results = [ranking_loss_over_processes(source, candidates, of_candidates, *similarity)]
 
-        results = [ranking_loss_over_processes(source, candidates, its_hashes, *similarity)]
         if config.tr_bidirectional:
+            candidates = [source, target] if config.tr_same_side_negatives else [source]
+            of_candidates = [of_pairs] * len(candidates)
             results.append(
-                ranking_loss_over_processes(target, back_candidates, back_hashes, *similarity)
+                ranking_loss_over_processes(target, candidates, of_candidates, *similarity)
             )
+        return results
         return results
 
     def hashes(self, pairs: Pairs) -> list[Tensor]:

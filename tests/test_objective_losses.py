@@ -165,6 +165,8 @@ def test_a_matrix_of_its_own_starts_as_the_word_embeddings_and_learns_apart(
     [
         *zip(ENCODERS, itertools.cycle([{}, {"projection": "mlp"}, {"tr_mask_duplicates": False}])),
         ("bert", {"tr_similarity": "cosine", "tr_temperature": 0.3}),
+        ("bert", {"tr_same_side_negatives": True}),
+        ("bert", {"tr_same_side_negatives": True, "tr_mask_duplicates": False}),
     ],
     ids=str,
 )
@@ -205,12 +207,16 @@ def test_a_source_is_ranked_over_all_targets_and_all_hard_negatives(
             is_own_target = (i, j) == (0, 1)
             if not (masks_duplicates and is_own_target):
                 candidates.append(copy)
+        reverse = [x[j] for j in (i, *others)]
+        if model.config.tr_same_side_negatives:
+            candidates += [x[j] for j in others]
+            reverse += [y[j] for j in others]
         scores = torch.stack([x[i] @ candidate for candidate in (y[i], *candidates)]) / temperature
         forward.append(scores.exp().sum().log() - scores[0])
 
-        reverse = torch.stack([y[i] @ x[j] for j in (i, *others)]) / temperature
+        reverse = torch.stack([y[i] @ candidate for candidate in reverse]) / temperature
         backward.append(reverse.exp().sum().log() - reverse[0])
-        negatives.append((len(candidates) + len(others)) / 2)
+        negatives.append((len(candidates) + len(reverse) - 1) / 2)
 
     expected = (torch.stack(forward).mean() + torch.stack(backward).mean()) / 2
     out = model(**batch)

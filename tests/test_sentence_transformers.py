@@ -18,8 +18,9 @@ from sentence_transformers import (
     SentenceTransformerTrainer,
     SentenceTransformerTrainingArguments,
 )
-from sentence_transformers.losses import MatryoshkaLoss
+from sentence_transformers.losses import MatryoshkaLoss, MultipleNegativesRankingLoss
 from sentence_transformers.models import Dense, Normalize, Pooling, Transformer
+from tiny_models import make_batch, tiny_model
 from torch.nn.parallel import DistributedDataParallel
 
 from dap.errors import UserError
@@ -113,6 +114,31 @@ def test_gradients_are_those_of_the_model_by_itself(
     assert (
         loss.dap.config.encoder_config is model[0].auto_model.config
     )  # which is saved with these weights
+
+
+@pytest.mark.parametrize("negatives", [False, True])
+@pytest.mark.parametrize("same_side", [False, True])
+def test_tr_is_the_ranking_loss_of_the_library(
+    same_side: bool, negatives: bool, tiny_bert_dir: Path
+) -> None:
+    model = tiny_model(objective="tr", tr_same_side_negatives=same_side).double()
+    batch = make_batch()
+    if negatives:
+        model.config.tr_hard_negatives = 1.0
+        changed = batch["target_input_ids"].clone()
+        changed[:, 1] = 77
+        batch["negative_input_ids"] = changed
+        batch["negative_attention_mask"] = batch["target_attention_mask"]
+    out = model(**batch)
+
+    embeds = [out.source_embeds, out.target_embeds]
+    if negatives:
+        inputs = (batch["negative_input_ids"], batch["negative_attention_mask"])
+        embeds.append(model.dap(*inputs).pooler_output)
+    directions = ["query_to_doc", "query_to_query"] if same_side else ["query_to_doc"]
+    library = MultipleNegativesRankingLoss(library_model(tiny_bert_dir), directions=directions)
+    expected = library.compute_loss_from_embeddings(embeds, None)
+    torch.testing.assert_close(out.loss, expected)
 
 
 def test_what_the_loss_cannot_train_is_refused(tiny_bert_dir: Path) -> None:

@@ -58,7 +58,12 @@ IN_EVERY_VARIANT = [
 #: Tested in one variant each.
 IN_ONE_VARIANT = [
     *({"objective": objective, **MASKING} for objective in OBJECTIVES),
-    {"objective": "tr", "tr_bidirectional": True, "tr_weight": 0.3},
+    {
+        "objective": "tr",
+        "tr_bidirectional": True,
+        "tr_same_side_negatives": True,
+        "tr_weight": 0.3,
+    },
     {"objective": "tr+rtl", "tr_bidirectional": True, "tr_hard_negatives": 0.7},
     {"objective": "tr+rtl", "projection": "mlp", "rtl_ratio": 0.6, "tr_bidirectional": True},
     {"objective": "tr+rtl", "target_vocab_size": 140, "rtl_tied": False, "rtl_reembed": True},
