@@ -266,7 +266,8 @@ def test_help_tells_each_default_once_and_only_where_there_is_one(
     assert "--adam_beta1 " not in own
     assert "--output-dir" not in text  # each name once
     if name == "train_dap":
-        assert re.search(r"--mlm_probability [^-]*\(default: 0\.15\)", own)
+        assert re.search(r"--mlm_probability [^-]* checkpoint, otherwise 0\.15\.", own)
+        assert not re.search(r"Default: [^.]*\. Default: that of the checkpoint", own)
         options, listed = (
             ("--model_name_or_path", "--mlm_probability", "--train_data", "--freeze_encoder"),
             [],
