@@ -149,7 +149,7 @@ def test_memory_of_the_loss_is_below_its_logits(
         "1000",
         "--vocabularies",
         "4000",
-        "8000",
+        "20000",
         "--hidden",
         "8",
         "--same_process",
@@ -159,8 +159,8 @@ def test_memory_of_the_loss_is_below_its_logits(
         (part["contender"], *part["sizes"]): part["bytes"]
         for part in read_json(tmp_path / "a.json")["points"]
     }
-    assert found["naive", 1000, 8000] > 4 * 1000 * 8000
-    assert found["ours", 1000, 8000] < 4 * 1000 * 8000
+    assert found["naive", 1000, 20_000] > 4 * 1000 * 20_000
+    assert found["ours", 1000, 20_000] < 4 * 1000 * 20_000
 
 
 @pytest.mark.slow
