@@ -381,7 +381,6 @@ class TranslationRanking(Comparison):
                 ranking_loss_over_processes(target, candidates, of_candidates, *similarity)
             )
         return results
-        return results
 
     def hashes(self, pairs: Pairs) -> list[Tensor]:
         """Return hashes by which pairs with the same target or the same source are recognised.

@@ -35,38 +35,37 @@ from objectives_dap import (
 )
 
 
-class OwnWordsBOW(BagOfWords):
-    """BOW that predicts the target's words only from the target's own vector.
+class OneSidedBOW(BagOfWords):
+    """BOW that predicts the target's words only from the vector of one side.
 
-    The source's vector is replaced by the target's, so the loss teaches nothing about translation.
+    The other side's vector is replaced by this one.
     """
+
+    #: Side whose vector predicts the words, "source" or "target".
+    side: str
 
     def loss(
         self, pairs: Pairs, encoded: Encoded, model: nn.Module, chunk: Chunk | None = None
     ) -> tuple[Tensor, Measures]:
-        """Return the loss of predicting the target's words from the target's own vector.
+        """Return the loss of predicting the target's words from the vector of one side.
 
         Arguments and results are those of `Objective.loss`.
         """
-        own = encoded._replace(source_embeds=encoded.target_embeds)
-        return super().loss(pairs, own, model, chunk)
+        embeds = encoded.target_embeds if self.side == "target" else encoded.source_embeds
+        one_sided = encoded._replace(source_embeds=embeds, target_embeds=embeds)
+        return super().loss(pairs, one_sided, model, chunk)
 
 
-class TranslatedWordsBOW(BagOfWords):
-    """BOW that predicts the target's words only from the source's vector.
+class OwnWordsBOW(OneSidedBOW):
+    """BOW in which a target predicts its own words, so it teaches nothing about translation."""
 
-    The target's vector is replaced by the source's, so no sentence predicts its own words.
-    """
+    side = "target"
 
-    def loss(
-        self, pairs: Pairs, encoded: Encoded, model: nn.Module, chunk: Chunk | None = None
-    ) -> tuple[Tensor, Measures]:
-        """Return the loss of predicting the target's words from the source's vector.
 
-        Arguments and results are those of `Objective.loss`.
-        """
-        translated = encoded._replace(target_embeds=encoded.source_embeds)
-        return super().loss(pairs, translated, model, chunk)
+class TranslatedWordsBOW(OneSidedBOW):
+    """BOW in which a source predicts the words of its target, and no sentence its own words."""
+
+    side = "source"
 
 
 class ShuffledRTL(RepresentationTranslation):

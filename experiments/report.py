@@ -172,6 +172,8 @@ def study_section(study: Study, images: Mapping[str, str]) -> str:
     if others:
         parts += ["### Controls and variants", runs_table(study, others)]
         parts.append(values_table(study, others))
+        for label, group in by_base(study, others, methods, base).items():
+            parts += [f"Differences from {label}:", differences_table(study, group, label, rows)]
     for timed, same in study.same_time_runs().items():
         parts += [f"### Equal CPU time, that of `{timed}`", runs_table(study, same)]
         base = next(iter(same))
@@ -183,6 +185,33 @@ def study_section(study: Study, images: Mapping[str, str]) -> str:
     names = (f"comparison-{study.name}.svg", f"loss-{study.name}.svg")
     parts += [images[name] for name in names if name in images]
     return "\n\n".join(part for part in parts if part)
+
+
+def by_base(
+    study: Study, others: Mapping[str, str], methods: Mapping[str, str], base: str | None
+) -> dict[str, dict[str, str]]:
+    """Group controls and variants by the method that they are compared with.
+
+    This is the method whose settings the recipe copies (`like`), or else the base. Runs with less
+    than two seeds are left out.
+
+    Args:
+        study: the study.
+        others: label in tables -> name of a run that is no main method.
+        methods: the same for the main methods.
+        base: label of the base, such as "TR". None leaves out the runs that copy no method.
+
+    Returns:
+        Label of a method -> the runs of its table (label -> name), with the method itself first.
+    """
+    labels = {name: label for label, name in methods.items()}
+    groups: dict[str, dict[str, str]] = {}
+    for label, name in others.items():
+        compared = labels.get(study.recipe.runs[name].like, base)
+        if compared is not None and len(study.final(name)) > 1:
+            group = groups.setdefault(compared, {compared: methods[compared]})
+            group[label] = name
+    return groups
 
 
 def have_equal_pairs(study: Study, runs: Mapping[str, str]) -> bool:

@@ -235,9 +235,9 @@ class KeptPairs:
             own = [kept[number] for number in numbers]
             padded = pad_sequence(own, batch_first=True)  # (B, S, D)
             states[name] = padded.to(device, non_blocking=True).float()
-        vectors = self.encoded.source_embeds
-        chosen = torch.tensor(numbers).to(device, non_blocking=True)
-        embeds = None if vectors is None else vectors[chosen]  # (B, D)
+        embeds = self.encoded.source_embeds  # (N, D)
+        if embeds is not None:
+            embeds = embeds[torch.tensor(numbers).to(device, non_blocking=True)]  # (B, D)
         return pairs, Encoded(self.encoded.words, source_embeds=embeds, **states)
 
 

@@ -176,12 +176,19 @@ evaluate: {news: "experiments.measure_sentences --model {model} --output_file {r
 runs:
   tr: {objective: tr}
   bow: {objective: tr+bow, total_time_as: tr}
+  own: {like: bow, command: experiments.control_own_words}
+  slow: {objective: tr, learning_rate: 1.0e-4}
 """
 
 
 def test_total_costs_and_intervals_by_sentence(project: Project) -> None:
     (project.recipes / "small.yaml").write_text(TOTAL)
-    misses = {"tr": [[2, 0, 1, 1], [2, 0, 0, 2]], "bow": [[1, 0, 0, 1], [1, 0, 0, 1]]}
+    misses = {
+        "tr": [[2, 0, 1, 1], [2, 0, 0, 2]],
+        "bow": [[1, 0, 0, 1], [1, 0, 0, 1]],
+        "own": [[0, 0, 0, 1], [1, 0, 0, 1]],
+        "slow": [[2, 1, 1, 1], [2, 0, 1, 1]],
+    }
     for run, seeds in misses.items():
         for seed, counts in enumerate(seeds):
             error = {"error": 100 * sum(counts) / 8}
@@ -190,9 +197,10 @@ def test_total_costs_and_intervals_by_sentence(project: Project) -> None:
                 "hard_negatives": {"mean": {"error": error}},
                 "sentences": {"languages": 2, "error": counts},
             }
-            path = project.add(run, 1e-3, seed, None, evaluations={"news": news})
+            rate = 1e-4 if run == "slow" else 1e-3
+            path = project.add(run, rate, seed, None, evaluations={"news": news})
             content = json.loads(path.read_text())
-            if run == "bow":
+            if run in ("bow", "own"):
                 content["heads"] = {"pairs": 500, "steps": 40, "cpu_seconds": 8.0 + seed}
                 path.write_text(json.dumps(content))
     timing = {"steps": {"tr": {"cpu": 2.0}, "bow": {"cpu": 2.5}}}
@@ -201,12 +209,17 @@ def test_total_costs_and_intervals_by_sentence(project: Project) -> None:
     assert project.rows("multilingual pool of news xx→en, 2 of 36 languages")[0][0] == (
         "90.50 ± 0.71"
     )
-    values, differences, bootstrap = project.rows("hard negatives of news, error")
+    values, differences, bootstrap, *controls = project.rows("hard negatives of news, error")
     assert values == ["50.00 ± 0.00", "25.00 ± 0.00"]
     assert differences[1] == "-25.00, -25.00"
     low, high = map(float, bootstrap[0].split(", "))
     assert -50 <= low < -25 < high <= 0
     assert ["40", "500", "8", "20", "640", "50", "58"] in project.rows("TR+BOW")
+
+    # A control is compared with the method that it copies, a variant with TR.
+    _, from_bow, from_tr = controls
+    assert from_bow[1] == "-12.50, +0.00"
+    assert from_tr[1] == "+12.50, +0.00"
 
 
 def test_ablations_are_beside_their_base(project: Project) -> None:
