@@ -89,16 +89,17 @@ class DAPConfig(PreTrainedConfig):
         tr_similarity: `"cosine"`, or `"dot"` for the inner product that eq. L_TR prints.
         tr_temperature: divisor of the similarities. Default: 0.05 for cosine and 1.0 for dot.
         tr_margin: margin that is subtracted from the similarity of a true pair.
-        tr_bidirectional: also rank the sources for each target. The loss is the mean of both.
-        tr_same_side_negatives: the other sources are also negatives of a source and, with
-            `tr_bidirectional`, the other targets of a target. This teaches a sentence to be nearer
-            to its translation than to other sentences in its own language.
+        tr_bidirectional: also rank the sources for each target. The loss is the mean of both
+            directions.
+        tr_same_side_negatives: a source's negatives include all other sources. With
+            `tr_bidirectional`, a target's negatives include all other targets. The encoder learns
+            to put a sentence nearer to its translation than to other sentences in its language.
         tr_mask_duplicates: pairs with the same target or the same source are not negatives of each
             other.
         tr_hard_negatives: share of the pairs that bring a hard negative. This is a copy of their
             target with one word changed. It is a negative of every source.
         tr_matryoshka_dims: a list of sizes, such as 64 and 128, to which sentence vectors can be
-            shortened after training. TR also compares the first 64 and the first 128 numbers of the
+            shortened after training. For each size n, TR also compares the first n numbers of the
             vectors. The loss is the mean over these sizes and the whole vectors.
         tr_weight: factor of the TR loss.
         rtl_layers: K, number of transformer blocks in the RTL head (section 4.2).

@@ -332,10 +332,11 @@ class TranslationRanking(Comparison):
     def compare(self, vectors: tuple[Tensor, ...], pairs: Pairs) -> tuple[Tensor, Measures]:
         """Compute L_TR of this process's sources over the candidates of all processes.
 
-        The candidates are targets, hard negatives and, with `tr_same_side_negatives`, the other
-        sources. With `tr_bidirectional` the loss is the mean of both directions. With
-        `tr_matryoshka_dims` it is the mean over the whole vectors and the shortened ones. Accuracy
-        and negatives are always those of the whole vectors.
+        A source's candidates are all targets, the hard negatives and, with
+        `tr_same_side_negatives`, the other sources. With `tr_bidirectional`, all sources are also
+        ranked for each target, then with the other targets but without hard negatives. The loss is
+        the mean over the directions, and with `tr_matryoshka_dims` also over the sizes of the
+        vectors. Accuracy and the number of negatives are measured on whole vectors only.
 
         Returns:
             The loss, and "tr_loss", "accuracy" and "negatives" to log.
@@ -353,7 +354,7 @@ class TranslationRanking(Comparison):
         return loss, {"tr_loss": loss, "accuracy": accuracy, "negatives": negatives}
 
     def rank(self, vectors: tuple[Tensor, ...], hashes: list[Tensor]) -> list[RankingResult]:
-        """Rank the targets for each source and, with `tr_bidirectional`, the other way round.
+        """Rank the targets for each source and, with `tr_bidirectional`, sources for each target.
 
         Args:
             vectors: (B, D) each of sources, targets and, where there are any, negatives.

@@ -237,11 +237,11 @@ class Packing(NamedTuple):
 
 @torch.compiler.disable
 def pack(*masks: Tensor) -> list[Packing]:
-    """Return the packing of the tokens where a mask (B, S) is 1, for each mask.
+    """Return one `Packing` per mask (B, S), of the tokens where the mask is 1.
 
-    All masks have the same order of rows: by the number of tokens in the first mask, then in the
-    next one. Rows of equal lengths are then neighbours, which `attention_by_length` computes
-    together. The lengths of all masks are read back from a GPU at once.
+    All masks have the same order of rows, from few to many tokens in the first mask. Ties go by the
+    next mask. Rows of equal lengths are then neighbours, which `attention_by_length` computes
+    together. The lengths of all masks are copied from a GPU in one transfer.
 
     >>> (packing,) = pack(torch.tensor([[0, 1, 1], [1, 0, 0]]))
     >>> packing.index, packing.columns, packing.lengths

@@ -1,19 +1,19 @@
-"""Objectives that differ from those of the project in one thing, to find out what teaches.
+"""Objectives that differ from the project's own in one thing, to find out what teaches.
 
-Controls lack one thing:
+Each control leaves out one thing:
 
 - `OwnWordsBOW`: only the target's vector predicts the target's words. It teaches what words a
   sentence has, but nothing about its translation.
 - `TranslatedWordsBOW`: only the source's vector predicts the target's words.
-- `ShuffledRTL`: RTL reads the token states of another pair's source. It regularises the encoder,
-  but its alignment can teach nothing.
+- `ShuffledRTL`: RTL reads the token states of another pair's source. It can regularise the
+  encoder, but it cannot teach alignment.
 
-One is an idea that is tried:
+One class is not a control, but a new idea:
 
 - `VectorRTL`: RTL reads the source's sentence vector in place of its token states.
 
-Heads are trained beforehand as always, on the right sources. For each class, a module
-`experiments.control_...` trains with it.
+Before the run, heads are trained with each pair's own source. Even the head of `OwnWordsBOW`
+learns from the source's vector. For each class, a module `experiments.control_...` trains with it.
 """
 
 import torch
@@ -91,9 +91,10 @@ class ShuffledRTL(RepresentationTranslation):
 class VectorRTL(RepresentationTranslation):
     """RTL that reconstructs the target from the source's sentence vector.
 
-    The head sees this vector as its only context token. It also sees the word embeddings of the
-    target tokens that are not to be predicted, if `rtl_ratio` is below 1. So what the head needs to
-    know about the source must be in the vector. MEXMA (arXiv 2409.12737) trains in a similar way.
+    The head sees this vector as its only context token, so the vector must hold everything about
+    the source. With `rtl_ratio` below 1, it also sees the word embeddings of the other target
+    tokens, where RTL would show their states. Targets are always reconstructed from sources.
+    MEXMA (arXiv 2409.12737) trains in a similar way.
     """
 
     def __init__(self, config: DAPConfig) -> None:

@@ -30,13 +30,13 @@ POWER_ITERATIONS = 8
 
 
 def target_vectors(token_ids: Sequence[Sequence[int]], seed: int) -> np.ndarray:
-    """Return a vector of each target, such that targets with the same rare tokens are similar.
+    """Return one vector per target. Targets that share rare tokens get similar vectors.
 
-    It is the sum of one random vector per token, weighted by the token's inverse document
-    frequency, and has the length 1.
+    Each token id has one random vector. A target's vector is their sum, weighted by inverse
+    document frequency and scaled to length 1. Tokens that are in every target have weight 0.
 
     Args:
-        token_ids: ids of N targets, with the special tokens at both ends.
+        token_ids: ids of N targets.
         seed: seed of the random vectors.
 
     Returns:
@@ -48,7 +48,7 @@ def target_vectors(token_ids: Sequence[Sequence[int]], seed: int) -> np.ndarray:
     frequencies = np.zeros(largest)
     for ids in token_ids:
         frequencies[np.unique(ids)] += 1
-    weights = np.log(len(token_ids) / np.maximum(frequencies, 1))  # 0 for special tokens
+    weights = np.log(len(token_ids) / np.maximum(frequencies, 1))
     random = np.random.default_rng(seed).standard_normal((largest, SIZE), np.float32)
     weighted = random * weights[:, None].astype(np.float32)
     starts = np.cumsum([0, *lengths[:-1]])
@@ -59,15 +59,16 @@ def target_vectors(token_ids: Sequence[Sequence[int]], seed: int) -> np.ndarray:
 def groups_of_neighbours(vectors: np.ndarray, size: int, seed: int) -> list[np.ndarray]:
     """Split rows into groups of neighbours.
 
-    All rows are halved, where they differ most, until a half has no more than `size` rows.
+    All rows are split in two along the direction in which they differ most. This is repeated until
+    a part has at most `size` rows. Cuts are at multiples of `size`.
 
     Args:
         vectors: (N, SIZE) one vector per row.
-        size: number of rows of a group. The last one may have fewer.
-        seed: seed of the search for directions.
+        size: number of rows of a group.
+        seed: seed of the random start directions.
 
     Returns:
-        Row numbers of each group. Every row is in one group.
+        Row numbers of each group. Every row is in one group. One group may have fewer rows.
     """
     generator = np.random.default_rng(seed)
     groups = []
@@ -89,7 +90,9 @@ def groups_of_neighbours(vectors: np.ndarray, size: int, seed: int) -> list[np.n
 
 
 class NeighbourSampler(Sampler[int]):
-    """Draws the rows of another sampler, in groups of rows with similar targets.
+    """Reorders the rows of another sampler, so that rows with similar targets stand together.
+
+    The groups are made anew in each epoch and come in random order.
 
     Args:
         sampler: decides which rows an epoch has.

@@ -227,15 +227,16 @@ def check_tokenizer(start: Start) -> None:
 
 @refusals()
 def check_settings(start: Start, training: DAPTrainingArguments) -> None:
-    """Check the model's settings before the text is read, which may take minutes.
+    """Check the model's settings early, because reading the text may take minutes.
 
     Args:
         start: what training starts from, with the settings.
-        training: arguments of the training. Two of them need an objective with heads.
+        training: arguments of the training. `--freeze_encoder` and `--head_learning_rate` need an
+            objective with heads.
 
     Raises:
         UserError: a setting has a value that is not allowed, or contradicts another one. Or an
-            argument is for heads, and no objective has one.
+            argument needs heads, but no objective of the run has a head.
     """
     settings = dict(start.settings)
     if settings["rtl_direction"] != "source-to-target" and not settings["rtl_languages"]:

@@ -485,7 +485,7 @@ def require(args: Any, allowed: dict[str, tuple[bool, str]]) -> None:
 
 
 def no_heads(argument: str, config: DAPConfig) -> UserError:
-    """Return the error for an argument that is for heads, if no objective has one.
+    """Return the error for an argument that needs heads, in a run whose objectives have none.
 
     Args:
         argument: the argument with its value, such as "--head_learning_rate 0.0003".
