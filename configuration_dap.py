@@ -355,40 +355,20 @@ class DAPConfig(PreTrainedConfig):
         )
 
     def _require(self, name: str, holds: bool, allowed: str) -> None:
-        """Raise `ValueError` for a field unless a condition on its value holds.
-
-        Args:
-            name: the field.
-            holds: the condition.
-            allowed: the allowed values, for the message.
-        """
+        """Raise `ValueError` for a field unless a condition on its value holds."""
         if not holds:
             raise ValueError(
                 f"DAPConfig: {name}={getattr(self, name)!r} is not allowed; give {allowed}."
             )
 
     def _require_integer(self, name: str, low: int, high: int, what: str) -> None:
-        """Raise `ValueError` unless a field is an integer from `low` to `high`.
-
-        Args:
-            name: the field.
-            low: smallest allowed value.
-            high: largest allowed value.
-            what: what the bounds are, for the message, such as "the encoder's layers".
-        """
+        """Raise `ValueError` unless a field is an integer from `low` to `high`."""
         value = getattr(self, name)
         is_integer = isinstance(value, int) and not isinstance(value, bool)
         self._require(name, is_integer and low <= value <= high, f"{low} to {high}, {what}")
 
     def _require_integer_or_none(self, name: str, low: int, high: int, what: str) -> None:
-        """Raise `ValueError` unless a field is None or an integer from `low` to `high`.
-
-        Args:
-            name: the field.
-            low: smallest allowed integer.
-            high: largest allowed integer.
-            what: what the bounds are, for the message, such as "the encoder's token ids".
-        """
+        """Raise `ValueError` unless a field is None or an integer from `low` to `high`."""
         value = getattr(self, name)
         is_integer = isinstance(value, int) and not isinstance(value, bool)
         self._require(
@@ -399,14 +379,7 @@ class DAPConfig(PreTrainedConfig):
 
 
 def _build_encoder_config(value: PreTrainedConfig | dict | None) -> PreTrainedConfig:
-    """Return the encoder's configuration as an object.
-
-    Args:
-        value: the configuration, or its dict with the key "model_type". None means BERT-base.
-
-    Raises:
-        ValueError: the value is anything else.
-    """
+    """Return the encoder's configuration as an object."""
     if value is None:
         return BertConfig()
     if isinstance(value, PreTrainedConfig):
@@ -424,10 +397,6 @@ def _unknown_keys(keys: dict[str, Any], objective: str) -> list[str]:
 
     Two kinds of unknown fields are accepted: private ones, which begin with "_", and those of an
     objective that the user has written, which begin with its name and "_".
-
-    Args:
-        keys: the configuration's values by name.
-        objective: names of objectives joined by "+".
     """
     known = FIELDS.keys() | SAVED_KEYS | {field.name for field in fields(PreTrainedConfig)}
     our_prefixes = {name.split("_")[0] for name in FIELDS}
@@ -453,5 +422,5 @@ FIELDS = {
 
 # Not for a checkpoint's own code: a process may load checkpoints of several versions, and each
 # runs its own.
-if __name__ in ("configuration_dap", "dap_transformers.configuration_dap"):
+if __name__ == "configuration_dap":
     AutoConfig.register("dap", DAPConfig, exist_ok=True)

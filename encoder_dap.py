@@ -99,9 +99,6 @@ def build_encoder(config: PreTrainedConfig) -> PreTrainedModel:
 
     Args:
         config: configuration of the encoder.
-
-    Raises:
-        ValueError: the encoder takes no attention mask, so padding would change its states.
     """
     accepted = inspect.signature(MODEL_MAPPING[type(config)].__init__).parameters
     options = {"add_pooling_layer": False} if "add_pooling_layer" in accepted else {}
@@ -124,10 +121,6 @@ def load_masked_lm(
     Returns:
         The model, and the names of the weights that the checkpoint lacks. These weights are random
         in the model. No warning is printed, so the caller should report them.
-
-    Raises:
-        ValueError: weights of the encoder itself are missing, or the weights cannot be read or have
-            the wrong shape.
     """
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()
@@ -157,9 +150,6 @@ def _reason(error: Exception) -> str:
 
     It is the error's type and its whole message. A damaged pickle and wrong shapes have a text of
     our own, because the advice in the original message does not fit here.
-
-    Args:
-        error: what `from_pretrained` raised.
     """
     if isinstance(error, UnpicklingError):  # its own text recommends to run the pickle
         return "a pickle that is damaged or would run code"
@@ -174,9 +164,6 @@ def find_mask_token_id(name_or_path: str, **hub: Any) -> int:
     Args:
         name_or_path: folder or Hub id.
         hub: arguments of `AutoTokenizer.from_pretrained`, such as `revision`.
-
-    Raises:
-        ValueError: the tokenizer has no mask token.
     """
     tokenizer = AutoTokenizer.from_pretrained(name_or_path, **hub)
     if tokenizer.mask_token_id is None:

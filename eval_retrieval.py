@@ -10,7 +10,7 @@
   query's own language are candidates.
 - Hard negatives: `--hard_negatives` also measures how often a source prefers a changed copy of an
   English sentence to the translation (xsim++).
-- Models: also a file that `dap.publishing.onnx_export` wrote, such as
+- Models: also a file that `dap_transformers.publishing.onnx_export` wrote, such as
   `out/onnx/model_quantized.onnx`.
 - Reuse: with `--embeddings_dir` a second run of the same model on the same text encodes nothing.
 - Several processes: `accelerate launch` shares the encoding among processes.
@@ -31,46 +31,42 @@ from typing import Any
 
 import numpy as np
 
-from dap.addresses import public_name
-from dap.arguments import ArgumentParser, arg
-from dap.commands import check_folders, claimed, command, guarded
-from dap.encoding import (
+from dap_transformers.addresses import public_name
+from dap_transformers.commands.arguments import ArgumentParser, arg
+from dap_transformers.commands.edge import check_folders, claimed, command, guarded
+from dap_transformers.commands.encoder_arguments import EncoderArguments, tokens_of_a_batch
+from dap_transformers.encoding.encoder import load_encoder
+from dap_transformers.encoding.shards import (
     Encoder,
-    EncoderArguments,
     embed_to_disk,
     encode_shared,
     launched,
-    load_encoder,
     model_fingerprint,
     require_finite,
-    tokens_of_a_batch,
 )
-from dap.errors import UserError, counted
-from dap.file_io import write_json
-from dap.languages import NAMES, base_language
-from dap.ray.connection import ClusterArguments
-from dap.ray.ray_encoder import load_on
-from dap.reports import (
-    DIRECTIONS,
-    PAPER_MODELS,
-    POOL_KEYS,
-    drawable_languages,
-    plot_accuracies,
-    read_report,
-    require_drawable,
-    tatoeba_tables,
-    text_table,
-)
-from dap.search import (
+from dap_transformers.errors import UserError, counted
+from dap_transformers.evaluation.hard_negatives import (
     COPY_KINDS,
     Copy,
-    group_averages,
     hard_negative_copies,
     hard_negative_errors,
+)
+from dap_transformers.evaluation.paper import DIRECTIONS, PAPER_MODELS, POOL_KEYS, tatoeba_tables
+from dap_transformers.evaluation.retrieval import (
+    group_averages,
     multilingual_pool_accuracy,
     retrieval_accuracy,
 )
-from dap.text import BitextFile, disk_path, find_bitext, read_pairs
+from dap_transformers.files import write_json
+from dap_transformers.languages import NAMES, base_language
+from dap_transformers.ray.connection import ClusterArguments
+from dap_transformers.ray.encoder import load_on
+from dap_transformers.reports.plots import drawable_languages, plot_accuracies, require_drawable
+from dap_transformers.reports.records import read_report
+from dap_transformers.reports.rendering import text_table
+from dap_transformers.text.archives import disk_path
+from dap_transformers.text.find import find_bitext
+from dap_transformers.text.formats import BitextFile, read_pairs
 
 PROTOCOL = (
     "bitext retrieval: nearest neighbour by cosine over the other side, accuracy by line, macro "
@@ -178,10 +174,6 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
     Returns:
         The report that is also written as JSON. If there are several processes, only the first one
         searches and writes, and the others return an empty report.
-
-    Raises:
-        UserError: arguments or data that do not fit, or a model that cannot be loaded or gives NaN.
-        OSError: the data is missing, or the disk is full.
     """
     logging.basicConfig(format="%(levelname)s: %(message)s")
     types = (EncoderArguments, RetrievalDataArguments, ClusterArguments)
@@ -275,9 +267,6 @@ def evaluate_retrieval(
         "languages" -> language code -> "pairs", "xx-en" and "en-xx" (accuracy in percent).
         "averages" -> group of languages -> "xx-en" and "en-xx". With the other options also their
         numbers, under the names of the JSON report.
-
-    Raises:
-        UserError: an option is wrong, a file cannot be used, or a vector has NaN.
     """
     if pool not in POOLS:
         raise UserError(f"pool={pool!r}: give one of {', '.join(POOLS)}")
@@ -297,11 +286,7 @@ def evaluate_retrieval(
 
 
 def _paths_of(found: FilesByLanguage) -> list[str]:
-    """Return the paths of all files of parallel text.
-
-    Args:
-        found: language code -> files.
-    """
+    """Return the paths of all files of parallel text."""
     paths = []
     for language_files in found.values():
         for file in language_files:
@@ -325,9 +310,6 @@ def read_languages(
 
     Returns:
         Language code -> (source, English) pairs in file order.
-
-    Raises:
-        UserError: there is no file of a language asked for, or a file has no pairs.
     """
     return read_found(find_bitext(paths, columns=columns), paths, languages, max_pairs)
 
@@ -348,9 +330,6 @@ def read_found(
 
     Returns:
         Language code -> (source, English) pairs in file order.
-
-    Raises:
-        UserError: there is no file of a language asked for, or a file has no pairs.
     """
     if languages is None:
         wanted = list(found)
@@ -375,7 +354,8 @@ def copies_of(pairs: PairsByLanguage) -> CopiesByLanguage:
         pairs: language code -> (source, English) sentences.
 
     Returns:
-        Language code -> copies of its English sentences (`dap.search.hard_negative_copies`).
+        Language code -> copies of its English sentences
+        (`dap_transformers.search.hard_negative_copies`).
     """
     copies = {}
     for code, rows in pairs.items():
@@ -427,9 +407,6 @@ def encode_texts(
     Returns:
         (language code, side) -> vectors (n, D) of its n sentences. In a launch of several
         processes, only the first gets them. The others get an empty dictionary.
-
-    Raises:
-        SentenceError: the vector of a sentence has NaN or infinity. The message names the sentence.
     """
     sentences = list(chain.from_iterable(texts.values()))
     distinct = list(dict.fromkeys(sentences))
@@ -461,21 +438,9 @@ def _encode_to_disk(
 ) -> np.ndarray:
     """Encode distinct sentences, or read their vectors from the folder of this model and text.
 
-    Args:
-        encoder: the encoder.
-        distinct: the sentences to encode, each once.
-        embeddings_dir: folder that holds a folder per model and text.
-        token_budget: most tokens per batch, padding included.
-        progress: show a bar.
-        texts: (language code, side) -> sentences. Error messages name a sentence by them.
-
     Returns:
         Vectors (distinct sentences, D), memory mapped. In a launch only the first process gets
         them, and the others get (0, D).
-
-    Raises:
-        SentenceError: sentences cannot be encoded, or have NaN or infinity in their vector.
-        ClaimedError: another run uses the folder.
     """
     fingerprint = model_fingerprint(encoder)
     folder = embeddings_dir / f"{fingerprint[:16]}-{digest(distinct)}"
@@ -505,10 +470,6 @@ def _place(texts: Texts, number: int) -> str:
     >>> texts = texts_of({"de": [("Ja", "Yes")], "fr": [("Oui", "Yes"), ("Non", "No")]})
     >>> _place(texts, 5)
     'fr, pair 2, English side'
-
-    Args:
-        texts: (language code, side) -> sentences.
-        number: number of the sentence, counted from 0 through one text after the other.
     """
     for (code, side), sentences in texts.items():
         if number < len(sentences):
@@ -727,14 +688,8 @@ def hard_negative_table(numbers: dict[str, Any]) -> str:
 def _read_earlier_report(path: str | None) -> dict[str, Any]:
     """Read the report of `--before`, which the picture compares with.
 
-    Args:
-        path: JSON file, or None if `--before` is not given.
-
     Returns:
         {"before": report}, or {} without a file.
-
-    Raises:
-        UserError: the file is no report of `eval_retrieval.py`.
     """
     if not path:
         return {}
@@ -750,11 +705,6 @@ def _settings(
     data_args: RetrievalDataArguments, pairs: PairsByLanguage, copies: CopiesByLanguage | None
 ) -> dict[str, Any]:
     """Return the settings for the report, name -> value.
-
-    Args:
-        data_args: arguments that choose the data.
-        pairs: language code -> (source, English) sentences.
-        copies: language code -> changed copies. None without `--hard_negatives`.
 
     Returns:
         "data", "text" (a hash of the pairs) and "max_pairs". Also "pool" if it is multilingual, and
@@ -781,11 +731,6 @@ def _write(
     content: dict[str, Any], args: RetrievalDataArguments, earlier: dict[str, Any]
 ) -> list[str]:
     """Write the report and draw the picture, as far as the arguments ask for them.
-
-    Args:
-        content: the report.
-        args: arguments that name the files.
-        earlier: result of `_read_earlier_report`. The picture also shows its report.
 
     Returns:
         A line about each file.

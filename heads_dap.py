@@ -77,9 +77,6 @@ class RTLHead(nn.Module):
         """Return an encoder of K layers with random weights, which takes embedded tokens (B, S, D).
 
         K is `config.rtl_layers`. With `rtl_reembed` it adds positions, token type and norm to them.
-
-        Raises:
-            ValueError: the encoder's class has no `embeddings` that can be replaced.
         """
         own = copy.deepcopy(config.encoder_config)
         own.vocab_size = (getattr(own, "pad_token_id", None) or 0) + 1  # the table is removed below
@@ -462,9 +459,6 @@ class PredictionHead(PredictionTransform):
 
         Args:
             table: (V, E) the new word embeddings.
-
-        Raises:
-            ValueError: the new table lacks an id of the target vocabulary.
         """
         if self.token_ids is not None:
             last = int(self.token_ids.max())

@@ -539,10 +539,6 @@ class DAPForPreTraining(DAPPreTrainedModel):
 
         This is the first pass of GradCache. It reads the same tokens as the second pass, so that
         both draw the same dropout.
-
-        Args:
-            pairs: the pairs, as token ids.
-            objectives: all objectives of the model.
         """
         comparisons = [each for each in objectives if isinstance(each, Comparison)]
         compared = {}
@@ -557,11 +553,6 @@ class DAPForPreTraining(DAPPreTrainedModel):
 
         With mean pooling all tokens are read. With CLS pooling, only the first token is read on a
         side whose token states no objective needs.
-
-        Args:
-            pairs: the pairs.
-            mask: (2·B or 3·B, S) of sources, targets and negatives, padded on the right.
-            needs: what the objectives need (see `Objective.needs`).
 
         Returns:
             Bool tensor of the shape of `mask`. None means that all tokens are read.
@@ -695,19 +686,7 @@ class DAPForPreTraining(DAPPreTrainedModel):
         token_counts: Tensor | None,
         fields: dict[str, Any],
     ) -> DAPConfig:
-        """Return the configuration of a new model, and check that its arguments fit its objectives.
-
-        Args:
-            encoder_config: the encoder's configuration.
-            target_token_ids: ids that RTL and BOW predict. Their number becomes
-                `target_vocab_size`. None predicts the whole vocabulary.
-            token_counts: counts for the prediction head's bias. They are only checked here.
-            fields: fields of `DAPConfig`, name -> value.
-
-        Raises:
-            ValueError: a field that `DAPConfig` refuses, or ids or counts for which the objectives
-                have no use.
-        """
+        """Return the configuration of a new model, and check that its arguments fit its objectives."""
         if target_token_ids is not None:
             fields = {"target_vocab_size": len(set(target_token_ids)), **fields}
         config = DAPConfig(encoder_config, **fields)
@@ -729,16 +708,7 @@ class DAPForPreTraining(DAPPreTrainedModel):
     def _new(
         cls, config: DAPConfig, dtype: torch.dtype | str, target_token_ids: list[int] | None
     ) -> "DAPForPreTraining":
-        """Return a model with random weights, and with a target vocabulary if one is given.
-
-        Args:
-            config: configuration of the model.
-            dtype: type of the weights, or its name, such as "bfloat16".
-            target_token_ids: ids of the target vocabulary. None sets none.
-
-        Raises:
-            ValueError: the name is no type of torch, or the ids do not fit the configuration.
-        """
+        """Return a model with random weights, and with a target vocabulary if one is given."""
         torch_dtype = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
         if not isinstance(torch_dtype, torch.dtype):
             raise ValueError(f"dtype={dtype!r}: give a type of torch, such as 'bfloat16'.")
@@ -760,9 +730,6 @@ class DAPForPreTraining(DAPPreTrainedModel):
         is logged and `has_random_head` is set.
 
         Args:
-            pretrained: a masked-LM model, or a `DAPForPreTraining` made with objective `"mlm"`.
-            missing: names of its weights that the checkpoint lacks.
-            name: name of the checkpoint, for warnings.
             token_counts: (V,) how often each id occurs in the text to predict. They set the bias of
                 a random prediction head. None leaves it at 0.
         """
@@ -802,10 +769,6 @@ class DAPForPreTraining(DAPPreTrainedModel):
         """Run two pairs through an encoder class that no test covers, to find errors early.
 
         Nothing happens for the tested classes (`TESTED`).
-
-        Raises:
-            ValueError: the states of a sentence depend on padding, or on whether the encoder or
-                this model embeds its words.
         """
         if self.config.encoder_config.model_type in TESTED:
             return
@@ -902,9 +865,6 @@ def _stack(pairs: Pairs) -> tuple[Tensor, Tensor]:
     Returns:
         Token ids and mask, (2·B or 3·B, S), padded on the right to one length. The first token of
         every row counts as real, because an encoder cannot read an empty row.
-
-    Raises:
-        ValueError: padding stands before a real token. This is not checked under `torch.compile`.
     """
     sides = [pairs.source, pairs.target]
     if pairs.negatives is not None:
@@ -1014,7 +974,6 @@ class DAPForSequenceClassification(DAPPreTrainedModel):
         Args:
             input_ids: (B, S) token ids, or None if `others` has `inputs_embeds`.
             attention_mask: (B, S), or None.
-            others: further arguments of `DAPModel`.
         """
         asks_for_more = self.config.output_hidden_states or self.config.output_attentions
         # A graph would hold the lengths of the example's rows as constants.
@@ -1090,5 +1049,5 @@ for _auto, _model in (
     _model.register_for_auto_class(_auto.__name__)
     # Not for a checkpoint's own code: a process may load checkpoints of several versions, and each
     # runs its own.
-    if __name__ in ("modeling_dap", "dap_transformers.modeling_dap"):
+    if __name__ == "modeling_dap":
         _auto.register(DAPConfig, _model, exist_ok=True)

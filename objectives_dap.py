@@ -550,9 +550,6 @@ class RepresentationTranslation(Objective):
         Returns:
             (B, 2) row numbers, for the context and for the answer. Row 0 is the target language.
             None if only targets are reconstructed, because the head then has no such embeddings.
-
-        Raises:
-            ValueError: `language_ids` are needed and are not given.
         """
         direction = self.config.rtl_direction
         if direction == "source-to-target":
@@ -735,11 +732,7 @@ class Distillation(Objective):
     def loss_sum(
         self, pairs: Pairs, encoded: Encoded, model: nn.Module, labels: Tensor
     ) -> tuple[Tensor, Measures]:
-        """Sum 1 - cosine of each side's vectors and the teacher's: (2,).
-
-        Raises:
-            ValueError: there are no vectors of the teacher, or they have another size.
-        """
+        """Sum 1 - cosine of each side's vectors and the teacher's: (2,)."""
         size = self.config.distill_size or self.config.hidden_size
         found = None if pairs.teacher is None else pairs.teacher.shape[-1]
         if found != size:
@@ -772,11 +765,7 @@ OBJECTIVES: dict[str, type[Objective]] = {
 
 
 def objectives_of(config: DAPConfig) -> list[Objective]:
-    """Build the objectives that `config.objective` names, in the order of `OBJECTIVES`.
-
-    Raises:
-        ValueError: a name is not in `OBJECTIVES`.
-    """
+    """Build the objectives that `config.objective` names, in the order of `OBJECTIVES`."""
     unknown = sorted(config.objectives - OBJECTIVES.keys())
     if unknown:
         raise ValueError(

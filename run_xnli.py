@@ -3,7 +3,8 @@
     accelerate launch run_xnli.py --model_name_or_path out --data_dir xnli/ --train_data mnli.tsv \\
         --output_dir xnli-out
 
-`--data_dir` takes a folder with `dev-{xx}.tsv` and `test-{xx}.tsv` (see dap/xnli/nli_data.py), or a
+`--data_dir` takes a folder with `dev-{xx}.tsv` and `test-{xx}.tsv` (see
+dap_transformers/xnli/data.py), or a
 Hub id such as `facebook/xnli`. Each pair of learning rate and seed is a run with its own folder in
 `output_dir`. If you give the same command again, finished runs are used again and a stopped run
 continues from its checkpoint.
@@ -20,28 +21,34 @@ from typing import Any
 from datasets import config as datasets_config
 from transformers.trainer_utils import IntervalStrategy
 
-from dap.addresses import public_name
-from dap.arguments import ArgumentParser, arg, require_least
-from dap.commands import command, guarded
-from dap.encoding import BaseEncoderArguments, SentenceEncoder, model_fingerprint
-from dap.errors import UserError, refusals
-from dap.file_io import disk_full, read_object, write_json
-from dap.languages import NAMES, XNLI_LANGUAGES
-from dap.reports import merge_seeds, paper_beside, report, text_table
-from dap.tokenizers import require_padding
-from dap.training import changes_weights, differences
-from dap.xnli import (
-    RESULT,
+from dap_transformers.addresses import public_name
+from dap_transformers.commands.arguments import ArgumentParser, arg, require_least
+from dap_transformers.commands.edge import command, guarded
+from dap_transformers.commands.encoder_arguments import BaseEncoderArguments
+from dap_transformers.encoding.encoder import SentenceEncoder
+from dap_transformers.encoding.shards import model_fingerprint
+from dap_transformers.errors import UserError, refusals
+from dap_transformers.files import disk_full, read_object, write_json
+from dap_transformers.languages import NAMES, XNLI_LANGUAGES
+from dap_transformers.reports.merge import merge_seeds, paper_beside
+from dap_transformers.reports.records import report
+from dap_transformers.reports.rendering import text_table
+from dap_transformers.tokenizers import require_padding
+from dap_transformers.training.resume import changes_weights, differences
+from dap_transformers.xnli.data import (
     NLISource,
-    Task,
-    XNLITrainingArguments,
     chosen_languages,
     find_nli,
+    prepare_nli,
+    training_source,
+)
+from dap_transformers.xnli.finetuning import (
+    RESULT,
+    Task,
+    XNLITrainingArguments,
     has_token_types,
     measured,
-    prepare_nli,
     search,
-    training_source,
 )
 from encoder_dap import require_encoder
 from modeling_dap import DAPModel
@@ -104,11 +111,6 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
     Returns:
         The report that is written to `xnli.json`. In a launch of several processes, only the
         first one writes it, and the others return the report of the first seed.
-
-    Raises:
-        UserError: arguments or data that cannot be used, or a model that cannot be loaded.
-        FileNotFoundError: there is no such data.
-        FloatingPointError: the loss became NaN or infinite.
     """
     is_first_process = int(os.environ.get("RANK", 0)) == 0
     level = logging.INFO if is_first_process else logging.ERROR
@@ -154,11 +156,6 @@ def build_task(
 
     Returns:
         The encoder, the tokenised text and the arguments, which the fine-tuning runs share.
-
-    Raises:
-        UserError: the encoder cannot be loaded, has too few positions or is not an encoder, or
-            the data is damaged or incomplete.
-        FileNotFoundError: there is no such data.
     """
     found = find_nli(data.data_dir)
     train = training_source(data.train_data, found, data.data_dir)
@@ -211,9 +208,6 @@ def dev_languages(
 
     Returns:
         Codes of the languages that `--selection` asks for and that have a dev set.
-
-    Raises:
-        UserError: `--search` or an evaluation during training needs a dev set that is missing.
     """
     wanted = ["en"] if training.selection == "english" else list(test_codes)
     if "en" not in dev and training.eval_strategy != IntervalStrategy.NO:
@@ -239,9 +233,6 @@ def keep_record(task: Task, data: XNLIDataArguments) -> None:
     Args:
         task: encoder, text and arguments of all runs.
         data: arguments that choose the text.
-
-    Raises:
-        UserError: the settings differ. The message names every difference.
     """
     training = task.training
     folder = Path(training.output_dir)

@@ -1,24 +1,15 @@
 """Package definition of dap-transformers.
 
-A checkout and a wheel have different layouts (`BuildPackage`):
-
-- In a checkout, the files beside this one and the folder `dap` are imported by their own names.
-- A wheel holds all of them in one package, `dap_transformers`. Names such as `dap` and
-  `prepare_data` belong to other projects, too.
+Each module has one name, in a checkout and installed. The model files and the commands of the paper
+are top-level modules. All other code is the package `dap_transformers`.
 """
 
 import re
-import shutil
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from setuptools import find_packages, setup
-from setuptools.command.build_py import build_py
-from setuptools.command.egg_info import egg_info
 
 ROOT = Path(__file__).resolve().parent
-#: Name of the package in a wheel. In a checkout, `dap_transformers.py` gives the same names.
-PACKAGE = "dap_transformers"
 #: Files that ship with every checkpoint. They import each other by relative imports.
 MODEL = [
     "configuration_dap",
@@ -29,15 +20,8 @@ MODEL = [
     "losses_dap",
     "modeling_dap",
 ]
-COMMANDS = [
-    "train_dap",
-    "eval_retrieval",
-    "mine_bitext",
-    "align_words",
-    "run_xnli",
-    "prepare_data",
-    "push_to_hub",
-]
+#: Commands of the paper. The other commands are in `dap_transformers.commands`.
+COMMANDS = ["train_dap", "eval_retrieval", "run_xnli"]
 
 EXTRAS = {
     "eval": ["matplotlib>=3.8"],
@@ -71,63 +55,9 @@ EXTRAS["dev"] = [
 ]
 
 
-class BuildPackage(build_py):
-    """Build the wheel's layout: everything that is installed lies in one package.
-
-    The modules of `dap` and the commands import each other by absolute imports, which are changed
-    here. The files of `MODEL` are copied unchanged, because their relative imports work anywhere.
-    """
-
-    def run(self) -> None:
-        """Build all modules in a temporary folder, and move them into the package."""
-        if self.editable_mode:  # the checkout itself is imported
-            return
-        build_folder = Path(self.build_lib)
-        package = build_folder / PACKAGE
-        shutil.rmtree(build_folder, ignore_errors=True)  # what an earlier build left
-
-        with TemporaryDirectory() as temporary:
-            self.build_lib = temporary
-            super().run()
-            shutil.copytree(Path(temporary, "dap"), package)
-            for name in MODEL + COMMANDS:
-                shutil.copy(Path(temporary, f"{name}.py"), package)
-            self.build_lib = str(build_folder)
-        shutil.copytree(ROOT / "configs", package / "configs")
-
-        for file in package.rglob("*.py"):
-            if file.stem not in MODEL:
-                source = file.read_text(encoding="utf-8")
-                file.write_text(with_package_name(source), encoding="utf-8")
-
-
-class DescribePackage(egg_info):
-    """Write the metadata of a wheel, in which only one name is imported."""
-
-    def run(self) -> None:
-        """Write all metadata, and replace the list of top-level names."""
-        super().run()
-        Path(self.egg_info, "top_level.txt").write_text(f"{PACKAGE}\n", encoding="utf-8")
-
-
-def with_package_name(source: str) -> str:
-    """Return source code in which all our modules are imported from the package `PACKAGE`.
-
-    >>> with_package_name("from dap.text import load_bitext")
-    'from dap_transformers.text import load_bitext'
-    >>> with_package_name("import modeling_dap")
-    'from dap_transformers import modeling_dap'
-    """
-    modules = "|".join(MODEL + COMMANDS)
-    # Also in docstrings and messages: `python -m dap.reports`.
-    source = re.sub(r"(^ *from |python -m )dap(?=[. ])", rf"\1{PACKAGE}", source, flags=re.M)
-    source = re.sub(rf"^( *)from ({modules}) ", rf"\1from {PACKAGE}.\2 ", source, flags=re.M)
-    return re.sub(rf"^( *)import ({modules})$", rf"\1from {PACKAGE} import \2", source, flags=re.M)
-
-
 def version() -> str:
-    """Return the version that `dap/__init__.py` states."""
-    text = (ROOT / "dap" / "__init__.py").read_text(encoding="utf-8")
+    """Return the version that `dap_transformers/__init__.py` states."""
+    text = (ROOT / "dap_transformers" / "__init__.py").read_text(encoding="utf-8")
     return re.search(r'^__version__ = "(.+)"$', text, re.M)[1]
 
 
@@ -141,13 +71,12 @@ setup(
     license="Apache-2.0",
     license_files=["LICENSE"],
     python_requires=">=3.11",
-    cmdclass={"build_py": BuildPackage, "egg_info": DescribePackage},
-    py_modules=[*MODEL, *COMMANDS, PACKAGE],
-    packages=find_packages(include=["dap", "dap.*"]),
+    py_modules=[*MODEL, *COMMANDS],
+    packages=find_packages(include=["dap_transformers", "dap_transformers.*"]),
     package_data={
-        "dap": ["py.typed"],
-        "dap.prepare": ["data_card.md"],
-        "dap.publishing": ["model_card.md"],
+        "dap_transformers": ["py.typed", "configs/*.yaml", "configs/*/*.yaml"],
+        "dap_transformers.prepare": ["data_card.md"],
+        "dap_transformers.publishing": ["model_card.md"],
     },
     install_requires=[
         "torch>=2.8",
@@ -173,15 +102,15 @@ setup(
     extras_require=EXTRAS,
     entry_points={
         "console_scripts": [
-            f"train-dap={PACKAGE}.train_dap:main",
-            f"eval-retrieval={PACKAGE}.eval_retrieval:main",
-            f"mine-bitext={PACKAGE}.mine_bitext:main",
-            f"align-words={PACKAGE}.align_words:main",
-            f"run-xnli={PACKAGE}.run_xnli:main",
-            f"prepare-data={PACKAGE}.prepare_data:main",
-            f"push-to-hub={PACKAGE}.push_to_hub:main",
-            f"export-onnx={PACKAGE}.publishing.onnx_export:main",
-            f"merge-reports={PACKAGE}.reports.command_line:main",
+            "train-dap=train_dap:main",
+            "eval-retrieval=eval_retrieval:main",
+            "run-xnli=run_xnli:main",
+            "mine-bitext=dap_transformers.commands.mine:main",
+            "align-words=dap_transformers.commands.align:main",
+            "prepare-data=dap_transformers.commands.prepare:main",
+            "push-to-hub=dap_transformers.commands.push:main",
+            "export-onnx=dap_transformers.publishing.onnx_export:main",
+            "merge-reports=dap_transformers.reports.command_line:main",
         ]
     },
     project_urls={

@@ -266,7 +266,6 @@ def _pack_in_order(mask: Tensor, order: Tensor, lengths: list[int]) -> Packing:
     Args:
         mask: (B, S) bool.
         order: (B,) row numbers in packed order.
-        lengths: tokens of each row, in packed order.
     """
     real = mask[order].flatten()  # (B·S,)
     # The places of the real tokens, by a sort: `nonzero` would wait for a GPU.
@@ -345,9 +344,6 @@ def layer_stack(encoder: PreTrainedModel) -> tuple[str, nn.ModuleList]:
 
     Returns:
         Name of the module inside the encoder, such as "encoder.layer", and the module.
-
-    Raises:
-        ValueError: the encoder has no list of as many modules as its configuration has layers.
     """
     count = encoder.config.num_hidden_layers
     for name, module in encoder.named_modules():
@@ -482,9 +478,6 @@ def _attention_of_rows(
 
     It stays outside compiled graphs, which cannot hold the lengths of the rows. In a layer with a
     sliding window (ModernBERT) a token sees tokens less than `sliding_window` away.
-
-    Args:
-        query, key, value, dropout, scaling, kwargs: as in `packed_attention`.
     """
     query, key, value = (states[0].transpose(0, 1) for states in (query, key, value))  # (T, H, d)
     device = query.device.type

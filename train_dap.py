@@ -20,46 +20,48 @@ from datasets import config as datasets_config
 from torch.utils.data import Dataset, Sampler
 from transformers import PreTrainedTokenizerBase, set_seed
 
-from dap.commands import check_folders, command, guarded
-from dap.encoding import hub_commit
-from dap.errors import UserError, counted
-from dap.file_io import disk_full, write_json
-from dap.publishing import Options, publish
-from dap.reports import CURVES, plot_curves
-from dap.text import count_pairs, find_bitext, load_bitext
-from dap.training import (
-    FINISHED,
-    HARDLY,
-    HEADS_FILE,
-    READERS,
-    BitextCollator,
-    DAPTrainer,
+from dap_transformers.commands.edge import check_folders, command, guarded
+from dap_transformers.encoding.load import hub_commit
+from dap_transformers.errors import UserError, counted
+from dap_transformers.files import disk_full, write_json
+from dap_transformers.publishing.layout import Options, publish
+from dap_transformers.reports.plots import CURVES, plot_curves
+from dap_transformers.text.corpus import count_pairs, load_bitext
+from dap_transformers.text.find import find_bitext
+from dap_transformers.training.arguments import (
     DAPTrainingArguments,
-    HardNegatives,
-    LanguageMixSampler,
     PretrainingDataArguments,
     PretrainingModelArguments,
-    Start,
-    add_teacher,
-    check_settings,
-    check_teacher,
-    describe_run,
+    parse_arguments,
+)
+from dap_transformers.training.batches import (
+    BitextCollator,
+    LanguageMixSampler,
     drop_targets,
-    find_resumable,
-    is_streamed,
-    leave_together,
-    load_model,
     mix_streams,
     mix_weights,
-    parse_arguments,
-    read_start,
-    record_run,
-    require_batch,
     split_validation,
     tokenize_bitext,
-    train_missing_heads,
+)
+from dap_transformers.training.hard_negatives import HardNegatives
+from dap_transformers.training.head_reading import HARDLY, READERS
+from dap_transformers.training.heads import HEADS_FILE, train_missing_heads
+from dap_transformers.training.resume import (
+    FINISHED,
+    describe_run,
+    find_resumable,
+    record_run,
     train_to_end,
 )
+from dap_transformers.training.start import (
+    Start,
+    check_settings,
+    is_streamed,
+    load_model,
+    read_start,
+)
+from dap_transformers.training.teacher import add_teacher, check_teacher
+from dap_transformers.training.trainer import DAPTrainer, leave_together, require_batch
 from modeling_dap import DAPForPreTraining
 
 logger = logging.getLogger(__name__)
@@ -118,9 +120,6 @@ def mix_languages(
     Returns:
         The dataset, and the sampler that draws the language mix from it. A stream is mixed
         already, so its sampler is None.
-
-    Raises:
-        UserError: the pairs of a stream do not fill one batch.
     """
     seed = training.seed_of_text
     if not data.streaming:
@@ -154,10 +153,6 @@ def check_run(
         training: arguments of the training.
         dev: dev pairs by language.
         model: the model to train.
-
-    Raises:
-        UserError: a batch has no negatives, a stream has no number of steps, or there is nothing
-            to evaluate on. Or `check_metric` refuses the metric of the best model.
     """
     pairs = training.per_device_train_batch_size * training.world_size
     if pairs < 2 and "tr" in model.config.objectives:
@@ -192,10 +187,6 @@ def check_metric(
         training: arguments of the training.
         dev: dev pairs by language.
         model: the model to train.
-
-    Raises:
-        UserError: no evaluation has this metric. Or it decides something, but is an accuracy, which
-            never changes while the encoder is frozen.
     """
     known = ["eval_mean_accuracy", "eval_mean_pool_accuracy"]
     readers = [objective.name for objective in model.objectives if objective.name in READERS]
@@ -235,9 +226,6 @@ def build_trainer(
 
     Returns:
         The trainer, and the record of the run (`describe_run`).
-
-    Raises:
-        UserError: the text, the model or an argument cannot be used.
     """
     start = read_start(model_args)
     library = start.library
@@ -302,9 +290,6 @@ def complete_data_arguments(data: PretrainingDataArguments, start: Start) -> Non
     Args:
         data: arguments of the text, changed in place.
         start: what training starts from.
-
-    Raises:
-        UserError: the length is above the number of the encoder's positions.
     """
     if data.prefix is None:
         data.prefix = start.library.prefix
@@ -371,9 +356,6 @@ def finish(
         trainer: the trainer after its last step.
         metrics: the metrics of the training by name.
         model_args: the arguments that name the model that training started from.
-
-    Raises:
-        UserError: the model cannot be published (`push`).
     """
     training = trainer.args
     state = trainer.state
@@ -463,9 +445,6 @@ def push(training: DAPTrainingArguments, repo_id: str) -> None:
     Args:
         training: arguments with the output folder and the options of the Hub.
         repo_id: id of the Hub repository.
-
-    Raises:
-        UserError: it cannot be published. The message has the command that publishes it later.
     """
     private = bool(training.hub_private_repo)
     options = Options(with_heads=True)
@@ -474,7 +453,13 @@ def push(training: DAPTrainingArguments, repo_id: str) -> None:
             training.output_dir, repo_id, options, private=private, revision=training.hub_revision
         )
     except ValueError as error:
-        later = ["push_to_hub.py", training.output_dir, "--repo_id", repo_id, "--with_heads"]
+        later = [
+            "push-to-hub",
+            training.output_dir,
+            "--repo_id",
+            repo_id,
+            "--with_heads",
+        ]
         if private:
             later.append("--private")
         raise UserError(
@@ -495,10 +480,6 @@ def run(argv: Sequence[str]) -> None:
 
     Args:
         argv: the arguments of the command, without the name of the program.
-
-    Raises:
-        UserError: an argument, the text or the model cannot be used, or the run cannot be resumed.
-        FloatingPointError: a loss or gradient is not finite.
     """
     model_args, data, training = parse_arguments(argv)
     is_writer = training.process_index == 0

@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.timing import CPU, WALL, alternate, machine_parser, prepare_machine, save
-from dap.alignment import align_words
-from dap.encoding import SentenceEncoder
-from dap.reports import text_table
-from dap.text import read_sentences
+from dap_transformers.alignment.align import align_words
+from dap_transformers.encoding.encoder import SentenceEncoder
+from dap_transformers.reports.rendering import text_table
+from dap_transformers.text.archives import read_sentences
 
 #: Our way to use subwords -> SimAlign's `token_type`.
 TOKEN_TYPES = {"mean": "word", "link": "bpe"}
@@ -52,7 +52,7 @@ def our_links(aligned: Sequence[Any]) -> list[Links]:
     """Return the links of each pair in SimAlign's form: lists of (source word, target word).
 
     Args:
-        aligned: our result for each pair, `dap.alignment.WordAlignment`.
+        aligned: our result for each pair, `dap_transformers.alignment.WordAlignment`.
     """
     return [list(map(tuple, each.links.tolist())) for each in aligned]
 

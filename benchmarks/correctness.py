@@ -31,7 +31,7 @@ from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from benchmarks.timing import machine_parser, prepare_machine, save
 from benchmarks.workload import OBJECTIVES, Batch, backward, cached_backward
-from dap.reports import text_table
+from dap_transformers.reports.rendering import text_table
 from encoder_dap import first_tokens
 from modeling_dap import DAPConfig, DAPForPreTraining
 from objectives_dap import Comparison, Pairs, Sentences
@@ -405,7 +405,7 @@ def cached_gradients(model: DAPForPreTraining, batch: Batch) -> tuple[Tensor, Te
         All gradients as one vector, by GradCache and by the graph. In both, a chunk has the dropout
         of its own seed.
     """
-    from dap.training import CachedBatch, seeded  # here, because they need `datasets`
+    from dap_transformers.training.grad_cache import CachedBatch, seeded
 
     cached = CachedBatch(model, model, batch, CHUNK)
     outs = []
@@ -476,9 +476,6 @@ def main(argv: list[str] | None = None) -> None:
 
     Args:
         argv: command-line arguments. None takes those of the process.
-
-    Raises:
-        ValueError: a path is wrong. Table and file are written before.
     """
     parser = machine_parser(__doc__, repeats=1)
     parser.add_argument("--encoders", nargs="+", choices=ENCODERS, default=ENCODERS)

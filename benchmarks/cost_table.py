@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from dap.reports import PAPER_COST
+from dap_transformers.evaluation.paper import PAPER_COST
 
 HEADER = [
     "",

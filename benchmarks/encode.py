@@ -28,8 +28,9 @@ from transformers import AutoModel
 
 from benchmarks.timing import CPU, WALL, alternate, machine_parser, prepare_machine, save
 from benchmarks.workload import SIZES, WORDS, encoder_config, word_tokenizer
-from dap.encoding import OnnxEncoder, SentenceEncoder
-from dap.reports import text_table
+from dap_transformers.encoding.encoder import SentenceEncoder
+from dap_transformers.encoding.onnx import OnnxEncoder
+from dap_transformers.reports.rendering import text_table
 from eval_retrieval import read_languages
 
 OURS = "ours"
@@ -129,9 +130,6 @@ def compare(args: argparse.Namespace) -> dict[str, Any]:
         "sentences" -> number of sentences. "contenders" -> for each contender its median wall-clock
         and CPU seconds, the single runs, and "least_cosine", the lowest cosine between its vectors
         and ours.
-
-    Raises:
-        ValueError: the library's vectors are not the same as ours.
     """
     sentences = read_sentences(args)
     with tempfile.TemporaryDirectory(prefix="dap-encode-") as folder:

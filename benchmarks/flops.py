@@ -18,7 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 from benchmarks.cost_table import HEADER, cost_rows
 from benchmarks.timing import alternate, machine_parser, prepare_machine, save
 from benchmarks.workload import Batch, Loss, Workload, add_workload_arguments, backward
-from dap.reports import text_table
+from dap_transformers.reports.rendering import text_table
 
 #: Lengths whose fifth is whole. So the number of masked tokens, and with it the FLOPs, are an exact
 #: form of both lengths.
@@ -90,9 +90,6 @@ def real_token_flops(loss: Loss, workload: Workload, lengths: list[tuple[int, in
 
     Returns:
         FLOPs of all pairs together.
-
-    Raises:
-        ValueError: the measured FLOPs are no quadratic form, so pairs were padded.
     """
     measured = np.array([pair_flops(loss, workload, *pair) for pair in FITTED_LENGTHS], float)
     form = np.linalg.lstsq(_terms(FITTED_LENGTHS), measured, rcond=None)[0]

@@ -33,8 +33,9 @@ from typing import Any
 import torch
 
 from benchmarks.timing import WALL, show
-from dap.file_io import read_json
-from dap.reports import machine, text_table, versions
+from dap_transformers.files import read_json
+from dap_transformers.reports.records import machine, versions
+from dap_transformers.reports.rendering import text_table
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 BEGIN = 360  # seconds after which no stage starts
@@ -131,11 +132,7 @@ def preflight() -> list[str]:
 
 
 def run_tests() -> None:
-    """Run the tests of the fast paths.
-
-    Raises:
-        RuntimeError: a test failed, or a file could not be imported. The other files run.
-    """
+    """Run the tests of the fast paths."""
     command = [sys.executable, "-m", "pytest", "-q", "-o", "addopts=", "-p", "no:cacheprovider"]
     command += ["--continue-on-collection-errors"]
     command += ["-k", "cuda or pack or fused or compile or similarity"]

@@ -22,14 +22,14 @@ from torch.utils.data import DataLoader
 from benchmarks.flops import step
 from benchmarks.timing import CPU, WALL, in_turn, machine_parser, prepare_machine, save, synchronise
 from benchmarks.workload import PAD, Batch, Workload, add_workload_arguments
-from dap.reports import text_table
-from dap.training import BitextCollator
+from dap_transformers.reports.rendering import text_table
+from dap_transformers.training.batches import BitextCollator
 
 LANGUAGES = [f"l{number}" for number in range(36)]
 
 
 def random_pairs(workload: Workload, count: int) -> Dataset:
-    """Return random tokenised pairs, in the form of `dap.training.tokenize_bitext`.
+    """Return random tokenised pairs, in the form of `dap_transformers.training.tokenize_bitext`.
 
     Args:
         workload: draws the lengths and token ids. It must be on the CPU.
@@ -66,9 +66,6 @@ def batches(
 
     Yields:
         Name of a model's input -> tensor.
-
-    Raises:
-        ValueError: there are fewer pairs than a batch has.
     """
     options: dict[str, Any] = {"persistent_workers": True, "prefetch_factor": 4} if workers else {}
     options |= {"num_workers": workers, "pin_memory": args.device == "cuda", "drop_last": True}

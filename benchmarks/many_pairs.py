@@ -17,9 +17,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from benchmarks.timing import in_own_process, peak_anonymous
-from dap.disk_arrays import row_blocks
-from dap.languages import TATOEBA_36
-from dap.reports import text_table
+from dap_transformers.disk_arrays import row_blocks
+from dap_transformers.languages import TATOEBA_36
+from dap_transformers.reports.rendering import text_table
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -35,11 +35,8 @@ def memory_of(pairs: int, dev_pairs: int, folder: Path) -> tuple[int, float]:
 
     Returns:
         The peak in bytes, without memory-mapped files, and the seconds that it took.
-
-    Raises:
-        ValueError: an epoch had not all rows.
     """
-    from dap.training import LanguageMixSampler, split_validation  # here: they need `datasets`
+    from dap_transformers.training.batches import LanguageMixSampler, split_validation
 
     datasets = {}
     for number, language in enumerate(TATOEBA_36):

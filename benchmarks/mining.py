@@ -16,8 +16,8 @@
 - faiss gets rows that are already normalised. On a CPU with AVX-512 it also gets kernels that its
   OpenBLAS does not choose by itself (`OPENBLAS_CORETYPE`).
 - "float32 %" is the share of pairs in blocks where the int8 bound was of no use
-  (`dap.search.screening`). "one by one %" is the share of pairs whose cosine was then computed one
-  by one.
+  (`dap_transformers.search.screening`). "one by one %" is the share of pairs whose cosine was then
+  computed one by one.
 """
 
 import argparse
@@ -44,8 +44,8 @@ from benchmarks.timing import (
     prepare_machine,
     save,
 )
-from dap.reports import text_table
-from dap.search import mutual_neighbours
+from dap_transformers.reports.rendering import text_table
+from dap_transformers.search.exact import mutual_neighbours
 
 K = 4  # neighbours of a row
 
@@ -225,7 +225,7 @@ def screening_counts() -> Iterator[dict[str, int]]:
     counts: dict[str, int] = {}
     handler = logging.Handler()
     handler.emit = lambda record: counts.update(record.args)
-    log = logging.getLogger("dap.search.similarity")
+    log = logging.getLogger("dap_transformers.search.exact")
     log.addHandler(handler)
     log.setLevel(logging.DEBUG)
     yield counts
@@ -239,7 +239,7 @@ def write_vectors(args: argparse.Namespace) -> None:
     The first file gets the vectors of the sources, the second those of the translations. No
     sentence of a side is used twice. There are at most as many pairs as the largest of `--rows`.
     """
-    from dap.encoding import SentenceEncoder
+    from dap_transformers.encoding.encoder import SentenceEncoder
     from eval_retrieval import read_languages
 
     pairs = []

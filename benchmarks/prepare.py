@@ -1,10 +1,10 @@
-"""Measure the speed and memory of `prepare_data.py` on generated text that resembles OPUS.
+"""Measure the speed and memory of `prepare-data` on generated text that resembles OPUS.
 
     python benchmarks/prepare.py --lines 10000000 --num_workers 2
     python benchmarks/prepare.py --lines 10000000 --num_workers 2 --tokenizer ENCODER
 
 The text stays in `--folder` and is used again. 10 million lines take 2.5 GB and a minute to make.
-Options of `prepare_data.py` can be added.
+Options of `prepare-data` can be added.
 
 Memory is the sum over all processes, read twice a second. It is the kernel's PSS, which counts a
 shared page once and includes mapped files. Peaks between two readings are missed.
@@ -160,9 +160,9 @@ def measure(command: list[str]) -> tuple[float, float, float]:
 
 
 def main() -> None:
-    """Make the text if it is not there yet, run `prepare_data.py`, and print speed and memory.
+    """Make the text if it is not there yet, run `prepare-data`, and print speed and memory.
 
-    Unknown command-line options are passed to `prepare_data.py`. Its output is deleted.
+    Unknown command-line options are passed to `prepare-data`. Its output is deleted.
     """
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--lines", type=int, default=1_000_000)
@@ -176,7 +176,14 @@ def main() -> None:
         unfinished = raw.with_name(f"{out.name}.tmp")  # renamed when it is complete
         make_text(unfinished, arguments.lines)
         unfinished.rename(raw)
-    command = [sys.executable, "prepare_data.py", "--data", str(raw), "--output_dir", str(out)]
+    command = [
+        sys.executable,
+        "prepare-data",
+        "--data",
+        str(raw),
+        "--output_dir",
+        str(out),
+    ]
     command += ["--num_workers", str(arguments.num_workers), *more]
     load = os.getloadavg()[0]
     counted = "words"

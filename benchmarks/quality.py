@@ -28,9 +28,11 @@ from torch.utils.data import BatchSampler, SequentialSampler
 from transformers import AutoTokenizer, PreTrainedModel, Trainer, TrainerCallback
 
 from benchmarks.timing import machine_parser, prepare_machine, save, show
-from dap.encoding import SentenceEncoder
-from dap.reports import text_table
-from dap.training import BitextCollator, DAPTrainer, DAPTrainingArguments, tokenize_bitext
+from dap_transformers.encoding.encoder import SentenceEncoder
+from dap_transformers.reports.rendering import text_table
+from dap_transformers.training.arguments import DAPTrainingArguments
+from dap_transformers.training.batches import BitextCollator, tokenize_bitext
+from dap_transformers.training.trainer import DAPTrainer
 from eval_retrieval import evaluate, read_languages
 from modeling_dap import DAPForPreTraining
 

@@ -20,17 +20,20 @@ from pathlib import Path
 
 import numpy as np
 
-import prepare_data
 from benchmarks.prepare import make_text
 from benchmarks.timing import in_own_process, peak_anonymous
-from dap.disk_arrays import concatenate_on_disk, row_blocks, temporary_folder
-from dap.encoding import EncoderArguments
-from dap.mining import DistinctSentences, MiningTask, TextSide, candidate_pairs, select, write_pairs
-from dap.ray.connection import ClusterArguments
-from dap.ray.ray_encoder import load_on
-from dap.ray.ray_search import TILES, cluster_neighbours
-from dap.reports import machine, text_table
-from dap.search import Neighbours, mutual_neighbours
+from dap_transformers.commands import prepare as prepare_data
+from dap_transformers.commands.encoder_arguments import EncoderArguments
+from dap_transformers.disk_arrays import concatenate_on_disk, row_blocks, temporary_folder
+from dap_transformers.mining.distinct import DistinctSentences
+from dap_transformers.mining.margin import candidate_pairs, select
+from dap_transformers.mining.texts import MiningTask, TextSide, write_pairs
+from dap_transformers.ray.connection import ClusterArguments
+from dap_transformers.ray.encoder import load_on
+from dap_transformers.ray.search import TILES, cluster_neighbours
+from dap_transformers.reports.records import machine
+from dap_transformers.reports.rendering import text_table
+from dap_transformers.search.exact import Neighbours, mutual_neighbours
 
 #: Where a job runs. Name of a place -> nodes of its cluster (0: no cluster) and threads.
 PLACES = {
@@ -99,7 +102,7 @@ def encoding(count: int, args: argparse.Namespace, cluster: ClusterArguments) ->
 
 
 def preparation(lines: int, args: argparse.Namespace, cluster: ClusterArguments) -> Job:
-    """Return the job of preparing a made-up text with `prepare_data.py`.
+    """Return the job of preparing a made-up text with `prepare-data`.
 
     Args:
         lines: lines of the text, which must be there already (`text_folder`).

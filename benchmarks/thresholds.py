@@ -28,20 +28,15 @@ from typing import Any
 import numpy as np
 
 from benchmarks.timing import machine_parser, prepare_machine, save
-from dap.encoding import Encoder, EncoderArguments, embed_to_disk, model_fingerprint
-from dap.errors import UserError
-from dap.mining import (
-    Margin,
-    MinedPairs,
-    best_threshold,
-    count_gold,
-    find_splits,
-    mine_vectors,
-    score_at,
-)
-from dap.reports import text_table
+from dap_transformers.commands.encoder_arguments import EncoderArguments
+from dap_transformers.commands.mine import read_split
+from dap_transformers.encoding.shards import Encoder, embed_to_disk, model_fingerprint
+from dap_transformers.errors import UserError
+from dap_transformers.evaluation.bucc import best_threshold, count_gold, find_splits, score_at
+from dap_transformers.mining.margin import MinedPairs
+from dap_transformers.mining.mine import Margin, mine_vectors
+from dap_transformers.reports.rendering import text_table
 from eval_retrieval import read_languages
-from mine_bitext import read_split
 
 SHARES = (0.02, 0.2, 0.5, 1.0, 0.0)
 LANGUAGES = ("de", "hi", "ja", "sw", "tr", "zh")

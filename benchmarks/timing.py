@@ -25,8 +25,8 @@ from typing import Any
 import torch
 from transformers import PreTrainedConfig
 
-from dap.file_io import write_json
-from dap.reports import machine, versions
+from dap_transformers.files import write_json
+from dap_transformers.reports.records import machine, versions
 
 Step = Callable[[], object]
 Numbers = dict[str, float]
@@ -54,9 +54,6 @@ def prepare_machine(args: argparse.Namespace) -> None:
 
     Args:
         args: the command line, which has the device.
-
-    Raises:
-        ValueError: the device is "cuda" and there is no GPU.
     """
     if args.device == "cuda" and not torch.cuda.is_available():
         raise ValueError("--device cuda: PyTorch sees no GPU on this machine; leave the option out")

@@ -46,8 +46,8 @@ from benchmarks.workload import (
     token_counts,
     word_tokenizer,
 )
-from dap.errors import UserError
-from dap.reports import text_table
+from dap_transformers.errors import UserError
+from dap_transformers.reports.rendering import text_table
 from states_dap import layer_stack
 
 LIBRARY, MATRIX = "sentence-transformers", "matrix products"
@@ -160,9 +160,6 @@ def check_equal(losses: dict[str, Loss], workload: Workload, batch: Batch) -> di
     Returns:
         "loss" is our loss. "gradient" is the Euclidean length of our gradient. "gradient_error" is
         the relative difference of the two gradients.
-
-    Raises:
-        ValueError: they differ, so that the contenders would not do the same work.
     """
     found = []
     modules = [

@@ -246,7 +246,7 @@ def cached_backward(model: DAPForPreTraining, size: int, batch: Batch, bf16: boo
         batch: the pairs.
         bf16: compute the loss under bfloat16 autocast.
     """
-    from dap.training import CachedBatch  # here, because it needs the package `datasets`
+    from dap_transformers.training.grad_cache import CachedBatch
 
     autocast = torch.autocast(batch["source_input_ids"].device.type, torch.bfloat16, enabled=bf16)
     with autocast:

@@ -17,15 +17,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dap.alignment import align_words, heat_map
-from dap.arguments import ArgumentParser
-from dap.commands import command
-from dap.encoding import EncoderArguments, SentenceEncoder
-from dap.errors import UserError
-from dap.languages import is_blank
-from dap.mining import Margin, mine_vectors
-from dap.search import unit_rows
-from dap.text import read_sentences
+from dap_transformers.alignment.align import align_words
+from dap_transformers.alignment.heat_map import heat_map
+from dap_transformers.commands.arguments import ArgumentParser
+from dap_transformers.commands.edge import command
+from dap_transformers.commands.encoder_arguments import EncoderArguments
+from dap_transformers.encoding.encoder import SentenceEncoder
+from dap_transformers.errors import UserError
+from dap_transformers.languages import is_blank
+from dap_transformers.mining.mine import Margin, mine_vectors
+from dap_transformers.search.exact import unit_rows
+from dap_transformers.text.archives import read_sentences
 
 MATCHES = 5  # sentences shown per text
 MOST = 20_000  # sentences per text, because a reader waits while they are encoded
@@ -65,9 +67,6 @@ def first_lines(name: str, lines: Iterable[str]) -> dict[str, int]:
 
     Returns:
         Sentence -> number of its first line, from 1.
-
-    Raises:
-        UserError: no sentences, more than `MOST`, or more than `LONGEST` characters.
     """
     found: dict[str, int] = {}
     characters = 0
@@ -97,9 +96,6 @@ def read_text(encoder: SentenceEncoder, name: str, pasted: str, file: str | None
 
     Returns:
         The sentences and their vectors of length 1.
-
-    Raises:
-        UserError: as `first_lines`, or the file is not text.
     """
     sentences = list(first_lines(name, read_sentences(file) if file else pasted.splitlines()))
     return Text(sentences, unit_rows(encoder.encode(sentences), name).numpy())
@@ -116,9 +112,6 @@ def search(encoder: SentenceEncoder, texts: Sequence[Text], query: str) -> list[
     Returns:
         A row [cosine, number of the text (from 1), sentence] per match. The highest cosine comes
         first, whichever text it is from.
-
-    Raises:
-        UserError: an empty query, or no texts.
     """
     if not query.strip() or not texts:
         raise UserError("there is nothing to search: give two texts, and type a sentence")
@@ -181,9 +174,6 @@ def mine_files(
     Returns:
         The pairs, best first, and the threshold that the scores suggest. It is the lowest score
         if the scores suggest none. A repeated sentence has the number of its first line.
-
-    Raises:
-        ValueError: a file is missing, has no sentences or more than `MOST`, or is not text.
     """
     if not source_file or not target_file:
         raise UserError("there is nothing to mine: give two files with one sentence per line")

@@ -20,9 +20,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dap.commands import command
-from dap.errors import UserError
-from dap.file_io import read_object
+from dap_transformers.commands.edge import command
+from dap_transformers.errors import UserError
+from dap_transformers.files import read_object
 from experiments.reading import read_evaluations, read_study_file, write_study_file
 from experiments.recipes import Recipe, Run, flags, read_recipe
 from experiments.statistics import ALIGNMENT, ORDER, Outcome, label_of

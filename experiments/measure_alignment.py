@@ -26,13 +26,19 @@ from pathlib import Path
 import numpy as np
 from transformers import HfArgumentParser
 
-from dap.addresses import public_name
-from dap.alignment import align_tokens, alignment_quality, token_retrieval_accuracy, word_states
-from dap.commands import check_outputs, command
-from dap.encoding import EncoderArguments, SentenceEncoder
-from dap.errors import UserError
-from dap.file_io import write_json
-from dap.reports import text_table
+from dap_transformers.addresses import public_name
+from dap_transformers.alignment.links import (
+    align_tokens,
+    alignment_quality,
+    token_retrieval_accuracy,
+    word_states,
+)
+from dap_transformers.commands.edge import check_outputs, command
+from dap_transformers.commands.encoder_arguments import EncoderArguments
+from dap_transformers.encoding.encoder import SentenceEncoder
+from dap_transformers.errors import UserError
+from dap_transformers.files import write_json
+from dap_transformers.reports.rendering import text_table
 from eval_retrieval import read_languages
 from experiments.reference import AlignedPair, is_trivial, lower_words, reference, word_spans
 from experiments.statistics import ALIGNMENT

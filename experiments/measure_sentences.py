@@ -16,13 +16,14 @@ from typing import Any
 
 import numpy as np
 
-from dap.addresses import public_name
-from dap.arguments import ArgumentParser, arg
-from dap.commands import check_outputs, command
-from dap.encoding import EncoderArguments
-from dap.errors import UserError
-from dap.file_io import write_json
-from dap.search import hard_negative_hits, multilingual_pool_hits
+from dap_transformers.addresses import public_name
+from dap_transformers.commands.arguments import ArgumentParser, arg
+from dap_transformers.commands.edge import check_outputs, command
+from dap_transformers.commands.encoder_arguments import EncoderArguments
+from dap_transformers.errors import UserError
+from dap_transformers.evaluation.hard_negatives import hard_negative_hits
+from dap_transformers.evaluation.retrieval import multilingual_pool_hits
+from dap_transformers.files import write_json
 from eval_retrieval import (
     COPIES,
     ENGLISH,

@@ -19,7 +19,7 @@ from datasets import Dataset
 from torch.utils.data import Sampler
 
 import train_dap
-from dap.training import LanguageMixSampler
+from dap_transformers.training.batches import LanguageMixSampler
 
 logger = logging.getLogger(__name__)
 

@@ -18,10 +18,11 @@ from typing import Any
 
 from transformers import AutoTokenizer, BertConfig, PreTrainedTokenizerBase
 
-from dap.commands import command
-from dap.errors import UserError
-from dap.file_io import read_object
-from dap.text import find_bitext, read_pairs
+from dap_transformers.commands.edge import command
+from dap_transformers.errors import UserError
+from dap_transformers.files import read_object
+from dap_transformers.text.find import find_bitext
+from dap_transformers.text.formats import read_pairs
 
 PAIRS = 2000  # pairs of each language whose pieces are counted
 

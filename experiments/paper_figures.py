@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from dap.alignment import plot_token_states
-from dap.encoding import SentenceEncoder
-from dap.errors import UserError
-from dap.languages import NAMES
-from dap.reports import PAPER_DIRECTIONS
+from dap_transformers.alignment.alignment_plots import plot_token_states
+from dap_transformers.encoding.encoder import SentenceEncoder
+from dap_transformers.errors import UserError
+from dap_transformers.evaluation.paper import PAPER_DIRECTIONS
+from dap_transformers.languages import NAMES
 from eval_retrieval import read_languages
 from experiments.paper_tables import BASE, TASKS, Found, task_means, variants
 from experiments.recipes import Recipe

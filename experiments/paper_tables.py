@@ -8,8 +8,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from dap.languages import NAMES, XNLI_LANGUAGES
-from dap.reports import (
+from dap_transformers.evaluation.paper import (
     BUCC_HEADINGS,
     BUCC_PAIRS,
     BUCC_PROTOCOLS,
@@ -21,10 +20,10 @@ from dap.reports import (
     PAPER_TATOEBA_LANGUAGES,
     PAPER_XNLI,
     TATOEBA_GROUPS,
-    merge_seeds,
-    merged_table,
-    text_table,
 )
+from dap_transformers.languages import NAMES, XNLI_LANGUAGES
+from dap_transformers.reports.merge import merge_seeds, merged_table
+from dap_transformers.reports.rendering import text_table
 from experiments.recipes import Recipe
 from experiments.statistics import spread
 

@@ -13,8 +13,8 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-from dap.errors import UserError
-from dap.file_io import read_object
+from dap_transformers.errors import UserError
+from dap_transformers.files import read_object
 from experiments.recipes import read_recipe
 from experiments.statistics import Outcome, Study
 

@@ -34,8 +34,8 @@ from typing import Any
 
 import yaml
 
-from dap.errors import UserError
-from dap.file_io import read_text
+from dap_transformers.errors import UserError
+from dap_transformers.files import read_text
 
 #: How a ready encoder makes a sentence vector. Each is also a place in evaluations.
 ENCODER_OPTIONS = ("pooling", "prefix", "revision", "trust_remote_code")

@@ -21,9 +21,11 @@ from pathlib import Path
 
 import numpy as np
 
-from dap.errors import UserError
-from dap.file_io import read_object, write_json
-from dap.text import BitextFile, disk_path, find_bitext, read_pairs
+from dap_transformers.errors import UserError
+from dap_transformers.files import read_object, write_json
+from dap_transformers.text.archives import disk_path
+from dap_transformers.text.find import find_bitext
+from dap_transformers.text.formats import BitextFile, read_pairs
 from eval_retrieval import PairsByLanguage
 from experiments.silver import ITERATIONS, NO_SOURCE, TENSION, align_words
 

@@ -17,9 +17,9 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.cost_table import HEADER, cost_rows
-from dap.commands import command
-from dap.file_io import read_object
-from dap.reports import markdown_table
+from dap_transformers.commands.edge import command
+from dap_transformers.files import read_object
+from dap_transformers.reports.rendering import markdown_table
 from experiments.reading import read_studies
 from experiments.recipes import TRAIN
 from experiments.statistics import (

@@ -24,12 +24,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dap.commands import ClaimedError, claimed, command
-from dap.errors import UserError
-from dap.file_io import read_object, write_json
-from dap.reports import PAPER_COST, machine, versions
-from dap.training import FINISHED
-from dap.training import RESULTS_FILE as HEAD_RESULTS
+from dap_transformers.commands.edge import ClaimedError, claimed, command
+from dap_transformers.errors import UserError
+from dap_transformers.evaluation.paper import PAPER_COST
+from dap_transformers.files import read_object, write_json
+from dap_transformers.reports.records import machine, versions
+from dap_transformers.training.heads import RESULTS_FILE as HEAD_RESULTS
+from dap_transformers.training.resume import FINISHED
 from experiments.paper_tables import paper_tables
 from experiments.recipes import ENCODER_OPTIONS, Recipe, Run, flags, read_recipe, words
 from experiments.statistics import DEV

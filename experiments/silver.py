@@ -18,7 +18,7 @@ from itertools import count, islice
 
 import numpy as np
 
-from dap.errors import UserError
+from dap_transformers.errors import UserError
 
 Sentences = Sequence[Sequence[str]]  # each sentence a list of words
 Links = tuple[np.ndarray, np.ndarray]  # sure links and possible links of a pair, (L, 2) each

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from dap.reports import (
+from dap_transformers.evaluation.paper import (
     BUCC_PAIRS,
     DIRECTIONS,
     PAPER_BUCC,

@@ -23,18 +23,14 @@ from torch.utils.data import DataLoader
 from transformers import AutoTokenizer
 
 from benchmarks.timing import alternate
-from dap.commands import command
-from dap.errors import UserError
-from dap.file_io import read_object, write_json
-from dap.reports import machine, versions
-from dap.text import load_bitext
-from dap.training import (
-    FINISHED,
-    BitextCollator,
-    HardNegatives,
-    LanguageMixSampler,
-    tokenize_bitext,
-)
+from dap_transformers.commands.edge import command
+from dap_transformers.errors import UserError
+from dap_transformers.files import read_object, write_json
+from dap_transformers.reports.records import machine, versions
+from dap_transformers.text.corpus import load_bitext
+from dap_transformers.training.batches import BitextCollator, LanguageMixSampler, tokenize_bitext
+from dap_transformers.training.hard_negatives import HardNegatives
+from dap_transformers.training.resume import FINISHED
 from experiments.recipes import Run, flags, read_recipe
 from experiments.run import HEAD_RESULTS, RESULTS, Job, Workspace, execute, parse_places
 from modeling_dap import DAPForPreTraining

@@ -25,13 +25,14 @@ import yaml
 from transformers import AutoModel, AutoTokenizer
 
 import train_dap  # also registers DAP with the Auto classes
-from dap.alignment import TokenStates, plot_token_states
-from dap.commands import command
-from dap.encoding import SentenceEncoder
-from dap.file_io import read_json, read_object, write_json
-from dap.languages import NAMES
-from dap.reports import text_table
-from dap.training import FINISHED, RESULTS_FILE
+from dap_transformers.alignment.alignment_plots import TokenStates, plot_token_states
+from dap_transformers.commands.edge import command
+from dap_transformers.encoding.encoder import SentenceEncoder
+from dap_transformers.files import read_json, read_object, write_json
+from dap_transformers.languages import NAMES
+from dap_transformers.reports.rendering import text_table
+from dap_transformers.training.heads import RESULTS_FILE
+from dap_transformers.training.resume import FINISHED
 from eval_retrieval import (
     CopiesByLanguage,
     PairsByLanguage,
@@ -48,7 +49,7 @@ from quickstart import bitext, e5_wheel, fetch, reuse
 
 ROOT = Path(__file__).resolve().parents[1]
 HOME = ROOT / "build" / "quickstart"
-RECIPE = ROOT / "configs" / "quickstart.yaml"
+RECIPE = ROOT / "dap_transformers" / "configs" / "quickstart.yaml"
 FIGURE_LANGUAGE = "fi"
 FIGURE_PAIRS = 100  # as in the paper's Figure 1
 SECONDS = "seconds of training, with heads"

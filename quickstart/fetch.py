@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dap.errors import UserError
+from dap_transformers.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -76,9 +76,6 @@ def fetch(wheels: Sequence[Wheel], folder: Path) -> list[Path]:
 
     Returns:
         Path of each wheel, in the order of `wheels`.
-
-    Raises:
-        UserError: a file has another SHA-256 digest, or the download failed.
     """
     folder.mkdir(parents=True, exist_ok=True)
     missing = [wheel for wheel in wheels if not (folder / wheel.filename).exists()]
@@ -100,13 +97,6 @@ def _download(wheels: Sequence[Wheel], folder: Path) -> None:
     """Download wheels with pip into a temporary folder, then move them into `folder`.
 
     Otherwise pip would leave part of a file behind if it were killed.
-
-    Args:
-        wheels: the files to download.
-        folder: where they are kept.
-
-    Raises:
-        UserError: the download failed. The message has pip's last words and the command.
     """
     names = ", ".join(wheel.requirement for wheel in wheels)
     print(f"   downloading {names}", flush=True)

@@ -10,9 +10,9 @@ from typing import Any
 
 import yaml
 
-from dap.errors import UserError
-from dap.file_io import read_json, write_json
-from dap.training import FINISHED, changes_weights, differences
+from dap_transformers.errors import UserError
+from dap_transformers.files import read_json, write_json
+from dap_transformers.training.resume import FINISHED, changes_weights, differences
 
 RECORD = "made_from.json"  # written before training begins
 
@@ -74,9 +74,6 @@ def claim(out: Path, wanted: dict[str, Any]) -> bool:
 
     Returns:
         True if there is a finished run. False if training must begin or continue.
-
-    Raises:
-        UserError: the folder holds a finished or interrupted run of other ingredients.
     """
     record = out / RECORD
     finished = (out / FINISHED).exists()

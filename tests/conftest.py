@@ -28,7 +28,7 @@ from forked import start_server
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedTokenizerFast
 
-    from dap.training.trainer import DAPTrainer
+    from dap_transformers.training.trainer import DAPTrainer
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 SPECIAL = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
@@ -210,7 +210,7 @@ def training_flags(model: Path, text: Path) -> list[str]:
 
 def built(flags: list[str]) -> DAPTrainer:
     """The trainer that a command of `train_dap.py` makes."""
-    from dap.training.training_arguments import parse_arguments
+    from dap_transformers.training.arguments import parse_arguments
     from train_dap import build_trainer
 
     return build_trainer(*parse_arguments(flags))[0]

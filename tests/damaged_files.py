@@ -15,8 +15,9 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dap.errors import UserError
-from dap.text import LineAudit, find_bitext, read_tables
+from dap_transformers.errors import UserError
+from dap_transformers.text.find import find_bitext
+from dap_transformers.text.formats import LineAudit, read_tables
 
 #: Bytes that readers of text often handle wrongly.
 PIECES = [

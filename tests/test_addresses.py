@@ -14,11 +14,11 @@ from conftest import synthetic_pairs
 from written import serve_folder, text_of
 
 import eval_retrieval
-import mine_bitext
-import prepare_data
-from dap import addresses
-from dap.encoding import embeddings
-from dap.errors import UserError
+from dap_transformers import addresses
+from dap_transformers.commands import mine as mine_bitext
+from dap_transformers.commands import prepare as prepare_data
+from dap_transformers.encoding import shards as embeddings
+from dap_transformers.errors import UserError
 
 
 @pytest.fixture(autouse=True)

@@ -8,10 +8,10 @@ import pytest
 from conftest import synthetic_pairs
 from written import write
 
-from align_words import run
-from dap.alignment import align_words
-from dap.encoding import SentenceEncoder
-from dap.errors import UserError
+from dap_transformers.alignment.align import align_words
+from dap_transformers.commands.align import run
+from dap_transformers.encoding.encoder import SentenceEncoder
+from dap_transformers.errors import UserError
 
 pd = pytest.importorskip("pandas")
 

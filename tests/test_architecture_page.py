@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from conftest import REPOSITORY
 
-from dap.text import FORMATS, find_bitext, read_pairs
+from dap_transformers.text.find import find_bitext
+from dap_transformers.text.formats import FORMATS, read_pairs
 
 PAGE = (REPOSITORY / "docs" / "architecture.md").read_text(encoding="utf-8")
 

@@ -32,9 +32,9 @@ from benchmarks import (
     train_step,
 )
 from benchmarks.workload import PAD, Workload, token_counts
-from dap.file_io import read_json
-from dap.ray.connection import ClusterArguments
-from dap.training import grad_cache
+from dap_transformers.files import read_json
+from dap_transformers.ray.connection import ClusterArguments
+from dap_transformers.training import grad_cache
 from modeling_dap import DAPForPreTraining
 
 TINY = [

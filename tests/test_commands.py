@@ -20,20 +20,25 @@ from safetensors.torch import load
 from safetensors.torch import save as dump
 from written import full_disk
 
-import mine_bitext
 import train_dap
-from dap import __version__
-from dap.arguments import ArgumentParser
-from dap.commands import ClaimedError, check_outputs, claimed, command, guarded
-from dap.encoding import EncoderArguments
-from dap.errors import UserError, refusals
-from dap.file_io import read_json, read_object, whole_file, whole_folder, write_json
-from dap.publishing import Options, build
-from dap.text import load_bitext
-from dap.training import load_model, parse_arguments, read_start
+from dap_transformers import __version__
+from dap_transformers.commands import mine as mine_bitext
+from dap_transformers.commands.arguments import ArgumentParser
+from dap_transformers.commands.edge import ClaimedError, check_outputs, claimed, command, guarded
+from dap_transformers.commands.encoder_arguments import EncoderArguments
+from dap_transformers.errors import UserError, refusals
+from dap_transformers.files import read_json, read_object, whole_file, whole_folder, write_json
+from dap_transformers.publishing.layout import Options, build
+from dap_transformers.text.corpus import load_bitext
+from dap_transformers.training.arguments import parse_arguments
+from dap_transformers.training.start import load_model, read_start
 
 COMMANDS = ("train_dap", "eval_retrieval", "mine_bitext", "run_xnli", "prepare_data", "push_to_hub")
-COMMANDS += ("align_words", "dap.publishing.onnx_export", "dap.reports.command_line")
+COMMANDS += (
+    "align_words",
+    "dap_transformers.publishing.onnx_export",
+    "dap_transformers.reports.command_line",
+)
 
 
 # ------------------------------------------------------------------------------- how a command ends
@@ -50,9 +55,9 @@ def main_that_raises(
             raise error("raised\n  below")
 
         monkeypatch.setattr(ArgumentParser, "parse_args_into_dataclasses", fail)
-        monkeypatch.setattr("dap.reports.command_line.read_report", fail)
+        monkeypatch.setattr("dap_transformers.reports.command_line.read_report", fail)
         import_module(request.param).main(
-            ["a.json"] if request.param == "dap.reports.command_line" else []
+            ["a.json"] if request.param == "dap_transformers.reports.command_line" else []
         )
 
     return run
@@ -142,7 +147,7 @@ def test_a_launch_that_starts_one_process_instead_of_several_is_refused(
 
 
 def test_a_refused_command_prints_one_line_and_has_status_1(tmp_path: Path) -> None:
-    line = [sys.executable, "-m", "dap.reports", str(tmp_path / "absent.json")]
+    line = [sys.executable, "-m", "dap_transformers.reports", str(tmp_path / "absent.json")]
     done = subprocess.run(line, capture_output=True, text=True, cwd=REPOSITORY)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == f"error: {tmp_path}/absent.json: No such file or directory\n"
@@ -375,8 +380,8 @@ REFUSED = [
         "model linked in in/out in/a.de test.txt/a",
     ),
     ("push_to_hub", "model --repo_id user/a --dry_run --output_dir {}", "model linked in in/a.de"),
-    ("dap.publishing.onnx_export", "model {}", "in/a.de in"),
-    ("dap.reports.command_line", "report.json --output {}", "report.json in"),
+    ("dap_transformers.publishing.onnx_export", "model {}", "in/a.de in"),
+    ("dap_transformers.reports.command_line", "report.json --output {}", "report.json in"),
 ]
 WHY_REFUSED = "overwrite|lies in|is a file|is a folder|is the folder|not empty|cannot be written"
 WHY_REFUSED += "|pairs are written as"  # a file that is no format of mined pairs
@@ -453,9 +458,9 @@ def test_missing_or_wrong_outputs_of_mining_and_merging_are_refused(place: Path)
     with pytest.raises(SystemExit, match=r"^error: --output p\.tsv\.zst"):
         mine_bitext.main([*texts, "--output", "p.tsv.zst"])
     with pytest.raises(SystemExit, match=r"^error: \."):
-        import_module("dap.reports.command_line").main([""])
+        import_module("dap_transformers.reports.command_line").main([""])
     with pytest.raises(SystemExit, match="^error: --output"):
-        import_module("dap.reports.command_line").main(["report.json", "--output", ""])
+        import_module("dap_transformers.reports.command_line").main(["report.json", "--output", ""])
     assert contents(place) == before
 
 

@@ -16,14 +16,18 @@ from safetensors.torch import load_file, save_file
 from transformers import PreTrainedTokenizerFast
 
 import eval_retrieval
-from dap.encoding.sentence_encoder import SentenceEncoder
-from dap.errors import UserError
-from dap.publishing.card_results import report_text
-from dap.reports import plot_accuracies
-from dap.reports.command_line import run as merge_reports
-from dap.search.retrieval import multilingual_pool_accuracy, retrieval_accuracy
-from dap.search.xsim import COPY_KINDS, hard_negative_copies, hard_negative_errors
-from dap.text import tmx_po
+from dap_transformers.encoding.encoder import SentenceEncoder
+from dap_transformers.errors import UserError
+from dap_transformers.evaluation.hard_negatives import (
+    COPY_KINDS,
+    hard_negative_copies,
+    hard_negative_errors,
+)
+from dap_transformers.evaluation.retrieval import multilingual_pool_accuracy, retrieval_accuracy
+from dap_transformers.publishing.card_results import report_text
+from dap_transformers.reports.command_line import run as merge_reports
+from dap_transformers.reports.plots import plot_accuracies
+from dap_transformers.text import tmx_po
 from eval_retrieval import POOLS, evaluate_retrieval, main, read_languages, run
 from modeling_dap import DAPForPreTraining
 
@@ -62,7 +66,7 @@ def test_report_holds_the_accuracy_of_both_directions(
 def test_tatoeba_layout_prints_the_papers_numbers_for_a_complete_group(
     tiny_bert_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from dap.languages import ISO3, TATOEBA_36
+    from dap_transformers.languages import ISO3, TATOEBA_36
 
     for code in TATOEBA_36:
         source, target = zip(*synthetic_pairs(code, 5), strict=True)

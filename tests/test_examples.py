@@ -18,9 +18,9 @@ from serve_recipes import RECIPES
 from tokenizers import Tokenizer
 from transformers import AutoModel
 
-from dap.encoding import SentenceEncoder
-from dap.errors import UserError
-from dap.publishing import Options, build
+from dap_transformers.encoding.encoder import SentenceEncoder
+from dap_transformers.errors import UserError
+from dap_transformers.publishing.layout import Options, build
 
 
 def load_app() -> ModuleType:

@@ -5,7 +5,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from dap.languages import (
+from dap_transformers.languages import (
     BLANKS,
     CHARACTERS_PER_WORD,
     ISO3,

@@ -18,19 +18,13 @@ from forked import run_two
 from written import full_disk
 
 import eval_retrieval
-from dap.encoding.sentence_encoder import SentenceEncoder
-from dap.errors import UserError
-from dap.mining import (
-    DistinctSentences,
-    MinedPairs,
-    MiningTask,
-    TextSide,
-    mine,
-    require_writable,
-    write_pairs,
-)
-from dap.mining.margin import margin_scores
-from mine_bitext import main, run
+from dap_transformers.commands.mine import main, run
+from dap_transformers.encoding.encoder import SentenceEncoder
+from dap_transformers.errors import UserError
+from dap_transformers.mining.distinct import DistinctSentences
+from dap_transformers.mining.margin import MinedPairs, margin_scores
+from dap_transformers.mining.mine import mine
+from dap_transformers.mining.texts import MiningTask, TextSide, require_writable, write_pairs
 
 PAIRS = synthetic_pairs("de", 40)
 SOURCE = [source for source, _ in PAIRS]

@@ -13,7 +13,7 @@ from conftest import REPOSITORY, built, results, synthetic_pairs
 from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
 from transformers import ModernBertConfig, ModernBertForMaskedLM, PreTrainedTokenizerFast
 
-from dap.encoding import SentenceEncoder
+from dap_transformers.encoding.encoder import SentenceEncoder
 from modeling_dap import DAPForPreTraining
 from train_dap import run
 
@@ -62,7 +62,11 @@ def mmbert(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def recipe(model: Path, text: Path) -> list[str]:
     """Return the arguments of a short training by configs/mmbert.yaml."""
     return [
-        *(str(REPOSITORY / "configs" / "mmbert.yaml"), "--model_name_or_path", str(model)),
+        *(
+            str(REPOSITORY / "dap_transformers" / "configs" / "mmbert.yaml"),
+            "--model_name_or_path",
+            str(model),
+        ),
         *("--train_data", str(text), "--total_train_batch_size", "16", "--dev_pairs", "10"),
         *("--max_steps", "2", "--eval_steps", "2", "--save_steps", "2", "--report_to", "none"),
         *("--dataloader_num_workers", "0", "--disable_tqdm", "true", "--bf16", "--use_cpu"),

@@ -377,7 +377,8 @@ def test_a_step_waits_for_a_gpu_as_often_as_the_docs_say(
 ) -> None:
     lists = []
     monkeypatch.setattr(Tensor, "tolist", lambda self: lists.append(self) or self.numpy().tolist())
-    one_kernel = lambda query, key, value, *_: query * value.sum()  # noqa: E731  (its CPU twin reads lengths)
+    # The kernel of the GPU takes the lengths as a tensor. Its CPU twin reads them.
+    one_kernel = lambda query, key, value, *_: query * value.sum()  # noqa: E731
     monkeypatch.setattr(states_dap, "attention_by_length", one_kernel)
     model = tiny_model(objective=objective, pooling=pooling)
     with Waits() as waits:

@@ -9,7 +9,7 @@ from conftest import REPOSITORY, tiny_config
 from tiny_models import COMBINATIONS, MASK, NoFloat64, gradients, make_batch, tiny_model, widen
 from torch import Tensor
 
-from dap.training import CachedBatch
+from dap_transformers.training.grad_cache import CachedBatch
 from heads_dap import OF_TARGETS
 from modeling_dap import DAPConfig, DAPForPreTraining
 from objectives_dap import OBJECTIVES

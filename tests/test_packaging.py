@@ -1,7 +1,6 @@
 """Check which folder may import which, what the wheel holds, and that versions agree."""
 
 import ast
-import importlib
 import os
 import re
 import subprocess
@@ -14,21 +13,17 @@ import yaml
 from conftest import REPOSITORY
 from wheels import build_wheel
 
-import dap.encoding
-import dap.text
-import modeling_dap
 from configuration_dap import OLDEST_TRANSFORMERS
-from dap import __version__
+from dap_transformers import __version__
 
 #: Layers, lowest first. A module imports from its own layer or from lower ones.
-LAYERS = ("model", "dap", "command", "beside")
+LAYERS = ("model", "library", "command", "beside")
 BESIDE = ("quickstart", "experiments", "benchmarks")
-COMMANDS = ("train_dap", "eval_retrieval", "mine_bitext", "align_words", "run_xnli")
-COMMANDS += ("prepare_data", "push_to_hub")
+COMMANDS = ("train_dap", "eval_retrieval", "run_xnli")
+PACKAGE = "dap_transformers"
+#: Modules of `dap_transformers.commands` that all commands share.
+SHARED = tuple(f"{PACKAGE}.commands.{name}" for name in ("edge", "arguments", "encoder_arguments"))
 WITHOUT_MODEL = ("text", "prepare", "search", "reports")
-#: Modules that others import by their full name. A folder's `__init__.py` does not load them,
-#: because they are a command, or because `dap.prepare` needs one of them without the model.
-IMPORTED_DIRECTLY = ("dap.publishing.onnx_export", "dap.ray.")
 
 #: Name of a module or folder -> names that it imports.
 Graph = dict[str, set[str]]
@@ -36,9 +31,8 @@ Graph = dict[str, set[str]]
 
 def own_modules() -> dict[str, Path]:
     """Return the file of each module, by its dotted name. A package has its `__init__.py`."""
-    beside = ("setup", "dap_transformers")
-    files = [path for path in REPOSITORY.glob("*.py") if path.stem not in beside]
-    for folder in ("dap", *BESIDE):
+    files = [path for path in REPOSITORY.glob("*.py") if path.stem != "setup"]
+    for folder in (PACKAGE, *BESIDE):
         files += (REPOSITORY / folder).rglob("*.py")
 
     modules = {}
@@ -51,19 +45,15 @@ def own_modules() -> dict[str, Path]:
 def layer_of(module: str) -> str:
     """Return the layer of a module, one of `LAYERS`."""
     root = module.split(".")[0]
-    if root == "dap":
-        return "dap"
     if root in BESIDE:
         return "beside"
-    if root.endswith("_dap") and root != "train_dap":
-        return "model"
-    return "command"
+    if root in COMMANDS or module.startswith(f"{PACKAGE}.commands.") and module not in SHARED:
+        return "command"
+    return "library" if root == PACKAGE else "model"
 
 
 def folder_of(module: str) -> str:
-    """Return `dap.text` for `dap.text.corpus`. A module outside of `dap` stands for itself."""
-    if layer_of(module) != "dap":
-        return module
+    """Return `dap_transformers.text` for `dap_transformers.text.corpus`."""
     return ".".join(module.split(".")[:2])
 
 
@@ -104,7 +94,7 @@ def files() -> Graph:
 
 @pytest.fixture(scope="module")
 def folders(files: Graph) -> Graph:
-    """Return the imports between the folders of `dap` and the modules elsewhere."""
+    """Return the imports between the folders of the package and the modules elsewhere."""
     graph: Graph = {}
     for name, imported in files.items():
         folder = folder_of(name)
@@ -129,21 +119,10 @@ def test_there_are_no_import_cycles(files: Graph, folders: Graph) -> None:
         assert not [name for name in graph if name in reachable(graph, name)]
 
 
-def test_folders_import_each_other_by_their_public_names(files: Graph) -> None:
-    for name, imported in files.items():
-        if name.startswith("dap.ray."):
-            continue  # distributes the inner parts of dap.encoding and dap.search
-        for other in imported:
-            is_inner = layer_of(other) == "dap" and other != folder_of(other)
-            is_foreign = folder_of(other) != folder_of(name)
-            if is_inner and is_foreign:
-                assert other.startswith(IMPORTED_DIRECTLY), f"{name} imports {other}"
-
-
 @pytest.mark.parametrize("name", WITHOUT_MODEL)
 def test_folders_for_text_and_arrays_import_no_model(name: str, files: Graph) -> None:
     for module in files:
-        if folder_of(module) == f"dap.{name}":
+        if folder_of(module) == f"{PACKAGE}.{name}":
             imported = reachable(files, module)
             assert not [other for other in imported if layer_of(other) == "model"], module
 
@@ -153,69 +132,41 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_wheel(tmp_path_factory.mktemp("wheel"))
 
 
-def test_the_wheel_holds_one_package_with_model_library_commands_and_recipes(wheel: Path) -> None:
-    names = zipfile.ZipFile(wheel).namelist()
-    held = {name for name in names if ".dist-info/" not in name}
-
-    expected = {str(path.relative_to(REPOSITORY)) for path in REPOSITORY.glob("configs/**/*.yaml")}
-    for name, path in own_modules().items():
-        if layer_of(name) != "beside":
-            expected.add(str(path.relative_to(REPOSITORY)).removeprefix("dap/"))
-    for path in (REPOSITORY / "dap").rglob("*.*"):
-        if not path.suffix.startswith(".py") or path.name == "py.typed":
-            expected.add(str(path.relative_to(REPOSITORY / "dap")))
-    assert held == {f"dap_transformers/{name}" for name in expected}
+def test_the_wheel_holds_the_modules_of_the_checkout(wheel: Path) -> None:
+    held = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    listed = subprocess.run(["git", "ls-files"], capture_output=True, text=True, cwd=REPOSITORY)
+    inside = {name for name in listed.stdout.splitlines() if name.startswith(f"{PACKAGE}/")}
+    at_the_top = {f"{name}.py" for name in own_modules() if layer_of(name) in ("model", "command")}
+    assert held == inside | {name for name in at_the_top if (REPOSITORY / name).is_file()}
 
 
-def test_modules_of_the_wheel_import_each_other_from_the_package(wheel: Path) -> None:
-    ours = {name.split(".")[0] for name in own_modules()}
-    archive = zipfile.ZipFile(wheel)
-    for name in archive.namelist():
-        source = archive.read(name)
-        path = Path(name)
-        if path.suffix == ".py" and layer_of(path.stem) == "model":
-            # Published checkpoints hold these files.
-            assert source == (REPOSITORY / path.name).read_bytes()
-        elif path.suffix == ".py":
-            for node in ast.walk(ast.parse(source)):
-                imported = [node.module] if isinstance(node, ast.ImportFrom) else []
-                if isinstance(node, ast.Import):
-                    imported = [alias.name for alias in node.names]
-                assert not ours & {str(module).split(".")[0] for module in imported}, name
+def test_wheel_and_checkout_import_the_same_names(wheel: Path, tmp_path: Path) -> None:
+    names = [name for name in own_modules() if layer_of(name) != "beside"]
+    code = "import importlib, sys, pathlib\n"
+    code += f"for name in {names}: print(name, importlib.import_module(name).__file__)"
+    for place in (REPOSITORY, wheel):
+        environment = os.environ | {"PYTHONPATH": str(place)}
+        command = [sys.executable, "-c", code]
+        done = subprocess.run(
+            command, capture_output=True, text=True, cwd=tmp_path, env=environment
+        )
+        found = dict(line.split() for line in done.stdout.splitlines())
+        assert list(found) == names, done.stderr
+        assert all(file.startswith(str(place)) for file in found.values())
 
-
-def test_the_wheel_works_without_the_checkout(wheel: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "dap_transformers.reports", "--version"]
-    environment = os.environ | {"PYTHONPATH": str(wheel)}
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment)
-    assert done.stdout == f"dap-transformers {__version__}\n", done.stderr
-
-    archive = zipfile.ZipFile(wheel)
-    metadata = {}
-    for name in archive.namelist():
-        if ".dist-info/" in name:
-            metadata[Path(name).name] = archive.read(name).decode()
-    assert metadata["top_level.txt"] == "dap_transformers\n"
-    functions = re.findall(r"= dap_transformers\.(\S+):main", metadata["entry_points.txt"])
-    modules = {module if module in COMMANDS else f"dap.{module}" for module in functions}
-    assert modules == {*COMMANDS, "dap.publishing.onnx_export", "dap.reports.command_line"}
-
-
-def test_a_checkout_has_the_names_of_the_wheel() -> None:
-    import dap_transformers.encoding
-    import dap_transformers.modeling_dap
-    import dap_transformers.text.corpus as corpus
-
-    assert dap_transformers.modeling_dap.DAPModel is modeling_dap.DAPModel
-    assert dap_transformers.encoding.SentenceEncoder is dap.encoding.SentenceEncoder
-    assert corpus.load_bitext is dap.text.load_bitext
-    for absent in ("numpy", "absent", "text.absent"):
-        with pytest.raises(ModuleNotFoundError):
-            importlib.import_module(f"dap_transformers.{absent}")
-
-    command = [sys.executable, "-m", "dap_transformers.reports", "--version"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY)
-    assert done.stdout == f"dap-transformers {__version__}\n", done.stderr
+    scripts = (
+        zipfile.ZipFile(wheel)
+        .read(
+            next(
+                name
+                for name in zipfile.ZipFile(wheel).namelist()
+                if name.endswith("entry_points.txt")
+            )
+        )
+        .decode()
+    )
+    modules = set(re.findall(r"= (\S+):main", scripts))
+    assert modules >= {name for name in names if layer_of(name) == "command"}
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""`prepare_data.py` makes shards, a report and a card from raw files, and resumes stopped runs."""
+"""`prepare-data` makes shards, a report and a card from raw files, and resumes stopped runs."""
 
 import json
 import os
@@ -19,16 +19,16 @@ from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 from written import full_disk, serve_folder, text_of, zip_of
 
-from dap import __version__
-from dap.encoding import load_encoder
-from dap.errors import UserError
-from dap.languages import normalise
-from dap.prepare.options import PrepareOptions
-from dap.text import BitextFile
-from dap.text.corpus import load_bitext
-from dap.training.batches import tokenize_bitext
-from dap.training.start import target_vocabulary
-from prepare_data import DataArguments, find_files, main, run
+from dap_transformers import __version__
+from dap_transformers.commands.prepare import DataArguments, find_files, main, run
+from dap_transformers.encoding.encoder import load_encoder
+from dap_transformers.errors import UserError
+from dap_transformers.languages import normalise
+from dap_transformers.prepare.options import PrepareOptions
+from dap_transformers.text.corpus import load_bitext
+from dap_transformers.text.formats import BitextFile
+from dap_transformers.training.batches import tokenize_bitext
+from dap_transformers.training.start import target_vocabulary
 
 SHARED = REPOSITORY.parent / "shared"
 
@@ -61,7 +61,7 @@ def arguments(raw: Path, output: Path, **options: Any) -> list[str]:
 def test_without_polars_the_command_says_its_version_and_what_to_install(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = str(REPOSITORY / "prepare_data.py")
+    command = ["-m", "dap_transformers.commands.prepare"]
     monkeypatch.setitem(sys.modules, "polars", None)
     monkeypatch.setattr(sys, "argv", [command])
     with pytest.raises(SystemExit, match=r"^error: .* pip install polars$"):

@@ -24,12 +24,12 @@ from sentence_transformers.models import Pooling, Transformer
 from tiny_models import ALL, gradients, make_batch, tiny_model, with_negatives
 from torch import Tensor
 
-from dap.alignment import align_words
-from dap.encoding import SentenceEncoder
-from dap.file_io import read_json
-from dap.search import nearest
-from dap.sentence_transformers import HEADS_FILE, DAPLoss
-from dap.training.trainer import DAPTrainer
+from dap_transformers.alignment.align import align_words
+from dap_transformers.encoding.encoder import SentenceEncoder
+from dap_transformers.files import read_json
+from dap_transformers.search.exact import nearest
+from dap_transformers.sentence_transformers import HEADS_FILE, DAPLoss
+from dap_transformers.training.trainer import DAPTrainer
 from modeling_dap import DAPConfig, DAPForPreTraining, DAPForSequenceClassification
 from train_dap import main
 
@@ -236,7 +236,7 @@ def test_a_training_step_seldom_waits(
 def test_encoding_search_and_alignment_give_what_the_cpu_gives(
     tiny_bert_dir: Path, waits: Counter[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dap.search.screening.rounding_pays", lambda device: True)
+    monkeypatch.setattr("dap_transformers.search.screening.rounding_pays", lambda device: True)
     sources, targets = zip(*synthetic_pairs(LANGUAGES[0], 20), strict=True)
     found = []
     for device in ("cpu", "cuda"):

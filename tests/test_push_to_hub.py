@@ -22,11 +22,11 @@ from tiny_models import tiny_model
 from transformers import PreTrainedTokenizerFast
 from written import text_of
 
-import push_to_hub
-from dap.encoding.sentence_encoder import SentenceEncoder
-from dap.file_io import write_json
-from dap.reports.merge import merge_seeds
-from dap.reports.records import report
+from dap_transformers.commands import push as push_to_hub
+from dap_transformers.encoding.encoder import SentenceEncoder
+from dap_transformers.files import write_json
+from dap_transformers.reports.merge import merge_seeds
+from dap_transformers.reports.records import report
 
 TOKEN = "hf_dapSecretTokenOfTheTest"
 SENTENCES = ["kaban loder", "mifin", "nabder kaban pugol rasut"]
@@ -74,12 +74,12 @@ from pathlib import Path
 import numpy as np
 import push_to_hub
 import train_dap
-from dap.publishing.hub import fetch_checkpoint, upload
-from dap.publishing.folder import Options, publish
+from dap_transformers.publishing.hub import fetch_checkpoint, upload
+from dap_transformers.publishing.layout import Options, publish
 from huggingface_hub import ModelCard
 from sentence_transformers import SentenceTransformer
 from transformers import AutoModel, AutoModelForPreTraining
-from dap.encoding.sentence_encoder import SentenceEncoder
+from dap_transformers.encoding.encoder import SentenceEncoder
 
 checkpoint, results, sentences = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
 flags = ["--with_heads", "--results", results]
@@ -349,7 +349,7 @@ def check_training(played: Played) -> None:
         "error: the training is finished and saved, but user/run-late was not pushed: 503"
     )
     assert late.endswith(
-        "push it by python push_to_hub.py user/run-late --repo_id user/run-late --with_heads"
+        "push it by push-to-hub user/run-late --repo_id user/run-late --with_heads"
     )
     assert "not with Bearer ***" in played.done["fetch"]
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from conftest import REPOSITORY
 
-from dap.training import parse_arguments
+from dap_transformers.training.arguments import parse_arguments
 from modeling_dap import DAPForPreTraining
 
 README = REPOSITORY / "README.md"
@@ -130,13 +130,25 @@ def test_training_commands_parse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     ("program", "modules"),
     [
-        ("eval_retrieval.py", ("dap.encoding", "dap.ray.connection", "eval_retrieval")),
-        ("mine_bitext.py", ("dap.encoding", "dap.ray.connection", "mine_bitext")),
-        ("align_words.py", ("dap.encoding", "align_words")),
-        ("run_xnli.py", ("dap.xnli", "run_xnli")),
-        ("prepare_data.py", ("dap.prepare", "dap.ray.connection", "prepare_data")),
-        ("push_to_hub.py", ("push_to_hub",)),
-        ("-m dap.publishing.onnx_export", ("dap.publishing.onnx_export",)),
+        (
+            "eval_retrieval.py",
+            ("dap_transformers.encoding", "dap_transformers.ray.connection", "eval_retrieval"),
+        ),
+        (
+            "dap_transformers/commands/mine.py",
+            ("dap_transformers.encoding", "dap_transformers.ray.connection", "mine_bitext"),
+        ),
+        ("dap_transformers/commands/align.py", ("dap_transformers.encoding", "align_words")),
+        ("run_xnli.py", ("dap_transformers.xnli", "run_xnli")),
+        (
+            "dap_transformers/commands/prepare.py",
+            ("dap_transformers.prepare", "dap_transformers.ray.connection", "prepare_data"),
+        ),
+        ("dap_transformers/commands/push.py", ("push_to_hub",)),
+        (
+            "-m dap_transformers.publishing.onnx_export",
+            ("dap_transformers.publishing.onnx_export",),
+        ),
     ],
 )
 def test_commands_have_the_flags_that_the_pages_use(program: str, modules: tuple[str, ...]) -> None:
@@ -156,7 +168,7 @@ def test_commands_have_the_flags_that_the_pages_use(program: str, modules: tuple
 def test_programs_in_the_pages_exist() -> None:
     folders = "dap|experiments|benchmarks|quickstart"
     modules = set(re.findall(rf"python -m ((?:{folders})[\w.]*)", TEXT))
-    assert {"dap.reports", "benchmarks.train_step"} <= modules
+    assert {"dap_transformers.reports", "benchmarks.train_step"} <= modules
     for name in sorted(modules):
         found = importlib.util.find_spec(name)
         assert found, name

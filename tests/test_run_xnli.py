@@ -18,10 +18,10 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from dap.encoding.sentence_encoder import SentenceEncoder
-from dap.publishing.card_results import eval_results
-from dap.xnli.finetuning import XNLITrainer, build_classifier, has_token_types
-from dap.xnli.nli_data import LABEL
+from dap_transformers.encoding.encoder import SentenceEncoder
+from dap_transformers.publishing.card_results import eval_results
+from dap_transformers.xnli.data import LABEL
+from dap_transformers.xnli.finetuning import XNLITrainer, build_classifier, has_token_types
 from modeling_dap import DAPForPreTraining
 from run_xnli import main, run
 

@@ -23,8 +23,8 @@ from sentence_transformers.models import Dense, Normalize, Pooling, Transformer
 from tiny_models import make_batch, tiny_model
 from torch.nn.parallel import DistributedDataParallel
 
-from dap.errors import UserError
-from dap.sentence_transformers import HEADS_FILE, DAPLoss, KeepHeads
+from dap_transformers.errors import UserError
+from dap_transformers.sentence_transformers import HEADS_FILE, DAPLoss, KeepHeads
 from modeling_dap import DAPForPreTraining
 
 PAIRS = synthetic_pairs("de", 6)
@@ -251,6 +251,6 @@ def test_two_processes_give_the_gradients_of_one_with_all_pairs(
 def test_an_older_library_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its cached losses would give wrong gradients."""
     monkeypatch.setattr("importlib.metadata.version", lambda name: "6.1.0")
-    monkeypatch.delitem(sys.modules, "dap.sentence_transformers")
+    monkeypatch.delitem(sys.modules, "dap_transformers.sentence_transformers")
     with pytest.raises(ImportError, match="sentence-transformers>=6.2"):
-        importlib.import_module("dap.sentence_transformers")
+        importlib.import_module("dap_transformers.sentence_transformers")

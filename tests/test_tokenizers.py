@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from dap.tokenizers import PROBE, load_tokenizer
+from dap_transformers.tokenizers import PROBE, load_tokenizer
 
 SENTENCE = "kaban loderfr migol"
 
@@ -37,7 +37,7 @@ def test_without_a_tokenizer_class_the_tokens_are_those_of_the_file(
 def test_a_folder_with_only_a_sentencepiece_file_names_the_missing_package(
     tiny_bert_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dap.tokenizers.is_sentencepiece_available", lambda: False)
+    monkeypatch.setattr("dap_transformers.tokenizers.is_sentencepiece_available", lambda: False)
     shutil.copy(tiny_bert_dir / "config.json", tmp_path)
     (tmp_path / "spm.model").touch()
     with pytest.raises(ValueError, match=r"spm.model .* pip install sentencepiece"):

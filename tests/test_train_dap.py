@@ -17,13 +17,13 @@ from forked import processes
 from safetensors.torch import load_file
 from transformers import AutoModel, AutoTokenizer
 
-from dap.errors import UserError
-from dap.reports import CURVES
-from dap.training.batches import BitextCollator
-from dap.training.distillation import VECTORS
-from dap.training.resuming import FINISHED
-from dap.training.trainer import DAPTrainer
-from dap.training.training_arguments import parse_arguments
+from dap_transformers.errors import UserError
+from dap_transformers.reports.plots import CURVES
+from dap_transformers.training.arguments import parse_arguments
+from dap_transformers.training.batches import BitextCollator
+from dap_transformers.training.resume import FINISHED
+from dap_transformers.training.teacher import VECTORS
+from dap_transformers.training.trainer import DAPTrainer
 from objectives_dap import OBJECTIVES
 from train_dap import build_datasets, main, run
 

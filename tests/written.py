@@ -16,7 +16,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from datasets import Dataset, IterableDataset
 
-from dap.text import BitextFile, find_bitext, read_pairs
+from dap_transformers.text.find import find_bitext
+from dap_transformers.text.formats import BitextFile, read_pairs
 
 Pairs = list[tuple[str, str]]
 

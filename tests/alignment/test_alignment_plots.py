@@ -5,14 +5,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dap.alignment.alignment_plots import (
+from dap_transformers.alignment.alignment_plots import (
     cloud_distance,
     draw_alignment,
     plot_alignment,
     plot_token_states,
     principal_plane,
 )
-from dap.alignment.word_alignment import align_tokens
+from dap_transformers.alignment.links import align_tokens
 
 
 def clouds(shift: float, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:

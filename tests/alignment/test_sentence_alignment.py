@@ -9,10 +9,12 @@ from conftest import synthetic_pairs
 from transformers import BatchEncoding
 from written import write
 
-from dap.alignment import align_words, format_links, heat_map, parse_links, read_links
-from dap.alignment.words import space_words, tokenizer_words, with_word_marks
-from dap.encoding import SentenceEncoder
-from dap.errors import UserError
+from dap_transformers.alignment.align import align_words
+from dap_transformers.alignment.heat_map import heat_map
+from dap_transformers.alignment.pharaoh import format_links, parse_links, read_links
+from dap_transformers.alignment.words import space_words, tokenizer_words, with_word_marks
+from dap_transformers.encoding.encoder import SentenceEncoder
+from dap_transformers.errors import UserError
 
 SOURCE, TARGET = (list(side) for side in zip(*synthetic_pairs("de", 6), strict=True))
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from dap.alignment.word_alignment import (
+from dap_transformers.alignment.links import (
     align_tokens,
     alignment_quality,
     token_retrieval_accuracy,

@@ -16,9 +16,9 @@ from forked import processes, run_two
 from transformers import AutoModel, AutoTokenizer, BertModel
 from written import full_disk
 
-import dap.encoding.embeddings
-from dap.encoding.embeddings import embed_to_disk, launched, model_fingerprint
-from dap.encoding.sentence_encoder import SentenceEncoder, load_encoder
+import dap_transformers.encoding.shards
+from dap_transformers.encoding.encoder import SentenceEncoder, load_encoder
+from dap_transformers.encoding.shards import embed_to_disk, launched, model_fingerprint
 
 SENTENCES = [*itertools.chain(*synthetic_pairs("de", 25))]  # 50
 
@@ -43,7 +43,7 @@ def test_vectors_equal_encode(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(dap.encoding.embeddings, "PIECE", piece)
+    monkeypatch.setattr(dap_transformers.encoding.shards, "PIECE", piece)
     found = embed_to_disk(encoder, iter(SENTENCES), tmp_path / "new" / "x", shard_size)
     assert isinstance(found, np.memmap)
     assert found.dtype == np.float32
@@ -178,7 +178,7 @@ def test_processes_share_the_shards_and_the_errors(spoilt: SentenceEncoder, tmp_
 def test_a_full_disk_leaves_only_complete_shards(
     encoder: SentenceEncoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write = dap.encoding.embeddings.write_vectors
+    write = dap_transformers.encoding.shards.write_vectors
     paths = []
 
     def write_or_find_disk_full(vectors: np.ndarray, path: Path) -> None:
@@ -187,7 +187,7 @@ def test_a_full_disk_leaves_only_complete_shards(
             write(vectors, path)
 
     with monkeypatch.context() as patch:
-        patch.setattr(dap.encoding.embeddings, "write_vectors", write_or_find_disk_full)
+        patch.setattr(dap_transformers.encoding.shards, "write_vectors", write_or_find_disk_full)
         with pytest.raises(OSError, match=r"shard-000002-\w+\.npy: the disk is full"):
             embed_to_disk(encoder, SENTENCES, tmp_path, shard_size=10)
     before = shards(tmp_path)

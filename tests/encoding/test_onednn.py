@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from dap.encoding import SentenceEncoder, onednn
+from dap_transformers.encoding import onednn
+from dap_transformers.encoding.encoder import SentenceEncoder
 
 
 def record_calls(monkeypatch: pytest.MonkeyPatch) -> list[torch.Size]:

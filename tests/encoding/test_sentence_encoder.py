@@ -24,8 +24,8 @@ from transformers import (
 )
 from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
 
-from dap.encoding import NeedsSentenceTransformers
-from dap.encoding.sentence_encoder import SentenceEncoder, length_batches, load_encoder
+from dap_transformers.encoding.encoder import SentenceEncoder, length_batches, load_encoder
+from dap_transformers.encoding.load import NeedsSentenceTransformers
 from modeling_dap import DAPConfig, DAPForPreTraining, DAPModel
 
 SENTENCES: list[str] = []
@@ -151,8 +151,8 @@ def test_budget_and_batching_change_nothing(
 ) -> None:
     encoder = SentenceEncoder.from_pretrained(str(tiny_bert_dir), "mean")
     expected = encoder.encode(SENTENCES)
-    monkeypatch.setattr("dap.encoding.sentence_encoder.FULL_CPU_BATCH", full)
-    monkeypatch.setattr("dap.encoding.sentence_encoder.CHUNK", 17)
+    monkeypatch.setattr("dap_transformers.encoding.encoder.FULL_CPU_BATCH", full)
+    monkeypatch.setattr("dap_transformers.encoding.encoder.CHUNK", 17)
     vectors = encoder.encode(SENTENCES, token_budget)
     np.testing.assert_allclose(vectors, expected, atol=1e-5)
     assert SENTENCES[3] == SENTENCES[-2]

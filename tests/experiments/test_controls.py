@@ -6,7 +6,7 @@ import torch
 from datasets import Dataset
 from tiny_models import make_batch, tiny_model
 
-from dap.training import LanguageMixSampler
+from dap_transformers.training.batches import LanguageMixSampler
 from experiments.controls import OwnWordsBOW, ShuffledRTL, TranslatedWordsBOW, VectorRTL
 from experiments.neighbour_batches import NeighbourSampler, groups_of_neighbours, target_vectors
 from objectives_dap import OBJECTIVES, Pairs, Sentences

@@ -19,11 +19,11 @@ from transformers import BertConfig
 import eval_retrieval
 import train_dap
 from configuration_dap import DAPConfig
-from dap.commands import claimed
-from dap.file_io import write_json
-from dap.reports.records import RECORD
-from dap.training.resuming import FINISHED
-from dap.training.training_arguments import given_fields, parse_arguments
+from dap_transformers.commands.edge import claimed
+from dap_transformers.files import write_json
+from dap_transformers.reports.records import RECORD
+from dap_transformers.training.arguments import given_fields, parse_arguments
+from dap_transformers.training.resume import FINISHED
 from experiments import run as runner
 from experiments import step_cost
 from experiments.recipes import flags, read_recipe

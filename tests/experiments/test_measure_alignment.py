@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from conftest import LANGUAGES, synthetic_pairs
 
-from dap.encoding.sentence_encoder import SentenceEncoder
+from dap_transformers.encoding.encoder import SentenceEncoder
 from experiments import measure_alignment
 from experiments.measure_alignment import measure, states_of_words
 from experiments.reference import AlignedPair, link_pairs, reference, word_spans

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dap.errors import UserError
+from dap_transformers.errors import UserError
 from experiments import measure_sentences
 from experiments.statistics import bootstrap_interval
 

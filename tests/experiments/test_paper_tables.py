@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from dap.languages import XNLI_LANGUAGES
+from dap_transformers.languages import XNLI_LANGUAGES
 from experiments.paper_figures import draw_figures, varied_data
 from experiments.paper_tables import paper_tables, variants
 from experiments.recipes import Recipe, read_recipe

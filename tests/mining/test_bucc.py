@@ -9,7 +9,7 @@ import pytest
 import written
 from conftest import REPOSITORY
 
-from dap.mining.bucc import (
+from dap_transformers.evaluation.bucc import (
     best_threshold,
     count_gold,
     default_protocol,
@@ -18,8 +18,8 @@ from dap.mining.bucc import (
     read_text,
     score_at,
 )
-from dap.mining.distinct import DistinctSentences
-from dap.mining.margin import MinedPairs
+from dap_transformers.mining.distinct import DistinctSentences
+from dap_transformers.mining.margin import MinedPairs
 
 SHARED = REPOSITORY.parent / "shared" / "data" / "bucc"
 

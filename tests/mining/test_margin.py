@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dap import disk_arrays
-from dap.disk_arrays import concatenate_on_disk, row_blocks, temporary_folder
-from dap.mining import external_sort
-from dap.mining.distinct import DistinctSentences
-from dap.mining.margin import (
+from dap_transformers import disk_arrays
+from dap_transformers.disk_arrays import concatenate_on_disk, row_blocks, temporary_folder
+from dap_transformers.mining import external_sort
+from dap_transformers.mining.distinct import DistinctSentences
+from dap_transformers.mining.margin import (
     MARGINS,
     RETRIEVALS,
     MinedPairs,
@@ -22,7 +22,7 @@ from dap.mining.margin import (
     score_pairs,
     select,
 )
-from dap.search.similarity import Neighbours
+from dap_transformers.search.exact import Neighbours
 
 
 def vectors(
@@ -114,7 +114,7 @@ def test_equal_scores_come_in_the_order_of_the_rows() -> None:
 def test_given_pairs_get_the_margin_over_both_texts(
     margin: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dap.mining.margin.VECTOR_BLOCK", 3)
+    monkeypatch.setattr("dap_transformers.mining.margin.VECTOR_BLOCK", 3)
     a, b = vectors(20, 30)
     source = np.array([3, 0, 3, 19])
     target = np.array([7, 7, 7, 29])

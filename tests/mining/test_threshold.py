@@ -5,10 +5,10 @@ import json
 import numpy as np
 import pytest
 
-from dap.errors import UserError
-from dap.mining.in_memory import Margin, mine, mine_vectors, score_known
-from dap.mining.margin import MinedPairs, neighbourhoods, score_pairs
-from dap.mining.threshold import fit_scores, runner_up_scores
+from dap_transformers.errors import UserError
+from dap_transformers.mining.margin import MinedPairs, neighbourhoods, score_pairs
+from dap_transformers.mining.mine import Margin, mine, mine_vectors, score_known
+from dap_transformers.mining.threshold import fit_scores, runner_up_scores
 
 
 def texts(count: int, common: int, noise: float = 0.9) -> tuple[np.ndarray, np.ndarray]:

@@ -8,15 +8,15 @@ import polars as pl
 import pytest
 import xxhash
 
-from dap.languages import _is_ignored, is_letter, normalise_all
-from dap.prepare.deduplication import (
+from dap_transformers.languages import _is_ignored, is_letter, normalise_all
+from dap_transformers.prepare.deduplication import (
     Admission,
     count_distinct,
     pair_keys,
     repeated,
     sample,
 )
-from dap.text_keys import ranks, text_keys
+from dap_transformers.text_keys import ranks, text_keys
 
 IGNORED = _is_ignored()
 

@@ -11,10 +11,10 @@ import polars as pl
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from dap.errors import UserError
-from dap.languages import CHARACTERS_PER_WORD, SCRIPTS
-from dap.prepare.filters import REASONS, clean, identified, repair, words
-from dap.prepare.options import PrepareOptions
+from dap_transformers.errors import UserError
+from dap_transformers.languages import CHARACTERS_PER_WORD, SCRIPTS
+from dap_transformers.prepare.filters import REASONS, clean, identified, repair, words
+from dap_transformers.prepare.options import PrepareOptions
 
 #: Language -> a pair that passes all filters.
 GOOD = {

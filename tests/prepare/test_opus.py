@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from dap.errors import UserError
-from dap.prepare import opus
-from dap.prepare.opus import TRIES, corpus_of_archive, download, download_corpora
-from dap.text.corpus import find_bitext, load_bitext
+from dap_transformers.errors import UserError
+from dap_transformers.prepare import opus
+from dap_transformers.prepare.opus import TRIES, corpus_of_archive, download, download_corpora
+from dap_transformers.text.corpus import find_bitext, load_bitext
 
 PAIRS = {
     "de": ("Guten Tag", "Good day"),

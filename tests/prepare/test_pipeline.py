@@ -18,15 +18,15 @@ from conftest import REPOSITORY, synthetic_pairs
 from datasets import Dataset
 from written import text_of
 
-from dap.errors import UserError
-from dap.file_io import write_json
-from dap.languages import normalise
-from dap.prepare.filters import REASONS
-from dap.prepare.options import PrepareOptions
-from dap.prepare.pipeline import SCHEMA, prepare, workers
-from dap.prepare.run_folder import Plan, RawFile, begin
-from dap.text.corpus import find_bitext, load_bitext
-from dap.training.batches import split_validation
+from dap_transformers.errors import UserError
+from dap_transformers.files import write_json
+from dap_transformers.languages import normalise
+from dap_transformers.prepare.filters import REASONS
+from dap_transformers.prepare.options import PrepareOptions
+from dap_transformers.prepare.pipeline import SCHEMA, prepare, workers
+from dap_transformers.prepare.run_folder import Plan, RawFile, begin
+from dap_transformers.text.corpus import find_bitext, load_bitext
+from dap_transformers.training.batches import split_validation
 
 LANGUAGES = ("de", "fr", "sw")
 TOO_SHORT = ("zu kurz", "too short")
@@ -275,7 +275,7 @@ def test_dev_sets_equal_those_of_the_trainer(raw: Path, tmp_path: Path) -> None:
 def test_leaks_are_left_out_and_listed_in_the_order_of_the_file(
     raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dap.text.formats.BATCH", 50)
+    monkeypatch.setattr("dap_transformers.text.formats.BATCH", 50)
     pairs = good_pairs(raw, "de")
     sentences = [pairs[0][0].upper(), pairs[5][1] + "?", "nothing of the kind"]
     for pair in pairs[::9]:
@@ -324,7 +324,7 @@ def test_the_share_of_bad_lines_is_that_of_the_whole_file(tmp_path: Path) -> Non
 def test_text_that_the_sample_cannot_need_is_dropped_while_cleaning(
     raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dap.text.formats.BATCH", 20)
+    monkeypatch.setattr("dap_transformers.text.formats.BATCH", 20)
     plan = plan_of(tmp_path, max_pairs=20)
     prepare(plan, files_of(raw), 1)
     for file in files_of(raw):
@@ -348,8 +348,8 @@ def test_two_processes_write_the_same_as_one(
 
 KILL_AT = """
 import os, pickle, signal, sys
-from dap.prepare.pipeline import prepare
-from dap.prepare.run_folder import begin
+from dap_transformers.prepare.pipeline import prepare
+from dap_transformers.prepare.run_folder import begin
 left = int(sys.argv[2])
 replace = os.replace
 def count_down(*paths):

@@ -14,11 +14,9 @@ from huggingface_hub.repocard_data import model_index_to_eval_results
 from test_published_folder import dap_checkpoint
 from transformers import BertModel, PreTrainedTokenizerFast
 
-from dap.encoding.sentence_encoder import SentenceEncoder
-from dap.errors import UserError
-from dap.publishing.card_results import eval_results
-from dap.publishing.folder import Options, build_with_card
-from dap.publishing.model_card import (
+from dap_transformers.encoding.encoder import SentenceEncoder
+from dap_transformers.errors import UserError
+from dap_transformers.publishing.card import (
     POOLER_SCALE,
     Published,
     Sources,
@@ -27,9 +25,11 @@ from dap.publishing.model_card import (
     model_card,
     read_sources,
 )
-from dap.publishing.mteb_results import read_result
-from dap.reports.merge import merge_seeds
-from dap.reports.records import report
+from dap_transformers.publishing.card_results import eval_results
+from dap_transformers.publishing.layout import Options, build_with_card
+from dap_transformers.publishing.mteb_results import read_result
+from dap_transformers.reports.merge import merge_seeds
+from dap_transformers.reports.records import report
 
 PLAIN = Published("plain", False, "bert", 12, 384, "mean", "", 128, False, "cosine", True)
 RUN = {

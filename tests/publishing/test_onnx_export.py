@@ -11,9 +11,11 @@ from conftest import REPOSITORY, save, synthetic_pairs, tiny_config
 from tokenizers import Tokenizer
 from transformers import AutoConfig, AutoModel, PreTrainedTokenizerFast
 
-from dap.encoding import OnnxEncoder, SentenceEncoder, model_fingerprint
-from dap.publishing import onnx_export
-from dap.publishing.onnx_export import export, run
+from dap_transformers.encoding.encoder import SentenceEncoder
+from dap_transformers.encoding.onnx import OnnxEncoder
+from dap_transformers.encoding.shards import model_fingerprint
+from dap_transformers.publishing import onnx_export
+from dap_transformers.publishing.onnx_export import export, run
 from modeling_dap import DAPForPreTraining
 
 pytest.importorskip("onnxscript", reason="the extra `onnx` is not installed")

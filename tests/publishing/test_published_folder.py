@@ -18,11 +18,11 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from dap.encoding.sentence_encoder import SentenceEncoder
-from dap.errors import UserError
-from dap.publishing.folder import Options, build, build_with_card, write_modules
-from dap.publishing.hub import fetch_checkpoint
-from dap.publishing.model_card import POOLER_SCALE, Sources
+from dap_transformers.encoding.encoder import SentenceEncoder
+from dap_transformers.errors import UserError
+from dap_transformers.publishing.card import POOLER_SCALE, Sources
+from dap_transformers.publishing.hub import fetch_checkpoint
+from dap_transformers.publishing.layout import Options, build, build_with_card, write_modules
 from modeling_dap import DAPForPreTraining, DAPForSequenceClassification, DAPModel
 
 #: Classes whose pooler has another shape or place, beside those that the other tests have.

@@ -10,8 +10,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from transformers import AutoModel, BertModel, PreTrainedTokenizerFast, XLMRobertaModel
 
-from dap.encoding.sentence_encoder import SentenceEncoder
-from dap.publishing.folder import Options, build
+from dap_transformers.encoding.encoder import SentenceEncoder
+from dap_transformers.publishing.layout import Options, build
 from modeling_dap import DAPForPreTraining
 
 SENTENCES = [source for source, _ in synthetic_pairs("de", 5)]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dap.errors import UserError
+from dap_transformers.errors import UserError
 from quickstart import fetch
 
 

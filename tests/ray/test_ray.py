@@ -15,17 +15,21 @@ from conftest import synthetic_pairs
 from written import text_of
 
 import eval_retrieval
-import mine_bitext
-import prepare_data
-from dap.encoding import EncoderArguments, SentenceEncoder, embed_to_disk, embeddings
-from dap.errors import UserError
-from dap.prepare import pipeline
-from dap.ray import ray_encoder, ray_search
-from dap.ray.connection import ClusterArguments
-from dap.ray.ray_encoder import ClusterEncoder
-from dap.ray.ray_search import TILES, WIDEST, cluster_neighbours, tile_size
-from dap.search import Neighbours, mutual_neighbours, recall_at_k
-from dap.search.approximate import built_index
+from dap_transformers.commands import mine as mine_bitext
+from dap_transformers.commands import prepare as prepare_data
+from dap_transformers.commands.encoder_arguments import EncoderArguments
+from dap_transformers.encoding import shards as embeddings
+from dap_transformers.encoding.encoder import SentenceEncoder
+from dap_transformers.encoding.shards import embed_to_disk
+from dap_transformers.errors import UserError
+from dap_transformers.prepare import pipeline
+from dap_transformers.ray import encoder as ray_encoder
+from dap_transformers.ray import search as ray_search
+from dap_transformers.ray.connection import ClusterArguments
+from dap_transformers.ray.encoder import ClusterEncoder
+from dap_transformers.ray.search import TILES, WIDEST, cluster_neighbours, tile_size
+from dap_transformers.search.approximate import built_index, recall_at_k
+from dap_transformers.search.exact import Neighbours, mutual_neighbours
 
 # Ray reads these when it is imported. A lost node is noticed after seconds instead of minutes.
 os.environ |= {
@@ -203,7 +207,7 @@ def test_prepared_text_is_that_of_one_process(
 def test_a_file_whose_worker_is_always_lost_is_named_and_the_others_are_done(
     tmp_path: Path, nodes: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dap.ray.connection.RETRIES", 1)
+    monkeypatch.setattr("dap_transformers.ray.connection.RETRIES", 1)
 
     def lose_workers(folder: Path, times: int) -> None:
         """Count the calls by files in a folder, and kill the first workers."""
@@ -268,7 +272,7 @@ def test_a_cluster_that_cannot_be_joined_is_named_in_one_line(nodes: object) -> 
     script = """
 import sys
 import ray._private.utils as ray_utils
-from dap.ray.connection import ClusterArguments
+from dap_transformers.ray.connection import ClusterArguments
 ray_utils.compute_version_info = lambda: ("2.60.0", "3.10.1")
 for address in sys.argv[1:]:
     try:

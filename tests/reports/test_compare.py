@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from conftest import squeezed
 
-from dap.file_io import write_json
-from dap.reports.command_line import run
-from dap.reports.merge import merge_seeds
-from dap.reports.records import read_report, report
+from dap_transformers.files import write_json
+from dap_transformers.reports.command_line import run
+from dap_transformers.reports.merge import merge_seeds
+from dap_transformers.reports.records import read_report, report
 
 #: Number of blocks -> seed -> accuracy xx→en. The groups have the seeds 1 and 2 in common.
 ACCURACY = {"k1": {0: 88.0, 1: 89.0, 2: 87.5}, "k2": {1: 90.0, 2: 89.5, 3: 91.0}}

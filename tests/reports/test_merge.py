@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from dap.file_io import write_json
-from dap.reports.command_line import run
-from dap.reports.merge import merge_seeds, paper_beside
-from dap.reports.paper import BUCC_PAIRS
-from dap.reports.records import RECORD, read_report, report, training_record
+from dap_transformers.evaluation.paper import BUCC_PAIRS
+from dap_transformers.files import write_json
+from dap_transformers.reports.command_line import run
+from dap_transformers.reports.merge import merge_seeds, paper_beside
+from dap_transformers.reports.records import RECORD, read_report, report, training_record
 
 
 def test_report_says_what_is_needed_to_get_the_number_again() -> None:

@@ -5,8 +5,7 @@ import re
 import pytest
 from conftest import REPOSITORY
 
-from dap.languages import TATOEBA_36
-from dap.reports.paper import (
+from dap_transformers.evaluation.paper import (
     BUCC_PAIRS,
     PAPER_BUCC,
     PAPER_TATOEBA,
@@ -17,7 +16,8 @@ from dap.reports.paper import (
     tatoeba_tables,
     xnli_table,
 )
-from dap.search.retrieval import GROUPS
+from dap_transformers.evaluation.retrieval import GROUPS
+from dap_transformers.languages import TATOEBA_36
 
 PAPER = REPOSITORY.parent / "shared" / "paper"
 

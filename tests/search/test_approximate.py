@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-import dap.search.approximate
-from dap.mining.margin import candidate_pairs
-from dap.search.approximate import approximate_neighbours, recall_at_k
-from dap.search.similarity import mutual_neighbours
+import dap_transformers.search.approximate
+from dap_transformers.mining.margin import candidate_pairs
+from dap_transformers.search.approximate import approximate_neighbours, recall_at_k
+from dap_transformers.search.exact import mutual_neighbours
 
 pytest.importorskip("faiss", reason="faiss is an extra: pip install faiss-cpu")
 
@@ -105,8 +105,8 @@ def test_a_row_that_is_not_finite_is_named_where_some_rows_train_the_index_too(
             np.where(np.arange(1000)[:, None] == 321, np.inf, source), target, 4, "Flat"
         )
     target[330, 3] = np.nan
-    monkeypatch.setattr(dap.search.approximate, "TRAINING_ROWS", 100)
-    monkeypatch.setattr(dap.search.approximate, "BLOCK_ROWS", 16)
+    monkeypatch.setattr(dap_transformers.search.approximate, "TRAINING_ROWS", 100)
+    monkeypatch.setattr(dap_transformers.search.approximate, "BLOCK_ROWS", 16)
     with pytest.raises(ValueError, match="target: row 330 "):
         approximate_neighbours(source, target, 4, "IVF2,Flat")
     target[330, 3] = 0

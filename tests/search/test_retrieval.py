@@ -5,12 +5,12 @@ import pytest
 import torch
 from sentence_transformers.sentence_transformer.evaluation import TranslationEvaluator
 
-from dap.languages import TATOEBA_14, TATOEBA_28, TATOEBA_36
-from dap.search.retrieval import (
+from dap_transformers.evaluation.retrieval import (
     group_averages,
     multilingual_pool_accuracy,
     retrieval_accuracy,
 )
+from dap_transformers.languages import TATOEBA_14, TATOEBA_28, TATOEBA_36
 
 
 def noisy_pairs(pairs: int = 80, dimensions: int = 12) -> tuple[np.ndarray, np.ndarray]:

@@ -10,8 +10,8 @@ import torch
 from conftest import REPOSITORY
 from forked import run_python
 
-from dap.search import screening
-from dap.search.similarity import (
+from dap_transformers.search import screening
+from dap_transformers.search.exact import (
     CHECKED_ROWS,
     Neighbours,
     mutual_neighbours,
@@ -238,8 +238,8 @@ def test_memory_beyond_the_inputs_is_a_few_blocks() -> None:
     """Search in both ways in a process of its own: 8,000 × 6,000 similarities take 183 MiB."""
     code = """
 import resource, sys, numpy as np
-from dap.search import screening
-from dap.search.similarity import mutual_neighbours
+from dap_transformers.search import screening
+from dap_transformers.search.exact import mutual_neighbours
 rng = np.random.default_rng(0)
 rows = rng.standard_normal((8_000, 8), dtype=np.float32)
 mutual_neighbours(rows[:1000], rows[:1000], 2)
@@ -337,7 +337,7 @@ def logged_counts(
     caplog: pytest.LogCaptureFixture, *arguments: Any, **options: Any
 ) -> dict[str, int]:
     """Return the numbers that a search logs about its pairs."""
-    with caplog.at_level("DEBUG", "dap.search.similarity"):
+    with caplog.at_level("DEBUG", "dap_transformers.search.exact"):
         mutual_neighbours(*arguments, **options)
     return caplog.records[-1].args
 

@@ -6,9 +6,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from dap.errors import UserError
-from dap.search.retrieval import retrieval_accuracy
-from dap.search.xsim import (
+from dap_transformers.errors import UserError
+from dap_transformers.evaluation.hard_negatives import (
     ANTONYMS,
     COPY_KINDS,
     MOST,
@@ -21,6 +20,7 @@ from dap.search.xsim import (
     negations,
     numbers,
 )
+from dap_transformers.evaluation.retrieval import retrieval_accuracy
 
 NEGATIONS = {
     "He is here.": "He is not here.",

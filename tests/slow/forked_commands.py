@@ -114,8 +114,8 @@ def write_inputs(folder: Path) -> None:
     from transformers import BertConfig, BertModel
 
     from benchmarks.workload import word_tokenizer
-    from dap.encoding import SentenceEncoder
-    from dap.publishing import write_modules
+    from dap_transformers.encoding.encoder import SentenceEncoder
+    from dap_transformers.publishing.layout import write_modules
     from modeling_dap import DAPConfig, DAPForPreTraining
 
     write_texts(folder / "text")
@@ -150,7 +150,7 @@ def write_inputs(folder: Path) -> None:
 
 def _write_small_files(folder: Path) -> None:
     """Write the licences, test text, XNLI tables, recipe and result files."""
-    from dap.reports import report
+    from dap_transformers.reports.records import report
 
     (folder / "licences.json").write_text('{"de-en.tsv": "CC0", "a.fr": "unknown"}\n')
     (folder / "test").mkdir()

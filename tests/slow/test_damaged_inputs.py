@@ -17,7 +17,7 @@ import pytest
 from damaged_files import damaged, read_damaged, write_texts
 from forked_commands import prepare, run_forked
 
-from dap.errors import one_line
+from dap_transformers.errors import one_line
 
 pytestmark = pytest.mark.slow
 
@@ -46,7 +46,7 @@ COMMANDS = (
     " --output_dir out/t",
     f"run_xnli --data_dir xnli --model_name_or_path dap --use_cpu {SHORT} --output_dir out/x",
     "push_to_hub dap --repo_id user/a --with_heads --dry_run --output_dir out/h",
-    "dap.reports.command_line run.json other.json --output out/m",
+    "dap_transformers.reports.command_line run.json other.json --output out/m",
 )
 
 

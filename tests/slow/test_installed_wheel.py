@@ -15,7 +15,7 @@ import pytest
 from conftest import REPOSITORY, training_flags
 from wheels import build_wheel
 
-from dap import __version__
+from dap_transformers import __version__
 
 pytestmark = pytest.mark.slow
 

@@ -14,10 +14,10 @@ from conftest import LANGUAGES, REPOSITORY, save, synthetic_pairs, tiny_config
 from transformers import AutoModelForMaskedLM, PreTrainedTokenizerFast
 
 import eval_retrieval
-import mine_bitext
 import run_xnli
 import train_dap
 from benchmarks import flops
+from dap_transformers.commands import mine as mine_bitext
 from experiments import run as runner
 
 pytestmark = pytest.mark.slow
@@ -27,7 +27,7 @@ COMMANDS = {
     "benchmarks.flops": flops.main,
     "train_dap.py": train_dap.run,
     "eval_retrieval.py": eval_retrieval.run,
-    "mine_bitext.py": mine_bitext.run,
+    "dap_transformers/commands/mine.py": mine_bitext.run,
     "run_xnli.py": run_xnli.run,
 }
 

@@ -27,10 +27,10 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast, XLMRobertaConfig
 
 from benchmarks.encode import least_cosine
-from dap.encoding import SentenceEncoder
-from dap.publishing import LAYOUTS, Options, build
-from dap.publishing.onnx_export import export
-from dap.reports import text_table
+from dap_transformers.encoding.encoder import SentenceEncoder
+from dap_transformers.publishing.layout import LAYOUTS, Options, build
+from dap_transformers.publishing.onnx_export import export
+from dap_transformers.reports.rendering import text_table
 from modeling_dap import DAPConfig, DAPForPreTraining
 
 pytestmark = pytest.mark.slow
@@ -76,7 +76,7 @@ vectors = (states * mask).sum(1) / mask.sum(1) if pooling == "mean" else states[
 """
 OWN = f"""
 sys.path.insert(0, {str(REPOSITORY)!r})
-from dap.encoding import SentenceEncoder
+from dap_transformers.encoding import SentenceEncoder
 vectors = SentenceEncoder.from_pretrained(folder).encode(sentences)
 """
 GRAPH = """

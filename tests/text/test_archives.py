@@ -12,9 +12,11 @@ from pathlib import Path
 import pytest
 from written import json_of, many, pairs_of, read, text_of, write, write_format, zip_of
 
-from dap.errors import UserError
-from dap.text import archives, find_bitext, load_bitext, read_sentences
-from dap.text.archives import read_lines
+from dap_transformers.errors import UserError
+from dap_transformers.text import archives
+from dap_transformers.text.archives import read_lines, read_sentences
+from dap_transformers.text.corpus import load_bitext
+from dap_transformers.text.find import find_bitext
 
 TMX = (
     b"<tmx><body><tu><tuv lang='en'><seg>5</seg></tuv><tuv lang='ru'><seg>V</seg></tuv></tu>"

@@ -9,7 +9,8 @@ import pytest
 from conftest import REPOSITORY
 from written import PAIRS, many, pairs_of, text_of, write, write_format
 
-from dap.text import count_pairs, find_bitext, load_bitext
+from dap_transformers.text.corpus import count_pairs, load_bitext
+from dap_transformers.text.find import find_bitext
 
 
 @pytest.mark.parametrize("streaming", [False, True])
@@ -97,7 +98,8 @@ def test_the_cache_of_a_tolerant_reading_is_not_used_for_a_strict_one(tmp_path: 
 
 
 def test_the_import_of_the_package_loads_no_slow_library() -> None:
-    code = "import sys, dap.text; print({'datasets', 'polib', 'torch', 'xz'} & set(sys.modules))"
+    code = "import sys, dap_transformers.text.corpus; "
+    code += "print({'datasets', 'polib', 'torch', 'xz'} & set(sys.modules))"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=True
     )

@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 from written import PAIRS, many, pairs_of, read, text_of, write, write_format, zip_of
 
-from dap.errors import UserError
-from dap.prepare import read_evaluation
-from dap.text import BitextFile, find_bitext, load_bitext, read_pairs
-from dap.text.find_files import find_hub_files
-from dap.xnli import find_nli
+from dap_transformers.errors import UserError
+from dap_transformers.prepare.evaluation_sets import read_evaluation
+from dap_transformers.text.corpus import load_bitext
+from dap_transformers.text.find import find_bitext, find_hub_files
+from dap_transformers.text.formats import BitextFile, read_pairs
+from dap_transformers.xnli.data import find_nli
 
 SHARED = Path(__file__).resolve().parents[3] / "shared"
 

@@ -12,22 +12,22 @@ import pyarrow.parquet as pq
 import pytest
 from written import NAMES, PAIRS, many, pairs_of, read, text_of, write, write_format, zip_of
 
-from dap.errors import UserError
-from dap.languages import is_blank
-from dap.prepare import read_evaluation
-from dap.text import (
+from dap_transformers.errors import UserError
+from dap_transformers.languages import is_blank
+from dap_transformers.prepare.evaluation_sets import read_evaluation
+from dap_transformers.text import formats
+from dap_transformers.text.archives import decode_line
+from dap_transformers.text.corpus import load_bitext
+from dap_transformers.text.find import find_bitext
+from dap_transformers.text.formats import (
     FORMATS,
+    TABLE,
     BitextFile,
     Format,
     LineAudit,
-    decode_line,
-    find_bitext,
-    formats,
-    load_bitext,
     read_numbered_lines,
     read_tables,
 )
-from dap.text.formats import TABLE
 
 Numbered = dict[int, tuple[str, str]]
 

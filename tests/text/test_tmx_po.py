@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import written
 
-from dap.errors import UserError
-from dap.text import find_bitext
-from dap.text.tmx_po import catalogue_pairs, read_units
+from dap_transformers.errors import UserError
+from dap_transformers.text.find import find_bitext
+from dap_transformers.text.tmx_po import catalogue_pairs, read_units
 
 HEAD = """<?xml version="1.0" encoding="UTF-8"?>
 <!DOCTYPE tmx SYSTEM "tmx14.dtd">
@@ -235,7 +235,7 @@ def test_translated_entries_of_a_catalogue_are_read_and_the_others_counted(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     path = write_po(tmp_path / name, header, charset)
-    with caplog.at_level(logging.INFO, "dap.text.tmx_po"):
+    with caplog.at_level(logging.INFO, "dap_transformers.text.tmx_po"):
         assert read(path, language) == PO_PAIRS + PLURAL
     assert f"{path}: entries left out: 1 fuzzy, 1 obsolete, 1 untranslated" in caplog.text
 

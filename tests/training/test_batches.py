@@ -17,9 +17,9 @@ from datasets.distributed import split_dataset_by_node
 from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerFast
 
-from dap.languages import normalise
-from dap.text.corpus import load_bitext
-from dap.training.batches import (
+from dap_transformers.languages import normalise
+from dap_transformers.text.corpus import load_bitext
+from dap_transformers.training.batches import (
     BitextCollator,
     LanguageMixSampler,
     drop_targets,
@@ -28,7 +28,7 @@ from dap.training.batches import (
     split_validation,
     tokenize_bitext,
 )
-from dap.training.start import count_tokens, target_vocabulary
+from dap_transformers.training.start import count_tokens, target_vocabulary
 
 
 @pytest.fixture(scope="module")
@@ -258,7 +258,7 @@ def test_targets_of_a_given_dev_set_are_dropped(
     dropped = {"de": {7, 250}, "fr": {7, 207}, "sw": {100}}  # rows
     data = leaky()
     given = streams(data) if streaming else data
-    with caplog.at_level(logging.INFO, "dap.training.batches"):
+    with caplog.at_level(logging.INFO, "dap_transformers.training.batches"):
         left = drop_targets(given, ["Sentence, 7", "SENTENCE 250!", "elsewhere"])
     for language in data:
         sources = data[language]["source"][:]

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 import losses_dap
-from dap.training.grad_cache import CachedBatch
+from dap_transformers.training.grad_cache import CachedBatch
 from modeling_dap import DAPForPreTraining
 from objectives_dap import OBJECTIVES
 

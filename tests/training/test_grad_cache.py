@@ -14,7 +14,7 @@ from test_distributed import (
 from tiny_models import COMBINATIONS, gradients, make_batch, tiny_model
 
 import losses_dap
-from dap.training.grad_cache import CachedBatch, seeded
+from dap_transformers.training.grad_cache import CachedBatch, seeded
 from modeling_dap import DAPForPreTraining
 from objectives_dap import Pairs, Sentences, TranslationRanking
 

@@ -11,11 +11,11 @@ from test_source_reading import cipher
 from transformers import BertForMaskedLM, BertModel, PreTrainedTokenizerFast
 
 import train_dap
-from dap.errors import UserError
-from dap.file_io import read_json
-from dap.training import head_training
-from dap.training.head_training import HEADS_FILE, RESULTS_FILE
-from dap.training.source_reading import HARDLY
+from dap_transformers.errors import UserError
+from dap_transformers.files import read_json
+from dap_transformers.training import heads as head_training
+from dap_transformers.training.head_reading import HARDLY
+from dap_transformers.training.heads import HEADS_FILE, RESULTS_FILE
 from train_dap import run
 
 
@@ -131,7 +131,7 @@ def test_a_stream_gives_its_first_pairs(encoder: Path, tmp_path: Path) -> None:
 def test_the_recipe_for_fine_tuning_needs_only_model_data_and_output(
     tiny_bert_dir: Path, bitext_dir: Path, tmp_path: Path
 ) -> None:
-    recipe = [str(REPOSITORY / "configs" / "finetune.yaml")]
+    recipe = [str(REPOSITORY / "dap_transformers" / "configs" / "finetune.yaml")]
     recipe += ["--model_name_or_path", str(tiny_bert_dir), "--train_data", str(bitext_dir)]
     recipe += ["--max_steps", "1", "--output_dir", str(tmp_path)]
     run([*recipe, "--report_to", "none", "--disable_tqdm", "true"])

@@ -10,9 +10,9 @@ from conftest import REPOSITORY, built, results, save, state, tiny_config
 from safetensors.torch import load_file
 from transformers import AutoTokenizer, BertConfig, BertModel
 
-from dap.errors import UserError
-from dap.training.resuming import FINISHED
-from dap.training.training_arguments import parse_arguments
+from dap_transformers.errors import UserError
+from dap_transformers.training.arguments import parse_arguments
+from dap_transformers.training.resume import FINISHED
 from train_dap import build_datasets, build_trainer, run
 
 
@@ -54,7 +54,7 @@ def trained_heads(
 ) -> Path:
     """Heads that `configs/head.yaml` trains on two languages of three."""
     folder = tmp_path_factory.mktemp("heads")
-    recipe = str(REPOSITORY / "configs" / "head.yaml")
+    recipe = str(REPOSITORY / "dap_transformers" / "configs" / "head.yaml")
     text = [str(bitext_dir / "de-en.tsv"), str(bitext_dir / "fr-en.tsv")]
     options = (
         "--max_steps 2 --total_train_batch_size 16 --warmup_steps 0 --dev_pairs 5 --use_cpu "
@@ -169,7 +169,7 @@ def test_language_embeddings_are_those_of_the_text_or_of_the_copied_heads(
 
 
 def write_ids(path: Path, size: int, ids: list[int]) -> Path:
-    """Write a target vocabulary as `prepare_data.py` does, for a tokenizer of this size."""
+    """Write a target vocabulary as `prepare-data` does, for a tokenizer of this size."""
     content = {"tokenizer": "tiny", "vocab_size": size, "target_token_ids": ids}
     path.write_text(json.dumps(content))
     return path

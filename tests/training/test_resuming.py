@@ -14,9 +14,10 @@ from conftest import results, state, training_flags
 from safetensors.torch import load_file, save_file
 from transformers import TrainerControl, TrainerState
 
-from dap.file_io import write_json
-from dap.reports.records import RECORD
-from dap.training.resuming import (
+from dap_transformers.files import write_json
+from dap_transformers.reports.records import RECORD
+from dap_transformers.training.arguments import DAPTrainingArguments
+from dap_transformers.training.resume import (
     FINISHED,
     RecordInCheckpoints,
     ResumableTrainer,
@@ -24,7 +25,6 @@ from dap.training.resuming import (
     find_resumable,
     require_random_states,
 )
-from dap.training.training_arguments import DAPTrainingArguments
 from train_dap import run
 
 CHECKPOINT_FILES = (

@@ -24,16 +24,16 @@ from transformers import BertModel, PreTrainedTokenizerFast
 from written import text_of
 
 import train_dap
-from dap.file_io import read_json
-from dap.training.fsdp import check_fsdp
-from dap.training.head_training import RESULTS_FILE
-from dap.training.resuming import FINISHED
-from dap.training.training_arguments import Arguments, DAPTrainingArguments, parse_arguments
+from dap_transformers.files import read_json
+from dap_transformers.training.arguments import Arguments, DAPTrainingArguments, parse_arguments
+from dap_transformers.training.heads import RESULTS_FILE
+from dap_transformers.training.resume import FINISHED
+from dap_transformers.training.sharding import check_fsdp
 from modeling_dap import DAPForPreTraining
 from train_dap import run
 
 CONFIGS = {}
-for path in sorted((REPOSITORY / "configs" / "accelerate").glob("*.yaml")):
+for path in sorted((REPOSITORY / "dap_transformers" / "configs" / "accelerate").glob("*.yaml")):
     CONFIGS[path.stem] = path
 LOSSES = ("loss", "tr_loss", "rtl_loss", "grad_norm", "negatives", "ignored_tokens")
 

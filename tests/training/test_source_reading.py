@@ -7,7 +7,7 @@ from conftest import tiny_config
 from tiny_models import MASK
 from transformers import PreTrainedTokenizerFast
 
-from dap.training.source_reading import HARDLY, sample_pairs, source_reading
+from dap_transformers.training.head_reading import HARDLY, sample_pairs, source_reading
 from modeling_dap import DAPConfig, DAPForPreTraining
 
 LETTERS = "abcdefghijklmnopqrst"
@@ -68,7 +68,7 @@ def test_losses_are_those_of_pairs_one_by_one(
     tiny_tokenizer: PreTrainedTokenizerFast,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("dap.training.source_reading.PAIRS_AT_A_TIME", 16)
+    monkeypatch.setattr("dap_transformers.training.head_reading.PAIRS_AT_A_TIME", 16)
     model = new_model(rtl_ratio=ratio, target_vocab_size=vocabulary and len(vocabulary)).double()
     if vocabulary:
         model.set_target_vocabulary(vocabulary)

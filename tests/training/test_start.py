@@ -14,10 +14,10 @@ from tokenizers import processors
 from transformers import AutoTokenizer, BertModel, PreTrainedTokenizerFast
 
 import modeling_dap
-from dap.encoding import SentenceEncoder
-from dap.publishing import write_modules
-from dap.search import retrieval_accuracy
-from dap.training.training_arguments import parse_arguments
+from dap_transformers.encoding.encoder import SentenceEncoder
+from dap_transformers.evaluation.retrieval import retrieval_accuracy
+from dap_transformers.publishing.layout import write_modules
+from dap_transformers.training.arguments import parse_arguments
 from objectives_dap import OBJECTIVES, Objective
 from train_dap import build_trainer, run
 
@@ -211,7 +211,7 @@ def test_exactly_one_start_must_be_given(scratch: tuple[Path, list[str]], tmp_pa
         parse_arguments([*without(flags, "--config_name"), *out])
 
     # A flag replaces the start of the recipe.
-    recipe = str(REPOSITORY / "configs" / "mlm.yaml")
+    recipe = str(REPOSITORY / "dap_transformers" / "configs" / "mlm.yaml")
     model, _, _ = parse_arguments([recipe, "--model_name_or_path", "a", *out])
     assert (model.model_name_or_path, model.config_name) == ("a", None)
 

@@ -14,11 +14,11 @@ from datasets import concatenate_datasets
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast, TrainingArguments
 
-import dap.training.trainer
-from dap.text.corpus import load_bitext
-from dap.training.batches import BitextCollator, LanguageMixSampler, tokenize_bitext
-from dap.training.trainer import DAPTrainer, StepMeter, brief
-from dap.training.training_arguments import DAPTrainingArguments
+import dap_transformers.training.trainer
+from dap_transformers.text.corpus import load_bitext
+from dap_transformers.training.arguments import DAPTrainingArguments
+from dap_transformers.training.batches import BitextCollator, LanguageMixSampler, tokenize_bitext
+from dap_transformers.training.trainer import DAPTrainer, StepMeter, brief
 from encoder_dap import pool
 from modeling_dap import DAPForPreTraining
 
@@ -180,7 +180,7 @@ def test_the_pace_leaves_out_saving_and_waiting(
         return timed
 
     fake_time = SimpleNamespace(perf_counter=lambda: clock[0])
-    monkeypatch.setattr(dap.training.trainer, "time", fake_time)
+    monkeypatch.setattr(dap_transformers.training.trainer, "time", fake_time)
     trainer = make_trainer("tr", max_steps=4, logging_steps=2, save_strategy="steps", save_steps=2)
     trainer.save_model = taking(1000.0, trainer.save_model)
     trainer.training_step = taking(1.0, trainer.training_step)

@@ -10,10 +10,8 @@ import torch
 from conftest import REPOSITORY
 
 from configuration_dap import DAPConfig
-from dap.errors import UserError
-from dap.training.resuming import changes_weights
-from dap.training.start import is_changeable
-from dap.training.training_arguments import (
+from dap_transformers.errors import UserError
+from dap_transformers.training.arguments import (
     CONFIG_FIELDS,
     FROM_TEXT,
     DAPTrainingArguments,
@@ -24,9 +22,11 @@ from dap.training.training_arguments import (
     recipe_flags,
     share_of_batch,
 )
+from dap_transformers.training.resume import changes_weights
+from dap_transformers.training.start import is_changeable
 from experiments.recipes import read_recipe
 
-CONFIGS = REPOSITORY / "configs"
+CONFIGS = REPOSITORY / "dap_transformers" / "configs"
 
 
 @pytest.mark.parametrize("name", ["mbert", "xlmr", "tr", "tlm"])

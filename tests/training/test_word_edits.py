@@ -7,8 +7,14 @@ from conftest import synthetic_pairs
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
-from dap.training.batches import cutting_backend, tokenize_pairs
-from dap.training.word_edits import TOKENS_OF_LONGEST_WORD, HardNegatives, Word, edited, word_starts
+from dap_transformers.training.batches import cutting_backend, tokenize_pairs
+from dap_transformers.training.hard_negatives import (
+    TOKENS_OF_LONGEST_WORD,
+    HardNegatives,
+    Word,
+    edited,
+    word_starts,
+)
 
 
 def rows_of(

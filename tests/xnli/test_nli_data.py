@@ -17,7 +17,7 @@ from conftest import REPOSITORY
 from datasets import ClassLabel, Dataset, Features, Value
 from transformers import PreTrainedTokenizerFast
 
-from dap.xnli.nli_data import (
+from dap_transformers.xnli.data import (
     COLUMNS,
     LABEL,
     NLISource,

@@ -1,0 +1,28 @@
+"""Cross-lingual sentence embeddings from any encoder (DAP, ACL 2023).
+
+The names of `PUBLIC` are imported at their first use, so that `import dap_transformers` is fast.
+"""
+
+from importlib import import_module
+from typing import Any
+
+__version__ = "0.1.0"
+#: Public names, and the modules that define them.
+PUBLIC = {
+    "DAPConfig": "configuration_dap",
+    "DAPForPreTraining": "modeling_dap",
+    "DAPLoss": "dap_transformers.sentence_transformers",
+    "DAPTrainer": "dap_transformers.training.trainer",
+    "SentenceEncoder": "dap_transformers.encoding.encoder",
+    "align_words": "dap_transformers.alignment.align",
+    "heat_map": "dap_transformers.alignment.heat_map",
+    "mine": "dap_transformers.mining.mine",
+}
+__all__ = ["__version__", *PUBLIC]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name."""
+    if name not in PUBLIC:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(PUBLIC[name]), name)

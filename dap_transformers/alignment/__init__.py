@@ -1,0 +1,1 @@
+"""Align the words of a sentence with those of its translation, and draw the alignment."""

@@ -1,0 +1,91 @@
+"""Word links in Pharaoh format: one line per sentence pair, such as `0-1 2-0 3-3`.
+
+References mark links that are no mistake, but need not be found, as `2p0`. Lines may begin with the
+pair's number and a tab, as in SimAlign's references.
+
+Legend: `L` links.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from dap_transformers.errors import UserError
+from dap_transformers.text.archives import read_sentences
+
+_LINK = re.compile(r"(\d{1,9})([-p])(\d{1,9})")
+
+
+@dataclass(frozen=True)
+class GoldLinks:
+    """The reference links of a sentence pair.
+
+    Attributes:
+        sure: (L, 2) int64, links that should be found: pairs of source and target word, from 0.
+        possible: (L, 2) int64, further links that are no mistakes.
+    """
+
+    sure: np.ndarray
+    possible: np.ndarray
+
+
+def format_links(links: np.ndarray) -> str:
+    """Format links (L, 2) as a line in Pharaoh format.
+
+    >>> format_links(np.array([[0, 1], [2, 0]]))
+    '0-1 2-0'
+    """
+    return " ".join(f"{source}-{target}" for source, target in links.tolist())
+
+
+def parse_links(line: str, first: int = 0) -> GoldLinks:
+    """Parse a line in Pharaoh format.
+
+    >>> parse_links("0-1 2p0").possible.tolist()
+    [[2, 0]]
+
+    Args:
+        line: the links. A number and a tab may stand before them.
+        first: number that the line gives the first word of a sentence, 0 or 1.
+
+    Returns:
+        The links, with words counted from 0, in ascending order and without repetitions.
+    """
+    sure = []
+    possible = []
+    for link in line.rpartition("\t")[2].split():
+        match = _LINK.fullmatch(link)
+        if not match:
+            raise UserError(f"{link!r} is no link such as 0-1 or 0p1")
+        pair = (int(match[1]) - first, int(match[3]) - first)
+        if min(pair) < 0:
+            raise UserError(f"{link!r}: words are counted from {first}")
+        (possible if match[2] == "p" else sure).append(pair)
+    return GoldLinks(_array(sure), _array(possible))
+
+
+def read_links(path: str | Path, first: int = 0) -> list[GoldLinks]:
+    """Read a file in Pharaoh format, which may be compressed as `.gz` or `.xz`.
+
+    Args:
+        path: the file.
+        first: number that the file gives the first word of a sentence, 0 or 1.
+
+    Returns:
+        The links of each line, with words counted from 0.
+    """
+    found = []
+    for number, line in enumerate(read_sentences(path), 1):
+        try:
+            found.append(parse_links(line, first))
+        except UserError as error:
+            raise UserError(f"{path}, line {number}: {error}") from error
+    return found
+
+
+def _array(links: Sequence[tuple[int, int]]) -> np.ndarray:
+    """Return links in ascending order without repetitions, (L, 2) int64."""
+    return np.array(sorted(set(links)), np.int64).reshape(-1, 2)

@@ -1,0 +1,1 @@
+"""The commands beyond the paper's three: mine, align, prepare, push."""

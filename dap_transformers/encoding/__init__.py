@@ -1,0 +1,1 @@
+"""From sentences to vectors: load an encoder, encode, and keep vectors on disk."""

@@ -1,0 +1,417 @@
+"""Sentence vectors on disk, in shards that outlive a stopped run.
+
+A shard holds the vectors of consecutive sentences. Its name, such as `shard-000003-1f….npy`, has
+its number and a hash of the model and the sentences. So a run finds the shards of an earlier run
+that has the same model and text, and no others. A file only gets that name once it is complete.
+
+A shard is a .npy file with a digest behind the array. The digest covers the file's name, the shape,
+the type and the vectors. A shard without the right digest is encoded again.
+
+Only one run at a time may use a folder. The processes of one launch share it.
+
+If the folder is the local copy of an address (`dap_transformers.addresses`), each finished shard
+is also sent
+there, and a run that lacks a shard fetches it from there.
+
+Legend: `N` sentences, `D` dimensions, `n` sentences of a shard or a piece.
+"""
+
+import hashlib
+import io
+import json
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from datetime import timedelta
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate import PartialState
+from accelerate.utils import gather_object, parse_flag_from_env
+from tqdm.auto import tqdm
+
+from dap_transformers.addresses import fetch_path, send_path
+from dap_transformers.disk_arrays import concatenate_on_disk, temporary_folder
+from dap_transformers.encoding.encoder import LibraryEncoder, SentenceEncoder
+from dap_transformers.errors import SHOWN, UserError, joined, one_line
+from dap_transformers.files import disk_full, whole_file
+from dap_transformers.tokenizers import tokenizer_state
+
+logger = logging.getLogger(__name__)
+
+DIGEST_SIZE = hashlib.sha256().digest_size  # bytes
+#: Sentences of a shard. A kill loses at most one shard per process, and processes share whole
+#: shards.
+SHARD_SIZE = 16384
+#: Sentences encoded between two steps of the progress bar, and in one call of a cluster's encoder.
+PIECE = 1024
+#: Part of every fingerprint. Another version makes all shards anew.
+FINGERPRINT_VERSION = "1"
+#: Fields of a config that say where it came from, and not what the model computes.
+ORIGIN = ("_name_or_path", "_commit_hash", "transformers_version", "architectures", "auto_map")
+ANOTHER_FOLDER = "make room or choose another folder, then run again: whole shards are kept"
+
+Encoder = SentenceEncoder | LibraryEncoder
+
+
+class SentenceError(UserError):
+    """Raised if some sentences cannot be encoded. Other sentences still can."""
+
+
+# ------------------------------------------------------------------------------ several processes
+
+
+def launched() -> PartialState:
+    """Connect the processes of `accelerate launch`, if they are not connected yet.
+
+    The processes also connect if they run on CPUs. One process waits at most a week for another,
+    because encoding its shards may take days.
+
+    Returns:
+        Accelerate's state, which has the number of processes (`num_processes`) and this process's
+        rank (`process_index`). Without a launch there is one process of rank 0.
+    """
+    on_cpu = not torch.cuda.is_available() or parse_flag_from_env("ACCELERATE_USE_CPU")
+    return PartialState(cpu=on_cpu, timeout=timedelta(days=7))
+
+
+def encode_shared(
+    encoder: Encoder, sentences: Sequence[str], token_budget: int = 4096, progress: bool = False
+) -> np.ndarray:
+    """Encode sentences in all processes of a launch. Each process encodes its share.
+
+    Args:
+        encoder: the encoder. All processes need the same model.
+        sentences: all N sentences, the same in every process.
+        token_budget: most tokens of a batch, padding included.
+        progress: show a bar.
+
+    Returns:
+        The vectors of all sentences (N, D), in every process.
+    """
+    state = launched()
+    step = state.num_processes
+    share = encoder.encode(sentences[state.process_index :: step], token_budget, progress)
+    if step == 1:
+        return share
+    vectors = np.empty((len(sentences), share.shape[1]), share.dtype)
+    for rank, part in enumerate(gather_object([share])):
+        vectors[rank::step] = part
+    return vectors
+
+
+# ------------------------------------------------------------------------------------ fingerprint
+
+
+def model_fingerprint(encoder: Encoder) -> str:
+    """Return a SHA-256 of everything that the vectors of an encoder depend on.
+
+    This includes weights, config, tokenizer, pooling, prefix, maximum length, bf16 and layer. It
+    excludes the path, so a copy of a model has the same fingerprint. It also excludes the pooler:
+    no vector comes from it, and its weights are random at each loading if the checkpoint lacks
+    them.
+
+    Returns:
+        64 hexadecimal digits.
+    """
+    model = encoder.model
+    settings: tuple = (
+        encoder.pooling,
+        encoder.prefix,
+        encoder.max_seq_length,
+        encoder.bf16,
+        str(model),
+    )
+    if encoder.layer is not None:
+        settings = (*settings, encoder.layer)
+    config = _computing_fields(getattr(model, "config", None))
+    tokenizer = getattr(encoder, "tokenizer", None) or model.tokenizer
+
+    digest = hashlib.sha256(FINGERPRINT_VERSION.encode())
+    for part in (settings, config, tokenizer_state(tokenizer)):
+        digest.update(json.dumps(part, sort_keys=True, default=str).encode())
+    for name, tensor in sorted(model.state_dict().items()):
+        if "pooler" not in name.split("."):
+            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+            values = tensor.detach().cpu().contiguous().flatten()
+            digest.update(values.view(torch.uint8).numpy())
+    return digest.hexdigest()
+
+
+def _computing_fields(config: Any) -> Any:
+    """Return a config as a dictionary, without the fields that only say where it came from.
+
+    These fields (`ORIGIN`) are also removed from nested configs. A value that is neither a config
+    nor a dictionary, such as None, is returned unchanged.
+    """
+    content = config.to_dict() if hasattr(config, "to_dict") else config
+    if not isinstance(content, dict):
+        return content
+    return {key: _computing_fields(value) for key, value in content.items() if key not in ORIGIN}
+
+
+# ----------------------------------------------------------------------------------------- shards
+
+
+def embed_to_disk(
+    encoder: Encoder,
+    sentences: Iterable[str],
+    folder: str | Path,
+    shard_size: int = SHARD_SIZE,
+    token_budget: int = 4096,
+    progress: bool = False,
+    where: Callable[[int], str] = "sentence {}".format,
+    fingerprint: str | None = None,
+) -> np.ndarray:
+    """Encode sentences into the shards of a folder, and return all their vectors.
+
+    Complete shards of an earlier run with the same model and text are not encoded again. Memory
+    holds the text of one shard. If a shard fails, the others are still encoded, until `SHOWN`
+    shards of a process have failed. The error is raised at the end. If no shard fails, shards of
+    another model or text are removed.
+
+    The processes of a launch share the shards and wait for each other. All of them need the same
+    text and the same folder. If the folder is the local copy of an address
+    (`dap_transformers.addresses`), the
+    shards are also sent there.
+
+    Args:
+        encoder: the encoder.
+        sentences: read once, in order. The progress bar shows an end if they have a length.
+        folder: where the shards are. Several shards are also joined in a temporary file there,
+            which takes their size once more until the result is deleted.
+        shard_size: sentences of a shard.
+        token_budget: most tokens of a batch, padding included. The vectors do not depend on it,
+            beyond rounding.
+        progress: show a bar.
+        where: function that returns a sentence's name for error messages, such as "a.txt, line 3",
+            given its number from 0.
+        fingerprint: the encoder's `model_fingerprint`, if it is known already. None computes it.
+
+    Returns:
+        Vectors (N, D), float32, memory mapped and read-only, not normalised. In a launch only the
+        first process gets them, and the others get (0, D).
+    """
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    fingerprint = fingerprint or model_fingerprint(encoder)
+    total = len(sentences) if isinstance(sentences, Sized) else None
+    with tqdm(
+        total=total,
+        desc=f"encoding {folder.name}",
+        unit=" sentences",
+        unit_scale=True,
+        disable=not progress,
+    ) as bar:
+        blocks = _blocks(sentences, shard_size)
+        shards, failed = _encode_shards(
+            encoder, blocks, folder, fingerprint, token_budget, where, bar
+        )
+    # Here all processes wait for each other, and learn what failed in any of them.
+    failed = gather_object(failed)
+    if failed:
+        raise SentenceError(one_line(joined(failed)))
+
+    is_main = launched().is_main_process
+    if is_main:
+        for other in set(folder.glob("*shard-[0-9]*-*")) - set(shards):
+            other.unlink(missing_ok=True)
+        send_path(folder)  # an earlier run may have failed to send some shards
+    if is_main and shards:
+        return _join(shards, folder)
+    return encoder.encode([""])[:0]
+
+
+def _encode_shards(
+    encoder: Encoder,
+    blocks: Iterable[list[str]],
+    folder: Path,
+    fingerprint: str,
+    token_budget: int,
+    where: Callable[[int], str],
+    bar: tqdm,
+) -> tuple[list[Path], list[SentenceError]]:
+    """Encode and write this process's share of the shards that are missing.
+
+    Returns:
+        The paths of the shards of all processes, and the errors of this process. After `SHOWN`
+        errors this process stops, and the list of paths ends there.
+    """
+    state = launched()
+    shards: list[Path] = []
+    failed: list[SentenceError] = []
+    first = 0  # number of the shard's first sentence
+    for number, text in enumerate(blocks):
+        shard = folder / f"shard-{number:06d}-{hash_of_text(fingerprint, text)}.npy"
+        shards.append(shard)
+        is_mine = number % state.num_processes == state.process_index
+        if not is_mine or is_whole(shard):
+            bar.update(len(text))
+        else:
+            try:
+                vectors = encode_pieces(encoder, text, token_budget, bar)  # (n, D)
+                require_finite(vectors, text, where, " in its shard", first)
+                _write_shard(vectors, shard)
+            except SentenceError as error:
+                failed.append(error)
+                if len(failed) == SHOWN:
+                    break
+        first += len(text)
+    return shards, failed
+
+
+def _blocks(sentences: Iterable[str], size: int) -> Iterator[list[str]]:
+    """Yield the sentences in lists of `size`. The last list may be shorter."""
+    if size < 1:
+        raise UserError(f"shard_size={size}: at least 1 sentence")
+    stream = iter(sentences)
+    while block := list(islice(stream, size)):
+        yield block
+
+
+def hash_of_text(fingerprint: str, text: Sequence[str]) -> str:
+    """Return 16 hexadecimal digits of a hash of a model's fingerprint and a list of sentences.
+
+    A file name with this hash tells which vectors the file holds.
+    """
+    digest = hashlib.sha256(fingerprint.encode())
+    for sentence in text:
+        data = sentence.encode(errors="surrogatepass")
+        digest.update(len(data).to_bytes(8, "little") + data)
+    return digest.hexdigest()[:16]
+
+
+def is_whole(shard: Path) -> bool:
+    """Tell whether a file of vectors exists and holds what `write_vectors` has written into it.
+
+    If the file is missing, it is first fetched from the folder's address, if there is one. The
+    file's name alone proves nothing. After a power cut a disk may lack data that it had confirmed,
+    and somebody may have put another file there. So the digest is compared.
+    """
+    if not shard.is_file():
+        fetch_path(shard)
+    if not shard.is_file():
+        return False
+    has_digest = False
+    if shard.stat().st_size > DIGEST_SIZE:
+        content = np.memmap(shard, np.uint8, "r")
+        digest = _content_digest(shard, content[:-DIGEST_SIZE].data)
+        has_digest = content[-DIGEST_SIZE:].tobytes() == digest
+    if not has_digest:
+        logger.warning("%s is damaged or of an earlier version: it is encoded again", shard)
+    return has_digest
+
+
+def _content_digest(shard: Path, *parts: bytes | memoryview) -> bytes:
+    """Return the SHA-256 (32 bytes) of a shard's file name and its content."""
+    digest = hashlib.sha256(shard.name.encode())
+    for part in parts:
+        digest.update(part)
+    return digest.digest()
+
+
+def encode_pieces(
+    encoder: Encoder, text: Sequence[str], token_budget: int, bar: tqdm
+) -> np.ndarray:
+    """Encode sentences in pieces of `PIECE` sentences, so that the progress bar moves.
+
+    The sentences of a piece have similar lengths, and the longest sentences come first. An encoder
+    with a method `encode_each` gets all pieces at once. An example is a Ray cluster, which encodes
+    several pieces at the same time.
+
+    Args:
+        encoder: the encoder.
+        text: the n sentences, at least one.
+        token_budget: most tokens of a batch, padding included.
+        bar: progress bar. It advances by sentences.
+
+    Returns:
+        Vectors (n, D), float32, in the order of the text.
+    """
+    order = sorted(range(len(text)), key=lambda row: -len(text[row]))  # longest first
+    pieces = []
+    for start in range(0, len(order), PIECE):
+        pieces.append([text[row] for row in order[start : start + PIECE]])
+    if hasattr(encoder, "encode_each"):
+        results = encoder.encode_each(pieces, token_budget)
+    else:
+        results = (encoder.encode(piece, token_budget) for piece in pieces)
+    found = []
+    for vectors in results:
+        found.append(vectors)  # (n, D)
+        bar.update(len(vectors))
+    return np.concatenate(found)[np.argsort(order)].astype(np.float32, copy=False)
+
+
+def require_finite(
+    vectors: np.ndarray,
+    text: Sequence[str],
+    where: Callable[[int], str],
+    among: str = "",
+    first: int = 0,
+) -> None:
+    """Raise `SentenceError` if a vector has NaN or infinity.
+
+    Args:
+        vectors: (n, D).
+        text: the sentence of each vector.
+        where: function that returns a sentence's name for the message, given its number from 0.
+        among: words behind "one of 3 such vectors" in the message, such as " in its shard".
+        first: number of the first of these sentences, which `where` is given.
+    """
+    bad = np.flatnonzero(~np.isfinite(vectors).all(1))
+    if len(bad):
+        row = int(bad[0])
+        raise SentenceError(
+            f"{where(first + row)}: NaN or infinity in the vector of {text[row][:60]!r} (one of "
+            f"{len(bad)} such vectors{among}): check the model's weights, or leave bf16 out"
+        )
+
+
+def write_vectors(vectors: np.ndarray, path: Path) -> None:
+    """Write vectors as a .npy file, with a digest behind the array.
+
+    The file gets its name only once it is complete.
+
+    Args:
+        vectors: (n, D).
+        path: file to write.
+    """
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, np.lib.format.header_data_from_array_1_0(vectors))
+    # numpy's own tofile would not say why it fails.
+    parts = [header.getbuffer(), np.ascontiguousarray(vectors).data.cast("B")]
+    with whole_file(path, vectors.nbytes, ANOTHER_FOLDER) as file:
+        for part in parts:
+            file.write(part)
+        file.write(_content_digest(path, *parts))
+
+
+def _write_shard(vectors: np.ndarray, shard: Path) -> None:
+    """Write a shard, and send it to the folder's address if there is one.
+
+    All other files of the same shard number in its folder are removed first. They belong to another
+    model or text, or are incomplete.
+    """
+    number = shard.name.rsplit("-", 1)[0]
+    for path in shard.parent.glob(f"*{number}-*"):
+        path.unlink(missing_ok=True)
+    write_vectors(vectors, shard)
+    send_path(shard)
+
+
+def _join(shards: list[Path], folder: Path) -> np.ndarray:
+    """Return the vectors of all shards as one read-only memory map (N, D).
+
+    The file of a single shard is mapped directly. Several shards are copied into a temporary file.
+    """
+    parts = [np.load(shard, mmap_mode="r") for shard in shards]
+    if len(parts) == 1:
+        return parts[0]
+    size = sum(part.nbytes for part in parts)
+    with disk_full(folder / "joined shards", size, ANOTHER_FOLDER), temporary_folder(folder):
+        vectors = concatenate_on_disk(parts)
+    vectors.flags.writeable = False
+    return vectors

@@ -1,0 +1,142 @@
+"""Errors that the user can fix, with a message of one line, and helpers that make messages."""
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+#: Control characters, apart from tabs and line feeds, which may occur in other arguments.
+_CONTROL = re.compile(r"[\x00-\x08\x0B-\x1F\x7F-\x9F]")
+#: In an address: what stands before the login, and what stands before the query.
+_LOGIN = re.compile(r"(\b(?!abfs|wasb)[a-z][a-z0-9+.]*://)[^/\s'\"?#]*@")
+_QUERY = re.compile(r"(\bhttps?://[^\s'\"?#]+)[?#][^\s'\",)]*")
+SHOWN = 5  # errors, lines or names that a message quotes if there are many
+
+
+class UserError(ValueError):
+    """An error that the user can fix. Commands print its message without a traceback.
+
+    The message is one line. It names the argument or file, the value, and what to do instead.
+    """
+
+
+def one_line(error: object) -> str:
+    """Return an error's message on one line, without secrets and hidden characters.
+
+    Logins and queries of addresses are secrets. For errors of the file system, the file comes
+    first and the error number is left out.
+
+    >>> one_line(ValueError("a\\n  b\\x1b[2J"))
+    'a b\\\\x1b[2J'
+    >>> one_line(FileNotFoundError(2, "No such file", "a.txt"))
+    'a.txt: No such file'
+    """
+    text = str(error)
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        text = f"{error.filename}: {error.strerror}"
+    line = " ".join(text.split())
+    return "".join(map(_escaped, without_secrets(line)))
+
+
+def counted(count: int, noun: str, ending: str = "s") -> str:
+    """Return a count with its noun, which gets an ending unless the count is 1.
+
+    >>> counted(1, "language"), counted(1200, "pair"), counted(2, "process", "es")
+    ('1 language', '1,200 pairs', '2 processes')
+    """
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}{ending}"
+
+
+def without_secrets(text: str) -> str:
+    """Remove logins and queries from the addresses in a text.
+
+    >>> without_secrets("no https://me:secret@host/de-en.tsv?token=abc there")
+    'no https://host/de-en.tsv there'
+    """
+    return _QUERY.sub(r"\1", _LOGIN.sub(r"\1", text))
+
+
+def _escaped(character: str) -> str:
+    """Return a printable character unchanged, and any other as its escape sequence."""
+    if character.isprintable():
+        return character
+    return character.encode("unicode_escape").decode()
+
+
+def joined(errors: Sequence[Exception]) -> Exception:
+    """Return one error that stands for several, and quotes the first few of them.
+
+    Args:
+        errors: at least one error. A single one is returned unchanged.
+
+    Returns:
+        That error, or a `UserError` with the number of errors. The caller raises it.
+    """
+    if len(errors) == 1:
+        return errors[0]
+    quoted = "; ".join(one_line(error) for error in errors[:SHOWN])
+    return UserError(f"{len(errors)} fail: {quoted}")
+
+
+def require_plain_name(path: object) -> None:
+    """Raise `UserError` for a file name that is not UTF-8 or that holds control characters.
+
+    A report could not hold a name that is not UTF-8. Control characters could change what a
+    terminal shows.
+
+    Args:
+        path: a path, or any other value, whose text is checked.
+    """
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        name = os.fsencode(str(path))
+        raise UserError(f"the file name {name!r} is not UTF-8: rename the file") from None
+    if _CONTROL.search(str(path)):
+        raise UserError(f"the file name {str(path)!r} holds control characters: rename the file")
+
+
+@contextmanager
+def refusals(subject: str = "") -> Iterator[None]:
+    """Turn errors of a library about the user's values, within the block, into `UserError`.
+
+    This is a context manager, and also works as a decorator. Use it only around the few calls
+    that build something from the user's values, because it would hide bugs elsewhere.
+
+    Args:
+        subject: the argument and its value, put before the message, because libraries seldom name
+            them. Without a subject, `OSError` and `UserError` pass through unchanged.
+    """
+    try:
+        yield
+    except (ValueError, OSError, ImportError) as error:
+        if not subject and isinstance(error, UserError | OSError):
+            raise
+        message = one_line(error)
+        raise UserError(f"{subject}: {message}" if subject else message) from error
+
+
+@contextmanager
+def loading(part: str, name: str | Path) -> Iterator[None]:
+    """Turn any error while a model's file is read into a `UserError` that names the file.
+
+    This is a context manager. For damaged files, Transformers, tokenizers and our own JSON
+    readers raise errors of any class. A `UserError` passes through unchanged.
+
+    Args:
+        part: what is read, such as "tokenizer".
+        name: the model or file that it belongs to.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        reason = f"{type(error).__name__}: {one_line(error)}"
+        remedy = "repair it, or give another"
+        # Transformers' words for an unreachable Hub, whose advice is not about local folders
+        if "couldn't connect to" in reason and not Path(name).exists():
+            reason = "there is no such folder, and the Hub cannot be reached"
+            remedy = "check the name and the connection"
+        raise UserError(f"the {part} of {name} cannot be loaded ({reason}): {remedy}") from error

@@ -1,0 +1,1 @@
+"""Numbers out of an encoder: retrieval, hard negatives, BUCC, word links."""

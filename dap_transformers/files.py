@@ -1,0 +1,343 @@
+"""Read text and JSON, write files and folders as a whole or not at all, explain a full disk."""
+
+import errno
+import gzip
+import hashlib
+import json
+import lzma
+import math
+import os
+import secrets
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any, BinaryIO, get_args
+
+import xxhash
+
+from dap_transformers.errors import UserError
+
+#: Error numbers for: no space left, disk quota exceeded, file larger than allowed.
+DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+#: How numpy, safetensors and torch report a full disk, because their errors have no number.
+DISK_FULL_WORDS = (
+    *(f"(os error {number})" for number in DISK_FULL_ERRORS),
+    *("requested and", "unexpected pos", "iostream error", "PytorchStreamWriter failed"),
+)
+#: Ending of a compressed file's name -> function that opens a stream which compresses.
+COMPRESSORS = {".gz": partial(gzip.open, mode="wb"), ".xz": partial(lzma.open, mode="wb")}
+RUN_AGAIN = "make room, then run again: finished work is kept"
+
+
+class DiskFullError(UserError, OSError):
+    """Error that is raised if the disk is full. It names the file and, if known, its size."""
+
+
+def read_text(path: str | Path) -> str:
+    """Read a text file."""
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        raise UserError(f"{path}, line {line}: not UTF-8; save the file as UTF-8") from error
+
+
+def read_json(path: str | Path, finite: bool = False) -> Any:
+    """Read a JSON file.
+
+    Args:
+        path: the file.
+        finite: whether to refuse NaN, infinity and numbers that are too large, such as 1e999.
+            Python reads all of these, although JSON does not have them.
+
+    Returns:
+        The JSON value.
+    """
+    text = read_text(path)
+    hooks = {}
+    if finite:
+        hooks = {"parse_constant": _finite, "parse_float": _finite, "parse_int": _finite_integer}
+    try:
+        return json.loads(text, **hooks)
+    except (ValueError, RecursionError) as error:  # includes JSONDecodeError
+        raise UserError(f"{path}: not valid JSON ({error})") from error
+
+
+def _finite(text: str) -> float:
+    """Convert the text of a number in a JSON file to float."""
+    number = float(text)
+    if not math.isfinite(number):
+        raise UserError(f"it holds {text:.40}")
+    return number
+
+
+def _finite_integer(text: str) -> int:
+    """Convert an integer of a JSON file. Raise `UserError` if it is too large for a float."""
+    _finite(text)
+    return int(text)
+
+
+def read_object(
+    path: str | Path, kinds: Mapping[str, Any] | None = None, finite: bool = False
+) -> dict[str, Any]:
+    """Read a JSON file that holds an object.
+
+    Args:
+        path: the file.
+        kinds: for each name that the object must have, the kind of its value (`misfit`). A name
+            whose kind allows None may be missing. None checks nothing.
+        finite: whether to refuse NaN, infinity and numbers that are too large.
+
+    Returns:
+        The whole object. It may have other names than those in `kinds`.
+    """
+    content = read_json(path, finite)
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: holds a JSON {type(content).__name__}, expected an object {{…}}")
+    require_kinds(path, content, kinds or {})
+    return content
+
+
+def require_kinds(path: str | Path, content: Any, kinds: Any) -> None:
+    """Raise `UserError` if a part of a JSON file's content is not of the expected kind.
+
+    Args:
+        path: the file, for the message.
+        content: what it holds.
+        kinds: what is expected (`misfit`).
+    """
+    if found := misfit(content, kinds):
+        place, value, wanted = found
+        raise UserError(f"{path}: {' '.join(place)!r} is {value!r:.40}, expected {wanted}")
+
+
+def misfit(value: Any, kind: Any) -> tuple[tuple[str, ...], Any, str] | None:
+    """Find the first part of a JSON value that is not of the expected kind.
+
+    >>> misfit({"seed": 1, "names": ["a", 2]}, {"seed": int, "names": [str]})
+    (('names', '1'), 2, 'str')
+
+    Args:
+        value: the value.
+        kind: what the value must be:
+
+            - a class, or a union of classes, such as `int | None`. A `float` may also be an
+              integer. A bool is no integer.
+            - `[kind]`: a list of values of this kind.
+            - `{str: kind}`: an object whose values are all of this kind.
+            - `{"name": kind, ...}`: an object that has these names, and perhaps others.
+            - `(kind, kind, ...)`: of one of these kinds.
+
+    Returns:
+        The names and numbers that lead to the part, the part, and what was expected. None if all is
+        as expected.
+    """
+    parts: list[tuple[str, Any, Any]] = []  # name of each part, its value, its kind
+    if isinstance(kind, tuple):
+        found = [misfit(value, each) for each in kind]
+        return None if None in found else max(found, key=lambda each: len(each[0]))
+    if isinstance(kind, list):
+        fits = isinstance(value, list)
+        wanted = "a list"
+        parts = [(str(number), each, kind[0]) for number, each in enumerate(value if fits else [])]
+    elif isinstance(kind, Mapping):
+        fits = isinstance(value, dict)
+        wanted = "an object {…}"
+        for name, each in kind.items() if fits else ():
+            names = value if name is str else [name]
+            parts += [(name, value.get(name), each) for name in names]
+    else:
+        fits = _is_of(value, kind)
+        wanted = getattr(kind, "__name__", str(kind))
+    if not fits:
+        return (), value, wanted
+    for name, each, its_kind in parts:
+        if found := misfit(each, its_kind):
+            return (name, *found[0]), *found[1:]
+    return None
+
+
+def _is_of(value: Any, kind: Any) -> bool:
+    """Tell whether a value of a JSON file has a type."""
+    if kind is None:
+        return value is None
+    if isinstance(value, bool):
+        return bool in (kind, *get_args(kind))
+    if isinstance(value, int) and isinstance(1.0, kind):
+        return True
+    return isinstance(value, kind)
+
+
+def content_digest(path: str | Path) -> str:
+    """Return a hash of a file's content, 32 hexadecimal digits.
+
+    Size and time do not tell whether a file has changed: `cp -p`, `rsync -t` and unpacked archives
+    set the time. The hash is about as fast as the disk. A process reads each file once.
+    """
+    state = os.stat(path)
+    version = (state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns)
+    return _digest_of(str(path), *version)
+
+
+@lru_cache(maxsize=1000)  # an archive may hold the text of many languages
+def _digest_of(path: str, *_version: int) -> str:
+    """Return the hash of a file's content.
+
+    `lru_cache` keeps it. The version (inode, size and times) makes a changed file be read again.
+    """
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()
+
+
+def write_json(content: Mapping[str, Any], path: str | Path) -> None:
+    """Write a JSON file that appears whole or not at all (see `whole_file`).
+
+    Args:
+        content: the object to write.
+        path: the file. An older one is replaced.
+    """
+    text = json.dumps(content, ensure_ascii=False, indent=2, allow_nan=False) + "\n"
+    with whole_file(path) as file:
+        file.write(text.encode())
+
+
+@contextmanager
+def whole_file(
+    path: str | Path, needed: int | None = None, remedy: str = RUN_AGAIN
+) -> Iterator[BinaryIO]:
+    """Open a file for writing that takes its name only when the block ends without an error.
+
+    This is a context manager. Until then the file is called `.NAME.….tmp`, in the same folder, so
+    nobody reads half a file. The folder is created. A symbolic link is kept, and the file that it
+    points to is replaced.
+
+    Args:
+        path: the file's final name. An older file is replaced.
+        needed: bytes to write, if known, for the error message.
+        remedy: what to do if the disk is full, for the error message.
+
+    Yields:
+        The file, opened for writing bytes.
+    """
+    path = Path(os.path.realpath(path))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = _temporary_name(path)
+    with disk_full(path, needed, remedy):
+        try:
+            # `open` gives the access rights that the umask allows, `mkstemp` would not.
+            with temporary.open("xb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def compressed_file(path: str | Path) -> Iterator[BinaryIO]:
+    """Open a file for writing as `whole_file` does, and compress it if its name ends in .gz or .xz.
+
+    This is a context manager.
+
+    Args:
+        path: the file's final name. An older file is replaced.
+
+    Yields:
+        The file, opened for writing bytes that are not compressed yet.
+    """
+    compress = COMPRESSORS.get(Path(path).suffix, nullcontext)
+    with whole_file(path) as file, compress(file) as stream:
+        yield stream
+
+
+def plain_suffix(path: str | Path) -> str:
+    """Return the suffix of a file name, such as ".tsv", not counting `.gz` or `.xz` behind it.
+
+    >>> plain_suffix("pairs.tsv.gz"), plain_suffix("pairs.tsv"), plain_suffix("pairs.gz")
+    ('.tsv', '.tsv', '')
+    """
+    path = Path(path)
+    return path.with_suffix("").suffix if path.suffix in COMPRESSORS else path.suffix
+
+
+@contextmanager
+def whole_folder(path: str | Path) -> Iterator[Path]:
+    """Create a folder for writing that takes its name only when the block ends without an error.
+
+    This is a context manager. If a folder of that name holds something by then, another process
+    has done the same work. That folder is kept, and the new one is removed.
+
+    Args:
+        path: the folder's final name.
+
+    Yields:
+        The new folder, which is called `.NAME.….tmp` until the end.
+    """
+    path = Path(path)
+    temporary = _temporary_name(path)
+    with disk_full(path):
+        temporary.mkdir(parents=True)
+        try:
+            yield temporary
+            _rename_folder(temporary, path)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _rename_folder(folder: Path, path: Path) -> None:
+    """Rename a folder. If a folder of the new name holds something, change nothing."""
+    if path.is_dir() and not any(path.iterdir()):
+        # An empty folder may be a link or a mount point, so fill it instead of replacing it.
+        for child in folder.iterdir():
+            shutil.move(child, path / child.name)
+        return
+    try:
+        folder.replace(path)
+    except OSError:
+        if not path.is_dir():
+            raise
+
+
+def _temporary_name(path: Path) -> Path:
+    """Return a path beside the given one with a hidden, random name: `.NAME.….tmp`."""
+    return path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+
+
+@contextmanager
+def disk_full(path: Path, needed: int | None = None, remedy: str = RUN_AGAIN) -> Iterator[None]:
+    """Turn a "no space left" error within the block into a one-line `DiskFullError`.
+
+    This is a context manager. Libraries raise many different errors for a full disk, or errors
+    that were caused by one. All other errors pass through unchanged.
+
+    Args:
+        path: the file or folder that the block writes, for the message.
+        needed: number of bytes to write, for the message. None if unknown.
+        remedy: what to do about a full disk, for the message.
+    """
+    try:
+        yield
+    except DiskFullError:
+        raise
+    except Exception as error:
+        if not _says_disk_full(error):
+            raise
+        folder = path if path.is_dir() else path.parent
+        amount = f"{shutil.disk_usage(folder).free:,} bytes free"
+        if needed is not None:
+            amount = f"{needed:,} bytes to write, {amount}"
+        raise DiskFullError(f"{path}: the disk is full ({amount}); {remedy}") from error
+
+
+def _says_disk_full(error: BaseException | None) -> bool:
+    """Tell whether an error, or one that caused it, reports a full disk."""
+    while error is not None:
+        if getattr(error, "errno", None) in DISK_FULL_ERRORS:
+            return True
+        if any(words in str(error) for words in DISK_FULL_WORDS):
+            return True
+        error = error.__cause__ or error.__context__
+    return False

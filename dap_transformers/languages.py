@@ -1,0 +1,269 @@
+"""Language codes and names, the paper's groups of languages, and the letters that identify a
+text."""
+
+import re
+import unicodedata
+from collections.abc import Sequence
+from functools import cache
+
+import numpy as np
+
+from dap_transformers.errors import UserError
+
+#: Code -> (Tatoeba's ISO 639-3 file code, English name), alphabetical as in the paper's appendix.
+_LANGUAGES: dict[str, tuple[str, str]] = {
+    "af": ("afr", "Afrikaans"),
+    "ar": ("ara", "Arabic"),
+    "bg": ("bul", "Bulgarian"),
+    "bn": ("ben", "Bengali"),
+    "de": ("deu", "German"),
+    "el": ("ell", "Greek"),
+    "es": ("spa", "Spanish"),
+    "et": ("est", "Estonian"),
+    "eu": ("eus", "Basque"),
+    "fa": ("pes", "Persian"),
+    "fi": ("fin", "Finnish"),
+    "fr": ("fra", "French"),
+    "he": ("heb", "Hebrew"),
+    "hi": ("hin", "Hindi"),
+    "hu": ("hun", "Hungarian"),
+    "id": ("ind", "Indonesian"),
+    "it": ("ita", "Italian"),
+    "ja": ("jpn", "Japanese"),
+    "jv": ("jav", "Javanese"),
+    "ka": ("kat", "Georgian"),
+    "kk": ("kaz", "Kazakh"),
+    "ko": ("kor", "Korean"),
+    "ml": ("mal", "Malayalam"),
+    "mr": ("mar", "Marathi"),
+    "nl": ("nld", "Dutch"),
+    "pt": ("por", "Portuguese"),
+    "ru": ("rus", "Russian"),
+    "sw": ("swh", "Swahili"),
+    "ta": ("tam", "Tamil"),
+    "te": ("tel", "Telugu"),
+    "th": ("tha", "Thai"),
+    "tl": ("tgl", "Tagalog"),
+    "tr": ("tur", "Turkish"),
+    "ur": ("urd", "Urdu"),
+    "vi": ("vie", "Vietnamese"),
+    "zh": ("cmn", "Chinese"),
+}
+
+#: The 36 languages of XTREME's Tatoeba benchmark (the paper's section 4.3 and appendix).
+TATOEBA_36: tuple[str, ...] = tuple(_LANGUAGES)
+_FEWER_THAN_1000_PAIRS = {"jv", "ka", "kk", "ml", "sw", "ta", "te", "th"}
+#: The languages of Tatoeba with all 1,000 sentence pairs.
+TATOEBA_28: tuple[str, ...] = tuple(
+    code for code in TATOEBA_36 if code not in _FEWER_THAN_1000_PAIRS
+)
+#: The languages of XNLI, in the order of the paper's table.
+XNLI_LANGUAGES = (
+    "en", "fr", "es", "de", "el", "bg", "ru", "tr", "ar", "vi", "th", "zh", "hi", "sw", "ur",
+)  # fmt: skip
+#: The languages of XNLI without English. The paper's 14-language averages follow from these rows.
+TATOEBA_14: tuple[str, ...] = tuple(code for code in TATOEBA_36 if code in XNLI_LANGUAGES)
+
+#: ISO 639-1 -> the ISO 639-3 code in Tatoeba's file names, with English.
+ISO3: dict[str, str] = {"en": "eng"} | {code: iso3 for code, (iso3, _) in _LANGUAGES.items()}
+#: ISO 639-1 -> English name, with English.
+NAMES: dict[str, str] = {"en": "English"} | {code: name for code, (_, name) in _LANGUAGES.items()}
+
+#: ISO 639-1 -> the Unicode scripts of the language, by the names of Unicode's `Script` property.
+SCRIPTS: dict[str, tuple[str, ...]] = dict.fromkeys(NAMES, ("Latin",)) | {
+    "ar": ("Arabic",),
+    "bg": ("Cyrillic",),
+    "bn": ("Bengali",),
+    "el": ("Greek",),
+    "fa": ("Arabic",),
+    "he": ("Hebrew",),
+    "hi": ("Devanagari",),
+    "ja": ("Han", "Hiragana", "Katakana"),
+    "jv": ("Latin", "Javanese"),
+    "ka": ("Georgian",),
+    "kk": ("Cyrillic",),
+    "ko": ("Hangul", "Han"),
+    "ml": ("Malayalam",),
+    "mr": ("Devanagari",),
+    "ru": ("Cyrillic",),
+    "ta": ("Tamil",),
+    "te": ("Telugu",),
+    "th": ("Thai",),
+    "ur": ("Arabic",),
+    "zh": ("Han",),
+}
+#: Script without spaces between words -> characters per English word, rounded from parallel text.
+CHARACTERS_PER_WORD: dict[str, float] = {"Han": 1.5, "Hiragana": 3.0, "Katakana": 3.0, "Thai": 5.0}
+
+#: Other codes of these languages: ISO 639-3 of single varieties, ISO 639-2/B, and outdated ones.
+_OTHER_CODES = {
+    "arb": "ar", "ekk": "et", "fas": "fa", "per": "fa", "fil": "tl", "iw": "he", "in": "id",
+    "jw": "jv", "swa": "sw", "zho": "zh", "chi": "zh", "ger": "de", "fre": "fr", "baq": "eu",
+}  # fmt: skip
+_TO_ISO1 = _OTHER_CODES | {code: code for code in ISO3}
+_TO_ISO1 |= {iso3: code for code, iso3 in ISO3.items()}
+#: A code with subtags (`zh-Hans-CN`), and an encoding and a modifier as in names of locales
+#: (`de_DE.UTF-8@euro`).
+_CODE = re.compile(
+    r"([A-Za-z]{2,3})(?:[-_][A-Za-z0-9]{1,8})*(?:\.[A-Za-z0-9-]+)?(?:@[A-Za-z0-9]+)?"
+)
+
+#: Tags that spell the region of a flag emoji. They are invisible, but tell flags apart.
+_TAGS = (0xE0020, 0xE007F)
+#: First and last of Unicode's default-ignorable code points (DerivedCoreProperties, Unicode 16):
+#: soft hyphen, joiners, direction marks, fillers, variation selectors and the like.
+_IGNORABLE = (
+    (0xAD, 0xAD), (0x34F, 0x34F), (0x61C, 0x61C), (0x115F, 0x1160), (0x17B4, 0x17B5),
+    (0x180B, 0x180F), (0x200B, 0x200F), (0x202A, 0x202E), (0x2060, 0x206F), (0x3164, 0x3164),
+    (0xFE00, 0xFE0F), (0xFEFF, 0xFEFF), (0xFFA0, 0xFFA0), (0xFFF0, 0xFFF8), (0x1BCA0, 0x1BCA3),
+    (0x1D173, 0x1D17A), (0xE0000, 0xE001F), _TAGS, (0xE0080, 0xE0FFF),
+)  # fmt: skip
+#: What a reader does not see: white space, control characters, ignorable code points, marks of
+#: annotations, the empty Braille cell. Inside of [], for `re` and for polars.
+BLANKS = r"\s\x00-\x1F\x7F-\x9F" + "\ufff9-\ufffb\u2800"
+BLANKS += "".join(f"{chr(first)}-{chr(last)}" for first, last in _IGNORABLE)
+_VISIBLE = re.compile(f"[^{BLANKS}]")
+
+
+def to_iso1(code: str) -> str:
+    """Return the ISO 639-1 code of English or one of the paper's 36 languages.
+
+    Args:
+        code: two- or three-letter code in any case, with or without region and script.
+
+    >>> to_iso1("deu"), to_iso1("ZH-Hans"), to_iso1("arb_Arab"), to_iso1("eng")
+    ('de', 'zh', 'ar', 'en')
+    """
+    base = base_language(code)
+    if base not in NAMES:
+        known = " ".join(TATOEBA_36)
+        raise UserError(
+            f"unknown language code {code!r}: give en or one of {known} (or their ISO 639-3 codes)"
+        )
+    return base
+
+
+def base_language(code: str) -> str:
+    """Return a language code without region, script, encoding and modifier.
+
+    English and the 36 languages get their ISO 639-1 code. Of any other code, the first part is
+    kept. The result has two or three letters, so it can be a part of a file name.
+
+    >>> base_language("EN-us"), base_language("deu_Latn"), base_language("sr@latin")
+    ('en', 'de', 'sr')
+    """
+    match = _CODE.fullmatch(code.strip())
+    if not match:
+        raise UserError(f"{code[:80]!r} is not a language code: give two or three letters, as 'de'")
+    base = match[1].lower()
+    return _TO_ISO1.get(base, base)
+
+
+def is_letter(character: str) -> bool:
+    """Tell whether `normalise` keeps a character, because it can distinguish two words.
+
+    It keeps letters, digits and vowel signs (of Indic and other scripts). It drops combining
+    accents and the points of Arabic and Hebrew, because many texts leave them out.
+
+    >>> [is_letter(character) for character in ("ß", "7", "ी", "ื", "-", "\u0301", "\u064b")]
+    [True, True, True, True, False, False, False]
+    """
+    if character.isalnum():
+        return True
+    if unicodedata.category(character) not in ("Mc", "Mn"):
+        return False
+    combining_class = unicodedata.combining(character)
+    is_point = 10 <= combining_class <= 36  # of Hebrew, Arabic and Syriac
+    is_accent = combining_class >= 200
+    return not (is_point or is_accent)
+
+
+def is_blank(text: str) -> bool:
+    """Tell whether a text is empty or has only characters that nobody sees (`BLANKS`).
+
+    >>> is_blank(" \u200b\u00ad\ufeff"), is_blank("a\u200db")
+    (True, False)
+    """
+    return _VISIBLE.search(text) is None
+
+
+def normalise(text: str) -> str:
+    """Return only the letters and digits of a text, in one case and width, to compare texts.
+
+    Two texts with the same form count as the same text, for example when the dev set is kept out
+    of the training set. Unicode's NFKC makes variants of a character equal. Spaces, punctuation
+    and accents that are separate characters are dropped. A text without any letter or digit
+    (`is_letter`), such as an emoji, keeps its other characters.
+
+    >>> normalise("It's 5 o'clock!"), normalise("Ｗｉｄｅ"), normalise("…")
+    ('its5oclock', 'wide', '...')
+    """
+    return normalise_all([text])[0]
+
+
+def normalise_all(texts: Sequence[str]) -> list[str]:
+    """Normalise many texts at once, which is much faster than calling `normalise` for each.
+
+    >>> normalise_all(["It's 5 o'clock!", "…"])
+    ['its5oclock', '...']
+    """
+    if not texts:
+        return []
+    # All texts are filtered as one array of code points, with a line feed after each text.
+    joined = "\n".join(text.replace("\n", " ") for text in texts)
+    codes = code_points(joined)
+    is_ignored = _is_ignored()[codes]
+    if is_ignored.any():
+        joined = _text_of(codes[~is_ignored])
+
+    # Case folding may take characters apart, so the text is composed before and after it.
+    composed = "\n".join(unicodedata.normalize("NFKC", text) for text in joined.split("\n"))
+    folded = unicodedata.normalize("NFKC", composed.casefold())
+    codes = code_points(folded)
+    letters = _text_of(codes[_is_kept(codes)]).split("\n")
+    if all(letters):
+        return letters
+    return [found or text.strip() for found, text in zip(letters, folded.split("\n"))]
+
+
+def code_points(text: str) -> np.ndarray:
+    """Return the Unicode code point of each character of a text, uint32 (characters,)."""
+    return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
+
+
+def _text_of(codes: np.ndarray) -> str:
+    """Return the text that has these code points. This is the inverse of `code_points`."""
+    return codes.tobytes().decode("utf-32-le", "surrogatepass")
+
+
+@cache
+def _is_ignored() -> np.ndarray:
+    """Tell for each code point whether `normalise` drops it in any text: bool (0x110000,).
+
+    These are invisible characters, such as soft hyphens and joiners, except the tags of flags.
+    """
+    ignored = np.zeros(0x110000, bool)
+    for first, last in _IGNORABLE:
+        ignored[first : last + 1] = (first, last) != _TAGS
+    return ignored
+
+
+#: For each code point: 1 if `normalise` drops it, 2 if it keeps it, 0 if no text had it yet.
+_KEPT = np.zeros(0x110000, np.int8)
+
+
+def _is_kept(codes: np.ndarray) -> np.ndarray:
+    """Tell for each code point whether it is a line feed or `is_letter`.
+
+    The answers are remembered. Asking for all of Unicode at once would take a second.
+
+    Returns:
+        (characters,) bool.
+    """
+    found = _KEPT[codes]
+    if not found.all():
+        for code in np.unique(codes[found == 0]):
+            character = chr(code)
+            _KEPT[code] = 2 if character == "\n" or is_letter(character) else 1
+        found = _KEPT[codes]
+    return found == 2

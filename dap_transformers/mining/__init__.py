@@ -1,0 +1,1 @@
+"""Mine translations: margin scores, BUCC, and the two texts of a mining run."""

@@ -1,0 +1,399 @@
+"""Choose the lowest score of a pair from the scores themselves, and estimate the precision.
+
+How it works:
+
+1. **Runner-up scores.** A *candidate* is a pair that may be a translation. Leave it out, and score
+   the next best pair of its two sentences, the *runner-up*. If the candidate is a translation, its
+   runner-up is none. So runner-ups show how pairs score that are no translations, in any text and
+   for any model. They score a little higher than these, because each is the better one of two
+   pairs. So `RUNNER_UP_LEAD` is subtracted.
+2. **Two groups.** The scores of the candidates are a mixture of two groups. The scores of
+   translations have a normal distribution. The scores of the *other pairs* are the sum of a normal
+   and an exponential variable. They are the best of many pairs, so they have a long tail to the
+   right. The expectation-maximisation algorithm (EM) fits both distributions. How long the tail is
+   cannot be seen in the scores, because few of them lie in it. So several lengths are fitted, and
+   their results are averaged.
+3. **Precision.** The fitted distributions give each score a probability that the pair is a
+   translation. The mean probability of all pairs above a threshold is its estimated precision. The
+   threshold with the best expected F1 is chosen, or the lowest one with a wanted precision.
+
+Runner-ups decide whether scores with one mode are all translations or none. A mixture fitted to the
+scores only cannot tell these apart.
+
+Legend: `P` pairs, `k` neighbours.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from dap_transformers.errors import UserError, counted
+from dap_transformers.mining.margin import MinedPairs, margin_scores
+from dap_transformers.search.exact import Neighbours
+
+#: With fewer candidates nothing is estimated.
+FEWEST = 50
+#: At most this many candidates, evenly spread over the ranks, are used to fit the two groups.
+SAMPLE = 200_000
+#: Tails of the other pairs' scores that are fitted: the mean of the exponential part, in standard
+#: deviations of the normal part. Their results are averaged. The one with the highest likelihood
+#: would be a worse choice: the many scores in the middle decide it, and not the few in the tail.
+TAILS = (0.7, 1.0, 1.4, 1.8, 2.3)
+#: How much higher the runner-ups of translations score than candidates that are no translations, in
+#: standard deviations of the runner-ups. Measured on six languages: 0.16 to 0.36.
+RUNNER_UP_LEAD = 0.2
+#: Translations score higher than other pairs, by at least so many standard deviations of these.
+LEAST_DISTANCE = 2.0
+#: Least and largest standard deviation of the translations' scores, in those of the other pairs.
+WIDTHS = (1.0, 2.5)
+#: Made-up translations that are added to estimate this standard deviation: their number, and their
+#: own deviation. Without them a small group would look too narrow, because its low scores are taken
+#: for those of other pairs.
+MADE_UP = 20
+MADE_UP_WIDTH = 1.8
+#: A group with a smaller share of the candidates, fewer pairs or less distance (in standard
+#: deviations) may be the tail of the other pairs' scores, so no threshold is chosen from it.
+CLEAR_SHARE = 0.19
+CLEAR_PAIRS = 50
+CLEAR_DISTANCE = 5.0
+#: Estimated precisions below this are often wrong by more than 5 points.
+LOW_PRECISION = 0.86
+#: Precisions of the table's rows.
+TABLE_ROWS = (0.99, 0.95, 0.9, 0.8, 0.7, 0.5)
+STEPS = 300
+
+
+@dataclass(frozen=True)
+class ScoreModel:
+    """The result of fitting the two groups: how likely a pair with some score is a translation.
+
+    Attributes:
+        share: estimated share of the candidates that are translations, 0 to 1.
+        distance: difference of the two groups' mean scores, in standard deviations of the other
+            pairs' scores.
+        pairs: number of candidates that the model was fitted to, P.
+        scores: (P,) their scores in ascending order.
+        probabilities: (P,) for each score, the probability that its pair is a translation. They
+            never fall.
+        calibrated: whether the scores of known translations were given.
+    """
+
+    share: float
+    distance: float
+    pairs: int
+    scores: np.ndarray
+    probabilities: np.ndarray
+    calibrated: bool = False
+
+    @property
+    def is_clear(self) -> bool:
+        """Tell whether the translations stand out clearly enough to choose a threshold.
+
+        They do if known translations were given, or if their share of the candidates is at least
+        `CLEAR_SHARE`. With a smaller share, both must hold: about `CLEAR_PAIRS` translations or
+        more, and a `distance` from the others of at least `CLEAR_DISTANCE`.
+        """
+        if self.calibrated or self.share >= CLEAR_SHARE:
+            return True
+        return self.share * self.pairs >= CLEAR_PAIRS and self.distance >= CLEAR_DISTANCE
+
+
+def runner_up_scores(
+    pairs: MinedPairs, neighbours: Neighbours, k: int, margin: str = "ratio"
+) -> np.ndarray:
+    """Score the runner-up of each pair: the next best pair that has one of its two sentences.
+
+    The mean cosine of a sentence's neighbourhood is also computed without its partner.
+
+    Args:
+        pairs: P pairs of source rows and target rows.
+        neighbours: the `k` + 1 nearest neighbours of all rows in both directions.
+        k: number of neighbours whose mean cosine the margin compares with.
+        margin: "ratio", "distance" or "absolute" (`dap_transformers.mining.margin.margin_scores`).
+
+    Returns:
+        Margin scores, (P,) float64.
+    """
+    forward = neighbours.forward_scores, neighbours.forward_indices
+    backward = neighbours.backward_scores, neighbours.backward_indices
+    of_source = _runner_ups(forward, backward, pairs.source, pairs.target, k, margin)
+    of_target = _runner_ups(backward, forward, pairs.target, pairs.source, k, margin)
+    return np.maximum(of_source, of_target)
+
+
+def _runner_ups(
+    own: tuple[np.ndarray, np.ndarray],
+    other: tuple[np.ndarray, np.ndarray],
+    rows: np.ndarray,
+    partners: np.ndarray,
+    k: int,
+    margin: str,
+) -> np.ndarray:
+    """Score the best neighbour of one sentence of each pair, other than the pair's other sentence.
+
+    Args:
+        rows: (P,) row of each pair on this side.
+        partners: (P,) row of each pair on the other side.
+
+    Returns:
+        Margin scores, (P,).
+    """
+    cosines = own[0][rows, : k + 1].astype(np.float64)  # (P, k + 1)
+    indices = own[1][rows, : k + 1]
+
+    # leave the partner out or, if it is no neighbour, the last neighbour
+    is_partner = indices == partners[:, None]
+    left_out = np.where(is_partner.any(1), is_partner.argmax(1), k)
+    kept = np.arange(k + 1) != left_out[:, None]
+    cosines = cosines[kept].reshape(-1, k)
+    indices = indices[kept].reshape(-1, k)
+
+    own_means = cosines.mean(1, keepdims=True)  # (P, 1)
+    other_means = other[0][indices, :k].mean(2, dtype=np.float64)  # (P, k)
+    return margin_scores(
+        cosines, np.broadcast_to(own_means, cosines.shape), other_means, margin
+    ).max(1)
+
+
+def fit_scores(
+    scores: np.ndarray, runner_ups: np.ndarray, known: np.ndarray | None = None
+) -> ScoreModel:
+    """Fit the distributions of translations' scores and of other pairs' scores.
+
+    Args:
+        scores: (P,) margin scores of the candidates.
+        runner_ups: (P,) scores of their runner-ups (`runner_up_scores`).
+        known: (K,) scores of known translations, which fix the translations' distribution. None
+            estimates it from the candidates.
+
+    Returns:
+        The fitted model: how likely each candidate is a translation.
+    """
+    for name, values in (("scores", scores), ("runner_ups", runner_ups), ("known", known)):
+        if values is not None and not np.isfinite(values).all():
+            raise UserError(f"{name}: {int((~np.isfinite(values)).sum())} are NaN or infinite")
+    order = np.argsort(scores)
+    scores, runner_ups = scores[order], runner_ups[order]
+    runner_ups = runner_ups - RUNNER_UP_LEAD * _spread(runner_ups)
+
+    probabilities = []
+    distances = []
+    for tail in TAILS:
+        probability, distance = _fit(scores, runner_ups, known, tail)
+        probabilities.append(np.maximum.accumulate(probability))
+        distances.append(distance)
+    mean = np.mean(probabilities, axis=0)  # (P,)
+    distance = float(np.mean(distances))
+    return ScoreModel(float(mean.mean()), distance, len(scores), scores, mean, known is not None)
+
+
+def _fit(
+    scores: np.ndarray, runner_ups: np.ndarray, known: np.ndarray | None, tail: float
+) -> tuple[np.ndarray, float]:
+    """Fit both groups of scores, translations and other pairs, by EM for a given tail.
+
+    Args:
+        scores: (P,) scores of the candidates in ascending order.
+        runner_ups: (P,) scores of their runner-ups, less their lead.
+        known: (K,) scores of known translations, which fix the translations' distribution. None
+            estimates it from the candidates.
+        tail: shape of the other pairs' scores, one of `TAILS`: the mean of their exponential part,
+            in standard deviations of their normal part.
+
+    Returns:
+        The probabilities (P,) that a pair is a translation, and the distance of the two means in
+        standard deviations of the other pairs' scores.
+    """
+    # start with what lies far above the runner-ups
+    spread = max(1.2 * _spread(runner_ups), 1e-6)
+    likely = np.clip((scores - np.median(runner_ups)) / spread - 3, 0, 1)
+    probability = 0.01 + 0.98 * likely  # (P,)
+
+    values = np.concatenate([scores, runner_ups])
+    order = np.argsort(values)
+    for _ in range(STEPS):
+        before = probability
+
+        # the other pairs: candidates that are no translations, and runner-ups of those that are
+        weights = np.concatenate([1 - probability, probability])
+        mean, deviation = _mean_and_deviation(values, order, weights)
+        deviation = max(deviation, 1e-6)
+
+        # the translations, with made-up ones so that a small group keeps a width
+        if known is None:
+            high, width = _moments(scores, probability)
+            high = max(high, mean + LEAST_DISTANCE * deviation)
+            weight = probability.sum()
+            made_up = (MADE_UP_WIDTH * deviation) ** 2
+            variance = (weight * width**2 + MADE_UP * made_up) / (weight + MADE_UP)
+            width = min(max(variance**0.5, WIDTHS[0] * deviation), WIDTHS[1] * deviation)
+        else:
+            high = float(known.mean())
+            width = max(float(known.std()), 0.5 * deviation)
+
+        share = min(max(float(probability.mean()), 1e-6), 1 - 1e-6)
+        others = math.log(1 - share) + _log_skewed(scores, mean, deviation, tail)
+        translations = math.log(share) + _log_normal(scores, high, width)
+        probability = 1 / (1 + np.exp(np.clip(others - translations, -500, 500)))
+
+        # where both densities are tiny, a lower score must not be more likely a translation
+        start = int(np.searchsorted(scores, mean))
+        least = probability[min(start, len(scores) - 1)]
+        probability[:start] = np.minimum(probability[:start], least)
+        if np.abs(probability - before).max() < 1e-5:
+            break
+
+    return probability, (high - mean) / deviation
+
+
+def _spread(values: np.ndarray) -> float:
+    """Estimate the standard deviation of values from their quartiles, as if they were normal."""
+    return float(np.subtract(*np.quantile(values, (0.75, 0.25)))) / 1.349
+
+
+def _moments(values: np.ndarray, weights: np.ndarray) -> tuple[float, float]:
+    """Return the weighted mean and the weighted standard deviation of values."""
+    total = weights.sum() + 1e-12
+    mean = float((weights * values).sum() / total)
+    return mean, float((weights * (values - mean) ** 2).sum() / total) ** 0.5
+
+
+def _mean_and_deviation(
+    values: np.ndarray, order: np.ndarray, weights: np.ndarray
+) -> tuple[float, float]:
+    """Estimate the mean and the standard deviation of the other pairs' scores.
+
+    Each is the average of two estimates: from the weighted moments, and from the quartiles. The
+    first is too large if some translations are among the values. The second is too small if the
+    tail is heavy.
+
+    Returns:
+        Mean and standard deviation.
+    """
+    mean, deviation = _moments(values, weights)
+    total = weights[order].cumsum()
+    lower, middle, upper = np.interp(np.array([0.25, 0.5, 0.75]) * total[-1], total, values[order])
+    by_quartiles = 0.8 * float(upper - lower)  # of a normal plus an exponential variable
+    by_median = float(middle) + 0.086 * by_quartiles
+    return (mean + by_median) / 2, (deviation + by_quartiles) / 2
+
+
+def _log_normal(values: np.ndarray, mean: float, deviation: float) -> np.ndarray:
+    """Return the log density of a normal distribution at each value."""
+    z = (values - mean) / deviation
+    return -0.5 * z**2 - math.log(deviation * math.sqrt(2 * math.pi))
+
+
+def _log_skewed(values: np.ndarray, mean: float, deviation: float, tail: float) -> np.ndarray:
+    """Return the log density of the sum of a normal and an exponential variable at each value."""
+    normal = deviation / math.sqrt(1 + tail**2)  # standard deviation of the normal part
+    exponential = tail * normal  # mean and standard deviation of the exponential part
+    z = (values - mean + exponential) / normal
+    below = torch.special.log_ndtr(torch.from_numpy(z - 1 / tail)).numpy()
+    return 0.5 / tail**2 - z / tail + below - math.log(exponential)
+
+
+def precision_table(model: ScoreModel, candidates: int) -> list[dict[str, Any]]:
+    """Estimate for several thresholds how many pairs they keep, and the precision of these.
+
+    There is a row for the lowest threshold of each precision in `TABLE_ROWS` that is reached, and
+    one for all pairs.
+
+    Args:
+        model: the two groups, perhaps fitted to a sample of the candidates.
+        candidates: number of all candidates.
+
+    Returns:
+        One dictionary per threshold: "threshold", "kept" (number of pairs that score at least as
+        high) and "precision" (their estimated share of translations, 0 to 1). The highest threshold
+        comes first. The last one keeps all pairs.
+    """
+    precision = _precisions(model)
+    rows = []
+    for wanted in TABLE_ROWS:
+        reached = np.flatnonzero(precision >= wanted)
+        if len(reached):
+            rows.append(_row(model, int(reached[-1]), candidates))
+    rows.append(_row(model, model.pairs - 1, candidates))
+    distinct = {row["kept"]: row for row in rows}
+    return list(distinct.values())
+
+
+def _precisions(model: ScoreModel) -> np.ndarray:
+    """Return the estimated precision, 0 to 1, of the i + 1 best pairs at each position i: (P,)."""
+    return model.probabilities[::-1].cumsum() / np.arange(1, model.pairs + 1)
+
+
+def _row(model: ScoreModel, last: int, candidates: int) -> dict[str, Any]:
+    """Return a row of `precision_table`, for a threshold at the score of a given pair."""
+    threshold = float(model.scores[::-1][last])
+    last = int((model.scores >= threshold).sum()) - 1  # all pairs of an equal score
+    return {
+        "threshold": round_down(threshold),
+        "kept": round((last + 1) * candidates / model.pairs),
+        "precision": round(float(_precisions(model)[last]), 4),
+    }
+
+
+def round_down(threshold: float) -> float:
+    """Round a threshold down to six decimals, so that pairs with exactly this score are kept.
+
+    >>> round_down(1.0234567)
+    1.023456
+    """
+    return math.floor(threshold * 1e6) / 1e6
+
+
+def choose_row(
+    model: ScoreModel, candidates: int, min_precision: float | None = None
+) -> dict[str, Any]:
+    """Choose the threshold with the best expected F1, or the lowest one with a wanted precision.
+
+    Args:
+        model: the two groups, perhaps fitted to a sample of the candidates.
+        candidates: number of all candidates.
+        min_precision: the wanted precision, 0 to 1. None means the best expected F1.
+
+    Returns:
+        The chosen threshold as a row of `precision_table`.
+    """
+    if not model.is_clear:
+        flag = "--threshold auto" if min_precision is None else f"--min_precision {min_precision:g}"
+        raise UserError(
+            f"{flag}: no group of translations stands out among "
+            f"{counted(candidates, 'candidate')}: the texts have few or none, or the model cannot "
+            "tell; give --calibrate, or a number: "
+            f"{_best_shares(model, candidates)}"
+        )
+    precision = _precisions(model)
+    if min_precision is None:
+        count = np.arange(1, model.pairs + 1)
+        f1 = 2 * precision * count / (count + model.probabilities.sum())
+        return _row(model, int(f1.argmax()), candidates)
+    reached = np.flatnonzero(precision >= min_precision)
+    if not len(reached):
+        raise UserError(
+            f"--min_precision {min_precision:g}: the estimated precision is at most "
+            f"{precision.max():.2f}; give a lower one"
+        )
+    return _row(model, int(reached[-1]), candidates)
+
+
+def _best_shares(model: ScoreModel, candidates: int) -> str:
+    """Return a list of thresholds that keep the best 1%, 5% and 20%, for a message."""
+    parts = []
+    for share in (0.01, 0.05, 0.2):
+        row = _row(model, int(share * model.pairs), candidates)
+        parts.append(f"--threshold {row['threshold']} keeps {counted(row['kept'], 'pair')}")
+    return ", ".join(parts)
+
+
+def sample_of(pairs: MinedPairs) -> MinedPairs:
+    """Return at most `SAMPLE` of the pairs, evenly spread over their order, as arrays in memory."""
+    count = min(len(pairs), SAMPLE)
+    rows = np.linspace(0, len(pairs) - 1, count).astype(np.int64)
+    chosen = pairs[rows]
+    return MinedPairs(np.array(chosen.scores), np.array(chosen.source), np.array(chosen.target))

@@ -1,0 +1,1 @@
+"""Turn raw parallel text into training shards: repair, filter, check for leaks, draw samples."""

@@ -1,0 +1,167 @@
+"""Describe prepared pairs: the table of counts, the report and the data card."""
+
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import DatasetCard, DatasetCardData
+
+from dap_transformers.errors import counted
+from dap_transformers.files import write_json
+from dap_transformers.languages import NAMES
+from dap_transformers.prepare.filters import REASONS, REPAIRS
+from dap_transformers.prepare.run_folder import CARD, REPORT
+from dap_transformers.reports.rendering import markdown_table, text_table
+
+#: Our folders -> splits of `datasets`. The folders' names are also those of their counts.
+SPLITS = {"train": "train", "dev": "validation"}
+#: Counts of each language in the card.
+CARD_COUNTS = ("read", *SPLITS, "target_repeated")
+#: Why pairs are not in the training set, in the order of the steps. These counts, with `train` and
+#: `dev`, add up to `read`.
+LOSSES = REASONS | {
+    "leak": "a side equals, or nearly equals, an evaluation sentence",
+    "exact_duplicate": "the same pair again",
+    "near_duplicate": "the same pair except for case, punctuation and spaces",
+    "not_sampled": "beyond the number of pairs for a language",
+    "held_out": "English sentence of a dev set, of any language",
+}
+UNKNOWN = "not stated; see the source"
+#: Language -> name -> count.
+Counts = Mapping[str, Mapping[str, Any]]
+
+
+def total(languages: Counts) -> Counter[str]:
+    """Add up each count over all languages, by name. Entries that are not integers are left out.
+
+    Args:
+        languages: language code -> its counts by name.
+    """
+    sums: Counter[str] = Counter()
+    for counts in languages.values():
+        sums.update({name: value for name, value in counts.items() if isinstance(value, int)})
+    return sums
+
+
+def counts_table(languages: Counts) -> str:
+    """Format the counts as a text table with one row per language, and one of their sums.
+
+    Repairs and reasons that concern no pair have no column.
+
+    Args:
+        languages: language code -> its counts by name, as `prepare` returns them.
+    """
+    sums = total(languages)
+    used = [name for name in (*REPAIRS, "unreadable", *LOSSES) if sums[name]]
+    columns = ["read", *used, "train", "dev", "target_repeated"]
+    rows = []
+    for code, counts in [*languages.items(), ("all", sums)]:
+        rows.append([code, *(counts.get(name, 0) for name in columns)])
+    return text_table(["", *columns], rows)
+
+
+def describe(folder: Path, report: Mapping[str, Any]) -> None:
+    """Write the data card and the report. The report comes last and marks the end of the run.
+
+    Args:
+        folder: the output folder of `prepare-data`, which gets `README.md` and `report.json`.
+        report: the report of the run. Its counts, licences and settings are shown on the card.
+    """
+    languages = report["languages"]
+    settings = report["settings"]
+    target = settings["target_language"]
+    sums = total(languages)
+
+    metadata = DatasetCardData(
+        language=[*languages, target],
+        license=_licence_tag(languages, report["licences"]),
+        size_categories=[size_category(sums["train"] + sums["dev"])],
+        task_categories=["translation", "sentence-similarity"],
+        configs=_configurations(languages, target),
+    )
+    losses = [[name, f"{sums[name]:,}", reason] for name, reason in LOSSES.items()]
+    values = [[name, f"`{value}`"] for name, value in settings.items()]
+    card = DatasetCard.from_template(
+        metadata,
+        template_path=str(Path(__file__).with_name("data_card.md")),
+        sums=sums,
+        counted=counted,
+        languages=languages,
+        target=NAMES.get(target, "one more"),
+        evaluation=", ".join(settings["evaluation_data"]),
+        origins=_origins_table(languages, report["licences"]),
+        pairs=_pairs_table(languages),
+        dropped=markdown_table(["reason", "pairs", ""], losses),
+        settings=markdown_table(["setting", "value"], values),
+    )
+    (folder / CARD).write_text(f"{card}\n", encoding="utf-8")
+    write_json(report, folder / REPORT)
+
+
+def _configurations(languages: Counts, target: str) -> list[dict[str, Any]]:
+    """List the configurations that the card declares, so that `datasets` can load each by name.
+
+    "default" has all languages, and for example "de-en" has one. A split without pairs is left
+    out, and so is a configuration without splits.
+
+    Returns:
+        Dictionaries with `config_name` and `data_files` (split and path pattern).
+    """
+    configurations = []
+    for code, counts in [("*", total(languages)), *languages.items()]:
+        files = []
+        for folder, split in SPLITS.items():
+            if counts[folder]:
+                files.append({"split": split, "path": f"{folder}/*.{code}-{target}.parquet"})
+        if files:
+            name = "default" if code == "*" else f"{code}-{target}"
+            configurations.append({"config_name": name, "data_files": files})
+    return configurations
+
+
+def size_category(pairs: int) -> str:
+    """Return the Hub's tag for the size of a dataset.
+
+    Args:
+        pairs: number of pairs in all splits.
+
+    >>> size_category(999), size_category(1_000), size_category(3_000_000)
+    ('n<1K', '1K<n<10K', '1M<n<10M')
+    """
+    if pairs < 1_000:
+        return "n<1K"
+    names = ("1K", "10K", "100K", "1M", "10M", "100M", "1B", "10B", "100B", "1T")
+    power = len(str(pairs)) - 4  # of 1,000 pairs: 0
+    if power >= len(names) - 1:
+        return "n>1T"
+    return f"{names[power]}<n<{names[power + 1]}"
+
+
+def _licence_tag(languages: Counts, licences: Mapping[str, str]) -> str:
+    """Return the Hub's tag for the licences of all corpora: "other" or "unknown".
+
+    It is "other" if the licence of each corpus is stated, because the card's table has the
+    wording. It is "unknown" if one is not stated.
+    """
+    origins = {origin for counts in languages.values() for origin in counts["origins"]}
+    return "other" if origins <= licences.keys() else "unknown"
+
+
+def _origins_table(languages: Counts, licences: Mapping[str, str]) -> str:
+    """Make a Markdown table of the corpora, with their training pairs and their licences."""
+    pairs: Counter[str] = Counter()
+    for counts in languages.values():
+        pairs.update(counts["origins"])
+    rows = []
+    for origin, count in pairs.most_common():
+        rows.append([origin, f"{count:,}", licences.get(origin, UNKNOWN)])
+    return markdown_table(["origin", "training pairs", "licence"], rows)
+
+
+def _pairs_table(languages: Counts) -> str:
+    """Make a Markdown table with one row per language: pairs read, written and repeated targets."""
+    rows = []
+    for code, counts in languages.items():
+        rows.append([code, NAMES.get(code, ""), *(f"{counts[name]:,}" for name in CARD_COUNTS)])
+    return markdown_table(["", "language", *CARD_COUNTS], rows)

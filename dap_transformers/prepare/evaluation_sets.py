@@ -1,0 +1,115 @@
+"""Read the sentences of evaluation sets, in any form, for the leak check."""
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from dap_transformers.errors import UserError
+from dap_transformers.files import plain_suffix
+from dap_transformers.languages import BLANKS, is_blank
+from dap_transformers.prepare.filters import repair_texts
+from dap_transformers.text.archives import disk_path, list_folder, read_sentences
+from dap_transformers.text.find import find_bitext
+from dap_transformers.text.formats import FORMATS, read_pairs
+
+#: Files that are not lines of text. Read as lines, their sentences would never be found.
+NOT_LINES = (".csv", ".json", ".xml")
+#: Formats of parallel text whose lines are read here, so that also Moses sides of different length
+#: and JSONL without pairs can be checked.
+READ_AS_LINES = ("tsv", "jsonl", "moses")
+
+
+def read_evaluation(paths: Sequence[str | Path]) -> list[str]:
+    """Read the different sentences of evaluation sets, repaired as training text is (`repair`).
+
+    - JSONL: every string in the records is a sentence.
+    - Parquet, PO, TMX, archives and Hub datasets: both sides of the pairs that `find_bitext` finds.
+    - Any other file is plain text: one sentence per line, or several between tabs, such as XNLI's
+      premise and hypothesis.
+
+    Args:
+        paths: files, folders (without their subfolders) and ids of Hub datasets.
+
+    Returns:
+        The sentences in their order, without repetitions and blank ones. Empty if there are no
+        paths.
+    """
+    texts: list[str] = []
+    for path in map(Path, paths):
+        for file in list_folder(path) if path.is_dir() else [path]:
+            texts += _sentences(file)
+
+    repaired = repair_texts(pl.Series(texts, dtype=pl.String))
+    sentences = (
+        repaired.filter(repaired.str.contains(f"[^{BLANKS}]")).unique(maintain_order=True).to_list()
+    )
+    if paths and not sentences:
+        raise UserError(f"--evaluation_data {' '.join(map(str, paths))} holds no sentence")
+    return sentences
+
+
+def _sentences(path: Path) -> Iterator[str]:
+    """Yield the sentences of a file or Hub dataset, including blank ones.
+
+    The file name decides how it is read, as `read_evaluation` describes.
+    """
+    kind = plain_suffix(path).lower().removeprefix(".")
+    is_parallel = kind in FORMATS and kind not in READ_AS_LINES
+    if is_parallel or kind == "zip" or not disk_path(path).is_file():
+        yield from _sentences_of_pairs(path)
+    elif f".{kind}" in NOT_LINES:
+        raise UserError(
+            f"{path}: .{kind} is not read for evaluation sentences; give lines of text, JSONL, or "
+            "parallel text under a name that tells its language (de-en.parquet)"
+        )
+    else:
+        yield from _sentences_of_lines(path, is_json=kind == "jsonl")
+
+
+def _sentences_of_pairs(path: Path) -> Iterator[str]:
+    """Yield both sides of all pairs in a file of parallel text, an archive or a Hub dataset.
+
+    Members of an archive that consist of lines (TSV, JSONL, Moses) are read line by line instead,
+    so that all their sentences are found.
+    """
+    for files in find_bitext(path).values():
+        for file in files:
+            if file.format in READ_AS_LINES:  # a member of an archive
+                for side in file.paths:
+                    yield from _sentences(Path(side))
+            else:
+                for pair in read_pairs(file):
+                    yield from pair.values()
+
+
+def _sentences_of_lines(path: Path, is_json: bool) -> Iterator[str]:
+    """Yield the sentences of a text file."""
+    for number, line in enumerate(read_sentences(path), 1):
+        if not is_json:
+            yield from line.split("\t")
+            continue
+        if is_blank(line):
+            continue
+        try:
+            record = json.loads(line)
+            yield from _strings(record)
+        except (ValueError, RecursionError) as error:
+            raise UserError(f"{path}, line {number}: no JSON ({error}); repair the line") from error
+
+
+def _strings(value: Any) -> Iterator[str]:
+    """Yield all strings in a JSON value, at any depth, without the names of fields.
+
+    Characters that UTF-8 cannot hold (lone surrogates) become "?".
+    """
+    if isinstance(value, str):
+        yield value.encode("utf-8", "replace").decode()  # "\\ud800" is valid JSON but no text
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _strings(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _strings(item)

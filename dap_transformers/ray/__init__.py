@@ -1,0 +1,1 @@
+"""Run encoding, search and preparation on a Ray cluster."""

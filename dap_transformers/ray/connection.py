@@ -1,0 +1,198 @@
+"""Connect to a Ray cluster, on which a command encodes, searches and prepares text.
+
+The results equal those of one process, because Ray runs the same functions, only on other nodes. If
+a worker or a node is lost, Ray runs its tasks again.
+
+- Every node needs this project and must be able to load the model: from the Hub, or from a folder
+  at the same path.
+- Workers start in the command's folder if their node has that folder, so relative paths mean the
+  same there.
+- Texts to encode, finished vectors and results stay with the command's process. A stopped command
+  therefore resumes as it does without a cluster.
+- Text to prepare lies in a folder that all nodes share.
+"""
+
+import os
+import socket
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import as_completed
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from dap_transformers.commands.arguments import arg, require_least
+from dap_transformers.errors import UserError, one_line
+
+#: How often Ray starts a task again after its worker or node is lost.
+RETRIES = 10
+#: Seconds to wait for an answer from HOST:PORT.
+CONNECT_TIMEOUT = 10
+
+
+@dataclass
+class ClusterArguments:
+    """Command-line arguments: the Ray cluster to use, if any, and the encoders to start on it.
+
+    Raises:
+        UserError: a number below 1, `--ray_actors` without `--ray`, or `--ray` under
+            `accelerate launch`.
+    """
+
+    ray: str | None = arg(
+        None,
+        "Encode and search on a Ray cluster: its address (auto or HOST:PORT), or 'local' to use "
+        "this machine's cores.",
+    )
+    ray_actors: int | None = arg(
+        None,
+        "Number of encoders on the cluster. Default: one per GPU, or without GPUs as many as fit.",
+    )
+    ray_cpus_per_actor: int = arg(1, "CPU cores and threads per encoder.")
+
+    def __post_init__(self) -> None:
+        require_least(self, ray_actors=1, ray_cpus_per_actor=1)
+        if self.ray is None and self.ray_actors:
+            raise UserError(
+                f"--ray_actors {self.ray_actors} is for a cluster: name it with --ray, or leave "
+                "it out"
+            )
+        launched = os.environ.get("WORLD_SIZE", "1")
+        if self.ray and launched != "1":
+            raise UserError(
+                f"--ray {self.ray} in {launched} processes: start one, without accelerate launch, "
+                "or leave --ray out"
+            )
+
+    @contextmanager
+    def connect(self) -> Iterator[None]:
+        """Connect to the cluster while the block runs. Without `--ray`, do nothing.
+
+        The address "local" starts a cluster on this machine and stops it afterwards. If this
+        process is connected already, the connection is kept.
+        """
+        if not self.ray:
+            yield
+            return
+        try:
+            import ray
+        except ImportError as error:
+            raise UserError("--ray needs Ray: pip install ray") from error
+        was_connected = ray.is_initialized()
+        try:
+            if not was_connected:
+                _start_ray(self.ray, self.ray_cpus_per_actor)
+            yield
+        except ray.exceptions.RayError as error:
+            raise _readable(error, self.ray) from error
+        finally:
+            if not was_connected:
+                ray.shutdown()
+
+
+def _start_ray(address: str, threads: int) -> None:
+    """Connect this process to a Ray cluster, and set up the workers.
+
+    Workers start in this process's folder if their node has a folder of this path.
+    """
+    import ray
+
+    folder = os.getcwd()
+
+    def enter_folder() -> None:
+        if os.path.isdir(folder):
+            os.chdir(folder)
+
+    runtime = {
+        "env_vars": {"POLARS_MAX_THREADS": str(threads), "RAYON_NUM_THREADS": str(threads)},
+        "worker_process_setup_hook": enter_folder,
+    }
+    try:
+        _require_answer(address)
+        ray.init(address, log_to_driver=False, logging_level="ERROR", runtime_env=runtime)
+    except ValueError as error:
+        raise UserError(
+            f"--ray {address}: {one_line(error)}; give auto, HOST:PORT or local"
+        ) from error
+    except (OSError, RuntimeError) as error:
+        raise UserError(f"--ray {address}: {_connection_fault(error)}") from error
+
+
+def _require_answer(address: str) -> None:
+    """Raise `OSError` if nothing answers at HOST:PORT within `CONNECT_TIMEOUT` seconds.
+
+    Ray itself would retry for minutes. Addresses of another form, such as "auto", are not checked.
+    """
+    host, _, port = address.rpartition(":")
+    if port.isdigit() and "/" not in host:
+        place = host.strip("[]"), int(port)
+        socket.create_connection(place, timeout=CONNECT_TIMEOUT).close()
+
+
+def _connection_fault(error: Exception) -> str:
+    """Return in one line why connecting failed.
+
+    Ray sometimes names a version mismatch only in the cause of its error, so both are searched.
+    """
+    for each in (error, error.__cause__):
+        if "Version mismatch" in str(each):
+            return f"{one_line(each)}; give all nodes and this process the same"
+    return one_line(error)
+
+
+def _readable(error: Exception, address: str) -> Exception:
+    """Turn an error of Ray into the error that the user should see.
+
+    Returns:
+        If a function raised an error inside a task, that error. If Ray itself failed, a `UserError`
+        of one line, with what to do where that is known.
+    """
+    from ray import exceptions
+
+    cause = error.cause if isinstance(error, exceptions.RayTaskError) else error
+    if not isinstance(cause, exceptions.RayError):
+        return cause
+    if isinstance(cause, exceptions.ObjectStoreFullError | exceptions.OutOfDiskError):
+        reason = (
+            "a node's object store is full, and so is the disk that takes what has no room there: "
+            "start that node with a larger --object-store-memory, or with "
+            "--object-spilling-directory on a disk with more room"
+        )
+        return UserError(f"--ray {address}: {reason}")
+    # Ray puts the traceback of the worker above the last line.
+    reason = str(cause).strip().splitlines()[-1][:300]
+    if not getattr(cause, "actor_init_failed", False):
+        reason += "; run the command again to resume"
+    return UserError(f"--ray {address}: {reason}")
+
+
+def each_on_cluster(
+    function: Callable[..., Any], calls: Mapping[str, tuple]
+) -> Iterator[tuple[str, Any]]:
+    """Call a function many times, each call as a task of the connected cluster.
+
+    A call is started again if its worker or node is lost.
+
+    Args:
+        function: the function. Ray sends it to the nodes.
+        calls: name of each call, such as its file -> arguments of the call.
+
+    Yields:
+        The name of each call and what the function returned, in the order in which the calls end.
+        If the call's worker was lost at all `RETRIES` + 1 attempts, a `UserError` takes the place
+        of the result. It is yielded, not raised.
+    """
+    import ray
+
+    task = ray.remote(max_retries=RETRIES)(lambda *call: function(*call))
+    names = {task.remote(*call).future(): name for name, call in calls.items()}
+    for future in as_completed(names):
+        name = names[future]
+        error = future.exception()
+        is_lost = isinstance(error, ray.exceptions.RayError)
+        is_lost = is_lost and not isinstance(error, ray.exceptions.RayTaskError)
+        if is_lost:
+            times = RETRIES + 1
+            reason = f"its worker was lost {times} times, perhaps because memory ran out"
+            yield name, UserError(f"{name}: {reason}")
+        else:
+            yield name, future.result()

@@ -1,0 +1,312 @@
+"""Encoding on a Ray cluster by actors, each of which holds a copy of the model.
+
+An actor is a process of Ray that stays alive between calls. A piece is a list of sentences that one
+actor encodes in one call.
+"""
+
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from tqdm.auto import tqdm
+
+from dap_transformers.commands.encoder_arguments import EncoderArguments
+from dap_transformers.encoding.shards import (
+    Encoder,
+    SentenceError,
+    encode_pieces,
+    model_fingerprint,
+)
+from dap_transformers.errors import UserError, counted, one_line
+from dap_transformers.ray.connection import RETRIES, ClusterArguments
+
+#: How many actors may be lost at the same piece before the piece is given up.
+LOSSES = 3
+#: Seconds to wait for an actor before checking whether any node has room for one.
+WAIT = 10
+
+#: Running call of an actor -> the actor and the number of its piece. The number is None while the
+#: actor starts.
+Jobs = dict[Any, tuple[Any, int | None]]
+
+
+def load_on(cluster: ClusterArguments, arguments: EncoderArguments) -> "Encoder | ClusterEncoder":
+    """Load the encoder in this process and, if `--ray` is given, also on the connected cluster.
+
+    With `--ray` the process must be inside `cluster.connect()`. The caller ends the actors
+    (`ClusterEncoder.end`).
+
+    Args:
+        cluster: says whether `--ray` is given, and how many encoders to start.
+        arguments: says which encoder to load.
+
+    Returns:
+        The encoder of this process, or a `ClusterEncoder` around it.
+    """
+    encoder = arguments.load()
+    return ClusterEncoder(encoder, arguments, cluster) if cluster.ray else encoder
+
+
+class EncoderActor:
+    """The class of the actors: an encoder on a node of the cluster.
+
+    Args:
+        arguments: says which encoder to load.
+    """
+
+    def __init__(self, arguments: EncoderArguments) -> None:
+        self.encoder = arguments.load()
+        self._fingerprint = model_fingerprint(self.encoder)
+
+    def fingerprint(self) -> str:
+        """Return a hash of the encoder's model and settings (`model_fingerprint`)."""
+        return self._fingerprint
+
+    def encode(self, piece: Sequence[str], token_budget: int) -> np.ndarray:
+        """Return the vectors (n, D) of the piece's n sentences.
+
+        Args:
+            piece: sentences.
+            token_budget: most tokens of a batch, padding included.
+        """
+        return self.encoder.encode(piece, token_budget)
+
+
+class ClusterEncoder:
+    """An encoder whose sentences are encoded by the actors of a connected cluster.
+
+    The constructor starts the actors. Attributes that this class lacks, such as `pooling`, are
+    taken from `encoder`.
+
+    Args:
+        encoder: the encoder of this process. Actors must have the same model.
+        arguments: says which encoder each actor loads.
+        cluster: says how many actors to start, and how many CPU cores each gets. If the cluster has
+            GPUs, each actor also gets one.
+
+    Raises:
+        UserError: the cluster has no room for that many actors.
+    """
+
+    def __init__(
+        self, encoder: Encoder, arguments: EncoderArguments, cluster: ClusterArguments
+    ) -> None:
+        import ray
+
+        self.encoder = encoder
+        self.fingerprint = model_fingerprint(encoder)
+        has_gpus = ray.cluster_resources().get("GPU", 0) > 0
+        self.needs = {"CPU": cluster.ray_cpus_per_actor, "GPU": int(has_gpus)}
+        room = self._room()
+        count = cluster.ray_actors or max(room, 1)
+        if count > room:
+            raise UserError(
+                f"--ray_actors {count} with --ray_cpus_per_actor {cluster.ray_cpus_per_actor}: the "
+                f"cluster has room for {room}, a node at most {self._most_of_a_node()}; ask for "
+                "fewer, or add nodes"
+            )
+        options = {"num_cpus": self.needs["CPU"], "num_gpus": self.needs["GPU"], "max_restarts": 0}
+        self._actor_class = ray.remote(**options)(EncoderActor)
+        self._arguments = arguments
+        self.actors = [self._start_actor() for _ in range(count)]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.encoder, name)
+
+    def _start_actor(self) -> Any:
+        """Ask Ray to start an actor, and return Ray's handle of it at once.
+
+        The actor starts as soon as a node has room for it.
+        """
+        return self._actor_class.remote(self._arguments)
+
+    def _room(self) -> int:
+        """Return how many actors fit on the cluster's living nodes, if nothing else runs there."""
+        room = 0
+        for resources in _living_nodes():
+            fit = [int(resources.get(kind, 0) // need) for kind, need in self.needs.items() if need]
+            room += min(fit)
+        return room
+
+    def _most_of_a_node(self) -> str:
+        """Return the largest number of CPUs and of GPUs of a node, such as "8 CPUs and 1 GPUs".
+
+        The two numbers may come from different nodes. GPUs are left out if actors need none.
+        """
+        nodes = _living_nodes()
+        counts = []
+        for kind, need in self.needs.items():
+            if need:
+                most = max(resources.get(kind, 0) for resources in nodes)
+                counts.append(f"{most:g} {kind}s")
+        return " and ".join(counts)
+
+    def end(self) -> None:
+        """End all actors, because later tasks would otherwise wait forever for their CPUs and GPUs.
+
+        The encoder cannot encode afterwards.
+        """
+        import ray
+
+        for actor in self.actors:
+            ray.kill(actor)
+
+    def encode(
+        self, sentences: Sequence[str], token_budget: int = 4096, progress: bool = False
+    ) -> np.ndarray:
+        """Encode sentences on the cluster.
+
+        Args:
+            sentences: list of N strings. N may be 0.
+            token_budget: most tokens of a batch, padding included.
+            progress: show a bar.
+
+        Returns:
+            Vectors (N, D), float32, in the order of the sentences. They are not normalised.
+        """
+        if not len(sentences):
+            return self.encoder.encode([])
+        with tqdm(
+            total=len(sentences), desc="encoding", unit=" sentences", disable=not progress
+        ) as bar:
+            return encode_pieces(self, sentences, token_budget, bar)
+
+    def encode_each(
+        self, pieces: Sequence[Sequence[str]], token_budget: int
+    ) -> Iterator[np.ndarray]:
+        """Encode pieces on the actors, several at a time, and yield the vectors (n, D) of each.
+
+        They come in the order of the pieces. If an actor is lost, another one encodes its piece,
+        and a new actor starts once a node has room for it.
+
+        Args:
+            pieces: lists of sentences.
+            token_budget: most tokens of a batch, padding included.
+        """
+        import ray
+
+        waiting = deque(range(len(pieces)))  # numbers of the pieces that no actor has yet
+        idle: list[Any] = []
+        losses: Counter[int | None] = Counter()  # by piece, None: while the actor started
+        results: dict[int, np.ndarray] = {}  # pieces that came before their turn
+        due = 0  # number of the piece to yield next
+        jobs = _starting(self.actors)
+        while due < len(pieces):
+            while waiting and idle:
+                actor = idle.pop()
+                number = waiting.popleft()
+                jobs[actor.encode.remote(pieces[number], token_budget)] = actor, number
+            actor, number, outcome = self._next_outcome(jobs, pieces)
+
+            if isinstance(outcome, ray.exceptions.RayError):
+                losses[number] += 1
+                _require_few_losses(losses[number], outcome, pieces, number)
+                if number is not None:
+                    waiting.appendleft(number)
+                new = self._replace(actor)
+                # The idle actors may be lost with the same node: ask them again whether they live.
+                jobs |= _starting([*idle, new])
+                idle.clear()
+                continue
+
+            idle.append(actor)
+            losses.pop(None, None)
+            if number is None:
+                self._require_same_model(outcome)
+            else:
+                results[number] = outcome
+            while due in results:
+                yield results.pop(due)
+                due += 1
+
+    def _replace(self, actor: Any) -> Any:
+        """Kill a lost actor, and start and return a new one, which takes its place in `actors`."""
+        import ray
+
+        ray.kill(actor)  # it may still live and only be out of reach
+        new = self._start_actor()
+        self.actors[self.actors.index(actor)] = new
+        return new
+
+    def _next_outcome(
+        self, jobs: Jobs, pieces: Sequence[Sequence[str]]
+    ) -> tuple[Any, int | None, Any]:
+        """Wait for the next job that ends, and remove it from `jobs`.
+
+        Returns:
+            The actor, the number of its piece, and the vectors of the piece. If the actor has just
+            started, the number is None, and the third value is the fingerprint of its model. If the
+            actor is lost, the third value is Ray's error.
+        """
+        import ray
+
+        ended, _ = ray.wait([*jobs], timeout=WAIT)
+        while not ended:
+            is_any_alive = any(number is not None for _, number in jobs.values())
+            if not is_any_alive and not self._room():
+                raise UserError(
+                    "no node is left with room for an encoder: add nodes, then run again to resume"
+                )
+            ended, _ = ray.wait([*jobs], timeout=WAIT)
+        actor, number = jobs.pop(ended[0])
+        try:
+            return actor, number, ray.get(ended[0])
+        except ray.exceptions.RayTaskError as error:
+            if isinstance(error.cause, ray.exceptions.RayError):
+                raise
+            reason = f"{type(error.cause).__name__}: {one_line(error.cause)}"
+            raise SentenceError(
+                f"{_piece_name(pieces[number])} cannot be encoded ({reason})"
+            ) from error
+        except ray.exceptions.RayError as error:
+            if getattr(error, "actor_init_failed", False):
+                raise
+            return actor, number, error
+
+    def _require_same_model(self, fingerprint: str) -> None:
+        """Raise `UserError` if an actor's model has another fingerprint than ours."""
+        if fingerprint != self.fingerprint:
+            raise UserError(
+                "an encoder of the cluster has another model than this process (fingerprint "
+                f"{fingerprint[:12]}, here {self.fingerprint[:12]}): give all nodes the same "
+                "files, and the same version of Transformers"
+            )
+
+
+def _living_nodes() -> list[dict[str, float]]:
+    """Return for each living node its resources, such as {"CPU": 8.0, "GPU": 1.0}."""
+    import ray
+
+    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
+
+
+def _starting(actors: Iterable[Any]) -> Jobs:
+    """Ask actors for the fingerprint of their model. They answer once they have loaded it.
+
+    Returns:
+        The running calls. They have no piece number.
+    """
+    return {actor.fingerprint.remote(): (actor, None) for actor in actors}
+
+
+def _require_few_losses(
+    losses: int, last: Exception, pieces: Sequence[Sequence[str]], number: int | None
+) -> None:
+    """Raise an error if too many actors were lost at the same piece, or while they started."""
+    if number is None:
+        if losses > RETRIES:
+            raise last
+        return
+    if losses >= LOSSES:
+        raise SentenceError(
+            f"{_piece_name(pieces[number])}: {counted(losses, 'encoder')} stopped there, perhaps "
+            "because memory ran out: give a smaller --token_budget or --max_seq_length, or leave "
+            "out what is too long"
+        ) from last
+
+
+def _piece_name(piece: Sequence[str]) -> str:
+    """Return what error messages call a piece: its number of sentences and its longest one."""
+    longest = max(piece, key=len)
+    return f"{counted(len(piece), 'sentence')}, the longest {longest[:60]!r}"

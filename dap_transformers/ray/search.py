@@ -1,0 +1,429 @@
+"""Nearest-neighbour search on a Ray cluster.
+
+An exact search gives the result of one process, byte for byte.
+
+The search is cut into tiles. A tile compares a strip of source rows with a strip of target rows, in
+one task of Ray.
+
+- The vectors of a strip lie in Ray's object store, the memory that a node shares among its
+  processes.
+- A task starts from the best neighbours found so far for its rows and returns better ones.
+- The source is searched in bands of `BAND` strips. The best neighbours come to the command's
+  process after each band, so a lost node never costs more than one band.
+
+Legend: `N` source rows, `M` target rows, `D` dimensions, `k` neighbours.
+"""
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from tqdm.auto import tqdm
+
+from dap_transformers.disk_arrays import zeros_on_disk
+from dap_transformers.errors import counted
+from dap_transformers.ray.connection import RETRIES
+from dap_transformers.search.approximate import approximate_neighbours, built_index
+from dap_transformers.search.exact import (
+    BLOCKS,
+    Found,
+    Neighbours,
+    mutual_neighbours,
+    require_searchable,
+)
+
+#: Rows of each side of a tile, by the device that searches it. `tile_size` may choose wider ones.
+TILES = {"CPU": 16384, "GPU": 131072}
+#: How many times as wide a tile may be. Wider tiles have fewer results to merge.
+WIDEST = 8
+#: Tiles are only made wider if each CPU or GPU still gets this many of them.
+TILES_PER_DEVICE = 16
+#: Strips of source rows whose vectors are in the object store at the same time.
+BAND = 16
+#: Tasks per CPU or GPU that are started at the same time. The node fetches the data of the second
+#: one while the first one runs.
+AHEAD = 2
+#: Bytes of one neighbour: a float32 score and an int64 row number.
+NEIGHBOUR = 12
+
+#: First row of each strip -> reference to an object in the object store.
+Strips = dict[int, Any]
+
+
+def cluster_neighbours(
+    source: np.ndarray,
+    target: np.ndarray,
+    k: int = 4,
+    index: str | None = None,
+    progress: bool = False,
+) -> Neighbours:
+    """Find the k nearest neighbours of every source row and every target row, on the cluster.
+
+    Without an `index` the search is exact and runs on GPUs if the cluster has any. With an `index`
+    it runs on CPUs: each strip of rows gets its own index, in which all rows of the other side are
+    searched. The number of CPUs does not change the result.
+
+    The object store holds the vectors of the whole target and of one band of the source. A task
+    needs the memory of its two strips and of one block of the search. This process needs the memory
+    of one strip.
+
+    Args:
+        source: (N, D), need not be normalised.
+        target: (M, D), need not be normalised.
+        k: neighbours per row, 1 to min(N, M).
+        index: faiss index as in `approximate_neighbours`. None searches exactly.
+        progress: print the number of tasks and show a bar.
+
+    Returns:
+        Cosines and row numbers of the neighbours, in both directions. The arrays are temporary
+        files, mapped into memory.
+    """
+    import ray
+
+    require_searchable({"source": source, "target": target}, k, min(len(source), len(target)))
+    kind, count = search_devices(index)
+    # What an index finds depends on the tile, so the tile must not depend on the number of devices.
+    height, width = tile_size(len(source), len(target), kind, 1 if index else count)
+    if progress:
+        tasks = math.ceil(len(source) / height) * math.ceil(len(target) / width)
+        memory = task_memory((height, width), source.shape[1], kind, k, index) / 2**20
+        work = f"{counted(tasks, 'search task')} of about {memory:,.0f} MiB"
+        print(f"Ray: {work} on {counted(count, kind)}")
+
+    options = {f"num_{kind.lower()}s": 1, "num_returns": 2, "max_retries": RETRIES}
+    search_tile = ray.remote(**options)(lambda *tile: _search_tile(k, index, *tile))
+    forward = _room_for_neighbours(len(source), k)
+    backward = _room_for_neighbours(len(target), k)
+    columns = _Side(target, 0, width, index)
+    pairs = len(source) * len(target)
+    with tqdm(
+        total=pairs, desc="nearest neighbours", unit=" pairs", unit_scale=True, disable=not progress
+    ) as bar:
+        for top in range(0, len(source), BAND * height):
+            band = slice(top, top + BAND * height)
+            rows = _Side(source[band], top, height, index)
+            if top:
+                # The target's rows start from what the bands above have found for them.
+                columns.put_found(backward)
+            for row, column in _search_tiles(search_tile, rows, columns, _device_nodes(kind)):
+                bar.update(rows.size(row) * columns.size(column))
+            rows.write_best([each[band] for each in forward], k)
+            columns.write_best(backward, k)
+    return Neighbours(*forward, *backward)
+
+
+def _room_for_neighbours(rows: int, k: int) -> list[np.ndarray]:
+    """Return arrays of zeros for the results of one side, in temporary files.
+
+    Returns:
+        Scores (rows, k) float32, and indices (rows, k) int64.
+    """
+    return [zeros_on_disk((rows, k), np.float32), zeros_on_disk((rows, k), np.int64)]
+
+
+def search_devices(index: str | None) -> tuple[str, int]:
+    """Choose the devices of the search: GPUs if the cluster has any, or else CPUs.
+
+    Args:
+        index: faiss index, which only searches on CPUs. None for an exact search.
+
+    Returns:
+        "CPU" or "GPU", and how many of these the cluster has.
+    """
+    import ray
+
+    resources = ray.cluster_resources()
+    kind = "GPU" if index is None and resources.get("GPU") else "CPU"
+    return kind, int(resources.get(kind, 1))
+
+
+def tile_size(rows: int, columns: int, kind: str, count: int) -> tuple[int, int]:
+    """Choose how many source rows and target rows a tile compares.
+
+    A side of a tile has `TILES[kind]` rows, and up to `WIDEST` times as many if each device still
+    gets `TILES_PER_DEVICE` tiles. These numbers are then lowered so that all tiles are about equal,
+    and no tile at an end is small.
+
+    >>> tile_size(10**6, 10**6, "GPU", 8), tile_size(10**8, 10**8, "GPU", 8)
+    ((125000, 125000), (1041667, 1041667))
+
+    Args:
+        rows: number of source rows, N.
+        columns: number of target rows, M.
+        kind: type of the devices that search, "CPU" or "GPU".
+        count: number of these devices.
+
+    Returns:
+        Source rows and target rows of a tile.
+    """
+    square = math.isqrt(rows * columns // (TILES_PER_DEVICE * count))
+    most = min(max(square, TILES[kind]), WIDEST * TILES[kind])
+    strips = math.ceil(rows / most), math.ceil(columns / most)
+    return math.ceil(rows / strips[0]), math.ceil(columns / strips[1])
+
+
+def task_memory(
+    tile: tuple[int, int], dimensions: int, kind: str, k: int, index: str | None
+) -> int:
+    """Estimate the bytes that a task needs for vectors, neighbours and the blocks of the search.
+
+    Args:
+        tile: source rows and target rows of the task.
+        dimensions: length D of a vector.
+        kind: type of the device that runs the task, "CPU" or "GPU".
+        k: neighbours per row.
+        index: faiss index. None for an exact search.
+
+    Returns:
+        Number of bytes.
+    """
+    copies = 1 if index is None else 3  # with an index: as received, in the index, and as searched
+    row = copies * dimensions * 4 + 2 * k * NEIGHBOUR
+    block = math.prod(BLOCKS["cuda" if kind == "GPU" else "cpu"]) * 4
+    return sum(tile) * row + 3 * block
+
+
+def _device_nodes(kind: str) -> list[str | None]:
+    """Return for each device of a kind the id of its node. A node with several devices is repeated.
+
+    If no living node has such a device yet, the list is [None].
+    """
+    import ray
+
+    nodes: list[str | None] = []
+    for node in ray.nodes():
+        if node["Alive"]:
+            nodes += [node["NodeID"]] * int(node["Resources"].get(kind, 0))
+    return nodes or [None]
+
+
+def _prefer_node(node: str | None) -> dict[str, Any]:
+    """Return the options of Ray that make a task run on a node.
+
+    The node fetches the task's data while the task waits. If the node is lost, the task runs on
+    another one.
+    """
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    if node is None:
+        return {"scheduling_strategy": None}
+    return {"scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=True)}
+
+
+class _Side:
+    """One side of the search, cut into strips, and the neighbours found so far for its rows.
+
+    The constructor puts the vectors into Ray's object store. Methods and attributes name a strip by
+    the number of its first row, counted within the rows given here.
+
+    Args:
+        vectors: (rows, D), the whole target, or a band of the source.
+        first: number of the first of these rows in the whole source or target.
+        height: rows of a strip. The last strip may have fewer.
+        index: faiss index to build of each strip. None for an exact search.
+
+    Attributes:
+        first: number of the first of these rows in the whole source or target.
+        rows: number of rows.
+        height: rows of a strip.
+        vectors: first row of each strip -> reference to its vectors (height, D).
+        indexes: first row of each strip -> reference to its faiss index, or None.
+        found: first row of each strip -> references to scores and indices that tasks have found.
+            They are not merged yet. Some of these tasks may still run.
+    """
+
+    def __init__(self, vectors: np.ndarray, first: int, height: int, index: str | None) -> None:
+        import ray
+
+        self.first = first
+        self.rows = len(vectors)
+        self.height = height
+        self.vectors: Strips = {}
+        self.indexes: Strips = {}
+        self.found: dict[int, list[Any]] = {}
+        build = ray.remote(max_retries=RETRIES)(built_index)
+        for start in range(0, len(vectors), height):
+            self.vectors[start] = ray.put(np.array(vectors[start : start + height]))
+            self.indexes[start] = index and build.remote(self.vectors[start], index)
+
+    def size(self, start: int) -> int:
+        """Return the number of rows of the strip that begins at row `start`."""
+        return min(self.height, self.rows - start)
+
+    def add_found(self, start: int, piece: Any) -> None:
+        """Add what a task found for the strip that begins at row `start` to `found`."""
+        self.found.setdefault(start, []).append(piece)
+
+    def put_found(self, best: Sequence[np.ndarray]) -> None:
+        """Put the neighbours that earlier bands have found into the object store, strip by strip.
+
+        References to them are added to `found`.
+        """
+        import ray
+
+        for start in self.vectors:
+            strip = slice(start, start + self.height)
+            self.add_found(start, ray.put([np.array(array[strip]) for array in best]))
+
+    def write_best(self, arrays: Sequence[np.ndarray], k: int) -> None:
+        """Merge what was found for each strip, write it into two arrays, and empty `found`.
+
+        It waits for tasks that still run.
+        """
+        import ray
+
+        for start, pieces in self.found.items():
+            scores, indices = _merge(ray.get(pieces), k)
+            arrays[0][start : start + len(scores)] = scores
+            arrays[1][start : start + len(scores)] = indices
+        self.found = {}
+
+
+def _search_tiles(
+    search_tile: Any, rows: _Side, columns: _Side, nodes: Sequence[str | None]
+) -> Iterator[tuple[int, int]]:
+    """Search all tiles, each in a task, and keep what is found in `rows` and `columns`.
+
+    A task starts from what was found for its two strips. If there are many strips, this includes
+    the results of tasks that still run: the new task waits for them, and other devices have enough
+    else to do. If there are few strips, waiting would leave devices idle, so only finished tasks
+    count.
+
+    Yields:
+        First source row and first target row of each tile, once its task has ended.
+    """
+    waits = min(len(rows.vectors), len(columns.vectors)) >= AHEAD * len(nodes)
+
+    def keep(row: int, column: int, found: Sequence[Any]) -> None:
+        rows.add_found(row, found[0])
+        columns.add_found(column, found[1])
+
+    def start(row: int, column: int, node: str | None) -> list[Any]:
+        known_rows = rows.found.pop(row, [])
+        known_columns = columns.found.pop(column, [])
+        found = search_tile.options(**_prefer_node(node)).remote(
+            (columns.first + column, rows.first + row),
+            rows.vectors[row],
+            columns.vectors[column],
+            rows.indexes[row],
+            columns.indexes[column],
+            len(known_rows),
+            *known_rows,
+            *known_columns,
+        )
+        if waits:
+            keep(row, column, found)
+        return found
+
+    tiles = _diagonals([*rows.vectors], [*columns.vectors])
+    for tile, found in _run_ahead(start, tiles, nodes):
+        if not waits:
+            keep(*tile, found)
+        yield tile
+
+
+def _run_ahead(
+    start: Callable[..., list[Any]], jobs: Iterable[tuple], nodes: Sequence[str | None]
+) -> Iterator[tuple[tuple, list[Any]]]:
+    """Run jobs in tasks of Ray, with `AHEAD` jobs per device: one runs while the others wait.
+
+    Yields:
+        The arguments of each job that has ended, and the references to its results.
+    """
+    import ray
+
+    waiting = deque(jobs)
+    free = deque(AHEAD * [*nodes])
+    running: dict[Any, tuple[tuple, str | None, list[Any]]] = {}
+    while waiting or running:
+        while waiting and free:
+            job = waiting.popleft()
+            node = free.popleft()
+            found = start(*job, node)
+            running[found[0]] = job, node, found
+        (ended,), _ = ray.wait([*running], fetch_local=False)
+        job, node, found = running.pop(ended)
+        free.append(node)
+        yield job, found
+
+
+def _diagonals(rows: Sequence[int], columns: Sequence[int]) -> list[tuple[int, int]]:
+    """Order the tiles of a search along the diagonals of their table.
+
+    Neighbouring tiles then share no row and no column. So tasks that run at the same time do not
+    wait for each other.
+
+    >>> _diagonals([0, 5], [0, 5, 9])
+    [(0, 0), (5, 5), (0, 5), (5, 9), (0, 9), (5, 0)]
+
+    Returns:
+        First source row and first target row of each tile.
+    """
+    longest = max(len(rows), len(columns))
+    pairs = []
+    for offset in range(longest):
+        for number, row in enumerate(rows):
+            column = (number + offset) % longest
+            if column < len(columns):
+                pairs.append((row, columns[column]))
+    return pairs
+
+
+def _search_tile(
+    k: int,
+    index: str | None,
+    starts: tuple[int, int],
+    queries: np.ndarray,
+    keys: np.ndarray,
+    query_index: np.ndarray | None,
+    key_index: np.ndarray | None,
+    count: int,
+    *pieces: Found,
+) -> tuple[Found, Found]:
+    """Search one tile, and merge its neighbours with the neighbours that other tiles found.
+
+    The queries are the tile's source rows, and the keys are its target rows.
+
+    Returns:
+        Scores and indices of the queries' k best keys (n, k), and of the keys' k best queries (m,
+        k).
+    """
+    best = _merge(pieces[:count], k) if count else _nothing_found(len(queries), k)
+    keys_best = _merge(pieces[count:], k) if pieces[count:] else _nothing_found(len(keys), k)
+    most = min(k, len(queries), len(keys))
+    if index is None:
+        # Neighbours that are not better than the k-th best so far need no computing. One of an
+        # equal score may come first, so the bound is one step lower.
+        bounds = [np.nextafter(scores[:, -1], -np.inf) for scores, _ in (best, keys_best)]
+        found = mutual_neighbours(queries, keys, most, above=(bounds[0], bounds[1]))
+    else:
+        found = approximate_neighbours(queries, keys, most, index, built=(query_index, key_index))
+    forward = found.forward_scores, starts[0] + found.forward_indices
+    backward = found.backward_scores, starts[1] + found.backward_indices
+    return _merge([best, forward], k), _merge([keys_best, backward], k)
+
+
+def _nothing_found(rows: int, k: int) -> Found:
+    """Return the scores -inf and the indices -1, (rows, k), which stand for no neighbours."""
+    return np.full((rows, k), -np.inf, np.float32), np.full((rows, k), -1)
+
+
+def _merge(pieces: Sequence[Found], k: int) -> Found:
+    """Merge the neighbours that several tiles found for the same rows.
+
+    Returns:
+        Scores and indices (rows, k) of the best neighbours. Of equal scores the lowest index comes
+        first.
+    """
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    scores = torch.from_numpy(np.concatenate([piece[0] for piece in pieces], 1)).to(device)
+    indices = torch.from_numpy(np.concatenate([piece[1] for piece in pieces], 1)).to(device)
+    # Sort by index first: the stable sort by score then keeps the lowest index of equal scores in
+    # front.
+    by_index = indices.argsort(dim=1)
+    by_score = scores.gather(1, by_index).argsort(dim=1, descending=True, stable=True)
+    order = by_index.gather(1, by_score[:, :k])
+    return scores.gather(1, order).cpu().numpy(), indices.gather(1, order).cpu().numpy()

@@ -1,0 +1,1 @@
+"""Search arrays of vectors: nearest neighbours, retrieval accuracy and hard negatives (xsim++)."""

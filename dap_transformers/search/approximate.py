@@ -1,0 +1,228 @@
+"""Approximate nearest neighbours by cosine with faiss, where exact search takes too long.
+
+A query is a row whose neighbours are wanted. A key is a row that may be a neighbour.
+
+Legend: `N` source rows, `M` target rows, `D` dimensions, `k` neighbours, `B` rows of a block.
+"""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+from tqdm.auto import tqdm
+
+from dap_transformers.errors import UserError
+from dap_transformers.search.exact import (
+    Array,
+    Neighbours,
+    nearest_neighbours,
+    require_searchable,
+    unit_rows,
+)
+
+#: Rows that are added to an index or searched in it at a time.
+BLOCK_ROWS = 4096
+#: Most rows that an index is trained on: in all, and per cluster. Faiss itself uses no more per
+#: cluster.
+TRAINING_ROWS = 1_000_000
+ROWS_PER_CLUSTER = 256
+#: Rows of each side that are searched exactly to measure the recall.
+RECALL_SAMPLE = 1000
+
+
+def approximate_neighbours(
+    source: Array,
+    target: Array,
+    k: int = 4,
+    index: str = "IVF1024,Flat:nprobe=32",
+    progress: bool = False,
+    built: tuple[np.ndarray | None, np.ndarray | None] = (None, None),
+) -> Neighbours:
+    """Find k approximate nearest neighbours of every source row and every target row, with faiss.
+
+    Each side gets an index of its own. The index only chooses the neighbours. Their cosines are
+    computed from the vectors, in float32. A row for which the index finds fewer than k neighbours
+    is compared with all rows of the other side.
+
+    Args:
+        source: (N, D), need not be normalised.
+        target: (M, D), need not be normalised.
+        k: neighbours per row, 1 to min(N, M).
+        index: a string of faiss's index factory (`IVF4096,PQ64`, `HNSW32`, …), and after a colon
+            its search parameters (`IVF4096,Flat:nprobe=64`). Without parameters an IVF index visits
+            the square root of its number of lists.
+        progress: show a bar.
+        built: finished indexes of the source and of the target, as `built_index` returns them. An
+            index that is None is built here.
+
+    Returns:
+        The same object as `mutual_neighbours` returns. Some neighbours may not be the nearest.
+    """
+    require_searchable({"source": source, "target": target}, k, min(len(source), len(target)))
+    source_index, target_index = built
+    total = 2 * (len(source) + len(target))
+    with tqdm(
+        total=total, desc=f"faiss {index}", unit=" rows", unit_scale=True, disable=not progress
+    ) as bar:
+        forward = _search(source, "source", target, "target", k, index, bar, target_index)
+        backward = _search(target, "target", source, "source", k, index, bar, source_index)
+    return Neighbours(*forward, *backward)
+
+
+def built_index(keys: Array, index: str) -> np.ndarray:
+    """Build a faiss index of all keys, in a form that other processes can search.
+
+    Args:
+        keys: (M, D), the rows that will be searched. They need not be normalised.
+        index: the index as in `approximate_neighbours`, such as "IVF1024,Flat:nprobe=32".
+
+    Returns:
+        The index as faiss serialises it: a uint8 array. Pass it to `approximate_neighbours` in
+        `built`.
+    """
+    trained = _build(keys, "keys", index, tqdm(disable=True))
+    return import_module("faiss").serialize_index(trained)
+
+
+def recall_at_k(approximate: Neighbours, source: Array, target: Array) -> float:
+    """Measure which share of the exact k nearest neighbours an approximate search has found.
+
+    At most `RECALL_SAMPLE` random rows of each side are searched exactly. They are the same in
+    every call.
+
+    Args:
+        approximate: the neighbours that the approximate search returned. They also give k.
+        source: (N, D) vectors that were searched.
+        target: (M, D) vectors that were searched.
+
+    >>> rows = np.eye(3)
+    >>> found = np.array([[0], [1], [0]])
+    >>> recall_at_k(Neighbours(rows[:, :1], found, rows[:, :1], found), rows, rows) == 2 / 3
+    True
+
+    Returns:
+        Share of the exact neighbours that were found, as the mean over both directions, 0 to 1.
+    """
+    forward = _recall(approximate.forward_indices, source, target)
+    backward = _recall(approximate.backward_indices, target, source)
+    return (forward + backward) / 2
+
+
+def _recall(found: np.ndarray, queries: Array, keys: Array) -> float:
+    """Measure the recall of one direction, on at most `RECALL_SAMPLE` random queries.
+
+    Returns:
+        Share of the exact k nearest keys that are in `found`, 0 to 1.
+    """
+    size = min(RECALL_SAMPLE, len(queries))
+    sample = np.random.default_rng(0).choice(len(queries), size, replace=False)
+    sample.sort()
+    _, exact = nearest_neighbours(queries[sample], keys, found.shape[1])  # (size, k)
+    is_found = (found[sample][:, :, None] == exact[:, None, :]).any(2)  # (size, k)
+    return float(is_found.mean())
+
+
+def _search(
+    queries: Array,
+    query_name: str,
+    keys: Array,
+    key_name: str,
+    k: int,
+    name: str,
+    bar: tqdm,
+    built: np.ndarray | None,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Find k approximately nearest keys of each query with a faiss index.
+
+    Queries for which the index finds fewer than k keys are searched exactly.
+
+    Returns:
+        Cosines (n, k) float32, best first, and rows of the keys (n, k) int64.
+    """
+    if built is None:
+        index = _build(keys, key_name, name, bar)
+    else:
+        index = import_module("faiss").deserialize_index(built)
+
+    scores = np.empty((len(queries), k), np.float32)
+    indices = np.empty((len(queries), k), np.int64)
+    for start in range(0, len(queries), BLOCK_ROWS):
+        end = start + BLOCK_ROWS
+        block = unit_rows(queries[start:end], query_name, start).cpu().numpy()  # (B, D)
+        with _named_refusals(name, keys, key_name):
+            found = np.sort(index.search(block, k)[1], axis=1)  # (B, k), -1 if nothing was found
+
+        # compute the cosines exactly, and sort by them
+        near = unit_rows(keys[np.maximum(found, 0).ravel()], key_name).cpu().numpy()  # (B·k, D)
+        exact = np.einsum("bd,bkd->bk", block, near.reshape(*found.shape, -1))
+        order = np.argsort(-exact, axis=1, kind="stable")
+        scores[start:end] = np.take_along_axis(exact, order, 1)
+        indices[start:end] = np.take_along_axis(found, order, 1)
+        bar.update(len(block))
+
+    is_short = (indices < 0).any(1)  # the index has found fewer than k
+    if is_short.any():
+        scores[is_short], indices[is_short] = nearest_neighbours(queries[is_short], keys, k)
+    return scores, indices
+
+
+def _build(keys: Array, key_name: str, name: str, bar: tqdm) -> Any:
+    """Build a faiss index of the keys: train it on a sample of them, and add all of them.
+
+    Returns:
+        The faiss index.
+    """
+    try:
+        import faiss
+    except ImportError:
+        raise UserError(f"--index {name} needs faiss: pip install faiss-cpu") from None
+    factory, _, parameters = name.partition(":")
+    with _named_refusals(name, keys, key_name):
+        index = faiss.index_factory(keys.shape[1], factory, faiss.METRIC_INNER_PRODUCT)
+        lists = getattr(faiss.try_extract_index_ivf(index), "nlist", 0)
+
+        if not index.is_trained:
+            step = _training_step(len(keys), factory, lists)
+            index.train(unit_rows(keys[::step], key_name).cpu().numpy())
+
+        if lists and not parameters:
+            parameters = f"nprobe={max(1, round(lists**0.5))}"
+        if parameters:
+            faiss.ParameterSpace().set_index_parameters(index, parameters)
+
+        for start in range(0, len(keys), BLOCK_ROWS):
+            block = unit_rows(keys[start : start + BLOCK_ROWS], key_name, start).cpu().numpy()
+            index.add(block)
+            bar.update(len(block))
+    return index
+
+
+def _training_step(rows: int, factory: str, lists: int) -> int:
+    """Return n such that every n-th row is used to train the index. All rows would take too long.
+
+    An IVF index learns the centres of its lists. A compressing index (`PQ16x12`) learns 2^12
+    codes for each part of a vector. At most `ROWS_PER_CLUSTER` rows per centre or code are used,
+    and at most `TRAINING_ROWS` rows in all.
+    """
+    bits = max([8, *map(int, re.findall(r"x(\d+)", factory))])
+    clusters = max(lists, 2**bits)
+    wanted = min(ROWS_PER_CLUSTER * clusters, TRAINING_ROWS)
+    return -(-rows // wanted)
+
+
+@contextmanager
+def _named_refusals(name: str, keys: Array, key_name: str) -> Iterator[None]:
+    """Turn faiss's errors within this block into a `UserError` that names the index.
+
+    The message leaves out the C++ file and line that faiss puts before its reason.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        reason = str(error).strip().rpartition(": ")[2]
+        raise UserError(
+            f"--index {name}: faiss refuses it for {len(keys)} {key_name} rows: {reason}"
+        ) from error

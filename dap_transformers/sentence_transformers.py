@@ -1,0 +1,442 @@
+"""The objectives of DAP as a loss for the trainer of sentence-transformers."""
+
+# ruff: noqa: E402 (the version is checked before the library is imported)
+
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate.state import AcceleratorState
+from accelerate.utils.modeling import get_mixed_precision_context_manager
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.distributed import all_reduce
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.utils.versions import require_version
+
+# Before 6.2, its cached losses would give wrong gradients without any error.
+require_version("sentence-transformers>=6.2", "pip install 'sentence-transformers>=6.2'")
+
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.losses import CachedLossMixin
+from sentence_transformers.base.losses.gradcache import RandContext
+
+from dap_transformers.encoding.load import pooling_mode
+from dap_transformers.errors import UserError, counted, refusals
+from encoder_dap import pool
+from losses_dap import sum_over_processes, world_size
+from modeling_dap import DAPForPreTraining, draw_noise, needs_of
+from objectives_dap import Encoded, Pairs, Sentences, pad_to
+from states_dap import use_packing
+
+#: Name of the file of the heads in a checkpoint.
+HEADS_FILE = "dap_heads.safetensors"
+CITATION = """
+@inproceedings{li-etal-2023-dual,
+    title = "Dual-Alignment Pre-training for Cross-lingual Sentence Embedding",
+    author = "Li, Ziheng and Huang, Shaohan and Zhang, Zihan and Deng, Zhi-Hong and Lou, Qiang and
+      Huang, Haizhen and Jiao, Jian and Wei, Furu and Deng, Weiwei and Zhang, Qi",
+    booktitle = "Proceedings of the 61st Annual Meeting of the Association for Computational
+      Linguistics (Volume 1: Long Papers)",
+    year = "2023",
+    url = "https://aclanthology.org/2023.acl-long.191",
+}
+"""
+
+
+class DAPLoss(CachedLossMixin, nn.Module):
+    """The loss of `DAPForPreTraining` for `SentenceTransformerTrainer`.
+
+    Use it to train a `SentenceTransformer` with RTL, TLM or BOW in code that already uses that
+    library. The encoder is the SentenceTransformer's own. The heads belong to the loss. Loss and
+    gradients equal those of `DAPForPreTraining` on the same token ids.
+
+    The columns of the data are source, translation and, optionally, a changed copy of the
+    translation as a hard negative. A label is a `language_id`.
+
+    Relations to other losses: with objective `"tr"` it is
+    `MultipleNegativesRankingLoss(scale=20)`, except that duplicates of a pair's own translation
+    are not its negatives. With `mini_batch_size` it is
+    `CachedMultipleNegativesRankingLoss(scale=20, gather_across_devices=True)` with the same
+    exception.
+
+    Gradient caching: with `mini_batch_size`, or with several processes, sentences are encoded
+    twice. Between the two passes only the token states are kept, and the losses are computed from
+    them. TLM and MLM encode their masked text by themselves, so a smaller `mini_batch_size` does
+    not save their memory.
+
+    Differences from `train_dap.py`:
+
+    - `max_seq_length` is the SentenceTransformer's. Prompts are those of the trainer's arguments.
+    - A Normalize module changes nothing with cosine, and is left out with `tr_similarity="dot"`.
+    - `max_grad_norm` limits the gradient of the encoder only, not that of the heads.
+    - The heads are saved beside the encoder in each checkpoint. To resume a run, add the callback
+      `KeepHeads(loss)`, which loads them. `loss.dap.save_pretrained(folder)` saves encoder and
+      heads as `train_dap.py` does.
+    - It does not work inside `MatryoshkaLoss`, which would shorten token states. Set
+      `tr_matryoshka_dims` in the configuration of `dap` instead.
+
+    Args:
+        model: Transformer, Pooling by cls or mean, and optionally Normalize. If the trainer is
+            given a `model_init`, it also needs a function that builds this loss.
+        dap: objectives and heads, built by `from_encoder` or loaded by `from_pretrained`. Its
+            encoder is replaced by that of `model`, which must have the same shape, and so is its
+            pooling.
+        mini_batch_size: pairs that are encoded at a time. None encodes the whole batch at once.
+
+    Raises:
+        ValueError: other modules, another pooling, or an encoder of another shape.
+    """
+
+    def __init__(
+        self,
+        model: SentenceTransformer,
+        dap: DAPForPreTraining,
+        mini_batch_size: int | None = None,
+    ) -> None:
+        super().__init__()
+        if mini_batch_size is not None and mini_batch_size < 1:
+            raise UserError(f"mini_batch_size={mini_batch_size}: give 1 or more, or None")
+        kinds = [type(module).__name__ for module in model]
+        if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
+            raise UserError(
+                f"the model consists of {', '.join(kinds)}: give Transformer, Pooling and, if you "
+                "like, Normalize."
+            )
+        encoder = model[0].auto_model
+        shape = ("model_type", "num_hidden_layers", "hidden_size", "vocab_size")
+        theirs = [getattr(encoder.config, name) for name in shape]
+        ours = [getattr(dap.dap.encoder.config, name) for name in shape]
+        if theirs != ours:
+            raise UserError(
+                f"the heads are for an encoder with {', '.join(shape)} = {ours}, but the model's "
+                f"encoder has {theirs}: give heads for this encoder."
+            )
+
+        pooling = model[1].get_config_dict()
+        dap.config.pooling = pooling_mode(pooling)
+        if not pooling.get("include_prompt", True):
+            dap.config.pooling += " without its prompt"  # which `check` refuses by this name
+        dap.config.check()
+        dap.dap.encoder = encoder
+        dap.config.encoder_config = encoder.config
+        use_packing(encoder)
+        self.model = model
+        self.mini_batch_size = mini_batch_size
+        self.dap = dap.to(encoder.device, encoder.dtype)
+        #: What `calculate_loss` computes from and leaves behind, within one call of `forward`.
+        self._pairs: Pairs | None = None
+        self._losses: dict[str, Tensor] = {}
+        self._gradients: list[tuple[nn.Parameter, Tensor]] = []
+        self.has_trained = False
+        self.lacks_heads = False  # the encoder was loaded from a checkpoint, the heads were not
+        model.register_load_state_dict_post_hook(self._note_loading)
+        model.save_pretrained = partial(self._save_with_heads, model.save_pretrained)
+
+    def _note_loading(self, *_: Any) -> None:
+        """Note that the model was loaded from a checkpoint, but its heads were not (`lacks_heads`).
+
+        This hook is called after the encoder's weights were loaded. Before the first step this
+        means that the trainer resumes a run.
+        """
+        self.lacks_heads = self.has_heads and not self.has_trained
+
+    def _save_with_heads(
+        self, save: Callable[..., None], path: str, *args: Any, **kwargs: Any
+    ) -> None:
+        """Save the model, and beside it the heads."""
+        save(path, *args, **kwargs)
+        if self.has_heads:
+            save_file(self.head_weights(), Path(path) / HEADS_FILE)
+
+    @property
+    def has_heads(self) -> bool:
+        """Tell whether the objectives have heads, which need to be trained and saved."""
+        return bool(self.head_weights())
+
+    def head_weights(self) -> dict[str, Tensor]:
+        """Return the weights of the heads by name, without the encoder's."""
+        state = self.dap.state_dict()
+        return {name: value for name, value in state.items() if not name.startswith("dap.")}
+
+    def load_heads(self, weights: dict[str, Tensor]) -> None:
+        """Load weights that `head_weights` returned. The encoder does not change.
+
+        Args:
+            weights: weights of the heads by name.
+        """
+        own = {name: value.shape for name, value in self.head_weights().items()}
+        given = {name: value.shape for name, value in weights.items()}
+        if own != given:
+            named = min(dict(own.items() ^ given.items()))
+            raise UserError(
+                f"the weights are of other heads than those of objective "
+                f"{self.dap.config.objective!r}, see {named}: give the configuration of that run."
+            )
+        self.dap.load_state_dict(self.dap.state_dict() | weights)
+        self.lacks_heads = False
+
+    def forward(
+        self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor | None
+    ) -> dict[str, Tensor]:
+        """Return each objective's loss times its weight, by name such as "tr_loss".
+
+        The trainer adds them up and logs them.
+
+        Args:
+            sentence_features: `input_ids` and `attention_mask` (B, S) of each column: source,
+                target and perhaps a hard negative.
+            labels: (B,) language ids, or None.
+        """
+        texts = list(sentence_features)
+        self._check(texts, labels)
+        self.dap.train(self.dap.dap.encoder.training)  # the trainer does not know the heads
+
+        if self.mini_batch_size is not None or world_size() > 1:
+            return self._cached_losses(texts, labels)
+
+        tokens = {}
+        for side, text in zip(("source", "target", "negative"), texts):
+            for key in ("input_ids", "attention_mask"):
+                tokens[f"{side}_{key}"] = text[key]
+        with autocast_of_trainer():
+            out = self.dap(**tokens, language_ids=labels)
+
+        losses = {}
+        for objective in self.dap.objectives:
+            name = f"{objective.name}_loss"
+            losses[name] = objective.weight * getattr(out, name)
+        return losses
+
+    def _cached_losses(
+        self, texts: list[dict[str, Tensor]], labels: Tensor | None
+    ) -> dict[str, Tensor]:
+        """Return the losses with gradient caching, and the library's hook for the second pass.
+
+        Args:
+            labels: (B,) language ids, or None.
+
+        Returns:
+            Each objective's loss times its weight, by name. The gradient of all of them flows
+            through the first one.
+        """
+        is_noisy = "noise" in needs_of(self.dap.objectives)
+        sides = []
+        for text in texts:
+            noise = draw_noise(text["input_ids"]) if is_noisy else None
+            sides.append(Sentences(text["input_ids"], text["attention_mask"], noise))
+        self._pairs = Pairs(
+            source=sides[0],
+            target=sides[1],
+            negatives=sides[2] if len(sides) > 2 else None,
+            language_ids=labels,
+        )
+
+        # `_minibatch_ranges` of the library reads this size.
+        size = self.mini_batch_size
+        self.mini_batch_size = size or len(sides[0].ids)
+        try:
+            total = self.forward_cached(texts, labels)
+        finally:
+            self.mini_batch_size = size
+        if total.requires_grad:
+            total.register_hook(partial(add_gradients, self._gradients))
+        losses, self._pairs, self._losses, self._gradients = self._losses, None, {}, []
+
+        first, *others = losses
+        losses[first] = total - sum(losses[name] for name in others)
+        return losses
+
+    def embed_minibatch(
+        self,
+        sentence_feature: dict[str, Tensor],
+        begin: int,
+        end: int,
+        with_grad: bool,
+        copy_random_state: bool,
+        random_state: RandContext | None = None,
+    ) -> tuple[Tensor, RandContext | None]:
+        """Return the token states of some sentences (b, S, D), and the state of random numbers.
+
+        The library's own method returns sentence vectors. The arguments are the same.
+        """
+        rows = {}
+        longest = max(1, int(sentence_feature["attention_mask"][begin:end].sum(1).max()))
+        for name in ("input_ids", "attention_mask"):
+            rows[name] = sentence_feature[name][begin:end, :longest]
+        with random_state or nullcontext(), torch.set_grad_enabled(with_grad):
+            state = RandContext(*rows.values()) if copy_random_state else None
+            states = self.model(rows)["token_embeddings"]
+        return states, state
+
+    def calculate_loss(
+        self,
+        reps: list[list[Tensor]],
+        labels: Tensor | None = None,
+        *,
+        with_backward: bool = False,
+    ) -> Tensor:
+        """Compute all losses from the token states of the whole batch.
+
+        Args:
+            reps: for each column the token states of its mini-batches, (b, S, D) each.
+            labels: not used, because `forward` has put them into the pairs.
+            with_backward: also compute the gradients of the states and of the heads.
+
+        Returns:
+            The weighted sum of the losses, detached if there were gradients to compute.
+        """
+        pairs = self._pairs
+        with autocast_of_trainer():
+            encoded = self._encoded(pairs, reps)
+            losses = {}
+            for objective in self.dap.objectives:
+                loss, _ = objective.loss(pairs, encoded, self.dap)
+                losses[f"{objective.name}_loss"] = objective.weight * loss
+        total = sum(losses.values())
+        self._losses = {name: loss.detach() for name, loss in losses.items()}
+        if not with_backward:
+            return total
+
+        leaves = [states for column in reps for states in column]
+        weights = [each for each in self.dap.parameters() if each.requires_grad]
+        gradients = torch.autograd.grad(total, [*leaves, *weights], allow_unused=True)
+        for states, gradient in zip(leaves, gradients):
+            states.grad = torch.zeros_like(states) if gradient is None else gradient
+        for weight, gradient in zip(weights, gradients[len(leaves) :]):
+            if gradient is not None:
+                self._gradients.append((weight, gradient))
+        return total.detach()
+
+    def _encoded(self, pairs: Pairs, reps: list[list[Tensor]]) -> Encoded:
+        """Put token states into the form that the objectives read."""
+        all_states = []
+        vectors = []
+        sides = [pairs.source, pairs.target]
+        if pairs.negatives is not None:
+            sides.append(pairs.negatives)
+        for side, parts in zip(sides, reps, strict=True):
+            length = side.ids.shape[1]
+            states = torch.cat([pad_to(part, length) for part in parts])  # (B, S, D)
+            mask = side.mask.clone()
+            mask[:, 0] = 1  # a row without tokens, as in `DAPForPreTraining.encode`
+            states = states.masked_fill(mask.unsqueeze(-1) == 0, 0.0)
+            all_states.append(states)
+            vectors.append(pool(states, mask, self.dap.config.pooling))  # (B, D)
+        words, _ = self.dap.embed_words(pairs.source.ids[:0], needs_of(self.dap.objectives))
+        return Encoded(
+            words=words,
+            source_states=all_states[0],
+            target_states=all_states[1],
+            source_embeds=vectors[0],
+            target_embeds=vectors[1],
+            negative_embeds=vectors[2] if len(vectors) > 2 else None,
+        )
+
+    def _check(self, texts: list[dict[str, Tensor]], labels: Tensor | None) -> None:
+        """Raise `UserError` for input that this loss cannot use, or if its heads are missing.
+
+        They are missing if a run was resumed without `KeepHeads`.
+
+        Args:
+            labels: (B,) language ids, or None.
+        """
+        if self.lacks_heads:
+            raise UserError(
+                "the trainer has loaded the encoder of a checkpoint, but not the heads of this "
+                "loss: begin anew, with trainer.add_callback(KeepHeads(loss)) to be able to resume."
+            )
+        self.has_trained = self.has_trained or self.dap.dap.encoder.training
+        if any("attention_mask" not in text for text in texts):
+            raise UserError(
+                "sentence-transformers has packed the text: set model[0].unpad_inputs = False."
+            )
+        if "calculate_loss" in vars(self):
+            raise UserError(
+                "DAPLoss does not work inside MatryoshkaLoss, which would shorten token states: "
+                "set tr_matryoshka_dims in the configuration of the DAPForPreTraining instead."
+            )
+        if len(texts) not in (2, 3):
+            raise UserError(
+                f"{counted(len(texts), 'column')} of text: give source, target and at most one "
+                "hard negative."
+            )
+        count = len(texts[0]["input_ids"])
+        if world_size() > 1:
+            counts = sum_over_processes(torch.tensor([count, count**2], device=self.dap.device))
+            if counts[1] * world_size() != counts[0] ** 2:
+                raise UserError(
+                    "the processes have batches of different sizes: set dataloader_drop_last=True."
+                )
+        names = self.dap.config.rtl_languages
+        if labels is not None and names and not 0 <= labels.min() <= labels.max() < len(names):
+            raise UserError(
+                f"labels from {labels.min()} to {labels.max()}: a label is a language_id, from 0 "
+                f"to {len(names) - 1} (rtl_languages={names})."
+            )
+
+    def get_config_dict(self) -> dict[str, Any]:
+        """Return the settings that the model card of the trainer lists."""
+        return {
+            "objective": self.dap.config.objective,
+            "mini_batch_size": self.mini_batch_size,
+        }
+
+    @property
+    def citation(self) -> str:
+        """Return the paper to cite, which the model card of the trainer lists."""
+        return CITATION
+
+
+def autocast_of_trainer() -> AbstractContextManager:
+    """Return the trainer's autocast, or a context that does nothing if there is none.
+
+    accelerate puts its autocast into the SentenceTransformer's forward. The heads run outside it.
+    """
+    mixed = AcceleratorState._shared_state and AcceleratorState().mixed_precision != "no"
+    return get_mixed_precision_context_manager(True) if mixed else nullcontext()
+
+
+def add_gradients(gradients: list[tuple[nn.Parameter, Tensor]], factor: Tensor) -> None:
+    """Add gradients that were computed before to the `grad` of the weights.
+
+    With several processes, each adds the mean over all of them, as the library's wrapper does with
+    the gradients of the encoder.
+
+    Args:
+        gradients: weights, and the gradient of the loss by each of them.
+        factor: gradient of the outer loss by this loss, such as 1 / accumulation steps.
+    """
+    for weight, gradient in gradients:
+        scaled = gradient * factor
+        if world_size() > 1:
+            all_reduce(scaled)
+            scaled /= world_size()
+        weight.grad = scaled if weight.grad is None else weight.grad + scaled
+
+
+class KeepHeads(TrainerCallback):
+    """Loads the heads of a `DAPLoss` from the checkpoint when a run resumes.
+
+    Example:
+        trainer = SentenceTransformerTrainer(model, args, data, loss=loss)
+        trainer.add_callback(KeepHeads(loss))
+        trainer.train(resume_from_checkpoint=True)
+
+    Args:
+        loss: the loss of the trainer.
+    """
+
+    def __init__(self, loss: DAPLoss) -> None:
+        self.loss = loss
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        if self.loss.lacks_heads:
+            path = Path(args.output_dir) / f"checkpoint-{state.global_step}" / HEADS_FILE
+            with refusals(f"the heads of {path.parent}"):
+                self.loss.load_heads(load_file(path))

@@ -1,0 +1,1 @@
+"""Parallel text in any supported format: find files and their languages, and read the pairs."""

@@ -1,0 +1,220 @@
+"""Load a checkpoint's tokenizer, check that it fits, and undo what calls leave behind in it."""
+
+import copy
+import logging
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+from transformers import (
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+)
+from transformers.utils import cached_file, is_protobuf_available, is_sentencepiece_available
+
+from dap_transformers.errors import UserError, loading
+
+logger = logging.getLogger(__name__)
+
+#: Text that wrong normalisation, wrong splitting or a wrong kind of vocabulary shows in.
+PROBE = (
+    "Über 12 Façades, don't e-mail: İstanbul ¿qué? Ελλάδα Привет שלום مرحبا नमस्ते ไทย 日本語の漢字 "
+    "한국어 ﬁve  ＡＢＣ 😀\u200b x₂ I'M “OK”…"
+)
+#: Names of SentencePiece files. Transformers needs packages to read them.
+SENTENCEPIECE_FILES = ("sentencepiece.bpe.model", "spm.model", "spiece.model", "tokenizer.model")
+
+
+def load_tokenizer(name: str | Path, **hub: Any) -> PreTrainedTokenizerBase:
+    """Load the tokenizer of a folder or Hub id, and check that it works.
+
+    Args:
+        name: folder or Hub id of a model or tokenizer.
+        **hub: arguments of `AutoTokenizer.from_pretrained`, such as `revision`.
+
+    Returns:
+        The tokenizer. It gives the tokens of `tokenizer.json` if there is such a file
+        (`as_in_file`).
+    """
+    with loading("tokenizer", name):
+        _require_sentencepiece(name, **hub)
+        tokenizer = AutoTokenizer.from_pretrained(name, **hub)
+        # Some damage only shows in use.
+        int(tokenizer.model_max_length)
+        tokenizer("a, b")
+        tokenizer = as_in_file(tokenizer, name, **hub)
+    # Without any files Transformers makes up a tokenizer of special tokens and blanks.
+    if len(tokenizer) - len(tokenizer.all_special_ids) < 3:
+        raise UserError(
+            f"{name} holds no tokenizer: add its files, or to train give --tokenizer_name"
+        )
+    return tokenizer
+
+
+def as_in_file(
+    tokenizer: PreTrainedTokenizerBase, name: str | Path, **hub: Any
+) -> PreTrainedTokenizerBase:
+    """Return a tokenizer that gives the same tokens as the folder's `tokenizer.json`.
+
+    Transformers builds some tokenizers anew from their vocabulary, by the rules of their class.
+    Without a `tokenizer_class` it takes the class of the model, such as WordPiece for BERT, even
+    if the vocabulary was made for other rules.
+
+    Args:
+        tokenizer: the tokenizer that Transformers has loaded.
+        name: the folder or Hub id that it was loaded from.
+        **hub: arguments of `from_pretrained`, such as `revision`.
+
+    Returns:
+        The given tokenizer if its tokens are right, if there is no `tokenizer.json`, or if its
+        class comes with the checkpoint. Otherwise a tokenizer made from the file, with a warning.
+    """
+    is_of_repository = type(tokenizer).__module__.startswith("transformers_modules")
+    own_file = _find_file(name, "tokenizer.json", **hub)
+    if own_file is None or is_of_repository or _agree(tokenizer, own_file):
+        return tokenizer
+
+    own = PreTrainedTokenizerFast.from_pretrained(name, **hub)
+    if not _agree(own, own_file):
+        raise UserError(
+            f"{name} gives other tokens than its tokenizer.json: repair tokenizer_config.json, "
+            "such as its tokenizer_class"
+        )
+    logger.warning(
+        "%s: %s gives other tokens than tokenizer.json, so the file is used as it is",
+        name,
+        type(tokenizer).__name__,
+    )
+    return own
+
+
+def _find_file(name: str | Path, file: str, **hub: Any) -> str | None:
+    """Return the local path of a file of a folder or Hub repository, or None if there is none."""
+    where = {key: hub[key] for key in ("revision", "subfolder") if hub.get(key)}
+    return cached_file(name, file, _raise_exceptions_for_missing_entries=False, **where)
+
+
+def _require_sentencepiece(name: str | Path, **hub: Any) -> None:
+    """Raise `UserError` if a tokenizer is only a SentencePiece file that no package here reads."""
+    if is_sentencepiece_available() and is_protobuf_available():
+        return
+    if _find_file(name, "tokenizer.json", **hub):
+        return
+    for file in SENTENCEPIECE_FILES:
+        if _find_file(name, file, **hub):
+            raise UserError(
+                f"the tokenizer of {name} is {file} without a tokenizer.json: pip install "
+                "sentencepiece protobuf to read it"
+            )
+
+
+def _agree(tokenizer: PreTrainedTokenizerBase, own_file: str) -> bool:
+    """Tell whether a tokenizer and a `tokenizer.json` give the same tokens for the text `PROBE`.
+
+    Before the comparison, tokens that were added to the tokenizer are also added to the one that is
+    made from the file.
+    """
+    own = Tokenizer.from_file(own_file)
+    own.no_truncation()
+    own.no_padding()
+    # Those that tokenizer_config.json names in addition.
+    own.add_tokens(list(tokenizer.added_tokens_decoder.values()))
+    adds_special = own.num_special_tokens_to_add(is_pair=False) > 0
+    expected = own.encode(PROBE, add_special_tokens=adds_special).ids
+    return tokenizer(PROBE, add_special_tokens=adds_special, verbose=False).input_ids == expected
+
+
+def require_room(tokenizer: PreTrainedTokenizerBase, max_seq_length: int, prefix: str = "") -> None:
+    """Raise `UserError` if the maximum length leaves no room for the text of a sentence.
+
+    There must be room for two special tokens, the prefix and one token of text.
+
+    Args:
+        tokenizer: the tokenizer.
+        max_seq_length: largest number of tokens of a sentence, with special tokens and prefix.
+        prefix: text before every sentence.
+    """
+    needed = 3
+    if prefix:
+        needed += len(tokenizer(prefix, add_special_tokens=False).input_ids)
+    if max_seq_length < needed:
+        behind = f" behind prefix={prefix!r}" if prefix else ""
+        raise UserError(
+            f"max_seq_length={max_seq_length} leaves no token of the text{behind}: give {needed} "
+            "or more"
+        )
+
+
+def require_embeddings(
+    tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig, name: str
+) -> None:
+    """Raise `UserError` if the tokenizer has ids for which the model has no embedding.
+
+    Args:
+        tokenizer: the tokenizer.
+        config: configuration of the model. Without `vocab_size`, nothing is checked.
+        name: folder or Hub id of the model, for the message.
+    """
+    highest = max(tokenizer.get_vocab().values())
+    size = getattr(config, "vocab_size", None)
+    if size is not None and highest >= size:
+        raise UserError(
+            f"{name} has vocab_size={size}, its tokenizer has ids up to {highest}: give a "
+            "configuration with as many ids or more, or another tokenizer"
+        )
+
+
+def require_padding(tokenizer: PreTrainedTokenizerBase, name: str | Path) -> None:
+    """Raise `UserError` if the tokenizer has no padding token, which batches need.
+
+    Args:
+        tokenizer: the tokenizer.
+        name: folder or Hub id of the tokenizer, for the message.
+    """
+    if tokenizer.pad_token is None:
+        raise UserError(f"the tokenizer of {name} has no padding token: give it one")
+
+
+def never_predicted(tokenizer: PreTrainedTokenizerBase) -> set[int]:
+    """Return the ids of the tokens that no head predicts: CLS and padding.
+
+    In some tokenizers, CLS or padding is the same token as SEP, the end of a sentence. The result
+    does not have this id, because heads predict the end of a sentence.
+    """
+    ids = {tokenizer.cls_token_id, tokenizer.pad_token_id}
+    return ids - {tokenizer.sep_token_id, None}
+
+
+def forget_calls(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Switch off the padding and truncation that the last call has set in a fast tokenizer.
+
+    Otherwise saving the tokenizer would save these settings with it. Slow tokenizers are not
+    changed, because they keep no such settings.
+    """
+    if tokenizer.is_fast:
+        tokenizer.backend_tokenizer.no_padding()
+        tokenizer.backend_tokenizer.no_truncation()
+
+
+def plain_backend(tokenizer: PreTrainedTokenizerBase) -> Tokenizer:
+    """Return a copy of a fast tokenizer's Rust tokenizer, without truncation and padding."""
+    backend = copy.deepcopy(tokenizer.backend_tokenizer)
+    backend.no_padding()
+    backend.no_truncation()
+    return backend
+
+
+def tokenizer_state(tokenizer: PreTrainedTokenizerBase | Tokenizer) -> str:
+    """Return a text that describes everything that decides a tokenizer's tokens.
+
+    Tokenizers with the same text give the same tokens, so the text can be part of a cache's key.
+    Of a slow tokenizer it has only the class and the vocabulary.
+    """
+    if isinstance(tokenizer, Tokenizer):
+        return tokenizer.to_str()
+    if not getattr(tokenizer, "is_fast", False):
+        return repr((type(tokenizer).__name__, sorted(tokenizer.get_vocab().items())))
+    backend = plain_backend(tokenizer).to_str()
+    return f"{backend} {tokenizer.truncation_side} {tokenizer.model_input_names}"

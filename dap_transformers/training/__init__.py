@@ -1,0 +1,1 @@
+"""Training on parallel text: arguments, batches, the model to start from, trainer and resuming."""

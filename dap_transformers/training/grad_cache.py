@@ -1,0 +1,231 @@
+"""GradCache (Gao et al. 2021, arXiv 2101.06983): a batch of any size in the memory of a chunk.
+
+It works with all objectives, in three steps:
+
+1. The vectors that translation ranking compares are computed for all chunks, without a graph.
+2. The loss of the whole batch gives the gradients of these vectors.
+3. Each chunk runs again, with the same dropout, and back-propagates from these gradients to the
+   weights.
+
+The labels of the other objectives concern one pair each. A chunk therefore takes its share of their
+sum, divided by the number of labels in the whole batch.
+
+Shapes in the comments: `B` pairs of one process, `S` tokens, `D` hidden size.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from losses_dap import at_least_float32, columns_of, first_row
+from modeling_dap import DAPForPreTraining, DAPForPreTrainingOutput, draw_noise, needs_of
+from objectives_dap import Chunk, Comparison, Pairs, Sentences
+
+SIDES = ("source", "target", "negative")
+
+
+@dataclass
+class Part:
+    """One chunk: some consecutive pairs of a process's batch, with all that both passes need.
+
+    Attributes:
+        inputs: arguments of `DAPForPreTraining.forward` for these pairs.
+        chunk: what the model must know of the whole batch, such as the gradients of the vectors.
+        seed: seed of dropout, the same in both passes.
+    """
+
+    inputs: dict[str, Tensor]
+    chunk: Chunk
+    seed: int
+
+
+class CachedBatch:
+    """A batch that runs in chunks. The gradients of all chunks add up to those of a plain step.
+
+    Creating the object computes the vectors of all chunks without a graph, then the ranking loss
+    of the whole batch and its gradients with respect to these vectors. After that, the caller
+    calls `run` once for each of `parts`, and back-propagates from its result before the next call.
+    Then `output` returns the loss of the batch.
+
+    Args:
+        model: the model without wrappers, for its objectives and heads.
+        forward: calls the model, perhaps through a wrapper for several processes. Every process
+            must have a batch of the same size.
+        inputs: arguments of `DAPForPreTraining.forward` for the whole batch.
+        size: pairs per chunk.
+
+    Attributes:
+        parts: the chunks.
+        measures: values to log, by name. Each chunk that runs adds its share.
+    """
+
+    def __init__(
+        self,
+        model: DAPForPreTraining,
+        forward: Callable[..., DAPForPreTrainingOutput],
+        inputs: dict[str, Tensor],
+        size: int,
+    ) -> None:
+        self.objectives = model.objectives
+        self.forward = forward
+        pairs, self.parts = split(model, inputs, size)
+        gradients, self.measures = self._compare(pairs)
+
+        counts = {}
+        for objective in self.objectives:
+            if not isinstance(objective, Comparison):
+                counts[objective.name] = objective.count(objective.labels(pairs, model))
+
+        for number, part in enumerate(self.parts):
+            rows = slice(number * size, (number + 1) * size)
+            own = {}
+            for name, found in gradients.items():
+                own[name] = tuple(gradient[rows] for gradient in found)
+            part.chunk = replace(part.chunk, gradients=own, label_counts=counts)
+
+    def _compare(self, pairs: Pairs) -> tuple[dict[str, tuple[Tensor, ...]], dict[str, Tensor]]:
+        """Compute the losses of the objectives that compare sentences, and their gradients.
+
+        These objectives, such as translation ranking, need the vectors of the whole batch.
+
+        Returns:
+            Two dictionaries, empty if there is no such objective:
+
+            - Name of the objective -> gradients of its loss with respect to the vectors that it
+              compares.
+            - Name -> value to log.
+        """
+        comparisons = [each for each in self.objectives if isinstance(each, Comparison)]
+        if not comparisons:
+            return {}, {}
+        compared = self._first_pass()
+        gradients, measures = {}, {}
+        for objective in comparisons:
+            vectors = tuple(rows.requires_grad_() for rows in compared[objective.name])
+            with torch.enable_grad():
+                loss, found = objective.compare(vectors, pairs)
+            loss.backward()
+            gradients[objective.name] = tuple(rows.grad for rows in vectors)
+            measures |= {name: value.detach() for name, value in found.items()}
+        return gradients, measures
+
+    @torch.no_grad()
+    def _first_pass(self) -> dict[str, tuple[Tensor, ...]]:
+        """Compute the vectors of all chunks without a graph.
+
+        Returns:
+            Name of each objective that compares sentences -> the tensors that it compares. Each
+            has the batch's B rows.
+        """
+        chunks = [self._forward(part).compared for part in self.parts]
+        compared = {}
+        for name in chunks[0]:
+            tensors = zip(*(chunk[name] for chunk in chunks))
+            compared[name] = tuple(at_least_float32(torch.cat(rows)) for rows in tensors)
+        return compared
+
+    def _forward(self, part: Part) -> DAPForPreTrainingOutput:
+        """Run the model on a chunk, with the same dropout at each call, and return its output."""
+        with seeded(part.seed, part.inputs["source_input_ids"].device):
+            return self.forward(**part.inputs, chunk=part.chunk)
+
+    def run(self, part: Part) -> Tensor:
+        """Run a chunk with a graph, and return a scalar from which the caller back-propagates.
+
+        Its gradient is the chunk's share of the gradient of the batch's loss. Its value is no share
+        of the loss if an objective compares sentences, as TR does: `output` returns the loss.
+        Back-propagate before the next call, or several graphs are in memory at once. The chunk's
+        values to log are added to `measures`.
+
+        Args:
+            part: the chunk, one of `parts`.
+        """
+        out = self._forward(part)
+        for name, value in out.measures.items():
+            self.measures[name] = self.measures.get(name, 0) + value.detach()
+        return out.loss
+
+    def output(self) -> DAPForPreTrainingOutput:
+        """Return the loss and the values to log of the whole batch, once every chunk has run."""
+        loss = 0
+        for objective in self.objectives:
+            loss = loss + objective.weight * self.measures[f"{objective.name}_loss"]
+        return DAPForPreTrainingOutput(loss=loss, measures=self.measures)
+
+
+def split(
+    model: DAPForPreTraining, inputs: dict[str, Tensor], size: int
+) -> tuple[Pairs, list[Part]]:
+    """Split a batch into chunks, each padded to its own longest sentence.
+
+    Random numbers are drawn here, so that both passes over a chunk share them. These are a seed
+    for dropout and the noise that decides which tokens are masked, unless `inputs` has noise.
+
+    Args:
+        model: its objectives decide whether there is noise.
+        inputs: arguments of `DAPForPreTraining.forward`.
+        size: pairs per chunk. The last chunk may have fewer.
+
+    Returns:
+        The pairs of the whole batch, and the chunks.
+    """
+    inputs = dict(inputs)
+    is_noisy = "noise" in needs_of(model.objectives)
+    sides: dict[str, Sentences] = {}
+    for side in SIDES:
+        if f"{side}_input_ids" not in inputs:
+            continue
+        ids = inputs[f"{side}_input_ids"]
+        noise = inputs.pop(f"{side}_noise", None)
+        if is_noisy and noise is None and side != "negative":
+            noise = draw_noise(ids)
+        sides[side] = Sentences(ids, inputs[f"{side}_attention_mask"], noise)
+    pairs = Pairs(
+        source=sides["source"],
+        target=sides["target"],
+        negatives=sides.get("negative"),
+        language_ids=inputs.get("language_ids"),
+        teacher=inputs.get("teacher_embeds"),
+    )
+
+    first = first_row(len(pairs.source.ids))
+
+    # Tokens of the longest row of each side in each chunk, read back from a GPU at once.
+    widths = []
+    for side in sides.values():
+        lengths = (side.mask * (columns_of(side.mask) + 1)).amax(1).clamp(min=1)  # (B,)
+        widths.append(torch.stack([part.amax() for part in lengths.split(size)]))
+    widths = torch.stack(widths, 1).tolist()  # for each chunk, one number per side
+    seeds = torch.randint(2**62, (len(widths),)).tolist()
+
+    parts = []
+    for number, seed in enumerate(seeds):
+        rows = slice(number * size, (number + 1) * size)
+        own = {name: value[rows] for name, value in inputs.items()}
+        noise = []
+        for (name, side), width in zip(sides.items(), widths[number]):
+            own[f"{name}_input_ids"] = side.ids[rows, :width]
+            own[f"{name}_attention_mask"] = side.mask[rows, :width]
+            noise.append(None if side.noise is None else side.noise[rows, :width])
+        chunk = Chunk(first=first + rows.start, noise=(noise[0], noise[1]))
+        parts.append(Part(own, chunk, seed))
+    return pairs, parts
+
+
+@contextmanager
+def seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """Use a seed for the random numbers of the CPU and a device, until the block ends.
+
+    This is a context manager. After the block, the random numbers continue as if it had drawn none.
+
+    Args:
+        seed: the seed.
+        device: the device. It may be the CPU.
+    """
+    devices = [] if device.type == "cpu" else [device]
+    with torch.random.fork_rng(devices, device_type=device.type):
+        torch.manual_seed(seed)
+        yield

@@ -1,0 +1,142 @@
+"""Hard negatives for training: copies of a target with one word inserted, deleted or replaced.
+
+Such a copy is no translation of its source any more, but looks almost like one.
+
+There are no word lists and no language rules, unlike in the evaluation
+(`dap_transformers/evaluation/hard_negatives.py`). A
+new word comes from another target of the batch, so targets may be in any language. In languages
+that write no spaces, up to `TOKENS_OF_LONGEST_WORD` tokens count as a word.
+"""
+
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+#: Most vocabularies mark tokens that begin a word (SentencePiece and byte-level BPE).
+BEGINS = ("\u2581", "\u0120")
+
+#: The others (WordPiece) mark tokens that continue a word.
+CONTINUES = "##"
+
+#: Tokens of the longest word.
+TOKENS_OF_LONGEST_WORD = 4
+
+Word = list[int]  # token ids
+
+
+def word_starts(tokenizer: PreTrainedTokenizerBase) -> set[int]:
+    """Return the ids of the tokens that begin a word.
+
+    These are the tokens that the vocabulary marks as a beginning (SentencePiece, byte-level BPE).
+    If it marks none, they are all tokens that do not begin with "##" (WordPiece).
+    """
+    vocabulary = tokenizer.get_vocab()
+    marked = {number for piece, number in vocabulary.items() if piece.startswith(BEGINS)}
+    if marked:
+        return marked
+    return {number for piece, number in vocabulary.items() if not piece.startswith(CONTINUES)}
+
+
+def edited(words: Sequence[Word], others: Sequence[Word], rng: random.Random) -> list[Word]:
+    """Return a copy of a sentence with one random word inserted, deleted or replaced.
+
+    Args:
+        words: the words of the sentence, each a list of token ids. At least one.
+        others: words from which a new word is drawn. At least one.
+        rng: draws the kind of edit, its place and the new word.
+
+    >>> [edited([[5], [6, 7]], [[8, 9]], random.Random(seed)) for seed in (0, 1, 2)]
+    [[[5], [8, 9], [6, 7]], [[6, 7]], [[8, 9], [5], [6, 7]]]
+    """
+    place = rng.randrange(len(words))
+    new = [rng.choice(others)]
+    insertion = (new, place)
+    deletion = ([], place + 1)
+    replacement = (new, place + 1)
+    middle, end = rng.choice([insertion, deletion, replacement])
+    return [*words[:place], *middle, *words[end:]]
+
+
+class HardNegatives:
+    """Makes copies of a batch's targets, as token ids, in which one word is changed.
+
+    Call it with the tokenised pairs of a batch. The copies depend only on the seed and the batch,
+    so a resumed run has the same ones. Two epochs have different copies, because their batches
+    differ.
+
+    Args:
+        tokenizer: tokenizer of the targets.
+        max_seq_length: largest number of tokens of a target and of its copy.
+        share: share of the pairs that get a copy, 0 to 1. Each pair is drawn independently.
+        seed: seed of all random choices.
+        prefix: text before every target, which copies keep.
+    """
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        max_seq_length: int,
+        share: float,
+        seed: int,
+        prefix: str = "",
+    ) -> None:
+        self.starts = word_starts(tokenizer)
+        self.max_seq_length = max_seq_length
+        self.share = share
+        self.seed = seed
+        # The first token after CLS and the prefix.
+        self.first = 1 + len(tokenizer(prefix.strip(), add_special_tokens=False).input_ids)
+
+    def __call__(self, rows: Sequence[Mapping[str, Any]]) -> list[list[int]]:
+        """Make copies of the targets of a batch, each with one changed word, as hard negatives.
+
+        Args:
+            rows: tokenised pairs.
+
+        Returns:
+            For each row the token ids of its copy. The list is empty if the pair was not drawn,
+            or if no changed copy could be made, for example of a target without words.
+        """
+        ids_of_pairs = " ".join(row["pair_id"] for row in rows)
+        rng = random.Random(f"{self.seed} {ids_of_pairs}")
+        targets = [list(row["target_input_ids"]) for row in rows]
+        copies = []
+        for ids in targets:
+            if rng.random() < self.share:
+                copies.append(self._copy(ids, rng.choice(targets), rng))
+            else:
+                copies.append([])
+        return copies
+
+    def _copy(self, ids: list[int], other: list[int], rng: random.Random) -> list[int]:
+        """Copy a target with one changed word, or return an empty list if that is not possible.
+
+        It is not possible if one of the targets has no words, no word is left, or nothing has
+        changed.
+
+        Returns:
+            Token ids of the copy, with the special tokens and the prefix of the target. It is cut
+            to `max_seq_length` tokens.
+        """
+        words = self._words(ids)
+        others = self._words(other)
+        if not words or not others:
+            return []
+        changed = [token for word in edited(words, others, rng) for token in word]
+        copy = [*ids[: self.first], *changed][: self.max_seq_length - 1] + ids[-1:]
+        return copy if changed and copy != ids else []
+
+    def _words(self, ids: list[int]) -> list[Word]:
+        """Group the tokens of a target into words, each a list of token ids.
+
+        The first token, the prefix and the last token are left out. A word has at most
+        `TOKENS_OF_LONGEST_WORD` tokens.
+        """
+        words: list[Word] = []
+        for token in ids[self.first : -1]:
+            if token in self.starts or not words or len(words[-1]) == TOKENS_OF_LONGEST_WORD:
+                words.append([])
+            words[-1].append(token)
+        return words

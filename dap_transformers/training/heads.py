@@ -1,0 +1,547 @@
+"""Train the heads of RTL and BOW before the joint training, on outputs of the unchanged encoder.
+
+An encoder without a masked-LM head, such as E5 or LaBSE, starts with a prediction head of random
+weights. At the encoder's learning rate such a head learns too slowly to teach the encoder anything.
+`train_missing_heads` trains it first:
+
+1. Take the first pairs of the training, in the language mix of the run.
+2. Encode them once and keep what the heads read: sentence vectors (BOW) or token states (RTL).
+3. Train the heads on what was kept. The encoder does not run again, so a step is cheap.
+4. Save the heads in the output folder, where the run finds them if it is started again.
+
+Shapes in the comments: `N` pairs, `B` pairs of a batch, `S` tokens, `D` hidden size, `G` groups of
+labels.
+"""
+
+import json
+import logging
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from datasets import IterableDataset
+from safetensors import safe_open
+from safetensors.torch import save
+from torch import Tensor
+from torch.distributed import broadcast
+from torch.nn.utils import clip_grad_norm_
+from torch.nn.utils.rnn import pad_sequence
+from tqdm.auto import tqdm
+from transformers import get_linear_schedule_with_warmup
+
+from dap_transformers.errors import counted
+from dap_transformers.files import whole_file, write_json
+from dap_transformers.training.batches import BitextCollator
+from dap_transformers.training.grad_cache import seeded
+from dap_transformers.training.head_reading import READERS, source_reading
+from dap_transformers.training.resume import differences
+from dap_transformers.training.trainer import DAPTrainer
+from heads_dap import OF_TARGETS, OF_VECTORS
+from modeling_dap import DAPForPreTraining, needs_of
+from objectives_dap import Encoded, Objective, Pairs, Sentences
+
+logger = logging.getLogger(__name__)
+
+#: The trained heads and what their training reached, in the output folder.
+HEADS_FILE = "trained_heads.safetensors"
+RESULTS_FILE = "head_results.json"
+
+#: How the heads are trained. `--head_steps` and `--head_pairs` decide how long.
+LEARNING_RATE = 2e-3
+BETAS = (0.9, 0.98)
+WARMUP_STEPS = 50
+PAIRS_PER_STEP = 96
+LARGEST_GRADIENT_NORM = 1.0
+#: Number of pairs that are encoded at a time.
+PAIRS_AT_A_TIME = 128
+#: Number of dev pairs that are measured before and after.
+MEASURED_PAIRS = 256
+
+Rows = list[dict[str, Any]]  # tokenised pairs, as `tokenize_bitext` makes them
+
+
+def train_missing_heads(trainer: DAPTrainer, run: Mapping[str, Any]) -> None:
+    """Train the heads of RTL and BOW if they have random weights.
+
+    If an earlier start of the same run has trained them already, load them from the output
+    folder. The function does nothing if `head_steps` is 0, if the encoder is frozen in the whole
+    run, or if the heads come from a checkpoint.
+
+    With several processes, the first one trains and sends the heads to the others. Neither the
+    encoder's weights nor the random numbers of the joint training change. The heads
+    (`trained_heads.safetensors`) and the results (`head_results.json`) are written to the output
+    folder.
+
+    Args:
+        trainer: its model's heads are trained, on pairs of its training dataset.
+        run: record of the run (`dap_transformers.training.resume.describe_run`). Heads in the
+        output folder
+            are loaded only if they were saved with an equal record.
+    """
+    model = trainer.model
+    args = trainer.args
+    readers = [objective for objective in model.objectives if objective.name in READERS]
+    is_off = args.head_steps == 0 or args.freeze_encoder
+    if is_off or not model.has_random_head or not readers:
+        return
+
+    if args.process_index == 0:
+        file = Path(args.output_dir) / HEADS_FILE
+        begins_anew = str(args.resume_from_checkpoint).lower() == "false"
+        if begins_anew or not load_heads(model, file, run):
+            with frozen_encoder(model, args.device), seeded(args.seed, args.device):
+                results = train_heads(trainer, readers)
+            write_json(results, file.with_name(RESULTS_FILE))
+            save_heads(model, file, run)
+    share_heads(model, args.world_size, args.device)
+    model.has_random_head = False
+
+
+def train_heads(trainer: DAPTrainer, readers: Sequence[Objective]) -> dict[str, float]:
+    """Train the heads, and measure before and after how much they use the source.
+
+    Args:
+        trainer: the trainer of the run. The heads of its model are changed.
+        readers: the objectives whose heads are trained, RTL and BOW.
+
+    Returns:
+        Values by name: the numbers of pairs and steps, the seconds of encoding and training, and
+        the mean loss of the last steps. Also the values of `source_reading`, under names that
+        end in "_before" and "_after", if there are dev pairs.
+    """
+    args = trainer.args
+    model = trainer.model
+    steps = number_of_steps(trainer, readers)
+    before = measure(trainer)
+    rows = first_pairs(trainer, args.head_pairs)
+
+    start_bias(model, rows)
+
+    cpu_began = time.process_time()
+    encoding_began = time.perf_counter()
+    kept = encode_once(trainer, readers, rows)
+    training_began = time.perf_counter()
+    loss = train_on_kept(trainer, readers, kept)
+    training_ended = time.perf_counter()
+    cpu_seconds = time.process_time() - cpu_began
+
+    after = measure(trainer)
+
+    seconds = training_ended - encoding_began
+    text = counted(len(rows), "pair")
+    learned = f"heads trained on {text} in {counted(steps, 'step')}, {seconds:.0f} s"
+    logger.info("%s: loss %.2f nats per token", learned, loss)
+    for name in (f"{reader.name}_source_nats" for reader in readers):
+        if name in after:
+            values = (name, before[name], after[name])
+            logger.info(
+                "%s, by which the source lowers the loss: %.2f nats per token before, %.2f after",
+                *values,
+            )
+    results = {"pairs": len(rows), "steps": steps, "loss": round(loss, 4)}
+    results["encoding_seconds"] = round(training_began - encoding_began, 1)
+    results["training_seconds"] = round(training_ended - training_began, 1)
+    results["cpu_seconds"] = round(cpu_seconds, 1)
+    results |= {f"{name}_before": value for name, value in before.items()}
+    results |= {f"{name}_after": value for name, value in after.items()}
+    model.train()
+    return results
+
+
+# ------------------------------------------------------------------------- 1. pairs to learn from
+
+
+def first_pairs(trainer: DAPTrainer, count: int) -> Rows:
+    """Return the first `count` tokenised pairs that the joint training will draw, or all if fewer.
+
+    Args:
+        trainer: the trainer of the run, with the training pairs.
+        count: number of pairs.
+
+    Returns:
+        One dictionary per pair, with the columns of `tokenize_bitext` as keys.
+    """
+    dataset = trainer.train_dataset
+    if isinstance(dataset, IterableDataset):
+        return list(dataset.take(count))
+    numbers = list(islice(iter(trainer.train_sampler), count))
+    return dataset.select(numbers).to_list()
+
+
+def start_bias(model: DAPForPreTraining, rows: Rows) -> None:
+    """Set the bias of the head's output to the logarithm of the targets' token frequencies.
+
+    The head then does not spend its first steps on learning them. Nothing is done if the bias is
+    not all zeros (`--prediction_bias frequencies`), or if the head also predicts source tokens.
+
+    Args:
+        model: its prediction head is changed.
+        rows: tokenised pairs, whose target tokens are counted.
+    """
+    config = model.config
+    predicts_sources = bool(config.objectives - OF_VECTORS - OF_TARGETS)
+    if "rtl" in config.objectives and config.rtl_direction != "source-to-target":
+        predicts_sources = True
+    if predicts_sources or model.prediction_head.bias.any():
+        return
+
+    # Only RTL predicts the token that ends a sentence.
+    end = None if "rtl" in config.objectives else -1
+    ids = np.concatenate([row["target_input_ids"][1:end] for row in rows]).astype(np.int64)
+    counts = np.bincount(ids, minlength=config.vocab_size)
+    model.prediction_head.start_bias(torch.from_numpy(counts))
+
+
+# --------------------------------------------------------------------------- 2. encode them once
+
+
+@dataclass
+class KeptPairs:
+    """Pairs for the training of the heads, with the encoder's outputs that the heads read.
+
+    Attributes:
+        rows: the N tokenised pairs.
+        collator: pads the pairs of a batch.
+        encoded: `words`, and `source_embeds` (N, D) if a head reads it. All else is None. The
+            token states are in `states`, because sentences have different lengths.
+        states: "source_states" or "target_states" -> N tensors (S, D), one per pair without its
+            padding, in bfloat16 on the CPU. Only states that a head reads are there.
+    """
+
+    rows: Rows
+    collator: BitextCollator
+    encoded: Encoded
+    states: dict[str, list[Tensor]]
+
+    def batch(self, numbers: Sequence[int], device: torch.device) -> tuple[Pairs, Encoded]:
+        """Make a padded batch of some of the pairs.
+
+        Args:
+            numbers: positions of B pairs in `rows`.
+            device: where the heads are trained.
+
+        Returns:
+            The token ids of the pairs, and the kept outputs of the encoder for them.
+        """
+        pairs = pad_pairs([self.rows[number] for number in numbers], self.collator, device)
+        states = {}
+        for name, kept in self.states.items():
+            own = [kept[number] for number in numbers]
+            padded = pad_sequence(own, batch_first=True)  # (B, S, D)
+            states[name] = padded.to(device, non_blocking=True).float()
+        embeds = self.encoded.source_embeds  # (N, D)
+        if embeds is not None:
+            embeds = embeds[torch.tensor(numbers).to(device, non_blocking=True)]  # (B, D)
+        return pairs, Encoded(self.encoded.words, source_embeds=embeds, **states)
+
+
+def pad_pairs(rows: Rows, collator: BitextCollator, device: torch.device) -> Pairs:
+    """Pad tokenised pairs to a batch, and draw the noise that decides which tokens are masked.
+
+    Args:
+        rows: B tokenised pairs.
+        collator: pads them.
+        device: where the batch is needed.
+
+    Returns:
+        The token ids, masks, noise and language ids of the batch, on the device.
+    """
+    inputs = collator(rows)
+    sides = []
+    for side in ("source", "target"):
+        ids = inputs[f"{side}_input_ids"]
+        mask = inputs[f"{side}_attention_mask"]
+        parts = (ids, mask, torch.rand(ids.shape))
+        sides.append(Sentences(*(part.to(device, non_blocking=True) for part in parts)))
+    languages = inputs["language_ids"].to(device, non_blocking=True)
+    return Pairs(*sides, language_ids=languages)
+
+
+@torch.no_grad()
+def encode_once(trainer: DAPTrainer, readers: Sequence[Objective], rows: Rows) -> KeptPairs:
+    """Encode tokenised pairs, and keep only the outputs that the heads need.
+
+    Args:
+        trainer: the trainer of the run, with the encoder. Its model is left in evaluation mode.
+        readers: the objectives whose heads will be trained.
+        rows: N tokenised pairs.
+
+    Returns:
+        The pairs with these outputs.
+    """
+    model = trainer.model.eval()
+    device = trainer.args.device
+    collator = BitextCollator(trainer.data_collator.pad_token_id, trainer.data_collator.languages)
+    needs = needs_of(readers)
+    states: dict[str, list[Tensor]] = {
+        name: [] for name in ("source_states", "target_states") if name in needs
+    }
+    embeds = []
+    words = None
+
+    starts = range(0, len(rows), PAIRS_AT_A_TIME)
+    hidden = trainer.args.disable_tqdm
+    for start in tqdm(starts, desc="encode pairs for the heads", disable=hidden):
+        pairs = pad_pairs(rows[start : start + PAIRS_AT_A_TIME], collator, device)
+        if "target_states" not in needs:
+            # Do not spend time on targets that nobody reads: encode only their first token.
+            first = Sentences(*(value[:, :1] for value in pairs.target))
+            pairs = pairs._replace(target=first)
+        with mixed_precision(device):
+            found = model.encode(pairs, needs)
+
+        if words is None:
+            words = found.words
+        if "embeds" in needs:
+            embeds.append(found.source_embeds.float())
+        for name, kept in states.items():
+            side = pairs.source if name == "source_states" else pairs.target
+            lengths = side.mask.sum(1).tolist()
+            values = getattr(found, name).bfloat16().cpu()
+            # A copy of its own, so that the padding is freed.
+            kept += [value[:length].clone() for value, length in zip(values, lengths)]
+
+    encoded = Encoded(words, source_embeds=torch.cat(embeds) if embeds else None)
+    return KeptPairs(rows, collator, encoded, states)
+
+
+# ---------------------------------------------------------------------------- 3. train the heads
+
+
+def train_on_kept(trainer: DAPTrainer, readers: Sequence[Objective], kept: KeptPairs) -> float:
+    """Train the heads on the kept outputs of the encoder.
+
+    Args:
+        trainer: the trainer of the run. The heads of its model are changed, its encoder is not.
+        readers: the objectives whose losses are added up.
+        kept: the pairs to learn from.
+
+    Returns:
+        Mean loss of the last tenth of the steps, in nats per token. Losses of several objectives
+        are added up.
+    """
+    args = trainer.args
+    model = trainer.model
+    steps = number_of_steps(trainer, readers)
+    heads = list(head_parameters(model).values())
+    optimizer = torch.optim.AdamW(heads, lr=LEARNING_RATE, betas=BETAS)
+    warmup = min(WARMUP_STEPS, steps // 4)
+    schedule = get_linear_schedule_with_warmup(optimizer, warmup, steps)
+    draws = endless_batches(len(kept.rows))
+    losses = []
+
+    model.train()
+    model.dap.eval()
+    with tqdm(range(steps), desc="train the heads", disable=args.disable_tqdm) as bar:
+        for _ in bar:
+            pairs, encoded = kept.batch(next(draws), args.device)
+            with mixed_precision(args.device):
+                loss = sum(mean_loss(reader, pairs, encoded, model) for reader in readers)
+            loss.backward()
+            clip_grad_norm_(heads, LARGEST_GRADIENT_NORM)
+            optimizer.step()
+            schedule.step()
+            optimizer.zero_grad()
+            losses.append(loss.detach())
+            if len(losses) % 20 == 0 or len(losses) == steps:
+                _require_finite(loss.item(), len(losses))
+                bar.set_postfix(loss=f"{loss.item():.2f}")
+    last = losses[-max(1, steps // 10) :]
+    return torch.stack(last).mean().item()
+
+
+def _require_finite(loss: float, step: int) -> None:
+    """Raise `FloatingPointError` if the loss of a step is NaN or infinite."""
+    if not math.isfinite(loss):
+        raise FloatingPointError(
+            f"the loss of the heads is {loss} at step {step} of their training: check the weights "
+            "of the start model, or give --head_steps 0"
+        )
+
+
+def mean_loss(
+    reader: Objective, pairs: Pairs, encoded: Encoded, model: DAPForPreTraining
+) -> Tensor:
+    """Compute the mean loss per token of an objective that predicts one side from the other.
+
+    The summed loss is divided by this process's own number of labels. The objective's own loss
+    divides it by the mean number over all processes. For BOW, only the source's vector is used.
+    The target's own vector would teach the head little more. If the objective has several groups of
+    labels, such as both directions of RTL, the result is the mean over the groups that have labels.
+
+    Args:
+        reader: the objective, RTL or BOW.
+        pairs: a batch of B pairs.
+        encoded: the encoder's outputs for them.
+        model: the model with the heads.
+
+    Returns:
+        A scalar in nats, with a graph.
+    """
+    labels = reader.labels(pairs, model)[READERS[reader.name]]
+    counts = labels.flatten(1).sum(1)  # (G,)
+    sums, _ = reader.loss_sum(pairs, encoded, model, labels)
+    means = sums / counts.clamp(min=1)
+    return means.sum() / (counts > 0).sum().clamp(min=1)
+
+
+def number_of_steps(trainer: DAPTrainer, readers: Sequence[Objective]) -> int:
+    """Return `--head_steps` or, if it is None, 200 with RTL and 400 without.
+
+    Args:
+        trainer: the trainer with the arguments.
+        readers: the objectives whose heads are trained.
+    """
+    steps = trainer.args.head_steps
+    if steps is not None:
+        return steps
+    return 200 if any(reader.name == "rtl" for reader in readers) else 400
+
+
+def endless_batches(count: int) -> Iterator[list[int]]:
+    """Yield random batches of `PAIRS_PER_STEP` numbers from 0 to `count - 1`, without end.
+
+    Every number is drawn once before any is drawn again. A batch may hold a number twice where
+    one round ends and the next begins.
+    """
+    waiting: list[int] = []
+    while True:
+        while len(waiting) < PAIRS_PER_STEP:
+            waiting += torch.randperm(count).tolist()
+        yield waiting[:PAIRS_PER_STEP]
+        del waiting[:PAIRS_PER_STEP]
+
+
+def measure(trainer: DAPTrainer) -> dict[str, float]:
+    """Measure on dev pairs how much the heads use the source.
+
+    Args:
+        trainer: the trainer with the model and the dev pairs.
+
+    Returns:
+        Losses with the right and with another source, and their difference, by name, as
+        `source_reading` returns them. An empty dictionary if there are fewer than two dev pairs.
+    """
+    if not trainer.dev_bitext:
+        return {}
+    with mixed_precision(trainer.args.device):
+        return source_reading(
+            trainer.model,
+            trainer.processing_class,
+            trainer.dev_bitext,
+            trainer.max_seq_length,
+            trainer.prefix or "",
+            MEASURED_PAIRS,
+            ratios=(),
+        )
+
+
+def mixed_precision(device: torch.device) -> torch.autocast:
+    """Return an autocast context for bfloat16, which is on only if the device is fast at bfloat16.
+
+    Within it, matrices are multiplied in bfloat16. Weights and losses stay in float32.
+    """
+    is_fast = False
+    if device.type == "cuda":
+        is_fast = torch.cuda.is_bf16_supported(including_emulation=False)
+    elif device.type == "cpu":
+        is_fast = torch.cpu._is_avx512_bf16_supported()
+    return torch.autocast(device.type, torch.bfloat16, enabled=is_fast)
+
+
+def head_parameters(model: DAPForPreTraining) -> dict[str, torch.nn.Parameter]:
+    """Return the parameters of the heads of all objectives except translation ranking, by name."""
+    heads = {}
+    for name, parameter in model.named_parameters():
+        if not name.startswith(("dap.", "projection.")):
+            heads[name] = parameter
+    return heads
+
+
+@contextmanager
+def frozen_encoder(model: DAPForPreTraining, device: torch.device) -> Iterator[None]:
+    """Freeze the encoder and move the model to a device, as a context manager.
+
+    When the block ends, the model goes back to its device, and the parameters that were trainable
+    are so again.
+
+    Args:
+        model: the model, which is changed in place.
+        device: where the heads are trained.
+    """
+    home = model.device
+    learning = [each for each in model.dap.parameters() if each.requires_grad]
+    model.to(device)
+    model.dap.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in learning:
+            parameter.requires_grad_(True)
+        model.to(home)
+
+
+# -------------------------------------------------------------------------- 4. store and share them
+
+
+def save_heads(model: DAPForPreTraining, file: Path, run: Mapping[str, Any]) -> None:
+    """Save the heads in a safetensors file, with the record of the run in its metadata.
+
+    Args:
+        model: the model with the heads. The projection of translation ranking is not saved.
+        file: the file to write.
+        run: record of the run, by which `load_heads` tells whether the heads fit.
+    """
+    heads = {name: value.detach().cpu() for name, value in head_parameters(model).items()}
+    with whole_file(file) as opened:
+        opened.write(save(heads, metadata={"run": json.dumps(run)}))
+
+
+@torch.no_grad()
+def load_heads(model: DAPForPreTraining, file: Path, run: Mapping[str, Any]) -> bool:
+    """Load heads that an earlier start of the same run has trained.
+
+    Args:
+        model: its heads get the weights.
+        file: the file that `save_heads` wrote, or would have written.
+        run: record of the run, which must equal the one in the file.
+
+    Returns:
+        True if the heads were loaded, False if there is no such file or its record differs.
+    """
+    if not file.exists():
+        return False
+    with safe_open(file, "pt") as stored:
+        if differences(json.loads(stored.metadata()["run"]), run):
+            logger.info("%s is of a run with other arguments: the heads are trained anew", file)
+            return False
+        for name, parameter in head_parameters(model).items():
+            parameter.copy_(stored.get_tensor(name))
+    logger.info("trained heads loaded from %s", file)
+    return True
+
+
+@torch.no_grad()
+def share_heads(model: DAPForPreTraining, processes: int, device: torch.device) -> None:
+    """Copy the weights of the first process's heads to all other processes.
+
+    All processes call this together.
+
+    Args:
+        model: this process's model.
+        processes: number of processes. With one, nothing is done.
+        device: where the processes exchange tensors.
+    """
+    if processes == 1:
+        return
+    for parameter in head_parameters(model).values():
+        value = parameter.to(device)
+        broadcast(value, src=0)
+        parameter.copy_(value)

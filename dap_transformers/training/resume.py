@@ -1,0 +1,687 @@
+"""Resuming a stopped run: which checkpoint to continue from, and whether it is the same run."""
+
+import dataclasses
+import hashlib
+import json
+import logging
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from datasets import Dataset
+from torch import nn
+from torch.optim.lr_scheduler import LambdaLR
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer import TRAINER_STATE_NAME, TRAINING_ARGS_NAME
+from transformers.trainer_utils import align_special_tokens, sort_checkpoints
+
+from dap_transformers.addresses import public_name
+from dap_transformers.errors import UserError, counted, one_line
+from dap_transformers.files import read_object, whole_file, write_json
+from dap_transformers.reports.records import RECORD
+from dap_transformers.training.arguments import (
+    CONFIG_FIELDS,
+    GROUPS,
+    Arguments,
+    DAPTrainingArguments,
+    added_weights,
+)
+from losses_dap import sum_over_processes
+from modeling_dap import DAPConfig
+
+logger = logging.getLogger(__name__)
+
+#: Written last, so this file marks a finished run.
+FINISHED = "train_results.json"
+
+#: The parts of a checkpoint, and the file names that Trainer, DeepSpeed and FSDP give them.
+PARTS = {
+    "configuration": ["config.json"],
+    "weights": ["model*.safetensors", "pytorch_model*", "global_step*"],
+    "optimizer": ["optimizer*", "global_step*"],
+    "scheduler": ["scheduler.pt"],
+    "state of the random numbers": ["rng_state*.pth"],
+}
+
+#: Arguments of Transformers that can change the weights. Our own fields tell it in their metadata.
+OF_TRANSFORMERS = (
+    "per_device_train_batch_size", "auto_find_batch_size", "gradient_accumulation_steps",
+    "num_train_epochs", "max_steps", "learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs",
+    "warmup_steps", "max_grad_norm", "weight_decay", "optim", "optim_args", "optim_target_modules",
+    "adam_beta1", "adam_beta2", "adam_epsilon", "neftune_noise_alpha", "label_smoothing_factor",
+    "average_tokens_across_devices", "bf16", "fp16", "tf32", "seed", "data_seed",
+    "train_sampling_strategy", "remove_unused_columns", "dataloader_drop_last",
+    "dataloader_in_order", "dataloader_num_workers", "accelerator_config", "parallelism_config",
+    "fsdp", "fsdp_config", "deepspeed", "ignore_data_skip",
+)  # fmt: skip
+
+#: Arguments that the record replaces by their effect: the pairs per step, and a digest of the text.
+REPLACED = ("per_device_train_batch_size", "total_train_batch_size", "validation_data")
+
+#: Arguments that may be paths. The record has their last parts.
+PATHS = (
+    "model_name_or_path", "config_name", "tokenizer_name", "init_heads_from",
+    "target_vocabulary_file", "train_data", "plugin", "distill_from",
+)  # fmt: skip
+
+#: Arguments that decide the order of a stream. Text that is read at once has a digest instead.
+OF_STREAMS = ("train_data", "shuffle_buffer", "dataloader_num_workers")
+
+#: What a `trainer_state.json` must hold.
+OF_STATE = {
+    "global_step": int,
+    "max_steps": int,
+    "epoch": float,
+    "total_flos": float,
+    "num_train_epochs": float | None,
+    "train_batch_size": int | None,
+    "log_history": list | None,
+    "stateful_callbacks": dict | None,
+    "best_metric": float | None,
+    "best_global_step": int | None,
+    "best_model_checkpoint": str | None,
+}
+
+#: Number of pairs per language that its digest is made from.
+PAIRS_IN_DIGEST = 2000
+
+
+# ----------------------------------------------------------------------------- finding a checkpoint
+
+
+def find_resumable(args: DAPTrainingArguments) -> str | None:
+    """Find the checkpoint to resume from.
+
+    This is the one that `resume_from_checkpoint` names, or else the last complete one of the run
+    in `output_dir`. Incomplete checkpoints, and those of an earlier run, are skipped with a
+    warning. With `resume_from_checkpoint="false"` the run begins anew.
+
+    Args:
+        args: arguments of the training.
+
+    Returns:
+        The folder of the checkpoint, or None to begin from the start.
+    """
+    folder = Path(args.output_dir)
+    if (folder / FINISHED).exists():
+        raise UserError(
+            f"{folder} holds a finished run ({FINISHED}): give another --output_dir, or "
+            "remove this folder."
+        )
+
+    wanted = str(args.resume_from_checkpoint)
+    if wanted.lower() == "false":
+        return None
+    if wanted.lower() not in ("none", "true"):
+        lacking = missing_parts(Path(wanted))
+        if lacking:
+            raise UserError(
+                f"--resume_from_checkpoint {wanted}: its {', '.join(lacking)} is missing: name "
+                "another."
+            )
+        return wanted
+
+    checkpoints = sort_checkpoints(str(folder)) if folder.is_dir() else []
+    if checkpoints and args.save_only_model:
+        raise UserError(
+            f"{folder} holds a run with --save_only_model, which cannot be resumed: give another "
+            "--output_dir, or --resume_from_checkpoint false to begin anew."
+        )
+    for checkpoint in reversed(checkpoints):
+        require_files(Path(checkpoint))
+        lacking = missing_parts(Path(checkpoint))
+        if lacking:
+            logger.warning(
+                "%s is skipped: it was only partly saved, its %s is missing",
+                checkpoint,
+                ", ".join(lacking),
+            )
+        elif is_of_another_run(folder, Path(checkpoint)):
+            logger.warning("%s is skipped: it is from an earlier run in %s", checkpoint, folder)
+        else:
+            return checkpoint
+    return None
+
+
+def is_of_another_run(folder: Path, checkpoint: Path) -> bool:
+    """Tell whether a checkpoint is left over from an earlier run in the same folder.
+
+    Args:
+        folder: output folder of the run, with the run's record (`run.json`).
+        checkpoint: a checkpoint in it, with the record of the run that made it.
+
+    Returns:
+        True if the two records differ. False if one of them does not exist.
+    """
+    of_run = folder / RECORD
+    of_checkpoint = checkpoint / RECORD
+    if not of_run.exists() or not of_checkpoint.exists():
+        return False
+    with reading(checkpoint):
+        record = read_object(of_checkpoint)
+    return bool(differences(read_object(of_run), record))
+
+
+def require_files(checkpoint: Path) -> None:
+    """Raise `UserError` if a checkpoint has a folder where one of its files should be."""
+    names = [name for part in PARTS.values() for name in part]
+    with reading(checkpoint):
+        for name in (*names, TRAINER_STATE_NAME):
+            for path in checkpoint.glob(name):
+                if path.suffix and path.is_dir():
+                    raise ValueError(f"{path.name} is a folder")
+
+
+def missing_parts(checkpoint: Path) -> list[str]:
+    """List the parts of a checkpoint that are missing or not readable.
+
+    The Trainer writes its own state last, so a checkpoint with a readable state is complete.
+
+    Args:
+        checkpoint: folder of the checkpoint, which need not exist.
+
+    Returns:
+        Names for a message, such as "weights" or "trainer_state.json". Empty if the checkpoint is
+        complete.
+    """
+    lacking = []
+    for part, names in PARTS.items():
+        found = [path for name in names for path in checkpoint.glob(name)]
+        # DeepSpeed's part is a folder. The Trainer would skip another folder without a word.
+        if not any(path.is_file() or any(path.glob("*.pt")) for path in found):
+            lacking.append(part)
+    try:
+        trainer_state(checkpoint)
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError, UserError):
+        lacking.append(TRAINER_STATE_NAME)
+    return lacking
+
+
+def trainer_state(checkpoint: str | Path) -> dict[str, Any]:
+    """Read a checkpoint's `trainer_state.json`, and check its types."""
+    return read_object(Path(checkpoint) / TRAINER_STATE_NAME, OF_STATE)
+
+
+@contextmanager
+def reading(checkpoint: str | Path) -> Iterator[None]:
+    """Turn any error within the block into a `UserError` that says how to continue the run.
+
+    This is a context manager. Damaged files make torch, safetensors and the `Trainer` raise
+    errors of any class. Only a lack of GPU memory or of a package keeps its own error.
+
+    Args:
+        checkpoint: folder of the checkpoint that the block reads, for the message.
+    """
+    try:
+        yield
+    except (torch.OutOfMemoryError, ImportError):
+        raise
+    except Exception as error:
+        checkpoint = Path(checkpoint)
+        others = sort_checkpoints(str(checkpoint.parent))
+        before = others[: others.index(str(checkpoint))] if str(checkpoint) in others else []
+        usable = [path for path in before if not missing_parts(Path(path))]
+        then = (
+            f"training resumes from {Path(usable[-1]).name}" if usable else "training begins anew"
+        )
+        reason = one_line(error) or type(error).__name__
+        raise UserError(
+            f"{checkpoint} cannot be read ({reason:.300}): remove it, and {then}"
+        ) from error
+
+
+def _is_no_comparison(record: logging.LogRecord) -> bool:
+    """Tell whether a message is not the comparison of `Trainer` with the stopped run.
+
+    It takes a share such as `eval_steps: 0.2` for another value than its number of steps. The
+    arguments that matter are compared by `require_same_run`.
+    """
+    return "do not match the ones in the `trainer_state.json`" not in record.getMessage()
+
+
+class ResumableTrainer(Trainer):
+    """A `Trainer` that raises `UserError` if a checkpoint is damaged or incomplete.
+
+    `Trainer` itself only warns of missing weights, and accepts an optimizer's state that does not
+    belong to the weights.
+
+    Nothing that it saves holds a path of this machine, because users publish and move folders.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        logging.getLogger("transformers.trainer_utils").addFilter(_is_no_comparison)
+        self.add_callback(ResumedSchedule())
+        self.add_callback(RecordInCheckpoints())
+
+    def _save(
+        self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None
+    ) -> None:
+        super()._save(output_dir, state_dict)
+        if self.args.should_save:
+            # This pickle of the arguments has many paths, and nothing reads it.
+            folder = Path(output_dir or self.args.output_dir)
+            (folder / TRAINING_ARGS_NAME).unlink(missing_ok=True)
+
+    def save_state(self) -> None:
+        """Save the state of the training into the output folder, without paths."""
+        super().save_state()
+        if self.args.should_save:
+            save_without_paths(self.state, Path(self.args.output_dir))
+
+    def _prepare_for_training(self, *args: Any, **kwargs: Any) -> Any:
+        # Only with DeepSpeed, the whole checkpoint is loaded here and not in the methods below.
+        checkpoint = args[-1] if args else kwargs.get("resume_from_checkpoint")
+        loads = checkpoint is not None and self.is_deepspeed_enabled
+        with reading(checkpoint) if loads else nullcontext():
+            return super()._prepare_for_training(*args, **kwargs)
+
+    def _load_from_checkpoint(self, checkpoint: str, model: nn.Module | None = None) -> None:
+        with reading(checkpoint):
+            super()._load_from_checkpoint(checkpoint, model)
+
+    def _load_best_model(self) -> None:
+        with reading(self.state.best_model_checkpoint):
+            super()._load_best_model()
+
+    def _issue_warnings_after_load(self, load_result: Any) -> None:
+        """Raise `ValueError` for weights that are missing or too many, except tied ones."""
+        missing = set(load_result.missing_keys)
+        if missing == set(self.model._keys_to_ignore_on_save or ()):
+            missing = set()
+        for problem, names in (("lacks", missing), ("also has", load_result.unexpected_keys)):
+            if names:
+                raise ValueError(f"it {problem} {len(names)} weights, such as {min(names)}")
+        super()._issue_warnings_after_load(load_result)
+
+    def _load_callback_state(self) -> None:
+        with reading(Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"):
+            super()._load_callback_state()
+
+    def _load_scaler(self, checkpoint: str | None) -> None:
+        with nullcontext() if checkpoint is None else reading(checkpoint):
+            super()._load_scaler(checkpoint)
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        with nullcontext() if checkpoint is None else reading(checkpoint):
+            super()._load_rng_state(checkpoint)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        if checkpoint is None:
+            return
+        with reading(checkpoint):
+            super()._load_optimizer_and_scheduler(checkpoint)
+            optimizer = getattr(self.optimizer, "optimizer", self.optimizer)
+            if isinstance(optimizer, torch.optim.Adam):  # also AdamW
+                check_moments(optimizer)
+            # With float16 a step may be skipped, and the schedule with it.
+            is_scaled = getattr(self.accelerator, "scaler", None) is not None
+            if isinstance(self.lr_scheduler, LambdaLR) and not is_scaled:
+                step = trainer_state(checkpoint)["global_step"]
+                if self.lr_scheduler.last_epoch != step:
+                    found = self.lr_scheduler.last_epoch
+                    raise ValueError(f"its schedule is at step {found}, not {step}")
+
+
+def check_moments(optimizer: torch.optim.Adam) -> None:
+    """Check that an Adam optimizer has the moments of its weights.
+
+    Moments are running means of gradients and of their squares. A parameter that no loss uses has
+    none, and is not checked.
+
+    Args:
+        optimizer: the optimizer, with the state of a checkpoint.
+    """
+    if not optimizer.state:
+        raise ValueError("its optimizer has no moments")
+    for parameter, state in optimizer.state.items():
+        for name in ("exp_avg", "exp_avg_sq"):
+            shape = getattr(state.get(name), "shape", None)
+            if shape != parameter.shape:
+                raise ValueError(
+                    f"its optimizer has {name} of shape {shape} for a weight of shape "
+                    f"{tuple(parameter.shape)}"
+                )
+
+
+# ----------------------------------------------------------------------- training from a checkpoint
+
+
+def train_to_end(trainer: Trainer, checkpoint: str | None) -> dict[str, float]:
+    """Train to the last step, from the start or from a checkpoint.
+
+    If the checkpoint is already of the last step, only the model is loaded. With
+    `load_best_model_at_end` it is the best model. This happens if a run was killed after its last
+    step, before it had saved everything.
+
+    Args:
+        trainer: the trainer of the run.
+        checkpoint: folder of the checkpoint to resume from. None trains from the start.
+
+    Returns:
+        The metrics of the training by name. If only the model was loaded, these are `steps` and
+        `epoch`.
+    """
+    is_last = False
+    if checkpoint is not None:
+        with reading(checkpoint):
+            require_step(Path(checkpoint))
+            is_last = has_ended(checkpoint, trainer.args.max_steps)
+            if not is_last:
+                require_random_states(trainer.args, Path(checkpoint))
+    if not is_last:
+        try:
+            return trainer.train(resume_from_checkpoint=checkpoint).metrics
+        except RuntimeError as error:
+            if "DataLoader worker (pid" not in str(error):
+                raise
+            raise UserError(
+                "a process that reads batches was killed, perhaps because memory ran out: give "
+                "the same command again to resume, with a smaller --dataloader_num_workers"
+            ) from error
+        except (UserError, OSError) as error:
+            if " in DataLoader worker process " not in str(error):
+                raise
+            # The message of the worker's own error stands below its traceback.
+            message = re.split(r"\n[\w.]+Error: ", str(error))[-1]
+            raise UserError(message) from error
+
+    trainer.state = TrainerState.load_from_json(str(Path(checkpoint) / TRAINER_STATE_NAME))
+    ResumedSchedule().on_train_begin(trainer.args, trainer.state, trainer.control)
+    best = trainer.state.best_model_checkpoint if trainer.args.load_best_model_at_end else None
+    trainer._load_from_checkpoint(best or checkpoint)
+    # `train` does this, too: the saved configuration must have the tokenizer's special tokens.
+    align_special_tokens(trainer.model, trainer.processing_class)
+    return {"steps": trainer.state.global_step, "epoch": trainer.state.epoch}
+
+
+def require_step(checkpoint: Path) -> None:
+    """Check that the training state in a folder `checkpoint-N` belongs to step N.
+
+    Args:
+        checkpoint: folder of the checkpoint. One of another name may hold the state of any step.
+    """
+    step = trainer_state(checkpoint)["global_step"]
+    if re.fullmatch("checkpoint-[0-9]+", checkpoint.name) and checkpoint.name[11:] != str(step):
+        raise ValueError(f"its {TRAINER_STATE_NAME} is of step {step}")
+
+
+def require_random_states(args: TrainingArguments, checkpoint: Path) -> None:
+    """Check that every process finds its state of the random numbers in a checkpoint.
+
+    `Trainer` would draw other dropout without a word. A run that is resumed by another number of
+    processes has no such states. It only gets a warning.
+
+    Args:
+        args: arguments of the training, with the number of processes.
+        checkpoint: folder of the checkpoint to resume from.
+    """
+    name = f"rng_state_{args.process_index}.pth" if args.world_size > 1 else "rng_state.pth"
+    is_missing = not (checkpoint / name).is_file()
+    missing = int(sum_over_processes(torch.tensor(int(is_missing), device=args.device)))
+    if not missing:
+        return
+    path = record_path(checkpoint)
+    processes = read_object(path).get("processes") if path else None
+    if processes == args.world_size:
+        raise ValueError(f"the random states of {missing} of {processes} processes are missing")
+    logger.warning(
+        "%s lacks the random states of %s: their dropout and masks are drawn anew",
+        checkpoint,
+        counted(missing, "process", "es"),
+    )
+
+
+def has_ended(checkpoint: str, max_steps: int) -> bool:
+    """Tell whether no step is left after a checkpoint, because of its step or an early stop.
+
+    Args:
+        checkpoint: folder of the checkpoint.
+        max_steps: number of steps of the run. If it is 0 or less, the number in the checkpoint
+            counts, which follows from the epochs.
+    """
+    state = trainer_state(checkpoint)
+    control = (state.get("stateful_callbacks") or {}).get("TrainerControl", {})
+    was_told_to_stop = control.get("args", {}).get("should_training_stop", False)
+    stopped_early = was_told_to_stop and state["global_step"] < state["max_steps"]
+    last = max_steps if max_steps > 0 else state["max_steps"]
+    return stopped_early or state["global_step"] >= last
+
+
+# ------------------------------------------------------------------------------ the record of a run
+
+
+def changes_weights(argument: str) -> bool:
+    """Tell whether an argument of `train_dap.py` can change the trained weights.
+
+    A resumed run must have the same values of these arguments, and may change the others. For an
+    unknown name the answer is False.
+
+    >>> changes_weights("learning_rate"), changes_weights("logging_steps")
+    (True, False)
+    """
+    if argument in OF_TRANSFORMERS:
+        return True
+    if argument in TrainingArguments.__dataclass_fields__:
+        return False
+    for group in GROUPS:
+        for field in dataclasses.fields(group):
+            if field.name == argument:
+                return field.metadata.get("changes_weights", True)
+    return False
+
+
+def describe_run(
+    config: DAPConfig, arguments: Arguments, train: Mapping[str, Any], dev: Mapping[str, Dataset]
+) -> dict[str, Any]:
+    """Return the record of a run: everything that must stay the same when it is resumed.
+
+    These are the arguments that can change the weights, the model's configuration, the number of
+    processes and pairs per step, and digests of the text. The record can be written as JSON.
+    Absolute paths are without the folders above them.
+
+    Args:
+        config: the model's configuration.
+        arguments: the arguments of the model, the text and the training.
+        train: training pairs by language, map-style or streamed. Streams have no digest.
+        dev: dev pairs by language.
+    """
+    model, data, training = arguments
+    given = dataclasses.asdict(model) | dataclasses.asdict(data) | training.to_dict()
+    left_out = set(REPLACED) if data.streaming else {*REPLACED, *OF_STREAMS}
+    record: dict[str, Any] = {}
+    for name, value in given.items():
+        if changes_weights(name) and name not in left_out:
+            record[name] = _without_folders(value) if name in PATHS else value
+
+    # The configuration has the defaults filled in.
+    for name in CONFIG_FIELDS:
+        record[name] = getattr(config, name)
+    for name in added_weights():
+        record[name] = getattr(config, name, 1.0)
+    # Stored records of runs have this key, so it keeps its name.
+    record["pairs a step"] = training.per_device_train_batch_size * training.world_size
+    record["processes"] = training.world_size
+    if not data.streaming:
+        record["training text"] = {code: describe_text(part) for code, part in train.items()}
+    record["dev text"] = {code: describe_text(part) for code, part in dev.items()}
+    # Convert to what a JSON file gives back, such as lists instead of tuples.
+    return json.loads(json.dumps(record, default=str))
+
+
+def _without_folders(value: Any) -> Any:
+    """Return absolute paths without the folders above them, because runs are published and moved."""
+    if isinstance(value, list):
+        return [_without_folders(each) for each in value]
+    return public_name(value) if isinstance(value, str) else value
+
+
+def describe_text(part: Dataset) -> str:
+    """Describe a text by its number of pairs and a hash of up to `PAIRS_IN_DIGEST` of them.
+
+    The hashed pairs are evenly spread over the text. The result does not depend on where the text
+    is stored.
+
+    >>> describe_text(Dataset.from_dict({"source": ["Ja", "Nein"], "target": ["Yes", "No"]}))
+    '2 pairs, 9b96b64269e1'
+    """
+    rows = np.linspace(0, len(part) - 1, min(len(part), PAIRS_IN_DIGEST)).astype(int).tolist()
+    digest = hashlib.sha256(json.dumps(part[rows] if rows else {}).encode())
+    return f"{len(part)} pairs, {digest.hexdigest()[:12]}"
+
+
+def record_run(run: dict[str, Any], training: DAPTrainingArguments, checkpoint: str | None) -> None:
+    """Check that a resumed run is the same run, or write the record of a new one.
+
+    The record is written to `run.json` in the output folder, by the first process. For a resumed
+    run this is done only if the folder has none.
+
+    Args:
+        run: record of this run (`describe_run`).
+        training: arguments with the output folder.
+        checkpoint: folder of the checkpoint to resume from. None for a new run.
+    """
+    here = Path(training.output_dir) / RECORD
+    if checkpoint is not None:
+        require_same_run(run, Path(checkpoint))
+    if training.process_index == 0 and (checkpoint is None or not here.exists()):
+        write_json(run, here)
+
+
+def require_same_run(run: dict[str, Any], checkpoint: Path) -> None:
+    """Raise `UserError` if a checkpoint was made by a run with another record.
+
+    If the checkpoint and its parent folder hold no record, only warn.
+
+    Args:
+        run: record of this run (`describe_run`).
+        checkpoint: folder of the checkpoint to resume from.
+    """
+    record = record_path(checkpoint)
+    if record is None:
+        logger.warning(
+            "%s is missing, so nobody can tell whether the arguments are the same as before",
+            checkpoint / RECORD,
+        )
+        return
+    with reading(checkpoint):
+        before = read_object(record)
+    if not run.get("streaming"):
+        before.pop("processes", None)  # only a stream is shared out by process
+    differing = differences(before, run)
+    if differing:
+        raise UserError(
+            f"{checkpoint} is of a run with {'; '.join(differing)}: give the same arguments; or "
+            f"another --output_dir, with --model_name_or_path {checkpoint} to train on from these "
+            "weights; or --resume_from_checkpoint false to begin anew."
+        )
+
+
+def record_path(checkpoint: Path) -> Path | None:
+    """Return the path of the record of a checkpoint's run, in its folder or the one above it.
+
+    Args:
+        checkpoint: folder of the checkpoint.
+
+    Returns:
+        The path, or None if there is no record.
+    """
+    places = [checkpoint / RECORD, checkpoint.parent / RECORD]
+    return next((place for place in places if place.exists()), None)
+
+
+def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """List the entries that differ between the records of two runs, as texts for a message.
+
+    A name that only one record has is skipped, because another version wrote that record. If both
+    values are mappings, only the keys that differ are shown.
+
+    >>> old = {"seed": 1, "text": {"de": 5, "fr": 7}}
+    >>> differences(old, {"seed": 1, "text": {"de": 6, "fr": 7}, "new": 3})
+    ["text={'de': 5}, now {'de': 6}"]
+
+    Args:
+        old: record of the earlier run.
+        new: record of this run.
+    """
+    found = []
+    for name in old:
+        before = _without_folders(old[name]) if name in PATHS else old[name]
+        if name not in new or before == new[name]:
+            continue
+        now = new[name]
+        if isinstance(before, dict) and isinstance(now, dict):
+            keys = [key for key in before | now if before.get(key) != now.get(key)]
+            before = {key: before[key] for key in keys if key in before}
+            now = {key: now[key] for key in keys if key in now}
+        found.append(f"{name}={before!r}, now {now!r}")
+    return found
+
+
+class ResumedSchedule(TrainerCallback):
+    """Callback that corrects the state of a resumed run before its first step.
+
+    - The intervals of logging, evaluation and saving become those of this start's arguments.
+    - The path of the best checkpoint so far is changed to this output folder, because the folder
+      may have been moved. If that checkpoint is missing, the best one is chosen anew, with a
+      warning.
+    """
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        state.compute_steps(args, state.max_steps)
+        if not state.best_global_step:
+            return
+        name = f"checkpoint-{state.best_global_step}"
+        here = Path(args.output_dir) / name
+        places = [here]
+        if not here.with_name(f"checkpoint-{state.global_step}").is_dir():
+            # The run is resumed from a checkpoint of another folder, perhaps of an older version.
+            resumed = Path(str(args.resume_from_checkpoint))
+            places += [resumed.with_name(name)] if resumed.is_dir() else []
+            places += map(Path, filter(None, [state.best_model_checkpoint]))
+        best = next((place for place in places if place.is_dir()), None)
+        state.best_model_checkpoint = None if best is None else str(best)
+        if best is None:
+            logger.warning(
+                "%s, the best checkpoint so far, is missing: the best is chosen anew", here
+            )
+            state.best_metric = None
+            state.best_global_step = None
+
+
+class RecordInCheckpoints(TrainerCallback):
+    """Callback that copies the record of the run into each checkpoint, and removes its paths.
+
+    A checkpoint then tells which run made it, even if another run is begun in the same folder.
+    """
+
+    def on_save(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        record = Path(args.output_dir) / RECORD
+        checkpoint = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+        if state.is_world_process_zero and record.exists() and checkpoint.is_dir():
+            write_json(read_object(record), checkpoint / RECORD)
+        if args.should_save and checkpoint.is_dir():
+            save_without_paths(state, checkpoint)
+
+
+def save_without_paths(state: TrainerState, folder: Path) -> None:
+    """Write a `trainer_state.json` without the path of the best checkpoint.
+
+    Its step is there, which tells its name (`ResumedSchedule`).
+
+    Args:
+        state: the state of the training.
+        folder: the output folder or a checkpoint.
+    """
+    content = dataclasses.asdict(state) | {"best_model_checkpoint": None}
+    text = json.dumps(content, indent=2, sort_keys=True) + "\n"  # NaN is allowed, as by `Trainer`
+    with whole_file(folder / TRAINER_STATE_NAME) as file:
+        file.write(text.encode())

@@ -1,0 +1,96 @@
+"""Adjust accelerate's FSDP2 to DAP models, and refuse settings of FSDP that do not work here."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from accelerate.utils import FullyShardedDataParallelPlugin
+from torch import nn
+from transformers import Trainer
+
+from dap_transformers.errors import UserError
+from modeling_dap import DAPForPreTraining
+from states_dap import layer_stack
+
+
+def prepare_sharding(trainer: Trainer) -> None:
+    """Change the settings of accelerate so that FSDP shards the encoder layer by layer.
+
+    Also switches off FSDP's own mixed precision, because the trainer uses autocast. Without FSDP,
+    do nothing.
+
+    Args:
+        trainer: trainer of a DAP model, before its model is wrapped.
+    """
+    if not trainer.is_fsdp_enabled:
+        is_asked_for = os.environ.get("ACCELERATE_USE_FSDP") == "true" or trainer.args.fsdp
+        if is_asked_for:
+            kind = trainer.args.device.type
+            raise UserError(
+                f"accelerate has no FSDP on {kind}, it would use DDP: give "
+                "configs/accelerate/ddp.yaml."
+            )
+        return
+
+    plugin = trainer.accelerator.state.fsdp_plugin
+    check_fsdp(plugin)
+    # FSDP's own mixed precision would also round losses and gradients. The trainer uses autocast.
+    plugin.mixed_precision_policy = None
+    if plugin.transformer_cls_names_to_wrap is None:
+        # By default accelerate would also wrap the embeddings, and shard them a second time.
+        _, blocks = layer_stack(trainer.model.dap.encoder)
+        plugin.transformer_cls_names_to_wrap = [type(blocks[0]).__name__]
+
+
+def check_fsdp(plugin: FullyShardedDataParallelPlugin) -> None:
+    """Raise `UserError` for FSDP version 1, or if checkpoints would be saved in shards.
+
+    `from_pretrained` could not load a checkpoint in shards.
+
+    Args:
+        plugin: accelerate's settings of FSDP.
+    """
+    kind = getattr(plugin.state_dict_type, "name", plugin.state_dict_type)
+    settings = (("version", plugin.fsdp_version, 2), ("state_dict_type", kind, "FULL_STATE_DICT"))
+    for name, value, needed in settings:
+        if value != needed:
+            raise UserError(
+                f"fsdp_{name}={value} is not supported: give {needed}, as in "
+                "configs/accelerate/fsdp2.yaml."
+            )
+
+
+@contextmanager
+def own_class(model: nn.Module) -> Iterator[None]:
+    """Give a sharded model its own class back, as a context manager, until the block ends.
+
+    FSDP replaces the class by one of torch's. `save_pretrained` would then copy torch's file into
+    the checkpoint instead of ours. A model that is not sharded keeps its class.
+    """
+    sharded = type(model)
+    model.__class__ = next(kind for kind in sharded.__mro__ if not hasattr(kind, "unshard"))
+    try:
+        yield
+    finally:
+        model.__class__ = sharded
+
+
+@torch.no_grad()
+def whole_model(model: DAPForPreTraining) -> DAPForPreTraining:
+    """Return the model itself, or an unsharded copy if FSDP holds it in shards.
+
+    All processes must call this together.
+    """
+    state = model.state_dict()
+    if not any(hasattr(value, "full_tensor") for value in state.values()):
+        return model
+
+    whole = {}
+    for name, value in state.items():
+        whole[name] = value.full_tensor() if hasattr(value, "full_tensor") else value
+    # The copy draws random weights first. That must not change the random numbers of the training.
+    with torch.random.fork_rng(devices=[]):
+        copy = DAPForPreTraining(model.config).to(model.device, model.dtype)
+    copy.load_state_dict(whole)
+    return copy

@@ -1,0 +1,113 @@
+"""Vectors of a teacher for the objective `distill`: computed once, kept on disk, read by row.
+
+The teacher is any encoder that knows the language of the targets well. Only the targets are encoded
+by it, each distinct one once. Every process of a launch then maps the same file into memory.
+
+Shapes: `N` distinct targets, `T` size of the teacher's vectors.
+"""
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+from accelerate.utils import broadcast_object_list
+from datasets import Dataset
+
+from dap_transformers.commands.encoder_arguments import tokens_of_a_batch
+from dap_transformers.encoding.encoder import load_encoder
+from dap_transformers.encoding.shards import (
+    embed_to_disk,
+    hash_of_text,
+    is_whole,
+    launched,
+    model_fingerprint,
+    write_vectors,
+)
+from dap_transformers.errors import UserError, counted
+
+logger = logging.getLogger(__name__)
+
+#: Name of the file with the vectors of all shards, in the folder of the teacher's vectors. A hash
+#: of the teacher and the targets takes the star's place.
+VECTORS = "targets-*.npy"
+#: Column of the training pairs with the row of the target's vector.
+ROW = "teacher_row"
+
+
+def check_teacher(objective: str, teacher: str | None, folder: str | None, streaming: bool) -> None:
+    """Check that the objective and the arguments of distillation fit together.
+
+    Args:
+        objective: names of objectives joined by "+".
+        teacher: the value of `--distill_from`.
+        folder: the value of `--distill_dir`.
+        streaming: whether the text is streamed.
+    """
+    distills = "distill" in objective.split("+")
+    if distills and teacher is None:
+        raise UserError(
+            f"objective {objective!r} needs a teacher: give --distill_from with a folder or Hub id"
+        )
+    if teacher is not None and not distills:
+        raise UserError(
+            f"--distill_from {teacher} does nothing with objective {objective!r}: add +distill, or "
+            "leave it out"
+        )
+    if folder is not None and teacher is None:
+        raise UserError(f"--distill_dir {folder} does nothing without --distill_from: leave it out")
+    if distills and streaming:
+        raise UserError("--streaming has no stored vectors of a teacher: leave it out")
+
+
+def add_teacher(
+    name: str, text: Mapping[str, Dataset], train: Mapping[str, Dataset], folder: Path
+) -> tuple[dict[str, Dataset], np.ndarray]:
+    """Encode the distinct targets with the teacher, and give each pair the row of its vector.
+
+    Vectors that are in the folder already are not computed again. The processes of a launch share
+    the work.
+
+    Args:
+        name: folder or Hub id of the teacher.
+        text: training pairs by language, as text.
+        train: the same pairs, tokenised, in the same order.
+        folder: where to keep the vectors.
+
+    Returns:
+        The tokenised pairs with the column `teacher_row`, and the vectors (N, T), which are mapped
+        into memory.
+    """
+    row_of: dict[str, int] = {}
+    with_rows = {}
+    for language, part in text.items():
+        rows = [row_of.setdefault(target, len(row_of)) for target in part["target"][:]]
+        with_rows[language] = train[language].add_column(ROW, np.array(rows, np.int64))
+
+    teacher = load_encoder(name)
+    fingerprint = model_fingerprint(teacher)
+    targets = list(row_of)
+    path = folder / VECTORS.replace("*", hash_of_text(fingerprint, targets))
+    is_main = launched().is_main_process
+
+    # One process decides for all, because they encode together.
+    (is_kept,) = broadcast_object_list([is_main and is_whole(path)])
+    if is_kept:
+        logger.info("the vectors of %s are in %s already", counted(len(targets), "target"), path)
+        return with_rows, np.load(path, mmap_mode="r")
+
+    vectors = embed_to_disk(
+        teacher,
+        targets,
+        folder,
+        token_budget=tokens_of_a_batch(None),
+        progress=is_main,
+        fingerprint=fingerprint,
+    )
+    if is_main:
+        # Files of other teachers and texts stay, because runs may share the folder.
+        write_vectors(vectors, path)
+        what = counted(len(targets), "target")
+        logger.info("%s encoded by %s, kept in %s", what, name, folder)
+    launched().wait_for_everyone()
+    return with_rows, np.load(path, mmap_mode="r")

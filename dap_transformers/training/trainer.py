@@ -1,0 +1,789 @@
+"""Pre-training as a `transformers.Trainer`.
+
+Beside what `Trainer` does, it
+
+- logs each objective's loss and the pairs per second,
+- evaluates retrieval on dev pairs, and whether the heads use the source (`source_reading`),
+- trains a batch in chunks (GradCache, `mini_batch_size`),
+- freezes parts of the model, trains LoRA adapters, and gives heads a learning rate of their own,
+- stops with the pairs' names if a loss or a gradient is not finite. It looks when a line is logged.
+"""
+
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate import PartialState
+from datasets import Dataset
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.data import Sampler
+from transformers import (
+    EarlyStoppingCallback,
+    PrinterCallback,
+    ProgressCallback,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
+from transformers.trainer_callback import ExportableState
+from transformers.utils import logging as transformers_logging
+
+from dap_transformers.encoding.encoder import SentenceEncoder
+from dap_transformers.encoding.load import LibrarySettings
+from dap_transformers.encoding.shards import encode_shared
+from dap_transformers.errors import SHOWN, UserError, counted
+from dap_transformers.evaluation.retrieval import multilingual_pool_accuracy, retrieval_accuracy
+from dap_transformers.publishing.hub import explained
+from dap_transformers.publishing.layout import write_modules
+from dap_transformers.training.arguments import DAPTrainingArguments, no_heads, require
+from dap_transformers.training.grad_cache import CachedBatch
+from dap_transformers.training.head_reading import source_reading
+from dap_transformers.training.lora import add_adapters, load_adapters, save_adapters
+from dap_transformers.training.resume import ResumableTrainer, reading
+from dap_transformers.training.sharding import own_class, prepare_sharding, whole_model
+from heads_dap import whole
+from losses_dap import sum_over_processes, world_size
+from modeling_dap import DAPForPreTraining, DAPForPreTrainingOutput
+
+#: Distance of the seeds of two processes, so that they are no seeds of other runs.
+SEEDS_BETWEEN_PROCESSES = 1_000_003
+
+#: Values that seldom change, and are then not printed again -> what they are at first.
+SELDOM_NEWS = {"negatives": None, "ignored_tokens": 0.0}
+#: Share by which such a value must change to be printed. Repeated sentences change it a little.
+NEWS = 0.01
+
+DevPairs = tuple[Sequence[str], Sequence[str]]  # sources and targets of a language, line by line
+
+
+#: Checks that are kept on the device, where lines are logged more rarely.
+UNCHECKED_AT_MOST = 1000
+
+
+@dataclass
+class Check:
+    """A condition on a loss or gradient, to be tested later so that a GPU need not wait.
+
+    Attributes:
+        is_fine: bool scalar on the device, True if the condition holds.
+        failure: makes the error to raise if it does not hold.
+    """
+
+    is_fine: Tensor
+    failure: Callable[[], Exception]
+
+
+class DAPTrainer(ResumableTrainer):
+    """`Trainer` for `DAPForPreTraining`.
+
+    All other arguments are those of `Trainer`. `args` are `DAPTrainingArguments`,
+    `processing_class` is the tokenizer, and `data_collator` is a `BitextCollator`.
+
+    Args:
+        dev_bitext: source and target sentences by language. Evaluation measures retrieval
+            accuracy in percent, in both directions: `eval_de-en_accuracy`, `eval_en-de_accuracy`,
+            ..., and `eval_mean_accuracy`. `eval_mean_pool_accuracy` is the mean if the candidates
+            also hold sentences of the query's own language (`multilingual_pool_accuracy`). With
+            RTL or BOW it also measures how much their heads use the source
+            (`eval_rtl_source_nats`, see `source_reading`). None: no evaluation.
+        target_language: code of the targets' language, for the names of the metrics.
+        max_seq_length: largest number of tokens of a dev sentence, with special tokens.
+        prefix: text to put before every dev sentence. The saved model has it as its default prompt.
+        library: settings of a sentence-transformers folder that the saved model keeps: length,
+            normalisation and prompts. The default length is 128, or the most that the model
+            allows.
+        train_sampler: draws the training rows, such as `LanguageMixSampler`. Default: the shuffle
+            of `Trainer`.
+
+    Raises:
+        UserError: `args` are other training arguments, an argument of `Trainer` would have no
+            effect here, or the pairs do not fill one batch.
+    """
+
+    args: DAPTrainingArguments
+
+    def __init__(
+        self,
+        *args: Any,
+        dev_bitext: Mapping[str, DevPairs] | None = None,
+        target_language: str = "en",
+        max_seq_length: int = 32,
+        prefix: str = "",
+        library: LibrarySettings | None = None,
+        train_sampler: Sampler | None = None,
+        **kwargs: Any,
+    ) -> None:
+        self.dev_bitext = dict(dev_bitext or {})
+        self.target_language = target_language
+        self.max_seq_length = max_seq_length
+        self.prefix = prefix
+        self.library = library or LibrarySettings()
+        self.train_sampler = train_sampler
+        self.meter = StepMeter()
+        self.step_pairs: list[str] = []  # ids of the pairs since the last optimizer step
+        self.unchecked: list[Check] = []  # checks of losses and gradients that are still to do
+        self.head_rate = 0.0  # learning rate of the heads, for the log
+        if self.dev_bitext:
+            # `Trainer` does not evaluate without a dataset.
+            kwargs.setdefault("eval_dataset", list(self.dev_bitext))
+        super().__init__(*args, **kwargs)
+        self._require_arguments()
+        prepare_sharding(self)
+        if self.args.dataloader_pin_memory:
+            # The next batch is copied and prepared while the GPU still computes this step.
+            self.accelerator.dataloader_config.non_blocking = True
+
+        if self.args.freeze_word_embeddings:
+            # The prediction head shares this matrix, so its output embeddings are frozen as well.
+            self.model.get_input_embeddings().weight.requires_grad_(False)
+        if self.args.freeze_encoder:
+            require_heads(self.model, "--freeze_encoder")
+            self.model.dap.requires_grad_(False)
+        if self.args.peft_lora_rank is not None:
+            add_adapters(self.model.dap.encoder, self.args.peft_lora_rank)
+        self._add_callbacks()
+
+    def _require_arguments(self) -> None:
+        """Raise `UserError` for arguments of `Trainer` that have no effect or do not work here.
+
+        Also raised if the training pairs do not fill one batch.
+        """
+        args = self.args
+        if not isinstance(args, DAPTrainingArguments):
+            raise UserError(f"args are {type(args).__name__}: give DAPTrainingArguments")
+
+        rank = args.peft_lora_rank
+        freezes = args.freeze_encoder or args.freeze_word_embeddings or rank is not None
+        is_sharded = self.is_fsdp_enabled or self.is_deepspeed_enabled
+        groups_heads = args.head_learning_rate is not None
+        dev_languages = list(self.dev_bitext)
+        allowed = {
+            "model_init": (
+                self.model_init is None or not freezes,
+                "model, because a part of it is to be frozen",
+            ),
+            "args.peft_lora_rank": (
+                rank is None or not is_sharded,
+                "none with FSDP and DeepSpeed, or use configs/accelerate/ddp.yaml",
+            ),
+            "optimizer": (
+                self.optimizer is None or not groups_heads,
+                "none, or no head_learning_rate, which groups its parameters anew",
+            ),
+            "compute_metrics": (
+                self.compute_metrics is None,
+                "none: evaluation measures retrieval, see dev_bitext",
+            ),
+            "compute_loss_func": (
+                self.compute_loss_func is None,
+                "none: the objectives compute the loss",
+            ),
+            "eval_dataset": (
+                self.eval_dataset is None or self.eval_dataset == dev_languages,
+                "none, but dev_bitext",
+            ),
+            "processing_class": (
+                not self.dev_bitext or self.processing_class is not None,
+                "the tokenizer of dev_bitext's text",
+            ),
+        }
+        require(self, allowed)
+        if hasattr(self.train_dataset, "__len__"):
+            require_batch(len(self.train_dataset), args)
+
+    def predict(self, *_: Any, **__: Any) -> None:
+        """Raise `UserError`, because this trainer has no predictions, only sentence vectors."""
+        raise UserError(
+            "DAPTrainer predicts nothing: encode with SentenceEncoder(trainer.model.dap, tokenizer)"
+        )
+
+    def _add_callbacks(self) -> None:
+        """Add our callbacks, and replace Transformers' progress bar and printer by shorter ones."""
+        own: list[TrainerCallback] = [DrawsOfProcess()]
+        if hasattr(self.train_sampler, "set_epoch"):
+            own.append(EpochOfSampler(self.train_sampler))
+        if self.args.early_stopping_patience is not None:
+            own.append(EarlyStoppingCallback(self.args.early_stopping_patience))
+        for callback in own:
+            self.add_callback(callback)
+        for stock, callback in ((PrinterCallback, BriefPrinter), (ProgressCallback, BriefProgress)):
+            if self.pop_callback(stock):
+                self.add_callback(callback)
+
+    def init_hf_repo(self, *args: Any, **kwargs: Any) -> None:
+        """Create the Hub repository before the first step, so that a refusal costs no training."""
+        with explained(self.args.hub_model_id or Path(self.args.output_dir).absolute().name):
+            super().init_hf_repo(*args, **kwargs)
+
+    def _get_train_sampler(self, train_dataset: Dataset | None = None) -> Sampler | None:
+        return self.train_sampler or super()._get_train_sampler(train_dataset)
+
+    def create_optimizer(self, model: nn.Module | None = None) -> Optimizer:
+        """Create the optimizer of `Trainer`, and give the heads their own learning rate.
+
+        With `head_learning_rate`, the parameter groups of the heads are the last ones. Without
+        it, the optimizer is that of `Trainer`, unchanged.
+
+        Args:
+            model: the model to train. None: that of the trainer.
+        """
+        optimizer = super().create_optimizer(model)
+        rate = self.args.head_learning_rate
+        if rate is None:
+            return optimizer
+
+        wrapped = self.model if model is None else model
+        whole = self.accelerator.unwrap_model(wrapped, keep_torch_compile=False)
+        require_heads(whole, f"--head_learning_rate {rate}")
+        encoder = {id(parameter) for parameter in whole.dap.parameters()}
+        of_encoder = []
+        of_heads = []
+        for group in optimizer.param_groups:
+            inside = [each for each in group["params"] if id(each) in encoder]
+            outside = [each for each in group["params"] if id(each) not in encoder]
+            if inside:
+                of_encoder.append({**group, "params": inside})
+            if outside:
+                of_heads.append({**group, "params": outside, "lr": rate})
+        optimizer.param_groups[:] = of_encoder + of_heads
+        return optimizer
+
+    def _get_learning_rate(self) -> float:
+        """Return the encoder's learning rate for the log. Keep the heads' rate in `head_rate`."""
+        self.head_rate = self.optimizer.param_groups[-1]["lr"]
+        return super()._get_learning_rate()
+
+    def compute_loss(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> Tensor | tuple[Tensor, DAPForPreTrainingOutput]:
+        """Compute the loss of one batch. If it is not finite, `do_checks` raises an error later.
+
+        Args:
+            model: the model, perhaps wrapped for several processes.
+            inputs: the batch that `BitextCollator` made.
+            return_outputs: also return the model's output.
+            num_items_in_batch: not used.
+
+        Returns:
+            The loss or, with `return_outputs`, (loss, output).
+        """
+        inputs = self._begin(inputs)
+        out = model(**inputs)
+        self._observe(out, len(inputs["source_input_ids"]) if model.training else 0)
+        return (out.loss, out) if return_outputs else out.loss
+
+    def training_step(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> Tensor:
+        """Compute the loss and add the gradients of a batch, in chunks of `mini_batch_size` pairs.
+
+        A batch that is not larger than `mini_batch_size` runs at once, and so does every batch if
+        `mini_batch_size` is None.
+
+        Args:
+            model: the model, perhaps wrapped for several processes.
+            inputs: the batch that `BitextCollator` made.
+            num_items_in_batch: not used in chunks.
+
+        Returns:
+            The loss, divided by the number of batches per optimizer step.
+        """
+        size = self.args.mini_batch_size
+        if size is None or size >= len(inputs["source_input_ids"]):
+            return super().training_step(model, inputs, num_items_in_batch)
+
+        model.train()
+        if callable(getattr(self.optimizer, "train", None)):
+            # Schedule-free optimizers have a training mode, too.
+            self.optimizer.train()
+        inputs = self._begin(self._prepare_inputs(inputs))
+
+        def forward(**arguments: Any) -> DAPForPreTrainingOutput:
+            with self.compute_loss_context_manager():
+                return model(**arguments)
+
+        unwrapped = self.accelerator.unwrap_model(model, keep_torch_compile=False)
+        batch = CachedBatch(unwrapped, forward, inputs, size)
+
+        # Processes exchange gradients only at the last chunk of a step. In a step of gradient
+        # accumulation that does not exchange them, `Trainer` has switched it off already.
+        syncs_each_batch = self.accelerator.gradient_state.plugin_kwargs.get("sync_each_batch")
+        syncs_last_chunk = self.accelerator.sync_gradients and not syncs_each_batch
+        for part in batch.parts:
+            is_last = part is batch.parts[-1]
+            no_sync = syncs_last_chunk and not is_last
+            with self.accelerator.no_sync(model) if no_sync else nullcontext():
+                loss = batch.run(part) / self.current_gradient_accumulation_steps
+                self.accelerator.backward(loss)
+
+        out = batch.output()
+        self._observe(out, len(inputs["source_input_ids"]))
+        return out.loss / self.current_gradient_accumulation_steps
+
+    def autocast_smart_context_manager(
+        self, cache_enabled: bool | None = True
+    ) -> AbstractContextManager:
+        """Return autocast for the model's call under FSDP2, otherwise a context that does nothing.
+
+        Without FSDP2, accelerate has put autocast into the model's `forward` already.
+        """
+        return self.accelerator.autocast() if self.is_fsdp_enabled else nullcontext()
+
+    def _begin(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        """Start the clock, and return a batch without the ids of its pairs: the model's arguments.
+
+        The ids are remembered in `step_pairs`, for error messages. A frozen encoder is set to run
+        without dropout.
+        """
+        self.meter.start()
+        if self.args.freeze_encoder:
+            # `Trainer` puts the whole model into training mode at each step. A frozen encoder runs
+            # without dropout.
+            self.model.dap.eval()
+        inputs = dict(inputs)
+        self.step_pairs += inputs.pop("pair_ids", [])
+        return inputs
+
+    def _observe(self, out: DAPForPreTrainingOutput, pairs: int) -> None:
+        """Add a batch's losses to those for the log, and leave its checks to `do_checks`.
+
+        `do_checks` raises an error if the loss is not finite, or if a training batch has no
+        negatives for translation ranking. In evaluation only the loss is checked, and nothing is
+        added to the log.
+        """
+        losses = {name: value for name, value in out.measures.items() if name.endswith("_loss")}
+        self._check_later(out.loss.isfinite(), self._not_finite("loss", losses))
+        if pairs and out.negatives is not None:
+            names = " ".join(self.step_pairs[:SHOWN])
+            no_negatives = UserError(
+                f"the batch of step {self.state.global_step + 1} has no negatives, because all its "
+                f"sources or targets are equal (pairs: {names} ...): "
+                "give a larger batch, or remove repeated sentences from the text"
+            )
+            self._check_later(out.negatives != 0, lambda: no_negatives)
+        if pairs:
+            self.meter.add(out, pairs)
+
+    def _get_grad_norm(
+        self, model: nn.Module, grad_norm: Tensor | float | None = None
+    ) -> Tensor | float | None:
+        """Return the norm of the gradient, which `Trainer` asks for before each optimizer step.
+
+        If it is not finite, `do_checks` raises an error later. With float16 this is no error,
+        because the gradient scaler skips such a step. The list of the step's pairs (`step_pairs`)
+        is emptied.
+        """
+        norm = super()._get_grad_norm(model, grad_norm)
+        is_scaled = getattr(self.accelerator, "scaler", None) is not None
+        if norm is not None and not is_scaled:
+            # Under FSDP the norm is sharded, too.
+            values = {"norm": whole(torch.as_tensor(norm, device=self.args.device))}
+            self._check_later(values["norm"].isfinite(), self._not_finite("gradient", values))
+        self.step_pairs = []
+        return norm
+
+    def _check_later(self, is_fine: Tensor, failure: Callable[[], Exception]) -> None:
+        """Store a condition that the next `do_checks` tests. If very many are stored, call it now."""
+        self.unchecked.append(Check(is_fine.detach(), failure))
+        if len(self.unchecked) >= UNCHECKED_AT_MOST:
+            self.do_checks()
+
+    def do_checks(self) -> None:
+        """Check the losses and gradients of all steps since the last call.
+
+        This is done when a line is logged, and before an evaluation and before anything is saved.
+        To check each step at once would let a GPU wait for the host.
+        """
+        checks = self.unchecked
+        self.unchecked = []
+        if not checks:
+            return
+        are_fine = torch.stack([check.is_fine for check in checks]).tolist()
+        for check, is_fine in zip(checks, are_fine, strict=True):
+            if not is_fine:
+                raise check.failure()
+
+    def _not_finite(self, what: str, values: Mapping[str, Tensor]) -> Callable[[], Exception]:
+        """Return a function that makes the error for a loss or gradient that is not finite.
+
+        The error, a `FloatingPointError`, names the present step and its pairs.
+        """
+        pairs = self.step_pairs.copy()
+        step = self.state.global_step + 1
+        values = {name: value.detach() for name, value in values.items()}
+
+        def failure() -> FloatingPointError:
+            listed = ", ".join(f"{name}={value.item()}" for name, value in values.items())
+            languages = ", ".join(sorted({pair.split(":", 1)[0] for pair in pairs}))
+            folder = self.args.output_dir
+            kept = self.state.best_model_checkpoint or f"the last checkpoint in {folder}"
+            return FloatingPointError(
+                f"the {what} is not finite at step {step} ({listed}); "
+                f"languages: {languages}; pairs: {' '.join(pairs)}. Nothing was saved after it: "
+                f"resume from {kept} with a lower learning rate, or look at these pairs."
+            )
+
+        return failure
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Log a line of metrics. First check all losses and gradients (`do_checks`).
+
+        A line with the training loss also gets each objective's mean loss and the pairs per
+        second since the last such line, and the heads' learning rate if they have their own.
+
+        Args:
+            logs: metrics by name.
+            start_time: as in `Trainer.log`.
+        """
+        self.do_checks()
+        if "loss" in logs:
+            logs = dict(logs)
+            if self.args.head_learning_rate is not None:
+                logs["head_learning_rate"] = self.head_rate
+            logs |= self.meter.read(world_size())
+        super().log(logs, start_time)
+
+    def evaluate(
+        self,
+        eval_dataset: Mapping[str, DevPairs] | None = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+    ) -> dict[str, float]:
+        """Measure retrieval accuracy on dev pairs, and how much the heads use the source.
+
+        The metrics are also logged and passed to the callbacks.
+
+        Args:
+            eval_dataset: sources and targets by language. None: the dev pairs.
+            ignore_keys: not used.
+            metric_key_prefix: first part of the metrics' names.
+
+        Returns:
+            Metrics by name: accuracies in percent, losses in nats, and the seconds that it took.
+        """
+        started = time.perf_counter()
+        self.do_checks()
+        model = whole_model(self.accelerator.unwrap_model(self.model, keep_torch_compile=False))
+        bitext = self.dev_bitext if eval_dataset is None else eval_dataset
+        if not isinstance(bitext, Mapping) or not bitext:
+            raise UserError(
+                "nothing to evaluate on: pass sources and targets by language, "
+                "{'de': (sources, targets)}"
+            )
+
+        metrics, pool_accuracy = self._retrieval(model, bitext)
+        metrics["mean_accuracy"] = float(np.mean(list(metrics.values())))
+        metrics["mean_pool_accuracy"] = pool_accuracy
+        with self.accelerator.autocast():
+            metrics |= source_reading(
+                model, self.processing_class, bitext, self.max_seq_length, self.prefix
+            )
+        metrics["seconds"] = round(time.perf_counter() - started, 2)
+        metrics = {f"{metric_key_prefix}_{name}": value for name, value in metrics.items()}
+
+        self.log(metrics)
+        self.control = self.callback_handler.on_evaluate(
+            self.args, self.state, self.control, metrics
+        )
+        self.meter.leave_out(time.perf_counter() - started)
+        return metrics
+
+    def _retrieval(
+        self, model: DAPForPreTraining, bitext: Mapping[str, DevPairs]
+    ) -> tuple[dict[str, float], float]:
+        """Measure the retrieval accuracy of every language, in both directions.
+
+        All processes encode together. Each language is searched by one process.
+
+        Returns:
+            Accuracies by name, such as "de-en_accuracy". Also the mean accuracy over all
+            languages and directions if the candidates also hold sentences of the query's
+            language. All are in percent.
+        """
+        encoder = SentenceEncoder(
+            model.dap,
+            self.processing_class,
+            pooling=model.config.pooling,
+            prefix=self.prefix,
+            max_seq_length=self.max_seq_length,
+            bf16=self.args.bf16,
+        )
+        # plain accuracy in both directions, and the same in the pool: (languages, 4)
+        found = torch.zeros(len(bitext), 4, dtype=torch.float64)
+        for number, (sources, targets) in enumerate(bitext.values()):
+            vectors = torch.from_numpy(encode_shared(encoder, [*sources, *targets]))
+            if number % self.args.world_size == self.args.process_index:
+                sides = vectors[: len(sources)], vectors[len(sources) :]
+                in_pool = [shares.accuracy for shares in multilingual_pool_accuracy(*sides)]
+                found[number] = torch.tensor([*retrieval_accuracy(*sides), *in_pool])
+        if self.args.world_size > 1:
+            found = sum_over_processes(found.to(self.args.device))
+
+        metrics = {}
+        for language, (forward, backward) in zip(bitext, found[:, :2].tolist(), strict=True):
+            metrics[f"{language}-{self.target_language}_accuracy"] = forward
+            metrics[f"{self.target_language}-{language}_accuracy"] = backward
+        return metrics, float(found[:, 2:].mean())
+
+    def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
+        self.do_checks()
+        started = time.perf_counter()
+        for callback in (*self.callback_handler.callbacks, self.control):
+            if isinstance(callback, ExportableState):
+                # `Trainer` expects an entry here, which a resumed run lacks for a new callback.
+                self.state.stateful_callbacks.setdefault(type(callback).__name__, {})
+        super()._save_checkpoint(*args, **kwargs)
+        self.meter.leave_out(time.perf_counter() - started)
+
+    def _load_from_checkpoint(self, checkpoint: str, model: nn.Module | None = None) -> None:
+        super()._load_from_checkpoint(checkpoint, model)
+        self._load_adapters(checkpoint)
+
+    def _load_best_model(self) -> None:
+        super()._load_best_model()
+        self._load_adapters(self.state.best_model_checkpoint)
+
+    def _load_adapters(self, checkpoint: str) -> None:
+        """Load the LoRA adapters of a checkpoint, if adapters are trained."""
+        if self.args.peft_lora_rank is not None:
+            with reading(checkpoint):
+                load_adapters(self.model.dap.encoder, Path(checkpoint))
+
+    def _save(
+        self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None
+    ) -> None:
+        """Save the model, and the files that sentence-transformers needs to pool it correctly."""
+        self.do_checks()
+        with own_class(self.model), no_bars():
+            super()._save(output_dir, state_dict)
+        # Under FSDP all processes come here.
+        if self.args.should_save:
+            model = self.accelerator.unwrap_model(self.model, keep_torch_compile=False).dap
+            folder = Path(output_dir or self.args.output_dir)
+            length = self.library.max_seq_length
+            encoder = SentenceEncoder(model, self.processing_class, None, self.prefix, length)
+            write_modules(encoder, folder, self.library.normalize, None, self.library.prompts)
+            # The final model is complete without them, because its weights are merged.
+            if self.args.peft_lora_rank is not None and folder != Path(self.args.output_dir):
+                save_adapters(model.encoder, folder)
+
+
+@contextmanager
+def no_bars() -> Iterator[None]:
+    """Hide progress bars of Transformers within the block, such as the bar for writing weights."""
+    were_shown = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if were_shown:
+            transformers_logging.enable_progress_bar()
+
+
+def require_heads(model: DAPForPreTraining, argument: str) -> None:
+    """Raise `UserError` if all parameters of the model belong to the encoder.
+
+    Args:
+        model: the model to train.
+        argument: the argument that needs heads, such as "--freeze_encoder", for the message.
+    """
+    encoder = {id(parameter) for parameter in model.dap.parameters()}
+    if all(id(parameter) in encoder for parameter in model.parameters()):
+        raise no_heads(argument, model.config)
+
+
+def require_batch(pairs: int, args: TrainingArguments) -> None:
+    """Raise `UserError` if there are too few training pairs for one batch of all processes.
+
+    Args:
+        pairs: number of training pairs.
+        args: arguments with the batch size per process and the number of processes.
+    """
+    batch = args.per_device_train_batch_size * args.world_size
+    if pairs < batch:
+        raise UserError(
+            f"{counted(pairs, 'training pair')} cannot fill one batch of {batch}: lower the batch "
+            "size."
+        )
+
+
+def leave_together() -> None:
+    """Wait for all processes, and end their connection.
+
+    A process that leaves while another one still talks to it may be aborted.
+    """
+    state = PartialState()
+    state.wait_for_everyone()
+    state.destroy_process_group()
+
+
+# -------------------------------------------------------------------------------- log and callbacks
+
+
+class StepMeter:
+    """Averages the model's losses and measures the pairs per second between two lines of the log.
+
+    The clock starts with the first batch.
+    """
+
+    def __init__(self) -> None:
+        self.started: float | None = None
+        self.sums: dict[str, Tensor] = {}
+        self.steps = 0
+        self.pairs = 0
+
+    def start(self) -> None:
+        """Start the clock that measures the pairs per second, unless it is running."""
+        if self.started is None:
+            self.started = time.perf_counter()
+
+    def leave_out(self, seconds: float) -> None:
+        """Leave time that was not spent on training out of the pairs per second.
+
+        Args:
+            seconds: length of that time, such as that of an evaluation.
+        """
+        if self.started is not None:
+            self.started += seconds
+
+    def add(self, out: DAPForPreTrainingOutput, pairs: int) -> None:
+        """Add the losses and the number of pairs of one training batch to the sums for the log.
+
+        Args:
+            out: the model's output for the batch.
+            pairs: number of pairs of the batch.
+        """
+        for name, value in out.measures.items():
+            self.sums[name] = self.sums.get(name, 0.0) + value.detach().float()
+        self.steps += 1
+        self.pairs += pairs
+
+    def read(self, processes: int) -> dict[str, float]:
+        """Return the mean of each loss since the last call, over batches and processes.
+
+        All sums and the clock start again from zero. All processes call this together.
+
+        Args:
+            processes: number of processes.
+
+        Returns:
+            Mean losses by name, and `pairs_per_second` of all processes together. An empty
+            dictionary if no batch was added.
+        """
+        if not self.steps:
+            return {}
+        sums = sum_over_processes(torch.stack(list(self.sums.values())))
+        means = sums / (self.steps * processes)
+        values = {name: round(mean, 4) for name, mean in zip(self.sums, means.tolist())}
+
+        now = time.perf_counter()
+        values["pairs_per_second"] = round(self.pairs * processes / (now - self.started), 1)
+        self.started = now
+        self.sums = {}
+        self.steps = 0
+        self.pairs = 0
+        return values
+
+
+def brief(logs: dict[str, Any], before: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Shorten a line of the log for the screen.
+
+    - Of the accuracies by language, only the lowest is shown, with its direction.
+    - Values in `SELDOM_NEWS` are shown only if they have changed by more than 1%.
+
+    >>> logs = {"eval_de-en_accuracy": 90.0, "eval_en-de_accuracy": 75.25, "negatives": 63.0}
+    >>> brief(logs | {"eval_mean_accuracy": 82.625, "ignored_tokens": 0.0})
+    {'negatives': 63.0, 'eval_mean_accuracy': 82.625, 'eval_lowest': 'en-de 75.2'}
+
+    Args:
+        logs: values by name.
+        before: values of `SELDOM_NEWS` that were shown last, which are updated. None for the first
+            line.
+    """
+    before = {} if before is None else before
+    shown = {}
+    directions = {}
+    for name, value in logs.items():
+        direction = re.fullmatch(r"(.+)_(\w+-\w+)_accuracy", name)
+        if direction:
+            directions[direction[2]] = value
+            prefix = direction[1]
+        elif name not in SELDOM_NEWS:
+            shown[name] = value
+        elif _is_news(value, before.get(name, SELDOM_NEWS[name])):
+            shown[name] = value
+            before[name] = value
+    if directions:
+        lowest = min(directions, key=directions.get)
+        shown[f"{prefix}_lowest"] = f"{lowest} {directions[lowest]:.1f}"
+    return shown
+
+
+def _is_news(value: float, before: float | None) -> bool:
+    """Tell whether a value differs from the one before by more than the share `NEWS`."""
+    return before is None or abs(value - before) > NEWS * abs(before)
+
+
+class _BriefLines:
+    """Makes a callback show the log's lines as `brief` shortens them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before: dict[str, Any] = {}
+
+    def on_log(self, *args: Any, logs: dict[str, Any], **kwargs: Any) -> None:
+        super().on_log(*args, logs=brief(logs, self.before), **kwargs)
+
+
+class BriefPrinter(_BriefLines, PrinterCallback):
+    """Callback that prints the log's lines as `brief` shortens them."""
+
+
+class BriefProgress(_BriefLines, ProgressCallback):
+    """Callback that shows the progress bar, and the log's lines as `brief` shortens them."""
+
+
+class EpochOfSampler(TrainerCallback):
+    """Callback that tells the sampler which epoch begins (`set_epoch`).
+
+    This is needed because accelerate does not do so if a resumed run of several processes skips
+    batches.
+    """
+
+    def __init__(self, sampler: Sampler) -> None:
+        self.sampler = sampler
+
+    def on_epoch_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        self.sampler.set_epoch(int(state.epoch))
+
+
+class DrawsOfProcess(TrainerCallback):
+    """Callback that lets every process draw its own dropout and masks.
+
+    `Trainer` gives all processes the same seed, so that they build the same model and order the
+    text in the same way. When training begins, each process except the first gets a seed of its
+    own.
+    """
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        if args.process_index > 0:
+            torch.manual_seed(args.seed + SEEDS_BETWEEN_PROCESSES * args.process_index)

@@ -1,0 +1,1 @@
+"""XNLI, cross-lingual natural language inference: its text, fine-tuning, and accuracy by"""
