@@ -686,7 +686,7 @@ class DAPForPreTraining(DAPPreTrainedModel):
         token_counts: Tensor | None,
         fields: dict[str, Any],
     ) -> DAPConfig:
-        """Return the configuration of a new model, and check that its arguments fit its objectives."""
+        """Return the configuration of a new model. Its arguments must fit its objectives."""
         if target_token_ids is not None:
             fields = {"target_vocab_size": len(set(target_token_ids)), **fields}
         config = DAPConfig(encoder_config, **fields)

@@ -271,7 +271,7 @@ def _intersection(forward: MinedPairs, backward: MinedPairs) -> Iterator[MinedPa
 def _without_repeated_sentences(
     ordered: Iterable[tuple], source_count: int, target_count: int
 ) -> Iterator[tuple]:
-    """Yield the pairs in their order, but skip a pair if one of its sentences was yielded before."""
+    """Yield the pairs in their order, without those of sentences that were yielded before."""
     source_taken = memoryview(zeros_on_disk((source_count,), np.uint8))
     target_taken = memoryview(zeros_on_disk((target_count,), np.uint8))
     for pair in ordered:

@@ -104,7 +104,7 @@ def clean(
 
 
 def _is_language(found: str, wanted: str) -> bool:
-    """Tell whether a language identifier's code means the wanted language, in any region or script."""
+    """Tell whether a code means the wanted language, in any region or script."""
     try:
         return base_language(found) == wanted
     except UserError:

@@ -115,7 +115,7 @@ def _kind(numbers: Mapping[str, Any]) -> str | None:
 
 
 def _shortened(settings: Mapping[str, Any]) -> str:
-    """Return a text on how vectors were shortened in an evaluation, such as " (truncate_dim 256)"."""
+    """Return how vectors were shortened in an evaluation, such as " (truncate_dim 256)"."""
     parts = []
     for key in ("truncate_dim", "precision"):
         if settings.get(key) not in (None, "float32"):

@@ -150,7 +150,7 @@ def publish(checkpoint: str | Path, repo_id: str, options: Options, **to: Any) -
 
 @contextmanager
 def _new_folder(folder: Path) -> Iterator[Path]:
-    """Yield a new folder for writing, which takes its name only if the block ends without an error."""
+    """Yield a new folder, which takes its name only if the block ends without an error."""
     folder = Path(os.path.realpath(folder))  # a symbolic link stays one
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder} is not empty: give another folder, or remove it")

@@ -186,7 +186,7 @@ class LineAudit:
         )
 
     def finish(self) -> None:
-        """Check the share of bad lines at the end of a file, and log their number if there are any."""
+        """Check the share of bad lines at the end of a file, and log their number."""
         self.judge(self.lines)
         if self.bad:
             percent = 100 * self.limit

@@ -681,7 +681,7 @@ class UniqueKeys(yaml.SafeLoader):
 
 
 def _read_yaml(path: Path) -> Any:
-    """Read a YAML file of at most `RECIPE_SIZE` characters, with each alias (`*name`) written out."""
+    """Read a YAML file of at most `RECIPE_SIZE` characters, aliases written out."""
     too_large = UserError(f"over {RECIPE_SIZE:,} characters, with its aliases written out")
     if path.stat().st_size > RECIPE_SIZE:
         raise too_large

@@ -514,7 +514,7 @@ def describe_run(
 
 
 def _without_folders(value: Any) -> Any:
-    """Return absolute paths without the folders above them, because runs are published and moved."""
+    """Return absolute paths without their folders, because runs are published and moved."""
     if isinstance(value, list):
         return [_without_folders(each) for each in value]
     return public_name(value) if isinstance(value, str) else value

@@ -398,7 +398,7 @@ class DAPTrainer(ResumableTrainer):
         return norm
 
     def _check_later(self, is_fine: Tensor, failure: Callable[[], Exception]) -> None:
-        """Store a condition that the next `do_checks` tests. If very many are stored, call it now."""
+        """Store a condition that the next `do_checks` tests. Call it now if many are stored."""
         self.unchecked.append(Check(is_fine.detach(), failure))
         if len(self.unchecked) >= UNCHECKED_AT_MOST:
             self.do_checks()

@@ -119,7 +119,7 @@ class XNLITrainingArguments(TrainingArguments):
         self.gradient_accumulation_steps = self._accumulated_batches()
 
     def _accumulated_batches(self) -> int:
-        """Return how many batches each process accumulates to reach `total_train_batch_size` pairs."""
+        """Return how many batches a process accumulates for `total_train_batch_size` pairs."""
         at_once = self.train_batch_size * self.world_size
         steps = self.total_train_batch_size // at_once
         given = self.gradient_accumulation_steps
