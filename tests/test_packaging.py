@@ -18,7 +18,7 @@ from dap_transformers import __version__
 
 #: Layers, lowest first. A module imports from its own layer or from lower ones.
 LAYERS = ("model", "library", "command", "beside")
-BESIDE = ("quickstart", "experiments", "benchmarks")
+BESIDE = ("quickstart", "study", "benchmarks")
 COMMANDS = ("train_dap", "eval_retrieval", "run_xnli")
 PACKAGE = "dap_transformers"
 #: Modules of `dap_transformers.commands` that all commands share.

@@ -172,7 +172,7 @@ def test_flags_in_sentences_exist(flags: dict[str, set[str]]) -> None:
 
 
 def test_programs_in_the_pages_exist() -> None:
-    folders = "dap_transformers|experiments|study|benchmarks|quickstart"
+    folders = "dap_transformers|study|benchmarks|quickstart"
     modules = set(re.findall(rf"python -m ((?:{folders})[\w.]*)", TEXT))
     assert "benchmarks.train_step" in modules
     for name in sorted(modules):
@@ -188,7 +188,7 @@ def test_programs_in_the_pages_exist() -> None:
 
 
 def test_files_in_the_pages_exist() -> None:
-    folders = "dap_transformers|tests|quickstart|docs|examples|benchmarks|experiments|study"
+    folders = "dap_transformers|tests|quickstart|docs|examples|benchmarks|study"
     for name in re.findall(rf"`((?:{folders})/[\w./]+|\w+\.(?:py|md|txt))`", TEXT):
         is_readers_file = name == "my_loss.py"
         assert is_readers_file or (REPOSITORY / name).exists(), name

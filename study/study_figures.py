@@ -1,7 +1,7 @@
 """The figures of the study, drawn from the result files.
 
 A figure is first its data: plain lists of everything it shows. The SVG file carries a digest of the
-data, so that `experiments.report --check` can tell whether it shows today's results.
+data, so that `study.report --check` can tell whether it shows today's results.
 """
 
 import hashlib
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from experiments.statistics import ORDER, START, Outcome, Study, ablated, headline, spread
+from study.statistics import ORDER, START, Outcome, Study, ablated, headline, spread
 
 #: Method -> colour (Okabe and Ito's palette, for all kinds of colour vision), line and marker.
 STYLES = {

@@ -1,9 +1,9 @@
-"""Write the tables of all studies into experiments/results/STUDY.md, and draw the figures.
+"""Write the tables of all studies into study/results/STUDY.md, and draw the figures.
 
-    python -m experiments.report
-    python -m experiments.report --check
+    python -m study.report
+    python -m study.report --check
 
-Everything comes from the result files in `experiments/results/`. `--check` writes nothing and ends
+Everything comes from the result files in `study/results/`. `--check` writes nothing and ends
 with status 1 if the page or a figure is not what the results say.
 """
 
@@ -18,11 +18,11 @@ from pathlib import Path
 
 from benchmarks.cost_table import HEADER, cost_rows
 from dap_transformers.commands.edge import command
-from dap_transformers.files import read_object
+from dap_transformers.files import read_json
 from dap_transformers.reports.rendering import markdown_table
-from experiments.reading import read_studies
-from experiments.recipes import TRAIN
-from experiments.statistics import (
+from study.reading import read_studies
+from study.recipes import TRAIN
+from study.statistics import (
     EDITS,
     ORDER,
     START,
@@ -38,10 +38,10 @@ from experiments.statistics import (
     spread,
     t_interval,
 )
-from experiments.study_figures import is_drawn, pictures, save
+from study.study_figures import is_drawn, pictures, save
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGE = "experiments/results/STUDY.md"
+PAGE = "study/results/STUDY.md"
 FIGURES = "docs/figures"
 ABSENT = "–"
 NOT_RUN = "Not run yet."
@@ -50,7 +50,7 @@ Row = list[str | int]
 
 INTRODUCTION = """# All tables of the study
 
-This page is generated from the result files beside it by `python -m experiments.report`.
+This page is generated from the result files beside it by `python -m study.report`.
 [Does it hold?](../../docs/reproduction.md) says what the numbers mean.
 
 How to read the tables:
@@ -352,7 +352,7 @@ def total_cost_table(study: Study) -> str:
     """Return a Markdown table of what each run cost in all: steps, pairs and CPU seconds.
 
     The cost of training the heads has its own columns and is part of the total. Its CPU seconds
-    were measured in each run. The seconds of the other steps come from `experiments.step_cost`.
+    were measured in each run. The seconds of the other steps come from `study.step_cost`.
     Runs without outcomes or without such a measurement are left out.
     """
     rows: list[Row] = []
@@ -542,7 +542,7 @@ def cost_section(path: Path) -> str:
     heading = "## Cost"
     if not path.is_file():
         return f"{heading}\n\n{NOT_RUN}"
-    content = read_object(path)
+    content = read_json(path)
     arguments = content["arguments"]
     machine = content["machine"]
     note = f"""Forward products of one pair of {arguments["tokens"]} tokens per sentence, encoder of
@@ -640,10 +640,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         "--check", action="store_true", help="write nothing; end with status 1 if it would"
     )
     args = parser.parse_args(argv)
-    results = args.root / "experiments" / "results"
+    results = args.root / "study" / "results"
     figures = args.root / FIGURES
     page = args.root / PAGE
-    studies = read_studies(args.root / "experiments" / "recipes", results)
+    studies = read_studies(args.root / "study" / "recipes", results)
     drawn = pictures(studies)
 
     images = {}
@@ -659,7 +659,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     if args.check and changes:
         lines = "\n".join(changes)
-        sys.exit(f"error: not what the results say:\n{lines}\nrun `python -m experiments.report`")
+        sys.exit(f"error: not what the results say:\n{lines}\nrun `python -m study.report`")
     if not args.check:
         page.write_text(text, encoding="utf-8")
         for name, picture in drawn.items():  # all: a digest does not tell how a figure was drawn

@@ -1,6 +1,6 @@
 """Numbers of a study: values by run and seed, means, spreads, and paired differences.
 
-A study is a recipe and the results of its runs (`experiments.collect`). All numbers are percentages
+A study is a recipe and the results of its runs (`study.collect`). All numbers are percentages
 unless they say otherwise. A spread is the standard deviation of the sample (n - 1). A single seed
 has none.
 """
@@ -21,7 +21,7 @@ from dap_transformers.evaluation.paper import (
     PAPER_XNLI,
     TATOEBA_GROUPS,
 )
-from experiments.recipes import Recipe, Run
+from study.recipes import Recipe, Run
 
 #: Path of the error with hard negatives, and of its parts, in an evaluation.
 HARD = "hard_negatives/mean/error"
@@ -42,7 +42,7 @@ LABELS = {
 EDITS = "+edits"
 #: Labels of methods in the order of the tables.
 ORDER = [START, *LABELS.values(), *(label + EDITS for label in LABELS.values())]
-#: Numbers that `experiments.measure_alignment` reports.
+#: Numbers that `study.measure_alignment` reports.
 ALIGNMENT = (
     "pool xx-en",
     "pool en-xx",
@@ -96,7 +96,7 @@ class Outcome:
         settings: name -> value of all other settings of the training, the machine and the versions.
         dev: name -> result on held-out pairs of the training text.
         losses: name of a loss -> points (step, value) of the training curve.
-        results: name of an evaluation -> its results, as `experiments.collect` keeps them.
+        results: name of an evaluation -> its results, as `study.collect` keeps them.
     """
 
     run: str
@@ -251,7 +251,7 @@ class Study:
     Attributes:
         recipe: what the study trains and evaluates.
         outcomes: results of the trainings that have ended.
-        step_seconds: name of a run -> CPU seconds of a training step, as `experiments.step_cost`
+        step_seconds: name of a run -> CPU seconds of a training step, as `study.step_cost`
             measured them.
     """
 
