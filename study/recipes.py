@@ -18,8 +18,8 @@
 - `command` names a script or module that trained instead of train_dap.py.
 - `model` names a ready encoder, which was evaluated without training.
 
-The program that ran them is at commit 24dd9e7 (`python -m experiments.run`). Here they only say what
-the results are of.
+The program that ran them is at commit 24dd9e7 (`python -m experiments.run`). Here they only say
+what the results are of.
 """
 
 from collections.abc import Callable, Mapping
