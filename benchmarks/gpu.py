@@ -75,8 +75,6 @@ STAGES = {
     "memory": f"memory {XLMR} --tokens 4096 16384 32768 --vocabularies 37000 250002 --hidden 768 "
     "--grad_cache 8192 --mini_batch_size 64",
     "FLOPs": "flops --size base --batch_size 512 --bf16 --repeats 5",
-    "pipeline": f"input_pipeline {XLMR} --batch_size 1024 --pairs 40000 --batches 20 "
-    "--workers 0 2 --step --repeats 2",
     "step, float32": "train_step --batch_size 256 --mini_batch_size 256 --repeats 5 --warm_up 2",
     "correctness, compiled": "correctness --encoders xlm-roberta --paths compiled "
     "'dropout, compiled' --draws 1000",
@@ -94,7 +92,6 @@ DRY = {
     "GradCache": f"{DRY_STEP} --mini_batch_size 2",
     "memory": f"memory {TINY} --same_process --tokens 16 --vocabularies 100",
     "FLOPs": f"flops {TINY} --batch_size 2 --tokens 8",
-    "pipeline": f"input_pipeline {TINY} --batch_size 4 --pairs 16 --batches 2 --workers 0 --step",
     "step, float32": DRY_STEP,
 }
 
