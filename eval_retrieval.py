@@ -59,11 +59,11 @@ from dap_transformers.evaluation.retrieval import (
 )
 from dap_transformers.files import write_json
 from dap_transformers.languages import NAMES, base_language
+from dap_transformers.pictures import drawable_languages, plot_accuracies, require_drawable
 from dap_transformers.ray.connection import ClusterArguments
 from dap_transformers.ray.encoder import load_on
-from dap_transformers.reports.plots import drawable_languages, plot_accuracies, require_drawable
-from dap_transformers.reports.records import read_report
-from dap_transformers.reports.rendering import text_table
+from dap_transformers.reports import read_report
+from dap_transformers.tables import text_table
 from dap_transformers.text.archives import disk_path
 from dap_transformers.text.find import find_bitext
 from dap_transformers.text.formats import BitextFile, read_pairs

@@ -28,11 +28,11 @@ from dap_transformers.commands.encoder_arguments import BaseEncoderArguments
 from dap_transformers.encoding.encoder import SentenceEncoder
 from dap_transformers.encoding.shards import model_fingerprint
 from dap_transformers.errors import UserError, refusals
+from dap_transformers.evaluation.paper import xnli_table
 from dap_transformers.files import disk_full, read_object, write_json
 from dap_transformers.languages import NAMES, XNLI_LANGUAGES
-from dap_transformers.reports.merge import merge_seeds, paper_beside
-from dap_transformers.reports.records import report
-from dap_transformers.reports.rendering import text_table
+from dap_transformers.reports import mean_of, merge_seeds, report
+from dap_transformers.tables import text_table
 from dap_transformers.tokenizers import require_padding
 from dap_transformers.training.resume import changes_weights, differences
 from dap_transformers.xnli.data import (
@@ -330,10 +330,9 @@ def write_reports(reports: Mapping[int, dict[str, Any]], folder: Path) -> dict[s
     if len(reports) == 1:
         (content,) = reports.values()
     else:
-        by_file = {str(folder / f"xnli-seed-{seed}.json"): each for seed, each in reports.items()}
-        for path, each in by_file.items():
-            write_json(each, path)
-        content = merge_seeds(by_file)
+        for seed, each in reports.items():
+            write_json(each, folder / f"xnli-seed-{seed}.json")
+        content = merge_seeds(list(reports.values()))
     write_json(content, folder / "xnli.json")
     return content
 
@@ -364,7 +363,13 @@ def summary(content: Mapping[str, Any], tried: list[dict[str, Any]], missing: Se
 
     if missing:
         parts.append(f"not tested (no test set, or not asked for): {' '.join(missing)}")
-    parts.append(paper_beside(content))
+    name = Path(content["model"]).name
+    if "n" in content:
+        name += f" (n={content['n']})"
+    accuracies = {}
+    for code, numbers in content["languages"].items():
+        accuracies[code] = mean_of(numbers["accuracy"])
+    parts.append(xnli_table(accuracies, name))
     return "\n\n".join(parts)
 
 

@@ -110,7 +110,6 @@ setup(
             "prepare-data=dap_transformers.commands.prepare:main",
             "push-to-hub=dap_transformers.commands.push:main",
             "export-onnx=dap_transformers.publishing.onnx_export:main",
-            "merge-reports=dap_transformers.reports.command_line:main",
         ]
     },
     project_urls={

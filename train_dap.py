@@ -24,8 +24,8 @@ from dap_transformers.commands.edge import check_folders, command, guarded
 from dap_transformers.encoding.load import hub_commit
 from dap_transformers.errors import UserError, counted
 from dap_transformers.files import disk_full, write_json
+from dap_transformers.pictures import CURVES, plot_curves
 from dap_transformers.publishing.layout import Options, publish
-from dap_transformers.reports.plots import CURVES, plot_curves
 from dap_transformers.text.corpus import count_pairs, load_bitext
 from dap_transformers.text.find import find_bitext
 from dap_transformers.training.arguments import (

@@ -22,7 +22,7 @@ from typing import Any
 from benchmarks.timing import CPU, WALL, alternate, machine_parser, prepare_machine, save
 from dap_transformers.alignment.align import align_words
 from dap_transformers.encoding.encoder import SentenceEncoder
-from dap_transformers.reports.rendering import text_table
+from dap_transformers.tables import text_table
 from dap_transformers.text.archives import read_sentences
 
 #: Our way to use subwords -> SimAlign's `token_type`.

@@ -31,7 +31,7 @@ from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from benchmarks.timing import machine_parser, prepare_machine, save
 from benchmarks.workload import OBJECTIVES, Batch, backward, cached_backward
-from dap_transformers.reports.rendering import text_table
+from dap_transformers.tables import text_table
 from encoder_dap import first_tokens
 from modeling_dap import DAPConfig, DAPForPreTraining
 from objectives_dap import Comparison, Pairs, Sentences

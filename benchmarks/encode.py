@@ -30,7 +30,7 @@ from benchmarks.timing import CPU, WALL, alternate, machine_parser, prepare_mach
 from benchmarks.workload import SIZES, WORDS, encoder_config, word_tokenizer
 from dap_transformers.encoding.encoder import SentenceEncoder
 from dap_transformers.encoding.onnx import OnnxEncoder
-from dap_transformers.reports.rendering import text_table
+from dap_transformers.tables import text_table
 from eval_retrieval import read_languages
 
 OURS = "ours"

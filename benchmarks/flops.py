@@ -18,7 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 from benchmarks.cost_table import HEADER, cost_rows
 from benchmarks.timing import alternate, machine_parser, prepare_machine, save
 from benchmarks.workload import Batch, Loss, Workload, add_workload_arguments, backward
-from dap_transformers.reports.rendering import text_table
+from dap_transformers.tables import text_table
 
 #: Lengths whose fifth is whole. So the number of masked tokens, and with it the FLOPs, are an exact
 #: form of both lengths.

@@ -34,8 +34,8 @@ import torch
 
 from benchmarks.timing import WALL, show
 from dap_transformers.files import read_json
-from dap_transformers.reports.records import machine, versions
-from dap_transformers.reports.rendering import text_table
+from dap_transformers.reports import machine, versions
+from dap_transformers.tables import text_table
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 BEGIN = 360  # seconds after which no stage starts

@@ -38,7 +38,7 @@ from benchmarks.workload import (
     backward,
     cached_backward,
 )
-from dap_transformers.reports.rendering import text_table
+from dap_transformers.tables import text_table
 from losses_dap import vocabulary_cross_entropy
 
 OURS, NAIVE = "ours", "naive"

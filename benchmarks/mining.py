@@ -44,8 +44,8 @@ from benchmarks.timing import (
     prepare_machine,
     save,
 )
-from dap_transformers.reports.rendering import text_table
 from dap_transformers.search.exact import mutual_neighbours
+from dap_transformers.tables import text_table
 
 K = 4  # neighbours of a row
 

@@ -35,7 +35,7 @@ from dap_transformers.errors import UserError
 from dap_transformers.evaluation.bucc import best_threshold, count_gold, find_splits, score_at
 from dap_transformers.mining.margin import MinedPairs
 from dap_transformers.mining.mine import Margin, mine_vectors
-from dap_transformers.reports.rendering import text_table
+from dap_transformers.tables import text_table
 from eval_retrieval import read_languages
 
 SHARES = (0.02, 0.2, 0.5, 1.0, 0.0)

@@ -26,7 +26,7 @@ import torch
 from transformers import PreTrainedConfig
 
 from dap_transformers.files import write_json
-from dap_transformers.reports.records import machine, versions
+from dap_transformers.reports import machine, versions
 
 Step = Callable[[], object]
 Numbers = dict[str, float]

@@ -47,7 +47,7 @@ from benchmarks.workload import (
     word_tokenizer,
 )
 from dap_transformers.errors import UserError
-from dap_transformers.reports.rendering import text_table
+from dap_transformers.tables import text_table
 from states_dap import layer_stack
 
 LIBRARY, MATRIX = "sentence-transformers", "matrix products"

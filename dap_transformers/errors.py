@@ -140,3 +140,18 @@ def loading(part: str, name: str | Path) -> Iterator[None]:
             reason = "there is no such folder, and the Hub cannot be reached"
             remedy = "check the name and the connection"
         raise UserError(f"the {part} of {name} cannot be loaded ({reason}): {remedy}") from error
+
+
+@contextmanager
+def reading(what: object) -> Iterator[None]:
+    """Turn any error within the block into a `UserError` that begins with `what`.
+
+    Args:
+        what: the file, or what is read from it, such as "the weights of out".
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f"{what}: {type(error).__name__}: {one_line(error)}") from error

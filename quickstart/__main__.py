@@ -30,7 +30,7 @@ from dap_transformers.commands.edge import command
 from dap_transformers.encoding.encoder import SentenceEncoder
 from dap_transformers.files import read_json, read_object, write_json
 from dap_transformers.languages import NAMES
-from dap_transformers.reports.rendering import text_table
+from dap_transformers.tables import text_table
 from dap_transformers.training.heads import RESULTS_FILE
 from dap_transformers.training.resume import FINISHED
 from eval_retrieval import (

@@ -19,7 +19,7 @@ from pathlib import Path
 from benchmarks.cost_table import HEADER, cost_rows
 from dap_transformers.commands.edge import command
 from dap_transformers.files import read_json
-from dap_transformers.reports.rendering import markdown_table
+from dap_transformers.tables import markdown_table
 from study.reading import read_studies
 from study.recipes import TRAIN
 from study.statistics import (

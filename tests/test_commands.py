@@ -34,11 +34,7 @@ from dap_transformers.training.arguments import parse_arguments
 from dap_transformers.training.start import load_model, read_start
 
 COMMANDS = ("train_dap", "eval_retrieval", "mine_bitext", "run_xnli", "prepare_data", "push_to_hub")
-COMMANDS += (
-    "align_words",
-    "dap_transformers.publishing.onnx_export",
-    "dap_transformers.reports.command_line",
-)
+COMMANDS += ("align_words", "dap_transformers.publishing.onnx_export")
 
 
 # ------------------------------------------------------------------------------- how a command ends
@@ -55,10 +51,7 @@ def main_that_raises(
             raise error("raised\n  below")
 
         monkeypatch.setattr(ArgumentParser, "parse_args_into_dataclasses", fail)
-        monkeypatch.setattr("dap_transformers.reports.command_line.read_report", fail)
-        import_module(request.param).main(
-            ["a.json"] if request.param == "dap_transformers.reports.command_line" else []
-        )
+        import_module(request.param).main([])
 
     return run
 
@@ -381,7 +374,6 @@ REFUSED = [
     ),
     ("push_to_hub", "model --repo_id user/a --dry_run --output_dir {}", "model linked in in/a.de"),
     ("dap_transformers.publishing.onnx_export", "model {}", "in/a.de in"),
-    ("dap_transformers.reports.command_line", "report.json --output {}", "report.json in"),
 ]
 WHY_REFUSED = "overwrite|lies in|is a file|is a folder|is the folder|not empty|cannot be written"
 WHY_REFUSED += "|pairs are written as"  # a file that is no format of mined pairs
@@ -457,10 +449,6 @@ def test_missing_or_wrong_outputs_of_mining_and_merging_are_refused(place: Path)
         mine_bitext.main(texts)
     with pytest.raises(SystemExit, match=r"^error: --output p\.tsv\.zst"):
         mine_bitext.main([*texts, "--output", "p.tsv.zst"])
-    with pytest.raises(SystemExit, match=r"^error: \."):
-        import_module("dap_transformers.reports.command_line").main([""])
-    with pytest.raises(SystemExit, match="^error: --output"):
-        import_module("dap_transformers.reports.command_line").main(["report.json", "--output", ""])
     assert contents(place) == before
 
 

@@ -25,8 +25,7 @@ from written import text_of
 from dap_transformers.commands import push as push_to_hub
 from dap_transformers.encoding.encoder import SentenceEncoder
 from dap_transformers.files import write_json
-from dap_transformers.reports.merge import merge_seeds
-from dap_transformers.reports.records import report
+from dap_transformers.reports import merge_seeds, report
 
 TOKEN = "hf_dapSecretTokenOfTheTest"
 SENTENCES = ["kaban loder", "mifin", "nabder kaban pugol rasut"]
@@ -446,7 +445,7 @@ def test_merged_results_are_shown_and_the_current_folder_has_a_name(
         made | {"model": str(folder / name), "seed": seed}
         for seed, name in ((1, "named"), (2, "named-seed2"))
     ]
-    write_json(merge_seeds(dict(zip(("1.json", "2.json"), seeds))), folder / "merged.json")
+    write_json(merge_seeds(seeds), folder / "merged.json")
     monkeypatch.chdir(folder / "named")
     written = push_to_hub.run(
         [".", "--repo_id", "user/dot", "--dry_run", "--results", str(folder / "merged.json")]

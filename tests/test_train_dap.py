@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from transformers import AutoModel, AutoTokenizer
 
 from dap_transformers.errors import UserError
-from dap_transformers.reports.plots import CURVES
+from dap_transformers.pictures import CURVES
 from dap_transformers.training.arguments import parse_arguments
 from dap_transformers.training.batches import BitextCollator
 from dap_transformers.training.resume import FINISHED

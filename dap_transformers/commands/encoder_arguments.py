@@ -12,7 +12,7 @@ from dap_transformers.encoding.encoder import load_encoder
 from dap_transformers.encoding.onnx import OnnxEncoder
 from dap_transformers.encoding.shards import Encoder
 from dap_transformers.errors import UserError
-from dap_transformers.reports.records import report, training_record
+from dap_transformers.reports import report, training_record
 
 
 @dataclass

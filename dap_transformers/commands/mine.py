@@ -55,6 +55,7 @@ from dap_transformers.evaluation.bucc import (
     read_gold,
     read_text,
 )
+from dap_transformers.evaluation.paper import bucc_beside
 from dap_transformers.files import write_json
 from dap_transformers.languages import is_blank
 from dap_transformers.mining.distinct import DistinctSentences
@@ -85,7 +86,6 @@ from dap_transformers.mining.texts import (
 from dap_transformers.ray.connection import ClusterArguments
 from dap_transformers.ray.encoder import load_on
 from dap_transformers.ray.search import cluster_neighbours
-from dap_transformers.reports.merge import paper_beside
 from dap_transformers.search.approximate import approximate_neighbours, recall_at_k
 from dap_transformers.search.exact import Neighbours, Search, mutual_neighbours
 from dap_transformers.text.archives import read_sentences
@@ -772,7 +772,7 @@ def _bucc_table(args: MiningArguments, content: dict[str, Any]) -> str:
         "{threshold:.6f} ({extracted} pairs of ids found, {correct} of the {gold} true pairs)"
     )
     text = template.format(args.protocol, args.pair, **content["pairs"][args.pair])
-    paper = paper_beside(content)
+    paper = bucc_beside(content)
     return f"{text}\n\n{paper}" if paper else text
 
 

@@ -49,7 +49,7 @@ from dap_transformers.prepare.opus import NOT_IN_RELEASE, corpus_of_archive, dow
 from dap_transformers.prepare.pipeline import check_names, prepare
 from dap_transformers.prepare.run_folder import Plan, RawFile, begin, finished_report, remove
 from dap_transformers.ray.connection import ClusterArguments
-from dap_transformers.reports.records import versions
+from dap_transformers.reports import versions
 from dap_transformers.text.archives import disk_path
 from dap_transformers.text.find import find_bitext
 

@@ -6,10 +6,11 @@ the paper does not print.
 """
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from dap_transformers.languages import NAMES, TATOEBA_36, XNLI_LANGUAGES
-from dap_transformers.reports.rendering import text_table
+from dap_transformers.tables import text_table
 
 Triple = tuple[float | None, float | None, float | None]
 
@@ -306,6 +307,22 @@ def bucc_table(
             row += numbers[pair]
         paper[model] = [*row, numbers["average"][2]]
     return _beside_the_paper(header, name, ours, paper)
+
+
+def bucc_beside(report: Mapping[str, Any]) -> str | None:
+    """Format the results of a BUCC report beside the paper's.
+
+    Returns:
+        A text table. None for a protocol or language pairs that the paper does not have.
+    """
+    protocol = report["protocol"].removeprefix("BUCC ").split(":")[0]
+    results = {}
+    for pair, numbers in report["pairs"].items():
+        if pair in BUCC_PAIRS:
+            results[pair] = [numbers[key] for key in ("precision", "recall", "f1")]
+    if not results or protocol not in BUCC_PROTOCOLS:
+        return None
+    return bucc_table(results, Path(report["model"]).name, BUCC_PROTOCOLS[protocol])
 
 
 def _beside_the_paper(

@@ -12,7 +12,7 @@ from dap_transformers.files import write_json
 from dap_transformers.languages import NAMES
 from dap_transformers.prepare.filters import REASONS, REPAIRS
 from dap_transformers.prepare.run_folder import CARD, REPORT
-from dap_transformers.reports.rendering import markdown_table, text_table
+from dap_transformers.tables import markdown_table, text_table
 
 #: Our folders -> splits of `datasets`. The folders' names are also those of their counts.
 SPLITS = {"train": "train", "dev": "validation"}

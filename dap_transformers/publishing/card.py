@@ -20,8 +20,8 @@ from dap_transformers.errors import loading
 from dap_transformers.files import read_object, read_text, require_kinds
 from dap_transformers.languages import NAMES
 from dap_transformers.publishing.card_results import eval_results, folded, headlines, report_text
-from dap_transformers.reports.records import OF_RUN, mean_of
-from dap_transformers.reports.rendering import markdown_table
+from dap_transformers.reports import mean_of
+from dap_transformers.tables import markdown_table
 from objectives_dap import OBJECTIVES
 
 HEADS_FOLDER = "pretraining"  # in the repository, with the whole DAP checkpoint
@@ -193,7 +193,7 @@ def read_sources(
 
     is_intermediate = checkpoint.name.startswith("checkpoint-")
     state = _read_record(checkpoint, "trainer_state.json", OF_STATE)
-    run = _read_record(checkpoint, "run.json", OF_RUN, is_intermediate)
+    run = _read_record(checkpoint, "run.json", {}, is_intermediate)
     results = _read_record(checkpoint, "train_results.json", OF_RESULTS, is_intermediate)
     if "base_commit" in results:
         run["base_commit"] = results["base_commit"]

@@ -9,9 +9,8 @@ from huggingface_hub import EvalResult
 
 from dap_transformers.errors import UserError
 from dap_transformers.languages import NAMES
-from dap_transformers.reports.merge import numbers_of
-from dap_transformers.reports.records import mean_of
-from dap_transformers.reports.rendering import markdown_table
+from dap_transformers.reports import mean_of, numbers_of
+from dap_transformers.tables import markdown_table
 
 #: Key of a number in a report -> (metric on the Hub, name on the card).
 METRICS = {

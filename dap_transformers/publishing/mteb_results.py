@@ -6,7 +6,7 @@ from typing import Any
 
 from dap_transformers.errors import UserError
 from dap_transformers.files import read_json, require_kinds
-from dap_transformers.reports.records import read_report
+from dap_transformers.reports import read_report
 
 #: Scores of MTEB that a card shows, if a task has them.
 SCORES = ("main_score", "accuracy", "precision", "recall", "f1")
@@ -29,7 +29,7 @@ def read_result(path: str | Path) -> dict[str, Any]:
     if isinstance(content, dict) and {"task_name", "scores"} <= content.keys():
         require_kinds(path, content, OF_MTEB)
         return mteb_report(content, path)
-    return read_report(path, merged=True)
+    return read_report(path)
 
 
 def mteb_report(result: Mapping[str, Any], path: str | Path) -> dict[str, Any]:

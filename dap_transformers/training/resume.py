@@ -22,7 +22,7 @@ from transformers.trainer_utils import align_special_tokens, sort_checkpoints
 from dap_transformers.addresses import public_name
 from dap_transformers.errors import UserError, counted, one_line
 from dap_transformers.files import read_object, whole_file, write_json
-from dap_transformers.reports.records import RECORD
+from dap_transformers.reports import RECORD
 from dap_transformers.training.arguments import (
     CONFIG_FIELDS,
     GROUPS,

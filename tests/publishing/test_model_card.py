@@ -28,8 +28,7 @@ from dap_transformers.publishing.card import (
 from dap_transformers.publishing.card_results import eval_results
 from dap_transformers.publishing.layout import Options, build_with_card
 from dap_transformers.publishing.mteb_results import read_result
-from dap_transformers.reports.merge import merge_seeds
-from dap_transformers.reports.records import report
+from dap_transformers.reports import merge_seeds, report
 
 PLAIN = Published("plain", False, "bert", 12, 384, "mean", "", 128, False, "cosine", True)
 RUN = {
@@ -203,10 +202,9 @@ def test_model_index_has_every_metric_and_nothing_else() -> None:
 
 
 def test_numbers_of_several_seeds_keep_their_spread() -> None:
-    seeds = {
-        f"{i}.json": {**XNLI, "seed": i, "mean": {"languages": 2, "accuracy": 60.0 + i}}
-        for i in (1, 2, 3)
-    }
+    seeds = []
+    for i in (1, 2, 3):
+        seeds.append({**XNLI, "seed": i, "mean": {"languages": 2, "accuracy": 60.0 + i}})
     merged = merge_seeds(seeds)
     mean = next(result for result in eval_results(merged) if result.dataset_config == "mean")
     assert mean.metric_value == pytest.approx(62.0)

@@ -150,7 +150,7 @@ def write_inputs(folder: Path) -> None:
 
 def _write_small_files(folder: Path) -> None:
     """Write the licences, test text, XNLI tables, recipe and result files."""
-    from dap_transformers.reports.records import report
+    from dap_transformers.reports import report
 
     (folder / "licences.json").write_text('{"de-en.tsv": "CC0", "a.fr": "unknown"}\n')
     (folder / "test").mkdir()

@@ -46,7 +46,6 @@ COMMANDS = (
     " --output_dir out/t",
     f"run_xnli --data_dir xnli --model_name_or_path dap --use_cpu {SHORT} --output_dir out/x",
     "push_to_hub dap --repo_id user/a --with_heads --dry_run --output_dir out/h",
-    "dap_transformers.reports.command_line run.json other.json --output out/m",
 )
 
 

@@ -30,7 +30,7 @@ from benchmarks.encode import least_cosine
 from dap_transformers.encoding.encoder import SentenceEncoder
 from dap_transformers.publishing.layout import LAYOUTS, Options, build
 from dap_transformers.publishing.onnx_export import export
-from dap_transformers.reports.rendering import text_table
+from dap_transformers.tables import text_table
 from modeling_dap import DAPConfig, DAPForPreTraining
 
 pytestmark = pytest.mark.slow

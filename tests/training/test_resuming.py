@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from transformers import TrainerControl, TrainerState
 
 from dap_transformers.files import write_json
-from dap_transformers.reports.records import RECORD
+from dap_transformers.reports import RECORD
 from dap_transformers.training.arguments import DAPTrainingArguments
 from dap_transformers.training.resume import (
     FINISHED,

@@ -1,20 +1,22 @@
-"""Write and read reports: JSON files that hold an evaluation's numbers and how they came about.
+"""Reports: JSON files that hold an evaluation's numbers and how they came about.
 
 A report has the numbers, the model, the protocol, the settings, the machine and library versions.
+`merge_seeds` makes one report of several seeds.
 """
 
 import hashlib
 import json
 import platform
-from collections.abc import Mapping
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from dap_transformers.errors import UserError
-from dap_transformers.files import read_json, read_object, require_kinds
+from dap_transformers.errors import UserError, reading
+from dap_transformers.files import read_json
 
 #: Keys of a report that describe the run. All other keys hold numbers of the evaluation.
 HEAD = (
@@ -22,48 +24,8 @@ HEAD = (
     "seconds", "seconds_by_part", "time", "machine", "versions",
 )  # fmt: skip
 RECORD = "run.json"  # arguments of a training (dap_transformers/training/resume.py)
-#: What others read of a `run.json`, in the form of `dap_transformers.files.misfit`.
-OF_RUN = {
-    "seed": int | None,
-    "objective": str | None,
-    "training text": ({str: str}, None),
-    "dev text": ({str: str}, None),
-    "target_language": str | None,
-    "model_name_or_path": str | None,
-    "config_name": str | None,
-}
-#: A number of a report: that of one run, or mean and standard deviation over seeds.
-NUMBER = (float, {"mean": float, "sd": float | None})
-MAYBE = (*NUMBER, None)
-#: What others read of any report.
-OF_REPORT = {
-    "model": str,
-    "protocol": str,
-    "seed": int | None,
-    "settings": {
-        "data": (str, [str], None),
-        "bucc": (str, [str], None),
-        "pair": (str, [str], None),
-        "text": (str, [str], None),
-        "recipe": str | None,
-    },
-    "languages": ({str: {"accuracy": MAYBE, "xx-en": MAYBE, "en-xx": MAYBE}}, None),
-    "threshold_choice": (
-        {"calibrated": bool | None, "threshold": MAYBE, "precision": MAYBE},
-        None,
-    ),
-}
-#: What others read of a merged report of several seeds, beside that.
-OF_MERGED = {"models": [str], "seeds": [int | None], "n": int}
-#: What others read of a report of retrieval, beside that.
-OF_RETRIEVAL = {
-    "languages": {str: {"pairs": int, "xx-en": NUMBER, "en-xx": NUMBER}},
-    "averages": {str: {"xx-en": NUMBER, "en-xx": NUMBER}},
-}
-#: What others read of a report of BUCC, beside that.
-OF_BUCC = {
-    "pairs": {str: {"precision": NUMBER, "recall": NUMBER, "f1": NUMBER, "threshold": NUMBER}}
-}
+#: Numbers that give the size of the test set, which no seed changes.
+COUNTS = ("pairs", "gold")
 #: Libraries whose version can change a number.
 LIBRARIES = (
     "dap-transformers", "torch", "transformers", "tokenizers", "datasets", "accelerate", "numpy",
@@ -172,7 +134,9 @@ def training_record(name_or_path: str) -> tuple[int | None, str | None]:
         path = folder.parent / RECORD
     if not path.is_file():
         return None, None
-    run = read_object(path, OF_RUN)
+    with reading(path):
+        run = read_json(path)
+        seed = run.get("seed")
 
     depends_on_seed = {"seed", "data_seed"}
     if run.get("target_vocabulary_file") is None:
@@ -185,34 +149,85 @@ def training_record(name_or_path: str) -> tuple[int | None, str | None]:
     recipe["checkpoint"] = folder.name if is_checkpoint else None
 
     content = json.dumps(recipe, sort_keys=True)
-    return run.get("seed"), hashlib.sha256(content.encode()).hexdigest()[:12]
+    return seed, hashlib.sha256(content.encode()).hexdigest()[:12]
 
 
-def read_report(path: str | Path, merged: bool = False) -> dict[str, Any]:
-    """Read a report from a JSON file, and check that it is one.
+def read_report(path: str | Path) -> dict[str, Any]:
+    """Read a report, which may be merged from several seeds, from a JSON file."""
+    with reading(path):
+        content = read_json(path)
+    if not {"model", "protocol"} <= content.keys():
+        raise UserError(f"{path} is no report of an evaluation: it names no model and protocol")
+    return content
 
-    Args:
-        path: JSON file.
-        merged: also accept a merged report of several seeds.
+
+def merge_seeds(reports: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Merge the reports of one evaluation that differ only in the seed.
+
+    Every measured number becomes {"mean": ..., "sd": ...}, with the sample standard deviation
+    (None for one report). `COUNTS`, and whole numbers that are the same in all reports, stay
+    unchanged.
 
     Returns:
-        The report.
+        A report of the same form, with the lists "models", "seeds" and "versions", and the number
+        "n" of reports.
     """
-    content = read_json(path, finite=True)
-    is_report = isinstance(content, dict)
-    is_report = is_report and all(isinstance(content.get(k), str) for k in ("model", "protocol"))
-    if not is_report:
-        raise UserError(f"{path} is not a report of an evaluation: it names no model and protocol")
-    if "seeds" in content and not merged:
-        raise UserError(f"{path} is a merged report: give the reports of the single seeds")
-    require_kinds(path, content, OF_REPORT)
-    if "seeds" in content:
-        require_kinds(path, content, OF_MERGED)
-    if "averages" in content:
-        require_kinds(path, content, OF_RETRIEVAL)
-    if content["protocol"].startswith("BUCC "):
-        require_kinds(path, content, OF_BUCC)
-    return content
+    bodies = []
+    for each in reports:
+        bodies.append({key: value for key, value in each.items() if key not in HEAD})
+    first = reports[0]
+    return {
+        "protocol": first["protocol"],
+        "settings": first["settings"],
+        "model": first["model"],
+        "models": [each["model"] for each in reports],
+        "n": len(reports),
+        "seeds": [each["seed"] for each in reports],
+        **_merged(bodies),
+        "time": timestamp(),
+        "versions": [each["versions"] for each in reports],
+    }
+
+
+def _merged(values: Sequence[Any], name: str = "") -> Any:
+    """Merge the values that several reports have at the same place."""
+    first = values[0]
+    if isinstance(first, Mapping):
+        return {key: _merged([value[key] for value in values], key) for key in first}
+    is_same_count = isinstance(first, int) and values.count(first) == len(values)
+    if not is_number(first) or is_same_count or name in COUNTS:
+        return first
+    deviation = statistics.stdev(values) if len(values) > 1 else None
+    return {"mean": statistics.fmean(values), "sd": deviation}
+
+
+def numbers_of(
+    report: Mapping[str, Any], place: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
+    """Yield the numbers of a report, grouped by the dictionary that holds them.
+
+    Keys that describe the run, such as "seconds", are left out.
+
+    Args:
+        place: keys that lead to this part of the report. Empty for a whole report.
+
+    Yields:
+        The keys that lead to a dictionary, and its numbers by name. An example is
+        `("languages", "de"), {"xx-en": 97.8, "pairs": 1000}`. In a merged report, a number is
+        {"mean": ..., "sd": ...}.
+    """
+    hidden = () if place else (*HEAD, "models", "seeds", "n")
+    body = {name: value for name, value in report.items() if name not in hidden}
+    numbers = {}
+    for name, value in body.items():
+        if is_number(value) or is_spread(value):
+            numbers[name] = value
+    if numbers:
+        yield place, numbers
+
+    for name, value in body.items():
+        if isinstance(value, Mapping) and name not in numbers:
+            yield from numbers_of(value, (*place, name))
 
 
 def is_number(value: Any) -> bool:

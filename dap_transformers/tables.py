@@ -1,4 +1,4 @@
-"""Format tables as plain text, as Markdown and as LaTeX."""
+"""Format tables as plain text and as Markdown."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -57,31 +57,6 @@ def markdown_table(
 def _markdown_cell(value: Any) -> str:
     """Escape what would end a cell of a Markdown table. tabulate does not."""
     return str(value).replace("|", "\\|").replace("\n", " ")
-
-
-#: Characters that tabulate does not escape -> how LaTeX writes them, whatever its input encoding.
-LATEX = {"±": r"$\pm$", "→": r"$\to$", "−": "$-$", "+": "$+$"}
-
-
-def latex_table(header: Sequence[Any], rows: Sequence[Sequence[Any]]) -> str:
-    """Format a LaTeX table with the rules of the package booktabs.
-
-    The first column is aligned to the left, the others to the right.
-
-    Args:
-        header: names of the columns.
-        rows: the cells of each row, one per column. They may be of any type.
-
-    >>> print(latex_table(["K", "F1"], [["1", "90.50 ± 0.25"]]))
-    \\begin{tabular}{lr}
-    \\toprule
-     K   &           F1 \\\\
-    \\midrule
-     1   & 90.50 $\\pm$ 0.25 \\\\
-    \\bottomrule
-    \\end{tabular}
-    """
-    return _table(header, rows, "latex_booktabs").translate(str.maketrans(LATEX))
 
 
 def _table(

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dap_transformers.reports.plots import plot_curves
+from dap_transformers.pictures import plot_curves
 
 
 def test_curves_have_a_white_border_so_no_label_is_cut_off(tmp_path: Path) -> None:

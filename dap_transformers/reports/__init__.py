@@ -1,1 +1,0 @@
-"""Reports of evaluations: write them, merge several seeds, and show them beside the paper's"""

@@ -1,0 +1,95 @@
+"""Reports: what they hold, how seeds are merged, and what the recipe of a training is."""
+
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dap_transformers.errors import UserError
+from dap_transformers.evaluation.paper import bucc_beside
+from dap_transformers.files import write_json
+from dap_transformers.reports import (
+    RECORD,
+    mean_of,
+    merge_seeds,
+    numbers_of,
+    read_report,
+    report,
+    training_record,
+)
+
+FORWARD = (90.0, 92.5, 91.0)  # accuracy by seed
+
+
+def retrieval_report(seed: int) -> dict[str, Any]:
+    numbers = {
+        "languages": {"de": {"pairs": 1000, "xx-en": FORWARD[seed], "en-xx": 80.0}},
+        "source": {"repeated": seed},
+    }
+    return report("out", "retrieval", numbers, {"pooling": "cls"}, 2.342, "abc", seed)
+
+
+def test_a_report_says_what_is_needed_to_get_the_number_again(tmp_path: Path) -> None:
+    made = retrieval_report(0)
+    told = {"model": "out", "revision": "abc", "protocol": "retrieval", "seed": 0, "seconds": 2.34}
+    assert made.items() >= (told | {"settings": {"pooling": "cls"}}).items()
+    assert {"python", "torch", "transformers"} <= set(made["versions"])
+    assert made["machine"]["cpu"]
+    write_json(made, tmp_path / "a.json")
+    assert read_report(tmp_path / "a.json") == made
+    (tmp_path / "a.json").write_text('{"model": "out"}')
+    with pytest.raises(UserError, match=r"a\.json"):
+        read_report(tmp_path / "a.json")
+
+
+def test_every_number_becomes_mean_and_sample_standard_deviation() -> None:
+    merged = merge_seeds([retrieval_report(seed) for seed in range(3)])
+    german = merged["languages"]["de"]
+    assert german["xx-en"]["mean"] == mean_of(german["xx-en"]) == pytest.approx(sum(FORWARD) / 3)
+    assert german["xx-en"]["sd"] == pytest.approx(statistics.stdev(FORWARD))
+    assert german["en-xx"] == {"mean": 80.0, "sd": 0.0}
+    assert german["pairs"] == 1000
+    assert merged["source"]["repeated"] == {"mean": 1.0, "sd": 1.0}
+    assert (merged["n"], merged["seeds"], merged["models"]) == (3, [0, 1, 2], ["out"] * 3)
+    assert [place for place, _ in numbers_of(merged)] == [("languages", "de"), ("source",)]
+    one = merge_seeds([retrieval_report(1)])
+    assert one["languages"]["de"]["xx-en"] == {"mean": 92.5, "sd": None}
+
+
+@pytest.mark.parametrize(("protocol", "is_papers"), [("sample", True), ("own", False)])
+def test_bucc_stands_beside_the_paper_only_for_its_protocols(
+    protocol: str, is_papers: bool
+) -> None:
+    numbers = {"pairs": {"zh-en": {"precision": 90.0, "recall": 80.0, "f1": 84.7}}}
+    table = bucc_beside(report("out", f"BUCC {protocol}: best F1", numbers, {}, 1.0))
+    assert bool(table) == is_papers
+    if table:
+        assert any(line.split()[-4:-1] == ["90.0", "80.0", "84.7"] for line in table.splitlines())
+
+
+def test_the_recipe_of_a_training_does_not_depend_on_its_seed(tmp_path: Path) -> None:
+    def recipe(**run: Any) -> str | None:
+        text = {"de": f"{run} pairs"}
+        write_json({"learning_rate": 5e-5, "training text": text} | run, tmp_path / RECORD)
+        seed, found = training_record(str(tmp_path))
+        assert seed == run["seed"]
+        return found
+
+    same = recipe(seed=1)
+    assert recipe(seed=2) == same != recipe(seed=1, learning_rate=1e-5)
+    assert recipe(seed=1, target_vocab_size=7) == same  # comes from the text of this seed
+    checkpoint = tmp_path / "checkpoint-20"
+    checkpoint.mkdir()
+    seed, earlier = training_record(str(checkpoint))
+    assert (seed, earlier == same) == (1, False)  # an earlier step is another recipe
+    (tmp_path / "encoder").mkdir()
+    for other in (tmp_path / "encoder", "user/model"):
+        assert training_record(str(other)) == (None, None)
+
+
+def test_the_recipe_of_stored_runs_stays(tmp_path: Path) -> None:
+    record = {"seed": 1, "objective": "tr", "processes": 2, "training text": {"de": "5 pairs, 1"}}
+    (tmp_path / RECORD).write_text(json.dumps(record))
+    assert training_record(str(tmp_path)) == (1, "65d001fc0867")
