@@ -31,7 +31,7 @@ AUTO_MAP = {
 }
 
 CHOICES: dict[str, tuple] = {
-    "pooling": ("cls", "mean"),
+    "pooling": ("cls", "mean", "lasttoken"),
     "projection": (None, "mlp"),
     "tr_similarity": ("cosine", "dot"),
     "rtl_direction": ("source-to-target", "target-to-source", "both"),
@@ -82,8 +82,8 @@ class DAPConfig(PreTrainedConfig):
         objective: names of `objectives_dap.OBJECTIVES` joined by `"+"` in any order: `"tr+rtl"`
             (= DAP, section 3.3), `"tr"`, `"tr+tlm"`, `"tr+bow"`, ... `"mlm"` by itself makes an
             encoder from which the others can start. Heads that no objective uses are not built.
-        pooling: `"cls"`, the first token's last state (section 3.2), or `"mean"` over the real
-            tokens.
+        pooling: `"cls"`, the first token's last state (section 3.2), `"mean"` over the real tokens,
+            or `"lasttoken"`, the last real token's state.
         projection: `"mlp"` puts dense + tanh between the sentence vector and the TR loss, in
             training only.
         tr_similarity: `"cosine"`, or `"dot"` for the inner product that eq. L_TR prints.

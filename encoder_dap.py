@@ -1,9 +1,7 @@
-"""The encoder inside a DAP model: which encoders are supported, how they are loaded, and pooling.
+"""The encoder inside a DAP model: which encoders are supported, and how they are loaded.
 
 The file ships with every checkpoint, beside modeling_dap.py. How an encoder runs without computing
 padding is in states_dap.py.
-
-Shapes in the comments: `B` rows, `S` tokens, `D` hidden size.
 """
 
 import inspect
@@ -12,8 +10,6 @@ from contextlib import contextmanager
 from pickle import UnpicklingError
 from typing import Any
 
-import torch
-from torch import Tensor
 from transformers import (
     MODEL_FOR_MASKED_LM_MAPPING,
     MODEL_MAPPING,
@@ -27,10 +23,8 @@ from transformers.utils import logging
 
 try:
     from .configuration_dap import DAPConfig
-    from .losses_dap import at_least_float32
 except ImportError:  # a checkout, where these files are top-level modules
     from configuration_dap import DAPConfig
-    from losses_dap import at_least_float32
 
 #: Types of encoders with which every objective is tested.
 TESTED = ("bert", "deberta-v2", "distilbert", "modernbert", "roberta", "xlm-roberta")
@@ -172,46 +166,3 @@ def find_mask_token_id(name_or_path: str, **hub: Any) -> int:
             "need: use objective='tr', or give mask_token_id."
         )
     return tokenizer.mask_token_id
-
-
-# -------------------------------------------------------------------------------------------- pool
-
-
-def pool(last_hidden_state: Tensor, attention_mask: Tensor, pooling: str = "cls") -> Tensor:
-    """Return the sentence vectors of token states.
-
-    Args:
-        last_hidden_state: (B, S, D).
-        attention_mask: (B, S), 1 for real tokens and 0 for padding, which may be on either side.
-        pooling: `"cls"`, the first real token's state (section 3.2), or `"mean"` over the real
-            tokens.
-
-    Returns:
-        (B, D), not normalised.
-
-    >>> states = torch.tensor([[[1.0], [3.0], [9.0]]])
-    >>> pool(states, torch.tensor([[1, 1, 0]]), "mean")
-    tensor([[2.]])
-    """
-    if pooling == "cls":
-        first = attention_mask.bool().to(torch.uint8).argmax(1)  # (B,)
-        # Not range(len(...)): an export to ONNX would take the length for a constant.
-        rows = torch.arange(first.shape[0], device=first.device)
-        return last_hidden_state[rows, first]
-    states = at_least_float32(last_hidden_state)  # a sum in half precision would overflow
-    mask = attention_mask.unsqueeze(-1).to(states.dtype)  # (B, S, 1)
-    mean = (states * mask).sum(1) / mask.sum(1).clamp(min=1)
-    return mean.to(last_hidden_state.dtype)
-
-
-def first_tokens(attention_mask: Tensor) -> Tensor:
-    """Return True for the first real token of each row, the one that CLS pooling reads: (B, S).
-
-    Args:
-        attention_mask: (B, S), 1 for real tokens and 0 for padding.
-
-    >>> first_tokens(torch.tensor([[1, 1, 0], [0, 1, 1]]))
-    tensor([[ True, False, False],
-            [False,  True, False]])
-    """
-    return attention_mask.bool() & (attention_mask.cumsum(1) == 1)

@@ -10,6 +10,7 @@ vocabulary, `V'` target vocabulary, `T` tokens with a label, `C` context tokens,
 """
 
 import copy
+from collections.abc import Collection
 from typing import Any, NamedTuple
 
 import torch
@@ -28,11 +29,6 @@ except ImportError:  # a checkout, where these files are top-level modules
     from encoder_dap import build_encoder
     from losses_dap import bag_cross_entropy, vocabulary_cross_entropy
     from states_dap import PassThrough, absolute_positions, last_states, layer_stack, use_packing
-
-#: Objectives that predict tokens of the target side, so a smaller target vocabulary is enough.
-OF_TARGETS = {"rtl", "bow"}
-#: Objectives that predict no tokens.
-OF_VECTORS = {"tr", "distill"}
 
 
 class Projection(nn.Sequential):
@@ -304,18 +300,21 @@ class PredictionHead(PredictionTransform):
     - A *target vocabulary* (`target_vocab_size`): RTL and BOW predict only V' ids. `token_ids`
       holds these ids in ascending order.
     - `rtl_tied=False`: RTL and BOW predict with a matrix of their own, `decoder`.
+
+    Args:
+        config: configuration of the model.
+        predicts: what the model's objectives predict (see `Objective.predicts`).
     """
 
-    def __init__(self, config: DAPConfig) -> None:
+    def __init__(self, config: DAPConfig, predicts: Collection[str | None] = ("tokens",)) -> None:
         super().__init__(config)
         self.config = config
-        predicts_targets = bool(config.objectives & OF_TARGETS)
+        predicts_targets = "targets" in predicts
         size = config.target_vocab_size if predicts_targets else None
         self.register_buffer("token_ids", None if size is None else torch.arange(size))
 
         # The bias has V' entries if no other objective predicts all V ids.
-        only_targets = config.objectives <= OF_VECTORS | OF_TARGETS
-        self.is_narrow = size is not None and only_targets
+        self.is_narrow = size is not None and "tokens" not in predicts
         self.bias = nn.Parameter(torch.zeros(size if self.is_narrow else config.vocab_size))
 
         self.decoder = None

@@ -15,7 +15,6 @@ right.
 
 import copy
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -48,11 +47,10 @@ try:
         build_encoder,
         find_mask_token_id,
         load_masked_lm,
-        pool,
         refusals_of_encoder,
         require_encoder,
     )
-    from .heads_dap import OF_TARGETS, PredictionHead, Words, look_up
+    from .heads_dap import PredictionHead, Words, look_up
     from .objectives_dap import (
         OBJECTIVES,
         Chunk,
@@ -61,10 +59,12 @@ try:
         Objective,
         Pairs,
         Sentences,
+        needs_of,
         objectives_of,
         total_loss,
     )
     from .states_dap import (
+        POOLINGS,
         absolute_positions,
         last_states,
         sentence_vectors,
@@ -78,11 +78,10 @@ except ImportError:  # a checkout, where these files are top-level modules
         build_encoder,
         find_mask_token_id,
         load_masked_lm,
-        pool,
         refusals_of_encoder,
         require_encoder,
     )
-    from heads_dap import OF_TARGETS, PredictionHead, Words, look_up
+    from heads_dap import PredictionHead, Words, look_up
     from objectives_dap import (
         OBJECTIVES,
         Chunk,
@@ -91,10 +90,12 @@ except ImportError:  # a checkout, where these files are top-level modules
         Objective,
         Pairs,
         Sentences,
+        needs_of,
         objectives_of,
         total_loss,
     )
     from states_dap import (
+        POOLINGS,
         absolute_positions,
         last_states,
         sentence_vectors,
@@ -226,7 +227,7 @@ class DAPModel(DAPPreTrainedModel):
         )
         return BaseModelOutputWithPooling(
             last_hidden_state=out.last_hidden_state,
-            pooler_output=pool(out.last_hidden_state, attention_mask, self.config.pooling),
+            pooler_output=POOLINGS[self.config.pooling].pool(out.last_hidden_state, attention_mask),
             hidden_states=out.hidden_states,
             attentions=out.attentions,
         )
@@ -485,7 +486,7 @@ class DAPForPreTraining(DAPPreTrainedModel):
             states = last_states(self.dap.encoder, mask, read, inputs_embeds=embedded)
 
         # f_s(x), f_s(y): one vector per sentence.
-        embeds = pool(states, mask, self.config.pooling)  # (2·B or 3·B, D)
+        embeds = POOLINGS[self.config.pooling].pool(states, mask)  # (2·B or 3·B, D)
 
         source_states, target_states, *_ = states.split(len(pairs.source.ids))
         source_embeds, target_embeds, *negative_embeds = embeds.split(len(pairs.source.ids))
@@ -551,16 +552,15 @@ class DAPForPreTraining(DAPPreTrainedModel):
     def _tokens_read(self, pairs: Pairs, mask: Tensor, needs: frozenset[str]) -> Tensor | None:
         """Return True for each token whose state is read. The last layer skips the others.
 
-        With mean pooling all tokens are read. With CLS pooling, only the first token is read on a
-        side whose token states no objective needs.
+        Only the pooling reads tokens of a side whose token states no objective needs.
 
         Returns:
             Bool tensor of the shape of `mask`. None means that all tokens are read.
         """
-        if self.config.pooling != "cls" or needs >= {"source_states", "target_states"}:
+        reads = POOLINGS[self.config.pooling].reads
+        if reads is None or needs >= {"source_states", "target_states"}:
             return None
-        read = torch.zeros_like(mask, dtype=torch.bool)
-        read[:, 0] = True
+        read = reads(mask)
         count = len(pairs.source.ids)
         if "source_states" in needs:
             read[:count] = mask[:count].bool()
@@ -692,7 +692,9 @@ class DAPForPreTraining(DAPPreTrainedModel):
         config = DAPConfig(encoder_config, **fields)
 
         objective = f"objective={config.objective!r}"
-        if target_token_ids is not None and not config.objectives & OF_TARGETS:
+        if target_token_ids is not None and "target_vocabulary" not in needs_of(
+            objectives_of(config)
+        ):
             raise ValueError(
                 f"target_token_ids are the ids that RTL and BOW predict, but {objective} has "
                 "neither: leave them out."
@@ -849,11 +851,6 @@ class DAPForPreTraining(DAPPreTrainedModel):
         self.prediction_head.token_ids.copy_(torch.tensor(ids))
 
 
-def needs_of(objectives: Sequence[Objective]) -> frozenset[str]:
-    """Return what several objectives together need from the model (see `Objective.needs`)."""
-    return frozenset().union(*(objective.needs for objective in objectives))
-
-
 def draw_noise(ids: Tensor) -> Tensor:
     """Draw random numbers that decide which of the tokens (B, S) are masked: uniform in [0, 1)."""
     return torch.rand(ids.shape, device=ids.device)
@@ -1000,7 +997,7 @@ def save_modules(folder: Path, pooling: str, hidden_size: int, normalize: bool =
 
     Args:
         folder: folder of a saved encoder.
-        pooling: `"cls"` or `"mean"`.
+        pooling: a name in `POOLINGS`.
         hidden_size: number of dimensions of a sentence vector.
         normalize: let the library return vectors of length 1.
     """
@@ -1026,10 +1023,9 @@ def save_modules(folder: Path, pooling: str, hidden_size: int, normalize: bool =
         "weightedmean_tokens",
         "lasttoken",
     )
-    own = {"cls": "cls_token", "mean": "mean_tokens"}[pooling]
     settings: dict[str, Any] = {"word_embedding_dimension": hidden_size}
     for mode in modes:
-        settings[f"pooling_mode_{mode}"] = mode == own
+        settings[f"pooling_mode_{mode}"] = mode == POOLINGS[pooling].flag
     settings["include_prompt"] = True
 
     files = {"modules.json": modules, "1_Pooling/config.json": settings}

@@ -21,7 +21,7 @@ rows of text, `G` groups of labels.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -30,7 +30,6 @@ from torch import Tensor, nn
 try:
     from .configuration_dap import DAPConfig
     from .heads_dap import (
-        OF_VECTORS,
         PredictionHead,
         PredictionTransform,
         Projection,
@@ -49,7 +48,6 @@ try:
 except ImportError:  # a checkout, where these files are top-level modules
     from configuration_dap import DAPConfig
     from heads_dap import (
-        OF_VECTORS,
         PredictionHead,
         PredictionTransform,
         Projection,
@@ -165,9 +163,9 @@ class Chunk:
 class Objective:
     """Base class of the objectives: a loss that is a mean over labels, such as tokens to predict.
 
-    A subclass overrides up to five things: `name`, `heads`, `needs`, `labels` and `loss_sum`. It
-    has no weights: it computes with the heads of the model that its methods are given. Then
-    GradCache, packing and several processes work without more code.
+    A subclass overrides `labels`, `loss_sum`, and those of the facts below that differ. It has no
+    weights: it computes with the heads of the model that its methods are given. Then GradCache,
+    packing and several processes work without more code.
 
     Labels can be in several groups, such as directions. The loss is then the average of the groups'
     means.
@@ -175,11 +173,20 @@ class Objective:
 
     #: Name in `OBJECTIVES` and `config.objective`, and in `{name}_weight` and `{name}_loss`.
     name: str
+    #: What pages and model cards call it. Empty: its name.
+    title: str = ""
+    #: What its head predicts: "targets" (only tokens of the target side, so that a smaller target
+    #: vocabulary is enough), "tokens" (any tokens), or None.
+    predicts: Literal["targets", "tokens"] | None = "tokens"
+    #: Whether it puts the mask token into the text.
+    masks: bool = False
+    #: Groups of labels that are predicted from the other side. None: it does no such thing.
+    from_source: slice | None = None
     #: Modules that the model has beside the encoder: attribute -> function that builds it.
     heads: dict[str, Callable[[DAPConfig], nn.Module]] = {}
     #: What the model prepares: "source_states", "target_states" (all token states of a side),
-    #: "embeds" (sentence vectors), "noise" (for masking), "mask_token" (its word embedding),
-    #: "target_vocabulary" (word embeddings of the ids that RTL and BOW predict).
+    #: "embeds" (sentence vectors), "noise" (for masking). `needs_of` adds what `masks` and
+    #: `predicts` imply.
     needs: frozenset[str] = frozenset({"source_states", "target_states", "embeds"})
 
     def __init__(self, config: DAPConfig) -> None:
@@ -236,11 +243,35 @@ class Objective:
         labels = self.labels(pairs, model)
         counts = self.count(labels) if chunk is None else chunk.label_counts[self.name]  # (G,)
         sums, measures = self.loss_sum(pairs, encoded, model, labels)
-
-        has_labels = counts > 0
-        means = sums / counts.where(has_labels, 1)  # a group without labels has the sum 0
-        loss = means.sum() / has_labels.sum().clamp(min=1)
+        loss = self.mean(sums, counts)
         return loss, {f"{self.name}_loss": loss, **measures}
+
+    def loss_from_source(
+        self, pairs: Pairs, encoded: Encoded, model: nn.Module
+    ) -> tuple[Tensor, Tensor]:
+        """Sum the loss of predicting one side from the other, and count this process's labels.
+
+        Only the groups of labels in `from_source` take part. For BOW that is the prediction from
+        the source's vector.
+
+        Returns:
+            The sums (G',) and the numbers of labels (G',) of the groups. See `mean`.
+        """
+        labels = self.labels(pairs, model)[self.from_source]
+        sums, _ = self.loss_sum(pairs, encoded, model, labels)
+        return sums, labels.flatten(1).sum(1)
+
+    @staticmethod
+    def mean(sums: Tensor, counts: Tensor) -> Tensor:
+        """Return the average of the means of those groups that have labels.
+
+        Args:
+            sums: (G,) summed loss of each group, 0 for a group without labels.
+            counts: (G,) number of labels of each group.
+        """
+        has_labels = counts > 0
+        means = sums / counts.where(has_labels, 1)
+        return means.sum() / has_labels.sum().clamp(min=1)
 
     @staticmethod
     def count(labels: Tensor) -> Tensor:
@@ -255,6 +286,7 @@ class Comparison(Objective):
     `vectors` for every chunk and `compare` once for the whole batch.
     """
 
+    predicts = None
     needs = frozenset({"embeds"})
 
     def vectors(self, pairs: Pairs, encoded: Encoded, model: nn.Module) -> tuple[Tensor, ...]:
@@ -300,6 +332,11 @@ class Comparison(Objective):
 # -------------------------------------------------------------------------------- the objectives
 
 
+def shared_prediction_head(config: DAPConfig) -> PredictionHead:
+    """Build the prediction head that all objectives of a model share."""
+    return PredictionHead(config, {each.predicts for each in objectives_of(config)})
+
+
 class TranslationRanking(Comparison):
     """TR, translation ranking (section 3.2, eq. L_TR): rank each source's own target first.
 
@@ -311,6 +348,7 @@ class TranslationRanking(Comparison):
     """
 
     name = "tr"
+    title = "translation ranking (TR)"
 
     @property
     def heads(self) -> dict[str, Callable[[DAPConfig], nn.Module]]:
@@ -418,11 +456,15 @@ class RepresentationTranslation(Objective):
     """
 
     name = "rtl"
-    heads = {"rtl_head": RTLHead, "prediction_head": PredictionHead}
+    title = "representation translation learning (RTL)"
+    predicts = "targets"
+    masks = True
+    from_source = slice(None)
+    heads = {"rtl_head": RTLHead, "prediction_head": shared_prediction_head}
 
     def __init__(self, config: DAPConfig) -> None:
         super().__init__(config)
-        needs = {"mask_token", "target_vocabulary"}
+        needs = set()
         if config.rtl_direction != "target-to-source":
             needs.add("source_states")
         if config.rtl_direction != "source-to-target":
@@ -585,8 +627,10 @@ class MaskedLanguageModelling(Objective):
     """MLM (Devlin et al. 2019): predict masked tokens of each sentence by itself."""
 
     name = "mlm"
-    heads = {"prediction_head": PredictionHead}
-    needs = frozenset({"noise", "mask_token"})
+    title = "masked language modelling (MLM)"
+    masks = True
+    heads = {"prediction_head": shared_prediction_head}
+    needs = frozenset({"noise"})
 
     @property
     def probability(self) -> float:
@@ -639,6 +683,7 @@ class TranslationLanguageModelling(MaskedLanguageModelling):
     """TLM (eq. L_TLM; Conneau and Lample 2019): MLM with source and target in one row."""
 
     name = "tlm"
+    title = "translation language modelling (TLM)"
 
     def text(self, pairs: Pairs) -> MaskedText:
         """Return the text to mask: each source with its target in one row, (B, S_x+S_y-1).
@@ -661,7 +706,10 @@ class BagOfWords(Objective):
     """
 
     name = "bow"
-    needs = frozenset({"embeds", "target_vocabulary"})
+    title = "bag-of-words prediction (BOW)"
+    predicts = "targets"
+    from_source = slice(1)  # the second group predicts the target from itself
+    needs = frozenset({"embeds"})
 
     @property
     def heads(self) -> dict[str, Callable[[DAPConfig], nn.Module]]:
@@ -670,9 +718,11 @@ class BagOfWords(Objective):
         BOW has its own `bow_transform` if other objectives predict from token states. Otherwise it
         uses that of the prediction head.
         """
-        if self.config.objectives <= OF_VECTORS | {self.name}:
-            return {"prediction_head": PredictionHead}
-        return {"prediction_head": PredictionHead, "bow_transform": PredictionTransform}
+        heads = {"prediction_head": shared_prediction_head}
+        predicting = [each.name for each in objectives_of(self.config) if each.predicts]
+        if predicting != [self.name]:
+            heads["bow_transform"] = PredictionTransform
+        return heads
 
     def labels(self, pairs: Pairs, model: nn.Module) -> Tensor:
         """Return True for each token of the target to predict: (2, B, S_y) bool.
@@ -715,6 +765,8 @@ class Distillation(Objective):
     """
 
     name = "distill"
+    title = "distillation from a teacher"
+    predicts = None
     needs = frozenset({"embeds"})
 
     @property
@@ -774,6 +826,23 @@ def objectives_of(config: DAPConfig) -> list[Objective]:
             "own, import its file first, or give --plugin."
         )
     return [kind(config) for name, kind in OBJECTIVES.items() if name in config.objectives]
+
+
+def needs_of(objectives: Sequence[Objective]) -> frozenset[str]:
+    """Return what several objectives together need from the model.
+
+    Returns:
+        Their `needs`, "mask_token" (its word embedding) if an objective masks, and
+        "target_vocabulary" (its word embeddings) if an objective predicts targets.
+    """
+    needs = set()
+    for objective in objectives:
+        needs |= objective.needs
+        if objective.masks:
+            needs.add("mask_token")
+        if objective.predicts == "targets":
+            needs.add("target_vocabulary")
+    return frozenset(needs)
 
 
 def total_loss(

@@ -1,7 +1,8 @@
-"""Token states of an encoder without computing padding.
+"""Token states of an encoder without computing padding, and sentence vectors from them.
 
-The file ships with every checkpoint, beside modeling_dap.py. `last_states` is the way in. It takes
-the fastest way that the encoder allows:
+The file ships with every checkpoint, beside modeling_dap.py. `POOLINGS` lists the ways from token
+states to a sentence vector. `last_states` computes token states, in the fastest way that the
+encoder allows:
 
 - *Packed*: all rows stand one behind the other in one long row without padding. Attention gets the
   length of each row, so that no token sees another row. This needs an attention that takes packed
@@ -13,6 +14,7 @@ Shapes in the comments: `B` rows, `S` tokens of the longest row, `T` real tokens
 hidden size, `H` attention heads, `d` size of a head.
 """
 
+from collections.abc import Callable
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -26,9 +28,9 @@ from transformers.masking_utils import sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 try:
-    from .encoder_dap import first_tokens, pool
+    from .losses_dap import at_least_float32
 except ImportError:  # a checkout, where these files are top-level modules
-    from encoder_dap import first_tokens, pool
+    from losses_dap import at_least_float32
 
 #: Types of encoders whose layers are built like BERT's and are followed by nothing.
 LIKE_BERT = ("bert", "camembert", "electra", "roberta", "xlm-roberta")
@@ -36,6 +38,77 @@ LIKE_BERT = ("bert", "camembert", "electra", "roberta", "xlm-roberta")
 TOKENS_PER_GROUP = 128
 #: Name of torch's attention that also takes packed rows.
 PACKED = "dap_packed"
+
+
+# --------------------------------------------------------------------------------------- pooling
+
+
+class Pooling(NamedTuple):
+    """A way from token states to sentence vectors.
+
+    Attributes:
+        reads: function of a mask (B, S) that returns True for each token whose state is read,
+            (B, S) bool. None means that all real tokens are read.
+        pool: function of the last hidden states (B, S, D) and a mask (B, S) that returns the
+            sentence vectors (B, D), not normalised. Padding may be on either side.
+        flag: name in the files of sentence-transformers.
+    """
+
+    reads: Callable[[Tensor], Tensor] | None
+    pool: Callable[[Tensor, Tensor], Tensor]
+    flag: str
+
+
+def first_tokens(mask: Tensor) -> Tensor:
+    """Return True for the first real token of each row: (B, S).
+
+    >>> first_tokens(torch.tensor([[1, 1, 0], [0, 1, 1]]))
+    tensor([[ True, False, False],
+            [False,  True, False]])
+    """
+    return mask.bool() & (mask.cumsum(1) == 1)
+
+
+def last_tokens(mask: Tensor) -> Tensor:
+    """Return True for the last real token of each row: (B, S).
+
+    >>> last_tokens(torch.tensor([[1, 1, 0], [0, 1, 1]]))
+    tensor([[False,  True, False],
+            [False, False,  True]])
+    """
+    return first_tokens(mask.flip(1)).flip(1)
+
+
+def state_of(tokens: Callable[[Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
+    """Return the function that takes the state of one token per row, such as the first."""
+
+    def pool(states: Tensor, mask: Tensor) -> Tensor:
+        column = tokens(mask).to(torch.uint8).argmax(1)  # (B,)
+        # Not range(len(...)): an export to ONNX would take the length for a constant.
+        rows = torch.arange(column.shape[0], device=column.device)
+        return states[rows, column]
+
+    return pool
+
+
+def mean_of_real(states: Tensor, mask: Tensor) -> Tensor:
+    """Return the mean state (B, D) of each row's real tokens.
+
+    >>> mean_of_real(torch.tensor([[[1.0], [3.0], [9.0]]]), torch.tensor([[1, 1, 0]]))
+    tensor([[2.]])
+    """
+    values = at_least_float32(states)  # a sum in half precision would overflow
+    mask = mask.unsqueeze(-1).to(values.dtype)  # (B, S, 1)
+    mean = (values * mask).sum(1) / mask.sum(1).clamp(min=1)
+    return mean.to(states.dtype)
+
+
+#: Every pooling by its name in `DAPConfig.pooling`. The paper's is "cls" (section 3.2).
+POOLINGS = {
+    "cls": Pooling(first_tokens, state_of(first_tokens), "cls_token"),
+    "mean": Pooling(None, mean_of_real, "mean_tokens"),
+    "lasttoken": Pooling(last_tokens, state_of(last_tokens), "lasttoken"),
+}
 
 
 # ---------------------------------------------------------------------------------------- states
@@ -73,16 +146,17 @@ def sentence_vectors(
 ) -> Tensor:
     """Return the sentence vectors (B, D) of an encoder that takes packed rows.
 
-    With CLS pooling the last layer is computed for the first tokens only.
+    The last layer is computed only for the tokens that the pooling reads.
 
     Args:
         encoder: an encoder for which `takes_packed` is true.
         mask: (B, S), 1 for real tokens.
-        pooling: `"cls"` or `"mean"`.
+        pooling: a name in `POOLINGS`.
         inputs: `input_ids` (B, S) or `inputs_embeds` (B, S, D), and the like.
     """
-    read = first_tokens(mask) if pooling == "cls" else None
-    return pool(packed_states(encoder, mask, inputs, read), mask, pooling)
+    kind = POOLINGS[pooling]
+    read = None if kind.reads is None else kind.reads(mask)
+    return kind.pool(packed_states(encoder, mask, inputs, read), mask)
 
 
 def padded_states(encoder: PreTrainedModel, mask: Tensor, inputs: dict[str, Tensor]) -> Tensor:

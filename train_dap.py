@@ -44,7 +44,7 @@ from dap_transformers.training.batches import (
     tokenize_bitext,
 )
 from dap_transformers.training.hard_negatives import HardNegatives
-from dap_transformers.training.head_reading import HARDLY, READERS
+from dap_transformers.training.head_reading import HARDLY
 from dap_transformers.training.heads import HEADS_FILE, train_missing_heads
 from dap_transformers.training.resume import (
     FINISHED,
@@ -63,6 +63,7 @@ from dap_transformers.training.start import (
 from dap_transformers.training.teacher import add_teacher, check_teacher
 from dap_transformers.training.trainer import DAPTrainer, leave_together, require_batch
 from modeling_dap import DAPForPreTraining
+from objectives_dap import OBJECTIVES
 
 logger = logging.getLogger(__name__)
 
@@ -189,7 +190,7 @@ def check_metric(
         model: the model to train.
     """
     known = ["eval_mean_accuracy", "eval_mean_pool_accuracy"]
-    readers = [objective.name for objective in model.objectives if objective.name in READERS]
+    readers = [each.name for each in model.objectives if each.from_source is not None]
     for reader in readers:
         known += [f"eval_{reader}_loss", f"eval_{reader}_source_nats"]
     for code in dev:
@@ -428,7 +429,7 @@ def warn_of_idle_heads(metrics: dict[str, float]) -> None:
         metrics: metrics of an evaluation by name. Those of `source_reading` are used, if there
             are any.
     """
-    for reader in READERS:
+    for reader in OBJECTIVES:
         nats = metrics.get(f"eval_{reader}_source_nats", HARDLY)
         if nats < HARDLY:
             logger.warning(

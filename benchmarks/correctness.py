@@ -32,10 +32,9 @@ from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 from benchmarks.timing import machine_parser, prepare_machine, save
 from benchmarks.workload import OBJECTIVES, Batch, backward, cached_backward
 from dap_transformers.tables import text_table
-from encoder_dap import first_tokens
 from modeling_dap import DAPConfig, DAPForPreTraining
 from objectives_dap import Comparison, Pairs, Sentences
-from states_dap import last_states, layer_stack
+from states_dap import first_tokens, last_states, layer_stack
 
 ENCODERS = ("bert", "roberta", "xlm-roberta", "modernbert")
 WORDS, MASK, PAD = 300, 4, 1

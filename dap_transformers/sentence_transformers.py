@@ -26,11 +26,10 @@ from sentence_transformers.base.losses.gradcache import RandContext
 
 from dap_transformers.encoding.load import pooling_mode
 from dap_transformers.errors import UserError, counted, refusals
-from encoder_dap import pool
 from losses_dap import sum_over_processes, world_size
-from modeling_dap import DAPForPreTraining, draw_noise, needs_of
-from objectives_dap import Encoded, Pairs, Sentences, pad_to
-from states_dap import use_packing
+from modeling_dap import DAPForPreTraining, draw_noise
+from objectives_dap import Encoded, Pairs, Sentences, needs_of, pad_to
+from states_dap import POOLINGS, use_packing
 
 #: Name of the file of the heads in a checkpoint.
 HEADS_FILE = "dap_heads.safetensors"
@@ -325,7 +324,7 @@ class DAPLoss(CachedLossMixin, nn.Module):
             mask[:, 0] = 1  # a row without tokens, as in `DAPForPreTraining.encode`
             states = states.masked_fill(mask.unsqueeze(-1) == 0, 0.0)
             all_states.append(states)
-            vectors.append(pool(states, mask, self.dap.config.pooling))  # (B, D)
+            vectors.append(POOLINGS[self.dap.config.pooling].pool(states, mask))  # (B, D)
         words, _ = self.dap.embed_words(pairs.source.ids[:0], needs_of(self.dap.objectives))
         return Encoded(
             words=words,

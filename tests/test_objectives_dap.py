@@ -10,7 +10,6 @@ from tiny_models import COMBINATIONS, MASK, NoFloat64, gradients, make_batch, ti
 from torch import Tensor
 
 from dap_transformers.training.grad_cache import CachedBatch
-from heads_dap import OF_TARGETS
 from modeling_dap import DAPConfig, DAPForPreTraining
 from objectives_dap import OBJECTIVES
 
@@ -27,7 +26,7 @@ OPTIONS = {
 
 def model_of(objective: str) -> DAPForPreTraining:
     model = tiny_model(objective=objective, **OPTIONS)
-    if OF_TARGETS & model.config.objectives:
+    if any(each.predicts == "targets" for each in model.objectives):
         model.set_target_vocabulary([2, *range(60, 199)])
     return model
 
@@ -46,7 +45,7 @@ def test_each_loss_of_a_combination_is_that_of_the_objective_alone(objective: st
                 for key, value in model.bow_transform.state_dict().items()
             }
         if (
-            name in OF_TARGETS and len(own["prediction_head.bias"]) == 250
+            OBJECTIVES[name].predicts == "targets" and len(own["prediction_head.bias"]) == 250
         ):  # others predict ids that these do not
             own["prediction_head.bias"] = own["prediction_head.bias"][
                 own["prediction_head.token_ids"]

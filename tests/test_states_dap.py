@@ -8,11 +8,13 @@ from tiny_models import ENCODERS, gradients, make_batch, tiny_model
 from torch import Tensor
 
 import states_dap
-from encoder_dap import build_encoder, first_tokens, pool
+from encoder_dap import build_encoder
 from states_dap import (
     PACKED,
+    POOLINGS,
     attention_arguments,
     attention_by_length,
+    first_tokens,
     last_states,
     pack,
     packed_attention,
@@ -256,4 +258,4 @@ def test_the_last_layer_is_right_for_the_queries(model_type: str, layers: int) -
 
 def test_mean_in_half_precision_does_not_overflow() -> None:
     states = torch.full((1, 512, 2), 300.0, dtype=torch.float16)
-    assert pool(states, torch.ones(1, 512), "mean").tolist() == [[300.0, 300.0]]
+    assert POOLINGS["mean"].pool(states, torch.ones(1, 512)).tolist() == [[300.0, 300.0]]

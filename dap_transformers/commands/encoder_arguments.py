@@ -6,13 +6,13 @@ from typing import Any
 
 import torch
 
-from configuration_dap import CHOICES
 from dap_transformers.commands.arguments import arg
 from dap_transformers.encoding.encoder import load_encoder
 from dap_transformers.encoding.onnx import OnnxEncoder
 from dap_transformers.encoding.shards import Encoder
 from dap_transformers.errors import UserError
 from dap_transformers.reports import report, training_record
+from states_dap import POOLINGS
 
 
 @dataclass
@@ -29,7 +29,7 @@ class BaseEncoderArguments:
     pooling: str | None = arg(
         None,
         "How a plain encoder pools. Default: as the checkpoint says, else 'cls' as in the paper.",
-        choices=CHOICES["pooling"],
+        choices=tuple(POOLINGS),
     )
     revision: str | None = arg(None, "Branch, tag or commit of a Hub repository.")
     trust_remote_code: bool = arg(False, "Run the code that the repository carries.")

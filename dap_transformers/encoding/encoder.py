@@ -27,7 +27,6 @@ from tqdm.auto import tqdm
 from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase
 
 from dap_transformers.encoding.load import (
-    POOLINGS,
     LibrarySettings,
     NeedsSentenceTransformers,
     hub_commit,
@@ -41,9 +40,9 @@ from dap_transformers.encoding.onednn import fast_linear
 from dap_transformers.errors import UserError, loading
 from dap_transformers.search.exact import unit_rows
 from dap_transformers.tokenizers import as_in_file, load_tokenizer, require_embeddings, require_room
-from encoder_dap import pool
 from modeling_dap import DAPModel
 from states_dap import (
+    POOLINGS,
     can_skip_tokens,
     packed_states,
     sentence_vectors,
@@ -323,7 +322,7 @@ class SentenceEncoder(_Comparing):
         """Return the sentence vectors (B, D) of a batch, given its token ids and mask (B, S)."""
         if self._packs:
             return sentence_vectors(self.backbone, mask, self.pooling, input_ids=ids).float()
-        return pool(self._states(ids, mask), mask, self.pooling)
+        return POOLINGS[self.pooling].pool(self._states(ids, mask), mask)
 
     # ------------------------------------------------------------------------------- token states
 

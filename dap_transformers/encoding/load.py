@@ -16,13 +16,12 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from configuration_dap import CHOICES
 from dap_transformers.errors import UserError, loading, refusals
 from dap_transformers.files import read_json
 from encoder_dap import load_masked_lm
 from modeling_dap import DAPForPreTraining
+from states_dap import POOLINGS
 
-POOLINGS = CHOICES["pooling"]
 #: Layers or attention heads that no encoder reaches. Transformers would build absurd numbers for
 #: days.
 MOST_LAYERS = 1000
@@ -262,7 +261,7 @@ def pooling_mode(config: dict[str, Any]) -> str:
     if "pooling_mode" in config:
         modes = config["pooling_mode"]
         return modes if isinstance(modes, str) else "+".join(modes)
-    names = {"pooling_mode_cls_token": "cls", "pooling_mode_mean_tokens": "mean"}
+    names = {f"pooling_mode_{pooling.flag}": name for name, pooling in POOLINGS.items()}
     modes = []
     for key, value in config.items():
         if key.startswith("pooling_mode_") and value is True:

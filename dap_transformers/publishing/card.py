@@ -57,15 +57,6 @@ USED_BY = {"projection": "tr", **{f"{name}_": name for name in OBJECTIVES}}
 CURVE = ("loss", *(f"{name}_loss" for name in OBJECTIVES))
 CURVE += ("eval_rtl_source_nats", "eval_bow_source_nats", "eval_mean_accuracy")
 CURVE_ROWS = 12
-#: Name of an objective -> how the card calls it. Objectives of a plugin have only their names.
-METHODS = {
-    "tr": "translation ranking (TR)",
-    "rtl": "representation translation learning (RTL)",
-    "bow": "bag-of-words prediction (BOW)",
-    "tlm": "translation language modelling (TLM)",
-    "mlm": "masked language modelling (MLM)",
-    "distill": "distillation from a teacher",
-}
 #: Sentences that the page of the model compares when a visitor clicks a button.
 WIDGET = {
     "source_sentence": "Where is the station?",
@@ -363,7 +354,11 @@ def method(objective: str) -> str:
     names = objective.split("+")
     if set(names) == {"tr", "rtl"}:
         return "dual-alignment pre-training (DAP)"
-    return " and ".join(METHODS.get(name, name) for name in names)
+    titles = []
+    for name in names:
+        title = OBJECTIVES[name].title if name in OBJECTIVES else ""
+        titles.append(title or name)
+    return " and ".join(titles)
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from transformers import AutoModel, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.dynamic_module_utils import custom_object_save
 
 import configuration_dap
-from configuration_dap import CHOICES, DAPConfig
+from configuration_dap import DAPConfig
 from dap_transformers.commands.arguments import arg
 from dap_transformers.encoding.encoder import LibraryEncoder, SentenceEncoder, load_encoder
 from dap_transformers.encoding.load import (
@@ -46,6 +46,7 @@ from dap_transformers.publishing.hub import upload
 from dap_transformers.publishing.same_vectors import PROBE, require_same_vectors
 from dap_transformers.tokenizers import forget_calls, require_padding
 from modeling_dap import DAPForPreTraining, save_modules
+from states_dap import POOLINGS
 
 LAYOUTS = ("plain", "dap")
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
@@ -77,7 +78,7 @@ class Options:
     )
     with_heads: bool = arg(False, "Add the whole DAP checkpoint in pretraining/.")
     pooling: str | None = arg(
-        None, "How to pool a plain encoder. Default: the checkpoint's.", choices=CHOICES["pooling"]
+        None, "How to pool a plain encoder. Default: the checkpoint's.", choices=tuple(POOLINGS)
     )
     prefix: str | None = arg(None, "Text before every sentence. Default: the checkpoint's.")
     max_seq_length: int | None = arg(
@@ -340,7 +341,7 @@ def write_backbone(backbone: PreTrainedModel, pooling: str, folder: Path) -> Non
         # vLLM wants this of XLM-R, but Transformers 5 does not write it
         backbone.config.position_embedding_type = "absolute"
     weights = backbone.state_dict()
-    if pooling == "mean":
+    if pooling != "cls":
         without_bias = {}
         for name, value in weights.items():
             if "pooler" not in name.split(".") or not name.endswith("bias"):

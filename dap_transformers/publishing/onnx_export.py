@@ -24,7 +24,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from configuration_dap import CHOICES
 from dap_transformers.commands.arguments import ArgumentParser, arg
 from dap_transformers.commands.edge import command, guarded
 from dap_transformers.encoding.encoder import SentenceEncoder
@@ -33,8 +32,7 @@ from dap_transformers.encoding.onnx import FLOAT32, INT8, OnnxEncoder, require_p
 from dap_transformers.errors import UserError
 from dap_transformers.publishing.layout import save_tokenizer
 from dap_transformers.publishing.same_vectors import PROBE, require_same_vectors
-from encoder_dap import pool
-from states_dap import takes_packed
+from states_dap import POOLINGS, takes_packed
 
 INPUTS = ("input_ids", "attention_mask")
 OUTPUTS = ("last_hidden_state", "sentence_embedding")
@@ -61,7 +59,7 @@ class _SentenceModel(nn.Module):
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor]:
         out = self.model(input_ids=input_ids, attention_mask=attention_mask)
         states = out.last_hidden_state  # (B, S, D)
-        return states, F.normalize(pool(states, attention_mask, self.pooling), dim=1)
+        return states, F.normalize(POOLINGS[self.pooling].pool(states, attention_mask), dim=1)
 
 
 def export(
@@ -247,7 +245,7 @@ class ExportArguments:
 
     int8: bool = arg(False, "Add the graph with int8 weights.")
     pooling: str | None = arg(
-        None, "How to pool. Default: the checkpoint's.", choices=CHOICES["pooling"]
+        None, "How to pool. Default: the checkpoint's.", choices=tuple(POOLINGS)
     )
     revision: str | None = arg(None, "Branch, tag or commit, if CHECKPOINT is a Hub id.")
     trust_remote_code: bool = arg(False, "Run code that comes with the checkpoint.")

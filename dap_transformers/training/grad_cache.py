@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from losses_dap import at_least_float32, columns_of, first_row
-from modeling_dap import DAPForPreTraining, DAPForPreTrainingOutput, draw_noise, needs_of
-from objectives_dap import Chunk, Comparison, Pairs, Sentences
+from modeling_dap import DAPForPreTraining, DAPForPreTrainingOutput, draw_noise
+from objectives_dap import Chunk, Comparison, Pairs, Sentences, needs_of
 
 SIDES = ("source", "target", "negative")
 

@@ -16,16 +16,14 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from dap_transformers.training.batches import BitextCollator, cutting_backend, tokenize_pairs
-from modeling_dap import DAPForPreTraining, needs_of
-from objectives_dap import Encoded, Objective, Pairs, Sentences, objectives_of
+from modeling_dap import DAPForPreTraining
+from objectives_dap import Encoded, Objective, Pairs, Sentences, needs_of, objectives_of
 
 #: Number of pairs that are measured, and how many of them run at a time.
 MEASURED_PAIRS = 512
 PAIRS_AT_A_TIME = 64
 #: Values of `rtl_ratio` that are measured beside the configured one, on every fourth pair.
 RATIOS = (0.25, 0.5, 0.75)
-#: Objectives that predict one side from the other, and which groups of their labels do so.
-READERS = {"rtl": slice(None), "bow": slice(1)}
 #: Information from the source, in nats per token, below which a head hardly uses it.
 HARDLY = 0.1
 
@@ -77,7 +75,7 @@ def source_reading(
     # ratio shows the most targets, so everything is encoded that any ratio needs.
     config = copy.copy(model.config)
     config.rtl_ratio = min(ratios, default=config.rtl_ratio)
-    readers = [each for each in objectives_of(config) if each.name in READERS]
+    readers = [each for each in objectives_of(config) if each.from_source is not None]
     if not readers or sum(len(sources) for sources, _ in used.values()) < 2:
         return {}
 
@@ -227,7 +225,6 @@ def mean_loss(
         targets: rows (n,) of the pairs whose targets are predicted.
         sources: rows (n,) of the pairs whose sources they are predicted from.
     """
-    groups = READERS[reader.name]
     totals = []  # loss and tokens of each part
     for target_rows, source_rows in zip(
         targets.split(PAIRS_AT_A_TIME), sources.split(PAIRS_AT_A_TIME)
@@ -240,10 +237,8 @@ def mean_loss(
             source_embeds=encoded.source_embeds[source_rows],
             target_embeds=encoded.target_embeds[target_rows],
         )
-        labels = reader.labels(part, model)
-        sums, _ = reader.loss_sum(part, states, model, labels)
-        counts = labels.flatten(1).sum(1)
+        sums, counts = reader.loss_from_source(part, states, model)
         loss_and_tokens = torch.stack([sums, counts]).cpu().double()  # (2, G)
-        totals.append(loss_and_tokens[:, groups].sum(1))
+        totals.append(loss_and_tokens.sum(1))
     loss, tokens = torch.stack(totals).sum(0).tolist()
     return loss / max(tokens, 1)

@@ -40,12 +40,11 @@ from dap_transformers.errors import counted
 from dap_transformers.files import whole_file, write_json
 from dap_transformers.training.batches import BitextCollator
 from dap_transformers.training.grad_cache import seeded
-from dap_transformers.training.head_reading import READERS, source_reading
+from dap_transformers.training.head_reading import source_reading
 from dap_transformers.training.resume import differences
 from dap_transformers.training.trainer import DAPTrainer
-from heads_dap import OF_TARGETS, OF_VECTORS
-from modeling_dap import DAPForPreTraining, needs_of
-from objectives_dap import Encoded, Objective, Pairs, Sentences
+from modeling_dap import DAPForPreTraining
+from objectives_dap import Encoded, Objective, Pairs, Sentences, needs_of
 
 logger = logging.getLogger(__name__)
 
@@ -87,7 +86,7 @@ def train_missing_heads(trainer: DAPTrainer, run: Mapping[str, Any]) -> None:
     """
     model = trainer.model
     args = trainer.args
-    readers = [objective for objective in model.objectives if objective.name in READERS]
+    readers = [each for each in model.objectives if each.from_source is not None]
     is_off = args.head_steps == 0 or args.freeze_encoder
     if is_off or not model.has_random_head or not readers:
         return
@@ -186,7 +185,7 @@ def start_bias(model: DAPForPreTraining, rows: Rows) -> None:
         rows: tokenised pairs, whose target tokens are counted.
     """
     config = model.config
-    predicts_sources = bool(config.objectives - OF_VECTORS - OF_TARGETS)
+    predicts_sources = any(each.predicts == "tokens" for each in model.objectives)
     if "rtl" in config.objectives and config.rtl_direction != "source-to-target":
         predicts_sources = True
     if predicts_sources or model.prediction_head.bias.any():
@@ -343,7 +342,9 @@ def train_on_kept(trainer: DAPTrainer, readers: Sequence[Objective], kept: KeptP
         for _ in bar:
             pairs, encoded = kept.batch(next(draws), args.device)
             with mixed_precision(args.device):
-                loss = sum(mean_loss(reader, pairs, encoded, model) for reader in readers)
+                loss = 0.0
+                for reader in readers:
+                    loss += reader.mean(*reader.loss_from_source(pairs, encoded, model))
             loss.backward()
             clip_grad_norm_(heads, LARGEST_GRADIENT_NORM)
             optimizer.step()
@@ -364,32 +365,6 @@ def _require_finite(loss: float, step: int) -> None:
             f"the loss of the heads is {loss} at step {step} of their training: check the weights "
             "of the start model, or give --head_steps 0"
         )
-
-
-def mean_loss(
-    reader: Objective, pairs: Pairs, encoded: Encoded, model: DAPForPreTraining
-) -> Tensor:
-    """Compute the mean loss per token of an objective that predicts one side from the other.
-
-    The summed loss is divided by this process's own number of labels. The objective's own loss
-    divides it by the mean number over all processes. For BOW, only the source's vector is used.
-    The target's own vector would teach the head little more. If the objective has several groups of
-    labels, such as both directions of RTL, the result is the mean over the groups that have labels.
-
-    Args:
-        reader: the objective, RTL or BOW.
-        pairs: a batch of B pairs.
-        encoded: the encoder's outputs for them.
-        model: the model with the heads.
-
-    Returns:
-        A scalar in nats, with a graph.
-    """
-    labels = reader.labels(pairs, model)[READERS[reader.name]]
-    counts = labels.flatten(1).sum(1)  # (G,)
-    sums, _ = reader.loss_sum(pairs, encoded, model, labels)
-    means = sums / counts.clamp(min=1)
-    return means.sum() / (counts > 0).sum().clamp(min=1)
 
 
 def number_of_steps(trainer: DAPTrainer, readers: Sequence[Objective]) -> int:
@@ -457,12 +432,10 @@ def mixed_precision(device: torch.device) -> torch.autocast:
 
 
 def head_parameters(model: DAPForPreTraining) -> dict[str, torch.nn.Parameter]:
-    """Return the parameters of the heads of all objectives except translation ranking, by name."""
-    heads = {}
-    for name, parameter in model.named_parameters():
-        if not name.startswith(("dap.", "projection.")):
-            heads[name] = parameter
-    return heads
+    """Return the parameters of the heads that predict one side from the other, by name."""
+    readers = [each for each in model.objectives if each.from_source is not None]
+    heads = tuple(f"{head}." for reader in readers for head in reader.heads)
+    return {name: own for name, own in model.named_parameters() if name.startswith(heads)}
 
 
 @contextmanager

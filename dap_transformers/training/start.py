@@ -40,16 +40,11 @@ from dap_transformers.training.arguments import (
     given_fields,
     no_heads,
 )
-from heads_dap import OF_TARGETS, OF_VECTORS
 from modeling_dap import DAPConfig, DAPForPreTraining
-from objectives_dap import objectives_of
+from objectives_dap import OBJECTIVES, Objective, objectives_of
 
 logger = logging.getLogger(__name__)
 
-#: Attributes of `DAPForPreTraining` that hold a head, or None if the objective does not use it.
-HEADS = ("rtl_head", "prediction_head", "bow_transform", "projection", "teacher_projection")
-#: Objectives that put the mask token into the text. The model checks those of users.
-MASKING = {"rtl", "tlm", "mlm"}
 #: How the names of a prediction head's weights begin: those of its transform and of its output.
 TRANSFORM = ("dense.", "norm.")
 OUTPUT = ("bias", "decoder.", "token_ids")
@@ -87,9 +82,11 @@ class Start:
     positions: int | None
 
     @property
-    def predicts(self) -> set[str]:
-        """Return the names of the objectives that predict tokens, such as "rtl"."""
-        return set(self.settings["objective"].split("+")) - OF_VECTORS
+    def predicting(self) -> dict[str, type[Objective]]:
+        """Return the objectives that predict tokens, by name. The model refuses unknown names."""
+        names = self.settings["objective"].split("+")
+        kinds = {name: OBJECTIVES[name] for name in names if name in OBJECTIVES}
+        return {name: kind for name, kind in kinds.items() if kind.predicts}
 
 
 # ---------------------------------------------------------------------- tokenizer and configuration
@@ -204,7 +201,8 @@ def check_tokenizer(start: Start) -> None:
         )
     require_embeddings(tokenizer, start.config, start.name)
     require_padding(tokenizer, name)
-    if start.predicts & MASKING and tokenizer.mask_token_id is None:
+    masks = any(each.masks for each in start.predicting.values())
+    if masks and tokenizer.mask_token_id is None:
         raise UserError(
             f"the tokenizer of {name} has no mask token, which objective "
             f"{start.settings['objective']!r} needs: give another --tokenizer_name, or "
@@ -284,7 +282,7 @@ def load_model(
             )
     else:
         fields = {
-            "mask_token_id": start.tokenizer.mask_token_id if start.predicts else None,
+            "mask_token_id": start.tokenizer.mask_token_id if start.predicting else None,
             "pooling": start.settings["pooling"],
             **given,
             **from_text,
@@ -394,7 +392,7 @@ def copy_heads(model: DAPForPreTraining, other: DAPForPreTraining) -> list[str]:
         The names of the copied heads.
     """
     copied = heads_to_copy(model, other)
-    taken = [name for name in HEADS if name in copied]
+    taken = [name for name, _ in model.named_children() if name in copied]
     if not taken:
         raise UserError(
             f"objective {other.config.objective!r} there has no head that objective "
@@ -459,7 +457,7 @@ def transforms(model: DAPForPreTraining) -> dict[str, str]:
     found = {}
     if model.prediction_head is None:
         return found
-    if model.config.objectives - OF_VECTORS - {"bow"}:
+    if any(each.predicts and each.name != "bow" for each in model.objectives):
         found["tokens"] = "prediction_head"
     if "bow" in model.config.objectives:
         has_own = model.bow_transform is not None
@@ -557,9 +555,9 @@ def vocabulary_of_text(
         - `{}` otherwise, such as for a DAP checkpoint that is trained further, or for streamed
           text.
     """
-    predicts_targets = bool(start.predicts & OF_TARGETS)
+    predicts_targets = "targets" in {each.predicts for each in start.predicting.values()}
     predicts_only_targets = predicts_targets and (
-        "rtl" not in start.predicts or start.settings["rtl_direction"] == "source-to-target"
+        "rtl" not in start.predicting or start.settings["rtl_direction"] == "source-to-target"
     )
     file = args.target_vocabulary_file
     if file is not None:
@@ -568,7 +566,7 @@ def vocabulary_of_text(
     if start.continues or not predicts_targets:
         return {}
     heads = start.heads
-    if heads is not None and not heads.config.objectives & OF_TARGETS:
+    if heads is not None and all(each.predicts != "targets" for each in heads.objectives):
         heads = None
     if not predicts_only_targets:
         if heads is not None:
@@ -644,7 +642,7 @@ def frequencies_of_text(
 
     sides = predicted_sides(start)
     counts = torch.from_numpy(count_tokens(train, start.tokenizer, sides))  # (V,)
-    if "rtl" not in start.predicts:
+    if "rtl" not in start.predicting:
         # Only RTL predicts the token that ends a sentence.
         for last in (start.tokenizer.sep_token_id, start.tokenizer.eos_token_id):
             if last is not None:
@@ -661,10 +659,10 @@ def predicted_sides(start: Start) -> tuple[str, ...]:
     Args:
         start: what training starts from. At least one of its objectives must predict tokens.
     """
-    if not start.predicts <= OF_TARGETS:
+    if any(each.predicts == "tokens" for each in start.predicting.values()):
         return ("source", "target")
     direction = start.settings["rtl_direction"]
-    if "rtl" not in start.predicts or direction == "source-to-target":
+    if "rtl" not in start.predicting or direction == "source-to-target":
         return ("target",)
     if direction == "target-to-source":
         return ("source",)

@@ -434,7 +434,6 @@ def test_folder_with_a_dense_module_and_no_library(
 @pytest.mark.parametrize(
     ("pooling", "transformer"),
     [
-        (NEW_POOLING | {"pooling_mode": "lasttoken"}, {}),
         (NEW_POOLING | {"pooling_mode": ["cls", "mean"]}, {}),
         (LEGACY_POOLING | {"pooling_mode_max_tokens": True}, {}),
         (NEW_POOLING, {"do_lower_case": True}),

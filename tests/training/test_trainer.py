@@ -19,8 +19,8 @@ from dap_transformers.text.corpus import load_bitext
 from dap_transformers.training.arguments import DAPTrainingArguments
 from dap_transformers.training.batches import BitextCollator, LanguageMixSampler, tokenize_bitext
 from dap_transformers.training.trainer import DAPTrainer, StepMeter, brief
-from encoder_dap import pool
 from modeling_dap import DAPForPreTraining
+from states_dap import POOLINGS
 
 MakeTrainer = Callable[..., DAPTrainer]
 
@@ -237,7 +237,7 @@ def accuracy_by_loops(trainer: DAPTrainer, language: str) -> float:
         mask = batch["attention_mask"]
         with torch.no_grad():
             states = model.dap.encoder(ids, mask).last_hidden_state
-        vectors = pool(states, mask, model.config.pooling).numpy().astype(np.float64)
+        vectors = POOLINGS[model.config.pooling].pool(states, mask).numpy().astype(np.float64)
         unit.append(vectors / np.linalg.norm(vectors, axis=1, keepdims=True))
 
     cosines = unit[0] @ unit[1].T  # (15, 15)
