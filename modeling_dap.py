@@ -692,9 +692,8 @@ class DAPForPreTraining(DAPPreTrainedModel):
         config = DAPConfig(encoder_config, **fields)
 
         objective = f"objective={config.objective!r}"
-        if target_token_ids is not None and "target_vocabulary" not in needs_of(
-            objectives_of(config)
-        ):
+        needs = needs_of(objectives_of(config))
+        if target_token_ids is not None and "target_vocabulary" not in needs:
             raise ValueError(
                 f"target_token_ids are the ids that RTL and BOW predict, but {objective} has "
                 "neither: leave them out."

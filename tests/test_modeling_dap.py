@@ -37,7 +37,7 @@ from modeling_dap import (
     DAPModel,
 )
 from objectives_dap import OBJECTIVES
-from states_dap import layer_stack
+from states_dap import POOLINGS, layer_stack
 
 pytestmark = pytest.mark.usefixtures("small_groups")
 
@@ -50,7 +50,7 @@ OPTIONS = [
     *(RELEASED, RELEASED | {"rtl_ratio": 0.5}),
     *(
         {"objective": "tr+tlm", "tr_hard_negatives": 0.7, "pooling": pooling}
-        for pooling in ("cls", "mean")
+        for pooling in POOLINGS
     ),
 ]
 
@@ -82,6 +82,7 @@ def test_padding_and_order_change_nothing(model_type: str, options: dict) -> Non
     ("options", "whole_sides"),
     [
         ({"objective": "tr"}, []),
+        ({"objective": "tr", "pooling": "lasttoken"}, []),
         ({"objective": "tr", "pooling": "mean"}, ["source", "target"]),
         ({"objective": "tr+rtl"}, ["source"]),
         ({"rtl_direction": "target-to-source", "rtl_languages": ["de"]}, ["target"]),
@@ -187,12 +188,16 @@ def test_every_parameter_gets_a_gradient(objective: str) -> None:
         assert [name for name, value in model.named_parameters() if value.grad is None] == []
 
 
-@pytest.mark.parametrize("pooling", ["cls", "mean"])
+@pytest.mark.parametrize("pooling", POOLINGS)
 def test_sentence_vectors_do_not_depend_on_the_side_of_the_padding(pooling: str) -> None:
     model = DAPModel(DAPConfig(tiny_config("deberta-v2"), pooling=pooling, objective="tr")).eval()
     ids, mask = torch.tensor([[0, 7, 8, 2, PAD, PAD]]), torch.tensor([[1, 1, 1, 1, 0, 0]])
+    right = model(ids, mask)
     left = model(ids.roll(2, 1), mask.roll(2, 1)).pooler_output
-    torch.testing.assert_close(left, model(ids, mask).pooler_output, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(left, right.pooler_output, rtol=1e-4, atol=1e-5)
+    real = right.last_hidden_state[:, :4]
+    expected = {"cls": real[:, 0], "mean": real.mean(1), "lasttoken": real[:, 3]}
+    torch.testing.assert_close(right.pooler_output, expected[pooling])
 
 
 @pytest.mark.parametrize("objective", ["tr", "bow"])
