@@ -30,13 +30,12 @@ EXTRAS = {
     "st": ["sentence-transformers>=6.2"],
     "faiss": ["faiss-cpu>=1.10"],
     "data": ["polars>=1.30"],
-    "opus": ["polars>=1.30", "opustools>=1.9"],
     "onnx": ["onnx>=1.18", "onnxscript>=0.6.2", "onnxruntime>=1.22"],
     "ray": ["ray>=2.50"],
     "sentencepiece": ["sentencepiece>=0.2", "protobuf>=4"],
     "gpu": ["liger-kernel>=0.6; sys_platform == 'linux'"],
     "quickstart": ["matplotlib>=3.8"],
-    "slow": ["build>=1.2", "ipykernel>=6", "mypy>=2", "nbclient>=0.10", "opustools>=1.9"],
+    "slow": ["build>=1.2", "ipykernel>=6", "mypy>=2", "nbclient>=0.10"],
 }
 EXTRAS["dev"] = [
     *EXTRAS["quickstart"],

@@ -178,7 +178,8 @@ def main() -> None:
         unfinished.rename(raw)
     command = [
         sys.executable,
-        "prepare-data",
+        "-m",
+        "dap_transformers.commands.prepare",
         "--data",
         str(raw),
         "--output_dir",

@@ -2,7 +2,7 @@
 
 A pair that fails several filters is counted under the first reason in the order of `REASONS`. The
 filters and their defaults are those of the paper's released code. The checks of the script and the
-language, and the similarity of the two sides, are additions.
+language are additions.
 
 *Tokens* are those of a subword tokenizer if one is given, as in the released code. Otherwise they
 are words: runs of characters between spaces. The scripts of `CHARACTERS_PER_WORD` put no spaces
@@ -20,10 +20,9 @@ from unicodedata import normalize
 
 import polars as pl
 
-from dap_transformers.errors import UserError, loading
+from dap_transformers.errors import UserError
 from dap_transformers.languages import BLANKS, CHARACTERS_PER_WORD, SCRIPTS, base_language
 from dap_transformers.prepare.options import PrepareOptions
-from dap_transformers.prepare.similarity import cosines
 
 #: Why a pair is dropped, in the order in which the reasons are tried.
 REASONS = {
@@ -36,7 +35,6 @@ REASONS = {
     "shared": "too many tokens shared by both sides",
     "script": "letters of another script than the language's",
     "language": "another language, by the identifier",
-    "similarity": "low cosine of the sentence vectors",
 }
 #: What is repaired in a pair that may stay.
 REPAIRS = ("control_characters", "nfc")
@@ -91,13 +89,6 @@ def clean(
             kept = kept.filter([_is_language(found, code) for found in codes])
     dropped["language"] = len(passed) - len(kept)
 
-    # The encoder is slower still.
-    if options.min_similarity is not None:
-        known = len(kept)
-        found = cosines(options.model, kept["source"].to_list(), kept["target"].to_list())
-        kept = kept.filter(found >= options.min_similarity)
-        dropped["similarity"] = known - len(kept)
-
     for name in REASONS:
         counts[name] = dropped.get(name, 0)
     return kept, counts
@@ -143,7 +134,7 @@ def _measure(texts: pl.Series, language: str, options: PrepareOptions) -> dict[s
 def _reason(measured: pl.DataFrame, options: PrepareOptions) -> pl.Series:
     """Find the first reason to drop each pair, in the order of `REASONS`.
 
-    The last two reasons, "language" and "similarity", are slow. `clean` tries them later.
+    The last reason, "language", is slow. `clean` tries it later.
 
     Returns:
         (N,) str: a key of `REASONS`, or null for a pair that passes.
@@ -300,16 +291,8 @@ def identified(name: str, texts: list[str]) -> list[str]:
     Returns:
         N codes as the function returned them, which need not be valid language codes.
     """
-    subject = f"language_identifier {name!r}"
-    with loading("function", subject):
-        identify = pkgutil.resolve_name(name)
-    try:
-        codes = list(identify(texts)) if texts else []
-    except Exception as error:  # a plug-in may raise anything
-        raise UserError(f"{subject} failed: {error!r}") from error
+    identify = pkgutil.resolve_name(name)
+    codes = list(identify(texts)) if texts else []
     if len(codes) != len(texts):
-        raise UserError(f"{subject} gave {len(codes)} codes for {len(texts)} texts; give one each")
-    for code in codes:
-        if not isinstance(code, str):
-            raise UserError(f"{subject} gave {code!r}; give a language code (str), such as 'de'")
+        raise UserError(f"{name} gave {len(codes)} codes for {len(texts)} texts; give one each")
     return codes

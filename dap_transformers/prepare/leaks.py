@@ -31,7 +31,7 @@ from typing import NamedTuple
 import numpy as np
 import polars as pl
 
-from dap_transformers.files import read_object
+from dap_transformers.files import read_json
 from dap_transformers.languages import code_points, normalise_all
 from dap_transformers.text_keys import text_keys
 
@@ -125,7 +125,7 @@ def load_index(path: Path, changed: int) -> LeakIndex:
         changed: the file's modification time. If it differs from that of the last call, the index
             is built again.
     """
-    return LeakIndex(**read_object(path))
+    return LeakIndex(**read_json(path))
 
 
 def _measured(letters: Sequence[str], keys: np.ndarray) -> pl.DataFrame:

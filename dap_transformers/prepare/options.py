@@ -1,11 +1,8 @@
-"""The arguments that shape prepared text, used by the command and by every step."""
+"""The options of `prepare-data`: which text, and what shapes it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-import polars as pl
-
-from dap_transformers.commands.arguments import arg, require_least
-from dap_transformers.errors import UserError
+from dap_transformers.commands.arguments import arg
 from dap_transformers.languages import base_language
 
 #: Defaults of `--recipe release`, the steps of the paper's released code. Its dev pairs are drawn
@@ -23,11 +20,9 @@ RELEASE = {
 
 @dataclass
 class PrepareOptions:
-    """The options of `prepare-data` that shape the text: filters, samples and dev sets.
+    """The options that shape the text: filters, samples and dev sets.
 
-    The defaults are those of the paper's released code, except for the options in `RELEASE`,
-    which `--recipe release` sets. Each field's help text says what it does. Invalid values raise
-    `UserError`.
+    The defaults are those of the paper's released code, except for the options in `RELEASE`.
     """
 
     target_language: str = arg("en", "Language code of the target side.")
@@ -60,15 +55,6 @@ class PrepareOptions:
         "module:function that takes a list of texts and returns a language code for each. For "
         "languages other than the 36, it must return the codes of the file names (sr or srp).",
     )
-    min_similarity: float | None = arg(
-        None,
-        "Drop pairs whose sentence vectors, by --model, have a lower cosine. Choose it by "
-        "mine-bitext --score_only --margin absolute on a sample.",
-    )
-    model: str | None = arg(
-        None,
-        "Encoder for --min_similarity: a folder, a Hub id, or a .onnx file of ours.",
-    )
     leak_threshold: float = arg(
         0.7,
         "Texts are near copies if they share this share of their character n-grams. 0: find only "
@@ -80,29 +66,51 @@ class PrepareOptions:
     )
     dev_pairs: int = arg(10_000, "Dev pairs per language, at most a tenth of its pairs. 0: none.")
     seed: int = arg(0, "Seed of the sample and of the dev sets.")
-    target_vocabulary: str | None = arg(
-        None, "Tokenizer whose ids in the English training text are written as JSON."
-    )
     shard_size: int = arg(1_000_000, "Most pairs per Parquet file.")
 
     def __post_init__(self) -> None:
         self.target_language = base_language(self.target_language)
-        try:
-            pl.Series([""]).str.contains(self.url_pattern)
-        except pl.exceptions.PolarsError as error:
-            raise UserError(
-                f"--url_pattern {self.url_pattern!r} is not a regular expression: {error}"
-            ) from error
-        for name in ("min_script", "leak_threshold"):
-            value = getattr(self, name)
-            if not 0.0 <= value <= 1.0:
-                raise UserError(f"--{name} {value}: give a share, 0 to 1 (0: no check)")
-        if (self.min_similarity is None) != (self.model is None):
-            given = f"--min_similarity {self.min_similarity}"
-            if self.model is not None:
-                given = f"--model {self.model}"
-            raise UserError(f"{given}: give --min_similarity and --model together")
-        if self.min_similarity is not None and not -1.0 <= self.min_similarity <= 1.0:
-            raise UserError(f"--min_similarity {self.min_similarity}: give a cosine, -1 to 1")
-        require_least(self, max_ratio=1, max_shared=1e-9, min_tokens=0, max_tokens=1)
-        require_least(self, max_pairs=0, max_corpus_pairs=0, dev_pairs=0, shard_size=1)
+
+
+@dataclass
+class RawText:
+    """The text to prepare, and where to write the result."""
+
+    output_dir: str = field(
+        metadata={"help": "Folder to write train/, dev/, README.md and report.json into."}
+    )
+    data: list[str] = arg([], "Files, folders or a Hub dataset id, as train-dap takes them.")
+    opus: list[str] = arg(
+        [], "Corpora to download from OPUS, such as 'Europarl UNPC'. 'all': the paper's six."
+    )
+    languages: list[str] = arg(
+        [], "Source languages. Default: all that are found; with --opus, the 36."
+    )
+    download_dir: str = arg("raw", "Folder for the files from OPUS.")
+    recipe: str | None = arg(
+        None,
+        "'release': the data steps of the paper's released code; see docs/data.md.",
+        choices=["release"],
+    )
+    licences: str | None = arg(
+        None, "JSON file for the data card: name of an input file -> its licence."
+    )
+    evaluation_data: list[str] = arg(
+        [],
+        "Evaluation sets, for the leak check: parallel text, or plain text with one sentence per "
+        "line, or several between tabs. The leaks are listed in leaks.jsonl.",
+    )
+    num_workers: int = arg(
+        1, "Processes that share the files. The result does not depend on their number."
+    )
+    ray: str | None = arg(
+        None,
+        "Share the files among a Ray cluster instead: its address (auto or HOST:PORT), or 'local'. "
+        "All nodes need the same folders.",
+    )
+    overwrite: bool = arg(False, "Replace the result of a finished run in output_dir.")
+
+    def inputs(self, options: PrepareOptions) -> list[str]:
+        """Return the files and folders that a run reads. Ids of the Hub are among them."""
+        given = [self.licences, options.tokenizer]
+        return [*self.data, *self.evaluation_data, *filter(None, given)]

@@ -1,12 +1,11 @@
 """Download corpora from OPUS (https://opus.nlpl.eu).
 
-The releases of the paper's six corpora are fixed. For other corpora, opustools knows the latest.
+The releases of the paper's six corpora are fixed.
 """
 
 import logging
 import os
 import re
-import time
 import zipfile
 import zlib
 from collections.abc import Collection, Sequence
@@ -14,11 +13,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import requests
+from requests.adapters import HTTPAdapter
 from tqdm import tqdm
-from urllib3.exceptions import HTTPError
+from urllib3.util import Retry
 
-from dap_transformers.addresses import cache_folder
-from dap_transformers.errors import UserError, one_line, without_secrets
+from dap_transformers.errors import UserError
 from dap_transformers.languages import TATOEBA_36, to_iso1
 
 logger = logging.getLogger(__name__)
@@ -29,11 +28,11 @@ STORE = "https://object.pouta.csc.fi"
 #: Lines of the README in an archive from OPUS: a field and its value.
 _README_FIELD = re.compile(r"^\s*(Corpus Name|Release|Website|License)\s*:\s*(\S.*?)\s*$", re.M)
 _README_SIZE = 100_000  # bytes to read of it
-#: How often a run tries to download a file.
+#: How often a connection is tried.
 TRIES = 5
 #: Seconds without an answer before a try fails.
 PATIENCE = 60
-BLOCK = 2**20  # most bytes that are written at a time
+BLOCK = 2**20  # bytes that are written at a time
 
 
 class OpusCorpus(NamedTuple):
@@ -102,19 +101,15 @@ def download_corpora(
     names: Sequence[str],
     languages: Sequence[str],
     folder: str | Path,
-    mirror: str | None = None,
     without: Collection[tuple[str, str]] = (),
 ) -> dict[Path, OpusCorpus]:
     """Download the text of corpora in some languages and English, unless it is there already.
 
     Args:
-        names: names of corpora in OPUS, or `["all"]` for the paper's six (`CORPORA`). Other
-            corpora are found by the package opustools.
+        names: names of the paper's six corpora (`CORPORA`), or `["all"]`.
         languages: language codes, with or without regions. An empty sequence means all 36
             languages.
         folder: where to put the files, zip archives named like `Europarl_v8.de-en.txt.zip`.
-        mirror: base address of a copy of OPUS' file store, with the same folders. None downloads
-            from OPUS.
         without: pairs (corpus, language) to leave out.
 
     Returns:
@@ -122,20 +117,19 @@ def download_corpora(
         does not have are left out.
     """
     wanted = _wanted_files(names, languages, without)
-    base = (mirror or STORE).rstrip("/")
     found = {}
     for corpus, code in wanted:
         pair = "-".join(sorted((code, "en")))
-        url = f"{base}/OPUS-{corpus.name}/{corpus.version}/moses/{pair}.txt.zip"
+        url = f"{STORE}/OPUS-{corpus.name}/{corpus.version}/moses/{pair}.txt.zip"
         path = Path(folder) / f"{corpus.name}_{corpus.version}.{pair}.txt.zip"
         try:
             download(url, path)
         except FileNotFoundError:
-            logger.info("OPUS has no %s %s: %s", corpus, pair, without_secrets(url))
+            logger.info("OPUS has no %s %s: %s", corpus, pair, url)
         else:
-            found[path] = corpus if corpus.name in CORPORA else corpus_of_archive(path) or corpus
+            found[path] = corpus
     if not found:
-        raise UserError(f"--opus {' '.join(names)}: none of the {len(wanted)} files exists")
+        raise UserError(f"OPUS has none of the {len(wanted)} files of {' '.join(names)}")
     return found
 
 
@@ -164,132 +158,56 @@ def corpus_of_archive(path: str | Path) -> OpusCorpus | None:
     return OpusCorpus(fields["Corpus Name"], fields["Release"], home, fields["License"])
 
 
-def _corpus_beyond_the_papers(name: str, code: str) -> OpusCorpus | None:
-    """Look up the latest release of a corpus in the index that the package opustools holds.
-
-    Returns:
-        The corpus. None if OPUS has none of this name, or not in this language and English.
-    """
-    try:
-        from opustools import OpusGet
-    except ImportError:
-        raise UserError(
-            f"--opus {name}: known are {', '.join(CORPORA)}. To find all other corpora of OPUS: "
-            "pip install opustools"
-        ) from None
-    folder = str(cache_folder() / "opustools")
-    index = OpusGet(
-        source=code,
-        target="en",
-        directory=name,
-        preprocess="moses",
-        local_db=True,
-        database=f"{folder}/index.db",
-        download_dir=folder,
-    )
-    found, _ = index.get_corpora_data()
-    if not found:
-        return None
-    licence = "see LICENSE in the archive"
-    return OpusCorpus(name, found[0]["version"], f"https://opus.nlpl.eu/{name}", licence)
-
-
 def _wanted_files(
     names: Sequence[str], languages: Sequence[str], without: Collection[tuple[str, str]]
 ) -> list[tuple[OpusCorpus, str]]:
     """List the files to download, each as (corpus, OPUS' code of the language).
 
-    A language may have several files in a corpus, such as "zh_cn" and "zh_tw" (`CODES`). A
-    language that a corpus outside of `CORPORA` does not have is left out.
+    A language may have several files in a corpus, such as "zh_cn" and "zh_tw" (`CODES`).
     """
     if list(names) == ["all"]:
         names = list(CORPORA)
-    codes = dict.fromkeys(to_iso1(language) for language in languages or TATOEBA_36)
-    if "en" in codes:
-        raise UserError("languages holds 'en', the other side of every pair; leave it out")
-
+    unknown = set(names) - set(CORPORA)
+    if unknown:
+        raise UserError(
+            f"{' '.join(sorted(unknown))}: known are {', '.join(CORPORA)}; download any other "
+            "corpus from https://opus.nlpl.eu, and give its files as data"
+        )
     wanted = []
     for name in names:
-        for language in codes:
-            if (name, language) in without:
-                continue
-            for code in CODES.get((name, language), (language,)):
-                corpus = CORPORA.get(name) or _corpus_beyond_the_papers(name, code)
-                if corpus:
-                    wanted.append((corpus, code))
-        is_found = name in CORPORA or any(corpus.name == name for corpus, _ in wanted)
-        if not is_found:
-            raise UserError(f"--opus {name}: OPUS has no such corpus in these languages")
+        for language in dict.fromkeys(map(to_iso1, languages or TATOEBA_36)):
+            if (name, language) not in without:
+                codes = CODES.get((name, language), (language,))
+                wanted += [(CORPORA[name], code) for code in codes]
     return wanted
 
 
-def download(url: str, path: Path, wait: float = 1.0) -> None:
+def download(url: str, path: Path) -> None:
     """Download a zip archive, unless it is there already, and test it for damage.
 
-    Until it is complete it is called `PATH.part`. A stopped download is resumed by the next run.
-
-    Args:
-        url: the address.
-        path: where to put the archive.
-        wait: seconds before the second try. They are doubled before each further try.
+    Until it is complete and tested it is called `PATH.part`. A stopped download starts anew.
     """
     if path.exists():
         return
-    shown = without_secrets(url)
+    path.parent.mkdir(parents=True, exist_ok=True)
     part = Path(f"{path}.part")
-    for number in range(TRIES):
-        if _receive(url, part):
-            break
-        time.sleep(wait * 2**number)
-    else:
-        raise UserError(f"{shown}: {TRIES} tries failed, see above; run again to resume {part}")
+    session = requests.Session()
+    session.mount("https://", HTTPAdapter(max_retries=Retry(TRIES, backoff_factor=1.0)))
+    with session.get(url, stream=True, timeout=PATIENCE) as response:
+        if response.status_code == requests.codes.not_found:
+            raise FileNotFoundError(f"{url}: the server has no such file")
+        response.raise_for_status()
+        size = int(response.headers.get("Content-Length", 0))
+        bar = tqdm(total=size, unit="B", unit_scale=True, desc=path.name, disable=None)
+        with bar, part.open("wb") as file:
+            for block in response.iter_content(BLOCK):
+                file.write(block)
+                bar.update(len(block))
 
     try:
         damaged = zipfile.ZipFile(part).testzip()
-    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as error:
+    except (zipfile.BadZipFile, zlib.error, EOFError) as error:  # also a file that is cut off
         damaged = error
-    except RuntimeError as error:  # zipfile's error for an encrypted member
-        part.unlink()
-        raise UserError(f"{shown}: {one_line(error)}; put the unpacked text into --data") from error
     if damaged:
-        part.unlink()
-        raise UserError(f"{shown}: the file is damaged ({damaged}); run again to download it anew")
+        raise UserError(f"{url}: the file is damaged ({damaged}); run again to download it anew")
     os.replace(part, path)
-
-
-def _receive(url: str, part: Path) -> bool:
-    """Try once to download a file, or the rest of it.
-
-    Returns:
-        True if the file is complete. False if the server or the network failed, which is logged.
-    """
-    start = part.stat().st_size if part.exists() else 0
-    headers = {"Accept-Encoding": "identity"}
-    if start:
-        headers["Range"] = f"bytes={start}-"
-    try:
-        with requests.get(url, headers=headers, stream=True, timeout=PATIENCE) as response:
-            if response.status_code in (404, 410):
-                raise FileNotFoundError(f"{without_secrets(url)}: the server has no such file")
-            if start and response.status_code == requests.codes.range_not_satisfiable:
-                return True  # nothing is left to download
-            response.raise_for_status()
-            resumes = response.status_code == requests.codes.partial_content
-            _write_response(response, part, start if resumes else 0)
-    except (requests.RequestException, HTTPError) as error:
-        logger.warning("%s", one_line(error))
-        return False
-    return True
-
-
-def _write_response(response: requests.Response, part: Path, start: int) -> None:
-    """Write the content of a response into a file, and show a progress bar on a terminal."""
-    size = int(response.headers.get("Content-Length", 0)) + start
-    bar = tqdm(total=size, initial=start, unit="B", unit_scale=True, desc=part.name, disable=None)
-    part.parent.mkdir(parents=True, exist_ok=True)
-    with bar, part.open("ab") as file:
-        file.truncate(start)
-        # `read1` returns what has arrived, so that nothing is lost if the connection breaks.
-        while block := response.raw.read1(BLOCK):
-            file.write(block)
-            bar.update(len(block))

@@ -1,11 +1,10 @@
-"""Turn files of raw parallel text into shards of training pairs, in five steps.
+"""Turn files of raw parallel text into shards of training pairs, in four steps.
 
 1. `clean_file`, for each file: repair, filter, check for leaks, compute keys. Text that the sample
    cannot need is dropped at once.
 2. `select_language`, for each language: find duplicates, draw the sample and the dev set.
 3. `find_shared`: find the English sentences of all dev sets, and those that occur more than once.
 4. `write_language`, for each language: write the shards.
-5. `write_vocabulary`, if asked for.
 
 The result of cleaning a file lies in a folder of its own, which gets its final name only when it is
 complete. A run that was killed continues after the last complete file. The result is the same, byte
@@ -38,9 +37,8 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dap_transformers.addresses import public_name
 from dap_transformers.errors import UserError, counted, joined
-from dap_transformers.files import DiskFullError, read_object, whole_file, whole_folder, write_json
+from dap_transformers.files import DiskFullError, read_json, whole_file, whole_folder, write_json
 from dap_transformers.languages import normalise_all
 from dap_transformers.prepare.deduplication import (
     Admission,
@@ -52,9 +50,7 @@ from dap_transformers.prepare.deduplication import (
 from dap_transformers.prepare.filters import SIDES, clean, identified, load_tokenizer
 from dap_transformers.prepare.leaks import LeakIndex, load_index
 from dap_transformers.prepare.options import PrepareOptions
-from dap_transformers.prepare.run_folder import VOCABULARY, Plan, RawFile
-from dap_transformers.prepare.similarity import load_encoder
-from dap_transformers.ray.connection import each_on_cluster
+from dap_transformers.prepare.run_folder import Plan, RawFile
 from dap_transformers.text.formats import LineAudit, read_tables
 from dap_transformers.text_keys import ranks, text_keys
 
@@ -81,9 +77,16 @@ CORPUS_RANK = (pl.col("rank") * pl.lit(0x9E3779B97F4A7C15, pl.UInt64)).alias("co
 #: Columns of the list of leaks after the language.
 _LISTED = ("origin", "line", "side", "text", "evaluation", "equal", "containment")
 
+#: Name of a call, such as a language -> arguments.
+Calls = Mapping[str, tuple]
+#: Calls a function for each of `Calls`, given the name of the step. Returns: name -> result.
+RunCalls = Callable[[str, Callable[..., Any], Calls], dict[str, Any]]
+#: Calls a function for each of `Calls` on a cluster, and yields (name, result).
+OnCluster = Callable[[Callable[..., Any], Calls], Iterator[tuple[str, Any]]]
+
 
 def prepare(
-    plan: Plan, files: Sequence[RawFile], num_workers: int, on_cluster: bool = False
+    plan: Plan, files: Sequence[RawFile], num_workers: int, on_cluster: OnCluster | None = None
 ) -> dict[str, dict[str, Any]]:
     """Turn raw files into shards of training pairs: carry out all steps of this module.
 
@@ -91,10 +94,8 @@ def prepare(
     not cleaned again.
 
     Args:
-        plan: the paths of the run, and its options.
-        files: the raw text.
         num_workers: number of processes.
-        on_cluster: use the connected Ray cluster instead of processes on this machine.
+        on_cluster: makes the calls instead of processes on this machine.
 
     Returns:
         Source language -> its counts by name: those of `select_language` and `write_language`.
@@ -116,30 +117,18 @@ def prepare(
         selected = run("select", select_language, of_languages)
         find_shared(plan, list(languages))
         written = run("write", write_language, of_languages)
-    if plan.options.target_vocabulary:
-        write_vocabulary(plan)
     return {language: selected[language] | written[language] for language in languages}
 
 
 def check_names(options: PrepareOptions) -> None:
-    """Load the tokenizers, the language identifier and the encoder that the options name.
+    """Load the tokenizer and the language identifier, so that wrong names are found at once.
 
-    A wrong name is then found before the text is read. What is loaded is cached for later use,
-    and nothing is returned. The identifier is tried on one sentence.
+    What is loaded is cached for later use. The identifier is tried on one sentence.
     """
     if options.tokenizer:
         load_tokenizer(options.tokenizer)
-    if name := options.target_vocabulary:
-        ids = set(load_tokenizer(name).get_vocab().values())
-        if max(ids) >= len(ids):
-            raise UserError(
-                f"tokenizer {name} has {len(ids)} tokens, but ids up to {max(ids)}: number them "
-                "0, 1, …"
-            )
     if options.language_identifier:
         identified(options.language_identifier, ["One sentence."])
-    if options.model:
-        load_encoder(options.model)
 
 
 # ------------------------------------------------------------------------------- 1. cleaning
@@ -265,8 +254,8 @@ def select_language(plan: Plan, language: str, files: Sequence[RawFile]) -> dict
     - Then the `max_pairs` pairs of smallest rank are drawn.
     - The dev set takes the pairs whose English sentence has the smallest rank, at most
       `dev_pairs` and at most a tenth of the kept pairs. `split_validation` of
-      `dap_transformers.training`
-      chooses the same.
+      `dap_transformers.training` chooses
+      the same.
 
     Args:
         plan: the paths of the run, and its options.
@@ -304,7 +293,7 @@ def select_language(plan: Plan, language: str, files: Sequence[RawFile]) -> dict
     normalised = count_distinct(keys, "rank")
     counts: Counter[str] = Counter()
     for raw in files:
-        counts.update(read_object(plan.cleaned(raw) / "counts.json"))
+        counts.update(read_json(plan.cleaned(raw) / "counts.json"))
     return dict(
         counts,
         exact_duplicate=passed - exact,
@@ -416,47 +405,11 @@ def _write_shard(path: Path, rows: pl.LazyFrame, pairs: pl.DataFrame) -> None:
             writer.write_table(one_chunk.to_arrow().cast(SCHEMA))
 
 
-# ----------------------------------------------------------------------------- 5. vocabulary
-
-
-def write_vocabulary(plan: Plan) -> None:
-    """Write the token ids of the English training text to `target_vocabulary.json`.
-
-    The tokenizer is the one that the option `target_vocabulary` names. CLS and padding are left
-    out. `train_dap.py` restricts the softmax of RTL to these ids. If no sentence is cut,
-    `dap_transformers.training.start.target_vocabulary` finds the same ids.
-
-    Args:
-        plan: the paths and options of the run, whose shards in `train/` are read.
-    """
-    from dap_transformers.tokenizers import never_predicted
-
-    name = plan.options.target_vocabulary
-    tokenizer = load_tokenizer(name)
-    ids: set[int] = set()
-    for path in (plan.output_dir / "train").glob("[!.]*.parquet"):
-        with pq.ParquetFile(path) as shard:
-            for batch in shard.iter_batches(columns=["target"]):
-                texts = batch["target"].to_pylist()
-                for encoding in tokenizer.backend_tokenizer.encode_batch_fast(texts):
-                    ids.update(encoding.ids)
-    ids -= never_predicted(tokenizer)
-
-    size = max(tokenizer.get_vocab().values()) + 1
-    content = {"tokenizer": public_name(name), "vocab_size": size, "target_token_ids": sorted(ids)}
-    write_json(content, plan.output_dir / VOCABULARY)
-
-
 # ------------------------------------------------------------------------------- processes
-
-#: Name of a call, such as a language -> arguments.
-Calls = Mapping[str, tuple]
-#: Calls a function for each of `Calls`, given the name of the step. Returns: name -> result.
-RunCalls = Callable[[str, Callable[..., Any], Calls], dict[str, Any]]
 
 
 @contextmanager
-def workers(count: int, on_cluster: bool = False) -> Iterator[RunCalls]:
+def workers(count: int, on_cluster: OnCluster | None = None) -> Iterator[RunCalls]:
     """Start worker processes, and yield a function that shares calls among them.
 
     It is called as `run(step, function, calls)`. `step` is a name for the log, and `calls` maps
@@ -466,10 +419,10 @@ def workers(count: int, on_cluster: bool = False) -> Iterator[RunCalls]:
 
     Args:
         count: number of processes. With 1, the calls are made in this process.
-        on_cluster: make the calls on the connected Ray cluster instead.
+        on_cluster: makes the calls instead, such as `each_on_cluster` of Ray.
     """
     pool = None
-    if count > 1 and not on_cluster:
+    if count > 1 and on_cluster is None:
         context = multiprocessing.get_context("spawn")
         pool = ProcessPoolExecutor(
             count, mp_context=context, initializer=_start_worker, initargs=(count,)
@@ -478,8 +431,8 @@ def workers(count: int, on_cluster: bool = False) -> Iterator[RunCalls]:
     def run(step: str, function: Callable[..., Any], calls: Calls) -> dict[str, Any]:
         started = time.perf_counter()
         attempt = partial(_result_or_error, function)
-        if on_cluster:
-            outcomes = each_on_cluster(attempt, calls)
+        if on_cluster is not None:
+            outcomes = on_cluster(attempt, calls)
         elif pool is not None:
             names = {pool.submit(attempt, *arguments): name for name, arguments in calls.items()}
             outcomes = ((names[job], job.result()) for job in as_completed(names))
@@ -501,7 +454,7 @@ def workers(count: int, on_cluster: bool = False) -> Iterator[RunCalls]:
     except BrokenProcessPool as error:
         raise UserError(
             "a process was ended from outside, perhaps because memory ran out; give the same "
-            "command again to continue, with a smaller --num_workers"
+            "command again to continue, with fewer workers"
         ) from error
     finally:
         if pool is not None:

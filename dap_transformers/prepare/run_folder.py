@@ -8,29 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from dap_transformers.errors import SHOWN, UserError
-from dap_transformers.files import read_object, require_kinds
+from dap_transformers.files import read_json
 from dap_transformers.prepare.options import PrepareOptions
 from dap_transformers.text.archives import disk_path
 from dap_transformers.text.formats import BitextFile
 
 REPORT = "report.json"
 CARD = "README.md"
-VOCABULARY = "target_vocabulary.json"
+LEAKS = "leaks.jsonl"
 WORK = ".prepare_data"
 SPLIT_FOLDERS = ("train", "dev")
-#: What a later run reads of the report of a finished one, in the form of
-#: `dap_transformers.files.misfit`.
-OF_REPORT = {
-    "leaks": str | None,
-    "licences": {str: str},
-    "settings": {"target_language": str, "evaluation_data": [str]},
-    "languages": {
-        str: dict.fromkeys(
-            ("read", "train", "dev", "target_repeated", "train_shards", "dev_shards"), int
-        )
-        | {"origins": {str: int}}
-    },
-}
 _SHARD = re.compile(r"[0-9]{5,}\.[a-z]{2,3}-[a-z]{2,3}\.parquet")
 
 
@@ -116,28 +103,23 @@ def finished_report(plan: Plan, fingerprint: str, overwrite: bool) -> dict[str, 
     path = plan.output_dir / REPORT
     if not path.is_file():
         return None
-    report = read_object(path)
-    if not isinstance(report.get("fingerprint"), str):
-        raise UserError(f"{path}: not written by this command; give another --output_dir")
+    report = read_json(path)
     if overwrite:
         return None
-    require_kinds(path, report, OF_REPORT)
     if report["fingerprint"] != fingerprint:
         raise UserError(
             f"{plan.output_dir} holds the result of a run with other arguments or other text: give "
-            "another --output_dir, or --overwrite to replace it"
+            "another folder, or overwrite it"
         )
     for file in _files_of_report(plan, report):
         if not file.is_file():
-            raise UserError(f"{file} is missing, but {REPORT} lists it: give --overwrite")
+            raise UserError(f"{file} is missing, but {REPORT} lists it: overwrite the result")
     return report
 
 
 def _files_of_report(plan: Plan, report: dict[str, Any]) -> list[Path]:
-    """Return the paths of all shards, and of the list of leaks, that a report says were written."""
+    """Return the paths of all shards that a report says were written."""
     files = []
-    if report["leaks"]:
-        files.append(plan.output_dir / report["leaks"])
     for language, counts in report["languages"].items():
         for split in SPLIT_FOLDERS:
             for number in range(counts[f"{split}_shards"]):
@@ -159,7 +141,7 @@ def begin(plan: Plan, files: Sequence[RawFile]) -> None:
     held = sorted(path.name for path in output.iterdir()) if output.is_dir() else []
     if held and REPORT not in held and WORK not in held:
         names = ", ".join(held[:SHOWN])
-        raise UserError(f"{output} holds other files ({names}): give another --output_dir")
+        raise UserError(f"{output} holds other files ({names}): give another folder")
 
     foreign = _foreign_files(plan)
     if foreign:
@@ -171,7 +153,7 @@ def begin(plan: Plan, files: Sequence[RawFile]) -> None:
         plan.work_dir.unlink()
     plan.work_dir.mkdir(parents=True, exist_ok=True)
     kept = {plan.cleaned(raw) for raw in files}
-    results = [output / name for name in (REPORT, VOCABULARY, CARD, *SPLIT_FOLDERS)]
+    results = [output / name for name in (REPORT, LEAKS, CARD, *SPLIT_FOLDERS)]
     for path in [*results, *plan.work_dir.iterdir()]:
         if path not in kept or path.is_symlink():
             remove(path)
@@ -190,7 +172,7 @@ def _foreign_files(plan: Plan) -> list[Path]:
 
     The content of `train/` and `dev/` is checked, too: only names of shards are allowed.
     """
-    own = {REPORT, VOCABULARY, CARD, *SPLIT_FOLDERS}
+    own = {REPORT, LEAKS, CARD, *SPLIT_FOLDERS}
     found = []
     for path in sorted(plan.output_dir.glob("[!.]*")):
         if path.name not in own:

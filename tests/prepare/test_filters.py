@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 
 from dap_transformers.errors import UserError
 from dap_transformers.languages import CHARACTERS_PER_WORD, SCRIPTS
-from dap_transformers.prepare.filters import REASONS, clean, identified, repair, words
+from dap_transformers.prepare.filters import REASONS, clean, repair, words
 from dap_transformers.prepare.options import PrepareOptions
 
 #: Language -> a pair that passes all filters.
@@ -286,42 +286,6 @@ def test_the_identifier_decides_about_the_pairs_that_pass_all_else(identified_by
     assert clean(frame(("kurz", "short")), "de", options)[1]["language"] == 0
     with pytest.raises(UserError, match="1 codes for 2 texts"):
         clean(frame(GOOD["de"], dutch), "de", identified_by(lambda texts: ["de"]))
-
-
-@pytest.mark.parametrize("name", ["no_such_module:f", "math:no_such", "math", "math:pi", ""])
-def test_an_identifier_that_does_not_exist_is_refused_by_name(name: str) -> None:
-    with pytest.raises(UserError, match=f"language_identifier {name!r}"):
-        identified(name, ["One sentence."])
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("url_pattern", "("),
-        ("min_script", 1.5),
-        ("max_ratio", 0.5),
-        ("max_shared", 0.0),
-        ("max_tokens", 0),
-    ],
-)
-def test_a_wrong_option_is_refused_by_name(name: str, value: object) -> None:
-    with pytest.raises(UserError, match=name):
-        PrepareOptions(**{name: value})
-
-
-@pytest.mark.parametrize(
-    "answer",
-    [
-        lambda texts: 1 / 0,
-        lambda texts: None,
-        lambda texts: [("de", 0.9)] * len(texts),
-        lambda texts: [],
-    ],
-)
-def test_an_identifier_that_fails_is_refused_by_name(answer: Any, identified_by: Identify) -> None:
-    pairs = frame(("eins zwei drei vier", "one two three four"))
-    with pytest.raises(UserError, match="test_filters:identify"):
-        clean(pairs, "de", identified_by(answer))
 
 
 def test_the_identifier_may_name_scripts_and_regions(

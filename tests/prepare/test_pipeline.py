@@ -398,5 +398,5 @@ def test_a_killed_run_is_resumed_and_the_result_is_the_same(
 
 
 def test_a_killed_process_ends_the_run_with_one_message() -> None:
-    with pytest.raises(UserError, match="--num_workers"), workers(2) as run:
+    with pytest.raises(UserError, match="fewer workers"), workers(2) as run:
         run("kill", signal.raise_signal, {"de": (signal.SIGKILL,)})
