@@ -13,11 +13,8 @@ import pytest
 from conftest import synthetic_pairs
 from written import serve_folder, text_of
 
-import eval_retrieval
 from dap_transformers import addresses
-from dap_transformers.commands import mine as mine_bitext
 from dap_transformers.commands import prepare as prepare_data
-from dap_transformers.encoding import shards as embeddings
 from dap_transformers.errors import UserError
 
 
@@ -184,71 +181,6 @@ def test_results_that_cannot_be_sent_stay_on_this_machine(
             addresses.send_path(made)
     addresses.send_path(made)
     assert bucket.cat("/made/pairs.tsv") == made.read_bytes()
-
-
-def test_shards_of_vectors_are_sent_one_by_one_and_another_machine_resumes_from_them(
-    bucket: fsspec.AbstractFileSystem,
-    tiny_bert_dir: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    pairs = synthetic_pairs("de", 40)
-    for side, name in enumerate(("de", "en")):
-        (tmp_path / name).write_text("".join(f"{pair[side]}\n" for pair in pairs))
-    model = ["--model", str(tiny_bert_dir), "--pooling", "mean", "--shard_size", "10"]
-    texts = [str(tmp_path / "de"), str(tmp_path / "en")]
-    command = [*texts, *model, "--output", "memory://made/pairs.tsv"]
-    encode = embeddings.encode_pieces
-    put = type(bucket).put_file
-    sent = []
-    left = iter([True] * 6 + [False])
-
-    def stopped(*arguments: Any) -> Any:
-        if not next(left):
-            raise KeyboardInterrupt
-        return encode(*arguments)
-
-    def counted(system: Any, local: str, there: str, **options: Any) -> None:
-        sent.append(there)
-        put(system, local, there, **options)
-
-    monkeypatch.setattr(type(bucket), "put_file", counted)
-    monkeypatch.setattr(embeddings, "encode_pieces", stopped)
-    pytest.raises(KeyboardInterrupt, mine_bitext.run, command)
-    assert len(bucket.find("/made")) == 6
-    monkeypatch.setenv("DAP_CACHE", str(tmp_path / "another machine"))
-    left = iter([True] * 2 + [False])
-    mine_bitext.run(command)
-    assert len(sent) == len(set(sent)) == 8 + 2  # shards, then pairs and report
-    assert set(sent) == set(bucket.find("/made"))
-    monkeypatch.undo()
-    mine_bitext.run([*command[:-1], str(tmp_path / "here.tsv")])
-    assert bucket.cat("/made/pairs.tsv") == (tmp_path / "here.tsv").read_bytes()
-
-
-def test_vectors_that_could_not_be_sent_are_sent_when_the_command_is_given_again(
-    bucket: fsspec.AbstractFileSystem,
-    tiny_bert_dir: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    pairs = synthetic_pairs("de", 20)
-    text = tmp_path / "de-en.tsv"
-    text.write_bytes(text_of(pairs))
-    command = ["--model", str(tiny_bert_dir), "--pooling", "mean", "--data_dir", str(text)]
-    command += ["--embeddings_dir", "memory://kept"]
-    with monkeypatch.context() as patch:
-        patch.setattr(type(bucket), "put_file", refused)
-        with pytest.raises(UserError, match="the same command sends it"):
-            eval_retrieval.run(command)
-    eval_retrieval.run(command)
-    (kept,) = (tmp_path / "cache/memory/kept").rglob("*.npy")
-    assert bucket.cat(f"/kept/{kept.parent.name}/{kept.name}") == kept.read_bytes()
-    with monkeypatch.context() as patch:
-        patch.setattr(type(bucket), "exists", refused)
-        kept.unlink()
-        with pytest.raises(UserError, match="memory://kept/.*read-only"):
-            eval_retrieval.run(command)
 
 
 def test_without_a_home_directory_only_addresses_are_refused(

@@ -1,4 +1,7 @@
-"""Sentence vectors on disk, in shards that outlive a stopped run.
+"""Sentence vectors that several processes share, in memory or on disk.
+
+`SharedEncoder` encodes each distinct sentence once. `embed_to_disk` encodes texts of any length
+into shards that outlive a stopped run.
 
 A shard holds the vectors of consecutive sentences. Its name, such as `shard-000003-1f….npy`, has
 its number and a hash of the model and the sentences. So a run finds the shards of an earlier run
@@ -9,10 +12,6 @@ the type and the vectors. A shard without the right digest is encoded again.
 
 Only one run at a time may use a folder. The processes of one launch share it.
 
-If the folder is the local copy of an address (`dap_transformers.addresses`), each finished shard
-is also sent
-there, and a run that lacks a shard fetches it from there.
-
 Legend: `N` sentences, `D` dimensions, `n` sentences of a shard or a piece.
 """
 
@@ -20,6 +19,7 @@ import hashlib
 import io
 import json
 import logging
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from datetime import timedelta
 from itertools import islice
@@ -32,7 +32,6 @@ from accelerate import PartialState
 from accelerate.utils import gather_object, parse_flag_from_env
 from tqdm.auto import tqdm
 
-from dap_transformers.addresses import fetch_path, send_path
 from dap_transformers.disk_arrays import concatenate_on_disk, temporary_folder
 from dap_transformers.encoding.encoder import LibraryEncoder, SentenceEncoder
 from dap_transformers.errors import SHOWN, UserError, joined, one_line
@@ -47,6 +46,8 @@ DIGEST_SIZE = hashlib.sha256().digest_size  # bytes
 SHARD_SIZE = 16384
 #: Sentences encoded between two steps of the progress bar, and in one call of a cluster's encoder.
 PIECE = 1024
+#: Names of shards, and of the unfinished files that a kill leaves (`whole_file`).
+OUR_NAMES = re.compile(r"\.?(shard-\d{6,})-[0-9a-f]{16}\.npy(\.[0-9a-f]{8}\.tmp)?")
 #: Part of every fingerprint. Another version makes all shards anew.
 FINGERPRINT_VERSION = "1"
 #: Fields of a config that say where it came from, and not what the model computes.
@@ -83,10 +84,8 @@ def encode_shared(
     """Encode sentences in all processes of a launch. Each process encodes its share.
 
     Args:
-        encoder: the encoder. All processes need the same model.
         sentences: all N sentences, the same in every process.
         token_budget: most tokens of a batch, padding included.
-        progress: show a bar.
 
     Returns:
         The vectors of all sentences (N, D), in every process.
@@ -100,6 +99,72 @@ def encode_shared(
     for rank, part in enumerate(gather_object([share])):
         vectors[rank::step] = part
     return vectors
+
+
+class SharedEncoder:
+    """An encoder that encodes each distinct sentence once, whoever asks for its vector.
+
+    The processes of a launch divide the sentences among them, so all processes must call `encode`
+    with the same sentences. Attributes that this class lacks are taken from `encoder`.
+
+    Args:
+        encoder: the encoder. All processes need the same model.
+        folder: where to keep the vectors for later runs, in a folder per model and text. Vectors
+            that are already there are not encoded again. None keeps them in memory only.
+        token_budget: most tokens of a batch, padding included.
+        progress: show a bar.
+    """
+
+    def __init__(
+        self,
+        encoder: Encoder,
+        folder: str | Path | None = None,
+        token_budget: int = 4096,
+        progress: bool = False,
+    ) -> None:
+        self.encoder = encoder
+        self.folder = folder
+        self.token_budget = token_budget
+        self.progress = progress
+        self._vector_of: dict[str, np.ndarray] = {}
+        self._fingerprint = None if folder is None else model_fingerprint(encoder)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.encoder, name)
+
+    def encode(self, sentences: Sequence[str]) -> np.ndarray:
+        """Return the vectors (N, D) of N sentences, in every process.
+
+        Sentences of earlier calls are not encoded again. A call with all sentences of an
+        evaluation makes the best batches, and one folder of shards.
+        """
+        if not len(sentences):
+            return self.encoder.encode([])
+        new = [each for each in dict.fromkeys(sentences) if each not in self._vector_of]
+        if new:
+            vectors = self._on_disk(new) if self.folder else self._in_memory(new)
+            self._vector_of |= zip(new, vectors, strict=True)
+        return np.stack([self._vector_of[sentence] for sentence in sentences])
+
+    def _in_memory(self, sentences: list[str]) -> Iterable[np.ndarray]:
+        """Return the vector (D,) of each sentence, which all processes encode together."""
+        vectors = encode_shared(self.encoder, sentences, self.token_budget, self.progress)
+        require_finite(vectors, sentences)
+        return vectors
+
+    def _on_disk(self, sentences: list[str]) -> Iterator[np.ndarray]:
+        """Yield the vector (D,) of each sentence, mapped from shards that are made or found."""
+        name = f"{self._fingerprint[:16]}-{hash_of_text('', sentences)}"
+        shards = write_shards(
+            self.encoder,
+            sentences,
+            Path(self.folder, name),
+            token_budget=self.token_budget,
+            progress=self.progress,
+            fingerprint=self._fingerprint,
+        )
+        for shard in shards:
+            yield from np.load(shard, mmap_mode="r")
 
 
 # ------------------------------------------------------------------------------------ fingerprint
@@ -141,11 +206,7 @@ def model_fingerprint(encoder: Encoder) -> str:
 
 
 def _computing_fields(config: Any) -> Any:
-    """Return a config as a dictionary, without the fields that only say where it came from.
-
-    These fields (`ORIGIN`) are also removed from nested configs. A value that is neither a config
-    nor a dictionary, such as None, is returned unchanged.
-    """
+    """Return a config as a dictionary without the fields `ORIGIN`, also of nested configs."""
     content = config.to_dict() if hasattr(config, "to_dict") else config
     if not isinstance(content, dict):
         return content
@@ -167,32 +228,61 @@ def embed_to_disk(
 ) -> np.ndarray:
     """Encode sentences into the shards of a folder, and return all their vectors.
 
+    The arguments are those of `write_shards`. Several shards are joined in a temporary file in the
+    folder, which takes their size once more until the result is deleted.
+
+    Returns:
+        Vectors (N, D), float32, memory mapped and read-only, not normalised. In a launch only the
+        first process gets them, and the others get (0, D).
+    """
+    shards = write_shards(
+        encoder, sentences, folder, shard_size, token_budget, progress, where, fingerprint
+    )
+    if not shards or not launched().is_main_process:
+        return encoder.encode([])
+    parts = [np.load(shard, mmap_mode="r") for shard in shards]
+    if len(parts) == 1:
+        return parts[0]
+    folder = Path(folder)
+    size = sum(part.nbytes for part in parts)
+    with disk_full(folder / "joined shards", size, ANOTHER_FOLDER), temporary_folder(folder):
+        vectors = concatenate_on_disk(parts)
+    vectors.flags.writeable = False
+    return vectors
+
+
+def write_shards(
+    encoder: Encoder,
+    sentences: Iterable[str],
+    folder: str | Path,
+    shard_size: int = SHARD_SIZE,
+    token_budget: int = 4096,
+    progress: bool = False,
+    where: Callable[[int], str] = "sentence {}".format,
+    fingerprint: str | None = None,
+) -> list[Path]:
+    """Encode sentences into the shards of a folder.
+
     Complete shards of an earlier run with the same model and text are not encoded again. Memory
     holds the text of one shard. If a shard fails, the others are still encoded, until `SHOWN`
     shards of a process have failed. The error is raised at the end. If no shard fails, shards of
     another model or text are removed.
 
     The processes of a launch share the shards and wait for each other. All of them need the same
-    text and the same folder. If the folder is the local copy of an address
-    (`dap_transformers.addresses`), the
-    shards are also sent there.
+    text and the same folder.
 
     Args:
-        encoder: the encoder.
         sentences: read once, in order. The progress bar shows an end if they have a length.
-        folder: where the shards are. Several shards are also joined in a temporary file there,
-            which takes their size once more until the result is deleted.
         shard_size: sentences of a shard.
         token_budget: most tokens of a batch, padding included. The vectors do not depend on it,
             beyond rounding.
-        progress: show a bar.
         where: function that returns a sentence's name for error messages, such as "a.txt, line 3",
             given its number from 0.
         fingerprint: the encoder's `model_fingerprint`, if it is known already. None computes it.
 
     Returns:
-        Vectors (N, D), float32, memory mapped and read-only, not normalised. In a launch only the
-        first process gets them, and the others get (0, D).
+        The shards in the order of the sentences, in every process. Each is a .npy file of vectors
+        (n, D), float32, not normalised.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -213,15 +303,9 @@ def embed_to_disk(
     failed = gather_object(failed)
     if failed:
         raise SentenceError(one_line(joined(failed)))
-
-    is_main = launched().is_main_process
-    if is_main:
-        for other in set(folder.glob("*shard-[0-9]*-*")) - set(shards):
-            other.unlink(missing_ok=True)
-        send_path(folder)  # an earlier run may have failed to send some shards
-    if is_main and shards:
-        return _join(shards, folder)
-    return encoder.encode([""])[:0]
+    if launched().is_main_process:
+        _remove_shards(folder, keep=shards)
+    return shards
 
 
 def _encode_shards(
@@ -253,7 +337,8 @@ def _encode_shards(
             try:
                 vectors = encode_pieces(encoder, text, token_budget, bar)  # (n, D)
                 require_finite(vectors, text, where, " in its shard", first)
-                _write_shard(vectors, shard)
+                _remove_shards(folder, number)
+                write_vectors(vectors, shard)
             except SentenceError as error:
                 failed.append(error)
                 if len(failed) == SHOWN:
@@ -264,11 +349,17 @@ def _encode_shards(
 
 def _blocks(sentences: Iterable[str], size: int) -> Iterator[list[str]]:
     """Yield the sentences in lists of `size`. The last list may be shorter."""
-    if size < 1:
-        raise UserError(f"shard_size={size}: at least 1 sentence")
     stream = iter(sentences)
     while block := list(islice(stream, size)):
         yield block
+
+
+def _remove_shards(folder: Path, number: int | None = None, keep: Sequence[Path] = ()) -> None:
+    """Remove the shards in a folder, also unfinished ones, or only those of one number."""
+    for path in set(folder.iterdir()) - set(keep):
+        ours = OUR_NAMES.fullmatch(path.name)
+        if ours and (number is None or ours[1] == f"shard-{number:06d}"):
+            path.unlink(missing_ok=True)
 
 
 def hash_of_text(fingerprint: str, text: Sequence[str]) -> str:
@@ -286,12 +377,9 @@ def hash_of_text(fingerprint: str, text: Sequence[str]) -> str:
 def is_whole(shard: Path) -> bool:
     """Tell whether a file of vectors exists and holds what `write_vectors` has written into it.
 
-    If the file is missing, it is first fetched from the folder's address, if there is one. The
-    file's name alone proves nothing. After a power cut a disk may lack data that it had confirmed,
-    and somebody may have put another file there. So the digest is compared.
+    The file's name alone proves nothing. After a power cut a disk may lack data that it had
+    confirmed, and somebody may have put another file there. So the digest is compared.
     """
-    if not shard.is_file():
-        fetch_path(shard)
     if not shard.is_file():
         return False
     has_digest = False
@@ -322,7 +410,6 @@ def encode_pieces(
     several pieces at the same time.
 
     Args:
-        encoder: the encoder.
         text: the n sentences, at least one.
         token_budget: most tokens of a batch, padding included.
         bar: progress bar. It advances by sentences.
@@ -348,7 +435,7 @@ def encode_pieces(
 def require_finite(
     vectors: np.ndarray,
     text: Sequence[str],
-    where: Callable[[int], str],
+    where: Callable[[int], str] = "sentence {}".format,
     among: str = "",
     first: int = 0,
 ) -> None:
@@ -371,13 +458,9 @@ def require_finite(
 
 
 def write_vectors(vectors: np.ndarray, path: Path) -> None:
-    """Write vectors as a .npy file, with a digest behind the array.
+    """Write vectors (n, D) as a .npy file, with a digest behind the array.
 
     The file gets its name only once it is complete.
-
-    Args:
-        vectors: (n, D).
-        path: file to write.
     """
     header = io.BytesIO()
     np.lib.format.write_array_header_1_0(header, np.lib.format.header_data_from_array_1_0(vectors))
@@ -387,31 +470,3 @@ def write_vectors(vectors: np.ndarray, path: Path) -> None:
         for part in parts:
             file.write(part)
         file.write(_content_digest(path, *parts))
-
-
-def _write_shard(vectors: np.ndarray, shard: Path) -> None:
-    """Write a shard, and send it to the folder's address if there is one.
-
-    All other files of the same shard number in its folder are removed first. They belong to another
-    model or text, or are incomplete.
-    """
-    number = shard.name.rsplit("-", 1)[0]
-    for path in shard.parent.glob(f"*{number}-*"):
-        path.unlink(missing_ok=True)
-    write_vectors(vectors, shard)
-    send_path(shard)
-
-
-def _join(shards: list[Path], folder: Path) -> np.ndarray:
-    """Return the vectors of all shards as one read-only memory map (N, D).
-
-    The file of a single shard is mapped directly. Several shards are copied into a temporary file.
-    """
-    parts = [np.load(shard, mmap_mode="r") for shard in shards]
-    if len(parts) == 1:
-        return parts[0]
-    size = sum(part.nbytes for part in parts)
-    with disk_full(folder / "joined shards", size, ANOTHER_FOLDER), temporary_folder(folder):
-        vectors = concatenate_on_disk(parts)
-    vectors.flags.writeable = False
-    return vectors
