@@ -29,10 +29,9 @@ import numpy as np
 
 from benchmarks.timing import machine_parser, prepare_machine, save
 from dap_transformers.commands.encoder_arguments import EncoderArguments
-from dap_transformers.commands.mine import read_split
 from dap_transformers.encoding.shards import Encoder, embed_to_disk, model_fingerprint
 from dap_transformers.errors import UserError
-from dap_transformers.evaluation.bucc import best_threshold, count_gold, find_splits, score_at
+from dap_transformers.evaluation.bucc import Bucc, best_threshold, count_gold, score_at
 from dap_transformers.mining.margin import MinedPairs
 from dap_transformers.mining.mine import Margin, mine_vectors
 from dap_transformers.tables import text_table
@@ -198,8 +197,7 @@ def bucc_case(encoder: Encoder, args: argparse.Namespace, folder: Path) -> Case:
         args: the command line, which has the folder of BUCC.
         folder: where to keep the vectors.
     """
-    (split,) = find_splits(args.bucc, "zh-en", "sample")
-    task = read_split(split)
+    (task,) = Bucc(args.bucc, "zh-en", "sample").read()
     fingerprint = model_fingerprint(encoder)
     vectors = []
     for part, side in (("source", task.source), ("target", task.target)):

@@ -126,7 +126,7 @@ def test_unfit_arguments_and_text_are_one_message(
         "has 1 lines, the text has 8 pairs": [*command, "--gold", "one"],
         "line 1: '0:1' is no link": [*command, "--gold", "no-links"],
         "no sure link": [*command, "--gold", "possible"],
-        "line 8: link 90-1 between": [*command, "--gold", "far"],
+        "line 8 of the reference": [*command, "--gold", "far"],
         "there is text in de fr": ["several", *command[2:]],
         "an ONNX file gives no token states": [*command[:3], "m.onnx", *command[4:]],
         "there is no sentence": ["empty", "empty", *command[2:]],

@@ -1,5 +1,6 @@
 """Build tiny DAP models of every supported encoder class, and batches for them."""
 
+import random
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -21,6 +22,7 @@ ALL = "+".join(OBJECTIVES)
 #: registered.
 COMBINATIONS = (*OBJECTIVES, "tr+rtl", ALL)
 MASK, PAD = 4, 1
+LETTERS = "abcdefghijklmnopqrst"
 
 
 def tiny_model(model_type: str = "bert", **config: object) -> DAPForPreTraining:
@@ -33,6 +35,16 @@ def tiny_model(model_type: str = "bert", **config: object) -> DAPForPreTraining:
         else:
             parameter.data.add_(0.1 * torch.randn_like(parameter))
     return model.train()
+
+
+def cipher(count: int, seed: int, is_true: bool) -> tuple[list[str], list[str]]:
+    """Two letters and the letters that follow them in the alphabet, or any two in their place."""
+    rng = random.Random(seed)
+    targets = [rng.choices(LETTERS, k=2) for _ in range(count)]
+    kept = targets if is_true else [rng.choices(LETTERS, k=2) for _ in range(count)]
+    return [" ".join(chr(ord(letter) + 1) for letter in pair) for pair in kept], [
+        " ".join(pair) for pair in targets
+    ]
 
 
 def make_batch(pairs: int = 6, longest: int = 9, seed: int = 0) -> dict[str, Tensor]:

@@ -24,13 +24,11 @@ from functools import partial
 from itertools import tee, zip_longest
 from typing import Any, NamedTuple
 
-import numpy as np
 from tqdm.auto import tqdm
 
 from dap_transformers.addresses import public_name
 from dap_transformers.alignment.align import SUBWORDS, WordAlignment, stream_alignments
-from dap_transformers.alignment.links import METHODS, alignment_quality
-from dap_transformers.alignment.pharaoh import GoldLinks, read_links
+from dap_transformers.alignment.links import METHODS
 from dap_transformers.alignment.words import WORDS, is_unsegmented
 from dap_transformers.commands.arguments import ArgumentParser, arg, require_least
 from dap_transformers.commands.edge import command, guarded
@@ -38,6 +36,7 @@ from dap_transformers.commands.encoder_arguments import EncoderArguments, tokens
 from dap_transformers.encoding.encoder import SentenceEncoder
 from dap_transformers.encoding.load import NeedsSentenceTransformers
 from dap_transformers.errors import UserError, counted
+from dap_transformers.evaluation.word_links import alignment_quality, check_words, read_reference
 from dap_transformers.files import compressed_file, plain_suffix, write_json
 from dap_transformers.languages import is_blank
 from dap_transformers.text.archives import read_sentences
@@ -230,7 +229,7 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
         # read everything once, so that faults are found before the model is loaded
         read = partial(read_lines, files) if len(files) == 2 else partial(read_bitext, files, args)
         total = count_pairs(read, files, args.words)
-        gold = read_reference(args, total) if args.gold else None
+        gold = read_reference(args.gold, total, args.gold_from) if args.gold else None
 
         # align
         encoder = model_args.load()
@@ -245,14 +244,14 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
                 counts["links"] += len(aligned.links)
                 counts["words_without_state"] += aligned.without_state
                 if gold is not None:
-                    require_words(args, number, gold[number], aligned)
+                    check_words(number + 1, aligned, gold[number])
                     found.append(aligned.links)
         seconds = time.perf_counter() - started
 
         # report
         numbers: dict[str, Any] = dict(counts)
         if gold is not None:
-            numbers |= measure(found, gold)
+            numbers |= alignment_quality(found, gold)
         settings = {
             "data": [public_name(path) for path in files],
             "pooling": f"{args.subwords} of subwords",
@@ -460,79 +459,6 @@ def as_object(pair: Pair, aligned: WordAlignment) -> dict[str, Any]:
         "target": aligned.target,
         "links": aligned.links.tolist(),
         "cosines": [round(cosine, 4) for cosine in aligned.cosines.tolist()],
-    }
-
-
-# The reference
-
-
-def read_reference(args: AlignmentArguments, total: int) -> list[GoldLinks]:
-    """Read the reference links of `--gold`.
-
-    A warning is logged if the file seems to count words from 1, but `--gold_from` is 0.
-
-    Args:
-        args: options with the name of the file, and the number that it gives a first word.
-        total: number of sentence pairs of the text.
-
-    Returns:
-        The links of each sentence pair. Words count from 0.
-    """
-    gold = read_links(args.gold, args.gold_from)
-    if len(gold) != total:
-        raise UserError(
-            f"--gold {args.gold} has {len(gold)} lines, the text has {total} pairs: give one line "
-            "per pair"
-        )
-    if not any(len(links.sure) for links in gold):
-        raise UserError(f"--gold {args.gold} has no sure link such as 0-1: there is no recall")
-    lowest = [links.sure.min() for links in gold if len(links.sure)]
-    if args.gold_from == 0 and total > 1 and min(lowest) > 0:
-        logger.warning(
-            "--gold %s has no word 0: if it counts from 1, give --gold_from 1", args.gold
-        )
-    return gold
-
-
-def require_words(
-    args: AlignmentArguments, number: int, gold: GoldLinks, aligned: WordAlignment
-) -> None:
-    """Raise `UserError` if the reference has a link to a word that the sentences do not have.
-
-    Args:
-        args: options, for the message.
-        number: number of the sentence pair, from 0.
-        gold: its reference links.
-        aligned: its words and the links that were found.
-    """
-    size = (len(aligned.source), len(aligned.target))
-    for i, j in np.concatenate([gold.sure, gold.possible]).tolist():
-        if i >= size[0] or j >= size[1]:
-            link = f"{i + args.gold_from}-{j + args.gold_from}"
-            raise UserError(
-                f"--gold {args.gold}, line {number + 1}: link {link} between sentences of "
-                f"{size[0]} and {size[1]} words: count from 0 or give --gold_from 1, and "
-                "use the same words"
-            )
-
-
-def measure(found: Sequence[np.ndarray], gold: Sequence[GoldLinks]) -> dict[str, float]:
-    """Compute alignment error rate (AER), precision and recall, in percent.
-
-    Args:
-        found: for each sentence pair, the links that were found, (L, 2).
-        gold: for each sentence pair, the reference links.
-
-    Returns:
-        The values under "aer", "precision" and "recall".
-    """
-    sure = [links.sure for links in gold]
-    possible = [links.possible for links in gold]
-    quality = alignment_quality(found, sure, possible)
-    return {
-        "aer": round(quality.error_rate, 4),
-        "precision": round(quality.precision, 4),
-        "recall": round(quality.recall, 4),
     }
 
 

@@ -46,16 +46,7 @@ from dap_transformers.encoding.shards import (
     model_fingerprint,
 )
 from dap_transformers.errors import UserError, counted, joined
-from dap_transformers.evaluation.bucc import (
-    PROTOCOLS,
-    MiningScore,
-    Split,
-    default_protocol,
-    find_splits,
-    read_gold,
-    read_text,
-)
-from dap_transformers.evaluation.paper import bucc_beside
+from dap_transformers.evaluation.bucc import PROTOCOLS, Bucc
 from dap_transformers.files import write_json
 from dap_transformers.languages import is_blank
 from dap_transformers.mining.distinct import DistinctSentences
@@ -80,7 +71,6 @@ from dap_transformers.mining.texts import (
     MiningTask,
     TextSide,
     require_writable,
-    score_splits,
     write_pairs,
 )
 from dap_transformers.ray.connection import ClusterArguments
@@ -265,7 +255,6 @@ def _check_bucc_arguments(args: MiningArguments, files: Sequence[str]) -> None:
             )
     if not args.pair:
         raise UserError("--bucc needs --pair, such as --pair fr-en")
-    args.protocol = args.protocol or default_protocol(args.bucc, args.pair)
 
 
 def _check_text_arguments(args: MiningArguments, files: Sequence[str]) -> None:
@@ -304,10 +293,12 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
     """
     logging.basicConfig(format="%(levelname)s: %(message)s")
     model_args, args, cluster, files = _parse(argv)
-    splits = find_splits(args.bucc, args.pair, args.protocol) if args.bucc else []
+    bucc = None
     inputs = list(files)
-    for split in splits:
-        inputs += [split.source, split.target, split.gold]
+    if args.bucc:
+        bucc = Bucc(args.bucc, args.pair, args.protocol, args.options())
+        for split in bucc.splits:
+            inputs += [split.source, split.target, split.gold]
     if args.calibrate:
         inputs.append(args.calibrate)
     outputs = {"--output": args.output, "--report_file": args.report_file}
@@ -321,10 +312,9 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
     ):
         # read the texts
         Path(args.embeddings_dir).mkdir(parents=True, exist_ok=True)
-        if args.bucc:
-            tasks = [read_split(split) for split in splits]
-        else:
-            tasks = [read_texts(files, args.score_only)]
+        tasks = bucc.read() if bucc else [read_texts(files, args.score_only)]
+        for task in tasks:
+            _show(task)
 
         # encode them
         known_pairs = read_known(args.calibrate)
@@ -346,7 +336,7 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
 
         # mine
         search = _search_function(args, on_cluster=bool(cluster.ray))
-        result = find_pairs(tasks, vectors, args, search, known)
+        result = find_pairs(tasks, vectors, args, search, known, bucc)
         searched = time.perf_counter()
 
         # write the pairs and the report
@@ -361,7 +351,10 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
         seconds = searched - started
         content = model_args.report(encoder, result.protocol, numbers, settings, seconds)
         write_json(content, args.report_file)
-    print(_bucc_table(args, content) if args.bucc else result.summary)
+    if bucc:
+        print(bucc.table(content, Path(content["model"]).name))
+    else:
+        print(result.summary)
     print(
         f"written to {args.output} and {args.report_file}; vectors are kept in "
         f"{args.embeddings_dir}"
@@ -373,7 +366,7 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
 
 
 def read_texts(files: Sequence[str], is_parallel: bool) -> MiningTask:
-    """Read the two texts of the command line, and print their numbers of lines and sentences.
+    """Read the two texts of the command line.
 
     A warning is logged if they hold the same text.
 
@@ -403,33 +396,23 @@ def read_texts(files: Sequence[str], is_parallel: bool) -> MiningTask:
     return MiningTask(source, target)
 
 
-def read_split(split: Split) -> MiningTask:
-    """Read the two texts and the gold pairs of a split of BUCC, and print their numbers of lines.
-
-    Args:
-        split: the names of its files.
-
-    Returns:
-        The two texts with their gold pairs.
-    """
-    source_ids: dict[str, int] = {}
-    target_ids: dict[str, int] = {}
-    source = _read_side(split.source, read_text(split.source, source_ids))
-    target = _read_side(split.target, read_text(split.target, target_ids))
-    return MiningTask(source, target, read_gold(split, source_ids, target_ids))
-
-
 def _read_side(path: Path, lines: Iterator[str]) -> TextSide:
-    """Return one text as a `TextSide`, and print how many lines and sentences it has."""
+    """Return one text as a `TextSide`."""
     side = TextSide(path, DistinctSentences(lines))
-    counts = side.text.counts()
-    all_lines = counted(counts["lines"], "line")
-    if launched().is_main_process:
-        empty = "{empty:,} empty, {repeated:,} repeated".format(**counts)
-        print(f"{path}: {all_lines}, {empty}, {counted(counts['distinct'], 'sentence')}")
     if not len(side.text):
-        raise UserError(f"{path}: {all_lines}, and none of them holds a sentence")
+        raise UserError(f"{path}: none of its lines holds a sentence")
     return side
+
+
+def _show(task: MiningTask) -> None:
+    """Print how many lines and sentences each text has, in the first process only."""
+    if not launched().is_main_process:
+        return
+    for side in (task.source, task.target):
+        counts = side.text.counts()
+        empty = "{empty:,} empty, {repeated:,} repeated".format(**counts)
+        lines = counted(counts["lines"], "line")
+        print(f"{side.path}: {lines}, {empty}, {counted(counts['distinct'], 'sentence')}")
 
 
 def _ray_summary(encoder: Encoder, tasks: Sequence[MiningTask], shard_size: int) -> str:
@@ -575,6 +558,7 @@ def find_pairs(
     args: MiningArguments,
     search: Search,
     known: Vectors | None = None,
+    bucc: Bucc | None = None,
 ) -> MiningResult:
     """Mine two texts, score given pairs, or evaluate on BUCC, as the options say.
 
@@ -585,12 +569,13 @@ def find_pairs(
         search: function that finds nearest neighbours.
         known: vectors of K known translations, (K, D) each, which calibrate the threshold. None if
             there are none. Only mining uses them.
+        bucc: the evaluation on BUCC. None if two texts are mined.
 
     Returns:
         The pairs to write, and the numbers for the report.
     """
-    if args.bucc:
-        return evaluate_bucc(tasks, vectors, args, search)
+    if bucc:
+        return evaluate_bucc(bucc, tasks, vectors, args, search)
     if args.score_only:
         return score_texts(tasks[0], vectors[0], args, search)
     return mine_texts(tasks[0], vectors[0], args, search, known)
@@ -674,6 +659,7 @@ def score_texts(
 
 
 def evaluate_bucc(
+    bucc: Bucc,
     splits: Sequence[MiningTask],
     vectors: Sequence[Vectors],
     args: MiningArguments,
@@ -684,6 +670,7 @@ def evaluate_bucc(
     The threshold is the one with the best F1 on the first split.
 
     Args:
+        bucc: the evaluation.
         splits: one split, or the split for the threshold and the split to evaluate.
         vectors: for each split, the vectors of its distinct sentences, (N, D) and (M, D).
         args: options of mining.
@@ -698,15 +685,9 @@ def evaluate_bucc(
         neighbours = neighbourhoods(*split_vectors, args.k, search)
         recall = _recall(neighbours, split_vectors, args)
         mined.append(candidate_pairs(neighbours, args.margin, args.retrieval))
-    scores = score_splits(mined, splits)
-
-    kept = splits[-1].first_lines(select(mined[-1], scores[-1].threshold))
-    numbers = _numbers(splits[-1], recall, mined[-1], kept)
-    numbers["pairs"] = {args.pair: _rounded(scores[-1])}
-    if len(scores) > 1:
-        numbers["threshold_split"] = {args.pair: _rounded(scores[0])}
-    meaning, _ = PROTOCOLS[args.protocol]
-    return MiningResult(f"BUCC {args.protocol}: {meaning}", numbers, kept)
+    scores, kept = bucc.score(splits, mined)
+    numbers = _numbers(splits[-1], recall, mined[-1], kept) | scores
+    return MiningResult(f"BUCC {bucc.protocol}: {bucc.meaning}", numbers, kept)
 
 
 def _recall(neighbours: Neighbours, vectors: Vectors, args: MiningArguments) -> float | None:
@@ -763,25 +744,6 @@ def _settings(
     if not args.score_only:
         settings["retrieval"] = args.retrieval
     return settings
-
-
-def _bucc_table(args: MiningArguments, content: dict[str, Any]) -> str:
-    """Format precision, recall and F1 of BUCC, with the paper's values below if it has them."""
-    template = (
-        "BUCC {}, {}: precision {precision:.2f}, recall {recall:.2f}, F1 {f1:.2f} at threshold "
-        "{threshold:.6f} ({extracted} pairs of ids found, {correct} of the {gold} true pairs)"
-    )
-    text = template.format(args.protocol, args.pair, **content["pairs"][args.pair])
-    paper = bucc_beside(content)
-    return f"{text}\n\n{paper}" if paper else text
-
-
-def _rounded(score: MiningScore) -> dict[str, float]:
-    """Return a score as a dictionary for the report, with percentages rounded to four decimals."""
-    numbers = asdict(score)
-    for name in ("precision", "recall", "f1"):
-        numbers[name] = round(numbers[name], 4)
-    return numbers
 
 
 main = command(run)

@@ -18,14 +18,22 @@ error.
 Legend: `P` mined pairs, `G` gold pairs, `L` lines.
 """
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from dap_transformers.errors import UserError
-from dap_transformers.mining.margin import MinedPairs
+from dap_transformers.encoding.shards import Encoder
+from dap_transformers.errors import UserError, reading
+from dap_transformers.evaluation.evaluator import Evaluator
+from dap_transformers.evaluation.paper import bucc_beside
+from dap_transformers.mining.distinct import DistinctSentences
+from dap_transformers.mining.margin import MinedPairs, candidate_pairs, neighbourhoods, select
+from dap_transformers.mining.mine import Margin
+from dap_transformers.mining.texts import MiningTask, TextSide
 from dap_transformers.text.archives import read_sentences
 
 SAMPLE = ("sample", "dev")
@@ -53,21 +61,12 @@ PROTOCOLS: dict[str, tuple[str, tuple[tuple[str, ...], ...]]] = {
         (("training",), TEST),
     ),
 }
-SUFFIXES = ("", ".gz", ".xz")
 
 
 @dataclass(frozen=True)
 class Split:
-    """The files of one split of a BUCC language pair. Each may be compressed.
+    """The files of one split of a BUCC language pair. Each may be compressed."""
 
-    Attributes:
-        name: name of the split in its files, such as "sample".
-        source: file of the source text, with lines `id<TAB>sentence`.
-        target: file of the target text, with lines `id<TAB>sentence`.
-        gold: file of the true pairs, with lines `source id<TAB>target id`.
-    """
-
-    name: str
     source: Path
     target: Path
     gold: Path
@@ -75,10 +74,7 @@ class Split:
 
 @dataclass(frozen=True)
 class MiningScore:
-    """How well mined pairs agree with the gold pairs.
-
-    All numbers count pairs of ids. A mined pair of sentences stands for all pairs of a source id
-    and a target id that have these two sentences.
+    """How well mined pairs agree with the gold pairs. All numbers count pairs of ids.
 
     Attributes:
         precision: share of the extracted pairs that are gold, in percent.
@@ -98,90 +94,135 @@ class MiningScore:
     correct: int
     gold: int
 
+    def rounded(self) -> dict[str, float]:
+        """Return the numbers by name, with percentages rounded to four decimals."""
+        numbers = asdict(self)
+        for name in ("precision", "recall", "f1"):
+            numbers[name] = round(numbers[name], 4)
+        return numbers
 
-def find_splits(folder: str | Path, pair: str, protocol: str) -> list[Split]:
-    """Find the files of the splits that a protocol needs, as plain text, `.gz` or `.xz`.
 
-    Args:
+@dataclass
+class Bucc(Evaluator):
+    """Precision, recall and F1 of the pairs that are mined in a language pair of BUCC.
+
+    Attributes:
         folder: holds the files, or a folder with the name of the pair that holds them.
         pair: two languages, such as "fr-en".
-        protocol: one of `PROTOCOLS`.
-
-    Returns:
-        One or two splits. The threshold is chosen on the first one, and the last one is evaluated.
+        protocol: one of `PROTOCOLS`. None is "training-optimal" if there is a training split, else
+            "sample".
+        options: how pairs are scored. BUCC finds its own threshold.
     """
-    if protocol not in PROTOCOLS:
-        raise UserError(f"protocol={protocol!r}: choose one of {', '.join(PROTOCOLS)}")
-    languages = pair.split("-")
-    if len(languages) != 2 or not all(languages):
-        raise UserError(f"pair={pair!r}: give two languages such as fr-en")
-    _, splits = PROTOCOLS[protocol]
-    return [_find_split(Path(folder), pair, names) for names in splits]
+
+    folder: str | Path
+    pair: str
+    protocol: str | None = None
+    options: Margin = field(default_factory=Margin)
+    name = "bucc"
+    primary = "f1"
+
+    def __post_init__(self) -> None:
+        self.protocol = self.protocol or default_protocol(self.folder, self.pair)
+        self.meaning, splits = PROTOCOLS[self.protocol]
+        self.splits = [_find_split(Path(self.folder), self.pair, names) for names in splits]
+
+    def __call__(self, encoder: Encoder) -> dict[str, Any]:
+        texts = self.read()
+        mined = []
+        for split in texts:
+            sides = (split.source.text, split.target.text)
+            vectors = [encoder.encode(list(side)) for side in sides]
+            neighbours = neighbourhoods(*vectors, self.options.k)
+            options = self.options
+            mined.append(candidate_pairs(neighbours, options.margin, options.retrieval))
+        numbers, _ = self.score(texts, mined)
+        return numbers
+
+    def read(self) -> list[MiningTask]:
+        """Read the texts of each split with their gold pairs."""
+        return [read_split(split) for split in self.splits]
+
+    def score(
+        self, splits: Sequence[MiningTask], mined: Sequence[MinedPairs]
+    ) -> tuple[dict[str, Any], MinedPairs]:
+        """Score the pairs that were mined in each split, at the best threshold of the first one.
+
+        Args:
+            splits: the result of `read`.
+            mined: for each split, all candidates: pairs of distinct sentences.
+
+        Returns:
+            The numbers of the last split under "pairs". If there are two splits, those of the first
+            one follow under "threshold_split". And the pairs of lines, from 0, that the last split
+            has at this threshold.
+        """
+        threshold = None
+        scores = []
+        for pairs, split in zip(mined, splits, strict=True):
+            extracted, correct = count_gold(
+                pairs, split.gold, split.source.text.rows, split.target.text.rows
+            )  # (P,), (P,)
+            counts = pairs.scores, extracted, correct, len(split.gold)
+            if threshold is None:
+                threshold = best_threshold(*counts)
+            scores.append(score_at(threshold, *counts))
+        numbers = {"pairs": {self.pair: scores[-1].rounded()}}
+        if len(scores) > 1:
+            numbers["threshold_split"] = {self.pair: scores[0].rounded()}
+        return numbers, splits[-1].first_lines(select(mined[-1], threshold))
+
+    def logged(self, numbers: dict[str, Any]) -> dict[str, float]:
+        return numbers["pairs"][self.pair]
+
+    def table(self, numbers: dict[str, Any], model: str = "this model") -> str:
+        """Format the numbers as text, with the paper's values below if it has them."""
+        template = (
+            "BUCC {}, {}: precision {precision:.2f}, recall {recall:.2f}, F1 {f1:.2f} at threshold "
+            "{threshold:.6f} ({extracted} pairs of ids found, {correct} of the {gold} true pairs)"
+        )
+        text = template.format(self.protocol, self.pair, **numbers["pairs"][self.pair])
+        paper = bucc_beside(numbers["pairs"], self.protocol, model)
+        return f"{text}\n\n{paper}" if paper else text
+
+
+# The files
 
 
 def default_protocol(folder: str | Path, pair: str) -> str:
-    """Choose a protocol by the files that are there.
-
-    Args:
-        folder: holds the files, or a folder with the name of the pair that holds them.
-        pair: two languages, such as "fr-en".
-
-    Returns:
-        "sample" if only the sample split is there, otherwise "training-optimal".
-    """
-    found = set()
-    for place in (Path(folder), Path(folder) / pair):
-        for path in place.glob(f"{pair}.*"):
-            found.add(path.name.removeprefix(f"{pair}.").split(".")[0])
-    has_sample_only = "training" not in found and not found.isdisjoint(SAMPLE)
-    protocol = "sample" if has_sample_only else "training-optimal"
-    find_splits(folder, pair, protocol)
-    return protocol
+    """Return "training-optimal" if the folder has files of a training split, else "sample"."""
+    for place in (Path(folder), Path(folder, pair)):
+        if any(place.glob(f"{pair}.training.*")):
+            return "training-optimal"
+    return "sample"
 
 
 def _find_split(folder: Path, pair: str, names: tuple[str, ...]) -> Split:
-    """Find the three files of a split.
-
-    Returns:
-        The split, with the name that its files have.
-    """
-    languages_and_gold = (*pair.split("-"), "gold")
-    places = (folder, folder / pair)
-
-    best: tuple[str, list[Path | None]] = (names[0], [None] * 3)
-    most = -1
-    for place in places:
-        for name in names:
-            files = [_existing(place / f"{pair}.{name}.{ending}") for ending in languages_and_gold]
-            count = sum(file is not None for file in files)
-            if count > most:
-                best = (name, files)
-                most = count
-
-    name, files = best
-    missing = []
-    for file, ending in zip(files, languages_and_gold, strict=True):
-        if file is None:
-            missing.append(f"{pair}.{name}.{ending}")
-    if missing:
-        present = set()
-        for place in places:
-            present |= {path.name for path in place.glob("*-*.*.*")}
-        raise FileNotFoundError(
-            f"{folder} has no {', '.join(missing)}; it has "
-            f"{' '.join(sorted(present)[:12]) or 'no such files'}"
-        )
-    source, target, gold = files
-    return Split(name, source, target, gold)
+    """Find the three files of a split, in the folder or in the pair's own folder."""
+    for place, name in product((folder, folder / pair), names):
+        endings = (*pair.split("-"), "gold")
+        files = [_existing(place / f"{pair}.{name}.{ending}") for ending in endings]
+        if all(files):
+            return Split(*files)
+    raise FileNotFoundError(f"{folder} has no {pair}.{names[0]}.gold with its two texts")
 
 
 def _existing(path: Path) -> Path | None:
     """Return the file with this name, or with `.gz` or `.xz` behind it. None if there is none."""
-    for suffix in SUFFIXES:
+    for suffix in ("", ".gz", ".xz"):
         file = path.with_name(path.name + suffix)
         if file.is_file():
             return file
     return None
+
+
+def read_split(split: Split) -> MiningTask:
+    """Read the two texts and the gold pairs of a split."""
+    ids: list[dict[str, int]] = []
+    sides = []
+    for path in (split.source, split.target):
+        ids.append({})
+        sides.append(TextSide(path, DistinctSentences(read_text(path, ids[-1]))))
+    return MiningTask(*sides, read_gold(split.gold, *ids))
 
 
 def read_text(path: Path, ids: dict[str, int]) -> Iterator[str]:
@@ -189,65 +230,39 @@ def read_text(path: Path, ids: dict[str, int]) -> Iterator[str]:
 
     Args:
         path: a file with lines `id<TAB>sentence`.
-        ids: a dictionary that is filled while the lines are read. It maps each id to the index of
-            its line, from 0.
+        ids: is filled while the lines are read: id -> index of its line, from 0.
     """
     for index, line in enumerate(read_sentences(path)):
         name, tab, sentence = line.partition("\t")
         if not name or not tab:
-            raise UserError(
-                f"{path}, line {index + 1}: {line[:60]!r} is not an id, a tab and a sentence"
-            )
-        first = ids.setdefault(name, index)
-        if first != index:
-            raise UserError(
-                f"{path}, line {index + 1}: the id {name} is already on line {first + 1}"
-            )
+            raise UserError(f"{path}, line {index + 1}: {line[:60]!r} is no id, tab and sentence")
+        if ids.setdefault(name, index) != index:
+            raise UserError(f"{path}, line {index + 1}: the id {name} is repeated")
         yield sentence
 
 
 def read_gold(
-    split: Split, source_ids: Mapping[str, int], target_ids: Mapping[str, int]
+    path: Path, source_ids: Mapping[str, int], target_ids: Mapping[str, int]
 ) -> np.ndarray:
-    """Read the gold pairs of a split, and look up the lines of their ids.
+    """Read gold pairs, and look up the lines of their ids. Repeated pairs count once.
 
     Args:
-        split: the split whose gold file is read.
-        source_ids: maps an id to the index of its line in the source, from 0.
-        target_ids: maps an id to the index of its line in the target, from 0.
+        path: a file with lines `source id<TAB>target id`.
+        source_ids: id -> index of its line in the source, from 0.
+        target_ids: id -> index of its line in the target, from 0.
 
     Returns:
         (G, 2) int64: source line and target line of each gold pair, from 0.
     """
-    first_line: dict[tuple[int, int], int] = {}
-    for number, line in enumerate(read_sentences(split.gold), 1):
-        place = f"{split.gold}, line {number}"
-        names = line.split("\t")
-        if len(names) != 2:
-            raise UserError(f"{place}: {line[:60]!r} is not two ids with a tab between them")
-        source, target = names
-        _require_id(source, split.source, source_ids, target_ids, place)
-        _require_id(target, split.target, target_ids, source_ids, place)
-        pair = (source_ids[source], target_ids[target])
-        first = first_line.setdefault(pair, number)
-        if first != number:
-            raise UserError(f"{place}: {line!r} is already on line {first}")
-    if not first_line:
-        raise UserError(f"{split.gold} is empty: there is nothing to compare with")
-    return np.array(list(first_line), np.int64)
+    pairs: dict[tuple[int, int], None] = {}
+    for number, line in enumerate(read_sentences(path), 1):
+        with reading(f"{path}, line {number}"):
+            source, target = line.split("\t")
+            pairs[source_ids[source], target_ids[target]] = None
+    return np.array(list(pairs), np.int64).reshape(-1, 2)
 
 
-def _require_id(
-    name: str, path: Path, ids: Mapping[str, int], other_ids: Mapping[str, int], place: str
-) -> None:
-    """Raise `UserError` if a text has no such id. The message says if the other text has it."""
-    if name in ids:
-        return
-    if name in other_ids:
-        hint = "but of the other side: are the languages swapped?"
-    else:
-        hint = "nor of the other side"
-    raise UserError(f"{place}: {name} is no id of {path}, {hint}")
+# From pairs to numbers
 
 
 def count_gold(

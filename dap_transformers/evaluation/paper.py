@@ -6,7 +6,6 @@ the paper does not print.
 """
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from dap_transformers.languages import NAMES, TATOEBA_36, XNLI_LANGUAGES
@@ -309,20 +308,27 @@ def bucc_table(
     return _beside_the_paper(header, name, ours, paper)
 
 
-def bucc_beside(report: Mapping[str, Any]) -> str | None:
-    """Format the results of a BUCC report beside the paper's.
+def bucc_beside(
+    pairs: Mapping[str, Mapping[str, float]], protocol: str, name: str = "this model"
+) -> str | None:
+    """Format results on BUCC beside the paper's.
+
+    Args:
+        pairs: language pair such as "fr-en" -> its numbers, "precision", "recall" and "f1" among
+            them.
+        protocol: how they were measured, a key of `PROTOCOLS`.
+        name: name of our row.
 
     Returns:
         A text table. None for a protocol or language pairs that the paper does not have.
     """
-    protocol = report["protocol"].removeprefix("BUCC ").split(":")[0]
     results = {}
-    for pair, numbers in report["pairs"].items():
-        if pair in BUCC_PAIRS:
-            results[pair] = [numbers[key] for key in ("precision", "recall", "f1")]
+    for pair in BUCC_PAIRS:
+        if pair in pairs:
+            results[pair] = [pairs[pair][key] for key in ("precision", "recall", "f1")]
     if not results or protocol not in BUCC_PROTOCOLS:
         return None
-    return bucc_table(results, Path(report["model"]).name, BUCC_PROTOCOLS[protocol])
+    return bucc_table(results, name, BUCC_PROTOCOLS[protocol])
 
 
 def _beside_the_paper(

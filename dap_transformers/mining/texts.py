@@ -5,7 +5,7 @@ Legend: `N` sentences of a side, `D` dimensions, `P` pairs, `L` lines, `G` gold 
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -17,7 +17,6 @@ import pyarrow.parquet as pq
 
 from dap_transformers.disk_arrays import concatenate_on_disk, row_blocks
 from dap_transformers.errors import UserError
-from dap_transformers.evaluation.bucc import MiningScore, best_threshold, count_gold, score_at
 from dap_transformers.files import COMPRESSORS, compressed_file, plain_suffix
 from dap_transformers.mining.distinct import DistinctSentences
 from dap_transformers.mining.margin import MinedPairs, score_pairs
@@ -141,32 +140,6 @@ class MiningTask:
             margin,
         )
         return MinedPairs(pairs.scores, lines, lines)
-
-
-def score_splits(mined: Sequence[MinedPairs], splits: Sequence[MiningTask]) -> list[MiningScore]:
-    """Compute precision, recall and F1 of the pairs that were mined in splits of BUCC.
-
-    All splits have the same threshold: the one with the best F1 on the first split.
-
-    Args:
-        mined: for each split, the mined pairs of distinct sentences with their scores.
-        splits: one split, or the split for the threshold and the split to evaluate. All of them
-            have gold pairs.
-
-    Returns:
-        The scores of each split.
-    """
-    threshold = None
-    scores = []
-    for pairs, split in zip(mined, splits, strict=True):
-        extracted, correct = count_gold(
-            pairs, split.gold, split.source.text.rows, split.target.text.rows
-        )  # (P,), (P,)
-        counts = pairs.scores, extracted, correct, len(split.gold)
-        if threshold is None:
-            threshold = best_threshold(*counts)
-        scores.append(score_at(threshold, *counts))
-    return scores
 
 
 def require_writable(path: str) -> None:

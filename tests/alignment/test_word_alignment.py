@@ -1,37 +1,12 @@
-"""States of words, token retrieval and the quality of links, each against a plain loop."""
+"""Links and states of words, each against a plain loop."""
 
 import numpy as np
 import pytest
 
 from dap_transformers.alignment.links import (
     align_tokens,
-    alignment_quality,
-    token_retrieval_accuracy,
     word_states,
 )
-
-#: Source states, target states and links of each pair.
-AlignedPairs = tuple[list[np.ndarray], list[np.ndarray], list[np.ndarray]]
-
-
-def pairs(seed: int, count: int = 7) -> AlignedPairs:
-    """Make noisy translations in another order, with some of their links.
-
-    The last pair has no tokens and no links.
-    """
-    rng = np.random.default_rng(seed)
-    source = [rng.normal(size=(rng.integers(2, 7), 5)) for _ in range(count)]
-    orders = [rng.permutation(len(states)) for states in source]
-    target = []
-    for states, order in zip(source, orders):
-        target.append(states[order] + rng.normal(size=states.shape))
-    links = []
-    for order in orders:
-        all_links = np.stack([order, np.arange(len(order))], 1)
-        links.append(all_links[: rng.integers(1, 7)])
-    links[0] = np.concatenate([links[0], [[0, 0], [0, 1]]])  # a token may have several links
-    empty = np.empty((0, 5))
-    return [*source, empty], [*target, empty], [*links, np.empty((0, 2), np.int64)]
 
 
 def cosine(one: np.ndarray, other: np.ndarray) -> float:
@@ -53,27 +28,6 @@ def naive_alignment(
         if column.index(max(column)) == s and source[s].any() and target[t].any():
             links.append([s, t])
     return links, table
-
-
-def naive_accuracy(
-    queries: list[np.ndarray], keys: list[np.ndarray], links: list[np.ndarray]
-) -> tuple[float, float]:
-    hits = [0, 0]  # among all keys, and among those of the own pair
-    total = 0
-    for row, states in enumerate(queries):
-        for i, query in enumerate(states):
-            gold = {(row, int(b)) for a, b in links[row] if a == i}
-            if not gold:
-                continue
-            total += 1
-            own = {(row, j): cosine(query, key) for j, key in enumerate(keys[row])}
-            pool = {}
-            for other, side in enumerate(keys):
-                for j, key in enumerate(side):
-                    pool[other, j] = cosine(query, key)
-            hits[0] += max(pool, key=pool.get) in gold
-            hits[1] += max(own, key=own.get) in gold
-    return 100 * hits[0] / total, 100 * hits[1] / total
 
 
 def test_alignment_equals_a_plain_loop() -> None:
@@ -162,67 +116,6 @@ def test_alignment_refuses_what_cannot_be_compared(
         align_tokens(source, target)
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_token_retrieval_equals_a_plain_loop(seed: int) -> None:
-    source, target, links = pairs(seed)
-    found = token_retrieval_accuracy(source, target, links)
-    forward = naive_accuracy(source, target, links)
-    backward = naive_accuracy(target, source, [pair[:, ::-1] for pair in links])
-    assert (found.pool[0], found.sentence[0]) == pytest.approx(forward)
-    assert (found.pool[1], found.sentence[1]) == pytest.approx(backward)
-    assert 0 < found.pool[0] < found.sentence[0] < 100  # the pool is harder, and neither is trivial
-    for side in (0, 1):
-        linked_tokens = [len(set(pair[:, side].tolist())) for pair in links]
-        assert found.queries[side] == sum(linked_tokens)
-
-
-def test_retrieval_is_of_angles_and_of_pairs_in_any_order() -> None:
-    source, target, links = pairs(9)
-    found = token_retrieval_accuracy(source, target, links)
-    scaled = [states * 10.0 ** np.arange(len(states))[:, None] for states in source]
-    assert token_retrieval_accuracy(scaled, target, links) == found
-    order = np.random.default_rng(0).permutation(len(source))
-    source = [source[row] for row in order]
-    target = [target[row] for row in order]
-    links = [links[row] for row in order]
-    assert token_retrieval_accuracy(source, target, links) == found
-
-
-def test_quality_equals_a_plain_loop() -> None:
-    rng = np.random.default_rng(0)
-
-    def random_links() -> list[np.ndarray]:
-        return [np.unique(rng.integers(0, 4, size=(size, 2)), axis=0) for size in (5, 0, 7)]
-
-    links = random_links()
-    sure = random_links()
-    further = random_links()
-    right = correct = found = certain = 0
-    for row in range(3):
-        one = set(map(tuple, links[row].tolist()))
-        gold = set(map(tuple, sure[row].tolist()))
-        allowed = gold | set(map(tuple, further[row].tolist()))
-        found += len(one)
-        certain += len(gold)
-        right += len(one & gold)
-        correct += len(one & allowed)
-    quality = alignment_quality(links, sure, further)
-    assert quality.precision == pytest.approx(100 * correct / found)
-    assert quality.recall == pytest.approx(100 * right / certain)
-    assert quality.error_rate == pytest.approx(100 * (1 - (right + correct) / (found + certain)))
-    assert 0 < quality.recall < quality.precision < 100
-
-
-def test_quality_of_one_kind_of_link_is_one_minus_f1() -> None:
-    sure = [np.array([[0, 0], [1, 1], [2, 0]])]
-    quality = alignment_quality([np.array([[0, 0], [1, 0]])], sure)
-    f1 = 2 * quality.precision * quality.recall / (quality.precision + quality.recall)
-    assert quality.error_rate == pytest.approx(100 - f1)
-    assert alignment_quality(sure, sure).error_rate == 0
-    nothing = alignment_quality([np.empty((0, 2), np.int64)], sure)
-    assert (nothing.precision, nothing.recall, nothing.error_rate) == (0, 0, 100)
-
-
 def test_word_states_are_means_of_the_subwords_that_touch_the_word() -> None:
     states = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32)
     # the token 5-8 contains a space, and 8-8 has no character
@@ -234,24 +127,12 @@ def test_word_states_are_means_of_the_subwords_that_touch_the_word() -> None:
     assert word_states(states, tokens, np.empty((0, 2))).shape == (0, 3)
 
 
-def test_what_cannot_be_measured_is_named() -> None:
-    source, target, links = pairs(0)
-    with pytest.raises(ValueError, match="8 and 8 and 2 pairs"):
-        token_retrieval_accuracy(source, target, links[:2])
-    with pytest.raises(ValueError, match=r"pair 1: a link \(0, 99\)"):
-        token_retrieval_accuracy(source, target, [links[0], np.array([[0, 99]]), *links[2:]])
-    nothing = [np.empty((0, 2), np.int64)] * len(source)
-    with pytest.raises(ValueError, match="no link in 8 pairs"):
-        token_retrieval_accuracy(source, target, nothing)
-    with pytest.raises(ValueError, match="no link in 8 pairs"):
-        alignment_quality(links, nothing)
+def test_states_without_spans_are_refused() -> None:
     with pytest.raises(ValueError, match="5 token states and 4 spans"):
         word_states(np.ones((5, 2)), np.ones((4, 2)), np.ones((1, 2)))
 
 
-def test_a_word_without_state_is_no_hit_and_has_no_link() -> None:
+def test_a_word_without_state_has_no_link() -> None:
     states = np.array([[0.0, 0.0], [-1.0, 0.0]])
     links, _ = align_tokens(states, states)
     assert links.tolist() == [[1, 1]]
-    found = token_retrieval_accuracy([states], [states], [np.array([[0, 0], [1, 1]])])
-    assert (found.pool, found.sentence) == ((50.0, 50.0), (50.0, 50.0))

@@ -7,7 +7,7 @@ import pytest
 import torch
 from conftest import REPOSITORY, save, state, tiny_config
 from safetensors.torch import load_file
-from test_source_reading import cipher
+from tiny_models import cipher
 from transformers import BertForMaskedLM, BertModel, PreTrainedTokenizerFast
 
 import train_dap

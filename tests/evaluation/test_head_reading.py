@@ -1,26 +1,12 @@
-import random
-
 import pytest
 import torch
 import torch.nn.functional as F
 from conftest import tiny_config
-from tiny_models import MASK
+from tiny_models import MASK, cipher
 from transformers import PreTrainedTokenizerFast
 
 from dap_transformers.training.head_reading import HARDLY, sample_pairs, source_reading
 from modeling_dap import DAPConfig, DAPForPreTraining
-
-LETTERS = "abcdefghijklmnopqrst"
-
-
-def cipher(count: int, seed: int, is_true: bool) -> tuple[list[str], list[str]]:
-    """Two letters and the letters that follow them in the alphabet, or any two in their place."""
-    rng = random.Random(seed)
-    targets = [rng.choices(LETTERS, k=2) for _ in range(count)]
-    kept = targets if is_true else [rng.choices(LETTERS, k=2) for _ in range(count)]
-    return [" ".join(chr(ord(letter) + 1) for letter in pair) for pair in kept], [
-        " ".join(pair) for pair in targets
-    ]
 
 
 def new_model(**config: object) -> DAPForPreTraining:

@@ -1,0 +1,69 @@
+"""What an evaluator is. Trainer, commands, quickstart and benchmarks call the same objects.
+
+A new evaluator is a class with the members of `Evaluator`.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from accelerate.utils import broadcast_object_list
+
+from dap_transformers.encoding.shards import Encoder, SharedEncoder
+
+#: Language code -> (source, English) sentences in file order.
+PairsByLanguage = Mapping[str, Sequence[tuple[str, str]]]
+Numbers = dict[str, Any]
+
+
+class Evaluator:
+    """Measures an encoder. Percentages are from 0 to 100.
+
+    Attributes:
+        name: name of its numbers in a report, such as "hard_negatives".
+        primary: the number in a training's log that can choose a checkpoint.
+    """
+
+    name: str
+    primary: str
+
+    def __call__(self, encoder: Encoder) -> Numbers:
+        """Measure an encoder, and return the numbers of a report."""
+        raise NotImplementedError
+
+    def sentences(self) -> Iterable[str]:
+        """Return what will be encoded. All evaluators' sentences are encoded in one call."""
+        return ()
+
+    def logged(self, numbers: Numbers) -> dict[str, float]:
+        """Return the numbers that a training logs, by name."""
+        return numbers
+
+
+def evaluate(
+    encoder: Encoder,
+    evaluators: Sequence[Evaluator],
+    token_budget: int = 4096,
+    folder: str | Path | None = None,
+    progress: bool = False,
+) -> dict[str, Numbers]:
+    """Measure an encoder with several evaluators, which share its vectors.
+
+    All processes of a launch call this. They encode together, and all return the numbers of the
+    first one.
+
+    Args:
+        encoder: the encoder.
+        evaluators: what to measure.
+        token_budget: most tokens per batch, padding included.
+        folder: keeps the vectors for later runs with the same model and text. None keeps none.
+        progress: show a bar.
+
+    Returns:
+        Name of an evaluator -> its numbers.
+    """
+    shared = SharedEncoder(encoder, folder, token_budget, progress)
+    shared.encode(list(chain.from_iterable(each.sentences() for each in evaluators)))
+    found = {each.name: each(shared) for each in evaluators}
+    return broadcast_object_list([found])[0]

@@ -1,0 +1,117 @@
+"""Word links against a reference: precision, recall and alignment error rate (AER).
+
+Legend: `P` sentence pairs, `L` links.
+"""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from dap_transformers.alignment.align import WordAlignment, align_words
+from dap_transformers.alignment.pharaoh import GoldLinks, read_links
+from dap_transformers.encoding.encoder import SentenceEncoder
+from dap_transformers.errors import UserError
+from dap_transformers.evaluation.evaluator import Evaluator
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class WordLinks(Evaluator):
+    """Alignment error rate of the words that an encoder links.
+
+    Attributes:
+        pairs: P sentences with their translations.
+        gold: P reference links.
+        method: how links are found, as in `align_words`. So are the next two.
+    """
+
+    pairs: Sequence[tuple[str, str]]
+    gold: Sequence[GoldLinks]
+    method: str = "argmax"
+    subwords: str = "mean"
+    words: str = "spaces"
+    name = "word_links"
+    primary = "aer"
+
+    def __call__(self, encoder: SentenceEncoder) -> dict[str, float]:
+        source, target = zip(*self.pairs, strict=True)
+        aligned = align_words(encoder, source, target, self.method, self.subwords, self.words)
+        for number, (each, links) in enumerate(zip(aligned, self.gold, strict=True), 1):
+            check_words(number, each, links)
+        return alignment_quality([each.links for each in aligned], self.gold)
+
+
+def read_reference(path: str | Path, pairs: int, first: int = 0) -> list[GoldLinks]:
+    """Read reference links in Pharaoh format, one line per sentence pair.
+
+    A warning is logged if the file seems to count words from 1 instead of 0.
+
+    Args:
+        path: the file.
+        pairs: number of sentence pairs of the text.
+        first: number that the file gives the first word of a sentence, 0 or 1.
+    """
+    gold = read_links(path, first)
+    if len(gold) != pairs:
+        raise UserError(f"{path} has {len(gold)} lines, the text has {pairs} pairs")
+    lowest = [links.sure.min() for links in gold if len(links.sure)]
+    if not lowest:
+        raise UserError(f"{path} has no sure link such as 0-1: there is no recall")
+    if first == 0 and pairs > 1 and min(lowest) > 0:
+        logger.warning("%s has no word 0: does it count words from 1?", path)
+    return gold
+
+
+def check_words(number: int, aligned: WordAlignment, gold: GoldLinks) -> None:
+    """Raise `UserError` if the reference links a word that the sentences do not have.
+
+    Args:
+        number: number of the sentence pair, from 1.
+        aligned: its words.
+        gold: its reference links.
+    """
+    size = (len(aligned.source), len(aligned.target))
+    for link in np.concatenate([gold.sure, gold.possible]).tolist():
+        if link[0] >= size[0] or link[1] >= size[1]:
+            raise UserError(
+                f"line {number} of the reference: the link of words {link[0] + 1} and "
+                f"{link[1] + 1}, but the sentences have {size[0]} and {size[1]} words: use the "
+                "same words, and say whether it counts them from 0 or 1"
+            )
+
+
+def alignment_quality(links: Sequence[np.ndarray], gold: Sequence[GoldLinks]) -> dict[str, float]:
+    """Compute precision, recall and alignment error rate (AER) over all pairs, in percent.
+
+    See Och and Ney (2003), section 5.2. With links A, sure links S and possible links P, which
+    include S:
+
+    - precision = |A ∩ P| / |A|, or 0 if there are no links
+    - recall = |A ∩ S| / |S|
+    - AER = 1 - (|A ∩ S| + |A ∩ P|) / (|A| + |S|)
+
+    >>> gold = GoldLinks(sure=np.array([[0, 0], [2, 2]]), possible=np.array([[1, 1]]))
+    >>> alignment_quality([np.array([[0, 0], [1, 1]])], [gold])
+    {'aer': 25.0, 'precision': 100.0, 'recall': 50.0}
+
+    Args:
+        links: P arrays (L, 2) of links to judge, without repetitions.
+        gold: P reference links. At least one is sure.
+    """
+    counts = np.zeros(4, int)  # |A|, |S|, |A ∩ S|, |A ∩ P|
+    for pair_links, reference in zip(links, gold, strict=True):
+        found = set(map(tuple, pair_links.tolist()))
+        sure = set(map(tuple, reference.sure.tolist()))
+        allowed = sure | set(map(tuple, reference.possible.tolist()))
+        counts += (len(found), len(sure), len(found & sure), len(found & allowed))
+    all_found, all_sure, found_sure, found_allowed = counts.tolist()
+    error = 1 - (found_sure + found_allowed) / (all_found + all_sure)
+    return {
+        "aer": round(100 * error, 4),
+        "precision": round(100 * found_allowed / max(all_found, 1), 4),
+        "recall": round(100 * found_sure / all_sure, 4),
+    }

@@ -1,0 +1,181 @@
+"""BUCC's files, the best threshold against all thresholds, and repeated sentences."""
+
+import random
+from collections.abc import Callable
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+import written
+
+from dap_transformers.evaluation.bucc import Bucc, best_threshold, count_gold, score_at
+from dap_transformers.mining.distinct import DistinctSentences
+from dap_transformers.mining.margin import MinedPairs
+
+
+def write_split(folder: Path, name: str = "training", **sides: str) -> Path:
+    """Write a split of four sentences per side, with two gold pairs.
+
+    Args:
+        sides: replace the text of a file, by language or "gold".
+    """
+    files = {
+        "fr": "".join(f"fr-{i}\tphrase {i}\n" for i in range(4)),
+        "en": "".join(f"en-{i}\tsentence {i}\n" for i in range(4)),
+        "gold": "fr-1\ten-2\nfr-3\ten-0\n",
+    }
+    folder.mkdir(exist_ok=True, parents=True)
+    for side, text in (files | sides).items():
+        (folder / f"fr-en.{name}.{side}").write_text(text, encoding="utf-8")
+    return folder
+
+
+def test_a_split_is_read_from_its_three_files(tmp_path: Path) -> None:
+    (split,) = Bucc(write_split(tmp_path, fr="fr-1\ta\tb\nfr-3\t\n"), "fr-en").read()
+    assert [split.source.line(0), split.source.text.empty] == ["a\tb", 1]  # a tab is text
+    assert list(split.target.text) == [f"sentence {i}" for i in range(4)]
+    assert split.gold.tolist() == [[0, 2], [1, 0]]  # an empty sentence keeps its id
+
+
+def test_files_are_found_in_the_pairs_own_folder_and_compressed(tmp_path: Path) -> None:
+    plain = write_split(tmp_path / "fr-en", "dev") / "fr-en.dev.en"
+    written.write(plain.with_name("fr-en.dev.en.gz"), plain.read_bytes())
+    plain.unlink()
+    bucc = Bucc(tmp_path, "fr-en")
+    assert bucc.protocol == "sample"
+    assert len(bucc.read()[0].target.text) == 4
+    write_split(tmp_path)
+    assert Bucc(tmp_path, "fr-en").protocol == "training-optimal"
+    assert len(Bucc(tmp_path, "fr-en", "sample-threshold-on-training").read()) == 2
+
+
+@pytest.mark.parametrize(
+    ("files", "says"),
+    [
+        ({"gold": "fr-1\ten-2\nfr-9\ten-1\n"}, r"fr-en\.training\.gold, line 2: .*fr-9"),
+        ({"gold": "fr-1 en-2\n"}, "gold, line 1"),
+        ({"fr": "fr-1\ta\nfr-3\tb\nfr-1\tc\n"}, r"training\.fr, line 3: the id fr-1"),
+        ({"en": "en-2\ta\nen-0 b\n"}, r"training\.en, line 2: 'en-0 b'"),
+        ({"en": "en-2\ta\n\tb\n"}, r"training\.en, line 2"),
+    ],
+)
+def test_faults_in_the_files_are_named_by_line(
+    files: dict[str, str], says: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match=says):
+        Bucc(write_split(tmp_path, **files), "fr-en").read()
+
+
+def test_an_incomplete_split_is_not_found(tmp_path: Path) -> None:
+    write_split(tmp_path)
+    write_split(tmp_path, "sample")
+    (tmp_path / "fr-en.training.gold").unlink()
+    with pytest.raises(FileNotFoundError, match=r"fr-en\.training\.gold"):
+        Bucc(tmp_path, "fr-en")
+    assert Bucc(tmp_path, "fr-en", "sample").read()[0].gold.shape == (2, 2)
+
+
+def test_an_example_by_hand() -> None:
+    # scores 5 and 4 are right, 3 is wrong, 2 is right, 1 is wrong, and one gold pair is not mined
+    scores = np.array([2.0, 5.0, 3.0, 1.0, 4.0])
+    correct = np.array([1, 1, 0, 0, 1])
+    one = np.ones(5, int)
+    threshold = best_threshold(scores, one, correct, gold=4)
+    # F1 there is 2·3 / (4 + 4), above it 2·2 / (2 + 4), and below it 2·3 / (5 + 4)
+    assert threshold == 1.5
+    found = score_at(threshold, scores, one, correct, gold=4)
+    assert (found.precision, found.recall, found.f1) == (75.0, 75.0, 75.0)
+    assert (found.extracted, found.correct, found.gold) == (4, 3, 4)
+    assert score_at(9.0, scores, one, correct, 4).f1 == 0.0
+
+
+@pytest.mark.parametrize(
+    ("scores", "correct", "threshold"),
+    [
+        ([3.0, 2.0, 1.0], [1, 1, 1], 1.0),  # all of them: there is no next score
+        ([3.0, 2.0, 1.0], [1, 0, 0], 2.5),
+        ([3.0, 2.0], [0, 0], 2.5),  # none is right
+        ([2.0, 2.0, 1.0, 1.0], [1, 0, 0, 0], 1.5),  # equal scores stay together
+        ([1.0 + 2**-52, 1.0], [1, 0], 1.0 + 2**-52),  # no number lies between
+    ],
+)
+def test_thresholds_at_the_ends_and_between_equal_scores(
+    scores: list[float], correct: list[int], threshold: float
+) -> None:
+    one = np.ones(len(scores), int)
+    gold = max(1, sum(correct))
+    assert best_threshold(np.array(scores), one, np.array(correct), gold) == threshold
+
+
+def f1_of(
+    scores: list[float], extracted: list[int], correct: list[int], gold: int
+) -> Callable[[float], float]:
+    def f1(threshold: float) -> float:
+        right = found = 0
+        for score, count, gold_count in zip(scores, extracted, correct, strict=True):
+            if score >= threshold:
+                found += count
+                right += gold_count
+        return 200 * right / (found + gold)
+
+    return f1
+
+
+def test_the_threshold_is_the_best_of_all_thresholds() -> None:
+    rng = random.Random(0)
+    for _ in range(300):
+        count = rng.randint(1, 12)
+        scores = [rng.choice([0.5, 1.0, 1.25, 1.5, 2.0, rng.random()]) for _ in range(count)]
+        extracted = [rng.choice([1, 1, 2, 4]) for _ in range(count)]
+        correct = [rng.randint(0, min(2, n)) for n in extracted]
+        gold = max(1, sum(correct) + rng.randint(0, 3))
+        f1 = f1_of(scores, extracted, correct, gold)
+        arrays = np.array(scores), np.array(extracted), np.array(correct)
+        threshold = best_threshold(*arrays, gold)
+        assert score_at(threshold, *arrays, gold).f1 == pytest.approx(f1(threshold))
+        assert f1(threshold) == pytest.approx(max(map(f1, [*scores, 3.0])))
+
+
+def test_every_copy_of_a_repeated_sentence_can_be_found() -> None:
+    source = DistinctSentences(["x", "y", "x", ""])
+    target = DistinctSentences(["p", "p", "q"])
+    mined = MinedPairs(np.array([2.0, 1.5]), np.array([0, 1]), np.array([0, 1]))  # x-p, y-q
+    gold = np.array([[2, 1], [0, 0], [1, 2], [3, 2]])  # two copies of x-p, y-q, and an empty line
+    extracted, correct = count_gold(mined, gold, source.rows, target.rows)
+    assert extracted.tolist() == [4, 1]
+    assert correct.tolist() == [2, 1]
+    assert count_gold(mined, gold[:0], source.rows, target.rows)[1].tolist() == [0, 0]
+
+
+def test_judging_agrees_with_sets_of_ids() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        source = DistinctSentences(map(str, rng.integers(0, 8, 15)))
+        target = DistinctSentences(map(str, rng.integers(0, 8, 15)))
+        gold = np.unique(rng.integers(0, 15, (9, 2)), axis=0)
+        rows = np.unique(rng.integers(0, min(len(source), len(target)), (2, 6)), axis=1)
+        mined = MinedPairs(np.arange(float(rows.shape[1])), *rows)
+        extracted, correct = count_gold(mined, gold, source.rows, target.rows)
+        for number, (i, j) in enumerate(rows.T):
+            lines = np.flatnonzero(source.rows == i), np.flatnonzero(target.rows == j)
+            ids = set(product(*lines))
+            assert extracted[number] == len(ids)
+            assert correct[number] == len(ids & set(map(tuple, gold)))
+
+
+class Words:
+    """An encoder of sentences such as "phrase 3": the number chooses a direction."""
+
+    def encode(self, sentences: list[str]) -> np.ndarray:
+        return np.eye(4)[[int(sentence.split()[1]) for sentence in sentences]]
+
+
+def test_a_split_is_mined_and_scored(tmp_path: Path) -> None:
+    gold = "".join(f"fr-{i}\ten-{i}\n" for i in range(3))
+    bucc = Bucc(write_split(tmp_path, gold=gold), "fr-en")
+    numbers = bucc(Words())
+    of_pair = numbers["pairs"]["fr-en"]
+    assert (of_pair["extracted"], of_pair["correct"], of_pair["recall"]) == (4, 3, 100)
+    assert bucc.logged(numbers)["f1"] == of_pair["f1"] == pytest.approx(600 / 7, abs=1e-4)
+    assert "F1 85.71" in bucc.table(numbers)
