@@ -4,9 +4,11 @@ The file ships with every checkpoint, beside modeling_dap.py.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import field, fields
-from typing import Any
+from typing import Any, Literal
 
+from huggingface_hub.dataclasses import strict
 from packaging.version import Version
 from transformers import AutoConfig, BertConfig, PreTrainedConfig
 from transformers import __version__ as transformers_version
@@ -30,12 +32,8 @@ AUTO_MAP = {
     "AutoModelForSequenceClassification": "modeling_dap.DAPForSequenceClassification",
 }
 
-CHOICES: dict[str, tuple] = {
-    "pooling": ("cls", "mean", "lasttoken"),
-    "projection": (None, "mlp"),
-    "tr_similarity": ("cosine", "dot"),
-    "rtl_direction": ("source-to-target", "target-to-source", "both"),
-}
+Number = float | int
+
 #: Keys that a saved config.json may have besides our fields and those of PreTrainedConfig.
 SAVED_KEYS = {
     "model_type",
@@ -69,6 +67,7 @@ def changeable(default: Any) -> Any:
     return field(default=default, metadata={"changeable": True})
 
 
+@strict
 class DAPConfig(PreTrainedConfig):
     """Configuration of `DAPModel`, `DAPForPreTraining` and `DAPForSequenceClassification`.
 
@@ -131,10 +130,6 @@ class DAPConfig(PreTrainedConfig):
         mask_token_id: the tokenizer's mask token. RTL, TLM and MLM need it.
         kwargs: fields of `PreTrainedConfig`. Fields of an objective of your own are also
             accepted, if they begin with its name: `mine_weight` for an objective called `mine`.
-
-    Raises:
-        ValueError: an unknown field, or a value that is not allowed or contradicts another. The
-            message names the field, the value and what is allowed.
     """
 
     model_type = "dap"
@@ -142,52 +137,48 @@ class DAPConfig(PreTrainedConfig):
 
     encoder_config: PreTrainedConfig | dict | None = None
     objective: str = "tr+rtl"
-    pooling: str = "cls"
-    projection: str | None = None
-    tr_similarity: str = "cosine"
-    tr_temperature: float | None = changeable(None)
-    tr_margin: float = changeable(0.0)
+    pooling: Literal["cls", "mean", "lasttoken"] = "cls"
+    projection: Literal["mlp"] | None = None
+    tr_similarity: Literal["cosine", "dot"] = "cosine"
+    tr_temperature: Number | None = changeable(None)
+    tr_margin: Number = changeable(0.0)
     tr_bidirectional: bool = changeable(False)
     tr_same_side_negatives: bool = changeable(False)
     tr_mask_duplicates: bool = changeable(True)
-    tr_hard_negatives: float = changeable(0.0)
+    tr_hard_negatives: Number = changeable(0.0)
     tr_matryoshka_dims: list[int] | None = changeable(None)
-    tr_weight: float = changeable(1.0)
+    tr_weight: Number = changeable(1.0)
     rtl_layers: int = 2
-    rtl_direction: str = "source-to-target"
-    rtl_ratio: float = changeable(1.0)
-    rtl_weight: float = changeable(1.0)
+    rtl_direction: Literal["source-to-target", "target-to-source", "both"] = "source-to-target"
+    rtl_ratio: Number = changeable(1.0)
+    rtl_weight: Number = changeable(1.0)
     rtl_tied: bool = True
     rtl_reembed: bool = False
     rtl_languages: list[str] | None = None
     target_vocab_size: int | None = None
-    tlm_probability: float = changeable(0.2)
-    tlm_weight: float = changeable(0.1)
-    mlm_probability: float = changeable(0.15)
-    mlm_weight: float = changeable(1.0)
-    bow_weight: float = changeable(1.0)
+    tlm_probability: Number = changeable(0.2)
+    tlm_weight: Number = changeable(0.1)
+    mlm_probability: Number = changeable(0.15)
+    mlm_weight: Number = changeable(1.0)
+    bow_weight: Number = changeable(1.0)
     distill_size: int | None = None
-    distill_weight: float = changeable(1.0)
+    distill_weight: Number = changeable(1.0)
     mask_token_id: int | None = None
 
     def __init__(self, encoder_config: PreTrainedConfig | dict | None = None, **given: Any) -> None:
         unknown = _unknown_keys(given, given.get("objective", self.objective))
         if unknown:
-            listed = ", ".join(f"{key}={given[key]!r}" for key in unknown)
-            raise ValueError(
-                f"DAPConfig has no field for {listed}. Its fields are: {', '.join(FIELDS)}."
-            )
-        for name, own in FIELDS.items():
-            setattr(self, name, given.pop(name, own.default))
-        self.encoder_config = _build_encoder_config(encoder_config)
-        if self.tr_temperature is None:
-            self.tr_temperature = 1.0 if self.tr_similarity == "dot" else 0.05
-        for name in ("rtl_languages", "tr_matryoshka_dims"):
-            if isinstance(getattr(self, name), tuple):
-                setattr(self, name, list(getattr(self, name)))
-        self.auto_map = given.pop("auto_map", None) or dict(AUTO_MAP)
-        self.check()
-        super().__init__(**given)
+            raise ValueError(f"no field {', '.join(unknown)}: DAPConfig has {', '.join(FIELDS)}")
+        values = {name: own.default for name, own in FIELDS.items()} | given
+        if encoder_config is None:
+            encoder_config = BertConfig()
+        if isinstance(encoder_config, dict):
+            encoder_config = AutoConfig.for_model(**encoder_config)
+        values["encoder_config"] = encoder_config
+        if values["tr_temperature"] is None:
+            values["tr_temperature"] = 1.0 if values["tr_similarity"] == "dot" else 0.05
+        values["auto_map"] = given.get("auto_map") or dict(AUTO_MAP)
+        super().__init__(**values)
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
@@ -197,10 +188,7 @@ class DAPConfig(PreTrainedConfig):
 
         Args:
             config_dict: the content of the file.
-            **kwargs: as in `PreTrainedConfig.from_dict`.
-
-        Raises:
-            ValueError: the file is not of a DAP checkpoint, or has a value that is not allowed.
+            kwargs: as in `PreTrainedConfig.from_dict`.
         """
         model_type = config_dict.get("model_type", cls.model_type)
         if model_type != cls.model_type:
@@ -217,10 +205,7 @@ class DAPConfig(PreTrainedConfig):
         return super().from_dict(known, **kwargs)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all fields as a dictionary, for `config.json`.
-
-        The name of the folder that the encoder was loaded from is left out.
-        """
+        """Return all fields, without the name of the folder that the encoder was loaded from."""
         fields = super().to_dict()
         encoder = fields.get("encoder_config")
         if isinstance(encoder, dict):
@@ -244,180 +229,80 @@ class DAPConfig(PreTrainedConfig):
         """Return the names of the model's objectives, such as "tr" and "rtl" for "tr+rtl"."""
         return frozenset(self.objective.split("+"))
 
-    def check(self) -> None:
-        """Raise `ValueError` for a value that is not allowed.
+    @property
+    def reconstructs_sources(self) -> bool:
+        """Tell whether RTL predicts tokens of the sources, in all pairs or in some."""
+        return "rtl" in self.objectives and self.rtl_direction != "source-to-target"
 
-        Models call this again, because attributes can be changed after the configuration was built.
+    def validate_rules(self) -> None:
+        """Raise `ValueError` for a value that breaks its rule in `RULES`.
+
+        `validate`, which Transformers adds, calls this. Models call it again, because attributes
+        can be changed.
         """
-        self._check_objective()
-        self._check_by_kind()
-        self._check_bounds()
-        self._check_directions()
-
-    def _check_objective(self) -> None:
-        """Raise `ValueError` unless `objective` joins names by "+", none of them twice.
-
-        That an objective of each name exists is checked elsewhere (`objectives_of`).
-        """
-        names = self.objective.split("+") if isinstance(self.objective, str) else [""]
-        all_differ = len(set(names)) == len(names)
-        are_names = all(name.isidentifier() for name in names)
-        self._require(
-            "objective", all_differ and are_names, "different names joined by '+', such as 'tr+rtl'"
-        )
-
-    def _check_by_kind(self) -> None:
-        """Raise `ValueError` for a wrong value of a field with simple rules.
-
-        These are the fields in `CHOICES`, shares (`_ratio`, `_probability`), weights and margins
-        (`_weight`, `_margin`), and fields of type bool.
-        """
-        for name, allowed in CHOICES.items():
-            listed = ", ".join(repr(value) for value in allowed)
-            self._require(name, getattr(self, name) in allowed, f"one of {listed}")
-        for name, own in FIELDS.items():
+        for name, (holds, allowed) in RULES.items():
             value = getattr(self, name)
-            if name.endswith(("_ratio", "_probability")):
-                self._require(name, _is_number(value) and 0 < value <= 1, "a number in (0, 1]")
-            elif name.endswith(("_weight", "_margin")):
-                self._require(name, _is_number(value) and value >= 0, "a number in [0, inf)")
-            elif own.type is bool:
-                self._require(name, isinstance(value, bool), "True or False")
-
-    def _check_bounds(self) -> None:
-        """Raise `ValueError` for a number outside its bounds.
-
-        Checked are the temperature, the share of hard negatives, the RTL layers, the target
-        vocabulary's size and the mask token. Most bounds depend on the encoder or the objective.
-        """
-        value = self.tr_temperature
-        self._require("tr_temperature", _is_number(value) and value > 0, "a number in (0, inf)")
-
-        value = self.tr_hard_negatives
-        most = 1 if "tr" in self.objectives else 0
-        self._require(
-            "tr_hard_negatives",
-            _is_number(value) and 0 <= value <= most,
-            "a number in [0, 1], which is 0 unless TR is in the objective",
-        )
-
-        self._check_matryoshka()
-        self._require_integer_or_none("distill_size", 1, 2**20, "the size of a vector")
-        encoder = self.encoder_config
-        layers = encoder.num_hidden_layers if "rtl" in self.objectives else 10**9
-        self._require_integer("rtl_layers", 1, layers, "the encoder's layers")
-        self._require_integer_or_none(
-            "target_vocab_size", 1, encoder.vocab_size, "the encoder's vocabulary"
-        )
-        self._require_integer_or_none(
-            "mask_token_id", 0, encoder.vocab_size - 1, "the encoder's token ids"
-        )
-
-    def _check_matryoshka(self) -> None:
-        """Check that the sizes of shortened vectors differ, and are below the whole size."""
-        dims = self.tr_matryoshka_dims
-        if dims is None:
-            return
-        most = self.encoder_config.hidden_size - 1
-        are_sizes = isinstance(dims, list) and all(type(each) is int for each in dims)
-        fits = are_sizes and len(set(dims)) == len(dims) and all(0 < each <= most for each in dims)
-        self._require(
-            "tr_matryoshka_dims",
-            fits and bool(dims) and self.projection is None and "tr" in self.objectives,
-            f"None, or different sizes from 1 to {most}, with TR in the objective and without a "
-            "projection",
-        )
-
-    def _check_directions(self) -> None:
-        """Raise `ValueError` if RTL reconstructs sources, but lacks what it needs for that.
-
-        It needs `rtl_languages` and the whole vocabulary. `rtl_languages` must always be None or a
-        list.
-        """
-        languages = self.rtl_languages
-        self._require(
-            "rtl_languages",
-            languages is None or isinstance(languages, list),
-            "None or a list of language codes",
-        )
-        if self.rtl_direction == "source-to-target" or "rtl" not in self.objectives:
-            return
-        self._require(
-            "rtl_languages",
-            bool(languages) and len(set(languages)) == len(languages),
-            f"the different source languages, as rtl_direction is {self.rtl_direction!r}",
-        )
-        self._require(
-            "target_vocab_size",
-            self.target_vocab_size is None,
-            f"None, as rtl_direction {self.rtl_direction!r} reconstructs sources, "
-            "whose ids are not the target's",
-        )
-
-    def _require(self, name: str, holds: bool, allowed: str) -> None:
-        """Raise `ValueError` for a field unless a condition on its value holds."""
-        if not holds:
-            raise ValueError(
-                f"DAPConfig: {name}={getattr(self, name)!r} is not allowed; give {allowed}."
-            )
-
-    def _require_integer(self, name: str, low: int, high: int, what: str) -> None:
-        """Raise `ValueError` unless a field is an integer from `low` to `high`."""
-        value = getattr(self, name)
-        is_integer = isinstance(value, int) and not isinstance(value, bool)
-        self._require(name, is_integer and low <= value <= high, f"{low} to {high}, {what}")
-
-    def _require_integer_or_none(self, name: str, low: int, high: int, what: str) -> None:
-        """Raise `ValueError` unless a field is None or an integer from `low` to `high`."""
-        value = getattr(self, name)
-        is_integer = isinstance(value, int) and not isinstance(value, bool)
-        self._require(
-            name,
-            value is None or (is_integer and low <= value <= high),
-            f"None or {low} to {high}, {what}",
-        )
-
-
-def _build_encoder_config(value: PreTrainedConfig | dict | None) -> PreTrainedConfig:
-    """Return the encoder's configuration as an object."""
-    if value is None:
-        return BertConfig()
-    if isinstance(value, PreTrainedConfig):
-        return value
-    if not isinstance(value, dict) or "model_type" not in value:
-        raise ValueError(
-            f"encoder_config={value!r}: give a configuration, or its dict with 'model_type'."
-        )
-    options = {key: item for key, item in value.items() if key != "model_type"}
-    return AutoConfig.for_model(value["model_type"], **options)
+            if not holds(value, self):
+                raise ValueError(f"{name}={value!r}: give {allowed}")
 
 
 def _unknown_keys(keys: dict[str, Any], objective: str) -> list[str]:
-    """Return the keys of a configuration that are no fields of it, in alphabetical order.
+    """Return the keys that are no fields of `DAPConfig`, in alphabetical order.
 
-    Two kinds of unknown fields are accepted: private ones, which begin with "_", and those of an
-    objective that the user has written, which begin with its name and "_".
+    Private keys, which begin with "_", are accepted. So are those of an objective that the user has
+    written, which begin with its name and "_".
     """
-    known = FIELDS.keys() | SAVED_KEYS | {field.name for field in fields(PreTrainedConfig)}
+    known = {each.name for each in fields(DAPConfig)} | SAVED_KEYS
     our_prefixes = {name.split("_")[0] for name in FIELDS}
-    free_prefixes = ["_"]
-    for name in str(objective).split("+"):
-        if name not in our_prefixes:
-            free_prefixes.append(f"{name}_")
-    unknown = [key for key in keys if key not in known and not key.startswith(tuple(free_prefixes))]
-    return sorted(unknown)
-
-
-def _is_number(value: object) -> bool:
-    """Tell whether a value is a finite number. A bool is not one."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    others = set(str(objective).split("+")) - our_prefixes
+    free_prefixes = ("_", *(f"{name}_" for name in others))
+    return sorted(key for key in keys if key not in known and not key.startswith(free_prefixes))
 
 
 #: Fields that `DAPConfig` adds to `PreTrainedConfig`, by name.
-FIELDS = {
-    name: each
-    for name, each in DAPConfig.__dataclass_fields__.items()
-    if name in DAPConfig.__annotations__
+FIELDS = {each.name: each for each in fields(DAPConfig) if each not in fields(PreTrainedConfig)}
+
+
+# ------------------------------------------------------------------------------------------ rules
+
+
+def are_sizes(dims: list[int] | None, config: DAPConfig) -> bool:
+    """Tell whether TR can shorten vectors to these sizes."""
+    if dims is None:
+        return True
+    has_plain_vectors = "tr" in config.objectives and config.projection is None
+    return has_plain_vectors and all(0 < size < config.hidden_size for size in dims)
+
+
+SHARE = (lambda value, _: 0 < value <= 1, "a number above 0, and at most 1")
+FACTOR = (lambda value, _: 0 <= value < math.inf, "a number of 0 or more")
+#: What types cannot say: name -> condition on the value and the configuration, and what is allowed.
+RULES: dict[str, tuple[Callable[[Any, DAPConfig], bool], str]] = {
+    "tr_temperature": (lambda value, _: 0 < value < math.inf, "a number above 0"),
+    "tr_margin": FACTOR,
+    "tr_hard_negatives": (
+        lambda value, config: 0 <= value <= ("tr" in config.objectives),
+        "a number from 0 to 1, and 0 without TR",
+    ),
+    "tr_matryoshka_dims": (are_sizes, "sizes below the whole one, for TR without a projection"),
+    "rtl_layers": (
+        lambda value, config: (
+            "rtl" not in config.objectives or 1 <= value <= config.num_hidden_layers
+        ),
+        "1 to the number of the encoder's layers",
+    ),
+    "rtl_ratio": SHARE,
+    "rtl_languages": (
+        lambda value, config: value or not config.reconstructs_sources,
+        "the source languages, as RTL reconstructs sources",
+    ),
+    "target_vocab_size": (
+        lambda value, config: value is None or not config.reconstructs_sources,
+        "None, as RTL reconstructs sources, whose ids are not the target's",
+    ),
+    "tlm_probability": SHARE,
+    "mlm_probability": SHARE,
+    **dict.fromkeys((name for name in FIELDS if name.endswith("_weight")), FACTOR),
 }
 
 # Not for a checkpoint's own code: a process may load checkpoints of several versions, and each

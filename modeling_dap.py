@@ -166,7 +166,7 @@ class DAPModel(DAPPreTrainedModel):
 
     def __init__(self, config: DAPConfig) -> None:
         super().__init__(config)
-        config.check()
+        config.validate()
         require_encoder(config.encoder_config, "encoder_config")
         self.encoder = build_encoder(config.encoder_config)
         self.post_init()

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from huggingface_hub.errors import StrictDataclassError
+
 #: Control characters, apart from tabs and line feeds, which may occur in other arguments.
 _CONTROL = re.compile(r"[\x00-\x08\x0B-\x1F\x7F-\x9F]")
 #: In an address: what stands before the login, and what stands before the query.
@@ -110,7 +112,7 @@ def refusals(subject: str = "") -> Iterator[None]:
     """
     try:
         yield
-    except (ValueError, OSError, ImportError) as error:
+    except (ValueError, OSError, ImportError, StrictDataclassError) as error:
         if not subject and isinstance(error, UserError | OSError):
             raise
         message = one_line(error)

@@ -25,7 +25,6 @@ from sentence_transformers.base.losses import CachedLossMixin
 from sentence_transformers.base.losses.gradcache import RandContext
 
 from dap_transformers.encoding.load import pooling_mode
-from dap_transformers.errors import UserError, counted, refusals
 from losses_dap import sum_over_processes, world_size
 from modeling_dap import DAPForPreTraining, draw_noise
 from objectives_dap import Encoded, Pairs, Sentences, needs_of, pad_to
@@ -67,14 +66,14 @@ class DAPLoss(CachedLossMixin, nn.Module):
     them. TLM and MLM encode their masked text by themselves, so a smaller `mini_batch_size` does
     not save their memory.
 
-    Differences from `train_dap.py`:
+    Differences from `train-dap`:
 
     - `max_seq_length` is the SentenceTransformer's. Prompts are those of the trainer's arguments.
     - A Normalize module changes nothing with cosine, and is left out with `tr_similarity="dot"`.
     - `max_grad_norm` limits the gradient of the encoder only, not that of the heads.
     - The heads are saved beside the encoder in each checkpoint. To resume a run, add the callback
       `KeepHeads(loss)`, which loads them. `loss.dap.save_pretrained(folder)` saves encoder and
-      heads as `train_dap.py` does.
+      heads as `train-dap` does.
     - It does not work inside `MatryoshkaLoss`, which would shorten token states. Set
       `tr_matryoshka_dims` in the configuration of `dap` instead.
 
@@ -85,9 +84,6 @@ class DAPLoss(CachedLossMixin, nn.Module):
             encoder is replaced by that of `model`, which must have the same shape, and so is its
             pooling.
         mini_batch_size: pairs that are encoded at a time. None encodes the whole batch at once.
-
-    Raises:
-        ValueError: other modules, another pooling, or an encoder of another shape.
     """
 
     def __init__(
@@ -97,31 +93,20 @@ class DAPLoss(CachedLossMixin, nn.Module):
         mini_batch_size: int | None = None,
     ) -> None:
         super().__init__()
-        if mini_batch_size is not None and mini_batch_size < 1:
-            raise UserError(f"mini_batch_size={mini_batch_size}: give 1 or more, or None")
         kinds = [type(module).__name__ for module in model]
-        if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
-            raise UserError(
-                f"the model consists of {', '.join(kinds)}: give Transformer, Pooling and, if you "
-                "like, Normalize."
-            )
-        encoder = model[0].auto_model
-        shape = ("model_type", "num_hidden_layers", "hidden_size", "vocab_size")
-        theirs = [getattr(encoder.config, name) for name in shape]
-        ours = [getattr(dap.dap.encoder.config, name) for name in shape]
-        if theirs != ours:
-            raise UserError(
-                f"the heads are for an encoder with {', '.join(shape)} = {ours}, but the model's "
-                f"encoder has {theirs}: give heads for this encoder."
-            )
-
         pooling = model[1].get_config_dict()
-        dap.config.pooling = pooling_mode(pooling)
-        if not pooling.get("include_prompt", True):
-            dap.config.pooling += " without its prompt"  # which `check` refuses by this name
-        dap.config.check()
+        is_plain = kinds[:2] == ["Transformer", "Pooling"] and kinds[2:] in ([], ["Normalize"])
+        if not is_plain or not pooling.get("include_prompt", True):
+            raise ValueError(
+                f"the model consists of {', '.join(kinds)} with {pooling}: give Transformer, "
+                "Pooling that includes the prompt and, if you like, Normalize"
+            )
+        model[0].unpad_inputs = False  # the loss reads padded text
+        encoder = model[0].auto_model
         dap.dap.encoder = encoder
         dap.config.encoder_config = encoder.config
+        dap.config.pooling = pooling_mode(pooling)
+        dap.config.validate()
         use_packing(encoder)
         self.model = model
         self.mini_batch_size = mini_batch_size
@@ -136,11 +121,7 @@ class DAPLoss(CachedLossMixin, nn.Module):
         model.save_pretrained = partial(self._save_with_heads, model.save_pretrained)
 
     def _note_loading(self, *_: Any) -> None:
-        """Note that the model was loaded from a checkpoint, but its heads were not (`lacks_heads`).
-
-        This hook is called after the encoder's weights were loaded. Before the first step this
-        means that the trainer resumes a run.
-        """
+        """Note that the encoder was loaded, which before the first step means a resumed run."""
         self.lacks_heads = self.has_heads and not self.has_trained
 
     def _save_with_heads(
@@ -162,20 +143,10 @@ class DAPLoss(CachedLossMixin, nn.Module):
         return {name: value for name, value in state.items() if not name.startswith("dap.")}
 
     def load_heads(self, weights: dict[str, Tensor]) -> None:
-        """Load weights that `head_weights` returned. The encoder does not change.
-
-        Args:
-            weights: weights of the heads by name.
-        """
-        own = {name: value.shape for name, value in self.head_weights().items()}
-        given = {name: value.shape for name, value in weights.items()}
-        if own != given:
-            named = min(dict(own.items() ^ given.items()))
-            raise UserError(
-                f"the weights are of other heads than those of objective "
-                f"{self.dap.config.objective!r}, see {named}: give the configuration of that run."
-            )
-        self.dap.load_state_dict(self.dap.state_dict() | weights)
+        """Load weights of the heads by name, as `head_weights` returned them."""
+        state = self.dap.state_dict()
+        encoder = {name: value for name, value in state.items() if name.startswith("dap.")}
+        self.dap.load_state_dict(encoder | weights)
         self.lacks_heads = False
 
     def forward(
@@ -191,7 +162,7 @@ class DAPLoss(CachedLossMixin, nn.Module):
             labels: (B,) language ids, or None.
         """
         texts = list(sentence_features)
-        self._check(texts, labels)
+        self._check(texts)
         self.dap.train(self.dap.dap.encoder.training)  # the trainer does not know the heads
 
         if self.mini_batch_size is not None or world_size() > 1:
@@ -213,14 +184,9 @@ class DAPLoss(CachedLossMixin, nn.Module):
     def _cached_losses(
         self, texts: list[dict[str, Tensor]], labels: Tensor | None
     ) -> dict[str, Tensor]:
-        """Return the losses with gradient caching, and the library's hook for the second pass.
+        """Return the result of `forward`, with the library's hook for the second pass.
 
-        Args:
-            labels: (B,) language ids, or None.
-
-        Returns:
-            Each objective's loss times its weight, by name. The gradient of all of them flows
-            through the first one.
+        The gradient of all losses flows through the first one.
         """
         is_noisy = "noise" in needs_of(self.dap.objectives)
         sides = []
@@ -335,47 +301,29 @@ class DAPLoss(CachedLossMixin, nn.Module):
             negative_embeds=vectors[2] if len(vectors) > 2 else None,
         )
 
-    def _check(self, texts: list[dict[str, Tensor]], labels: Tensor | None) -> None:
-        """Raise `UserError` for input that this loss cannot use, or if its heads are missing.
+    def _check(self, texts: list[dict[str, Tensor]]) -> None:
+        """Raise `ValueError` for input that would train something else in silence.
 
-        They are missing if a run was resumed without `KeepHeads`.
-
-        Args:
-            labels: (B,) language ids, or None.
+        The heads are missing if a run was resumed without `KeepHeads`.
         """
         if self.lacks_heads:
-            raise UserError(
+            raise ValueError(
                 "the trainer has loaded the encoder of a checkpoint, but not the heads of this "
-                "loss: begin anew, with trainer.add_callback(KeepHeads(loss)) to be able to resume."
+                "loss: begin anew, with trainer.add_callback(KeepHeads(loss)) to be able to resume"
             )
         self.has_trained = self.has_trained or self.dap.dap.encoder.training
-        if any("attention_mask" not in text for text in texts):
-            raise UserError(
-                "sentence-transformers has packed the text: set model[0].unpad_inputs = False."
-            )
         if "calculate_loss" in vars(self):
-            raise UserError(
+            raise ValueError(
                 "DAPLoss does not work inside MatryoshkaLoss, which would shorten token states: "
-                "set tr_matryoshka_dims in the configuration of the DAPForPreTraining instead."
+                "set tr_matryoshka_dims in the configuration of the DAPForPreTraining instead"
             )
         if len(texts) not in (2, 3):
-            raise UserError(
-                f"{counted(len(texts), 'column')} of text: give source, target and at most one "
-                "hard negative."
-            )
+            raise ValueError(f"{len(texts)} columns of text: give source, target, hard negative")
         count = len(texts[0]["input_ids"])
         if world_size() > 1:
             counts = sum_over_processes(torch.tensor([count, count**2], device=self.dap.device))
             if counts[1] * world_size() != counts[0] ** 2:
-                raise UserError(
-                    "the processes have batches of different sizes: set dataloader_drop_last=True."
-                )
-        names = self.dap.config.rtl_languages
-        if labels is not None and names and not 0 <= labels.min() <= labels.max() < len(names):
-            raise UserError(
-                f"labels from {labels.min()} to {labels.max()}: a label is a language_id, from 0 "
-                f"to {len(names) - 1} (rtl_languages={names})."
-            )
+                raise ValueError("batches of different sizes: set dataloader_drop_last=True")
 
     def get_config_dict(self) -> dict[str, Any]:
         """Return the settings that the model card of the trainer lists."""
@@ -391,7 +339,7 @@ class DAPLoss(CachedLossMixin, nn.Module):
 
 
 def autocast_of_trainer() -> AbstractContextManager:
-    """Return the trainer's autocast, or a context that does nothing if there is none.
+    """Return the trainer's autocast, or a context that does nothing.
 
     accelerate puts its autocast into the SentenceTransformer's forward. The heads run outside it.
     """
@@ -424,9 +372,6 @@ class KeepHeads(TrainerCallback):
         trainer = SentenceTransformerTrainer(model, args, data, loss=loss)
         trainer.add_callback(KeepHeads(loss))
         trainer.train(resume_from_checkpoint=True)
-
-    Args:
-        loss: the loss of the trainer.
     """
 
     def __init__(self, loss: DAPLoss) -> None:
@@ -437,5 +382,4 @@ class KeepHeads(TrainerCallback):
     ) -> None:
         if self.loss.lacks_heads:
             path = Path(args.output_dir) / f"checkpoint-{state.global_step}" / HEADS_FILE
-            with refusals(f"the heads of {path.parent}"):
-                self.loss.load_heads(load_file(path))
+            self.loss.load_heads(load_file(path))

@@ -25,7 +25,7 @@ from tiny_models import (
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import BertConfig, Trainer, TrainingArguments
+from transformers import Trainer, TrainingArguments
 
 import losses_dap
 import states_dap
@@ -391,11 +391,7 @@ def test_a_step_waits_for_a_gpu_as_often_as_the_docs_say(
     assert waits.count + len(lists) == expected
 
 
-def test_models_refuse_what_was_set_after_the_config_was_checked() -> None:
-    config = DAPConfig(BertConfig(num_hidden_layers=2), objective="tr")
-    config.pooling = "max"
-    with pytest.raises(ValueError, match="pooling='max'"):
-        DAPForPreTraining(config)
+def test_a_mask_token_must_be_known() -> None:
     with pytest.raises(ValueError, match="mask_token_id=None"):
         DAPForPreTraining(DAPConfig(tiny_config("bert")))
 

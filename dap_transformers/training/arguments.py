@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import yaml
 from transformers import TrainingArguments
@@ -70,7 +70,8 @@ def config_arguments() -> Iterator[tuple[str, Any, dataclasses.Field]]:
 
         # `--name` without a value is `--name true`.
         options = {"nargs": "?", "const": True} if field.type is bool else {}
-        yield name, field.type | None, HfArg(default=None, help=text, metadata=options)
+        kind = float if float in get_args(field.type) else field.type
+        yield name, kind | None, HfArg(default=None, help=text, metadata=options)
 
 
 def added_weights() -> list[str]:

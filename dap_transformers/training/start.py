@@ -272,7 +272,7 @@ def load_model(
         model = load_complete(start.name, DAPForPreTraining, **attention, **hub)
         for key, value in given.items():
             setattr(model.config, key, value)
-        model.config.check()
+        model.config.validate()
         own_size = model.config.distill_size or model.config.hidden_size
         if teacher_size not in (None, own_size):
             raise UserError(
