@@ -25,7 +25,7 @@ from dap_transformers.encoding.load import hub_commit
 from dap_transformers.errors import UserError, counted
 from dap_transformers.files import disk_full, write_json
 from dap_transformers.pictures import CURVES, plot_curves
-from dap_transformers.publishing.layout import Options, publish
+from dap_transformers.publishing.publish import PublishOptions, publish
 from dap_transformers.text.corpus import count_pairs, load_bitext
 from dap_transformers.text.find import find_bitext
 from dap_transformers.training.arguments import (
@@ -448,11 +448,9 @@ def push(training: DAPTrainingArguments, repo_id: str) -> None:
         repo_id: id of the Hub repository.
     """
     private = bool(training.hub_private_repo)
-    options = Options(with_heads=True)
+    options = PublishOptions(with_heads=True, private=private)
     try:
-        commit = publish(
-            training.output_dir, repo_id, options, private=private, revision=training.hub_revision
-        )
+        done = publish(training.output_dir, repo_id, options, branch=training.hub_revision)
     except ValueError as error:
         later = [
             "push-to-hub",
@@ -467,7 +465,7 @@ def push(training: DAPTrainingArguments, repo_id: str) -> None:
             f"the training is finished and saved, but {error}; push it by python "
             f"{shlex.join(later)}"
         ) from error
-    logger.info("published as %s, commit %s", repo_id, commit)
+    logger.info("published as %s, commit %s", repo_id, done.commit)
 
 
 # -------------------------------------------------------------------------------------- the command

@@ -11,11 +11,11 @@ from difflib import get_close_matches
 from typing import Any
 
 from transformers import HfArgumentParser
-from transformers.hf_argparser import HfArg
 
 from dap_transformers.addresses import fetch_address, local_path
 from dap_transformers.commands.edge import add_version
 from dap_transformers.errors import UserError, refusals, require_plain_name
+from dap_transformers.options import arg  # noqa: F401
 
 #: Arguments that may be empty: an empty prefix replaces the one of a checkpoint.
 MAY_BE_EMPTY = ("prefix",)
@@ -42,22 +42,6 @@ WRITTEN = (
     "distill_dir",
     "list_leaks",
 )
-
-
-def arg(default: Any, text: str, changes_weights: bool = True, **options: Any) -> Any:
-    """Return a dataclass field that is a command-line argument.
-
-    Args:
-        default: the default value, which may be a list.
-        text: the help text.
-        changes_weights: False if a resumed training may have another value of this argument.
-        options: more options of argparse's `add_argument`, such as `choices`.
-    """
-    if not changes_weights:
-        options["changes_weights"] = False
-    if isinstance(default, list):
-        return HfArg(default_factory=default.copy, help=text, metadata=options)
-    return HfArg(default=default, help=text, metadata=options)
 
 
 def require_least(args: Any, **least: float) -> None:

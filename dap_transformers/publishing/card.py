@@ -5,30 +5,22 @@ says "not stated".
 """
 
 import re
-import statistics
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import ModelCard, ModelCardData, hf_hub_download, metadata_load
-from huggingface_hub.utils import HFValidationError, validate_repo_id
+from huggingface_hub import DatasetCard, EvalResult, ModelCard, ModelCardData
 
 from configuration_dap import FIELDS
-from dap_transformers.errors import loading
-from dap_transformers.files import read_object, read_text, require_kinds
+from dap_transformers.errors import UserError, reading
+from dap_transformers.files import read_json
 from dap_transformers.languages import NAMES
-from dap_transformers.publishing.card_results import eval_results, folded, headlines, report_text
-from dap_transformers.reports import mean_of
+from dap_transformers.publishing.layout import Published
+from dap_transformers.reports import mean_of, numbers_of
 from dap_transformers.tables import markdown_table
 from objectives_dap import OBJECTIVES
 
-HEADS_FOLDER = "pretraining"  # in the repository, with the whole DAP checkpoint
-#: Factor of `pooler_output`. The pooler's tanh changes x by less than 3e-4 of its value for |x| <
-#: 32 with this factor, and layer normalisation keeps states below that. float16 can hold the
-#: result.
-POOLER_SCALE = 2.0**-10
 #: Names in a training's record that the card shows, in this order.
 RECIPE = (
     *(name for name in FIELDS if name not in ("encoder_config", "rtl_languages", "mask_token_id")),
@@ -53,77 +45,42 @@ RECIPE = (
 )
 #: First part of a field's name -> the objective that uses the field.
 USED_BY = {"projection": "tr", **{f"{name}_": name for name in OBJECTIVES}}
-#: Values of the training log that the card shows.
-CURVE = ("loss", *(f"{name}_loss" for name in OBJECTIVES))
-CURVE += ("eval_rtl_source_nats", "eval_bow_source_nats", "eval_mean_accuracy")
-CURVE_ROWS = 12
+TAGS = ["sentence-transformers", "feature-extraction", "cross-lingual", "bitext-mining", "dap"]
 #: Sentences that the page of the model compares when a visitor clicks a button.
 WIDGET = {
     "source_sentence": "Where is the station?",
     "sentences": ["Wo ist der Bahnhof?", "¿Dónde está la estación?", "The soup is too hot."],
 }
-#: What the card reads from the files of a checkpoint, in the form of
-#: `dap_transformers.files.misfit`.
-OF_CONFIG = {"model_type": str | None, "objective": str | None, "rtl_languages": ([str], None)}
-OF_LOG = {"step": int} | dict.fromkeys(CURVE, float | None)
-OF_STATE = {
-    "log_history": ([OF_LOG], None),
-    "global_step": int | None,
-    "best_global_step": int | None,
+#: Key of a number in a report -> (metric on the Hub, name on the card).
+METRICS = {
+    "xx-en": ("accuracy", "accuracy xx→en"),
+    "en-xx": ("accuracy", "accuracy en→xx"),
+    "pool_xx-en": ("accuracy", "multilingual pool xx→en"),
+    "pool_en-xx": ("accuracy", "multilingual pool en→xx"),
+    "accuracy": ("accuracy", "accuracy"),
+    "precision": ("precision", "precision"),
+    "recall": ("recall", "recall"),
+    "f1": ("f1", "F1"),
 }
-OF_RESULTS = {"base_commit": str | None, "model_step": int | None}
-#: What the card reads from a report of `prepare-data`, or a `dataset_info.json`.
-OF_DATASET = {
-    "languages": ({str: {"origins": ({str: int}, None)}}, list | str | None),
-    "licences": ({str: str | None}, None),
-    "license": (str, [str], None),
+#: Key of a number that is not a metric of the Hub -> name on the card.
+OTHER_NAMES = {
+    "own_xx-en": "lost to own language xx→en",
+    "own_en-xx": "lost to own language en→xx",
+    "error": "hard-negative error",
+    "number": "by number",
+    "negation": "by negation",
+    "name": "by name",
+    "other": "by another sentence",
 }
-#: What the card reads from the metadata of a data card.
-OF_CARD = {name: (str, [str], None) for name in ("license", "datasets", "source_datasets")}
-NOT_STATED = "not stated"
-
-
-@dataclass(frozen=True)
-class Published:
-    """What a published folder holds, and how a sentence vector is computed with it.
-
-    Attributes:
-        layout: "plain" (an encoder that needs no code of ours) or "dap" (the DAP checkpoint).
-        heads: whether the folder has the training heads.
-        model_type: type of the encoder, such as "xlm-roberta".
-        layers: number of the encoder's layers.
-        hidden_size: entries of a sentence vector.
-        pooling: "cls" or "mean".
-        prefix: text before every sentence.
-        max_seq_length: number of tokens that a sentence is cut to.
-        normalize: whether sentence-transformers returns vectors of length 1.
-        similarity: "cosine" or "dot".
-        has_pooler: whether the encoder's class has a pooler, even if the checkpoint has no
-            weights for it.
-        prompts: prompts of sentence-transformers, by name.
-    """
-
-    layout: str
-    heads: bool
-    model_type: str
-    layers: int
-    hidden_size: int
-    pooling: str
-    prefix: str
-    max_seq_length: int
-    normalize: bool
-    similarity: str
-    has_pooler: bool
-    prompts: dict[str, str] = field(default_factory=dict)
-
-    @property
-    def pools_itself(self) -> bool:
-        """Tell whether the model's output `pooler_output` is the sentence vector.
-
-        This is so in the layout "dap", and for CLS pooling if the encoder's class has a pooler.
-        In the plain layout the output is the vector times `POOLER_SCALE`.
-        """
-        return self.layout == "dap" or (self.has_pooler and self.pooling == "cls")
+#: A number that only one kind of evaluation has -> (task on the Hub, its name).
+TASKS = {
+    "xx-en": ("sentence-similarity", "bitext retrieval"),
+    "f1": ("sentence-similarity", "bitext mining"),
+    "accuracy": ("text-classification", "natural language inference"),
+}
+HUB_DATASETS = ("facebook/xnli",)  # default data of an evaluation
+LONGEST_TABLE = 8  # rows of a table that is not folded
+NOT_SHOWN = ("data", "bucc", "recipe", "text")  # settings that the heading names, and hashes
 
 
 @dataclass(frozen=True)
@@ -134,28 +91,28 @@ class Sources:
         config: config.json of the DAP checkpoint. {} for a plain encoder.
         run: `run.json` of the training, or {}. `base_commit` is added if training started from
             the Hub.
-        history: `log_history` of `trainer_state.json`.
         steps: optimizer steps of these weights. None if unknown.
-        reports: reports of eval_retrieval.py, mine-bitext and run_xnli.py.
-        dataset_info: report of `prepare-data`, a `dataset_info.json`, or the text of a data
-            card.
+        reports: reports of evaluations.
+        dataset_info: description of the training text, in Markdown.
         licence: the model's licence, as the Hub names it.
         datasets: Hub ids of the datasets that the training text comes from.
     """
 
     config: dict[str, Any] = field(default_factory=dict)
     run: dict[str, Any] = field(default_factory=dict)
-    history: list[dict[str, Any]] = field(default_factory=list)
     steps: int | None = None
-    reports: list[dict[str, Any]] = field(default_factory=list)
-    dataset_info: dict[str, Any] | str | None = None
+    reports: Sequence[Mapping[str, Any]] = ()
+    dataset_info: str = "Sources and licences: not stated."
     licence: str | None = None
-    datasets: list[str] = field(default_factory=list)
+    datasets: Sequence[str] = ()
+
+
+# ------------------------------------------------------------------------------------- the sources
 
 
 def read_sources(
     checkpoint: Path,
-    reports: Sequence[dict[str, Any]] = (),
+    reports: Sequence[Mapping[str, Any]] = (),
     dataset_info: str | Path | None = None,
     licence: str | None = None,
 ) -> Sources:
@@ -165,140 +122,67 @@ def read_sources(
     folder `checkpoint-N`, `run.json` and `train_results.json` may be in the folder above it.
 
     Args:
-        checkpoint: folder of the checkpoint.
-        reports: evaluation reports to show on the card.
-        dataset_info: file that describes the training text: a JSON object, or a data card. It can
-            also be the Hub id of a dataset, such as "user/pairs". None states nothing.
-        licence: the model's licence, as the Hub names it. None takes that of the training text.
+        dataset_info: Markdown file about the training text, such as a data card. None states
+            nothing.
+        licence: the model's licence, as the Hub names it. None takes that of the training text,
+            if it has only one.
     """
-    text = TrainingText() if dataset_info is None else read_training_text(dataset_info)
-    known = {
-        "reports": list(reports),
-        "dataset_info": text.description,
-        "licence": licence or text.licence,
-        "datasets": text.datasets,
-    }
-    config = _read_record(checkpoint, "config.json", OF_CONFIG)
+    known: dict[str, Any] = {"reports": reports, "licence": licence}
+    if dataset_info is not None:
+        with reading(dataset_info):
+            card = DatasetCard.load(Path(dataset_info))
+        about = card.data.to_dict()
+        known["dataset_info"] = card.text.strip()
+        known["licence"] = licence or _only(about.get("license"))
+        names = [*about.get("datasets", ()), *about.get("source_datasets", ())]
+        known["datasets"] = [name for name in names if "/" in name]  # else a word, "original"
+
+    config = _read_record(checkpoint, "config.json")
     if config.get("model_type") != "dap":
         return Sources(**known)
-
-    is_intermediate = checkpoint.name.startswith("checkpoint-")
-    state = _read_record(checkpoint, "trainer_state.json", OF_STATE)
-    run = _read_record(checkpoint, "run.json", {}, is_intermediate)
-    results = _read_record(checkpoint, "train_results.json", OF_RESULTS, is_intermediate)
+    run = _read_record(checkpoint, "run.json")
+    results = _read_record(checkpoint, "train_results.json")
+    steps = results.get("model_step")
+    if checkpoint.name.startswith("checkpoint-"):
+        steps = _read_record(checkpoint, "trainer_state.json").get("global_step")
     if "base_commit" in results:
         run["base_commit"] = results["base_commit"]
-    return Sources(
-        config=config,
-        run=run,
-        history=state.get("log_history") or [],
-        steps=state.get("global_step") if is_intermediate else _final_steps(state, results),
-        **known,
-    )
+    return Sources(config=config, run=run, steps=steps, **known)
 
 
-def _final_steps(state: Mapping[str, Any], results: Mapping[str, Any]) -> int | None:
-    """Return the number of optimizer steps of the weights that a finished run has saved.
-
-    Returns:
-        The number of steps. None if it is unknown whether the best or the last weights were saved.
-    """
-    last = state.get("global_step")
-    best = state.get("best_global_step")
-    return results.get("model_step", last if best in (None, last) else None)
+def _only(licences: str | list[str] | None) -> str | None:
+    """Return the licence of a text, or None if there are several or none."""
+    if isinstance(licences, list):
+        return licences[0] if len(licences) == 1 else None
+    return licences
 
 
-def _read_record(
-    folder: Path, name: str, kinds: Mapping[str, Any], or_above: bool = False
-) -> dict[str, Any]:
+def _read_record(checkpoint: Path, name: str) -> dict[str, Any]:
     """Read a JSON record of a training, or return an empty dictionary if there is none."""
-    path = folder / name
-    if or_above and not path.is_file():
-        path = folder.parent / name
-    return read_object(path, kinds) if path.is_file() else {}
+    path = checkpoint / name
+    if checkpoint.name.startswith("checkpoint-") and not path.is_file():
+        path = checkpoint.parent / name
+    return read_json(path) if path.is_file() else {}
 
 
-@dataclass(frozen=True)
-class TrainingText:
-    """What is known about the training text.
-
-    Args:
-        description: report of `prepare-data`, a `dataset_info.json`, or the text of a data card.
-        licence: the licence of all of it, as the Hub names licences. None if there are several.
-        datasets: Hub ids of the datasets that it comes from.
-    """
-
-    description: dict[str, Any] | str | None = None
-    licence: str | None = None
-    datasets: list[str] = field(default_factory=list)
-
-
-def read_training_text(name: str | Path) -> TrainingText:
-    """Read a description of the training text.
-
-    Args:
-        name: a JSON file, a data card, or the Hub id of a dataset with a data card.
-    """
-    datasets = []
-    path = Path(name)
-    if not path.exists() and not path.suffix and "/" in str(name) and is_hub_id(str(name)):
-        datasets = [str(name)]
-        with loading("data card", name):
-            path = Path(hf_hub_download(str(name), "README.md", repo_type="dataset"))
-
-    if path.suffix == ".json":
-        info = read_object(path, OF_DATASET)
-        of_origins = filter(None, (info.get("licences") or {}).values())
-        licences = info.get("license") or list(of_origins)
-        return TrainingText(info, _single_licence(licences))
-
-    text = read_text(path)
-    without_metadata = re.sub(r"\A---\n.*?\n---\n", "", text, flags=re.DOTALL)
-    with loading("metadata", path):
-        metadata = metadata_load(path) or {}
-        require_kinds(path, metadata, OF_CARD)
-    for key in ("datasets", "source_datasets"):
-        for dataset in metadata.get(key) or []:
-            if "/" in dataset and is_hub_id(dataset):
-                datasets.append(dataset)
-    licence = _single_licence(metadata.get("license"))
-    return TrainingText(without_metadata.strip(), licence, datasets)
-
-
-def _single_licence(licences: str | list[str] | None) -> str | None:
-    """Return the one licence of a text, or None if there are several or its name is a phrase."""
-    names = {licences} if isinstance(licences, str) else set(licences or [])
-    if len(names) != 1:
-        return None
-    (name,) = names
-    return name if re.fullmatch(r"[a-z0-9.-]+", name) else None
+# ---------------------------------------------------------------------------------------- the card
 
 
 def model_card(repo_id: str, published: Published, sources: Sources) -> ModelCard:
-    """Make the model card: metadata with a `model-index` of the results, and a text.
-
-    Nothing is written.
-
-    Args:
-        repo_id: id of the model on the Hub.
-        published: what the published folder holds.
-        sources: everything else that the card shows.
-    """
-    results = [result for report in sources.reports for result in eval_results(report)]
+    """Make the model card: metadata with a `model-index` of the results, and a text."""
+    results = []
+    for report in sources.reports:
+        _require_same_encoding(report, published)
+        results += eval_results(report)
+    codes = languages(sources)
     name = repo_id.split("/")[-1]
     data = ModelCardData(
-        language=languages(sources) or None,
+        language=codes or None,
         license=sources.licence,
-        library_name="transformers" if published.layout == "dap" else "sentence-transformers",
-        tags=[
-            "sentence-transformers",
-            "feature-extraction",
-            "cross-lingual",
-            "bitext-mining",
-            "dap",
-        ],
-        base_model=base_model(sources.run),
-        datasets=sources.datasets or None,
+        library_name="sentence-transformers",
+        tags=TAGS,
+        base_model=_base_model(sources.run),
+        datasets=list(sources.datasets) or None,
         pipeline_tag="sentence-similarity",
         widget=[WIDGET],
         model_name=name if results else None,
@@ -312,89 +196,40 @@ def model_card(repo_id: str, published: Published, sources: Sources) -> ModelCar
         language = f"{NAMES[code]} ({code})" if code in NAMES else code
         rows.append([language, f"{pairs[code]:,}"])
 
+    objective = sources.config.get("objective")
     target = sources.run.get("target_language") or "en"
-    thresholds = mining_thresholds(sources.reports)
-    recommended = ""
-    if thresholds:
-        recommended = f"{statistics.median(each.value for each in thresholds):.4f}"
     return ModelCard.from_template(
         data,
         template_path=str(Path(__file__).with_name("model_card.md")),
         repo_id=repo_id,
         name=name,
         made=published,
-        remote=published.layout == "dap",
         prefix=repr(published.prefix) if published.prefix else "",
         sources=sources,
-        objective=sources.config.get("objective"),
-        method=method(sources.config.get("objective") or ""),
-        languages=[NAMES.get(code, code) for code in languages(sources)],
+        objective=objective,
+        method=method(objective or ""),
+        languages=[NAMES.get(code, code) for code in codes],
         pairs=pairs,
         pairs_table=markdown_table(["language", "pairs"], rows, numbers=True),
         target=NAMES.get(target, "the target language"),
-        dataset=_dataset_text(sources.dataset_info),
-        recipe=folded("Recipe", _recipe_table(sources)),
-        curve=loss_curve(sources.history),
-        folded=folded,
-        headlines=headlines(sources.reports),
+        recipe=_folded("Recipe", _recipe_table(sources)),
         results="\n\n".join(map(report_text, sources.reports)),
-        thresholds=thresholds,
-        threshold=recommended,
     )
 
 
-def method(objective: str) -> str:
-    """Say in words what a model was trained by.
-
-    >>> method("tr+bow")
-    'translation ranking (TR) and bag-of-words prediction (BOW)'
-    >>> method("rtl+tr")
-    'dual-alignment pre-training (DAP)'
-    """
-    names = objective.split("+")
-    if set(names) == {"tr", "rtl"}:
-        return "dual-alignment pre-training (DAP)"
-    titles = []
+def _require_same_encoding(report: Mapping[str, Any], published: Published) -> None:
+    """Check that a report was measured with the published model's pooling, prefix and length."""
+    settings = report.get("settings", {})
+    names = ["pooling", "prefix"]
+    if "prefix" in settings:  # else max_seq_length is about pairs of texts, as in run-xnli
+        names.append("max_seq_length")
     for name in names:
-        title = OBJECTIVES[name].title if name in OBJECTIVES else ""
-        titles.append(title or name)
-    return " and ".join(titles)
-
-
-@dataclass(frozen=True)
-class Threshold:
-    """A threshold of mining that was measured, for the ratio margin with 4 neighbours."""
-
-    value: float
-    origin: str  # such as "best F1 on BUCC fr-en"
-
-
-def mining_thresholds(reports: Sequence[Mapping[str, Any]]) -> list[Threshold]:
-    """Collect the thresholds of mining that were measured: on BUCC, or by known translations.
-
-    Only those of the ratio margin with 4 neighbours are taken, because the card's section on
-    mining is about these.
-
-    Args:
-        reports: reports of `mine-bitext` and others, also merged ones.
-    """
-    found = []
-    for report in reports:
-        settings = report.get("settings", {})
-        if (settings.get("margin"), settings.get("k")) != ("ratio", 4):
-            continue
-        pairs = report.get("pairs")
-        for pair, numbers in pairs.items() if isinstance(pairs, Mapping) else ():
-            value = mean_of(numbers.get("threshold"))
-            if isinstance(value, float):
-                found.append(Threshold(value, f"best F1 on BUCC {pair}"))
-        choice = report.get("threshold_choice") or {}
-        estimated = choice.get("threshold"), choice.get("precision")
-        if choice.get("calibrated") and None not in estimated:
-            threshold, precision = map(mean_of, estimated)
-            share = f"{100 * precision:.0f}%"
-            found.append(Threshold(threshold, f"estimated precision {share}"))
-    return found
+        ours = getattr(published, name)
+        if settings.get(name, ours) != ours:
+            raise UserError(
+                f"results on {dataset_name(report)} were measured with {name}={settings[name]!r}, "
+                f"but the model is published with {ours!r}: evaluate it so, or give that {name}"
+            )
 
 
 def languages(sources: Sources) -> list[str]:
@@ -409,61 +244,24 @@ def languages(sources: Sources) -> list[str]:
     return [*sorted(set(found) - {target}), target]
 
 
-def base_model(run: Mapping[str, Any]) -> str | None:
-    """Return the Hub id of the model that training started from.
+def method(objective: str) -> str:
+    """Say in words what a model was trained by. Objectives of a plugin have only their names.
 
-    None stands for a local folder, and also for a model that may have been one.
-
-    Args:
-        run: record of the training. Only a model of the Hub has a `base_commit` there.
+    >>> method("tr+bow")
+    'translation ranking (TR) and bag-of-words prediction (BOW)'
+    >>> method("rtl+tr")
+    'dual-alignment pre-training (DAP)'
     """
-    base = run.get("model_name_or_path")
-    return base if base and run.get("base_commit") and is_hub_id(base) else None
+    names = objective.split("+")
+    if set(names) == {"tr", "rtl"}:
+        return "dual-alignment pre-training (DAP)"
+    titles = {name: each.title for name, each in OBJECTIVES.items()}
+    return " and ".join(titles.get(name) or name for name in names)
 
 
-def is_hub_id(name: str) -> bool:
-    """Tell whether a name has the form of a Hub repository's id, and no such local path exists.
-
-    >>> is_hub_id("FacebookAI/xlm-roberta-base"), is_hub_id("/tmp/e5"), is_hub_id("../e5")
-    (True, False, False)
-    """
-    try:
-        validate_repo_id(name)
-    except HFValidationError:
-        return False
-    return not Path(name).exists()
-
-
-def _dataset_text(info: Mapping[str, Any] | str | None) -> str:
-    """Describe the origins and licences of the training text in Markdown."""
-    if info is None:
-        return f"Sources and licences: {NOT_STATED}."
-    if isinstance(info, str):
-        return info
-
-    paragraphs = []
-    for name in ("description", "homepage"):
-        if info.get(name):
-            paragraphs.append(str(info[name]).strip())
-
-    origins: Counter[str] = Counter()
-    by_language = info.get("languages")
-    if isinstance(by_language, Mapping):  # a report of prepare-data. Others have a list of codes.
-        for numbers in by_language.values():
-            origins.update(numbers.get("origins", {}))
-    if origins:
-        licences = info.get("licences") or {}
-        rows = []
-        for name, count in origins.most_common():
-            rows.append([name, f"{count:,}", licences.get(name) or NOT_STATED])
-        paragraphs.append(markdown_table(["origin", "training pairs", "licence"], rows))
-        return "\n\n".join(paragraphs)
-
-    stated = info.get("license") or NOT_STATED
-    if isinstance(stated, list):
-        stated = ", ".join(stated)
-    paragraphs.append(f"Licence: {stated}.")
-    return "\n\n".join(paragraphs)
+def _base_model(run: Mapping[str, Any]) -> str | None:
+    """Return the Hub id of the model that training started from. None for a local folder."""
+    return run.get("model_name_or_path") if run.get("base_commit") else None
 
 
 def _recipe_table(sources: Sources) -> str:
@@ -473,10 +271,9 @@ def _recipe_table(sources: Sources) -> str:
     """
     rows: list[list[Any]] = []
     if base := sources.run.get("model_name_or_path"):
-        kind = "" if is_hub_id(base) else "a local folder, "
-        rows.append(["started from", base_model(sources.run) or f"{kind}`{Path(base).name}`"])
+        rows.append(["started from", _base_model(sources.run) or f"`{Path(base).name}`"])
     if shape := sources.run.get("config_name"):
-        name = shape if is_hub_id(shape) else Path(shape).name
+        name = Path(shape).name
         rows.append(["started from", f"random weights, configuration `{name}`"])
     if sources.steps is not None:
         rows.append(["optimizer steps", sources.steps])
@@ -493,38 +290,141 @@ def _recipe_table(sources: Sources) -> str:
     return markdown_table(["", ""], rows)
 
 
-def loss_curve(history: Sequence[Mapping[str, Any]]) -> str:
-    """Make a table of losses and accuracies from the training log.
+# ------------------------------------------------------------------------------------- the results
 
-    The table has `CURVE_ROWS` evenly spread steps, and all evaluations unless there are more of
-    them than that.
+
+def _averages_first(report: Mapping[str, Any]) -> list[tuple[tuple[str, ...], dict[str, Any]]]:
+    """Return the numbers of a report by their place (`numbers_of`), single languages last."""
+    return sorted(numbers_of(report), key=lambda found: found[0][:1] == ("languages",))
+
+
+def eval_results(report: Mapping[str, Any]) -> list[EvalResult]:
+    """Turn the metrics of an evaluation report into entries of a card's `model-index`.
+
+    Numbers that are no metrics of the Hub (`METRICS`), such as thresholds, are left out.
 
     Args:
-        history: `log_history` of `trainer_state.json`.
+        report: a report, perhaps merged from several seeds. Its metrics are in percent.
 
     Returns:
-        A Markdown table with one row per step, or "" if the log has no losses.
+        One entry per metric and language, averages first. For a merged report, its value is the
+        mean over the seeds.
     """
-    steps: dict[int, dict[str, float]] = {}
-    for entry in history:
-        if found := {name: entry[name] for name in CURVE if name in entry}:
-            steps.setdefault(entry["step"], {}).update(found)
-    logged = set().union(*steps.values())
-    columns = [name for name in CURVE if name in logged]
-    if not any(name.endswith("loss") for name in columns):
-        return ""
+    name = dataset_name(report)
+    shortened = []
+    for key in ("truncate_dim", "precision"):
+        value = report.get("settings", {}).get(key)
+        if value not in (None, "float32"):
+            shortened.append(f"{key} {value}")
+    suffix = f" ({', '.join(shortened)})" if shortened else ""
 
-    numbers = sorted(steps)
-    kept = set()
-    for i in range(CURVE_ROWS):
-        kept.add(numbers[round(i * (len(numbers) - 1) / (CURVE_ROWS - 1))])
-    evaluated = {step for step in steps if "eval_mean_accuracy" in steps[step]}
-    if len(evaluated) <= CURVE_ROWS:
-        kept |= evaluated
+    results = []
+    for place, numbers in _averages_first(report):
+        tasks = [task for key, task in TASKS.items() if key in numbers]
+        metrics = [key for key in numbers if key in METRICS]
+        for key in metrics if tasks else ():
+            task_type, task_name = tasks[0]
+            metric, metric_name = METRICS[key]
+            result = EvalResult(
+                task_type=task_type,
+                task_name=task_name,
+                dataset_type=name,
+                dataset_name=name,
+                dataset_config=place[-1] if place else None,
+                dataset_split="validation" if place[:1] == ("dev",) else None,
+                metric_type=metric,
+                metric_name=metric_name + suffix,
+                metric_value=mean_of(numbers[key]),
+            )
+            results.append(result)
+    return results
 
-    rows = []
-    for step in sorted(kept):
-        values = [steps[step].get(name) for name in columns]
-        rows.append([step, *("" if value is None else f"{value:.3f}" for value in values)])
-    header = ["step", *(name.removeprefix("eval_").replace("_", " ") for name in columns)]
-    return markdown_table(header, rows)
+
+def dataset_name(report: Mapping[str, Any]) -> str:
+    """Return the name of the data that a report is about, without folders of this machine.
+
+    Several names are joined by commas. If the report names no data, return its protocol.
+
+    >>> dataset_name({"protocol": "retrieval", "settings": {"data": ["/data/tatoeba"]}})
+    'tatoeba'
+    """
+    settings = report.get("settings", {})
+    data = settings.get("data") or settings.get("bucc") or report["protocol"]
+    paths = [data] if isinstance(data, str) else list(data)
+    names = [path if path in HUB_DATASETS else Path(path).name for path in paths]
+    return ", ".join(names)
+
+
+def report_text(report: Mapping[str, Any]) -> str:
+    """Format an evaluation report as Markdown: data, protocol, settings, and tables of results.
+
+    Rows with the same columns make a table, so that no cell is empty. Tables of results stand
+    before those of counts, and averages before single languages. A table of more than
+    `LONGEST_TABLE` rows is folded.
+    """
+    tables: dict[tuple[str, ...], list[list[str]]] = {}
+    for place, numbers in _averages_first(report):
+        if place[:1] == ("hard_negatives",) and place[-1] != "error":
+            continue  # numbers of pairs and copies
+        columns = [name for name in METRICS if name in numbers]
+        columns += [name for name in numbers if name not in METRICS]
+        row = [_place_name(place), *(_cell(name, numbers[name]) for name in columns)]
+        tables.setdefault(tuple(columns), []).append(row)
+
+    parts = [f"### {dataset_name(report)}", _measured_text(report)]
+    # A stable sort: False comes first.
+    for columns in sorted(tables, key=METRICS.keys().isdisjoint):
+        header = [""]
+        for name in columns:
+            header.append(METRICS[name][1] if name in METRICS else OTHER_NAMES.get(name, name))
+        rows = tables[columns]
+        table = markdown_table(header, rows, numbers=True)
+        if len(rows) > LONGEST_TABLE:
+            table = _folded(f"All {len(rows)} rows", table)
+        parts.append(table)
+    return "\n\n".join(parts)
+
+
+def _measured_text(report: Mapping[str, Any]) -> str:
+    """Say how and when the numbers of a report were measured.
+
+    Only settings that are texts or numbers are shown, without paths and those in `NOT_SHOWN`.
+    """
+    settings = {**report.get("settings", {}), "seed": report.get("seed")}
+    shown = []
+    for name, value in settings.items():
+        is_simple = isinstance(value, (str, int, float))
+        is_path = any(separator in str(value) for separator in "/\\")  # Windows has "\\"
+        if is_simple and not is_path and name not in NOT_SHOWN:
+            shown.append(f"{name} {value!r}")
+    if "seeds" in report:
+        shown.append(f"seeds {', '.join(map(str, report['seeds']))}")
+
+    protocol = report["protocol"]
+    text = f"{protocol[:1].upper()}{protocol[1:]}."
+    if shown:
+        text += f" Settings: {', '.join(shown)}."
+    return f"{text} Measured on {report['time'][:10]}."
+
+
+def _place_name(place: Sequence[str]) -> str:
+    """Return the name of a table's row, such as "German" for ("languages", "de")."""
+    if not place:
+        return "all"
+    if place[0] in ("languages", "hard_negatives"):
+        return NAMES.get(place[1], place[1])
+    return " ".join(place[1:] if place[0] in ("averages", "pairs") else place)
+
+
+def _cell(name: str, value: Any) -> str:
+    """Format a value of a table: a number, or mean and standard deviation over seeds."""
+    digits = 4 if name == "threshold" else 2
+    if isinstance(value, Mapping):
+        spread = "" if value["sd"] is None else f" ± {value['sd']:.{digits}f}"
+        return f"{value['mean']:.{digits}f}{spread}"
+    return f"{value:.{digits}f}" if isinstance(value, float) else f"{value:,}"
+
+
+def _folded(summary: str, text: str) -> str:
+    """Hide a Markdown text behind a line that the reader can click."""
+    return f"<details>\n<summary>{summary}</summary>\n\n{text}\n\n</details>"

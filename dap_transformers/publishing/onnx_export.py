@@ -30,8 +30,7 @@ from dap_transformers.encoding.encoder import SentenceEncoder
 from dap_transformers.encoding.load import longest_input
 from dap_transformers.encoding.onnx import FLOAT32, INT8, OnnxEncoder, require_packages
 from dap_transformers.errors import UserError
-from dap_transformers.publishing.layout import save_tokenizer
-from dap_transformers.publishing.same_vectors import PROBE, require_same_vectors
+from dap_transformers.publishing.layout import PROBE, require_same_vectors, save_tokenizer
 from states_dap import POOLINGS, takes_packed
 
 INPUTS = ("input_ids", "attention_mask")

@@ -36,12 +36,12 @@ from transformers import (
 from transformers.trainer_callback import ExportableState
 from transformers.utils import logging as transformers_logging
 
+from dap_transformers import errors
 from dap_transformers.encoding.encoder import SentenceEncoder
 from dap_transformers.encoding.load import LibrarySettings
 from dap_transformers.encoding.shards import encode_shared
 from dap_transformers.errors import SHOWN, UserError, counted
 from dap_transformers.evaluation.retrieval import multilingual_pool_accuracy, retrieval_accuracy
-from dap_transformers.publishing.hub import explained
 from dap_transformers.publishing.layout import write_modules
 from dap_transformers.training.arguments import DAPTrainingArguments, no_heads, require
 from dap_transformers.training.grad_cache import CachedBatch
@@ -220,7 +220,8 @@ class DAPTrainer(ResumableTrainer):
 
     def init_hf_repo(self, *args: Any, **kwargs: Any) -> None:
         """Create the Hub repository before the first step, so that a refusal costs no training."""
-        with explained(self.args.hub_model_id or Path(self.args.output_dir).absolute().name):
+        repo_id = self.args.hub_model_id or Path(self.args.output_dir).absolute().name
+        with errors.reading(f"{repo_id} was not pushed"):
             super().init_hf_repo(*args, **kwargs)
 
     def _get_train_sampler(self, train_dataset: Dataset | None = None) -> Sampler | None:

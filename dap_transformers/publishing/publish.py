@@ -1,0 +1,111 @@
+"""Publish a checkpoint: write its folder and model card, and push them to the Hub."""
+
+import logging
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dap_transformers.errors import UserError
+from dap_transformers.files import whole_folder
+from dap_transformers.options import arg
+from dap_transformers.publishing.card import model_card, read_sources
+from dap_transformers.publishing.hub import fetch_checkpoint, upload
+from dap_transformers.publishing.layout import Options, build
+from dap_transformers.publishing.onnx_export import export
+from dap_transformers.reports import read_report
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class PublishOptions(Options):
+    """How a checkpoint is published: the folder's options, the model card, and the repository.
+
+    The help text of each field says what it does.
+    """
+
+    onnx: bool = arg(False, "Add ONNX files in onnx/.")
+    results: list[str] = arg([], "Reports of evaluations, for the model card.")
+    dataset_info: str | None = arg(
+        None,
+        "Markdown file about the training text, such as the data card of prepare-data. A licence "
+        "in it becomes the model's, unless --license is given.",
+    )
+    license: str | None = arg(None, "Licence of the model, such as apache-2.0.")
+    revision: str | None = arg(None, "Branch, tag or commit, if CHECKPOINT is a Hub id.")
+    private: bool = arg(False, "Make the repository private.")
+    dry_run: bool = arg(False, "Write the folder and send nothing.")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What was published.
+
+    Attributes:
+        files: name of each file within the folder -> its size in bytes.
+        commit: id of the commit on the Hub. None after a dry run.
+    """
+
+    files: dict[str, int]
+    commit: str | None
+
+
+def publish(
+    checkpoint: str | Path,
+    repo_id: str,
+    options: PublishOptions | None = None,
+    folder: Path | None = None,
+    branch: str | None = None,
+) -> Outcome:
+    """Write a checkpoint's published form with its model card, and push it to the Hub.
+
+    Args:
+        checkpoint: folder or Hub id of a checkpoint.
+        repo_id: id of the Hub repository.
+        options: how to publish. None takes the defaults.
+        folder: where to keep what is published, a new or empty folder. It is written whole or not
+            at all. None keeps nothing.
+        branch: existing branch to push to. None: main.
+    """
+    options = options or PublishOptions()
+    # Windows cannot remove a file of weights that is still mapped into memory.
+    with tempfile.TemporaryDirectory(prefix="dap-hub-", ignore_cleanup_errors=True) as place:
+        folder = folder or Path(place, "hub")
+        _write(checkpoint, folder, repo_id, options)
+        files = {}
+        for path in sorted(folder.rglob("*")):
+            if path.is_file():
+                files[path.relative_to(folder).as_posix()] = path.stat().st_size
+        commit = None
+        if not options.dry_run:
+            commit = upload(folder, repo_id, options.private, branch)
+    return Outcome(files, commit)
+
+
+def _write(checkpoint: str | Path, folder: Path, repo_id: str, options: PublishOptions) -> None:
+    """Write the folder that is published, whole or not at all."""
+    if folder.is_dir() and any(folder.iterdir()):
+        raise UserError(f"{folder} is not empty: give another folder, or remove it")
+    local = fetch_checkpoint(checkpoint, options.revision)
+    reports = [read_report(path) for path in options.results]
+    for report in reports:
+        _warn_about_another_model(report, {str(checkpoint), repo_id}, local)
+    sources = read_sources(local, reports, options.dataset_info, options.license)
+    with whole_folder(folder) as new:
+        published = build(local, new, options)
+        model_card(repo_id, published, sources).save(new / "README.md")
+        if options.onnx:
+            export(new)
+
+
+def _warn_about_another_model(report: Mapping[str, Any], names: set[str], local: Path) -> None:
+    """Log a warning if a report does not name the published checkpoint as its model."""
+    model = report["model"]
+    if model not in names and Path(model).resolve() != local.resolve():
+        logger.warning(
+            "the results on %s are about %s: is this the checkpoint that you publish?",
+            report["protocol"],
+            model,
+        )
