@@ -1,15 +1,12 @@
 """A small Hugging Face Hub on loopback, which fails where a test wants it to.
 
-It knows create, preupload, LFS, commit, tree and resolve. Repositories live in memory. A fault
-belongs to a repository's id, so that one client process can meet several faults.
+It knows create, preupload, LFS, commit, tree and resolve. Repositories live in memory.
 """
 
 import base64
 import hashlib
 import json
 import re
-import socket
-import struct
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,24 +19,33 @@ from huggingface_hub import ModelCard
 from huggingface_hub.repocard_data import model_index_to_eval_results
 
 REPO = r"(?P<repo>[^/]+/[^/]+)"
-SPACE = "space-of-"  # before the account
+REVISION = r"(?P<rev>[^/]+)"
+#: Endpoint -> the requests that it answers, by a method of `Handler` with this name.
+ROUTES = {
+    "create": r"POST /api/repos/create",
+    "validate": r"POST /api/validate-yaml",
+    "preupload": rf"POST /api/models/{REPO}/preupload/{REVISION}",
+    "batch": rf"POST /{REPO}\.git/info/lfs/objects/batch",
+    "lfs": rf"PUT /lfs/{REPO}/(?P<oid>\w+)",
+    "commit": rf"POST /api/models/{REPO}/commit/{REVISION}",
+    "tree": rf"GET /api/models/{REPO}/tree/{REVISION}(?P<path>/.*)?",
+    "info": rf"GET /api/models/{REPO}(/revision/{REVISION})?",
+    "resolve": rf"(GET|HEAD) /{REPO}/resolve/{REVISION}/(?P<path>.+)",
+}
+READ_ONLY = ("resolve", "info", "tree", "validate", "lfs")
 
 
 @dataclass
 class Fault:
-    """A fault of the server.
+    """A fault of one endpoint with one repository.
 
-    Args:
-        where: an endpoint (a key of `ROUTES`), "loss" for a commit that loses its last file, or
-            "check" for the tree of a commit.
-        status: HTTP status of the answer. None cuts the connection after half of the body.
-        message: error message of the answer. "{token}" repeats the client's token.
+    Attributes:
+        status: HTTP status of the answer. None cuts the connection.
         times: number of failures before the endpoint works.
     """
 
     where: str
     status: int | None = None
-    message: str = ""
     times: int = 10**9
 
 
@@ -53,22 +59,7 @@ class Repo:
 
     @property
     def sha(self) -> str:
-        return hashlib.sha1(
-            str(self.commits).encode() + b"".join(map(str.encode, sorted(self.files)))
-        ).hexdigest()
-
-
-ROUTES = {
-    "create": ("POST", r"/api/repos/create"),
-    "validate": ("POST", r"/api/validate-yaml"),
-    "preupload": ("POST", rf"/api/models/{REPO}/preupload/(?P<rev>[^/]+)"),
-    "batch": ("POST", rf"/{REPO}\.git/info/lfs/objects/batch"),
-    "lfs": ("PUT", rf"/lfs/{REPO}/(?P<oid>\w+)"),
-    "commit": ("POST", rf"/api/models/{REPO}/commit/(?P<rev>[^/]+)"),
-    "tree": ("GET", rf"/api/models/{REPO}/tree/(?P<rev>[^/]+)(?P<path>/.*)?"),
-    "info": ("GET", rf"/api/models/{REPO}(/revision/(?P<rev>[^/]+))?"),
-    "resolve": ("GET|HEAD", rf"/{REPO}/resolve/(?P<rev>[^/]+)/(?P<path>.+)"),
-}
+        return hashlib.sha1(f"{self.commits} {sorted(self.files)}".encode()).hexdigest()
 
 
 class HubServer(ThreadingHTTPServer):
@@ -78,19 +69,11 @@ class HubServer(ThreadingHTTPServer):
 
     def __init__(self, token: str) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server_port}"
         self.token = token
         self.repos: dict[str, Repo] = {}
-        self.objects: dict[tuple[str, str], bytes] = {}  # LFS, by repository and SHA-256
+        self.objects: dict[str, bytes] = {}  # LFS, by SHA-256
         self.faults: dict[str, Fault] = {}
-        self.requests: list[tuple[str, str]] = []  # endpoint and repository, in order
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}"
-
-    def count(self, where: str, repo: str) -> int:
-        """Count the requests to an endpoint about a repository."""
-        return self.requests.count((where, repo))
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -104,209 +87,127 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
     def handle_request(self) -> None:
-        path = re.sub(r"^/(?:api/)?spaces/", self.as_model, unquote(urlsplit(self.path).path))
-        length = int(self.headers.get("Content-Length") or 0)
-        where, match = self.route(path)
-        if match is None:
-            self.rfile.read(length)
-            return self.answer(404, {"error": f"no such endpoint: {self.command} {path}"})
-        found = {key: value for key, value in match.groupdict().items() if value is not None}
-        body = self.rfile.read(length) if where == "create" else None
-        if body is not None:  # it holds the repository's name, which the others have in the path
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        request = f"{self.command} {unquote(urlsplit(self.path).path)}"
+        matches = {name: re.fullmatch(pattern, request) for name, pattern in ROUTES.items()}
+        where = next(name for name, match in matches.items() if match)
+        found = {
+            key: value for key, value in matches[where].groupdict().items() if value is not None
+        }
+        if where == "create":
             given = json.loads(body)
-            account = SPACE * (given.get("type") == "space") + (given.get("organization") or "user")
-            found["repo"] = f"{account}/{given['name']}"
-        self.server.requests.append((where, found.get("repo", "")))
-        if self.failed(where, found.get("repo", ""), 0 if body is not None else length):
-            return None
-        body = self.rfile.read(length) if body is None else body
-        allowed = where in ("resolve", "info", "tree", "validate", "lfs")
-        if not allowed and self.headers.get("Authorization") != f"Bearer {self.server.token}":
-            return self.answer(401, {"error": "Invalid username or password."})
+            found["repo"] = f"{given.get('organization') or 'user'}/{given['name']}"
+        fault = self.server.faults.get(found.get("repo", ""))
+        if fault and fault.where == where and fault.times:
+            fault.times -= 1
+            if fault.status is None:
+                self.close_connection = True
+                return self.connection.close()
+            return self.answer({"error": "this fault was wanted"}, fault.status)
+        allowed = self.headers.get("Authorization") == f"Bearer {self.server.token}"
+        if not allowed and where not in READ_ONLY:
+            return self.answer({"error": "Invalid username or password."}, 401)
+        repo = self.server.repos.get(found.get("repo", ""))
+        if where in ("resolve", "info", "tree"):
+            if repo is None or (repo.private and not allowed):
+                return self.missing("Repo", "RepoNotFound")
+            if found.pop("rev", "main") not in ("main", repo.sha):
+                return self.missing("Revision", "RevisionNotFound")
         return getattr(self, where)(body, **found)
 
     do_GET = do_HEAD = do_POST = do_PUT = handle_request
 
-    @staticmethod
-    def as_model(start: re.Match) -> str:
-        """Turn the path of a Space into the path of a model of another account."""
-        return start[0].replace("spaces/", "models/" * ("api" in start[0])) + SPACE
-
-    def route(self, path: str) -> tuple[str, re.Match | None]:
-        """Return the name of the endpoint, and the parts of the path."""
-        for where, (methods, pattern) in ROUTES.items():
-            match = re.fullmatch(pattern, path)
-            if match and self.command in methods.split("|"):
-                return where, match
-        return "", None
-
-    def failed(self, where: str, repo: str, length: int) -> bool:
-        """Answer the request by a fault, if there is one. Return whether there was."""
-        fault = self.server.faults.get(repo)
-        if fault is None or fault.where != where or fault.times < 1:
-            return False
-        fault.times -= 1
-        if fault.status is None:
-            self.rfile.read(length // 2)
-            reset = struct.pack("ii", 1, 0)
-            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, reset)
-            self.close_connection = True
-            self.connection.close()
-        else:
-            self.rfile.read(length)
-            said = fault.message.replace("{token}", self.headers.get("Authorization", ""))
-            self.answer(fault.status, {"error": said}, {"X-Error-Message": said} if said else {})
-        return True
-
-    def answer(self, status: int, content: Any, headers: dict[str, str] | None = None) -> None:
+    def answer(self, content: Any, status: int = 200, **headers: str) -> None:
         body = content if isinstance(content, bytes) else json.dumps(content).encode()
         self.send_response(status)
-        for name, value in {"Content-Length": str(len(body)), **(headers or {})}.items():
-            self.send_header(name, value)
+        for name, value in {"Content-Length": str(len(body)), **headers}.items():
+            self.send_header(name.replace("_", "-"), value)
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(body)
 
+    def missing(self, what: str, code: str, **headers: str) -> None:
+        self.answer({"error": f"{what} not found"}, 404, X_Error_Code=code, **headers)
+
     def create(self, body: bytes, repo: str) -> None:
         given = json.loads(body)
-        url = {"url": f"{self.server.url}/{repo}", "name": repo}
-        if repo in self.server.repos:
-            return self.answer(409, url | {"error": "You already created this model repo"})
         private = given.get("visibility") == "private" or bool(given.get("private"))
-        self.server.repos[repo] = Repo(private)
-        return self.answer(200, url)
+        exists = repo in self.server.repos
+        self.server.repos.setdefault(repo, Repo(private))
+        url = {"url": f"{self.server.url}/{repo}", "name": repo}
+        self.answer(url, 409 if exists else 200)
 
     def validate(self, body: bytes) -> None:
         """Check that the metadata is YAML and that a model-index is complete."""
+        errors = []
         try:
             data = ModelCard(json.loads(body)["content"]).data.to_dict()
             if "model-index" in data:
                 model_index_to_eval_results(data["model-index"])
         except Exception as error:
-            message = f"{type(error).__name__}: {error}"
-            return self.answer(400, {"errors": [{"message": message}], "warnings": []})
-        return self.answer(200, {"errors": [], "warnings": []})
+            errors.append({"message": repr(error)})
+        self.answer({"errors": errors, "warnings": []}, 400 if errors else 200)
 
     def preupload(self, body: bytes, repo: str, rev: str) -> None:
-        files = json.loads(body)["files"]
         modes = []
-        for each in files:
-            mode = "lfs" if self.is_lfs(each["path"]) else "regular"
+        for each in json.loads(body)["files"]:
+            mode = "lfs" if is_lfs(each["path"]) else "regular"
             modes.append({"path": each["path"], "uploadMode": mode, "shouldIgnore": False})
-        return self.answer(200, {"files": modes, "commitOid": self.server.repos[repo].sha})
-
-    @staticmethod
-    def is_lfs(path: str) -> bool:
-        return path.endswith((".safetensors", "tokenizer.json"))
+        self.answer({"files": modes, "commitOid": self.server.repos[repo].sha})
 
     def batch(self, body: bytes, repo: str) -> None:
         objects = []
         for each in json.loads(body)["objects"]:
-            known = (repo, each["oid"]) in self.server.objects
             href = f"{self.server.url}/lfs/{repo}/{each['oid']}"
-            upload = {} if known else {"actions": {"upload": {"href": href}}}
-            objects.append(each | upload)
-        return self.answer(200, {"transfer": "basic", "objects": objects})
+            objects.append(each | {"actions": {"upload": {"href": href}}})
+        self.answer({"transfer": "basic", "objects": objects})
 
     def lfs(self, body: bytes, repo: str, oid: str) -> None:
-        if hashlib.sha256(body).hexdigest() != oid:
-            return self.answer(400, {"error": "these bytes have another SHA-256"})
-        self.server.objects[repo, oid] = body
-        return self.answer(200, {})
+        assert hashlib.sha256(body).hexdigest() == oid
+        self.server.objects[oid] = body
+        self.answer({})
 
     def commit(self, body: bytes, repo: str, rev: str) -> None:
-        files = dict(self.server.repos[repo].files)
+        held = self.server.repos[repo]
         for line in body.splitlines():
             entry = json.loads(line)
-            kind = entry["key"]
             value = entry["value"]
-            if kind == "file":
-                files[value["path"]] = base64.b64decode(value["content"])
-            elif kind == "lfsFile":
-                files[value["path"]] = self.server.objects[repo, value["oid"]]
-            elif kind in ("deletedFile", "deletedFolder"):
-                gone = value["path"].rstrip("/")
-                files = {
-                    path: data
-                    for path, data in files.items()
-                    if path != gone and not path.startswith(gone + "/")
-                }
-        if repo in self.server.faults and self.server.faults[repo].where == "loss":
-            files.popitem()
-        held = self.server.repos[repo]
-        held.files = files
+            if entry["key"] == "file":
+                held.files[value["path"]] = base64.b64decode(value["content"])
+            elif entry["key"] == "lfsFile":
+                held.files[value["path"]] = self.server.objects[value["oid"]]
+            elif entry["key"] == "deletedFile":
+                del held.files[value["path"]]
         held.commits += 1
         url = f"{self.server.url}/{repo}"
-        return self.answer(200, {"success": True, "commitOid": held.sha, "commitUrl": url})
+        self.answer({"success": True, "commitOid": held.sha, "commitUrl": url})
 
-    def info(self, body: bytes, repo: str, rev: str = "main") -> None:
-        if (held := self.found(repo, rev)) is not None:
-            content = {
-                "_id": repo,
-                "id": repo,
-                "modelId": repo,
-                "sha": held.sha,
-                "private": held.private,
-                "tags": [],
-            }
-            content |= {"siblings": [{"rfilename": path} for path in sorted(held.files)]}
-            self.answer(200, content | {"downloads": 0, "likes": 0})
+    def info(self, body: bytes, repo: str) -> None:
+        held = self.server.repos[repo]
+        names = [{"rfilename": path} for path in sorted(held.files)]
+        about = {"id": repo, "sha": held.sha, "private": held.private, "siblings": names}
+        self.answer(about | {"downloads": 0, "likes": 0, "tags": []})
 
-    def tree(self, body: bytes, repo: str, rev: str, path: str = "") -> None:
-        fault = self.server.faults.get(repo)
-        if fault is not None and fault.where == "check" and rev != "main":
-            return self.answer(fault.status, {"error": fault.message})
-        if (held := self.found(repo, rev)) is not None:
-            start = path.strip("/") + "/" if path.strip("/") else ""
-            found = [
-                self.entry(name, data)
-                for name, data in sorted(held.files.items())
-                if name.startswith(start)
-            ]
-            if start and not found:
-                return self.answer(
-                    404, {"error": "Entry not found"}, {"X-Error-Code": "EntryNotFound"}
-                )
-            return self.answer(200, found)
-        return None
+    def tree(self, body: bytes, repo: str, path: str = "") -> None:
+        found = []
+        for name, data in sorted(self.server.repos[repo].files.items()):
+            if name.startswith(path.strip("/")):
+                oid = hashlib.sha1(data).hexdigest()
+                found.append({"type": "file", "path": name, "size": len(data), "oid": oid})
+        if path and not found:
+            return self.missing("Entry", "EntryNotFound")
+        return self.answer(found)
 
-    @staticmethod
-    def entry(path: str, data: bytes) -> dict[str, Any]:
-        oid = hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
-        entry = {"type": "file", "path": path, "size": len(data), "oid": oid}
-        if Handler.is_lfs(path):
-            entry["lfs"] = {
-                "oid": hashlib.sha256(data).hexdigest(),
-                "size": len(data),
-                "pointerSize": 130,
-            }
-        return entry
-
-    def resolve(self, body: bytes, repo: str, rev: str, path: str) -> None:
-        if (held := self.found(repo, rev)) is None:
-            return None
-        headers = {"X-Repo-Commit": held.sha}
+    def resolve(self, body: bytes, repo: str, path: str) -> None:
+        held = self.server.repos[repo]
         if path not in held.files:
-            return self.answer(
-                404, {"error": "Entry not found"}, headers | {"X-Error-Code": "EntryNotFound"}
-            )
-        data = held.files[path]
-        return self.answer(200, data, headers | {"ETag": f'"{hashlib.sha256(data).hexdigest()}"'})
+            return self.missing("Entry", "EntryNotFound", X_Repo_Commit=held.sha)
+        etag = f'"{hashlib.sha256(held.files[path]).hexdigest()}"'
+        return self.answer(held.files[path], X_Repo_Commit=held.sha, ETag=etag)
 
-    def found(self, repo: str, rev: str) -> Repo | None:
-        """Return the repository, or answer that it or its revision does not exist."""
-        held = self.server.repos.get(repo)
-        if held is None or (
-            held.private and self.headers.get("Authorization") != f"Bearer {self.server.token}"
-        ):
-            self.answer(404, {"error": "Repository not found"}, {"X-Error-Code": "RepoNotFound"})
-            return None
-        if rev not in ("main", held.sha):
-            self.answer(
-                404, {"error": f"Invalid rev id: {rev}"}, {"X-Error-Code": "RevisionNotFound"}
-            )
-            return None
-        return held
+
+def is_lfs(path: str) -> bool:
+    return path.endswith((".safetensors", "tokenizer.json"))
 
 
 @contextmanager
