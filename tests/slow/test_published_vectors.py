@@ -1,7 +1,6 @@
 """A published folder gives the same vectors in every client that loads it.
 
-A small XLM-R of random weights is published in both layouts, with CLS and mean pooling, with and
-without a prefix. Each client runs the recipe of examples/serve.md in a process of its own, which
+A small XLM-R of random weights is published with CLS and mean pooling, with and without a prefix. Each client runs the recipe of examples/serve.md in a process of its own, which
 can import nothing of this project. The test compares its vectors with those of `SentenceEncoder`
 on the checkpoint. One of the sentences is longer than the limit and is cut.
 
@@ -28,7 +27,7 @@ from transformers import PreTrainedTokenizerFast, XLMRobertaConfig
 
 from benchmarks.encode import least_cosine
 from dap_transformers.encoding.encoder import SentenceEncoder
-from dap_transformers.publishing.layout import LAYOUTS, Options, build
+from dap_transformers.publishing.layout import Options, build
 from dap_transformers.publishing.onnx_export import export
 from dap_transformers.tables import text_table
 from modeling_dap import DAPConfig, DAPForPreTraining
@@ -62,7 +61,7 @@ from transformers import AutoModel, AutoTokenizer
 tokenizer = AutoTokenizer.from_pretrained(folder)
 batch = tokenizer(texts, padding=True, truncation=True, return_tensors="pt")
 with torch.no_grad():
-    out = AutoModel.from_pretrained(folder, trust_remote_code=code)(**batch)
+    out = AutoModel.from_pretrained(folder)(**batch)
 mask = batch["attention_mask"].unsqueeze(-1)
 """
 POOLED = """
@@ -76,7 +75,7 @@ vectors = (states * mask).sum(1) / mask.sum(1) if pooling == "mean" else states[
 """
 OWN = f"""
 sys.path.insert(0, {str(REPOSITORY)!r})
-from dap_transformers.encoding import SentenceEncoder
+from dap_transformers.encoding.encoder import SentenceEncoder
 vectors = SentenceEncoder.from_pretrained(folder).encode(sentences)
 """
 GRAPH = """
@@ -90,8 +89,7 @@ vectors = session.run(["sentence_embedding"], inputs)[0]
 """
 TXTAI = """
 from txtai import Embeddings
-more = {"vectors": {"trust_remote_code": True}} if code else {}
-vectors = Embeddings(path=folder, gpu=False, **more).batchtransform(sentences)
+vectors = Embeddings(path=folder, gpu=False).batchtransform(sentences)
 """
 #: Client -> its environment ("" is the one that runs the tests) and its code.
 CLIENTS = {
@@ -261,11 +259,11 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict], dic
     torch.manual_seed(0)
     jobs = []
     expected = {}
-    for layout, pooling, prefix in product(LAYOUTS, ("cls", "mean"), ("", PREFIX)):
-        column = f"{layout} {pooling} {'prefix' if prefix else 'none'}"
+    for pooling, prefix in product(("cls", "mean"), ("", PREFIX)):
+        column = f"{pooling} {'prefix' if prefix else 'none'}"
         source = checkpoint(work / f"{column} checkpoint", pooling)
         folder = work / column.replace(" ", "-")
-        build(source, folder, Options(layout=layout, prefix=prefix, max_seq_length=LENGTH))
+        build(source, folder, Options(prefix=prefix, max_seq_length=LENGTH))
         export(folder)
         encoder = SentenceEncoder.from_pretrained(str(source), prefix=prefix, max_seq_length=LENGTH)
         expected[column] = encoder.encode(SENTENCES)
@@ -274,7 +272,7 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict], dic
             "sentences": SENTENCES,
             "texts": [prefix + text for text in SENTENCES],
             "pooling": pooling,
-            "code": layout == "dap",
+            "code": False,  # examples/serve.md uses it
         }
         jobs.append(job)
     return jobs, expected
