@@ -19,7 +19,7 @@ from transformers import (
 )
 
 from dap_transformers.encoding.encoder import SentenceEncoder
-from dap_transformers.publishing.card_results import eval_results
+from dap_transformers.publishing.card import eval_results
 from dap_transformers.xnli.data import LABEL
 from dap_transformers.xnli.finetuning import XNLITrainer, build_classifier, has_token_types
 from modeling_dap import DAPForPreTraining

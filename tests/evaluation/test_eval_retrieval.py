@@ -25,7 +25,7 @@ from dap_transformers.evaluation.hard_negatives import (
 )
 from dap_transformers.evaluation.retrieval import multilingual_pool_accuracy, retrieval_accuracy
 from dap_transformers.pictures import plot_accuracies
-from dap_transformers.publishing.card_results import report_text
+from dap_transformers.publishing.card import report_text
 from dap_transformers.reports import merge_seeds
 from dap_transformers.text import tmx_po
 from eval_retrieval import POOLS, evaluate_retrieval, main, read_languages, run

@@ -27,7 +27,7 @@ from dap_transformers.publishing.layout import POOLER_SCALE, Published
 from dap_transformers.publishing.publish import PublishOptions, publish
 from dap_transformers.reports import merge_seeds
 
-GOLDEN = Path(__file__).with_name("card.md")
+GOLDEN = Path(__file__).with_name("card.txt")
 PLAIN = Published(False, "bert", 12, 384, "mean", "", 128, False, "cosine", True)
 CONFIG = {"model_type": "dap", "objective": "tr+rtl", "pooling": "mean"}
 RUN = {

@@ -1,8 +1,9 @@
 """A published folder gives the same vectors in every client that loads it.
 
-A small XLM-R of random weights is published with CLS and mean pooling, with and without a prefix. Each client runs the recipe of examples/serve.md in a process of its own, which
-can import nothing of this project. The test compares its vectors with those of `SentenceEncoder`
-on the checkpoint. One of the sentences is longer than the limit and is cut.
+A small XLM-R of random weights is published with CLS and mean pooling, with and without a prefix.
+Each client runs the recipe of examples/serve.md in a process of its own, which can import nothing
+of this project. The test compares its vectors with those of `SentenceEncoder` on the checkpoint.
+One of the sentences is longer than the limit and is cut.
 
 Clients that need other packages than this project run only if `SLOW_CLIENTS` names a folder. Their
 environments are made there from PyPI, with the torch of constraints.txt, and from npm.
