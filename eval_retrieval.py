@@ -31,9 +31,8 @@ from typing import Any
 
 import numpy as np
 
-from dap_transformers.addresses import public_name
-from dap_transformers.commands.arguments import ArgumentParser, arg
-from dap_transformers.commands.edge import check_folders, claimed, command, guarded
+from dap_transformers.commands.arguments import ArgumentParser
+from dap_transformers.commands.edge import check_folders, command, guarded
 from dap_transformers.commands.encoder_arguments import EncoderArguments, tokens_of_a_batch
 from dap_transformers.encoding.encoder import load_encoder
 from dap_transformers.encoding.shards import (
@@ -57,8 +56,9 @@ from dap_transformers.evaluation.retrieval import (
     multilingual_pool_accuracy,
     retrieval_accuracy,
 )
-from dap_transformers.files import write_json
+from dap_transformers.files import claimed, public_name, write_json
 from dap_transformers.languages import NAMES, base_language
+from dap_transformers.options import arg
 from dap_transformers.pictures import drawable_languages, plot_accuracies, require_drawable
 from dap_transformers.ray.connection import ClusterArguments
 from dap_transformers.ray.encoder import load_on
@@ -190,7 +190,7 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
         inputs.append(data_args.before)
     if data_args.embeddings_dir:
         kept = {"--embeddings_dir": data_args.embeddings_dir}
-        check_folders(kept, [*data_args.data_dir, *inputs], name)
+        check_folders(kept, [*data_args.data_dir, *inputs, name])
     with (
         guarded(data_args.outputs(), inputs=inputs, model=name, is_writer=is_main),
         cluster.connect(),

@@ -21,16 +21,16 @@ from typing import Any
 from datasets import config as datasets_config
 from transformers.trainer_utils import IntervalStrategy
 
-from dap_transformers.addresses import public_name
-from dap_transformers.commands.arguments import ArgumentParser, arg, require_least
+from dap_transformers.commands.arguments import ArgumentParser
 from dap_transformers.commands.edge import command, guarded
 from dap_transformers.commands.encoder_arguments import BaseEncoderArguments
 from dap_transformers.encoding.encoder import SentenceEncoder
 from dap_transformers.encoding.shards import model_fingerprint
 from dap_transformers.errors import UserError, refusals
 from dap_transformers.evaluation.paper import xnli_table
-from dap_transformers.files import disk_full, read_object, write_json
+from dap_transformers.files import disk_full, public_name, read_json, write_json
 from dap_transformers.languages import NAMES, XNLI_LANGUAGES
+from dap_transformers.options import arg, require_least
 from dap_transformers.reports import mean_of, merge_seeds, report
 from dap_transformers.tables import text_table
 from dap_transformers.tokenizers import require_padding
@@ -251,7 +251,7 @@ def keep_record(task: Task, data: XNLIDataArguments) -> None:
         if training.process_index == 0:
             write_json(record, path)
         return
-    if differing := differences(read_object(path), record):
+    if differing := differences(read_json(path), record):
         raise UserError(
             f"{folder} holds runs with {'; '.join(differing)}: give the same arguments, or another "
             "--output_dir"

@@ -484,10 +484,10 @@ def run(argv: Sequence[str]) -> None:
     is_writer = training.process_index == 0
     logging.basicConfig(format="%(message)s", level=logging.INFO if is_writer else logging.ERROR)
 
-    outputs = {"--output_dir": training.output_dir}
-    start = model_args.model_name_or_path or model_args.config_name
     inputs = [*data.train_data, *data.validation_data]
     for path in (
+        model_args.model_name_or_path,
+        model_args.config_name,
         model_args.tokenizer_name,
         model_args.init_heads_from,
         model_args.target_vocabulary_file,
@@ -497,8 +497,8 @@ def run(argv: Sequence[str]) -> None:
             inputs.append(path)
     if model_args.distill_dir:
         # Not locked, because runs may share the teacher's vectors.
-        check_folders({"--distill_dir": model_args.distill_dir}, inputs, start)
-    with guarded(folders=outputs, inputs=inputs, model=start, is_writer=is_writer):
+        check_folders({"--distill_dir": model_args.distill_dir}, inputs)
+    with guarded(folders={"--output_dir": training.output_dir}, inputs=inputs, is_writer=is_writer):
         checkpoint = find_resumable(training)
         trainer, record = build_trainer(model_args, data, training)
         record_run(record, training, checkpoint)

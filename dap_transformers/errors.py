@@ -4,7 +4,6 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 
 from huggingface_hub.errors import StrictDataclassError
 
@@ -120,31 +119,6 @@ def refusals(subject: str = "") -> Iterator[None]:
 
 
 @contextmanager
-def loading(part: str, name: str | Path) -> Iterator[None]:
-    """Turn any error while a model's file is read into a `UserError` that names the file.
-
-    This is a context manager. For damaged files, Transformers, tokenizers and our own JSON
-    readers raise errors of any class. A `UserError` passes through unchanged.
-
-    Args:
-        part: what is read, such as "tokenizer".
-        name: the model or file that it belongs to.
-    """
-    try:
-        yield
-    except UserError:
-        raise
-    except Exception as error:
-        reason = f"{type(error).__name__}: {one_line(error)}"
-        remedy = "repair it, or give another"
-        # Transformers' words for an unreachable Hub, whose advice is not about local folders
-        if "couldn't connect to" in reason and not Path(name).exists():
-            reason = "there is no such folder, and the Hub cannot be reached"
-            remedy = "check the name and the connection"
-        raise UserError(f"the {part} of {name} cannot be loaded ({reason}): {remedy}") from error
-
-
-@contextmanager
 def reading(what: object) -> Iterator[None]:
     """Turn any error within the block into a `UserError` that begins with `what`.
 
@@ -153,7 +127,10 @@ def reading(what: object) -> Iterator[None]:
     """
     try:
         yield
-    except UserError:
+    except (UserError, MemoryError):
         raise
     except Exception as error:
-        raise UserError(f"{what}: {type(error).__name__}: {one_line(error)}") from error
+        reason = f"{type(error).__name__}: {one_line(error)}"
+        if "couldn't connect to" in reason:  # Transformers' words, also for an absent folder
+            reason = "there is no such folder, and the Hub cannot be reached"
+        raise UserError(f"{what}: {reason}") from error

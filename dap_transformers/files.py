@@ -4,20 +4,23 @@ import errno
 import gzip
 import hashlib
 import json
+import logging
 import lzma
-import math
 import os
 import secrets
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, BinaryIO, get_args
+from typing import Any, BinaryIO
 
 import xxhash
+from filelock import FileLock, Timeout
 
-from dap_transformers.errors import UserError
+from dap_transformers.errors import UserError, one_line, without_secrets
+
+logger = logging.getLogger(__name__)
 
 #: Error numbers for: no space left, disk quota exceeded, file larger than allowed.
 DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -31,12 +34,16 @@ COMPRESSORS = {".gz": partial(gzip.open, mode="wb"), ".xz": partial(lzma.open, m
 RUN_AGAIN = "make room, then run again: finished work is kept"
 
 
+class ClaimedError(UserError):
+    """Error that is raised if another run is writing to an output of this run."""
+
+
 class DiskFullError(UserError, OSError):
     """Error that is raised if the disk is full. It names the file and, if known, its size."""
 
 
 def read_text(path: str | Path) -> str:
-    """Read a text file."""
+    """Read a text file. An error names the file and the line that is not UTF-8."""
     try:
         return Path(path).read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
@@ -44,130 +51,17 @@ def read_text(path: str | Path) -> str:
         raise UserError(f"{path}, line {line}: not UTF-8; save the file as UTF-8") from error
 
 
-def read_json(path: str | Path, finite: bool = False) -> Any:
-    """Read a JSON file.
-
-    Args:
-        path: the file.
-        finite: whether to refuse NaN, infinity and numbers that are too large, such as 1e999.
-            Python reads all of these, although JSON does not have them.
-
-    Returns:
-        The JSON value.
-    """
-    text = read_text(path)
-    hooks = {}
-    if finite:
-        hooks = {"parse_constant": _finite, "parse_float": _finite, "parse_int": _finite_integer}
+def read_json(path: str | Path) -> Any:
+    """Read a JSON file. An error names the file."""
     try:
-        return json.loads(text, **hooks)
+        return json.loads(read_text(path))
     except (ValueError, RecursionError) as error:  # includes JSONDecodeError
         raise UserError(f"{path}: not valid JSON ({error})") from error
 
 
-def _finite(text: str) -> float:
-    """Convert the text of a number in a JSON file to float."""
-    number = float(text)
-    if not math.isfinite(number):
-        raise UserError(f"it holds {text:.40}")
-    return number
-
-
-def _finite_integer(text: str) -> int:
-    """Convert an integer of a JSON file. Raise `UserError` if it is too large for a float."""
-    _finite(text)
-    return int(text)
-
-
-def read_object(
-    path: str | Path, kinds: Mapping[str, Any] | None = None, finite: bool = False
-) -> dict[str, Any]:
-    """Read a JSON file that holds an object.
-
-    Args:
-        path: the file.
-        kinds: for each name that the object must have, the kind of its value (`misfit`). A name
-            whose kind allows None may be missing. None checks nothing.
-        finite: whether to refuse NaN, infinity and numbers that are too large.
-
-    Returns:
-        The whole object. It may have other names than those in `kinds`.
-    """
-    content = read_json(path, finite)
-    if not isinstance(content, dict):
-        raise UserError(f"{path}: holds a JSON {type(content).__name__}, expected an object {{…}}")
-    require_kinds(path, content, kinds or {})
-    return content
-
-
-def require_kinds(path: str | Path, content: Any, kinds: Any) -> None:
-    """Raise `UserError` if a part of a JSON file's content is not of the expected kind.
-
-    Args:
-        path: the file, for the message.
-        content: what it holds.
-        kinds: what is expected (`misfit`).
-    """
-    if found := misfit(content, kinds):
-        place, value, wanted = found
-        raise UserError(f"{path}: {' '.join(place)!r} is {value!r:.40}, expected {wanted}")
-
-
-def misfit(value: Any, kind: Any) -> tuple[tuple[str, ...], Any, str] | None:
-    """Find the first part of a JSON value that is not of the expected kind.
-
-    >>> misfit({"seed": 1, "names": ["a", 2]}, {"seed": int, "names": [str]})
-    (('names', '1'), 2, 'str')
-
-    Args:
-        value: the value.
-        kind: what the value must be:
-
-            - a class, or a union of classes, such as `int | None`. A `float` may also be an
-              integer. A bool is no integer.
-            - `[kind]`: a list of values of this kind.
-            - `{str: kind}`: an object whose values are all of this kind.
-            - `{"name": kind, ...}`: an object that has these names, and perhaps others.
-            - `(kind, kind, ...)`: of one of these kinds.
-
-    Returns:
-        The names and numbers that lead to the part, the part, and what was expected. None if all is
-        as expected.
-    """
-    parts: list[tuple[str, Any, Any]] = []  # name of each part, its value, its kind
-    if isinstance(kind, tuple):
-        found = [misfit(value, each) for each in kind]
-        return None if None in found else max(found, key=lambda each: len(each[0]))
-    if isinstance(kind, list):
-        fits = isinstance(value, list)
-        wanted = "a list"
-        parts = [(str(number), each, kind[0]) for number, each in enumerate(value if fits else [])]
-    elif isinstance(kind, Mapping):
-        fits = isinstance(value, dict)
-        wanted = "an object {…}"
-        for name, each in kind.items() if fits else ():
-            names = value if name is str else [name]
-            parts += [(name, value.get(name), each) for name in names]
-    else:
-        fits = _is_of(value, kind)
-        wanted = getattr(kind, "__name__", str(kind))
-    if not fits:
-        return (), value, wanted
-    for name, each, its_kind in parts:
-        if found := misfit(each, its_kind):
-            return (name, *found[0]), *found[1:]
-    return None
-
-
-def _is_of(value: Any, kind: Any) -> bool:
-    """Tell whether a value of a JSON file has a type."""
-    if kind is None:
-        return value is None
-    if isinstance(value, bool):
-        return bool in (kind, *get_args(kind))
-    if isinstance(value, int) and isinstance(1.0, kind):
-        return True
-    return isinstance(value, kind)
+def public_name(path: str) -> str:
+    """Return a name that reports and cards can show: an absolute path becomes its last part."""
+    return Path(path).name if os.path.isabs(path) else without_secrets(path)
 
 
 def content_digest(path: str | Path) -> str:
@@ -341,3 +235,33 @@ def _says_disk_full(error: BaseException | None) -> bool:
             return True
         error = error.__cause__ or error.__context__
     return False
+
+
+@contextmanager
+def claimed(path: str | Path, name: str = "") -> Iterator[None]:
+    """Lock a file or folder until the block ends, to keep other runs away from it.
+
+    The lock is the file `.NAME.lock` beside the path. The system frees it when the process ends,
+    even if the process is killed. If the file system has no locks, only a warning is logged.
+    """
+    absolute = Path(path).resolve()
+    absolute.parent.mkdir(parents=True, exist_ok=True)
+    lock_file = absolute.with_name(f".{absolute.name}.lock")
+    lock = FileLock(lock_file)
+    try:
+        lock.acquire(blocking=False)
+    except Timeout:
+        named = f"{name} {path}".strip()
+        raise ClaimedError(
+            f"{named} is in use by another run: wait until it ends, or give another path"
+        ) from None
+    except NotImplementedError as error:  # some network file systems have no locks
+        logger.warning("%s cannot be locked (%s): start no other run there", path, one_line(error))
+
+    try:
+        yield
+    finally:
+        if lock.is_locked:
+            with suppress(OSError):  # Windows removes no open file
+                lock_file.unlink()
+            lock.release()

@@ -1,21 +1,29 @@
-"""Options: fields of dataclasses with a help text, which a command turns into flags."""
+"""Options of a run as fields of plain dataclasses, which a command turns into flags."""
 
+from dataclasses import field
 from typing import Any
-
-from transformers.hf_argparser import HfArg
 
 
 def arg(default: Any, text: str, changes_weights: bool = True, **options: Any) -> Any:
-    """Return a dataclass field that is an option.
+    """Return a dataclass field that a command shows as a flag.
 
     Args:
-        default: the default value, which may be a list.
+        default: the default value, which may be a list. `dataclasses.MISSING` makes it required.
         text: the help text.
         changes_weights: False if a resumed training may have another value of this option.
         options: more options of argparse's `add_argument`, such as `choices`.
     """
+    metadata = {"help": text, **options}
     if not changes_weights:
-        options["changes_weights"] = False
+        metadata["changes_weights"] = False
     if isinstance(default, list):
-        return HfArg(default_factory=default.copy, help=text, metadata=options)
-    return HfArg(default=default, help=text, metadata=options)
+        return field(default_factory=default.copy, metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+def require_least(options: Any, **least: float) -> None:
+    """Raise `ValueError` for an option below its smallest allowed value. None is allowed."""
+    for name, value in least.items():
+        given = getattr(options, name)
+        if given is not None and given < value:
+            raise ValueError(f"{name}={given}: at least {value:g}")

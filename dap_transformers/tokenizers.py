@@ -14,7 +14,7 @@ from transformers import (
 )
 from transformers.utils import cached_file, is_protobuf_available, is_sentencepiece_available
 
-from dap_transformers.errors import UserError, loading
+from dap_transformers.errors import UserError, reading
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ def load_tokenizer(name: str | Path, **hub: Any) -> PreTrainedTokenizerBase:
         The tokenizer. It gives the tokens of `tokenizer.json` if there is such a file
         (`as_in_file`).
     """
-    with loading("tokenizer", name):
+    with reading(f"the tokenizer of {name}"):
         _require_sentencepiece(name, **hub)
         tokenizer = AutoTokenizer.from_pretrained(name, **hub)
         # Some damage only shows in use.

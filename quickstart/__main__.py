@@ -28,7 +28,7 @@ import train_dap  # also registers DAP with the Auto classes
 from dap_transformers.alignment.alignment_plots import TokenStates, plot_token_states
 from dap_transformers.commands.edge import command
 from dap_transformers.encoding.encoder import SentenceEncoder
-from dap_transformers.files import read_json, read_object, write_json
+from dap_transformers.files import read_json, write_json
 from dap_transformers.languages import NAMES
 from dap_transformers.tables import text_table
 from dap_transformers.training.heads import RESULTS_FILE
@@ -209,10 +209,10 @@ def train(model: str, pooling: str, objective: str, out: Path, finished: bool) -
 
 def seconds_of_training(out: Path) -> float:
     """Return the wall-clock seconds that trained the model in a folder, heads included."""
-    seconds = read_object(out / FINISHED)["train_runtime"]
+    seconds = read_json(out / FINISHED)["train_runtime"]
     heads = out / RESULTS_FILE
     if heads.is_file():
-        results = read_object(heads)
+        results = read_json(heads)
         seconds += results["encoding_seconds"] + results["training_seconds"]
     return seconds
 

@@ -1,4 +1,4 @@
-"""Check which folder may import which, what the wheel holds, and that versions agree."""
+"""Check which room may import which, what the wheel holds, and that versions agree."""
 
 import ast
 import os
@@ -14,18 +14,18 @@ from conftest import REPOSITORY
 from wheels import build_wheel
 
 from configuration_dap import OLDEST_TRANSFORMERS
-from dap_transformers import __version__
+from dap_transformers import PUBLIC, __version__
 
 #: Layers, lowest first. A module imports from its own layer or from lower ones.
 LAYERS = ("model", "library", "command", "beside")
 BESIDE = ("quickstart", "study", "benchmarks")
 COMMANDS = ("train_dap", "eval_retrieval", "run_xnli")
 PACKAGE = "dap_transformers"
-#: Modules of `dap_transformers.commands` that all commands share.
-SHARED = tuple(f"{PACKAGE}.commands.{name}" for name in ("edge", "arguments", "encoder_arguments"))
+#: Modules that all commands share.
+SHARED = (f"{PACKAGE}.commands", f"{PACKAGE}.commands.edge", f"{PACKAGE}.commands.arguments")
 WITHOUT_MODEL = ("text", "prepare", "search", "reports")
 
-#: Name of a module or folder -> names that it imports.
+#: Name of a module or room -> names that it imports.
 Graph = dict[str, set[str]]
 
 
@@ -34,7 +34,6 @@ def own_modules() -> dict[str, Path]:
     files = [path for path in REPOSITORY.glob("*.py") if path.stem != "setup"]
     for folder in (PACKAGE, *BESIDE):
         files += (REPOSITORY / folder).rglob("*.py")
-
     modules = {}
     for path in files:
         parts = path.relative_to(REPOSITORY).with_suffix("").parts
@@ -52,7 +51,7 @@ def layer_of(module: str) -> str:
     return "library" if root == PACKAGE else "model"
 
 
-def folder_of(module: str) -> str:
+def room_of(module: str) -> str:
     """Return `dap_transformers.text` for `dap_transformers.text.corpus`."""
     return ".".join(module.split(".")[:2])
 
@@ -86,87 +85,71 @@ def reachable(graph: Graph, start: str) -> set[str]:
 def files() -> Graph:
     """Return the imports of each module."""
     modules = own_modules()
-    graph = {}
-    for name, path in modules.items():
-        graph[name] = imports_of(path, set(modules)) - {name}
-    return graph
+    return {name: imports_of(path, set(modules)) - {name} for name, path in modules.items()}
 
 
-@pytest.fixture(scope="module")
-def folders(files: Graph) -> Graph:
-    """Return the imports between the folders of the package and the modules elsewhere."""
-    graph: Graph = {}
-    for name, imported in files.items():
-        folder = folder_of(name)
-        others = {folder_of(other) for other in imported} - {folder}
-        graph.setdefault(folder, set()).update(others)
-    return graph
-
-
-def test_no_module_imports_from_a_higher_layer(files: Graph) -> None:
+def test_no_module_imports_from_a_higher_layer_and_no_file_imports_a_command(files: Graph) -> None:
     for name, imported in files.items():
         for other in imported:
-            is_lower = LAYERS.index(layer_of(other)) < LAYERS.index(layer_of(name))
-            # Commands do not import each other.
-            is_same = layer_of(other) == layer_of(name) != "command"
-            assert is_lower or is_same, f"{name} imports {other}"
+            assert layer_of(other) != "command", f"{name} imports {other}"
+            is_lower = LAYERS.index(layer_of(other)) <= LAYERS.index(layer_of(name))
+            assert is_lower, f"{name} imports {other}"
 
 
-def test_there_are_no_import_cycles(files: Graph, folders: Graph) -> None:
-    # A module may import its own folder's `__init__.py`.
-    modules = {name: imported - {folder_of(name)} for name, imported in files.items()}
-    for graph in (modules, folders):
+def test_there_are_no_import_cycles(files: Graph) -> None:
+    rooms: Graph = {}
+    for name, imported in files.items():
+        room = room_of(name)
+        rooms.setdefault(room, set()).update({room_of(other) for other in imported} - {room})
+    for graph in (files, rooms):
         assert not [name for name in graph if name in reachable(graph, name)]
 
 
-@pytest.mark.parametrize("name", WITHOUT_MODEL)
-def test_folders_for_text_and_arrays_import_no_model(name: str, files: Graph) -> None:
+def test_the_library_reads_no_flags_and_prints_nothing() -> None:
+    for name, path in own_modules().items():
+        if layer_of(name) != "library" or name in SHARED:
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                assert "argparse" not in {alias.name for alias in node.names}, name
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                assert node.func.id != "print", f"{name}:{node.lineno}"
+
+
+@pytest.mark.parametrize("room", WITHOUT_MODEL)
+def test_rooms_for_text_and_arrays_import_no_model(room: str, files: Graph) -> None:
     for module in files:
-        if folder_of(module) == f"{PACKAGE}.{name}":
+        if room_of(module) == f"{PACKAGE}.{room}":
             imported = reachable(files, module)
             assert not [other for other in imported if layer_of(other) == "model"], module
 
 
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_wheel(tmp_path_factory.mktemp("wheel"))
+def test_wheel_and_checkout_import_the_same_names(tmp_path: Path) -> None:
+    wheel = zipfile.ZipFile(build_wheel(tmp_path / "wheel"))
+    wheel.extractall(tmp_path / "installed")
+    held = {name for name in wheel.namelist() if ".dist-info/" not in name}
+    listed = subprocess.check_output(["git", "ls-files"], text=True, cwd=REPOSITORY).splitlines()
+    top = {f"{name}.py" for name in own_modules() if layer_of(name) != "beside" and "." not in name}
+    top -= {f"{PACKAGE}.py"}
+    assert held == top | {name for name in listed if name.startswith(f"{PACKAGE}/")}
 
-
-def test_the_wheel_holds_the_modules_of_the_checkout(wheel: Path) -> None:
-    held = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
-    listed = subprocess.run(["git", "ls-files"], capture_output=True, text=True, cwd=REPOSITORY)
-    inside = {name for name in listed.stdout.splitlines() if name.startswith(f"{PACKAGE}/")}
-    at_the_top = {f"{name}.py" for name in own_modules() if layer_of(name) in ("model", "command")}
-    assert held == inside | {name for name in at_the_top if (REPOSITORY / name).is_file()}
-
-
-def test_wheel_and_checkout_import_the_same_names(wheel: Path, tmp_path: Path) -> None:
-    names = [name for name in own_modules() if layer_of(name) != "beside"]
-    code = "import importlib, sys, pathlib\n"
-    code += f"for name in {names}: print(name, importlib.import_module(name).__file__)"
-    for place in (REPOSITORY, wheel):
+    names = sorted(name for name in own_modules() if layer_of(name) != "beside")
+    code = "import importlib\n"
+    code += f"for name in {names}: print(name, importlib.import_module(name).__file__)\n"
+    code += f"import dap_transformers; print([getattr(dap_transformers, x) for x in {[*PUBLIC]}])"
+    for place in (REPOSITORY, tmp_path / "installed"):
         environment = os.environ | {"PYTHONPATH": str(place)}
         command = [sys.executable, "-c", code]
         done = subprocess.run(
             command, capture_output=True, text=True, cwd=tmp_path, env=environment
         )
-        found = dict(line.split() for line in done.stdout.splitlines())
-        assert list(found) == names, done.stderr
-        assert all(file.startswith(str(place)) for file in found.values())
+        lines = done.stdout.splitlines()[:-1]
+        assert [line.split()[0] for line in lines] == names, done.stderr
+        assert all(line.split()[1].startswith(str(place)) for line in lines)
 
-    scripts = (
-        zipfile.ZipFile(wheel)
-        .read(
-            next(
-                name
-                for name in zipfile.ZipFile(wheel).namelist()
-                if name.endswith("entry_points.txt")
-            )
-        )
-        .decode()
-    )
-    modules = set(re.findall(r"= (\S+):main", scripts))
-    assert modules >= {name for name in names if layer_of(name) == "command"}
+    (entry_points,) = [name for name in wheel.namelist() if name.endswith("entry_points.txt")]
+    commands = re.findall(r"= (\S+):main", wheel.read(entry_points).decode())
+    assert sorted(commands) == [name for name in names if layer_of(name) == "command"]
 
 
 @pytest.mark.slow

@@ -26,19 +26,19 @@ from typing import Any, NamedTuple
 
 from tqdm.auto import tqdm
 
-from dap_transformers.addresses import public_name
 from dap_transformers.alignment.align import SUBWORDS, WordAlignment, stream_alignments
 from dap_transformers.alignment.links import METHODS
 from dap_transformers.alignment.words import WORDS, is_unsegmented
-from dap_transformers.commands.arguments import ArgumentParser, arg, require_least
+from dap_transformers.commands.arguments import ArgumentParser
 from dap_transformers.commands.edge import command, guarded
 from dap_transformers.commands.encoder_arguments import EncoderArguments, tokens_of_a_batch
 from dap_transformers.encoding.encoder import SentenceEncoder
 from dap_transformers.encoding.load import NeedsSentenceTransformers
 from dap_transformers.errors import UserError, counted
 from dap_transformers.evaluation.word_links import alignment_quality, check_words, read_reference
-from dap_transformers.files import compressed_file, plain_suffix, write_json
+from dap_transformers.files import compressed_file, plain_suffix, public_name, write_json
 from dap_transformers.languages import is_blank
+from dap_transformers.options import arg, require_least
 from dap_transformers.text.archives import read_sentences
 from dap_transformers.text.find import find_bitext
 from dap_transformers.text.formats import BitextFile, LineAudit, read_tables

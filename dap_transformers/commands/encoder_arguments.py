@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 
-from dap_transformers.commands.arguments import arg
 from dap_transformers.encoding.encoder import load_encoder
 from dap_transformers.encoding.onnx import OnnxEncoder
 from dap_transformers.encoding.shards import Encoder
 from dap_transformers.errors import UserError
+from dap_transformers.options import arg
 from dap_transformers.reports import report, training_record
 from states_dap import POOLINGS
 

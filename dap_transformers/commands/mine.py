@@ -32,8 +32,7 @@ from typing import Any
 
 import numpy as np
 
-from dap_transformers.addresses import public_name
-from dap_transformers.commands.arguments import ArgumentParser, arg, require_least
+from dap_transformers.commands.arguments import ArgumentParser
 from dap_transformers.commands.edge import command, guarded
 from dap_transformers.commands.encoder_arguments import EncoderArguments, tokens_of_a_batch
 from dap_transformers.disk_arrays import temporary_folder
@@ -47,7 +46,7 @@ from dap_transformers.encoding.shards import (
 )
 from dap_transformers.errors import UserError, counted, joined
 from dap_transformers.evaluation.bucc import PROTOCOLS, Bucc
-from dap_transformers.files import write_json
+from dap_transformers.files import public_name, write_json
 from dap_transformers.languages import is_blank
 from dap_transformers.mining.distinct import DistinctSentences
 from dap_transformers.mining.margin import (
@@ -73,6 +72,7 @@ from dap_transformers.mining.texts import (
     require_writable,
     write_pairs,
 )
+from dap_transformers.options import arg, require_least
 from dap_transformers.ray.connection import ClusterArguments
 from dap_transformers.ray.encoder import load_on
 from dap_transformers.ray.search import cluster_neighbours

@@ -37,7 +37,7 @@ from dap_transformers.encoding.load import (
     longest_input,
 )
 from dap_transformers.encoding.onednn import fast_linear
-from dap_transformers.errors import UserError, loading
+from dap_transformers.errors import UserError, reading
 from dap_transformers.search.exact import unit_rows
 from dap_transformers.tokenizers import as_in_file, load_tokenizer, require_embeddings, require_room
 from modeling_dap import DAPModel
@@ -215,7 +215,7 @@ class SentenceEncoder(_Comparing):
             options: other fields of `EncoderOptions`, such as `revision` or `bf16`.
         """
         wanted = EncoderOptions(pooling, prefix, max_seq_length, **options)
-        with loading("sentence-transformers files", name_or_path):
+        with reading(f"the sentence-transformers files of {name_or_path}"):
             found = library_settings(name_or_path, wanted.revision, wanted.only_transformer)
         library = found or LibrarySettings()
         hub = {
@@ -598,7 +598,7 @@ def load_encoder(name_or_path: str, **options: Any) -> SentenceEncoder | Library
             raise UserError(
                 f"{reason}: pip install sentence-transformers to evaluate it"
             ) from reason
-    with loading("modules", name_or_path):
+    with reading(f"the modules of {name_or_path}"):
         model = SentenceTransformer(
             name_or_path,
             trust_remote_code=wanted.trust_remote_code,

@@ -16,7 +16,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from dap_transformers.errors import UserError, loading, refusals
+from dap_transformers.errors import UserError, reading, refusals
 from dap_transformers.files import read_json
 from encoder_dap import load_masked_lm
 from modeling_dap import DAPForPreTraining
@@ -47,7 +47,7 @@ def load_config(name_or_path: str, **hub: Any) -> PreTrainedConfig:
             f"{folder} holds no config.json, so it is no model; if its training was stopped, give "
             "the training command again"
         )
-    with loading("configuration", name_or_path):
+    with reading(f"the configuration of {name_or_path}"):
         config = AutoConfig.from_pretrained(name_or_path, **hub)
         encoder = getattr(config, "encoder_config", config)
         values = encoder.to_dict()

@@ -14,7 +14,7 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from dap_transformers.encoding.encoder import SentenceEncoder
-from dap_transformers.errors import UserError, loading
+from dap_transformers.errors import UserError, reading
 from dap_transformers.tokenizers import load_tokenizer
 
 #: File names of the exported encoder, with float32 and with int8 weights.
@@ -56,7 +56,7 @@ class _OnnxModel(nn.Module):
         options = onnxruntime.SessionOptions()
         # onnxruntime does not read OMP_NUM_THREADS, torch does.
         options.intra_op_num_threads = torch.get_num_threads()
-        with loading("graph", path):
+        with reading(f"the graph of {path}"):
             self.session = onnxruntime.InferenceSession(
                 path, options, providers=["CPUExecutionProvider"]
             )

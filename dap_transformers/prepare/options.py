@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from dap_transformers.commands.arguments import arg
 from dap_transformers.languages import base_language
+from dap_transformers.options import arg
 
 #: Defaults of `--recipe release`, the steps of the paper's released code. Its dev pairs are drawn
 #: in addition to a million training pairs, pairs with "N/A" are dropped, and no script is checked.

@@ -11,9 +11,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from dap_transformers.addresses import public_name
 from dap_transformers.errors import UserError
-from dap_transformers.files import content_digest, read_json, whole_file, write_json
+from dap_transformers.files import content_digest, public_name, read_json, whole_file, write_json
 from dap_transformers.languages import base_language
 from dap_transformers.prepare.card import describe
 from dap_transformers.prepare.evaluation_sets import read_evaluation

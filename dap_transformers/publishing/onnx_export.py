@@ -24,12 +24,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dap_transformers.commands.arguments import ArgumentParser, arg
+from dap_transformers.commands.arguments import ArgumentParser
 from dap_transformers.commands.edge import command, guarded
 from dap_transformers.encoding.encoder import SentenceEncoder
 from dap_transformers.encoding.load import longest_input
 from dap_transformers.encoding.onnx import FLOAT32, INT8, OnnxEncoder, require_packages
 from dap_transformers.errors import UserError
+from dap_transformers.options import arg
 from dap_transformers.publishing.layout import PROBE, require_same_vectors, save_tokenizer
 from states_dap import POOLINGS, takes_packed
 

@@ -20,8 +20,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from dap_transformers.commands.arguments import arg, require_least
 from dap_transformers.errors import UserError, one_line
+from dap_transformers.options import arg, require_least
 
 #: How often Ray starts a task again after its worker or node is lost.
 RETRIES = 10

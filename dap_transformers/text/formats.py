@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Union
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dap_transformers.errors import SHOWN, UserError, counted, loading
+from dap_transformers.errors import SHOWN, UserError, counted, reading
 from dap_transformers.languages import NAMES, base_language, is_blank
 from dap_transformers.text.archives import decode, decode_line, read_lines
 from dap_transformers.text.tmx_po import catalogue_pairs, memory_pairs
@@ -454,7 +454,7 @@ def hub_dataset(
     """
     from datasets import load_dataset
 
-    with loading("training split", f"{dataset}:{config}" if config else dataset):
+    with reading(f"the training split of {dataset}"):
         return load_dataset(dataset, config, split="train", streaming=streaming)
 
 
@@ -469,7 +469,7 @@ def read_hub(file: BitextFile) -> Numbered:
     first_language = re.match(r"([A-Za-z]{2,3})[-_]", file.config or "")
     is_swapped = bool(first_language) and base_language(first_language[1]) == file.target_language
 
-    with loading("rows", file):  # the Hub's client raises any error if a stream breaks off
+    with reading(f"the rows of {file}"):  # the Hub's client raises any error if a stream breaks off
         columns = dataset.column_names
         if not columns:  # a stream may know its columns only from its first row
             columns = list(next(iter(dataset), {}))

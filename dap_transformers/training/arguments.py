@@ -20,9 +20,10 @@ from transformers.trainer_utils import HubStrategy, SchedulerType
 from transformers.utils.chat_template_utils import parse_google_format_docstring
 
 from configuration_dap import FIELDS, DAPConfig
-from dap_transformers.addresses import public_name
-from dap_transformers.commands.arguments import ArgumentParser, arg
+from dap_transformers.commands.arguments import ArgumentParser
 from dap_transformers.errors import UserError, one_line
+from dap_transformers.files import public_name
+from dap_transformers.options import arg
 from dap_transformers.training.lora import require_peft
 from dap_transformers.training.plugins import load_plugin
 from objectives_dap import OBJECTIVES

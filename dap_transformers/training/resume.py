@@ -19,9 +19,8 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 from transformers.trainer import TRAINER_STATE_NAME, TRAINING_ARGS_NAME
 from transformers.trainer_utils import align_special_tokens, sort_checkpoints
 
-from dap_transformers.addresses import public_name
 from dap_transformers.errors import UserError, counted, one_line
-from dap_transformers.files import read_object, whole_file, write_json
+from dap_transformers.files import public_name, read_json, whole_file, write_json
 from dap_transformers.reports import RECORD
 from dap_transformers.training.arguments import (
     CONFIG_FIELDS,
@@ -162,8 +161,8 @@ def is_of_another_run(folder: Path, checkpoint: Path) -> bool:
     if not of_run.exists() or not of_checkpoint.exists():
         return False
     with reading(checkpoint):
-        record = read_object(of_checkpoint)
-    return bool(differences(read_object(of_run), record))
+        record = read_json(of_checkpoint)
+    return bool(differences(read_json(of_run), record))
 
 
 def require_files(checkpoint: Path) -> None:
@@ -203,7 +202,7 @@ def missing_parts(checkpoint: Path) -> list[str]:
 
 def trainer_state(checkpoint: str | Path) -> dict[str, Any]:
     """Read a checkpoint's `trainer_state.json`, and check its types."""
-    return read_object(Path(checkpoint) / TRAINER_STATE_NAME, OF_STATE)
+    return read_json(Path(checkpoint) / TRAINER_STATE_NAME)
 
 
 @contextmanager
@@ -426,7 +425,7 @@ def require_random_states(args: TrainingArguments, checkpoint: Path) -> None:
     if not missing:
         return
     path = record_path(checkpoint)
-    processes = read_object(path).get("processes") if path else None
+    processes = read_json(path).get("processes") if path else None
     if processes == args.world_size:
         raise ValueError(f"the random states of {missing} of {processes} processes are missing")
     logger.warning(
@@ -569,7 +568,7 @@ def require_same_run(run: dict[str, Any], checkpoint: Path) -> None:
         )
         return
     with reading(checkpoint):
-        before = read_object(record)
+        before = read_json(record)
     if not run.get("streaming"):
         before.pop("processes", None)  # only a stream is shared out by process
     differing = differences(before, run)
@@ -667,7 +666,7 @@ class RecordInCheckpoints(TrainerCallback):
         record = Path(args.output_dir) / RECORD
         checkpoint = Path(args.output_dir) / f"checkpoint-{state.global_step}"
         if state.is_world_process_zero and record.exists() and checkpoint.is_dir():
-            write_json(read_object(record), checkpoint / RECORD)
+            write_json(read_json(record), checkpoint / RECORD)
         if args.should_save and checkpoint.is_dir():
             save_without_paths(state, checkpoint)
 

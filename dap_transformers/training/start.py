@@ -25,8 +25,8 @@ from dap_transformers.encoding.load import (
     load_config,
     longest_input,
 )
-from dap_transformers.errors import UserError, loading, refusals
-from dap_transformers.files import read_object
+from dap_transformers.errors import UserError, reading, refusals
+from dap_transformers.files import read_json
 from dap_transformers.tokenizers import (
     load_tokenizer,
     never_predicted,
@@ -125,7 +125,7 @@ def read_start(args: PretrainingModelArguments) -> Start:
         config.pad_token_id = tokenizer.pad_token_id
 
     # Build the encoder without memory for its weights, to read its limits from its shape.
-    with torch.device("meta"), loading("weights", name):
+    with torch.device("meta"), reading(f"the weights of {name}"):
         shape = AutoModel.from_config(config, trust_remote_code=args.trust_remote_code)
     if library.pooling is not None:
         length = library_length(library.max_seq_length, shape, tokenizer)
@@ -175,7 +175,7 @@ def read_library(name: str, revision: str | None) -> LibrarySettings:
         files.
     """
     try:
-        with loading("sentence-transformers files", name):
+        with reading(f"the sentence-transformers files of {name}"):
             return library_settings(name, revision) or LibrarySettings()
     except NeedsSentenceTransformers as reason:
         raise UserError(
@@ -729,7 +729,7 @@ def read_target_vocabulary(path: str | Path, tokenizer: PreTrainedTokenizerBase)
             the file.
     """
     try:
-        content = read_object(path, OF_VOCABULARY)
+        content = read_json(path)
     except UserError as error:
         raise UserError(
             f"{error}; give a file that prepare-data --target_vocabulary wrote"

@@ -28,10 +28,10 @@ from transformers.modeling_outputs import SequenceClassifierOutput
 from transformers.trainer_utils import IntervalStrategy, sort_checkpoints
 
 from configuration_dap import DAPConfig
-from dap_transformers.commands.arguments import arg
 from dap_transformers.encoding.encoder import SentenceEncoder
 from dap_transformers.errors import UserError
-from dap_transformers.files import read_object, write_json
+from dap_transformers.files import read_json, write_json
+from dap_transformers.options import arg
 from dap_transformers.tokenizers import forget_calls
 from dap_transformers.training.arguments import check_launched, follow_metric, set_precision
 from dap_transformers.training.resume import ResumableTrainer, find_resumable, train_to_end
@@ -427,7 +427,7 @@ def fine_tune(
     args = copy.copy(task.training)
     if (folder / RESULT).exists():
         if any(folder.glob(WEIGHTS)) or not needs_weights:
-            return read_object(folder / RESULT, OF_RESULT)
+            return read_json(folder / RESULT)
         if args.process_index == 0:
             (folder / RESULT).unlink()  # until the weights are written again, the run is unfinished
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from conftest import REPOSITORY, training_flags
 
-from dap_transformers.commands.edge import claimed
+from dap_transformers.files import claimed
 
 pytestmark = pytest.mark.slow
 
