@@ -4,8 +4,9 @@ import json
 import random
 import shutil
 import statistics
-import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -28,6 +29,9 @@ from run_xnli import main, run
 WORDS = [f"{a}{b}" for a in ("ka", "lo", "mi") for b in ("ban", "der", "gol", "sut")]
 MARKS = ("nefin", "pusut", "rader")  # one per label
 SIZES = {"train-en": 120, "dev-en": 30, "dev-de": 15, "test-en": 30, "test-de": 24, "test-sw": 24}
+SEARCH = "--search --learning_rates 1e-7 5e-3 --seeds 0 1 --num_train_epochs 5"
+Run = Callable[..., dict[str, Any]]
+Searched = tuple[Path, dict[str, Any]]
 
 
 def examples(name: str) -> list[tuple[str, str, str]]:
@@ -36,13 +40,8 @@ def examples(name: str) -> list[tuple[str, str, str]]:
     for number in range(SIZES[name]):
         hypothesis = rng.choices(WORDS, k=rng.randint(0, 2))
         hypothesis.insert(rng.randint(0, len(hypothesis)), MARKS[number % 3])
-        rows.append(
-            (
-                " ".join(rng.choices(WORDS, k=rng.randint(1, 4))),
-                " ".join(hypothesis),
-                LABEL.names[number % 3],
-            )
-        )
+        premise = " ".join(rng.choices(WORDS, k=rng.randint(1, 4)))
+        rows.append((premise, " ".join(hypothesis), LABEL.names[number % 3]))
     return rows
 
 
@@ -57,197 +56,132 @@ def nli_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def dap_dir(
-    tiny_bert_dir: Path,
-    tiny_tokenizer: PreTrainedTokenizerFast,
-    tmp_path_factory: pytest.TempPathFactory,
+    tiny_bert_dir: Path, tiny_tokenizer: Any, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
-    folder = tmp_path_factory.mktemp("dap")
-    return save(
-        folder, DAPForPreTraining.from_encoder(str(tiny_bert_dir), pooling="mean"), tiny_tokenizer
-    )
-
-
-def arguments(model: Path, data: Path, output: Path, *more: str) -> list[str]:
-    given = [
-        "--model_name_or_path",
-        str(model),
-        "--data_dir",
-        str(data),
-        "--output_dir",
-        str(output),
-    ]
-    given += [
-        "--max_seq_length",
-        "64",
-        "--total_train_batch_size",
-        "12",
-        "--per_device_train_batch_size",
-        "12",
-    ]
-    return [*given, "--learning_rate", "3e-3", "--disable_tqdm", "true", *more]
-
-
-SEARCH = (
-    "--search",
-    "--learning_rates",
-    "1e-7",
-    "5e-3",
-    "--seeds",
-    "0",
-    "1",
-    "--num_train_epochs",
-    "5",
-)
+    model = DAPForPreTraining.from_encoder(str(tiny_bert_dir), pooling="mean")
+    return save(tmp_path_factory.mktemp("dap"), model, tiny_tokenizer)
 
 
 @pytest.fixture(scope="module")
-def searched(
-    dap_dir: Path, nli_dir: Path, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[list[str], Path, dict]:
-    """Search and fine-tune two seeds. Gives the command line, the output folder and the report."""
+def fine_tune(dap_dir: Path, nli_dir: Path) -> Run:
+    """Return a function that runs the command, with flags that may override these."""
+
+    def call(output: Path, more: str = "", command: Callable[..., Any] = run) -> dict[str, Any]:
+        flags = f"--model_name_or_path {dap_dir} --data_dir {nli_dir} --output_dir {output} "
+        flags += "--max_seq_length 64 --total_train_batch_size 12 --per_device_train_batch_size 12 "
+        flags += f"--learning_rate 3e-3 --disable_tqdm true {more}"
+        return command(flags.split())
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def searched(fine_tune: Run, tmp_path_factory: pytest.TempPathFactory) -> Searched:
+    """Search and fine-tune two seeds. Gives the output folder and the report."""
     output = tmp_path_factory.mktemp("searched") / "new"
-    argv = arguments(dap_dir, nli_dir, output, *SEARCH)
-    return argv, output, run(argv)
+    return output, fine_tune(output, SEARCH)
 
 
-def test_the_search_chooses_by_english_dev_and_tests_every_language(
-    searched: tuple[list[str], Path, dict],
-) -> None:
-    _, output, made = searched
-    assert json.loads((output / "xnli.json").read_text()) == made
+def read(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text())
+
+
+def test_the_search_chooses_by_english_dev_and_tests_every_language(searched: Searched) -> None:
+    output, made = searched
+    assert read(output / "xnli.json") == made
     assert (made["settings"]["learning_rate"], made["settings"]["selection"]) == (5e-3, "english")
     tried = {each["learning_rate"]: each["dev_accuracy"] for each in made["settings"]["search"]}
     assert list(tried) == [1e-7, 5e-3]
     assert tried[1e-7] < 50 < 60 < tried[5e-3]  # chance is 33.3
-    assert made["protocol"] == "XNLI, fine-tuned on English, zero-shot"
-    assert {code: each["pairs"] for code, each in made["languages"].items()} == {
-        "en": 30,
-        "de": 24,
-        "sw": 24,
-    }
+    pairs = {code: each["pairs"] for code, each in made["languages"].items()}
+    assert pairs == {"en": 30, "de": 24, "sw": 24}
     assert made["languages"]["de"]["accuracy"]["mean"] > 60
     assert len(made["settings"]["missing"]) == 12
-    assert list(made["dev"]) == ["en"]
     splits = {(entry.dataset_config, entry.dataset_split) for entry in eval_results(made)}
     assert splits == {("en", "validation"), *((code, None) for code in ("mean", "en", "de", "sw"))}
 
 
-def test_reports_of_the_seeds_give_the_mean_and_deviation(
-    searched: tuple[list[str], Path, dict],
-) -> None:
-    _, output, made = searched
-    apart = [json.loads((output / f"xnli-seed-{seed}.json").read_text()) for seed in (0, 1)]
+def test_reports_of_the_seeds_give_the_mean_and_deviation(searched: Searched) -> None:
+    output, made = searched
+    apart = [read(output / f"xnli-seed-{seed}.json") for seed in (0, 1)]
     assert [each["seed"] for each in apart] == made["seeds"] == [0, 1]
     for code, numbers in made["languages"].items():
         values = [each["languages"][code]["accuracy"] for each in apart]
-        assert numbers["accuracy"] == {
-            "mean": statistics.mean(values),
-            "sd": statistics.stdev(values),
-        }
+        spread = {"mean": statistics.mean(values), "sd": statistics.stdev(values)}
+        assert numbers["accuracy"] == spread
     for each in apart:
         values = [numbers["accuracy"] for numbers in each["languages"].values()]
         assert each["mean"] == {"languages": 3, "accuracy": pytest.approx(statistics.mean(values))}
 
 
-def test_the_saved_model_has_the_reported_accuracy_on_single_pairs(
-    searched: tuple[list[str], Path, dict], nli_dir: Path
-) -> None:
-    metrics = pytest.importorskip("sklearn.metrics")
-    output = searched[1]
+def test_the_saved_model_has_the_reported_accuracy_on_single_pairs(searched: Searched) -> None:
+    output, _ = searched
     folder = output / "lr-0.005-seed-1"
     model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    made = json.loads((output / "xnli-seed-1.json").read_text())
+    made = read(output / "xnli-seed-1.json")
     for code in ("en", "sw"):
-        predicted, gold = [], []
-        for premise, hypothesis, label in examples(f"test-{code}"):
+        rows = examples(f"test-{code}")
+        right = 0
+        for premise, hypothesis, label in rows:
             tokens = tokenizer(premise, hypothesis, return_tensors="pt")
             logits = model(tokens["input_ids"], tokens["attention_mask"]).logits
-            predicted.append(model.config.id2label[logits.argmax().item()])
-            gold.append(label)
-        assert made["languages"][code]["accuracy"] == pytest.approx(
-            100 * metrics.accuracy_score(gold, predicted)
-        )
+            right += model.config.id2label[logits.argmax().item()] == label
+        assert made["languages"][code]["accuracy"] == pytest.approx(100 * right / len(rows))
     assert not list((output / "lr-1e-07-seed-0").glob("*.safetensors"))  # the one not chosen
     assert not list(output.glob("*/checkpoint-*"))
 
 
 def test_finished_runs_are_used_again_and_only_new_text_is_measured(
-    searched: tuple[list[str], Path, dict],
+    searched: Searched,
+    fine_tune: Run,
     nli_dir: Path,
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    argv, output, made = searched
+    output, made = searched
     data, copied = tmp_path / "data", tmp_path / "copied"
     shutil.copytree(nli_dir, data)
     shutil.copytree(output, copied)
-    for name in ("xnli.json", "xnli-seed-0.json"):
-        (copied / name).unlink()
     swahili = (data / "test-sw.tsv").read_text().replace("entailment", "neutral")
     (data / "test-sw.tsv").write_text(swahili)
-    before = {path: path.read_text() for path in copied.glob("*/result.json")}
-    with caplog.at_level("INFO", logger="run_xnli"):
-        again = run([*argv, "--data_dir", str(data), "--output_dir", str(copied)])
+    before = {path: read(path) for path in copied.glob("*/result.json")}
+    with caplog.at_level("INFO", logger="dap_transformers.xnli.finetuning"):
+        again = fine_tune(copied, f"{SEARCH} --data_dir {data}")
     assert "lr-0.005-seed-0, lr-0.005-seed-1, lr-1e-07-seed-0" in caplog.text
     assert again["languages"]["de"] == made["languages"]["de"]
     assert again["languages"]["sw"] != made["languages"]["sw"]
     tested = 0
-    for path, text in before.items():
-        old, new = json.loads(text), json.loads(path.read_text())
+    for path, old in before.items():
+        new = read(path)
         if "sw" in old["test"]:
             assert old["test"].pop("sw") != new["test"].pop("sw")
             tested += 1
         assert old == new
-    assert tested
+    assert tested == 2
     printed = capsys.readouterr().out
-    for expected in ("dev accuracy", "mean of 3 of 15 languages", "paper: mBERT+DAP"):
+    for expected in ("dev accuracy", "mean of 3 of 15 languages", "paper: mBERT+DAP", "(n=2)"):
         assert expected in printed
     assert "not tested (no test set, or not asked for): fr es" in printed
 
 
-def test_all_languages_can_choose_the_learning_rate(
-    dap_dir: Path, nli_dir: Path, tmp_path: Path
-) -> None:
+def test_all_languages_can_choose_the_learning_rate(fine_tune: Run, tmp_path: Path) -> None:
     more = "--search --selection all --languages de en --max_steps 1 --learning_rates 1e-5"
-    made = run(arguments(dap_dir, nli_dir, tmp_path, *more.split()))
+    made = fine_tune(tmp_path, more)
     assert list(made["dev"]) == list(made["languages"]) == ["en", "de"]
     found = [each["accuracy"] for each in made["dev"].values()]
     assert made["settings"]["search"] == [{"learning_rate": 1e-5, "dev_accuracy": sum(found) / 2}]
     assert made["settings"]["selection"] == "all"
 
 
-@pytest.mark.parametrize(
-    ("more", "what"),
-    [
-        (["--num_train_epochs", "6"], "num_train_epochs=5.0, now 6.0"),
-        (["--max_train_pairs", "100"], "training text='120 pairs, .*now '100 pairs"),
-    ],
-)
-def test_another_run_in_the_same_folder_is_refused(
-    more: list[str], what: str, searched: tuple[list[str], Path, dict]
-) -> None:
-    with pytest.raises(ValueError, match=f"holds runs with .*{what}.*another --output_dir"):
-        run([*searched[0], *more])
-
-
 def test_a_stopped_run_continues_to_the_same_weights(
-    tiny_bert_dir: Path, nli_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_bert_dir: Path, fine_tune: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plain = (
-        "--pooling",
-        "mean",
-        "--languages",
-        "sw",
-        "--save_steps",
-        "6",
-        "--num_train_epochs",
-        "2",
-    )
-    whole = run(arguments(tiny_bert_dir, nli_dir, tmp_path / "whole", *plain))
-    argv = arguments(tiny_bert_dir, nli_dir, tmp_path / "stopped", *plain)
-    step, save = XNLITrainer.training_step, XNLITrainer.save_model
+    plain = f"--model_name_or_path {tiny_bert_dir} --pooling mean --languages sw --save_steps 6"
+    plain += " --num_train_epochs 2"
+    whole = fine_tune(tmp_path / "whole", plain)
+    step, save_model = XNLITrainer.training_step, XNLITrainer.save_model
 
     def stop(self: XNLITrainer, *args: object, **kwargs: object) -> torch.Tensor:
         if self.state.global_step == 14:  # in the second epoch, two steps after a checkpoint
@@ -259,18 +193,18 @@ def test_a_stopped_run_continues_to_the_same_weights(
     ) -> None:
         if not _internal_call:  # the trainer saves a checkpoint
             raise KeyboardInterrupt
-        save(self, folder, _internal_call)
+        save_model(self, folder, _internal_call)
 
     folders = [tmp_path / name / "lr-0.003-seed-42" for name in ("whole", "stopped")]
     for name, stopping, steps in (("training_step", stop, 12), ("save_model", stop_at_end, 20)):
         with monkeypatch.context() as patch:
             patch.setattr(XNLITrainer, name, stopping)
             with pytest.raises(KeyboardInterrupt):
-                run(argv)
+                fine_tune(tmp_path / "stopped", plain)
         assert (folders[1] / f"checkpoint-{steps}").is_dir()
         assert not (folders[1] / "result.json").exists()
-    assert run(argv)["languages"] == whole["languages"]
-    result = json.loads((folders[1] / "result.json").read_text())
+    assert fine_tune(tmp_path / "stopped", plain)["languages"] == whole["languages"]
+    result = read(folders[1] / "result.json")
     assert (result["resumed_from"], result["steps"]) == ("checkpoint-20", 20)
     one, other = (
         {path.name: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
@@ -281,21 +215,19 @@ def test_a_stopped_run_continues_to_the_same_weights(
 
 
 def test_accumulation_and_batch_size_of_the_evaluation_change_nothing(
-    dap_dir: Path, nli_dir: Path, tmp_path: Path
+    fine_tune: Run, tmp_path: Path
 ) -> None:
-    base = ("--num_train_epochs", "1", "--languages", "de", "--save_strategy", "no")
-    small = ("--per_device_train_batch_size", "4", "--per_device_eval_batch_size", "7")
-    uneven = ("--max_train_pairs", "55")  # the fifth and last step has 7 pairs: batches of 4 and 3
-    results = []
-    for name, more in (("one", ()), ("other", small)):
-        made = run(arguments(dap_dir, nli_dir, tmp_path / name, *base, *uneven, *more))
-        weights = AutoModelForSequenceClassification.from_pretrained(
-            tmp_path / name / "lr-0.003-seed-42"
-        ).state_dict()
-        results.append((made["languages"], weights))
-    assert results[0][0] == results[1][0]
-    for name, value in results[0][1].items():
-        torch.testing.assert_close(value, results[1][1][name], atol=2e-4, rtol=0)
+    # the fifth and last step has 7 pairs: batches of 4 and 3
+    base = "--num_train_epochs 1 --languages de --save_strategy no --max_train_pairs 55"
+    small = f"{base} --per_device_train_batch_size 4 --per_device_eval_batch_size 7"
+    made = [fine_tune(tmp_path / "one", base), fine_tune(tmp_path / "other", small)]
+    assert made[0]["languages"] == made[1]["languages"]
+    weights = []
+    for name in ("one", "other"):
+        folder = tmp_path / name / "lr-0.003-seed-42"
+        weights.append(AutoModelForSequenceClassification.from_pretrained(folder).state_dict())
+    for name, value in weights[0].items():
+        torch.testing.assert_close(value, weights[1][name], atol=2e-4, rtol=0)
 
 
 def test_dap_checkpoints_and_plain_encoders_get_the_same_classifier(
@@ -304,129 +236,17 @@ def test_dap_checkpoints_and_plain_encoders_get_the_same_classifier(
     logits = []
     for folder in (dap_dir, tiny_bert_dir):
         encoder = SentenceEncoder.from_pretrained(str(folder), "mean")
-        torch.manual_seed(0)
         model = build_classifier(encoder).eval()
         assert model.config.label2id == {"entailment": 0, "neutral": 1, "contradiction": 2}
         assert model.config.pooling == "mean"
         torch.manual_seed(1)
         for layer in (model.classifier[1], model.classifier[4]):
             torch.nn.init.normal_(layer.weight)
-        tokens = encoder.tokenizer(
-            ["kaban loder", "mira"], ["loder", "kaban"], padding=True, return_tensors="pt"
-        )
+        pairs = (["kaban loder", "mira"], ["loder", "kaban"])
+        tokens = encoder.tokenizer(*pairs, padding=True, return_tensors="pt")
         logits.append(model(tokens["input_ids"], tokens["attention_mask"]).logits)
     assert logits[0].shape == (2, 3)
     torch.testing.assert_close(*logits)
-
-
-def test_only_encoders_with_token_type_embeddings_have_token_types(
-    tiny_tokenizer: PreTrainedTokenizerFast,
-) -> None:
-    for model_type, expected in (("bert", True), ("distilbert", False), ("deberta-v2", False)):
-        model = AutoModel.from_config(tiny_config(model_type, len(tiny_tokenizer)))
-        assert has_token_types(SentenceEncoder(model, tiny_tokenizer)) == expected
-
-
-@pytest.mark.parametrize(
-    ("more", "value"),
-    [
-        (["--total_train_batch_size", "20"], "total_train_batch_size=20"),
-        (["--gradient_accumulation_steps", "2"], "gradient_accumulation_steps=2"),
-        (["--seeds", "1", "1"], r"seeds=\[1, 1\]"),
-        (["--seeds", "0", str(2**32)], r"seeds=\[0, 4294967296\]"),
-        (["--learning_rates", "1e-5", "1e-5"], r"learning_rates=\[1e-05, 1e-05\]"),
-        (["--push_to_hub", "true"], "push_to_hub"),
-        (["--metric_for_best_model", "nope"], "metric_for_best_model='nope'"),
-        (["--resume_from_checkpoint", "x"], "resume_from_checkpoint=x"),
-        (["--languages", "fr"], "--languages fr"),
-        (["--search", "--selection", "all"], "--selection all needs the dev sets of sw"),
-        (["--train_data", "no.tsv"], "no.tsv: no such file"),
-        (["--max_train_pairs", "0"], "--max_train_pairs 0"),
-        (["--max_seq_length", "500"], "max_seq_length=500"),
-        (["--model_name_or_path", "no-such-model"], "no-such-model"),
-    ],
-)
-def test_arguments_that_do_not_fit_end_the_command_with_one_line(
-    more: list[str],
-    value: str,
-    dap_dir: Path,
-    nli_dir: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["run_xnli.py", *arguments(dap_dir, nli_dir, tmp_path, *more)])
-    with pytest.raises(SystemExit, match=f"^error: .*{value}"):
-        main()
-    assert not list(tmp_path.glob("lr-*"))
-
-
-def test_a_loss_that_is_not_finite_is_an_error(
-    dap_dir: Path, nli_dir: Path, tmp_path: Path
-) -> None:
-    argv = arguments(
-        dap_dir,
-        nli_dir,
-        tmp_path,
-        "--max_steps",
-        "3",
-        "--learning_rate",
-        "1e30",
-        "--logging_steps",
-        "1",
-    )
-    with pytest.raises(
-        FloatingPointError, match="learning_rate=1e[+]30, seed=42: give a lower learning rate"
-    ):
-        run(argv)
-    assert not list(tmp_path.glob("*/result.json"))
-
-
-def test_a_search_leaves_out_a_learning_rate_that_diverges(
-    dap_dir: Path, nli_dir: Path, tmp_path: Path
-) -> None:
-    rates = [
-        "--search",
-        "--learning_rates",
-        "1e30",
-        "1e-4",
-        "--max_steps",
-        "2",
-        "--logging_steps",
-        "1",
-    ]
-    during = [
-        "--eval_strategy",
-        "steps",
-        "--eval_steps",
-        "1",
-        "--save_steps",
-        "1",
-        "--load_best_model_at_end",
-    ]
-    made = run(arguments(dap_dir, nli_dir, tmp_path, *rates, *during))
-    tried = {each["learning_rate"]: each["dev_accuracy"] for each in made["settings"]["search"]}
-    assert tried[1e30] is None
-    assert made["settings"]["learning_rate"] == 1e-4
-    assert set(made["languages"]) == {"en", "de", "sw"}
-    assert not list(tmp_path.glob("*/training_args.bin"))  # a pickle
-
-
-def test_an_encoder_decoder_is_refused(
-    tiny_tokenizer: PreTrainedTokenizerFast, nli_dir: Path, tmp_path: Path
-) -> None:
-    shape = {
-        "vocab_size": len(tiny_tokenizer),
-        "d_model": 16,
-        "d_kv": 4,
-        "d_ff": 16,
-        "num_layers": 1,
-        "num_heads": 2,
-    }
-    save(
-        tmp_path / "t5", transformers.T5EncoderModel(transformers.T5Config(**shape)), tiny_tokenizer
-    )
-    with pytest.raises(ValueError, match="t5 lacks 15 weights of its encoder"):
-        run(arguments(tmp_path / "t5", nli_dir, tmp_path / "out", "--pooling", "mean"))
 
 
 def test_a_pooler_of_the_checkpoint_is_left_out(
@@ -438,3 +258,58 @@ def test_a_pooler_of_the_checkpoint_is_left_out(
     assert not [name for name in model.state_dict() if "pooler" in name]
     words = encoder.model.get_input_embeddings().weight
     assert torch.equal(model.get_input_embeddings().weight, words)
+
+
+def test_only_encoders_with_token_type_embeddings_have_token_types(
+    tiny_tokenizer: PreTrainedTokenizerFast,
+) -> None:
+    for model_type, expected in (("bert", True), ("distilbert", False), ("deberta-v2", False)):
+        model = AutoModel.from_config(tiny_config(model_type, len(tiny_tokenizer)))
+        assert has_token_types(SentenceEncoder(model, tiny_tokenizer)) == expected
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        ("--total_train_batch_size 20", "total_train_batch_size=20"),
+        ("--resume_from_checkpoint x", "resume_from_checkpoint=x"),
+        ("--languages fr", "no test set of fr"),
+        ("--search --selection all", "the search needs dev sets of en de sw"),
+        ("--train_data no.tsv", "no.tsv"),
+        ("--max_train_pairs 0", "no examples"),
+        ("--max_seq_length 500", "max_seq_length=500"),
+        ("--model_name_or_path no-such-model", "no-such-model"),
+        ("--max_steps 3 --learning_rate 1e30 --logging_steps 1", "seed=42: give a lower"),
+    ],
+)
+def test_what_is_refused_ends_in_one_line(
+    more: str, says: str, fine_tune: Run, tmp_path: Path
+) -> None:
+    with pytest.raises(SystemExit, match=f"^error: .*{says}"):
+        fine_tune(tmp_path, more, main)
+    assert not list(tmp_path.glob("*/result.json"))
+
+
+@pytest.mark.parametrize(
+    ("more", "what"),
+    [
+        ("--num_train_epochs 6", "num_train_epochs=5.0, now 6.0"),
+        ("--max_train_pairs 100", "training text='120 pairs, .*now '100 pairs"),
+    ],
+)
+def test_another_run_in_the_same_folder_is_refused(
+    more: str, what: str, searched: Searched, fine_tune: Run
+) -> None:
+    with pytest.raises(ValueError, match=f"holds runs with .*{what}.*another folder"):
+        fine_tune(searched[0], f"{SEARCH} {more}")
+
+
+def test_a_search_leaves_out_a_learning_rate_that_diverges(fine_tune: Run, tmp_path: Path) -> None:
+    more = "--search --learning_rates 1e30 1e-4 --max_steps 2 --logging_steps 1 --save_steps 1"
+    more += " --eval_strategy steps --eval_steps 1 --load_best_model_at_end"
+    made = fine_tune(tmp_path, more)
+    tried = {each["learning_rate"]: each["dev_accuracy"] for each in made["settings"]["search"]}
+    assert tried[1e30] is None
+    assert made["settings"]["learning_rate"] == 1e-4
+    assert set(made["languages"]) == {"en", "de", "sw"}
+    assert not list(tmp_path.glob("*/training_args.bin"))  # a pickle

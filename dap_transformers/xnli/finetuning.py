@@ -1,7 +1,11 @@
-"""Fine-tune an encoder to classify pairs of texts: arguments, classifier, trainer, resumable
-runs."""
+"""Fine-tune an encoder on English XNLI, and test it in many languages.
+
+Each pair of learning rate and seed is a run with its own folder in `output_dir`. Runs can be
+stopped and resumed, and finished runs are used again.
+"""
 
 import copy
+import json
 import logging
 import math
 import shutil
@@ -15,6 +19,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from datasets import Dataset, Features, Value
+from datasets import config as datasets_config
 from torch import Tensor
 from torch.utils.data import Sampler
 from transformers import (
@@ -29,30 +34,61 @@ from transformers.trainer_utils import IntervalStrategy, sort_checkpoints
 
 from configuration_dap import DAPConfig
 from dap_transformers.encoding.encoder import SentenceEncoder
-from dap_transformers.errors import UserError
-from dap_transformers.files import read_json, write_json
+from dap_transformers.encoding.shards import model_fingerprint
+from dap_transformers.errors import UserError, reading
+from dap_transformers.files import disk_full, public_name, read_json, write_json
+from dap_transformers.languages import XNLI_LANGUAGES
 from dap_transformers.options import arg
+from dap_transformers.reports import merge_seeds, report
 from dap_transformers.tokenizers import forget_calls
 from dap_transformers.training.arguments import check_launched, follow_metric, set_precision
-from dap_transformers.training.resume import ResumableTrainer, find_resumable, train_to_end
+from dap_transformers.training.resume import (
+    ResumableTrainer,
+    changes_weights,
+    differences,
+    find_resumable,
+    train_to_end,
+)
 from dap_transformers.training.trainer import DrawsOfProcess, EpochOfSampler
-from dap_transformers.xnli.data import LABEL, NLIData, StepLengthSampler
+from dap_transformers.xnli.data import (
+    LABEL,
+    NLIData,
+    StepLengthSampler,
+    TextOptions,
+    chosen_languages,
+    find_nli,
+    prepare_nli,
+    training_source,
+)
 from modeling_dap import DAPForSequenceClassification, DAPModel
 
 logger = logging.getLogger(__name__)
 
+PROTOCOL = "XNLI, fine-tuned on English, zero-shot"
+RECORD = "run.json"  # in the folder of all runs
 RESULT = "result.json"  # in the folder of a finished run
-#: What a later command reads of a `RESULT`, in the form of `dap_transformers.files.misfit`.
-OF_SET = {"accuracy": float, "seconds": float}
-OF_RESULT = {
-    "learning_rate": float,
-    "seed": int,
-    "train_seconds": float,
-    "dev": {str: OF_SET},
-    "test": {str: OF_SET},
-}
 WEIGHTS = "model*.safetensors*"
-METRICS = ("loss", "accuracy", "eval_loss", "eval_accuracy")
+#: Arguments that may differ between the runs in one output folder.
+MAY_DIFFER = {
+    "seed",
+    "seeds",
+    "search",
+    "learning_rate",
+    "learning_rates",
+    "selection",
+    "keep_models",
+    "per_device_train_batch_size",
+    "gradient_accumulation_steps",
+}
+#: Arguments that a report shows.
+SHOWN = (
+    "total_train_batch_size",
+    "num_train_epochs",
+    "weight_decay",
+    "warmup_steps",
+    "max_steps",
+    "bf16",
+)
 
 
 @dataclass
@@ -60,8 +96,7 @@ class XNLITrainingArguments(TrainingArguments):
     """`TrainingArguments` with the paper's defaults (appendix "XNLI Fine-tuning").
 
     Further fields choose the seeds, the learning rates to search, and the pairs per step.
-    `gradient_accumulation_steps` follows from the pairs per step. Values that cannot work here
-    raise `UserError`.
+    `gradient_accumulation_steps` follows from the pairs per step.
     """
 
     total_train_batch_size: int = arg(
@@ -93,44 +128,20 @@ class XNLITrainingArguments(TrainingArguments):
         set_precision(self)
         follow_metric(self)
         check_launched(self.world_size)
-        if self.push_to_hub:
-            raise UserError(
-                "push_to_hub=True: this command makes several models. Push the folder of one with "
-                "`hf upload`"
-            )
-        for name in ("seeds", "learning_rates"):
-            values = getattr(self, name)
-            if values is None:
-                continue
-            if not values or len(set(values)) < len(values) or min(values) < 0:
-                raise UserError(f"{name}={values}: give one or more, each once, and none below 0")
-        if max(self.all_seeds) >= 2**32:
-            raise UserError(f"seeds={self.seeds}: give seeds below 2**32")
-        if self.metric_for_best_model not in (None, *METRICS):
-            raise UserError(
-                f"metric_for_best_model={self.metric_for_best_model!r}: give accuracy or loss"
-            )
         if str(self.resume_from_checkpoint).lower() not in ("none", "true", "false"):
             raise UserError(
-                f"resume_from_checkpoint={self.resume_from_checkpoint}: each run continues from "
-                "its own checkpoint. Leave it out, or give false to restart unfinished runs"
+                f"resume_from_checkpoint={self.resume_from_checkpoint}: each run resumes from its "
+                "own checkpoint. Leave it out, or give false to restart unfinished runs"
             )
         self.dataloader_pin_memory = self.dataloader_pin_memory and self.device.type == "cuda"
-        self.gradient_accumulation_steps = self._accumulated_batches()
-
-    def _accumulated_batches(self) -> int:
-        """Return how many batches a process accumulates for `total_train_batch_size` pairs."""
         at_once = self.train_batch_size * self.world_size
-        steps = self.total_train_batch_size // at_once
-        given = self.gradient_accumulation_steps
-        if steps * at_once != self.total_train_batch_size or steps < 1 or given not in (1, steps):
+        self.gradient_accumulation_steps, rest = divmod(self.total_train_batch_size, at_once)
+        if rest:
             raise UserError(
-                f"total_train_batch_size={self.total_train_batch_size} is not {at_once} pairs "
-                f"(per_device_train_batch_size={self.per_device_train_batch_size}, "
-                f"{self.world_size} processes) times "
-                f"gradient_accumulation_steps={given if given > 1 else 'any'}: change one of them"
+                f"total_train_batch_size={self.total_train_batch_size} is no multiple of "
+                f"per_device_train_batch_size times {self.world_size} processes, {at_once}: "
+                "change one of them"
             )
-        return steps
 
     @property
     def all_seeds(self) -> list[int]:
@@ -276,44 +287,120 @@ def compute_accuracy(prediction: EvalPrediction) -> dict[str, float]:
 
 @dataclass
 class Task:
-    """What all fine-tuning runs of a command share: the encoder, the tokenised text, the arguments.
+    """What all fine-tuning runs share: the encoder, the tokenised text, the arguments.
 
     Attributes:
+        model: name of the encoder, for the report.
         encoder: the encoder before fine-tuning. Each run fine-tunes a copy of it.
-        data: the tokenised text.
         training: the arguments. Each run sets learning rate, seed and folder in a copy of them.
     """
 
+    model: str
     encoder: SentenceEncoder
+    text: TextOptions
     data: NLIData
     training: XNLITrainingArguments
 
     def run_folder(self, learning_rate: float, seed: int) -> Path:
-        """Return the folder of the fine-tuning run with this learning rate and seed.
-
-        It lies in `output_dir`, and need not exist.
-        """
+        """Return the folder of the fine-tuning run with this learning rate and seed."""
         return Path(self.training.output_dir) / f"lr-{learning_rate}-seed-{seed}"
 
-    def dev_accuracies(self, result: Mapping[str, Any]) -> dict[str, float]:
-        """Return the accuracy on each language's dev set, in percent, from the result of a run.
 
-        Args:
-            result: what `measured` returned for the dev sets.
+def fine_tune_and_test(
+    model: str, encoder: SentenceEncoder, text: TextOptions, training: XNLITrainingArguments
+) -> dict[str, Any]:
+    """Fine-tune an encoder on English pairs, test it in all languages, and write `xnli.json`.
 
-        Returns:
-            Language code -> accuracy.
-        """
-        return {code: result["dev"][code]["accuracy"] for code in self.data.dev}
+    For several seeds, the report of each one is written beside it. In a launch of several
+    processes, only the first one writes.
+
+    Args:
+        model: name of the encoder, for the report.
+        encoder: the encoder, on any device. It stays unchanged.
+
+    Returns:
+        The content of `xnli.json`: the report of the only seed, or the merged one of all seeds.
+    """
+    waiting = training.main_process_first(desc="reading and tokenising")
+    with waiting, disk_full(Path(datasets_config.HF_DATASETS_CACHE)):
+        task = Task(model, encoder, text, read_data(encoder, text, training), training)
+    keep_record(task)
+
+    learning_rate, tried = search(task)
+    reports = {}
+    for seed in training.all_seeds:
+        measured(task, learning_rate, seed, "dev")
+        result = measured(task, learning_rate, seed, "test")
+        reports[seed] = make_report(task, result, tried)
+
+    content = reports[training.all_seeds[0]]
+    if len(reports) > 1:
+        content = merge_seeds(list(reports.values()))
+    if training.process_index == 0:
+        folder = Path(training.output_dir)
+        for seed, each in reports.items() if len(reports) > 1 else ():
+            write_json(each, folder / f"xnli-seed-{seed}.json")
+        write_json(content, folder / "xnli.json")
+    return content
+
+
+def read_data(
+    encoder: SentenceEncoder, text: TextOptions, training: XNLITrainingArguments
+) -> NLIData:
+    """Read and tokenise the text. Dev sets are those that `selection` asks for and that exist."""
+    found = find_nli(text.data_dir)
+    codes = chosen_languages(text.languages, found["test"])
+    wanted = ["en"] if training.selection == "english" else codes
+    sources = {
+        "train": {"en": training_source(text.train_data, found)},
+        "dev": {code: found["dev"][code] for code in wanted if code in found["dev"]},
+        "test": {code: found["test"][code] for code in codes},
+    }
+    if training.search and len(sources["dev"]) < len(wanted):
+        raise UserError(f"the search needs dev sets of {' '.join(wanted)} in {text.data_dir}")
+    return prepare_nli(sources, encoder.tokenizer, text, has_token_types(encoder))
+
+
+def keep_record(task: Task) -> None:
+    """Record the settings that all runs in `output_dir` share, or compare them with the record.
+
+    The record is `output_dir/run.json`. The first command writes it. A later command must have the
+    same settings, so that runs of different settings never meet in one report.
+    """
+    training = task.training
+    folder = Path(training.output_dir)
+    record = {}
+    for name, value in training.to_dict().items():
+        if changes_weights(name) and name not in MAY_DIFFER:
+            record[name] = value
+    record["max_seq_length"] = task.text.max_seq_length
+    record["model"] = model_fingerprint(task.encoder)
+    record["training text"] = task.data.digests["train en"]
+    record["load_best_model_at_end"] = training.load_best_model_at_end
+    record = json.loads(json.dumps(record, default=str))  # as it is read from the file
+
+    path = folder / RECORD
+    if not path.exists():
+        if training.process_index == 0:
+            write_json(record, path)
+        return
+    with reading(path):
+        differing = differences(read_json(path), record)
+    if differing:
+        raise UserError(
+            f"{folder} holds runs with {'; '.join(differing)}: give the same arguments, or another "
+            "folder"
+        )
+    finished = [result.parent.name for result in sorted(folder.glob(f"lr-*/{RESULT}"))]
+    logger.info("used again from %s: %s", folder, ", ".join(finished) or "no finished run yet")
 
 
 def search(task: Task) -> tuple[float, list[dict[str, Any]]]:
     """Choose the learning rate with the best dev accuracy of the first seed.
 
     Each learning rate of `learning_rates` is tried by a fine-tuning run. The accuracy is the mean
-    over the dev sets of `task`. Without `--search` nothing is tried, and the learning rate is the
-    one in the arguments. Without `--keep_models`, the weights of runs that are not the best so
-    far are deleted.
+    over the dev sets of `task`. Without `search` nothing is tried, and the learning rate is the
+    one in the arguments. Without `keep_models`, the weights of the other runs are deleted.
 
     Returns:
         The learning rate (the first of equally good ones). And for each one tried a dictionary
@@ -326,32 +413,26 @@ def search(task: Task) -> tuple[float, list[dict[str, Any]]]:
 
     seed = training.all_seeds[0]
     tried: list[dict[str, Any]] = []
-    best: dict[str, Any] | None = None
     for rate in training.learning_rates:
+        mean = None
         try:
-            dev = task.dev_accuracies(measured(task, rate, seed, "dev"))
+            dev = measured(task, rate, seed, "dev")["dev"]
+            mean = sum(dev[code]["accuracy"] for code in task.data.dev) / len(task.data.dev)
         except FloatingPointError as error:
             logger.warning("left out of the search: %s", error)
-            tried.append({"learning_rate": rate, "dev_accuracy": None})
-            continue
-        trial = {"learning_rate": rate, "dev_accuracy": sum(dev.values()) / len(dev)}
-        tried.append(trial)
+        tried.append({"learning_rate": rate, "dev_accuracy": mean})
 
-        if best is None:
-            best = trial
-            continue
-        loser = trial
-        if trial["dev_accuracy"] > best["dev_accuracy"]:
-            loser = best
-            best = trial
-        if not training.keep_models and training.process_index == 0:
-            for path in task.run_folder(loser["learning_rate"], seed).glob(WEIGHTS):
-                path.unlink()
-
-    if best is None:
+    finite = [trial for trial in tried if trial["dev_accuracy"] is not None]
+    if not finite:
         raise FloatingPointError(
             f"no loss was finite with any of learning_rates={training.learning_rates}: lower them"
         )
+    best = max(finite, key=lambda trial: trial["dev_accuracy"])
+    for trial in tried:
+        is_kept = trial is best or training.keep_models or training.process_index
+        for path in task.run_folder(trial["learning_rate"], seed).glob(WEIGHTS):
+            if not is_kept:
+                path.unlink()
     return best["learning_rate"], tried
 
 
@@ -362,38 +443,38 @@ def measured(task: Task, learning_rate: float, seed: int, split: str) -> dict[st
     written to the run's `result.json`.
 
     Args:
-        task: encoder, text and arguments.
-        learning_rate: learning rate of the run.
-        seed: seed of the run.
         split: which sets to measure, "dev" or "test".
 
     Returns:
         The run's result as `fine_tune` returns it. `result[split][code]["accuracy"]` is the
         accuracy of a language in percent.
     """
+    folder = task.run_folder(learning_rate, seed)
     datasets = getattr(task.data, split)
     digests = {code: task.data.digests[f"{split} {code}"] for code in datasets}
 
-    def is_known(code: str) -> bool:
-        return result[split].get(code, {}).get("text") == digests[code]
+    def unknown() -> list[str]:
+        known = result[split]
+        return [code for code in datasets if known.get(code, {}).get("text") != digests[code]]
 
-    result = fine_tune(task, learning_rate, seed)
-    if all(map(is_known, datasets)):
+    path = folder / RESULT
+    result = read_json(path) if path.exists() else None
+    if result is not None and not unknown():
         return result
+    if result is None or not any(folder.glob(WEIGHTS)):
+        if task.training.process_index == 0:
+            path.unlink(missing_ok=True)  # until the weights are written, the run is unfinished
+        result = fine_tune(task, learning_rate, seed)
 
-    result = fine_tune(task, learning_rate, seed, needs_weights=True)
-    folder = task.run_folder(learning_rate, seed)
     args = copy.copy(task.training)
     args.output_dir = str(folder)
     args.eval_strategy = IntervalStrategy.NO
     args.load_best_model_at_end = False
     model = DAPForSequenceClassification.from_pretrained(folder, dtype=torch.float32)
     trainer = XNLITrainer(model, task.encoder.tokenizer, args)
-    for code, dataset in datasets.items():
-        if is_known(code):
-            continue
+    for code in unknown():
         started = time.perf_counter()
-        accuracy = 100 * trainer.predict(dataset).metrics["test_accuracy"]
+        accuracy = 100 * trainer.predict(datasets[code]).metrics["test_accuracy"]
         result[split][code] = {
             "accuracy": accuracy,
             "text": digests[code],
@@ -403,41 +484,25 @@ def measured(task: Task, learning_rate: float, seed: int, split: str) -> dict[st
     return result
 
 
-def fine_tune(
-    task: Task, learning_rate: float, seed: int, needs_weights: bool = False
-) -> dict[str, Any]:
-    """Fine-tune with one learning rate and seed, or read the result if that run has finished.
+def fine_tune(task: Task, learning_rate: float, seed: int) -> dict[str, Any]:
+    """Fine-tune with one learning rate and seed, and write weights and `result.json`.
 
-    A stopped run continues from its checkpoint. The weights and `result.json` are written to the
-    run's folder.
-
-    Args:
-        task: encoder, text and arguments.
-        learning_rate: learning rate of the run.
-        seed: seed of the run.
-        needs_weights: whether the caller needs the weights. If True, a finished run whose weights
-            were deleted is repeated.
+    A stopped run resumes from its checkpoint.
 
     Returns:
-        The content of the run's `result.json`: "learning_rate", "seed", "steps", "loss" (the last
-        one logged), "train_seconds" and "resumed_from" (a checkpoint or None). "dev" and "test"
-        hold accuracies by language, and are empty after a new run.
+        The content of `result.json`: "learning_rate", "seed", "steps", "loss" (the last one
+        logged), "train_seconds" and "resumed_from" (a checkpoint or None). "dev" and "test" will
+        hold accuracies by language, and are empty.
     """
     folder = task.run_folder(learning_rate, seed)
     args = copy.copy(task.training)
-    if (folder / RESULT).exists():
-        if any(folder.glob(WEIGHTS)) or not needs_weights:
-            return read_json(folder / RESULT)
-        if args.process_index == 0:
-            (folder / RESULT).unlink()  # until the weights are written again, the run is unfinished
-
     args.learning_rate = learning_rate
     args.seed = seed
     args.output_dir = str(folder)
     set_seed(seed)
     model = build_classifier(task.encoder)
     dev = task.data.dev.get("en")
-    trainer = XNLITrainer(model, task.encoder.tokenizer, args, task.data.train, dev)
+    trainer = XNLITrainer(model, task.encoder.tokenizer, args, task.data.train["en"], dev)
     started = time.perf_counter()
     checkpoint = find_resumable(args)
     train_to_end(trainer, checkpoint)
@@ -464,6 +529,47 @@ def fine_tune(
     trainer.save_model(str(folder))
     write_result(trainer, result, folder)
     return result
+
+
+def make_report(
+    task: Task, result: Mapping[str, Any], tried: list[dict[str, Any]]
+) -> dict[str, Any]:
+    """Make the report of one seed: accuracy in percent by language, and their mean.
+
+    Args:
+        result: what `measured` returned for this seed, with dev and test accuracies.
+        tried: learning rates that `search` tried, with their dev accuracies. Empty without search.
+    """
+    training, text = task.training, task.text
+    settings = {"learning_rate": result["learning_rate"]}
+    for name in SHOWN:
+        settings[name] = getattr(training, name)
+    settings |= {
+        "pooling": task.encoder.pooling,
+        "max_seq_length": text.max_seq_length,
+        "data": public_name(text.data_dir),
+        "train_data": text.train_data and public_name(text.train_data),
+        "train_pairs": len(task.data.train["en"]),
+        "max_test_pairs": text.max_test_pairs,
+        "selection": training.selection if tried else None,
+        "search": tried,
+        "missing": [code for code in XNLI_LANGUAGES if code not in task.data.test],
+    }
+
+    languages = {}
+    seconds = result["train_seconds"]
+    for code, dataset in task.data.test.items():
+        tested = result["test"][code]
+        languages[code] = {"pairs": len(dataset), "accuracy": tested["accuracy"]}
+        seconds += tested["seconds"]
+    mean = sum(numbers["accuracy"] for numbers in languages.values()) / len(languages)
+    numbers = {
+        "languages": languages,
+        "mean": {"languages": len(languages), "accuracy": mean},
+        "dev": {code: {"accuracy": result["dev"][code]["accuracy"]} for code in task.data.dev},
+    }
+    revision = task.encoder.revision
+    return report(task.model, PROTOCOL, numbers, settings, seconds, revision, result["seed"])
 
 
 def write_result(trainer: XNLITrainer, result: dict[str, Any], folder: Path) -> None:
