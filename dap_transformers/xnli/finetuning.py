@@ -240,13 +240,9 @@ def mean_over_step(
     The shares of all batches of the step add up to that mean.
 
     Args:
-        outputs: output of the classifier, with logits (B, C).
+        outputs: logits (B, C).
         labels: class numbers (B,).
         num_items_in_batch: number of pairs of the whole step. None takes B.
-
-    Returns:
-        A scalar: the sum of the batch's cross entropies, divided by the number of pairs of the
-        step.
     """
     total = F.cross_entropy(outputs["logits"].float(), labels, reduction="sum")
     return total / (len(labels) if num_items_in_batch is None else num_items_in_batch)
@@ -262,10 +258,6 @@ def compute_accuracy(prediction: EvalPrediction) -> dict[str, float]:
 
     Args:
         prediction: logits (N, C) and labels (N,).
-
-    Returns:
-        `{"accuracy": share}`, the share of the N pairs whose highest logit is at their label, 0
-        to 1.
     """
     import evaluate  # takes a second, which `--help` does not need
 
@@ -334,13 +326,14 @@ def fine_tune_and_test(
         reports[seed] = make_report(task, result, tried)
 
     content = reports[training.all_seeds[0]]
+    files = {}
     if len(reports) > 1:
         content = merge_seeds(list(reports.values()))
+        files = {f"xnli-seed-{seed}.json": each for seed, each in reports.items()}
+    files["xnli.json"] = content
     if training.process_index == 0:
-        folder = Path(training.output_dir)
-        for seed, each in reports.items() if len(reports) > 1 else ():
-            write_json(each, folder / f"xnli-seed-{seed}.json")
-        write_json(content, folder / "xnli.json")
+        for name, each in files.items():
+            write_json(each, Path(training.output_dir, name))
     return content
 
 
@@ -500,7 +493,8 @@ def fine_tune(task: Task, learning_rate: float, seed: int) -> dict[str, Any]:
     args.seed = seed
     args.output_dir = str(folder)
     set_seed(seed)
-    model = build_classifier(task.encoder)
+    with reading(task.model):
+        model = build_classifier(task.encoder)
     dev = task.data.dev.get("en")
     trainer = XNLITrainer(model, task.encoder.tokenizer, args, task.data.train["en"], dev)
     started = time.perf_counter()
@@ -576,11 +570,6 @@ def write_result(trainer: XNLITrainer, result: dict[str, Any], folder: Path) -> 
     """Write a run's result, and remove its checkpoints, which only an unfinished run needs.
 
     Only the first process writes. All processes call this together, and wait for each other.
-
-    Args:
-        trainer: the run's trainer.
-        result: content of `result.json`.
-        folder: the run's folder.
     """
     trainer.accelerator.wait_for_everyone()
     if trainer.is_world_process_zero():
