@@ -10,8 +10,6 @@
   query's own language are candidates.
 - Hard negatives: `--hard_negatives` also measures how often a source prefers a changed copy of an
   English sentence to the translation (xsim++).
-- Models: also a file that `dap_transformers.publishing.onnx_export` wrote, such as
-  `out/onnx/model_quantized.onnx`.
 - Reuse: with `--embeddings_dir` a second run of the same model on the same text encodes nothing.
 - Several processes: `accelerate launch` shares the encoding among processes.
 
@@ -34,9 +32,8 @@ import numpy as np
 from dap_transformers.commands.arguments import ArgumentParser
 from dap_transformers.commands.edge import check_folders, command, guarded
 from dap_transformers.commands.encoder_arguments import EncoderArguments, tokens_of_a_batch
-from dap_transformers.encoding.encoder import load_encoder
+from dap_transformers.encoding.encoder import Encoder, SentenceEncoder
 from dap_transformers.encoding.shards import (
-    Encoder,
     embed_to_disk,
     encode_shared,
     launched,
@@ -273,7 +270,7 @@ def evaluate_retrieval(
     paths = [data] if isinstance(data, str | Path) else list(data)
     pairs = read_languages([str(path) for path in paths], languages, max_pairs)
     copies = copies_of(pairs) if hard_negatives else None
-    encoder = load_encoder(model) if isinstance(model, str) else model
+    encoder = SentenceEncoder.from_pretrained(model) if isinstance(model, str) else model
 
     vectors = encode_texts(encoder, texts_of(pairs, copies), token_budget)
     numbers = retrieval_numbers(pairs, vectors, pool == "multilingual")

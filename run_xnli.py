@@ -56,7 +56,6 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
             device="cpu",
             prefix="",
             max_seq_length=text.max_seq_length,
-            only_transformer=True,  # a classifier comes after the pooling instead
         )
         content = fine_tune_and_test(model, encoder, text, training)
 

@@ -108,7 +108,6 @@ setup(
             "align-words=dap_transformers.commands.align:main",
             "prepare-data=dap_transformers.commands.prepare:main",
             "push-to-hub=dap_transformers.commands.push:main",
-            "export-onnx=dap_transformers.publishing.onnx_export:main",
         ]
     },
     project_urls={

@@ -72,9 +72,7 @@ def compare(args: Namespace) -> list[dict[str, Any]]:
 
     source = list(islice(read_sentences(args.source), args.pairs))
     target = list(islice(read_sentences(args.target), args.pairs))
-    encoder = SentenceEncoder.from_pretrained(
-        args.model, "mean", "", layer=args.layer, device=args.device
-    )
+    encoder = SentenceEncoder.from_pretrained(args.model, "mean", "", device=args.device)
     records = []
     for subwords, token_type in TOKEN_TYPES.items():
         aligner = SentenceAligner(
@@ -84,7 +82,7 @@ def compare(args: Namespace) -> list[dict[str, Any]]:
         theirs = partial(library_links, aligner, source, target)
         expected = theirs()
         for method, name in METHODS.items():
-            ours = partial(align_words, encoder, source, target, method, subwords)
+            ours = partial(align_words, encoder, source, target, method, subwords, layer=args.layer)
             found = our_links(ours())
             equal = sum(own == each[name] for own, each in zip(found, expected, strict=True))
             timed = alternate({"ours": ours, "SimAlign": theirs}, args.repeats, args.device, 0)

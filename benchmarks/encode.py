@@ -17,7 +17,6 @@ import random
 import tempfile
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,7 +28,6 @@ from transformers import AutoModel
 from benchmarks.timing import CPU, WALL, alternate, machine_parser, prepare_machine, save
 from benchmarks.workload import SIZES, WORDS, encoder_config, word_tokenizer
 from dap_transformers.encoding.encoder import SentenceEncoder
-from dap_transformers.encoding.onnx import OnnxEncoder
 from dap_transformers.tables import text_table
 from eval_retrieval import read_languages
 
@@ -74,7 +72,7 @@ def write_model(size: str, folder: str) -> None:
 
 
 def contenders(model: str, sentences: list[str], args: argparse.Namespace) -> dict[str, Encode]:
-    """Return the contenders: our encoder, the library at each batch size, and the ONNX files.
+    """Return the contenders: our encoder, and the library at each batch size.
 
     The library is sentence-transformers.
 
@@ -99,9 +97,6 @@ def contenders(model: str, sentences: list[str], args: argparse.Namespace) -> di
         found[f"{LIBRARY}, {size} a batch"] = partial(
             library.encode, sentences, batch_size=size, show_progress_bar=False
         )
-    for path in args.onnx:
-        exported = OnnxEncoder(path, prefix="", max_seq_length=ours.max_seq_length)
-        found[Path(path).name] = partial(exported.encode, sentences, token_budget=args.token_budget)
     return found
 
 
@@ -202,7 +197,6 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument(
         "--bf16", action="store_true", help="ours under autocast, the library in bfloat16"
     )
-    parser.add_argument("--onnx", nargs="+", default=[], help="exported files to time as well")
     args = parser.parse_args(argv)
     if bool(args.model) != bool(args.data_dir):
         parser.error("--model and --data_dir need each other")

@@ -29,7 +29,8 @@ import numpy as np
 
 from benchmarks.timing import machine_parser, prepare_machine, save
 from dap_transformers.commands.encoder_arguments import EncoderArguments
-from dap_transformers.encoding.shards import Encoder, embed_to_disk, model_fingerprint
+from dap_transformers.encoding.encoder import Encoder
+from dap_transformers.encoding.shards import embed_to_disk, model_fingerprint
 from dap_transformers.errors import UserError
 from dap_transformers.evaluation.bucc import Bucc, best_threshold, count_gold, score_at
 from dap_transformers.mining.margin import MinedPairs

@@ -24,7 +24,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.losses import CachedLossMixin
 from sentence_transformers.base.losses.gradcache import RandContext
 
-from dap_transformers.encoding.load import pooling_mode
+from dap_transformers.encoding.modules import pooling_mode
 from losses_dap import sum_over_processes, world_size
 from modeling_dap import DAPForPreTraining, draw_noise
 from objectives_dap import Encoded, Pairs, Sentences, needs_of, pad_to

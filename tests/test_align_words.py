@@ -128,7 +128,6 @@ def test_unfit_arguments_and_text_are_one_message(
         "no sure link": [*command, "--gold", "possible"],
         "line 8 of the reference": [*command, "--gold", "far"],
         "there is text in de fr": ["several", *command[2:]],
-        "an ONNX file gives no token states": [*command[:3], "m.onnx", *command[4:]],
         "there is no sentence": ["empty", "empty", *command[2:]],
     }
     golds = {

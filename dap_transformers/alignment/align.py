@@ -85,6 +85,7 @@ def align_words(
     subwords: str = "mean",
     words: str = "spaces",
     token_budget: int = 4096,
+    layer: int | None = None,
 ) -> list[WordAlignment]:
     """Link the words of each sentence with the words of its translation.
 
@@ -94,7 +95,7 @@ def align_words(
         print(aligned.pharaoh())  # 0-0 1-1 2-2 3-3
 
     Args:
-        encoder: makes the token states. `layer` of the encoder chooses the hidden layer.
+        encoder: makes the token states.
         source: P sentences.
         target: P translations.
         method: "argmax" links words that are each other's nearest. "itermax" adds links in a second
@@ -104,6 +105,7 @@ def align_words(
         words: "spaces" takes the words between spaces. "tokenizer" takes the tokenizer's words. Use
             it for text without spaces between words, such as Chinese.
         token_budget: most tokens of a batch, padding included.
+        layer: hidden layer of the token states, from 0 (embeddings). None takes the last.
 
     Returns:
         The alignment of each of the P pairs.
@@ -115,7 +117,7 @@ def align_words(
             f"{len(source)} source and {len(target)} target sentences: give one translation each"
         )
     pairs = zip(source, target, strict=True)
-    return list(stream_alignments(encoder, pairs, method, subwords, words, token_budget))
+    return list(stream_alignments(encoder, pairs, method, subwords, words, token_budget, layer))
 
 
 def stream_alignments(
@@ -125,6 +127,7 @@ def stream_alignments(
     subwords: str = "mean",
     words: str = "spaces",
     token_budget: int = 4096,
+    layer: int | None = None,
 ) -> Iterator[WordAlignment]:
     """Yield the word alignment of each pair of sentences, in the order of the pairs.
 
@@ -137,6 +140,7 @@ def stream_alignments(
         subwords: "mean", "first" or "link", as in `align_words`.
         words: what counts as a word, "spaces" or "tokenizer", as in `align_words`.
         token_budget: most tokens of a batch, padding included.
+        layer: hidden layer of the token states, as in `align_words`.
     """
     for name, value, choices in (
         ("method", method, METHODS),
@@ -145,16 +149,12 @@ def stream_alignments(
     ):
         if value not in choices:
             raise UserError(f"{name}={value!r}: choose one of {', '.join(choices)}")
-    if not hasattr(encoder, "encode_located_tokens"):
-        raise UserError(
-            f"{type(encoder).__name__} gives no token states: load a SentenceEncoder instead"
-        )
 
     pairs = iter(pairs)
     number = 0
     while chunk := list(islice(pairs, CHUNK)):
         sentences = [source for source, _ in chunk] + [target for _, target in chunk]
-        tokens = _tokens_of(encoder, sentences, words, token_budget)
+        tokens = _tokens_of(encoder, sentences, words, token_budget, layer)
         for source, target in zip(tokens[: len(chunk)], tokens[len(chunk) :], strict=True):
             number += 1
             try:
@@ -164,14 +164,18 @@ def stream_alignments(
 
 
 def _tokens_of(
-    encoder: SentenceEncoder, sentences: Sequence[str], words: str, token_budget: int
+    encoder: SentenceEncoder,
+    sentences: Sequence[str],
+    words: str,
+    token_budget: int,
+    layer: int | None,
 ) -> list[_Tokens]:
     """Encode sentences, and find their words.
 
     Returns:
         Words and tokens of each sentence, in the order of the sentences.
     """
-    token_states, places = encoder.encode_located_tokens(sentences, token_budget)
+    token_states, places = encoder.encode_located_tokens(sentences, token_budget, layer)
     found = []
     for sentence, states, own in zip(sentences, token_states, places, strict=True):
         if words == "tokenizer":

@@ -48,9 +48,8 @@ def tokenizer_words(
 
     Args:
         sentence: the text.
-        token_spans: S spans, as `SentenceEncoder.token_spans` gives them.
-        token_words: S numbers of the tokenizer's words, as `SentenceEncoder.token_words` gives
-            them.
+        token_spans: S spans, as `TokenPlaces.spans` has them.
+        token_words: S numbers of the tokenizer's words, as `TokenPlaces.words` has them.
     """
     words: list[Span] = []
     last_number: int | None = None

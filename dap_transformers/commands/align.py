@@ -33,7 +33,6 @@ from dap_transformers.commands.arguments import ArgumentParser
 from dap_transformers.commands.edge import command, guarded
 from dap_transformers.commands.encoder_arguments import EncoderArguments, tokens_of_a_batch
 from dap_transformers.encoding.encoder import SentenceEncoder
-from dap_transformers.encoding.load import NeedsSentenceTransformers
 from dap_transformers.errors import UserError, counted
 from dap_transformers.evaluation.word_links import alignment_quality, check_words, read_reference
 from dap_transformers.files import compressed_file, plain_suffix, public_name, write_json
@@ -86,23 +85,13 @@ class TokenEncoderArguments(EncoderArguments):
         "Tokens per sentence. Words beyond get no link. Default: the sentence-transformers "
         "folder's, else 128.",
     )
-    layer: int | None = arg(
-        None,
-        "Hidden layer of the token states, from 0 (embeddings). Default: the last. SimAlign takes "
-        "8 of mBERT and XLM-R.",
-    )
 
     def load(self) -> SentenceEncoder:
         """Load the encoder that the options choose, with its token states."""
         options = asdict(self)
         name = options.pop("model_name_or_path")
-        if name.endswith(".onnx"):
-            raise UserError(f"--model {name}: an ONNX file gives no token states; give the folder")
         options["pooling"] = "mean"  # for a plain encoder, which would warn without it
-        try:
-            return SentenceEncoder.from_pretrained(name, **options)
-        except NeedsSentenceTransformers as reason:
-            raise UserError(f"{reason}: such a model gives no token states; give another") from None
+        return SentenceEncoder.from_pretrained(name, **options)
 
 
 @dataclass
@@ -123,6 +112,11 @@ class AlignmentArguments:
         "'argmax' links words that are each other's nearest, 'itermax' adds links in a second "
         "round.",
         choices=METHODS,
+    )
+    layer: int | None = arg(
+        None,
+        "Hidden layer of the token states, from 0 (embeddings). Default: the last. SimAlign takes "
+        "8 of mBERT and XLM-R.",
     )
     words: str = arg(
         "spaces",
@@ -259,6 +253,8 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
             "words": args.words,
             "gold": public_name(args.gold) if args.gold else None,
         }
+        if args.layer is not None:
+            settings["layer"] = args.layer
         content = model_args.report(encoder, PROTOCOL, numbers, settings, seconds)
         write_json(content, args.report_file)
     if counts["words_without_state"]:
@@ -399,6 +395,7 @@ def aligned_pairs(
         args.subwords,
         args.words,
         tokens_of_a_batch(args.token_budget),
+        args.layer,
     )
     bar = tqdm(aligned, total=total, desc="aligning", unit=" pairs")
     # The alignments run ahead, so they come first: `zip` would lose a pair otherwise.

@@ -6,10 +6,7 @@ from typing import Any
 
 import torch
 
-from dap_transformers.encoding.encoder import load_encoder
-from dap_transformers.encoding.onnx import OnnxEncoder
-from dap_transformers.encoding.shards import Encoder
-from dap_transformers.errors import UserError
+from dap_transformers.encoding.encoder import SentenceEncoder
 from dap_transformers.options import arg
 from dap_transformers.reports import report, training_record
 from states_dap import POOLINGS
@@ -22,8 +19,7 @@ class BaseEncoderArguments:
     model_name_or_path: str = arg(
         MISSING,
         "A DAP checkpoint, any encoder of AutoModel, or a sentence-transformers folder; a folder "
-        "or a Hub id. Commands that only encode also take a .onnx file that "
-        "export-onnx wrote.",
+        "or a Hub id.",
         aliases=["--model"],
     )
     pooling: str | None = arg(
@@ -46,41 +42,26 @@ class EncoderArguments(BaseEncoderArguments):
         None, "Tokens per sentence. Default: the sentence-transformers folder's, else 128."
     )
     bf16: bool = arg(False, "Encode under bfloat16 autocast: faster on BF16 hardware.")
-    layer: int | None = arg(None, "Hidden layer to pool, from 0 (embeddings). Default: the last.")
 
-    def load(self) -> Encoder:
-        """Load the encoder that the arguments choose.
-
-        Returns:
-            An `OnnxEncoder` if the model's name ends with ".onnx". Otherwise a `SentenceEncoder`,
-            or a `LibraryEncoder` for folders that only sentence-transformers can run.
-        """
+    def load(self) -> SentenceEncoder:
+        """Load the encoder that the arguments choose."""
         options = asdict(self)
-        name = options.pop("model_name_or_path")
-        if not name.endswith(".onnx"):
-            return load_encoder(name, **options)
-        if self.pooling or self.bf16 or self.layer is not None:
-            raise UserError(
-                f"{name} has its pooling, layer and number format in it: leave --pooling, --bf16 "
-                "and --layer out"
-            )
-        return OnnxEncoder(name, prefix=self.prefix, max_seq_length=self.max_seq_length)
+        return SentenceEncoder.from_pretrained(options.pop("model_name_or_path"), **options)
 
-    def summary(self, encoder: Encoder) -> str:
+    def summary(self, encoder: SentenceEncoder) -> str:
         """Return one line that says how sentence vectors are made: pooling, prefix and length.
 
         Args:
             encoder: the loaded encoder.
         """
-        layer = "" if encoder.layer is None else f" of layer {encoder.layer}"
         return (
-            f"{self.model_name_or_path}: pooling {encoder.pooling}{layer}, prefix "
+            f"{self.model_name_or_path}: pooling {encoder.pooling}, prefix "
             f"{encoder.prefix!r}, at most {encoder.max_seq_length} tokens"
         )
 
     def report(
         self,
-        encoder: Encoder,
+        encoder: SentenceEncoder,
         protocol: str,
         numbers: Mapping[str, Any],
         settings: Mapping[str, Any],
@@ -103,8 +84,6 @@ class EncoderArguments(BaseEncoderArguments):
         for name in ("pooling", "prefix", "max_seq_length", "bf16"):
             own[name] = getattr(encoder, name)
         own |= settings
-        if encoder.layer is not None:
-            own["layer"] = encoder.layer
         seed, recipe = training_record(self.model_name_or_path)
         if recipe:
             own["recipe"] = recipe

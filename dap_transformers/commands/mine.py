@@ -36,9 +36,9 @@ from dap_transformers.commands.arguments import ArgumentParser
 from dap_transformers.commands.edge import command, guarded
 from dap_transformers.commands.encoder_arguments import EncoderArguments, tokens_of_a_batch
 from dap_transformers.disk_arrays import temporary_folder
+from dap_transformers.encoding.encoder import Encoder
 from dap_transformers.encoding.shards import (
     SHARD_SIZE,
-    Encoder,
     SentenceError,
     embed_to_disk,
     launched,

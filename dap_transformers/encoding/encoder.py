@@ -1,45 +1,39 @@
 """Sentence vectors from any encoder.
 
-`SentenceEncoder` runs the encoder and pools its token states. `LibraryEncoder` has the same
-`encode` for the folders that only the sentence-transformers library can run. `load_encoder` picks
-the right one.
+`SentenceEncoder` runs the encoder, pools its token states, and applies the modules that a
+sentence-transformers folder has behind the pooling.
 
 Sentences are sorted by length and put into batches by their number of tokens, which saves most of
 the padding. Vectors come back in the order of the sentences.
 
-Legend: `N` sentences, `B` rows of a batch, `S` tokens of its longest row, `D` hidden size.
+Legend: `N` sentences, `B` rows of a batch, `S` tokens of its longest row, `D` hidden size, `E`
+dimensions of a sentence vector, which are `D` without a Dense module.
 """
 
 import logging
-import math
-import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 from tqdm.auto import tqdm
 from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase
 
-from dap_transformers.encoding.load import (
+from dap_transformers.encoding.load import hub_commit, load_backbone, load_config, longest_input
+from dap_transformers.encoding.modules import (
     LibrarySettings,
-    NeedsSentenceTransformers,
-    hub_commit,
     library_length,
     library_settings,
-    load_complete,
-    load_config,
-    longest_input,
+    read_modules,
 )
 from dap_transformers.encoding.onednn import fast_linear
 from dap_transformers.errors import UserError, reading
 from dap_transformers.search.exact import unit_rows
-from dap_transformers.tokenizers import as_in_file, load_tokenizer, require_embeddings, require_room
+from dap_transformers.tokenizers import load_tokenizer, require_embeddings, require_room
 from modeling_dap import DAPModel
 from states_dap import (
     POOLINGS,
@@ -52,8 +46,6 @@ from states_dap import (
 
 logger = logging.getLogger(__name__)
 
-#: Half of a surrogate pair, which no encoding of text can hold.
-_SURROGATE = re.compile("[\ud800-\udfff]")
 DEFAULT_MAX_SEQ_LENGTH = 128
 #: Sentences tokenised at a time. This bounds the memory of the token ids.
 CHUNK = 100_000
@@ -63,34 +55,11 @@ FULL_CPU_BATCH = 512
 Span = tuple[int, int]  # position of the first character, and the position after the last one
 
 
-@dataclass(frozen=True)
-class EncoderOptions:
-    """Options of `load_encoder`: how a checkpoint is loaded, and how it makes a sentence vector.
+class Encoder(Protocol):
+    """Turns sentences into vectors: a `SentenceEncoder`, or one that is shared or on a cluster."""
 
-    Attributes:
-        pooling: "cls" (the paper's) or "mean". None takes the checkpoint's own, or else "cls" with
-            a warning.
-        prefix: text put before every sentence, such as "query: ". None takes the checkpoint's own,
-            or else no prefix.
-        max_seq_length: tokens per sentence, special tokens included. Longer sentences are cut. None
-            takes the length in the sentence-transformers files. Without these it is 128, or less if
-            the model has fewer positions.
-        trust_remote_code: run the code that the repository carries.
-        revision: branch, tag or commit of a Hub repository.
-        bf16: run the encoder under bfloat16 autocast. Pooling stays in float32.
-        layer: hidden layer to pool, from 0 (embeddings). None takes the last layer.
-        only_transformer: of a sentence-transformers folder, leave out modules after the pooling,
-            such as LaBSE's Dense. The sentence vectors then differ from the library's.
-    """
-
-    pooling: str | None = None
-    prefix: str | None = None
-    max_seq_length: int | None = None
-    trust_remote_code: bool = False
-    revision: str | None = None
-    bf16: bool = False
-    layer: int | None = None
-    only_transformer: bool = False
+    def encode(self, sentences: Sequence[str]) -> NDArray[np.float32]:
+        """Return the vectors (N, E) of N sentences."""
 
 
 class TokenPlaces(NamedTuple):
@@ -100,7 +69,9 @@ class TokenPlaces(NamedTuple):
         positions: position of each token in the tokenized row.
         spans: which characters of the sentence each token covers: the position of the first one,
             and the position after the last one.
-        words: number of each token's word (`SentenceEncoder.token_words`), or None.
+        words: number of each token's word, into which the tokenizer divides the text before it
+            divides words into tokens. Equal numbers mean the same word. The numbers ascend, but
+            need not begin with 0. None if the tokenizer knows no word for the token.
     """
 
     positions: list[int]
@@ -108,31 +79,7 @@ class TokenPlaces(NamedTuple):
     words: list[int | None]
 
 
-class _Comparing:
-    """Lets an encoder compare vectors by cosine."""
-
-    @staticmethod
-    def similarity(first: np.ndarray | Tensor, second: np.ndarray | Tensor) -> NDArray[np.float32]:
-        """Return the cosine of every vector of the first array and every vector of the second.
-
-        Args:
-            first: vectors (N, D) as `encode` returns them, of any length.
-            second: vectors (M, D).
-
-        Returns:
-            Cosines (N, M), float32. A zero vector has the cosine 0 with all others.
-        """
-        left = unit_rows(first, "the first array")
-        right = unit_rows(second, "the second array")
-        if left.shape[1] != right.shape[1]:
-            raise UserError(
-                f"the arrays have {left.shape[1]} and {right.shape[1]} columns: give vectors of "
-                "the same encoder"
-            )
-        return (left @ right.to(left.device).T).cpu().numpy()
-
-
-class SentenceEncoder(_Comparing):
+class SentenceEncoder:
     """An encoder with its tokenizer and pooling. `encode` returns a float32 vector per sentence.
 
     During a call, `encode` puts the model into evaluation mode and afterwards back into the mode it
@@ -142,17 +89,15 @@ class SentenceEncoder(_Comparing):
         model: any encoder that returns `last_hidden_state` (B, S, D). Of an encoder-decoder only
             the encoder is used.
         tokenizer: its tokenizer.
-        pooling: "cls" or "mean". None takes a DAP model's own, and "cls" for other models.
+        pooling: a name in `states_dap.POOLINGS`. None takes a DAP model's own, and "cls" for other
+            models.
         prefix: text put before every sentence.
-        max_seq_length: tokens per sentence. None takes 128, or less if the model has fewer
-            positions.
+        max_seq_length: tokens per sentence, special tokens included. Longer sentences are cut. None
+            takes 128, or less if the model has fewer positions.
         device: where to move the model. None leaves it where it is.
-        bf16: run the encoder under bfloat16 autocast.
-        layer: hidden layer to pool, from 0 (embeddings). None takes the last layer.
-
-    Raises:
-        UserError: an unknown pooling or layer. Or a length that is above the model's positions, or
-            that is used up by special tokens and prefix.
+        bf16: run the encoder under bfloat16 autocast. Pooling stays in float32.
+        after: modules that turn the pooled vectors (B, D) into sentence vectors (B, E). None leaves
+            them unchanged.
     """
 
     def __init__(
@@ -165,23 +110,19 @@ class SentenceEncoder(_Comparing):
         *,
         device: str | torch.device | None = None,
         bf16: bool = False,
-        layer: int | None = None,
+        after: nn.Sequential | None = None,
     ) -> None:
         is_encoder_decoder = getattr(model.config, "is_encoder_decoder", False)
         self.model = model.get_encoder() if is_encoder_decoder else model
         if device is not None:
             self.model.to(device)
+        self.after = (after or nn.Sequential()).to(self.model.device)
         self.tokenizer = tokenizer
         self.pooling: str = pooling or getattr(model.config, "pooling", None) or "cls"
-        if self.pooling not in POOLINGS:
-            raise UserError(f"pooling={self.pooling!r}: choose one of {', '.join(POOLINGS)}")
         self.prefix = prefix or ""
         self.max_seq_length = _checked_length(max_seq_length, model)
         require_room(tokenizer, self.max_seq_length, self.prefix)
         self.bf16 = bf16
-        self.layer = layer
-        if layer is not None:
-            _require_layer(layer, self.backbone)
         is_known = type(self.backbone).__module__.startswith("transformers.")
         self._can_pack = is_known and can_skip_tokens(self.backbone)
         if self._can_pack:
@@ -198,9 +139,13 @@ class SentenceEncoder(_Comparing):
         max_seq_length: int | None = None,
         *,
         device: str | torch.device | None = None,
-        **options: Any,
+        revision: str | None = None,
+        trust_remote_code: bool = False,
+        bf16: bool = False,
     ) -> "SentenceEncoder":
         """Load a DAP checkpoint, any checkpoint of `AutoModel`, or a sentence-transformers folder.
+
+        Of a sentence-transformers folder, the modules Dense and Normalize are applied as well.
 
         Example:
             encoder = SentenceEncoder.from_pretrained("user/dap-xlmr")
@@ -208,25 +153,30 @@ class SentenceEncoder(_Comparing):
 
         Args:
             name_or_path: a folder or a Hub id.
-            pooling: as in `EncoderOptions`.
-            prefix: as in `EncoderOptions`.
-            max_seq_length: as in `EncoderOptions`.
-            device: where to run the model. None takes CUDA if there is any.
-            options: other fields of `EncoderOptions`, such as `revision` or `bf16`.
+            pooling: None takes the checkpoint's own, or else "cls" (the paper's) with a warning.
+            prefix: text put before every sentence, such as "query: ". None takes the checkpoint's
+                own, or else no prefix.
+            max_seq_length: tokens per sentence, special tokens included. None takes the length in
+                the sentence-transformers files. Without these it is 128, or less if the model has
+                fewer positions.
+            device: None takes CUDA if there is any.
+            revision: branch, tag or commit of a Hub repository.
+            trust_remote_code: run the code that the repository carries.
+            bf16: run the encoder under bfloat16 autocast.
         """
-        wanted = EncoderOptions(pooling, prefix, max_seq_length, **options)
         with reading(f"the sentence-transformers files of {name_or_path}"):
-            found = library_settings(name_or_path, wanted.revision, wanted.only_transformer)
-        library = found or LibrarySettings()
+            found = library_settings(name_or_path, revision)
+            library = found or LibrarySettings()
+            after = read_modules(name_or_path, library.after, revision)
         hub = {
-            "revision": wanted.revision,
-            "trust_remote_code": wanted.trust_remote_code,
+            "revision": revision,
+            "trust_remote_code": trust_remote_code,
             "subfolder": library.subfolder,
         }
         config = load_config(name_or_path, **hub)
         tokenizer = load_tokenizer(name_or_path, **hub)
         require_embeddings(tokenizer, config, name_or_path)
-        model = load_complete(name_or_path, config=config, **hub)
+        model = load_backbone(name_or_path, config, **hub)
 
         if pooling is None:
             pooling = getattr(model.config, "pooling", None) or library.pooling
@@ -243,10 +193,10 @@ class SentenceEncoder(_Comparing):
             library.prefix if prefix is None else prefix,
             max_seq_length,
             device=device or ("cuda" if torch.cuda.is_available() else "cpu"),
-            bf16=wanted.bf16,
-            layer=wanted.layer,
+            bf16=bf16,
+            after=after,
         )
-        encoder.revision = hub_commit(name_or_path, wanted.revision)
+        encoder.revision = hub_commit(name_or_path, revision)
         return encoder
 
     @property
@@ -256,8 +206,32 @@ class SentenceEncoder(_Comparing):
 
     @property
     def hidden_size(self) -> int:
-        """Return the number of dimensions D of a sentence vector."""
+        """Return the number of dimensions D of a token state, and of a vector before `after`."""
         return self.backbone.config.hidden_size
+
+    @property
+    def dimensions(self) -> int:
+        """Return the number of dimensions E of a sentence vector."""
+        widths = [self.hidden_size]
+        for module in self.after.modules():
+            if isinstance(module, nn.Linear):
+                widths.append(module.out_features)
+        return widths[-1]
+
+    @staticmethod
+    def similarity(first: np.ndarray | Tensor, second: np.ndarray | Tensor) -> NDArray[np.float32]:
+        """Return the cosine of every vector of the first array and every vector of the second.
+
+        Args:
+            first: vectors (N, E) as `encode` returns them, of any length.
+            second: vectors (M, E).
+
+        Returns:
+            Cosines (N, M), float32. A zero vector has the cosine 0 with all others.
+        """
+        left = unit_rows(first, "the first array")
+        right = unit_rows(second, "the second array")
+        return (left @ right.to(left.device).T).cpu().numpy()
 
     # ---------------------------------------------------------------------------- sentence vectors
 
@@ -271,26 +245,24 @@ class SentenceEncoder(_Comparing):
         """Encode sentences into vectors. A sentence that occurs several times is encoded once.
 
         Args:
-            sentences: list of N strings. The empty string is a sentence like any other.
+            sentences: N strings. The empty string is a sentence like any other.
             token_budget: most tokens of a batch, padding included. The vectors do not depend on it,
                 beyond rounding.
             progress: show a bar.
             normalize: divide each vector by its Euclidean length.
 
         Returns:
-            Vectors (N, D), float32, in the order of the sentences.
+            Vectors (N, E), float32, in the order of the sentences.
         """
-        if token_budget < 1:
-            raise UserError(f"token_budget={token_budget}: at least 1 token")
         sentences = listed(sentences)
         distinct = list(dict.fromkeys(sentences))
-        parts = [np.empty((0, self.hidden_size), np.float32)]
+        parts = [np.empty((0, self.dimensions), np.float32)]
         with tqdm(
             total=0, desc="encoding", unit=" tokens", unit_scale=True, disable=not progress
         ) as bar:
             for start in range(0, len(distinct), CHUNK):
                 parts.append(self._encode_chunk(distinct[start : start + CHUNK], token_budget, bar))
-        vectors = np.concatenate(parts)  # (distinct sentences, D)
+        vectors = np.concatenate(parts)  # (distinct sentences, E)
         if normalize:
             vectors = unit_rows(vectors, "vectors").numpy()
         row_of = {sentence: row for row, sentence in enumerate(distinct)}
@@ -299,27 +271,23 @@ class SentenceEncoder(_Comparing):
     def _encode_chunk(
         self, sentences: list[str], token_budget: int, bar: tqdm
     ) -> NDArray[np.float32]:
-        """Encode at most `CHUNK` distinct sentences, which are tokenised all at once.
-
-        Returns:
-            Vectors (N, D), float32. A sentence without tokens has the zero vector.
-        """
+        """Encode at most `CHUNK` distinct sentences, which are tokenised all at once: (N, E)."""
         input_ids = self._tokenize(sentences)["input_ids"]
         # The bar counts tokens, because the longest sentences come first.
         bar.total += sum(map(len, input_ids))
         device = self.model.device
         # A sentence may have no token at all. Its vector stays zero.
-        result = torch.zeros(len(sentences), self.hidden_size, device=device)  # (N, D)
+        result = torch.zeros(len(sentences), self.dimensions, device=device)  # (N, E)
         with self._inference():
             for rows, ids, mask in self._batches(input_ids, token_budget):
                 # Not `device=device`, which would wait for the GPU.
                 places = torch.tensor(rows).to(device, non_blocking=True)
-                result[places] = self._vectors(ids, mask)
+                result[places] = self.after(self._pooled(ids, mask)).float()
                 bar.update(sum(len(input_ids[row]) for row in rows))
         return result.cpu().numpy()
 
-    def _vectors(self, ids: Tensor, mask: Tensor) -> Tensor:
-        """Return the sentence vectors (B, D) of a batch, given its token ids and mask (B, S)."""
+    def _pooled(self, ids: Tensor, mask: Tensor) -> Tensor:
+        """Return the pooled vectors (B, D) of a batch, given its token ids and mask (B, S)."""
         if self._packs:
             return sentence_vectors(self.backbone, mask, self.pooling, input_ids=ids).float()
         return POOLINGS[self.pooling].pool(self._states(ids, mask), mask)
@@ -327,82 +295,45 @@ class SentenceEncoder(_Comparing):
     # ------------------------------------------------------------------------------- token states
 
     def encode_tokens(
-        self, sentences: Sequence[str], token_budget: int = 4096
+        self, sentences: Sequence[str], token_budget: int = 4096, layer: int | None = None
     ) -> list[NDArray[np.float32]]:
         """Return the token states of each sentence, the encoder's vectors of its single tokens.
 
         Args:
-            sentences: list of N strings.
             token_budget: most tokens of a batch, padding included.
+            layer: hidden layer of the states, from 0 (embeddings). None takes the last.
 
         Returns:
             For sentence i its states (S_i, D), float32. The S_i tokens exclude special tokens,
             padding, prefix, and the tokens after `max_seq_length`.
         """
-        states, _ = self.encode_located_tokens(sentences, token_budget)
+        states, _ = self.encode_located_tokens(sentences, token_budget, layer)
         return states
 
-    def token_spans(self, sentences: Sequence[str]) -> list[list[Span]]:
-        """Return which characters of its sentence each token of `encode_tokens` covers.
-
-        These are the tokens of the sentence itself, without special tokens and prefix.
-
-        Returns:
-            For each token of each sentence the position of its first character, and the position
-            after its last one.
-        """
-        _, places = self._own_tokens(sentences)
-        return [own.spans for own in places]
-
-    def token_words(self, sentences: Sequence[str]) -> list[list[int | None]]:
-        """Return for each token of `encode_tokens` which word it belongs to.
-
-        The tokenizer divides the text into these words before it divides words into tokens.
-
-        Returns:
-            For each token of each sentence the number of its word. Equal numbers mean the same
-            word. The numbers ascend, but need not begin with 0. A number is None if the tokenizer
-            knows no word for the token.
-        """
-        _, places = self._own_tokens(sentences)
-        return [own.words for own in places]
-
     def encode_located_tokens(
-        self, sentences: Sequence[str], token_budget: int = 4096
+        self, sentences: Sequence[str], token_budget: int = 4096, layer: int | None = None
     ) -> tuple[list[NDArray[np.float32]], list[TokenPlaces]]:
-        """Return what `encode_tokens`, `token_spans` and `token_words` do, but tokenize only once.
+        """Return the token states of each sentence as `encode_tokens`, and where the tokens stand.
 
-        Args:
-            sentences: list of N strings.
-            token_budget: most tokens of a batch, padding included.
-
-        Returns:
-            The token states of each sentence, (S_i, D) float32. And where its tokens stand.
+        The tokenizer must be a fast one.
         """
+        last = self.backbone.config.num_hidden_layers
+        if layer is not None and not 0 <= layer <= last:
+            raise UserError(f"layer={layer}: choose 0 (the embeddings) to {last} (the last layer)")
+        sentences = listed(sentences)
+        if not sentences:
+            return [], []
         input_ids, places = self._own_tokens(sentences)
         states: list[np.ndarray] = [np.empty((0, self.hidden_size), np.float32)] * len(places)
         with self._inference():
             for rows, ids, mask in self._batches(input_ids, token_budget):
-                batch_states = self._states(ids, mask).cpu().numpy()  # (B, S, D)
+                batch_states = self._states(ids, mask, layer).cpu().numpy()  # (B, S, D)
                 for row, row_states in zip(rows, batch_states, strict=True):
                     states[row] = row_states[places[row].positions]  # (S_i, D)
         return states, places
 
     def _own_tokens(self, sentences: Sequence[str]) -> tuple[list[list[int]], list[TokenPlaces]]:
-        """Tokenize sentences, and find the tokens that belong to the sentence itself.
-
-        These are neither special tokens nor tokens of the prefix.
-
-        Returns:
-            The token ids of each sentence, all tokens included. And where its own tokens stand.
-        """
-        if not self.tokenizer.is_fast:
-            raise UserError(
-                f"{type(self.tokenizer).__name__} is not a fast tokenizer: token states need one"
-            )
-        sentences = listed(sentences)
-        if not sentences:
-            return [], []
+        """Return all token ids of each sentence, and where those of the sentence itself stand."""
         tokens = self._tokenize(
             sentences, return_special_tokens_mask=True, return_offsets_mapping=True
         )
@@ -422,10 +353,9 @@ class SentenceEncoder(_Comparing):
     # ------------------------------------------------------------------- from text to the encoder
 
     def _tokenize(self, sentences: Sequence[str], **outputs: bool) -> BatchEncoding:
-        """Put the prefix before each sentence, tokenize, and cut to `max_seq_length` tokens.
+        """Put the prefix before each sentence, tokenize without padding, and cut.
 
-        Returns:
-            The tokenizer's output, with `input_ids` as lists, not padded, and without a mask.
+        The output has `input_ids` as lists, and no mask.
         """
         text = [self.prefix + sentence for sentence in sentences]
         # Tokenizers call "no limit" 1e30, but do not accept that number.
@@ -468,12 +398,7 @@ class SentenceEncoder(_Comparing):
             yield rows, ids, mask
 
     def _pad(self, rows: list[list[int]]) -> tuple[Tensor, Tensor]:
-        """Pad rows of token ids on the right to the length of the longest row.
-
-        Returns:
-            Token ids (B, S), and a mask (B, S) that is 1 for tokens and 0 for padding. Both are on
-            the model's device.
-        """
+        """Pad rows of token ids on the right, and return ids (B, S) and mask (B, S)."""
         width = max(map(len, rows))
         pad = self.tokenizer.pad_token_id or 0
         ids = torch.tensor([row + [pad] * (width - len(row)) for row in rows])  # (B, S)
@@ -486,19 +411,19 @@ class SentenceEncoder(_Comparing):
     def _packs(self) -> bool:
         """Tell whether rows are packed: put one behind another, so that no padding is computed.
 
-        Packing works on CPUs, for encoders that we know, and for the last layer.
+        Packing works on CPUs, for encoders that we know.
         """
         is_on_cpu = self.model.device.type == "cpu"
-        return self._can_pack and self.layer is None and is_on_cpu and takes_packed(self.backbone)
+        return self._can_pack and is_on_cpu and takes_packed(self.backbone)
 
-    def _states(self, ids: Tensor, mask: Tensor) -> Tensor:
-        """Return the token states (B, S, D) of `layer`, given token ids and mask (B, S)."""
+    def _states(self, ids: Tensor, mask: Tensor, layer: int | None = None) -> Tensor:
+        """Return the token states (B, S, D) of a layer, given token ids and mask (B, S)."""
+        if layer is not None:
+            outputs = self.backbone(input_ids=ids, attention_mask=mask, output_hidden_states=True)
+            return outputs.hidden_states[layer].float()
         if self._packs:
             return packed_states(self.backbone, mask, {"input_ids": ids}).float()
-        if self.layer is None:
-            return self.backbone(input_ids=ids, attention_mask=mask).last_hidden_state.float()
-        outputs = self.backbone(input_ids=ids, attention_mask=mask, output_hidden_states=True)
-        return outputs.hidden_states[self.layer].float()
+        return self.backbone(input_ids=ids, attention_mask=mask).last_hidden_state.float()
 
 
 def _checked_length(max_seq_length: int | None, model: PreTrainedModel) -> int:
@@ -513,131 +438,11 @@ def _checked_length(max_seq_length: int | None, model: PreTrainedModel) -> int:
     return max_seq_length
 
 
-def _require_layer(layer: int, encoder: PreTrainedModel) -> None:
-    """Raise `UserError` if the encoder has no hidden layer of this number."""
-    last = encoder.config.num_hidden_layers
-    if not 0 <= layer <= last:
-        raise UserError(
-            f"layer={layer}: choose one from 0 (the embeddings) to {last} (the model's last)"
-        )
-
-
-class LibraryEncoder(_Comparing):
-    """An encoder that the sentence-transformers library runs, because it has modules such as Dense.
-
-    Args:
-        model: a `SentenceTransformer`.
-        prefix: text put before every sentence. None takes the model's default prompt.
-    """
-
-    pooling = "sentence-transformers modules"
-    bf16 = False
-    layer = None
-
-    def __init__(self, model: Any, prefix: str | None = None) -> None:
-        self.model = model
-        self._prompt = prefix
-        self.prefix: str = "" if prefix is None else prefix
-        if prefix is None and model.default_prompt_name:
-            self.prefix = model.prompts.get(model.default_prompt_name, "")
-        length = model.max_seq_length
-        # Static embeddings have no limit, which the library calls infinity.
-        self.max_seq_length: int | None = None if length == math.inf else length
-        self.revision: str | None = None
-
-    def encode(
-        self,
-        sentences: Sequence[str],
-        token_budget: int = 4096,
-        progress: bool = False,
-        normalize: bool = False,
-    ) -> np.ndarray:
-        """Encode sentences into vectors with the sentence-transformers library.
-
-        Args:
-            sentences: list of N strings, to which the prefix is added.
-            token_budget: divided by 64, it gives the sentences of a batch. The library makes
-                batches by sentences.
-            progress: show a bar.
-            normalize: divide each vector by its Euclidean length. Otherwise the modules decide.
-
-        Returns:
-            Vectors (N, D).
-        """
-        return self.model.encode(
-            listed(sentences),
-            prompt=self._prompt,
-            batch_size=max(1, token_budget // 64),
-            show_progress_bar=progress,
-            normalize_embeddings=normalize,
-        )
-
-
-def load_encoder(name_or_path: str, **options: Any) -> SentenceEncoder | LibraryEncoder:
-    """Load an encoder from a folder or from the Hub.
-
-    Args:
-        name_or_path: a folder or a Hub id.
-        options: fields of `EncoderOptions`.
-
-    Returns:
-        A `SentenceEncoder`. If the folder has modules that only the sentence-transformers library
-        can run, it is a `LibraryEncoder`.
-    """
-    wanted = EncoderOptions(**options)
-    try:
-        return SentenceEncoder.from_pretrained(name_or_path, **asdict(wanted))
-    except NeedsSentenceTransformers as reason:
-        if wanted.pooling or wanted.bf16 or wanted.layer is not None:
-            raise UserError(
-                f"{reason}; pooling, layer and bf16 cannot be set for it: leave them out"
-            ) from reason
-        try:
-            from sentence_transformers import SentenceTransformer
-        except ImportError:
-            raise UserError(
-                f"{reason}: pip install sentence-transformers to evaluate it"
-            ) from reason
-    with reading(f"the modules of {name_or_path}"):
-        model = SentenceTransformer(
-            name_or_path,
-            trust_remote_code=wanted.trust_remote_code,
-            revision=wanted.revision,
-        )
-    tokenizer = model.tokenizer
-    if isinstance(tokenizer, PreTrainedTokenizerBase):
-        place = tokenizer.name_or_path
-        if as_in_file(tokenizer, place, revision=wanted.revision) is not tokenizer:
-            raise UserError(
-                f"sentence-transformers does not use the tokenizer.json of {place} as it is: put "
-                '"tokenizer_class": "PreTrainedTokenizerFast" into tokenizer_config.json'
-            )
-    if wanted.max_seq_length:
-        try:
-            model.max_seq_length = wanted.max_seq_length
-        except AttributeError as error:  # StaticEmbedding
-            raise UserError(
-                f"max_seq_length={wanted.max_seq_length}: {name_or_path} reads sentences of any "
-                "length: leave it out"
-            ) from error
-    return LibraryEncoder(model, wanted.prefix)
-
-
 def listed(sentences: Iterable[str]) -> list[str]:
-    """Return sentences as a list, after a check that all of them are strings."""
+    """Return sentences as a list. A single string is refused: its characters are no sentences."""
     if isinstance(sentences, str):
         raise UserError(f"sentences is the string {sentences[:40]!r}: pass a list of strings")
-    sentences = list(sentences)
-    for number, sentence in enumerate(sentences):
-        if not isinstance(sentence, str):
-            raise UserError(
-                f"sentences[{number}] is {sentence!r:.40}, no text: leave it out, or give a string"
-            )
-        if _SURROGATE.search(sentence):
-            raise UserError(
-                f"sentences[{number}] is {sentence!r:.40}, with half a surrogate pair: leave it out"
-            )
-    return sentences
+    return list(sentences)
 
 
 def length_batches(lengths: Sequence[int], token_budget: int, full: int) -> list[list[int]]:

@@ -21,6 +21,7 @@ import json
 import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from contextlib import nullcontext
 from datetime import timedelta
 from itertools import islice
 from pathlib import Path
@@ -33,9 +34,9 @@ from accelerate.utils import gather_object, parse_flag_from_env
 from tqdm.auto import tqdm
 
 from dap_transformers.disk_arrays import concatenate_on_disk, temporary_folder
-from dap_transformers.encoding.encoder import LibraryEncoder, SentenceEncoder
+from dap_transformers.encoding.encoder import Encoder, SentenceEncoder
 from dap_transformers.errors import SHOWN, UserError, joined, one_line
-from dap_transformers.files import disk_full, whole_file
+from dap_transformers.files import claimed, disk_full, whole_file
 from dap_transformers.tokenizers import tokenizer_state
 
 logger = logging.getLogger(__name__)
@@ -53,8 +54,6 @@ FINGERPRINT_VERSION = "1"
 #: Fields of a config that say where it came from, and not what the model computes.
 ORIGIN = ("_name_or_path", "_commit_hash", "transformers_version", "architectures", "auto_map")
 ANOTHER_FOLDER = "make room or choose another folder, then run again: whole shards are kept"
-
-Encoder = SentenceEncoder | LibraryEncoder
 
 
 class SentenceError(UserError):
@@ -155,14 +154,16 @@ class SharedEncoder:
     def _on_disk(self, sentences: list[str]) -> Iterator[np.ndarray]:
         """Yield the vector (D,) of each sentence, mapped from shards that are made or found."""
         name = f"{self._fingerprint[:16]}-{hash_of_text('', sentences)}"
-        shards = write_shards(
-            self.encoder,
-            sentences,
-            Path(self.folder, name),
-            token_budget=self.token_budget,
-            progress=self.progress,
-            fingerprint=self._fingerprint,
-        )
+        folder = Path(self.folder, name)
+        with claimed(folder) if launched().is_main_process else nullcontext():
+            shards = write_shards(
+                self.encoder,
+                sentences,
+                folder,
+                token_budget=self.token_budget,
+                progress=self.progress,
+                fingerprint=self._fingerprint,
+            )
         for shard in shards:
             yield from np.load(shard, mmap_mode="r")
 
@@ -170,34 +171,34 @@ class SharedEncoder:
 # ------------------------------------------------------------------------------------ fingerprint
 
 
-def model_fingerprint(encoder: Encoder) -> str:
+def model_fingerprint(encoder: SentenceEncoder) -> str:
     """Return a SHA-256 of everything that the vectors of an encoder depend on.
 
-    This includes weights, config, tokenizer, pooling, prefix, maximum length, bf16 and layer. It
-    excludes the path, so a copy of a model has the same fingerprint. It also excludes the pooler:
-    no vector comes from it, and its weights are random at each loading if the checkpoint lacks
-    them.
+    This includes weights, config, tokenizer, pooling, prefix, maximum length, bf16 and the modules
+    behind the pooling. It excludes the path, so a copy of a model has the same fingerprint. It also
+    excludes the pooler: no vector comes from it, and its weights are random at each loading if the
+    checkpoint lacks them.
 
     Returns:
         64 hexadecimal digits.
     """
     model = encoder.model
-    settings: tuple = (
+    settings = [
         encoder.pooling,
         encoder.prefix,
         encoder.max_seq_length,
         encoder.bf16,
         str(model),
-    )
-    if encoder.layer is not None:
-        settings = (*settings, encoder.layer)
-    config = _computing_fields(getattr(model, "config", None))
-    tokenizer = getattr(encoder, "tokenizer", None) or model.tokenizer
+    ]
+    if len(encoder.after):
+        settings.append(str(encoder.after))
+    config = _computing_fields(model.config)
+    weights = sorted(model.state_dict().items()) + sorted(encoder.after.state_dict().items())
 
     digest = hashlib.sha256(FINGERPRINT_VERSION.encode())
-    for part in (settings, config, tokenizer_state(tokenizer)):
+    for part in (settings, config, tokenizer_state(encoder.tokenizer)):
         digest.update(json.dumps(part, sort_keys=True, default=str).encode())
-    for name, tensor in sorted(model.state_dict().items()):
+    for name, tensor in weights:
         if "pooler" not in name.split("."):
             digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
             values = tensor.detach().cpu().contiguous().flatten()

@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from dap_transformers.encoding.shards import Encoder
+from dap_transformers.encoding.encoder import Encoder
 from dap_transformers.errors import UserError, reading
 from dap_transformers.evaluation.evaluator import Evaluator
 from dap_transformers.evaluation.paper import bucc_beside

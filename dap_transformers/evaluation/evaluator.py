@@ -10,7 +10,8 @@ from typing import Any
 
 from accelerate.utils import broadcast_object_list
 
-from dap_transformers.encoding.shards import Encoder, SharedEncoder
+from dap_transformers.encoding.encoder import Encoder
+from dap_transformers.encoding.shards import SharedEncoder
 
 #: Language code -> (source, English) sentences in file order.
 PairsByLanguage = Mapping[str, Sequence[tuple[str, str]]]

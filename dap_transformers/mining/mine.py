@@ -350,9 +350,9 @@ def mine(
     """
     options = Margin(margin, k, retrieval, threshold, min_precision)
     if isinstance(model, str):
-        from dap_transformers.encoding.encoder import load_encoder
+        from dap_transformers.encoding.encoder import SentenceEncoder
 
-        model = load_encoder(model)
+        model = SentenceEncoder.from_pretrained(model)
     sides = [_Side(source, "source", model), _Side(target, "target", model)]
     _, candidates, choice = mine_vectors((sides[0].vectors, sides[1].vectors), options)
     kept = require_some(select(candidates, choice.threshold, top_n), candidates, choice)

@@ -7,7 +7,6 @@ checkpoint.
 Shapes: `N` sentences, `D` hidden size.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,19 +19,19 @@ from transformers.dynamic_module_utils import custom_object_save
 
 import configuration_dap
 from configuration_dap import DAPConfig
-from dap_transformers.encoding.encoder import LibraryEncoder, SentenceEncoder, load_encoder
-from dap_transformers.encoding.load import (
+from dap_transformers.encoding.encoder import SentenceEncoder
+from dap_transformers.encoding.load import load_complete, longest_input
+from dap_transformers.encoding.modules import (
     LibrarySettings,
     library_settings,
-    load_complete,
-    longest_input,
+    write_modules,
 )
 from dap_transformers.errors import UserError
 from dap_transformers.files import read_json, write_json
 from dap_transformers.options import arg
 from dap_transformers.search.exact import unit_rows
 from dap_transformers.tokenizers import forget_calls, require_padding
-from modeling_dap import DAPForPreTraining, save_modules
+from modeling_dap import DAPForPreTraining
 from states_dap import POOLINGS
 
 HEADS_FOLDER = "pretraining"  # in the published folder, with the whole DAP checkpoint
@@ -144,17 +143,12 @@ def _load_encoder(checkpoint: Path, options: Options) -> SentenceEncoder:
             f"{checkpoint} has no weights as safetensors. If you trust its pickle, load it by "
             "AutoModel.from_pretrained, and save it by save_pretrained"
         )
-    encoder = load_encoder(
+    encoder = SentenceEncoder.from_pretrained(
         str(checkpoint),
         pooling=options.pooling,
         prefix=options.prefix,
         max_seq_length=options.max_seq_length,
     )
-    if isinstance(encoder, LibraryEncoder):
-        raise UserError(
-            f"{checkpoint} has sentence-transformers modules that we cannot write: push it with "
-            "sentence-transformers"
-        )
     require_padding(encoder.tokenizer, checkpoint)  # other libraries need a padding token
     encoder.model.to("cpu")
 
@@ -264,50 +258,6 @@ def _remove_local_path(path: Path) -> None:
     config.pop("_name_or_path", None)
     config.get("encoder_config", {}).pop("_name_or_path", None)
     write_json(config, path)
-
-
-def write_modules(
-    encoder: SentenceEncoder,
-    folder: Path,
-    normalize: bool = False,
-    similarity: str | None = None,
-    prompts: Mapping[str, str] | None = None,
-) -> None:
-    """Write the files that make `SentenceTransformer(folder)` give the encoder's vectors.
-
-    The folder must already hold the model and the tokenizer. For a DAP model, the user has to give
-    `trust_remote_code=True` or import `modeling_dap`.
-
-    Args:
-        encoder: gives the pooling, the prefix and the maximum length.
-        normalize: make the library return vectors of length 1.
-        similarity: "cosine" or "dot". Default: a DAP model's own, else "cosine".
-        prompts: prompts of the library by name, in addition to the encoder's prefix.
-    """
-    if encoder.layer is not None:
-        raise UserError(
-            f"layer={encoder.layer}: sentence-transformers pools the last layer, leave layer out"
-        )
-    save_modules(folder, encoder.pooling, encoder.hidden_size, normalize)
-
-    cut = {"max_seq_length": encoder.max_seq_length, "do_lower_case": False}
-    write_json(cut, folder / "sentence_bert_config.json")
-
-    prompts = dict(prompts or {})
-    default = None
-    if encoder.prefix:
-        same = [name for name, text in prompts.items() if text == encoder.prefix]
-        default = same[0] if same else "text"
-        # encode_query and encode_document use only prompts of these names
-        own = dict.fromkeys((default, "query", "document"), encoder.prefix)
-        prompts = own | prompts
-    settings = {
-        "prompts": prompts,
-        "default_prompt_name": default,
-        "similarity_fn_name": similarity
-        or getattr(encoder.model.config, "tr_similarity", "cosine"),
-    }
-    write_json(settings, folder / "config_sentence_transformers.json")
 
 
 def _check_vectors(encoder: SentenceEncoder, published: Published, folder: Path) -> None:

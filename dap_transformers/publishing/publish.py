@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dap_transformers.errors import UserError
+from dap_transformers.errors import UserError, reading
 from dap_transformers.files import whole_folder
 from dap_transformers.options import arg
 from dap_transformers.publishing.card import model_card, read_sources
 from dap_transformers.publishing.hub import fetch_checkpoint, upload
 from dap_transformers.publishing.layout import Options, build
-from dap_transformers.publishing.onnx_export import export
+from dap_transformers.publishing.onnx_export import export_onnx
 from dap_transformers.reports import read_report
 
 logger = logging.getLogger(__name__)
@@ -97,7 +97,8 @@ def _write(checkpoint: str | Path, folder: Path, repo_id: str, options: PublishO
         published = build(local, new, options)
         model_card(repo_id, published, sources).save(new / "README.md")
         if options.onnx:
-            export(new)
+            with reading("the export to ONNX"):
+                export_onnx(new, new)
 
 
 def _warn_about_another_model(report: Mapping[str, Any], names: set[str], local: Path) -> None:

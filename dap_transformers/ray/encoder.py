@@ -12,8 +12,8 @@ import numpy as np
 from tqdm.auto import tqdm
 
 from dap_transformers.commands.encoder_arguments import EncoderArguments
+from dap_transformers.encoding.encoder import Encoder
 from dap_transformers.encoding.shards import (
-    Encoder,
     SentenceError,
     encode_pieces,
     model_fingerprint,

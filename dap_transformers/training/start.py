@@ -16,15 +16,8 @@ from datasets import Dataset, IterableDataset
 from transformers import AutoModel, PreTrainedConfig, PreTrainedTokenizerBase
 
 from configuration_dap import FIELDS
-from dap_transformers.encoding.load import (
-    LibrarySettings,
-    NeedsSentenceTransformers,
-    library_length,
-    library_settings,
-    load_complete,
-    load_config,
-    longest_input,
-)
+from dap_transformers.encoding.load import load_complete, load_config, longest_input
+from dap_transformers.encoding.modules import LibrarySettings, library_length, library_settings
 from dap_transformers.errors import UserError, reading, refusals
 from dap_transformers.files import read_json
 from dap_transformers.tokenizers import (
@@ -174,13 +167,14 @@ def read_library(name: str, revision: str | None) -> LibrarySettings:
         The settings. All of them have their defaults if the model has no sentence-transformers
         files.
     """
-    try:
-        with reading(f"the sentence-transformers files of {name}"):
-            return library_settings(name, revision) or LibrarySettings()
-    except NeedsSentenceTransformers as reason:
+    with reading(f"the sentence-transformers files of {name}"):
+        library = library_settings(name, revision) or LibrarySettings()
+    if "Dense" in dict(library.after):
         raise UserError(
-            f"{reason}, which cannot be trained: save its encoder by itself, and give that"
-        ) from reason
+            f"{name} has the module Dense, which cannot be trained: save its encoder by itself, "
+            "and give that"
+        )
+    return library
 
 
 def check_tokenizer(start: Start) -> None:

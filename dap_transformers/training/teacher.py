@@ -15,7 +15,7 @@ from accelerate.utils import broadcast_object_list
 from datasets import Dataset
 
 from dap_transformers.commands.encoder_arguments import tokens_of_a_batch
-from dap_transformers.encoding.encoder import load_encoder
+from dap_transformers.encoding.encoder import SentenceEncoder
 from dap_transformers.encoding.shards import (
     embed_to_disk,
     hash_of_text,
@@ -84,7 +84,7 @@ def add_teacher(
         rows = [row_of.setdefault(target, len(row_of)) for target in part["target"][:]]
         with_rows[language] = train[language].add_column(ROW, np.array(rows, np.int64))
 
-    teacher = load_encoder(name)
+    teacher = SentenceEncoder.from_pretrained(name)
     fingerprint = model_fingerprint(teacher)
     targets = list(row_of)
     path = folder / VECTORS.replace("*", hash_of_text(fingerprint, targets))

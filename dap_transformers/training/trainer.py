@@ -38,11 +38,10 @@ from transformers.utils import logging as transformers_logging
 
 from dap_transformers import errors
 from dap_transformers.encoding.encoder import SentenceEncoder
-from dap_transformers.encoding.load import LibrarySettings
+from dap_transformers.encoding.modules import LibrarySettings, write_modules
 from dap_transformers.encoding.shards import encode_shared
 from dap_transformers.errors import SHOWN, UserError, counted
 from dap_transformers.evaluation.retrieval import multilingual_pool_accuracy, retrieval_accuracy
-from dap_transformers.publishing.layout import write_modules
 from dap_transformers.training.arguments import DAPTrainingArguments, no_heads, require
 from dap_transformers.training.grad_cache import CachedBatch
 from dap_transformers.training.head_reading import source_reading

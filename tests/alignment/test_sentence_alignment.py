@@ -26,14 +26,13 @@ def encoder(tiny_bert_dir: Path) -> SentenceEncoder:
 
 def naive_states(encoder: SentenceEncoder, sentence: str, subwords: str) -> list[np.ndarray]:
     """Return the state of each word between spaces, by a loop over characters, in float64."""
-    [states] = encoder.encode_tokens([sentence])
-    [spans] = encoder.token_spans([sentence])
+    [states], [places] = encoder.encode_located_tokens([sentence])
     found = []
     position = 0
     for word in sentence.split(" "):
         characters = set(range(position, position + len(word)))
         rows = []
-        for row, (start, end) in enumerate(spans):
+        for row, (start, end) in enumerate(places.spans):
             if characters & set(range(start, end)):
                 rows.append(states[row].astype(np.float64))
         found.append(rows[0] if subwords == "first" else np.mean(rows, 0))
@@ -143,7 +142,6 @@ def test_links_survive_pharaoh_format(tmp_path: Path) -> None:
         ({"method": "mwmf"}, "method='mwmf'"),
         ({"subwords": "max"}, "subwords='max'"),
         ({"words": "bpe"}, "words='bpe'"),
-        ({"encoder": object()}, "no token states"),
     ],
 )
 def test_what_cannot_be_aligned_is_refused(
@@ -156,7 +154,7 @@ def test_what_cannot_be_aligned_is_refused(
 
 def test_states_that_are_not_finite_are_named_with_their_pair(encoder: SentenceEncoder) -> None:
     class Broken:
-        def encode_located_tokens(self, sentences: list[str], token_budget: int) -> tuple:
+        def encode_located_tokens(self, sentences: list[str], *options: object) -> tuple:
             states, places = encoder.encode_located_tokens(sentences)
             states[1][0] = np.nan
             return states, places

@@ -281,7 +281,7 @@ def setting(name: str, value: object) -> Callable[[SentenceEncoder], None]:
         setting("prefix", "query: "),
         setting("max_seq_length", 9),
         setting("bf16", True),
-        setting("layer", 3),
+        lambda encoder: encoder.after.append(torch.nn.Linear(32, 8)),
     ],
 )
 def test_whatever_shapes_a_vector_changes_the_fingerprint(

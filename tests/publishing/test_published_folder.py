@@ -21,12 +21,12 @@ from transformers import (
 )
 
 from dap_transformers.encoding.encoder import SentenceEncoder
+from dap_transformers.encoding.modules import write_modules
 from dap_transformers.publishing.layout import (
     POOLER_SCALE,
     Options,
     build,
     require_same_vectors,
-    write_modules,
 )
 from dap_transformers.publishing.publish import PublishOptions, publish
 from modeling_dap import DAPForPreTraining, DAPForSequenceClassification, DAPModel
@@ -315,7 +315,7 @@ def saved(folder: Path, kind: str, tokenizer: PreTrainedTokenizerFast) -> None:
         ("plain", {}, "does not say how it pools"),
         ("plain", {"pooling": "cls", "with_heads": True}, "plain 'bert' checkpoint"),
         ("classifier", {}, "is a classifier"),
-        ("without heads", {"with_heads": True}, r"lacks \d+ weights of its heads"),
+        ("without heads", {"with_heads": True}, r"lacks \d+ weights, such as"),
         ("without tokenizer", {}, "tokenizer"),
         ("pickle", {}, "no weights as safetensors"),
         ("whole", {"dataset_info": "absent.md"}, r"absent\.md"),

@@ -115,7 +115,7 @@ def write_inputs(folder: Path) -> None:
 
     from benchmarks.workload import word_tokenizer
     from dap_transformers.encoding.encoder import SentenceEncoder
-    from dap_transformers.publishing.layout import write_modules
+    from dap_transformers.encoding.modules import write_modules
     from modeling_dap import DAPConfig, DAPForPreTraining
 
     write_texts(folder / "text")

@@ -29,7 +29,7 @@ from transformers import PreTrainedTokenizerFast, XLMRobertaConfig
 from benchmarks.encode import least_cosine
 from dap_transformers.encoding.encoder import SentenceEncoder
 from dap_transformers.publishing.layout import Options, build
-from dap_transformers.publishing.onnx_export import export
+from dap_transformers.publishing.onnx_export import export_onnx
 from dap_transformers.tables import text_table
 from modeling_dap import DAPConfig, DAPForPreTraining
 
@@ -265,7 +265,7 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict], dic
         source = checkpoint(work / f"{column} checkpoint", pooling)
         folder = work / column.replace(" ", "-")
         build(source, folder, Options(prefix=prefix, max_seq_length=LENGTH))
-        export(folder)
+        export_onnx(folder, folder)
         encoder = SentenceEncoder.from_pretrained(str(source), prefix=prefix, max_seq_length=LENGTH)
         expected[column] = encoder.encode(SENTENCES)
         job = {

@@ -15,8 +15,8 @@ from transformers import AutoTokenizer, BertModel, PreTrainedTokenizerFast
 
 import modeling_dap
 from dap_transformers.encoding.encoder import SentenceEncoder
+from dap_transformers.encoding.modules import write_modules
 from dap_transformers.evaluation.retrieval import retrieval_accuracy
-from dap_transformers.publishing.layout import write_modules
 from dap_transformers.training.arguments import parse_arguments
 from objectives_dap import OBJECTIVES, Objective
 from train_dap import build_trainer, run
