@@ -120,7 +120,6 @@ def test_commands_have_a_version(run: Run, environment: Path) -> None:
     names = [path.name for path in (environment / "bin").iterdir()]
     commands = [name for name in names if re.fullmatch(r"[a-z]+(-[a-z]+)+", name)]
     assert len(commands) == 9
-    assert run("merge-reports", "--version") == f"dap-transformers {__version__}\n"
 
 
 def test_mypy_sees_the_types(environment: Path, tmp_path: Path) -> None:
