@@ -119,7 +119,8 @@ def test_commands_train_mine_and_save_a_model_with_its_code(
 def test_commands_have_a_version(run: Run, environment: Path) -> None:
     names = [path.name for path in (environment / "bin").iterdir()]
     commands = [name for name in names if re.fullmatch(r"[a-z]+(-[a-z]+)+", name)]
-    assert len(commands) == 9
+    assert len(commands) == 7
+    assert run("push-to-hub", "--version") == f"dap-transformers {__version__}\n"
 
 
 def test_mypy_sees_the_types(environment: Path, tmp_path: Path) -> None:
