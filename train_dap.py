@@ -23,6 +23,7 @@ from transformers import PreTrainedTokenizerBase, set_seed
 from dap_transformers.commands.edge import check_folders, command, guarded
 from dap_transformers.encoding.load import hub_commit
 from dap_transformers.errors import UserError, counted
+from dap_transformers.evaluation.retrieval import Retrieval
 from dap_transformers.files import disk_full, write_json
 from dap_transformers.pictures import CURVES, plot_curves
 from dap_transformers.publishing.publish import PublishOptions, publish
@@ -44,7 +45,7 @@ from dap_transformers.training.batches import (
     tokenize_bitext,
 )
 from dap_transformers.training.hard_negatives import HardNegatives
-from dap_transformers.training.head_reading import HARDLY
+from dap_transformers.training.head_reading import HARDLY, HeadReading
 from dap_transformers.training.heads import HEADS_FILE, train_missing_heads
 from dap_transformers.training.resume import (
     FINISHED,
@@ -171,42 +172,11 @@ def check_run(
             "raise --dev_pairs, give --validation_data, or --eval_strategy no "
             "--load_best_model_at_end false."
         )
-    if training.chooses or training.eval_strategy != "no":
-        check_metric(data, training, dev, model)
-
-
-def check_metric(
-    data: PretrainingDataArguments,
-    training: DAPTrainingArguments,
-    dev: dict[str, Any],
-    model: DAPForPreTraining,
-) -> None:
-    """Check `metric_for_best_model`, which `Trainer` looks up at every evaluation.
-
-    Args:
-        data: arguments of the text.
-        training: arguments of the training.
-        dev: dev pairs by language.
-        model: the model to train.
-    """
-    known = ["eval_mean_accuracy", "eval_mean_pool_accuracy"]
-    readers = [each.name for each in model.objectives if each.from_source is not None]
-    for reader in readers:
-        known += [f"eval_{reader}_loss", f"eval_{reader}_source_nats"]
-    for code in dev:
-        known.append(f"eval_{code}-{data.target_language}_accuracy")
-        known.append(f"eval_{data.target_language}-{code}_accuracy")
-
     name = training.metric_for_best_model
-    if f"eval_{name.removeprefix('eval_')}" not in known:
-        raise UserError(
-            f"metric_for_best_model={name!r} is in no evaluation: give {', '.join(known[:4])}, ..."
-        )
     if training.chooses and training.freeze_encoder and name.endswith("accuracy"):
-        instead = f"give eval_{readers[0]}_loss, or " if readers else ""
         raise UserError(
-            f"metric_for_best_model={name!r} does not change under --freeze_encoder: {instead}"
-            "leave --load_best_model_at_end and --early_stopping_patience out."
+            f"metric_for_best_model={name!r} does not change under --freeze_encoder: leave "
+            "--load_best_model_at_end and --early_stopping_patience out, or give eval_rtl_loss"
         )
 
 
@@ -265,7 +235,10 @@ def build_trainer(
         negatives = HardNegatives(start.tokenizer, data.max_seq_length, share, seed, data.prefix)
     languages = model.config.rtl_languages or sorted(train)
     collator = BitextCollator(start.tokenizer.pad_token_id, languages, negatives, teacher)
-    dev_text = {code: (part["source"][:], part["target"][:]) for code, part in dev.items()}
+    pairs = {}
+    for code, part in dev.items():
+        pairs[code] = list(zip(part["source"][:], part["target"][:], strict=True))
+    evaluators = [Retrieval(pairs, True, data.target_language), HeadReading(pairs)]
     trainer = DAPTrainer(
         model=model,
         args=training,
@@ -273,8 +246,7 @@ def build_trainer(
         train_sampler=sampler,
         data_collator=collator,
         processing_class=start.tokenizer,
-        target_language=data.target_language,
-        dev_bitext=dev_text,
+        evaluators=evaluators if dev else None,
         max_seq_length=data.max_seq_length,
         prefix=data.prefix,
         library=library,
@@ -369,7 +341,7 @@ def finish(
     step = kept_step(trainer)
     history = list(state.log_history)
     found = {}
-    if trainer.dev_bitext:
+    if trainer.evaluators:
         found = trainer.evaluate()
         trainer.save_metrics("eval", found, combined=False)
         warn_of_idle_heads(found)
@@ -426,7 +398,7 @@ def warn_of_idle_heads(metrics: dict[str, float]) -> None:
     """Log a warning if a head hardly uses the source, because it then hardly trains the encoder.
 
     Args:
-        metrics: metrics of an evaluation by name. Those of `source_reading` are used, if there
+        metrics: metrics of an evaluation by name. Those of `HeadReading` are used, if there
             are any.
     """
     for reader in OBJECTIVES:

@@ -28,8 +28,9 @@ from transformers import AutoModel
 from benchmarks.timing import CPU, WALL, alternate, machine_parser, prepare_machine, save
 from benchmarks.workload import SIZES, WORDS, encoder_config, word_tokenizer
 from dap_transformers.encoding.encoder import SentenceEncoder
+from dap_transformers.evaluation.retrieval import read_languages
 from dap_transformers.tables import text_table
-from eval_retrieval import read_languages
+from dap_transformers.text.find import find_bitext
 
 OURS = "ours"
 LIBRARY = "sentence-transformers"
@@ -50,7 +51,7 @@ def read_sentences(args: argparse.Namespace) -> list[str]:
     if args.size:
         return [" ".join(rng.choices(WORDS, k=rng.randint(4, 30))) for _ in range(args.sentences)]
     distinct = set()
-    for pairs in read_languages(args.data_dir).values():
+    for pairs in read_languages(find_bitext(args.data_dir)).values():
         for pair in pairs:
             distinct.update(pair)
     texts = sorted(distinct)

@@ -240,10 +240,11 @@ def write_vectors(args: argparse.Namespace) -> None:
     sentence of a side is used twice. There are at most as many pairs as the largest of `--rows`.
     """
     from dap_transformers.encoding.encoder import SentenceEncoder
-    from eval_retrieval import read_languages
+    from dap_transformers.evaluation.retrieval import read_languages
+    from dap_transformers.text.find import find_bitext
 
     pairs = []
-    for rows in read_languages(args.data_dir).values():
+    for rows in read_languages(find_bitext(args.data_dir)).values():
         pairs += rows
     random.Random(0).shuffle(pairs)
     for side in (0, 1):

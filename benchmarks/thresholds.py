@@ -33,10 +33,11 @@ from dap_transformers.encoding.encoder import Encoder
 from dap_transformers.encoding.shards import embed_to_disk, model_fingerprint
 from dap_transformers.errors import UserError
 from dap_transformers.evaluation.bucc import Bucc, best_threshold, count_gold, score_at
+from dap_transformers.evaluation.retrieval import read_languages
 from dap_transformers.mining.margin import MinedPairs
 from dap_transformers.mining.mine import Margin, mine_vectors
 from dap_transformers.tables import text_table
-from eval_retrieval import read_languages
+from dap_transformers.text.find import find_bitext
 
 SHARES = (0.02, 0.2, 0.5, 1.0, 0.0)
 LANGUAGES = ("de", "hi", "ja", "sw", "tr", "zh")
@@ -162,7 +163,7 @@ def made_cases(encoder: Encoder, args: argparse.Namespace, folder: Path) -> Iter
     for corpus in args.texts:
         english = {}
         vectors = {}
-        for code, rows in read_languages([corpus], codes).items():
+        for code, rows in read_languages(find_bitext(corpus), codes).items():
             pairs = drawn_pairs(rows, args.pairs)
             english[code] = [pair[1] for pair in pairs]
             sides = []

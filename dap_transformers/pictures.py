@@ -22,21 +22,6 @@ UNITS = {
 MARKERS = "os^D"  # of matplotlib, one per report
 
 
-def require_drawable(argument: str, path: str | Path) -> None:
-    """Raise `UserError` unless matplotlib is installed and the file name has a suffix it can draw.
-
-    Args:
-        argument: the command-line argument that names the picture, for the message.
-        path: the picture to draw. It must end in .svg, .png or .pdf.
-    """
-    if Path(path).suffix not in (".svg", ".png", ".pdf"):
-        raise UserError(f"{argument} {path}: give a name that ends in .svg, .png or .pdf")
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError as error:
-        raise UserError(f"{argument}: {error}: pip install matplotlib") from error
-
-
 def curves(
     history: Sequence[Mapping[str, float]],
 ) -> dict[str, dict[str, list[tuple[float, float]]]]:

@@ -28,23 +28,15 @@ import train_dap  # also registers DAP with the Auto classes
 from dap_transformers.alignment.alignment_plots import TokenStates, plot_token_states
 from dap_transformers.commands.edge import command
 from dap_transformers.encoding.encoder import SentenceEncoder
+from dap_transformers.evaluation.evaluator import Evaluator, PairsByLanguage, evaluate
+from dap_transformers.evaluation.hard_negatives import HardNegatives
+from dap_transformers.evaluation.retrieval import Retrieval, read_languages
 from dap_transformers.files import read_json, write_json
 from dap_transformers.languages import NAMES
 from dap_transformers.tables import text_table
+from dap_transformers.text.find import find_bitext
 from dap_transformers.training.heads import RESULTS_FILE
 from dap_transformers.training.resume import FINISHED
-from eval_retrieval import (
-    CopiesByLanguage,
-    PairsByLanguage,
-    accuracies_of,
-    accuracy_numbers,
-    add_pool_numbers,
-    copies_of,
-    encode_texts,
-    hard_negative_numbers,
-    read_languages,
-    texts_of,
-)
 from quickstart import bitext, e5_wheel, fetch, reuse
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -217,7 +209,9 @@ def seconds_of_training(out: Path) -> float:
     return seconds
 
 
-def measure(name: str, pooling: str, pairs: PairsByLanguage, copies: CopiesByLanguage) -> Measured:
+def measure(
+    name: str, pooling: str, pairs: PairsByLanguage, evaluators: Sequence[Evaluator]
+) -> Measured:
     """Measure a model's retrieval and hard-negative errors, and get token states to draw.
 
     Sentences have no prefix, because training uses none.
@@ -226,7 +220,7 @@ def measure(name: str, pooling: str, pairs: PairsByLanguage, copies: CopiesByLan
         name: id or folder of the model.
         pooling: how it makes a sentence vector, "cls" or "mean".
         pairs: language code -> test pairs.
-        copies: language code -> changed copies of the English sentences, as hard negatives.
+        evaluators: measure retrieval and hard negatives on these pairs.
 
     Returns:
         The results of each language, and the token states of some pairs of one language.
@@ -237,14 +231,11 @@ def measure(name: str, pooling: str, pairs: PairsByLanguage, copies: CopiesByLan
     target = model.encode_tokens([target for _, target in rows])
     states = (np.concatenate(source), np.concatenate(target))
 
-    vectors = encode_texts(model, texts_of(pairs, copies))
-    report = accuracy_numbers(pairs, accuracies_of(vectors))
-    add_pool_numbers(report, vectors)
-    errors = hard_negative_numbers(pairs, copies, vectors)
+    found = evaluate(model, evaluators)
     numbers = {}
-    for code, found in report["languages"].items():
-        found["error"] = errors[code]["error"]["error"]
-        numbers[code] = {key: found[key] for key in ROWS}
+    for code, each in found["retrieval"]["languages"].items():
+        each["error"] = found["hard_negatives"][code]["error"]["error"]
+        numbers[code] = {key: each[key] for key in ROWS}
     return Measured(numbers, states)
 
 
@@ -347,10 +338,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         for objective, out in outs.items():
             asked = reuse.ingredients(start, args.pooling, objective, RECIPE, HOME / "train")
             finished[objective] = reuse.claim(out, asked)
-    pairs = read_languages([str(HOME / "test")])
-    copies = copies_of(pairs)
+    pairs = read_languages(find_bitext(HOME / "test"))
+    evaluators = [Retrieval(pairs, pool=True), HardNegatives(pairs)]
     with timed("measuring before", seconds):
-        before = measure(start, args.pooling, pairs, copies)
+        before = measure(start, args.pooling, pairs, evaluators)
         print(f"   retrieval xx→en {before.mean('xx-en'):.1f}")
     after = {}
     for objective, out in outs.items():
@@ -358,7 +349,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         with timed(f"training{which}", seconds):
             train(start, args.pooling, objective, out, finished[objective])
         with timed(f"measuring after{which}", seconds):
-            after[objective] = measure(str(out), args.pooling, pairs, copies)
+            after[objective] = measure(str(out), args.pooling, pairs, evaluators)
     if args.by_language:
         for objective, measured in after.items():
             print(f"\n{objective}\n{languages_table(pairs, before, measured)}")

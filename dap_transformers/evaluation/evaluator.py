@@ -3,7 +3,7 @@
 A new evaluator is a class with the members of `Evaluator`.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,13 @@ class Evaluator:
     def logged(self, numbers: Numbers) -> dict[str, float]:
         """Return the numbers that a training logs, by name."""
         return numbers
+
+
+def both_sides(pairs: PairsByLanguage) -> Iterator[str]:
+    """Yield the sentences of each language: all sources, then all targets."""
+    for rows in pairs.values():
+        for side in zip(*rows, strict=True):
+            yield from side
 
 
 def evaluate(

@@ -17,14 +17,17 @@ Legend: `N` pairs, `C` copies, `D` dimensions.
 import hashlib
 import re
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
 
-from dap_transformers.errors import UserError
+from dap_transformers.encoding.encoder import Encoder
+from dap_transformers.evaluation.evaluator import Evaluator, Numbers, PairsByLanguage, both_sides
 from dap_transformers.evaluation.retrieval import require_pairs
 from dap_transformers.search.exact import nearest
+from dap_transformers.tables import text_table
 
 COPY_KINDS = ("number", "negation", "name")
 #: Most copies per sentence and kind. They change the first places where the rule applies.
@@ -119,6 +122,78 @@ class Copy(NamedTuple):
     sentence: str
     kind: str
     text: str
+
+
+@dataclass
+class HardNegatives(Evaluator):
+    """Measure the error if changed copies of the English sentences are candidates (xsim++).
+
+    The candidates are all English sentences of a language's text, and their copies with another
+    number, meaning or name.
+
+    Attributes:
+        pairs: language code -> (source, English) sentences.
+    """
+
+    pairs: PairsByLanguage
+    name = "hard_negatives"
+    primary = "hard_negative_error"
+
+    def __post_init__(self) -> None:
+        self.copies = {}
+        for code, rows in self.pairs.items():
+            self.copies[code] = hard_negative_copies([english for _, english in rows])
+
+    def sentences(self) -> Iterator[str]:
+        yield from both_sides(self.pairs)
+        for copies in self.copies.values():
+            yield from (copy.text for copy in copies)
+
+    def __call__(self, encoder: Encoder) -> Numbers:
+        """Return the results by language code, and "mean" -> {"error": means over the languages}.
+
+        The results of a language are "pairs" (their number), "without_copies" (pairs whose English
+        sentence has no copy), "copies" (kind of change -> number of copies) and "error" (the result
+        of `hard_negative_errors`).
+        """
+        numbers: Numbers = {}
+        errors = []
+        for code, copies in self.copies.items():
+            rows = self.pairs[code]
+            texts = (*zip(*rows, strict=True), [copy.text for copy in copies])
+            kinds = [copy.kind for copy in copies]
+            found = hard_negative_errors(*(encoder.encode(list(text)) for text in texts), kinds)
+            error = {preferred: round(share, 4) for preferred, share in found.items()}
+            errors.append(error)
+            have_copies = {copy.sentence for copy in copies}
+            numbers[code] = {
+                "pairs": len(rows),
+                "without_copies": sum(english not in have_copies for _, english in rows),
+                "copies": {kind: kinds.count(kind) for kind in COPY_KINDS},
+                "error": error,
+            }
+        mean = {}
+        for preferred in errors[0]:
+            mean[preferred] = float(np.mean([error[preferred] for error in errors]))
+        return numbers | {"mean": {"error": mean}}
+
+    def logged(self, numbers: Numbers) -> dict[str, float]:
+        return {self.primary: numbers["mean"]["error"]["error"]}
+
+    def table(self, numbers: Numbers) -> str:
+        """Format the numbers as a text table: a row per language and one for the mean."""
+        header = ["hard negatives", "pairs", "without copies"]
+        header += [f"{kind} copies" for kind in COPY_KINDS]
+        header += ["error %", *(f"by {preferred}" for preferred in (*COPY_KINDS, "other"))]
+        rows = []
+        for code, each in numbers.items():
+            counts = each.get("copies", dict.fromkeys(COPY_KINDS))  # the mean has none
+            row = [code, each.get("pairs"), each.get("without_copies")]
+            rows.append([*row, *counts.values(), *each["error"].values()])
+        return text_table(header, rows)
+
+
+# From sentences to copies
 
 
 def hard_negative_copies(sentences: Sequence[str]) -> list[Copy]:
@@ -354,6 +429,9 @@ def _in_case_of(old: str, new: str) -> str:
     return new[:1].upper() + new[1:] if old[:1].isupper() else new
 
 
+# From vectors to errors
+
+
 def hard_negative_errors(
     source_embeds: np.ndarray,
     target_embeds: np.ndarray,
@@ -383,62 +461,14 @@ def hard_negative_errors(
         The other keys split it by what was found instead: a copy of the kind "number", "negation"
         or "name", or an "other" target sentence.
     """
-    winners = _winners(source_embeds, target_embeds, copy_embeds)
+    require_pairs(source_embeds, target_embeds)
+    # copies come first, so that they win a tie, and have the numbers -C to -1
+    candidates = np.concatenate([copy_embeds, target_embeds])
+    winners = nearest(source_embeds, candidates) - len(copy_embeds)  # (N,)
     counts = dict.fromkeys((*COPY_KINDS, "other"), 0)
     for line, winner in enumerate(winners):
         if winner != line:
-            preferred = "other" if winner >= 0 else kinds[winner]  # -1 is the last copy
+            preferred = "other" if winner >= 0 else kinds[winner]
             counts[preferred] += 1
     shares = {kind: 100 * count / len(winners) for kind, count in counts.items()}
     return {"error": 100 * sum(counts.values()) / len(winners)} | shares
-
-
-def hard_negative_hits(
-    source_embeds: np.ndarray, target_embeds: np.ndarray, copy_embeds: np.ndarray
-) -> np.ndarray:
-    """Tell for each source whether its translation is its nearest candidate.
-
-    Candidates are all target sentences and all their changed copies. The share of False is the
-    "error" of `hard_negative_errors`.
-
-    >>> copies = np.array([[0.9, 0.1], [0.6, 0.8]])
-    >>> hard_negative_hits(np.eye(2), np.array([[0.8, 0.2], [0.0, 1.0]]), copies)
-    array([False,  True])
-
-    Args:
-        source_embeds: (N, D), need not be normalised.
-        target_embeds: (N, D), row i the translation of row i.
-        copy_embeds: (C, D), vectors of the copies of all target sentences, in any order.
-
-    Returns:
-        (N,) bool, True where the translation is found.
-    """
-    winners = _winners(source_embeds, target_embeds, copy_embeds)
-    return winners == np.arange(len(winners))
-
-
-def _winners(
-    source_embeds: np.ndarray, target_embeds: np.ndarray, copy_embeds: np.ndarray
-) -> np.ndarray:
-    """Return the nearest candidate of each source, among all targets and all their copies.
-
-    Of equally near candidates, copies win, and then the first target.
-
-    Args:
-        source_embeds: (N, D).
-        target_embeds: (N, D), row i the translation of row i.
-        copy_embeds: (C, D), vectors of the copies of all target sentences.
-
-    Returns:
-        (N,) int64. From 0 on it is a row of the targets. From -C to -1 it is a row of the copies,
-        where -1 is the last copy.
-    """
-    require_pairs(source_embeds, target_embeds)
-    if copy_embeds.shape[1] != target_embeds.shape[1]:
-        raise UserError(
-            f"copies have {copy_embeds.shape[1]} dimensions, targets {target_embeds.shape[1]}: "
-            "use one encoder for both"
-        )
-    # copies come first, so that they win a tie
-    candidates = np.concatenate([copy_embeds, target_embeds])
-    return nearest(source_embeds, candidates) - len(copy_embeds)

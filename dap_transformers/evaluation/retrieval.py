@@ -1,18 +1,106 @@
 """Bitext retrieval accuracy as on Tatoeba: line i of one side must find line i of the other.
 
 The candidates are the other side only, or a multilingual pool that also holds the query's language.
+
+Legend: `N` pairs, `D` dimensions.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from dap_transformers.encoding.encoder import Encoder
 from dap_transformers.errors import UserError
-from dap_transformers.languages import TATOEBA_14, TATOEBA_28, TATOEBA_36
+from dap_transformers.evaluation.evaluator import Evaluator, Numbers, PairsByLanguage, both_sides
+from dap_transformers.evaluation.paper import DIRECTIONS, POOL_KEYS
+from dap_transformers.languages import NAMES, TATOEBA_14, TATOEBA_28, TATOEBA_36, base_language
 from dap_transformers.search.exact import Array, first_equal_rows, nearest, nearest_neighbours
+from dap_transformers.tables import text_table
+from dap_transformers.text.formats import BitextFile, read_pairs
 
 GROUPS: dict[int, tuple[str, ...]] = {14: TATOEBA_14, 28: TATOEBA_28, 36: TATOEBA_36}
+
+
+@dataclass
+class Retrieval(Evaluator):
+    """Accuracy of retrieval in both directions, by language and averaged over the paper's groups.
+
+    Attributes:
+        pairs: language code -> (source, target) sentences. The numbers call the targets English.
+        pool: also measure the pool that holds the other sentences of the query's language.
+        target_language: code of the targets' language, for the names in a training's log.
+    """
+
+    pairs: PairsByLanguage
+    pool: bool = False
+    target_language: str = "en"
+    name = "retrieval"
+    primary = "mean_accuracy"
+
+    def sentences(self) -> Iterator[str]:
+        return both_sides(self.pairs)
+
+    def __call__(self, encoder: Encoder) -> Numbers:
+        found = {}
+        for code, rows in self.pairs.items():
+            source, target = (encoder.encode(list(side)) for side in zip(*rows, strict=True))
+            found[code] = retrieval_accuracy(source, target)
+            if self.pool:
+                to_target, to_source = multilingual_pool_accuracy(source, target)
+                found[code] += (*to_target, *to_source)
+
+        names = (*DIRECTIONS, *POOL_KEYS)
+        languages = {}
+        for code, values in found.items():
+            languages[code] = {"pairs": len(self.pairs[code])} | dict(zip(names, values))
+        averages = {}
+        for group, values in group_averages(found).items():
+            averages[group] = dict(zip(names, values))
+        return {"languages": languages, "averages": averages}
+
+    def logged(self, numbers: Numbers) -> dict[str, float]:
+        target = self.target_language
+        found = {}
+        in_pool = []
+        for code, each in numbers["languages"].items():
+            found[f"{code}-{target}_accuracy"] = each["xx-en"]
+            found[f"{target}-{code}_accuracy"] = each["en-xx"]
+            in_pool += [each.get("pool_xx-en"), each.get("pool_en-xx")]
+        found["mean_accuracy"] = float(np.mean(list(found.values())))
+        if self.pool:
+            found["mean_pool_accuracy"] = float(np.mean(in_pool))
+        return found
+
+
+# From files to pairs
+
+
+def read_languages(
+    found: Mapping[str, Sequence[BitextFile]],
+    languages: Sequence[str] | None = None,
+    max_pairs: int | None = None,
+) -> PairsByLanguage:
+    """Read parallel text. A malformed line is an error, because every line counts.
+
+    Args:
+        found: language code -> files (`find_bitext`), which are joined in their order.
+        languages: codes of the languages to read. None reads all.
+        max_pairs: most pairs to keep of each language, from the first on. None keeps all.
+    """
+    wanted = dict.fromkeys(found if languages is None else map(base_language, languages))
+    pairs = {}
+    for code in wanted:
+        if code not in found:
+            raise UserError(f"there is no text in {code}, only in {' '.join(found)}")
+        rows = chain.from_iterable(read_pairs(file, max_bad_lines=0.0) for file in found[code])
+        pairs[code] = [(row["source"], row["target"]) for row in rows][:max_pairs]
+    return pairs
+
+
+# From vectors to accuracies
 
 
 def retrieval_accuracy(source_embeds: Array, target_embeds: Array) -> tuple[float, float]:
@@ -42,25 +130,17 @@ def retrieval_accuracy(source_embeds: Array, target_embeds: Array) -> tuple[floa
 
 
 def require_pairs(source_embeds: Array, target_embeds: Array) -> None:
-    """Raise `UserError` unless both sides have the same number of rows, at least one."""
-    if len(source_embeds) != len(target_embeds) or len(source_embeds) == 0:
-        raise UserError(
-            f"{len(source_embeds)} source and {len(target_embeds)} target rows: "
-            "retrieval needs pairs"
-        )
+    """Raise `ValueError` unless both sides have equally many rows."""
+    if len(source_embeds) != len(target_embeds):
+        raise ValueError(f"{len(source_embeds)} source and {len(target_embeds)} target rows")
 
 
 def _share_of_own_lines(found: np.ndarray) -> float:
-    """Return the share of lines that have found the line of their own number, in percent.
-
-    Args:
-        found: (N,), at least one line: number of the line that each line has found.
-    """
+    """Return the share of lines (N,) that have found the line of their own number, in percent."""
     return 100 * int((found == np.arange(len(found))).sum()) / len(found)
 
 
-@dataclass(frozen=True)
-class PoolAccuracy:
+class PoolAccuracy(NamedTuple):
     """Results of one direction of `multilingual_pool_accuracy`.
 
     The rest of the queries, up to 100 percent, finds a wrong sentence of the other language.
@@ -110,54 +190,7 @@ def multilingual_pool_accuracy(
 
 
 def _pool_accuracy(queries: Array, others: Array) -> PoolAccuracy:
-    """Compute one direction of `multilingual_pool_accuracy`.
-
-    Args:
-        queries: (N, D), all sentences of one language.
-        others: (N, D), the sentences of the other language. Row i is the translation of query i.
-
-    Returns:
-        Shares of the queries, in percent.
-    """
-    is_translation, prefers_own = _pool_outcomes(queries, others)
-    is_right = is_translation & ~prefers_own
-    return PoolAccuracy(100 * float(is_right.mean()), 100 * float(prefers_own.mean()))
-
-
-def multilingual_pool_hits(queries: Array, others: Array) -> np.ndarray:
-    """Tell for each query whether it finds its translation in the multilingual pool.
-
-    The candidates are all sentences of the other language and the other sentences of the query's
-    own language. The share of True is the accuracy of `multilingual_pool_accuracy` in this
-    direction.
-
-    >>> german = np.array([[3.0, 1.0], [1.0, 3.0], [1.0, 2.0]])
-    >>> multilingual_pool_hits(german, np.array([[2.0, 1.0], [0.0, 1.0], [1.0, 1.0]]))
-    array([ True, False, False])
-
-    Args:
-        queries: (N, D), all sentences of one language.
-        others: (N, D), the sentences of the other language. Row i is the translation of query i.
-
-    Returns:
-        (N,) bool, True where the translation is found.
-    """
-    is_translation, prefers_own = _pool_outcomes(queries, others)
-    return is_translation & ~prefers_own
-
-
-def _pool_outcomes(queries: Array, others: Array) -> tuple[np.ndarray, np.ndarray]:
-    """Compute for each query what is nearest in the other language and in its own language.
-
-    Args:
-        queries: (N, D), all sentences of one language.
-        others: (N, D), the sentences of the other language. Row i is the translation of query i.
-
-    Returns:
-        Two bool arrays (N,). First, whether the nearest sentence of the other language is the
-        translation. Second, whether a sentence of the query's own language is at least as near as
-        that sentence.
-    """
+    """Compute one direction: the queries (N, D) are all sentences of one language."""
     # the nearest sentence of the other language
     distinct = np.unique(first_equal_rows(others))
     cosines, found = nearest_neighbours(queries, others[distinct])  # (N, 1)
@@ -171,7 +204,8 @@ def _pool_outcomes(queries: Array, others: Array) -> tuple[np.ndarray, np.ndarra
     own_cosines = np.where(is_query, -np.inf, own_cosines).max(1)  # (N,)
 
     prefers_own = own_cosines >= cosines[:, 0]
-    return is_translation, prefers_own
+    is_right = is_translation & ~prefers_own
+    return PoolAccuracy(100 * float(is_right.mean()), 100 * float(prefers_own.mean()))
 
 
 def group_averages(
@@ -209,3 +243,34 @@ def group_averages(
         means = np.mean([accuracies[code] for code in group], axis=0)
         averages[name] = tuple(means.tolist())
     return averages
+
+
+# From accuracies to a report
+
+
+def rounded(numbers: Any) -> Any:
+    """Return numbers, or dictionaries of them, with four decimals."""
+    if isinstance(numbers, dict):
+        return {name: rounded(value) for name, value in numbers.items()}
+    return round(numbers, 4)
+
+
+def pool_table(numbers: Numbers) -> str:
+    """Format accuracy without and with the query's own language in the pool, as a text table."""
+    header = ["multilingual pool", "", "pairs"]
+    for arrow in DIRECTIONS.values():
+        header += [arrow, "in the pool", "lost to own language"]
+    rows = []
+    for code, each in numbers["languages"].items():
+        rows.append([code, NAMES.get(code, ""), each["pairs"], *_pool_cells(each)])
+    for group, each in numbers["averages"].items():
+        rows.append(["mean", group, "", *_pool_cells(each)])
+    return text_table(header, rows)
+
+
+def _pool_cells(numbers: Mapping[str, float]) -> list[float]:
+    """Return a row's cells for both directions: accuracy, in the pool, lost to own language."""
+    cells = []
+    for direction in DIRECTIONS:
+        cells += [numbers[direction], numbers[f"pool_{direction}"], numbers[f"own_{direction}"]]
+    return cells

@@ -9,89 +9,115 @@ Shapes in the comments: `N` pairs, `S` tokens, `D` hidden size, `G` groups of la
 
 import copy
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from dap_transformers.encoding.encoder import SentenceEncoder
+from dap_transformers.evaluation.evaluator import Evaluator, PairsByLanguage
 from dap_transformers.training.batches import BitextCollator, cutting_backend, tokenize_pairs
-from modeling_dap import DAPForPreTraining
-from objectives_dap import Encoded, Objective, Pairs, Sentences, needs_of, objectives_of
+from modeling_dap import DAPForPreTraining, needs_of
+from objectives_dap import Encoded, Objective, Pairs, Sentences, objectives_of
 
-#: Number of pairs that are measured, and how many of them run at a time.
-MEASURED_PAIRS = 512
+#: Number of pairs that are encoded at a time.
 PAIRS_AT_A_TIME = 64
-#: Values of `rtl_ratio` that are measured beside the configured one, on every fourth pair.
-RATIOS = (0.25, 0.5, 0.75)
 #: Information from the source, in nats per token, below which a head hardly uses it.
 HARDLY = 0.1
 
-Bitext = Mapping[str, tuple[Sequence[str], Sequence[str]]]  # language -> sources and targets
 
-
-@torch.no_grad()
-def source_reading(
-    model: DAPForPreTraining,
-    tokenizer: PreTrainedTokenizerBase,
-    bitext: Bitext,
-    max_seq_length: int,
-    prefix: str = "",
-    count: int = MEASURED_PAIRS,
-    ratios: Sequence[float] = RATIOS,
-) -> dict[str, float]:
-    """Measure how much the heads of RTL and BOW use the source, on dev pairs.
-
-    The loss with each pair's own source is compared with the loss with another pair's source.
-
-    There is no dropout, and every call masks the same tokens. In a group of processes, all call
-    it and do the same work. The other pair is the next one of the same language. If a language
-    has only one pair, it is the next one of any language.
+class EncoderWithHeads(SentenceEncoder):
+    """A sentence encoder that also has the prediction heads of its model.
 
     Args:
-        model: the model, not sharded. It is left in evaluation mode.
-        tokenizer: the model's tokenizer.
-        bitext: sources and targets by language. Languages for which the RTL head has no embedding
-            are left out.
-        max_seq_length: largest number of tokens of a sentence, with special tokens.
-        prefix: text to put before every sentence.
+        model: the model with its heads, not sharded.
+        tokenizer: its tokenizer.
+        options: further options of `SentenceEncoder`.
+    """
+
+    def __init__(
+        self, model: DAPForPreTraining, tokenizer: PreTrainedTokenizerBase, **options: Any
+    ) -> None:
+        super().__init__(model.dap, tokenizer, **options)
+        self.with_heads = model
+
+
+@dataclass
+class HeadReading(Evaluator):
+    """How much the heads of RTL and BOW use the source, on dev pairs.
+
+    The loss with each pair's own source is compared with the loss with another pair's source. The
+    other pair is the next one of the same language. If a language has only one pair, it is the next
+    one of any language. There is no dropout, and every call masks the same tokens.
+
+    Attributes:
+        pairs: language code -> (source, target) sentences. Languages for which the RTL head has no
+            embedding are left out.
         count: about how many pairs are measured over all languages. Every language gives the same
             number, at least two, or all its pairs if it has fewer.
         ratios: values of `rtl_ratio` (the share of the target tokens to reconstruct) that are
             measured beside the configured one, on every fourth pair.
-
-    Returns:
-        Values in nats per token: `rtl_loss`, `rtl_loss_shuffled` (with other sources), and their
-        difference `rtl_source_nats`. For a ratio of 0.25 the difference is
-        `rtl_source_nats_rho25`. BOW has the same three values, but none for other ratios. An
-        empty dictionary if there are fewer than two pairs, or neither objective.
     """
-    known = model.config.rtl_languages
-    used = {}
-    for language, pairs in bitext.items():
-        if known is None or language in known:
-            used[language] = pairs
-    # The readers have a configuration of their own, in which the ratio can be changed. The smallest
-    # ratio shows the most targets, so everything is encoded that any ratio needs.
-    config = copy.copy(model.config)
-    config.rtl_ratio = min(ratios, default=config.rtl_ratio)
-    readers = [each for each in objectives_of(config) if each.from_source is not None]
-    if not readers or sum(len(sources) for sources, _ in used.values()) < 2:
-        return {}
 
-    model.eval()
-    languages = known or list(used)
-    inputs, others = sample_pairs(used, tokenizer, max_seq_length, languages, prefix, count)
-    others = others.to(model.device)
-    pairs, encoded = encode_all(model, readers, inputs)
+    pairs: PairsByLanguage
+    count: int = 512
+    ratios: Sequence[float] = (0.25, 0.5, 0.75)
+    name = "head_reading"
+    primary = "rtl_loss"
 
-    found = {}
-    configured = model.config.rtl_ratio
-    for reader in readers:
+    @torch.no_grad()
+    def __call__(self, encoder: EncoderWithHeads) -> dict[str, float]:
+        """Measure the heads of an encoder. Its model is left in evaluation mode.
+
+        Returns:
+            Values in nats per token: `rtl_loss`, `rtl_loss_shuffled` (with other sources), and
+            their difference `rtl_source_nats`. For a ratio of 0.25 the difference is
+            `rtl_source_nats_rho25`. BOW has the same three values, but none for other ratios. An
+            empty dictionary if there are fewer than two pairs, or neither objective.
+        """
+        model = encoder.with_heads.eval()
+        known = model.config.rtl_languages
+        used = {}
+        for language, rows in self.pairs.items():
+            if known is None or language in known:
+                used[language] = rows
+        # The readers have a configuration of their own, in which the ratio can be changed. The
+        # smallest ratio shows the most targets, so everything is encoded that any ratio needs.
+        config = copy.copy(model.config)
+        config.rtl_ratio = min(self.ratios, default=config.rtl_ratio)
+        readers = [each for each in objectives_of(config) if each.from_source is not None]
+        if not readers or sum(map(len, used.values())) < 2:
+            return {}
+
+        inputs, others = sample_pairs(used, encoder, known or list(used), self.count)
+        others = others.to(model.device)
+        autocast = torch.autocast(model.device.type, torch.bfloat16)
+        with autocast if encoder.bf16 else nullcontext():
+            pairs, encoded = encode_all(model, readers, inputs)
+            found = {}
+            for reader in readers:
+                found |= self._read(model, reader, pairs, encoded, others)
+        return {name: round(value, 4) + 0.0 for name, value in found.items()}
+
+    def _read(
+        self,
+        model: DAPForPreTraining,
+        reader: Objective,
+        pairs: Pairs,
+        encoded: Encoded,
+        others: Tensor,
+    ) -> dict[str, float]:
+        """Return the values of one objective. `others` (N,) has the rows of the other pairs."""
         name = reader.name
-        measured = dict.fromkeys((configured, *ratios)) if name == "rtl" else (configured,)
-        for ratio in measured:
-            config.rtl_ratio = ratio
+        configured = model.config.rtl_ratio
+        found = {}
+        ratios = (configured, *self.ratios) if name == "rtl" else (configured,)
+        for ratio in dict.fromkeys(ratios):
+            reader.config.rtl_ratio = ratio
             step = 1 if ratio == configured else 4
             rows = torch.arange(0, len(others), step, device=others.device)
             loss = mean_loss(model, reader, pairs, encoded, rows, rows)
@@ -100,44 +126,37 @@ def source_reading(
                 found[f"{name}_loss"] = loss
                 found[f"{name}_loss_shuffled"] = shuffled
                 found[f"{name}_source_nats"] = shuffled - loss
-            if name == "rtl" and ratio in ratios:
+            if name == "rtl" and ratio in self.ratios:
                 found[f"rtl_source_nats_rho{100 * ratio:.0f}"] = shuffled - loss
-    return {name: round(value, 4) + 0.0 for name, value in found.items()}
+        return found
 
 
 def sample_pairs(
-    bitext: Bitext,
-    tokenizer: PreTrainedTokenizerBase,
-    max_seq_length: int,
-    languages: Sequence[str],
-    prefix: str = "",
-    count: int = MEASURED_PAIRS,
+    pairs: PairsByLanguage, encoder: SentenceEncoder, languages: Sequence[str], count: int
 ) -> tuple[dict[str, Tensor], Tensor]:
     """Take the same number of pairs of each language, evenly spread, or all if it has fewer.
 
     Args:
-        bitext: sources and targets by language.
-        tokenizer: the model's tokenizer.
-        max_seq_length: largest number of tokens of a sentence, with special tokens.
+        pairs: language code -> (source, target) sentences.
+        encoder: has the tokenizer, the prefix and the number of tokens of a sentence.
         languages: all languages that the model knows, in the order of its language ids.
-        prefix: text to put before every sentence.
-        count: number of pairs over all languages, as in `source_reading`.
+        count: number of pairs over all languages, as in `HeadReading`.
 
     Returns:
         Arguments of `DAPForPreTraining.forward` for N pairs, with noise that does not depend on
         the seed of the run. Also a tensor (N,): for each pair, the row of another pair whose
         source replaces its own in the comparison.
     """
-    backend = cutting_backend(tokenizer, max_seq_length)
+    backend = cutting_backend(encoder.tokenizer, encoder.max_seq_length)
     rows, blocks = [], []
-    for language, (sources, targets) in bitext.items():
-        own = min(len(sources), max(2, count // len(bitext)))
-        chosen = np.linspace(0, len(sources) - 1, own).astype(int)
-        texts = [sources[row] for row in chosen], [targets[row] for row in chosen]
-        rows += tokenize_pairs(*texts, language, backend, prefix)
+    for language, own_pairs in pairs.items():
+        own = min(len(own_pairs), max(2, count // len(pairs)))
+        chosen = np.linspace(0, len(own_pairs) - 1, own).astype(int)
+        texts = zip(*(own_pairs[row] for row in chosen), strict=True)
+        rows += tokenize_pairs(*texts, language, backend, encoder.prefix)
         blocks.append(torch.arange(len(rows) - own, len(rows)))
 
-    inputs = BitextCollator(tokenizer.pad_token_id, languages)(rows)
+    inputs = BitextCollator(encoder.tokenizer.pad_token_id, languages)(rows)
     del inputs["pair_ids"]
     generator = torch.Generator().manual_seed(0)
     for side in ("source", "target"):
@@ -153,50 +172,29 @@ def sample_pairs(
 def encode_all(
     model: DAPForPreTraining, readers: Sequence[Objective], inputs: Mapping[str, Tensor]
 ) -> tuple[Pairs, Encoded]:
-    """Encode N pairs, `PAIRS_AT_A_TIME` at a time.
+    """Encode N pairs, `PAIRS_AT_A_TIME` at a time, and keep what the readers need.
 
     Args:
-        model: the model.
-        readers: the objectives RTL and BOW, as far as the model has them. They decide which
-            outputs of the encoder are kept.
         inputs: the first result of `sample_pairs`.
 
     Returns:
         The pairs on the model's device, and the encoder's outputs for them.
     """
-    device = model.device
-    pairs = Pairs(
-        *(
-            Sentences(
-                inputs[f"{side}_input_ids"].to(device),
-                inputs[f"{side}_attention_mask"].to(device),
-                inputs[f"{side}_noise"].to(device),
-            )
-            for side in ("source", "target")
-        ),
-        language_ids=inputs["language_ids"].to(device),
-    )
+    inputs = {name: value.to(model.device) for name, value in inputs.items()}
+    sides = []
+    for side in ("source", "target"):
+        parts = (inputs[f"{side}_{part}"] for part in ("input_ids", "attention_mask", "noise"))
+        sides.append(Sentences(*parts))
+    pairs = Pairs(*sides, language_ids=inputs["language_ids"])
     parts = []
-    for rows in torch.arange(len(pairs.source.ids), device=device).split(PAIRS_AT_A_TIME):
-        parts.append(model.encode(take_rows(pairs, rows, rows), needs_of(readers)))
-    encoded = Encoded(
-        words=parts[0].words,
-        source_states=torch.cat([part.source_states for part in parts]),
-        target_states=torch.cat([part.target_states for part in parts]),
-        source_embeds=torch.cat([part.source_embeds for part in parts]),
-        target_embeds=torch.cat([part.target_embeds for part in parts]),
-    )
-    return pairs, encoded
+    for rows in torch.arange(len(pairs.source.ids), device=model.device).split(PAIRS_AT_A_TIME):
+        parts.append(model.encode(take_rows(pairs, rows, rows), needs_of(readers))[:5])
+    words, *outputs = zip(*parts, strict=True)
+    return pairs, Encoded(words[0], *map(torch.cat, outputs))
 
 
 def take_rows(pairs: Pairs, sources: Tensor, targets: Tensor) -> Pairs:
-    """Return n pairs that combine the sources of some pairs with the targets of others.
-
-    Args:
-        pairs: N pairs.
-        sources: rows (n,) of the pairs that give the sources and languages.
-        targets: rows (n,) of the pairs that give the targets.
-    """
+    """Combine the sources of some of N pairs, rows (n,), with the targets of others, rows (n,)."""
     return Pairs(
         source=Sentences(*(value[sources] for value in pairs.source)),
         target=Sentences(*(value[targets] for value in pairs.target)),
@@ -214,11 +212,9 @@ def mean_loss(
 ) -> float:
     """Compute the mean loss of predicting targets from sources, in nats per token.
 
-    Only predictions of one side from the other count. For RTL in both directions, sources are
-    predicted from targets as well.
+    For RTL in both directions, sources are predicted from targets as well.
 
     Args:
-        model: the model.
         reader: the objective that predicts, RTL or BOW.
         pairs: N pairs.
         encoded: the encoder's outputs for them.

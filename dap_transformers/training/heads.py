@@ -19,7 +19,7 @@ import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,7 @@ from dap_transformers.errors import counted
 from dap_transformers.files import whole_file, write_json
 from dap_transformers.training.batches import BitextCollator
 from dap_transformers.training.grad_cache import seeded
-from dap_transformers.training.head_reading import source_reading
+from dap_transformers.training.head_reading import EncoderWithHeads, HeadReading
 from dap_transformers.training.resume import differences
 from dap_transformers.training.trainer import DAPTrainer
 from modeling_dap import DAPForPreTraining
@@ -112,7 +112,7 @@ def train_heads(trainer: DAPTrainer, readers: Sequence[Objective]) -> dict[str, 
 
     Returns:
         Values by name: the numbers of pairs and steps, the seconds of encoding and training, and
-        the mean loss of the last steps. Also the values of `source_reading`, under names that
+        the mean loss of the last steps. Also the values of `HeadReading`, under names that
         end in "_before" and "_after", if there are dev pairs.
     """
     args = trainer.args
@@ -395,27 +395,18 @@ def endless_batches(count: int) -> Iterator[list[int]]:
 
 
 def measure(trainer: DAPTrainer) -> dict[str, float]:
-    """Measure on dev pairs how much the heads use the source.
-
-    Args:
-        trainer: the trainer with the model and the dev pairs.
-
-    Returns:
-        Losses with the right and with another source, and their difference, by name, as
-        `source_reading` returns them. An empty dictionary if there are fewer than two dev pairs.
-    """
-    if not trainer.dev_bitext:
-        return {}
-    with mixed_precision(trainer.args.device):
-        return source_reading(
-            trainer.model,
-            trainer.processing_class,
-            trainer.dev_bitext,
-            trainer.max_seq_length,
-            trainer.prefix or "",
-            MEASURED_PAIRS,
-            ratios=(),
-        )
+    """Measure how much the heads use the source, if the trainer has an evaluator for it."""
+    for each in trainer.evaluators:
+        if isinstance(each, HeadReading):
+            encoder = EncoderWithHeads(
+                trainer.model,
+                trainer.processing_class,
+                prefix=trainer.prefix,
+                max_seq_length=trainer.max_seq_length,
+            )
+            with mixed_precision(trainer.args.device):
+                return replace(each, count=MEASURED_PAIRS, ratios=())(encoder)
+    return {}
 
 
 def mixed_precision(device: torch.device) -> torch.autocast:

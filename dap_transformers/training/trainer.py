@@ -3,7 +3,7 @@
 Beside what `Trainer` does, it
 
 - logs each objective's loss and the pairs per second,
-- evaluates retrieval on dev pairs, and whether the heads use the source (`source_reading`),
+- evaluates with any evaluators of `dap_transformers.evaluation`,
 - trains a batch in chunks (GradCache, `mini_batch_size`),
 - freezes parts of the model, trains LoRA adapters, and gives heads a learning rate of their own,
 - stops with the pairs' names if a loss or a gradient is not finite. It looks when a line is logged.
@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from accelerate import PartialState
 from datasets import Dataset
@@ -39,12 +38,11 @@ from transformers.utils import logging as transformers_logging
 from dap_transformers import errors
 from dap_transformers.encoding.encoder import SentenceEncoder
 from dap_transformers.encoding.modules import LibrarySettings, write_modules
-from dap_transformers.encoding.shards import encode_shared
 from dap_transformers.errors import SHOWN, UserError, counted
-from dap_transformers.evaluation.retrieval import multilingual_pool_accuracy, retrieval_accuracy
+from dap_transformers.evaluation.evaluator import Evaluator, evaluate
 from dap_transformers.training.arguments import DAPTrainingArguments, no_heads, require
 from dap_transformers.training.grad_cache import CachedBatch
-from dap_transformers.training.head_reading import source_reading
+from dap_transformers.training.head_reading import EncoderWithHeads
 from dap_transformers.training.lora import add_adapters, load_adapters, save_adapters
 from dap_transformers.training.resume import ResumableTrainer, reading
 from dap_transformers.training.sharding import own_class, prepare_sharding, whole_model
@@ -59,9 +57,6 @@ SEEDS_BETWEEN_PROCESSES = 1_000_003
 SELDOM_NEWS = {"negatives": None, "ignored_tokens": 0.0}
 #: Share by which such a value must change to be printed. Repeated sentences change it a little.
 NEWS = 0.01
-
-DevPairs = tuple[Sequence[str], Sequence[str]]  # sources and targets of a language, line by line
-
 
 #: Checks that are kept on the device, where lines are logged more rarely.
 UNCHECKED_AT_MOST = 1000
@@ -87,13 +82,9 @@ class DAPTrainer(ResumableTrainer):
     `processing_class` is the tokenizer, and `data_collator` is a `BitextCollator`.
 
     Args:
-        dev_bitext: source and target sentences by language. Evaluation measures retrieval
-            accuracy in percent, in both directions: `eval_de-en_accuracy`, `eval_en-de_accuracy`,
-            ..., and `eval_mean_accuracy`. `eval_mean_pool_accuracy` is the mean if the candidates
-            also hold sentences of the query's own language (`multilingual_pool_accuracy`). With
-            RTL or BOW it also measures how much their heads use the source
-            (`eval_rtl_source_nats`, see `source_reading`). None: no evaluation.
-        target_language: code of the targets' language, for the names of the metrics.
+        evaluators: what to measure, such as `Retrieval`, which logs `eval_de-en_accuracy` and
+            `eval_mean_accuracy`, and `HeadReading`, which logs `eval_rtl_source_nats`. None: no
+            evaluation.
         max_seq_length: largest number of tokens of a dev sentence, with special tokens.
         prefix: text to put before every dev sentence. The saved model has it as its default prompt.
         library: settings of a sentence-transformers folder that the saved model keeps: length,
@@ -112,16 +103,14 @@ class DAPTrainer(ResumableTrainer):
     def __init__(
         self,
         *args: Any,
-        dev_bitext: Mapping[str, DevPairs] | None = None,
-        target_language: str = "en",
+        evaluators: Sequence[Evaluator] | None = None,
         max_seq_length: int = 32,
         prefix: str = "",
         library: LibrarySettings | None = None,
         train_sampler: Sampler | None = None,
         **kwargs: Any,
     ) -> None:
-        self.dev_bitext = dict(dev_bitext or {})
-        self.target_language = target_language
+        self.evaluators = list(evaluators or ())
         self.max_seq_length = max_seq_length
         self.prefix = prefix
         self.library = library or LibrarySettings()
@@ -130,9 +119,9 @@ class DAPTrainer(ResumableTrainer):
         self.step_pairs: list[str] = []  # ids of the pairs since the last optimizer step
         self.unchecked: list[Check] = []  # checks of losses and gradients that are still to do
         self.head_rate = 0.0  # learning rate of the heads, for the log
-        if self.dev_bitext:
+        if self.evaluators:
             # `Trainer` does not evaluate without a dataset.
-            kwargs.setdefault("eval_dataset", list(self.dev_bitext))
+            kwargs.setdefault("eval_dataset", self.evaluators)
         super().__init__(*args, **kwargs)
         self._require_arguments()
         prepare_sharding(self)
@@ -163,7 +152,6 @@ class DAPTrainer(ResumableTrainer):
         freezes = args.freeze_encoder or args.freeze_word_embeddings or rank is not None
         is_sharded = self.is_fsdp_enabled or self.is_deepspeed_enabled
         groups_heads = args.head_learning_rate is not None
-        dev_languages = list(self.dev_bitext)
         allowed = {
             "model_init": (
                 self.model_init is None or not freezes,
@@ -179,19 +167,19 @@ class DAPTrainer(ResumableTrainer):
             ),
             "compute_metrics": (
                 self.compute_metrics is None,
-                "none: evaluation measures retrieval, see dev_bitext",
+                "none, but evaluators",
             ),
             "compute_loss_func": (
                 self.compute_loss_func is None,
                 "none: the objectives compute the loss",
             ),
             "eval_dataset": (
-                self.eval_dataset is None or self.eval_dataset == dev_languages,
-                "none, but dev_bitext",
+                self.eval_dataset is None or self.eval_dataset is self.evaluators,
+                "none, but evaluators",
             ),
             "processing_class": (
-                not self.dev_bitext or self.processing_class is not None,
-                "the tokenizer of dev_bitext's text",
+                not self.evaluators or self.processing_class is not None,
+                "the tokenizer, which the evaluators need",
             ),
         }
         require(self, allowed)
@@ -460,39 +448,27 @@ class DAPTrainer(ResumableTrainer):
 
     def evaluate(
         self,
-        eval_dataset: Mapping[str, DevPairs] | None = None,
+        eval_dataset: Sequence[Evaluator] | None = None,
         ignore_keys: list[str] | None = None,
         metric_key_prefix: str = "eval",
     ) -> dict[str, float]:
-        """Measure retrieval accuracy on dev pairs, and how much the heads use the source.
-
-        The metrics are also logged and passed to the callbacks.
+        """Measure the model. The metrics are also logged and passed to the callbacks.
 
         Args:
-            eval_dataset: sources and targets by language. None: the dev pairs.
+            eval_dataset: evaluators instead of the trainer's own.
             ignore_keys: not used.
             metric_key_prefix: first part of the metrics' names.
 
         Returns:
-            Metrics by name: accuracies in percent, losses in nats, and the seconds that it took.
+            What the evaluators log, and the seconds that it took. All processes return the same.
         """
         started = time.perf_counter()
         self.do_checks()
-        model = whole_model(self.accelerator.unwrap_model(self.model, keep_torch_compile=False))
-        bitext = self.dev_bitext if eval_dataset is None else eval_dataset
-        if not isinstance(bitext, Mapping) or not bitext:
-            raise UserError(
-                "nothing to evaluate on: pass sources and targets by language, "
-                "{'de': (sources, targets)}"
-            )
-
-        metrics, pool_accuracy = self._retrieval(model, bitext)
-        metrics["mean_accuracy"] = float(np.mean(list(metrics.values())))
-        metrics["mean_pool_accuracy"] = pool_accuracy
-        with self.accelerator.autocast():
-            metrics |= source_reading(
-                model, self.processing_class, bitext, self.max_seq_length, self.prefix
-            )
+        evaluators = self.evaluators if eval_dataset is None else eval_dataset
+        found = evaluate(self.encoder(), evaluators)
+        metrics = {}
+        for each in evaluators:
+            metrics |= each.logged(found[each.name])
         metrics["seconds"] = round(time.perf_counter() - started, 2)
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in metrics.items()}
 
@@ -503,42 +479,17 @@ class DAPTrainer(ResumableTrainer):
         self.meter.leave_out(time.perf_counter() - started)
         return metrics
 
-    def _retrieval(
-        self, model: DAPForPreTraining, bitext: Mapping[str, DevPairs]
-    ) -> tuple[dict[str, float], float]:
-        """Measure the retrieval accuracy of every language, in both directions.
-
-        All processes encode together. Each language is searched by one process.
-
-        Returns:
-            Accuracies by name, such as "de-en_accuracy". Also the mean accuracy over all
-            languages and directions if the candidates also hold sentences of the query's
-            language. All are in percent.
-        """
-        encoder = SentenceEncoder(
-            model.dap,
+    def encoder(self) -> EncoderWithHeads:
+        """Return an encoder with the present weights. With FSDP, all processes call this."""
+        model = whole_model(self.accelerator.unwrap_model(self.model, keep_torch_compile=False))
+        return EncoderWithHeads(
+            model,
             self.processing_class,
             pooling=model.config.pooling,
             prefix=self.prefix,
             max_seq_length=self.max_seq_length,
             bf16=self.args.bf16,
         )
-        # plain accuracy in both directions, and the same in the pool: (languages, 4)
-        found = torch.zeros(len(bitext), 4, dtype=torch.float64)
-        for number, (sources, targets) in enumerate(bitext.values()):
-            vectors = torch.from_numpy(encode_shared(encoder, [*sources, *targets]))
-            if number % self.args.world_size == self.args.process_index:
-                sides = vectors[: len(sources)], vectors[len(sources) :]
-                in_pool = [shares.accuracy for shares in multilingual_pool_accuracy(*sides)]
-                found[number] = torch.tensor([*retrieval_accuracy(*sides), *in_pool])
-        if self.args.world_size > 1:
-            found = sum_over_processes(found.to(self.args.device))
-
-        metrics = {}
-        for language, (forward, backward) in zip(bitext, found[:, :2].tolist(), strict=True):
-            metrics[f"{language}-{self.target_language}_accuracy"] = forward
-            metrics[f"{self.target_language}-{language}_accuracy"] = backward
-        return metrics, float(found[:, 2:].mean())
 
     def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
         self.do_checks()

@@ -1,3 +1,5 @@
+"""How much heads use the source: against the model's own losses, pair by pair."""
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -5,17 +7,28 @@ from conftest import tiny_config
 from tiny_models import MASK, cipher
 from transformers import PreTrainedTokenizerFast
 
-from dap_transformers.training.head_reading import HARDLY, sample_pairs, source_reading
+from dap_transformers.evaluation.evaluator import PairsByLanguage
+from dap_transformers.training.head_reading import (
+    HARDLY,
+    EncoderWithHeads,
+    HeadReading,
+    sample_pairs,
+)
 from modeling_dap import DAPConfig, DAPForPreTraining
 
 
-def new_model(**config: object) -> DAPForPreTraining:
+def pairs_of(count: int, seed: int = 0, is_true: bool = True) -> list[tuple[str, str]]:
+    return list(zip(*cipher(count, seed, is_true), strict=True))
+
+
+def new_encoder(tokenizer: PreTrainedTokenizerFast, **config: object) -> EncoderWithHeads:
     """Build a model with one layer and a head of one, whose weights learn in a few steps."""
     torch.manual_seed(0)
     encoder = tiny_config("bert")
     encoder.num_hidden_layers, encoder.initializer_range = 1, 0.1
     given = {"objective": "tr+rtl", "mask_token_id": MASK, "rtl_layers": 1} | config
-    return DAPForPreTraining(DAPConfig(encoder, **given))
+    model = DAPForPreTraining(DAPConfig(encoder, **given))
+    return EncoderWithHeads(model, tokenizer, max_seq_length=16)
 
 
 @pytest.mark.parametrize("is_true", [True, False])
@@ -23,24 +36,21 @@ def new_model(**config: object) -> DAPForPreTraining:
 def test_a_head_that_reads_the_source_is_told_from_one_that_does_not(
     reader: str, is_true: bool, tiny_tokenizer: PreTrainedTokenizerFast
 ) -> None:
-    model = new_model(objective=f"tr+{reader}").train()
-    batch, _ = sample_pairs({"de": cipher(512, 0, is_true)}, tiny_tokenizer, 16, ["de"])
+    encoder = new_encoder(tiny_tokenizer, objective=f"tr+{reader}")
+    model = encoder.with_heads.train()
+    batch, _ = sample_pairs({"de": pairs_of(512, 0, is_true)}, encoder, ["de"], 512)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     for _ in range(50):
         rows = torch.randint(512, (64,))
-        model(**{name: value[rows] for name, value in batch.items()}).measures[
-            f"{reader}_loss"
-        ].backward()
+        out = model(**{name: value[rows] for name, value in batch.items()})
+        out.measures[f"{reader}_loss"].backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
-    found = source_reading(model, tiny_tokenizer, {"de": cipher(100, 1, is_true)}, 16)
+    found = HeadReading({"de": pairs_of(100, 1, is_true)})(encoder)
     if is_true:
         assert found[f"{reader}_source_nats"] > 5 * HARDLY
-        assert (
-            min(value for name, value in found.items() if "_nats" in name and "25" not in name)
-            > HARDLY
-        )
+        assert min(found.get(f"rtl_source_nats_rho{share}", 1) for share in (50, 75)) > HARDLY
     else:
         assert abs(found[f"{reader}_source_nats"]) < HARDLY / 2
     assert len(found) == {"rtl": 6, "bow": 3}[reader]
@@ -55,36 +65,32 @@ def test_losses_are_those_of_pairs_one_by_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("dap_transformers.training.head_reading.PAIRS_AT_A_TIME", 16)
-    model = new_model(rtl_ratio=ratio, target_vocab_size=vocabulary and len(vocabulary)).double()
+    size = vocabulary and len(vocabulary)
+    encoder = new_encoder(tiny_tokenizer, rtl_ratio=ratio, target_vocab_size=size)
+    model = encoder.with_heads.double()
     if vocabulary:
         model.set_target_vocabulary(vocabulary)
-    bitext = {"de": cipher(11, 0, True), "fr": cipher(6, 1, True)}
+    pairs = {"de": pairs_of(11), "fr": pairs_of(6, 1)}
     before = torch.random.get_rng_state()
-    found = source_reading(model, tiny_tokenizer, bitext, 16)
+    found = HeadReading(pairs)(encoder)
     assert torch.equal(before, torch.random.get_rng_state())
-    assert found == source_reading(model, tiny_tokenizer, bitext, 16)
+    assert found == HeadReading(pairs)(encoder)
     assert model.config.rtl_ratio == ratio
-    batch, others = sample_pairs(bitext, tiny_tokenizer, 16, ["de", "fr"])
+    batch, others = sample_pairs(pairs, encoder, ["de", "fr"], 512)
     assert others.tolist() == [*range(1, 11), 0, *range(12, 17), 11]
 
     def loss(sources: torch.Tensor, every: int) -> float:
         total, count = 0.0, 0
         for row in range(0, 17, every):
-            own = {
-                name: value[row if name.startswith("target") else sources[row]]
-                for name, value in batch.items()
-            }
-            ids, chosen = (
-                own["target_input_ids"][1:],
-                own["target_noise"][1:] < model.config.rtl_ratio,
-            )
+            own = {}
+            for name, value in batch.items():
+                own[name] = value[row if name.startswith("target") else sources[row]]
+            chosen = own["target_noise"][1:] < model.config.rtl_ratio
             chosen &= own["target_attention_mask"][1:].bool()
-            labels = sum(
-                vocabulary is None or token in vocabulary for token in ids[chosen].tolist()
-            )
-            total += (
-                labels * model(**{name: value[None] for name, value in own.items()}).rtl_loss.item()
-            )
+            tokens = own["target_input_ids"][1:][chosen].tolist()
+            labels = sum(vocabulary is None or token in vocabulary for token in tokens)
+            out = model(**{name: value[None] for name, value in own.items()})
+            total += labels * out.rtl_loss.item()
             count += labels
         return total / count
 
@@ -100,23 +106,21 @@ def test_losses_are_those_of_pairs_one_by_one(
 def test_of_bags_of_words_the_loss_is_that_of_the_words_which_the_sources_vector_tells(
     tiny_tokenizer: PreTrainedTokenizerFast,
 ) -> None:
-    model = new_model(objective="tr+bow").double().eval()
-    bitext = {"de": cipher(19, 0, True), "fr": cipher(9, 1, True)}
-    found = source_reading(model, tiny_tokenizer, bitext, 16)
-    batch, others = sample_pairs(bitext, tiny_tokenizer, 16, ["de", "fr"])
+    encoder = new_encoder(tiny_tokenizer, objective="tr+bow")
+    model = encoder.with_heads.double().eval()
+    pairs = {"de": pairs_of(19), "fr": pairs_of(9, 1)}
+    found = HeadReading(pairs)(encoder)
+    batch, others = sample_pairs(pairs, encoder, ["de", "fr"], 512)
     head, table = model.prediction_head, model.get_input_embeddings().weight
     with torch.no_grad():
         vectors = F.normalize(model(**batch).source_embeds, dim=-1)  # (N, D)
         states = head.norm(head.activation(head.dense(vectors * vectors.shape[1] ** 0.5)))
         shares = (states @ table.T + head.bias).log_softmax(-1)  # (N, V)
     for name, rows in ("bow_loss", range(28)), ("bow_loss_shuffled", others.tolist()):
-        losses = [
-            -shares[row, token].item()
-            for row, ids, mask in zip(
-                rows, batch["target_input_ids"], batch["target_attention_mask"]
-            )
-            for token in ids[mask.bool()][1:-1]
-        ]
+        losses = []
+        targets = zip(batch["target_input_ids"], batch["target_attention_mask"], strict=True)
+        for row, (ids, mask) in zip(rows, targets, strict=True):
+            losses += [-shares[row, token].item() for token in ids[mask.bool()][1:-1]]
         assert found[name] == pytest.approx(sum(losses) / len(losses), abs=1e-4)
 
 
@@ -124,8 +128,8 @@ def test_pairs_are_spread_over_the_languages_and_never_keep_their_source(
     tiny_tokenizer: PreTrainedTokenizerFast,
 ) -> None:
     sizes = {"de": 1, "fr": 1000, "sw": 1, "tr": 2}
-    bitext = {language: cipher(size, 0, True) for language, size in sizes.items()}
-    batch, others = sample_pairs(bitext, tiny_tokenizer, 16, [*bitext])
+    pairs: PairsByLanguage = {language: pairs_of(size) for language, size in sizes.items()}
+    batch, others = sample_pairs(pairs, new_encoder(tiny_tokenizer), [*pairs], 512)
     assert torch.bincount(batch["language_ids"]).tolist() == [1, 128, 1, 2]
     assert not (others == torch.arange(132)).any()
     moved = batch["language_ids"][others] != batch["language_ids"]
@@ -136,10 +140,11 @@ def test_pairs_are_spread_over_the_languages_and_never_keep_their_source(
 def test_other_directions_leave_out_languages_that_the_head_does_not_know(
     direction: str, tiny_tokenizer: PreTrainedTokenizerFast
 ) -> None:
-    model = new_model(rtl_direction=direction, rtl_languages=["de", "sw"])
-    known = {"de": cipher(5, 0, True)}
-    found = source_reading(model, tiny_tokenizer, known | {"fr": cipher(5, 1, True)}, 16)
-    assert found == source_reading(model, tiny_tokenizer, known, 16)
+    encoder = new_encoder(tiny_tokenizer, rtl_direction=direction, rtl_languages=["de", "sw"])
+    known = {"de": pairs_of(5)}
+    unknown = {"fr": pairs_of(5, 1)}
+    found = HeadReading(known | unknown)(encoder)
+    assert found == HeadReading(known)(encoder)
     assert found["rtl_loss"] > 0
-    assert source_reading(model, tiny_tokenizer, {"fr": cipher(5, 1, True)}, 16) == {}
-    assert source_reading(model, tiny_tokenizer, {"de": cipher(1, 1, True)}, 16) == {}
+    assert HeadReading(unknown)(encoder) == {}
+    assert HeadReading({"de": pairs_of(1)})(encoder) == {}

@@ -286,7 +286,7 @@ def test_training_takes_the_settings_of_a_sentence_transformers_folder(
         assert row[f"{side}_input_ids"] == expected
 
     # So do dev pairs.
-    sides = trainer.dev_bitext["de"]
+    sides = list(zip(*trainer.evaluators[0].pairs["de"], strict=True))
     accuracies = []
     for prefix in ("ka: ", ""):
         encoder = SentenceEncoder(trainer.model.dap, tokenizer, "mean", prefix, 9)
@@ -301,7 +301,7 @@ def test_the_saved_model_keeps_the_settings_of_a_sentence_transformers_folder(
 ) -> None:
     trainer = built(from_library)
     trainer.save_model()
-    sentences = trainer.dev_bitext["de"][0]
+    sentences = [source for source, _ in trainer.evaluators[0].pairs["de"]]
     encoder = SentenceEncoder(trainer.model.dap, trainer.processing_class, "mean", "ka: ", 9)
     expected = encoder.encode(sentences)
     expected /= np.linalg.norm(expected, axis=1, keepdims=True)

@@ -15,9 +15,11 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast, TrainingArguments
 
 import dap_transformers.training.trainer
+from dap_transformers.evaluation.retrieval import Retrieval
 from dap_transformers.text.corpus import load_bitext
 from dap_transformers.training.arguments import DAPTrainingArguments
 from dap_transformers.training.batches import BitextCollator, LanguageMixSampler, tokenize_bitext
+from dap_transformers.training.head_reading import HeadReading
 from dap_transformers.training.trainer import DAPTrainer, StepMeter, brief
 from modeling_dap import DAPForPreTraining
 from states_dap import POOLINGS
@@ -50,7 +52,7 @@ def make_trainer(
         args = DAPTrainingArguments(output_dir=str(tmp_path / "out"), **{**options, **arguments})
         dev = {}
         for language in LANGUAGES:
-            dev[language] = list(zip(*synthetic_pairs(language, 15, seed=1)))
+            dev[language] = synthetic_pairs(language, 15, seed=1)
         return DAPTrainer(
             model=DAPForPreTraining.from_encoder(str(tiny_bert_dir), objective=objective),
             args=args,
@@ -58,7 +60,7 @@ def make_trainer(
             train_sampler=LanguageMixSampler([200, 200, 200], "natural", 0.5, seed=0),
             data_collator=BitextCollator(tiny_tokenizer.pad_token_id, sorted(tokenized)),
             processing_class=tiny_tokenizer,
-            dev_bitext=dev,
+            evaluators=[Retrieval(dev, pool=True), HeadReading(dev)],
             max_seq_length=16,
         )
 
@@ -88,7 +90,7 @@ def changed_weights(trainer: DAPTrainer, before: dict[str, Tensor]) -> set[str]:
     ("given", "named"),
     [
         ({"args": TrainingArguments}, "DAPTrainingArguments"),
-        ({"dev_bitext": {"de": (["Ja"], ["Yes"])}}, "processing_class"),
+        ({"evaluators": [Retrieval({"de": [("Ja", "Yes")]})]}, "processing_class"),
         ({"eval_dataset": {"de": (["Ja"], ["Yes"])}}, "eval_dataset"),
         ({"compute_metrics": dict}, "compute_metrics"),
         ({"compute_loss_func": max}, "compute_loss_func"),
@@ -229,7 +231,7 @@ def accuracy_by_loops(trainer: DAPTrainer, language: str) -> float:
     """Compute the share of dev sources whose nearest target is their own, in percent."""
     model = trainer.model.eval()
     unit = []
-    for side in trainer.dev_bitext[language]:
+    for side in zip(*trainer.evaluators[0].pairs[language], strict=True):
         batch = trainer.processing_class(
             list(side), padding=True, truncation=True, max_length=16, return_tensors="pt"
         )
