@@ -20,6 +20,7 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import MISSING, asdict, dataclass, make_dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -100,14 +101,17 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
     files = {"--output_file": args.output_file, "--plot": args.plot}
     files = {flag: path for flag, path in files.items() if path}
     folders = {"--embeddings_dir": args.embeddings_dir} if args.embeddings_dir else {}
-    inputs = [*args.data_dir, args.before] if args.before else args.data_dir
+    found = find_bitext(args.data_dir)
+    paths = []
+    for file in chain.from_iterable(found.values()):
+        paths += file.paths
+    inputs = [*args.data_dir, *paths, *([args.before] if args.before else [])]
     model = model_args.model_name_or_path
     is_main = launched().is_main_process
 
     with guarded(files, folders, inputs, model, is_main), cluster.connect():
         # read the pairs and load the model
         reports = {"before": read_report(args.before)} if args.before else {}
-        found = find_bitext(args.data_dir)
         pairs = read_languages(found, args.languages, args.max_pairs)
         retrieval = Retrieval(pairs, args.pool == "multilingual")
         others = [EVALUATORS[name](pairs) for name, is_on in asdict(chosen).items() if is_on]
@@ -125,7 +129,6 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
         numbers = rounded(numbers.pop(retrieval.name)) | numbers
 
         # print the tables first, so that they are not lost if a file cannot be written
-        paths = [file.paths[0] for each in found.values() for file in each]
         is_tatoeba = all(Path(path).name.startswith("tatoeba.") for path in paths)
         is_comparable = is_tatoeba and args.max_pairs is None  # fewer candidates are easier
         print(tatoeba_tables(numbers, Path(model).name, PAPER_MODELS if is_comparable else ()))
