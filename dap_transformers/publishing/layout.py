@@ -149,6 +149,8 @@ def _load_encoder(checkpoint: Path, options: Options) -> SentenceEncoder:
         prefix=options.prefix,
         max_seq_length=options.max_seq_length,
     )
+    if encoder.after.state_dict():
+        raise UserError(f"{checkpoint} has a Dense module: push it with sentence-transformers")
     require_padding(encoder.tokenizer, checkpoint)  # other libraries need a padding token
     encoder.model.to("cpu")
 

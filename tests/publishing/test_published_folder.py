@@ -298,13 +298,20 @@ def test_a_folder_that_is_not_empty_stays_and_an_empty_one_is_filled(
 def saved(folder: Path, kind: str, tokenizer: PreTrainedTokenizerFast) -> None:
     """Save a checkpoint that cannot be published."""
     model = tiny_model()
-    if kind == "plain":
+    if kind in ("plain", "dense"):
         model = BertModel(tiny_config("bert", len(tokenizer)))
     elif kind == "classifier":
         model = DAPForSequenceClassification(model.config)
     elif kind == "without heads":
         model = DAPModel(model.config)
     save(folder, model, *([] if kind == "without tokenizer" else [tokenizer]))
+    if kind == "dense":
+        from sentence_transformers import SentenceTransformer
+        from sentence_transformers.sentence_transformer.modules import Dense
+
+        library = SentenceTransformer(str(folder), device="cpu")
+        library.append(Dense(32, 32))
+        library.save_pretrained(str(folder))
     if kind == "pickle":
         (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
 
@@ -318,6 +325,7 @@ def saved(folder: Path, kind: str, tokenizer: PreTrainedTokenizerFast) -> None:
         ("without heads", {"with_heads": True}, r"lacks \d+ weights, such as"),
         ("without tokenizer", {}, "tokenizer"),
         ("pickle", {}, "no weights as safetensors"),
+        ("dense", {}, "has a Dense module: push it with sentence-transformers"),
         ("whole", {"dataset_info": "absent.md"}, r"absent\.md"),
         ("whole", {"results": ["absent.json"]}, r"absent\.json"),
     ],
