@@ -29,6 +29,7 @@ from transformers import (
     AutoModelForMaskedLM,
     AutoModelForPreTraining,
     AutoModelForSequenceClassification,
+    AutoTokenizer,
     PreTrainedConfig,
     PreTrainedModel,
 )
@@ -42,14 +43,7 @@ from transformers.utils import can_return_tuple, logging
 
 try:
     from .configuration_dap import DAPConfig
-    from .encoder_dap import (
-        TESTED,
-        build_encoder,
-        find_mask_token_id,
-        load_masked_lm,
-        refusals_of_encoder,
-        require_encoder,
-    )
+    from .encoder_dap import TESTED, build_encoder, load_masked_lm, require_encoder
     from .heads_dap import PredictionHead, Words, look_up
     from .objectives_dap import (
         OBJECTIVES,
@@ -61,7 +55,6 @@ try:
         Sentences,
         needs_of,
         objectives_of,
-        total_loss,
     )
     from .states_dap import (
         POOLINGS,
@@ -73,14 +66,7 @@ try:
     )
 except ImportError:  # a checkout, where these files are top-level modules
     from configuration_dap import DAPConfig
-    from encoder_dap import (
-        TESTED,
-        build_encoder,
-        find_mask_token_id,
-        load_masked_lm,
-        refusals_of_encoder,
-        require_encoder,
-    )
+    from encoder_dap import TESTED, build_encoder, load_masked_lm, require_encoder
     from heads_dap import PredictionHead, Words, look_up
     from objectives_dap import (
         OBJECTIVES,
@@ -92,7 +78,6 @@ except ImportError:  # a checkout, where these files are top-level modules
         Sentences,
         needs_of,
         objectives_of,
-        total_loss,
     )
     from states_dap import (
         POOLINGS,
@@ -201,9 +186,6 @@ class DAPModel(DAPPreTrainedModel):
             `last_hidden_state` (B, S, D) and `pooler_output` (B, D), the sentence vectors, which
             are not normalised. `hidden_states` and `attentions` if they are asked for, by kwargs
             or the configuration.
-
-        Raises:
-            ValueError: there is no sentence, or sentences have no token.
         """
         for option in ("output_hidden_states", "output_attentions"):
             if kwargs.get(option) is None:
@@ -214,7 +196,6 @@ class DAPModel(DAPPreTrainedModel):
         if position_ids is not None:
             kwargs["position_ids"] = position_ids
         given = input_ids if input_ids is not None else inputs_embeds
-        require_tokens(given)
         if attention_mask is None and given is not None:
             attention_mask = torch.ones(given.shape[:2], dtype=torch.long, device=given.device)
 
@@ -295,9 +276,6 @@ class DAPForPreTraining(DAPPreTrainedModel):
         projection, rtl_head, prediction_head, bow_transform, teacher_projection: heads. None if no
             objective uses them.
         has_random_head: whether the prediction head on a pretrained encoder has random weights.
-
-    Raises:
-        ValueError: an objective needs `mask_token_id` and the configuration has none.
     """
 
     main_input_name = "source_input_ids"
@@ -309,12 +287,10 @@ class DAPForPreTraining(DAPPreTrainedModel):
         use_packing(self.dap.encoder)
         if "mask_token" in needs_of(self.objectives) and config.mask_token_id is None:
             raise ValueError(
-                f"DAPConfig: mask_token_id=None, but objective {config.objective!r} needs it; "
-                "give the tokenizer's mask_token_id."
+                f"objective {config.objective!r} needs a mask token: mask_token_id=None"
             )
         self.projection = self.rtl_head = self.prediction_head = self.bow_transform = None
         self.teacher_projection = None
-        #: Whether the prediction head of a pretrained encoder still has random weights.
         self.has_random_head = False
         for objective in self.objectives:
             for name, build in objective.heads.items():
@@ -383,17 +359,7 @@ class DAPForPreTraining(DAPPreTrainedModel):
 
         Returns:
             The loss, the measures of each objective, and the sentence vectors.
-
-        Raises:
-            ValueError: unequal numbers of sources, targets and hard negatives, no pairs, or padding
-                before a real token.
         """
-        if len(source_input_ids) != len(target_input_ids):
-            raise ValueError(
-                f"{len(source_input_ids)} sources, {len(target_input_ids)} targets: give pairs."
-            )
-        require_tokens(source_input_ids)
-        require_tokens(target_input_ids)
         if chunk is not None:
             source_noise, target_noise = chunk.noise
         objectives = self.objectives
@@ -404,11 +370,6 @@ class DAPForPreTraining(DAPPreTrainedModel):
             target_noise = draw_noise(target_input_ids)
         negatives = None
         if negative_input_ids is not None:
-            if len(negative_input_ids) != len(target_input_ids):
-                raise ValueError(
-                    f"{len(negative_input_ids)} hard negatives, {len(target_input_ids)} pairs: "
-                    "give one row per pair, with a mask of zeros where there is none."
-                )
             negatives = Sentences(negative_input_ids, negative_attention_mask)
         pairs = Pairs(
             source=Sentences(source_input_ids, source_attention_mask, source_noise),
@@ -427,9 +388,13 @@ class DAPForPreTraining(DAPPreTrainedModel):
         encoded = self.encode(pairs, needs, output_hidden_states, output_attentions)
 
         # L = sum of weight · loss over the objectives (eq. L_DAP for TR and RTL).
-        loss, measures = total_loss(objectives, pairs, encoded, self, chunk)
+        total, measures = 0.0, {}
+        for objective in objectives:
+            loss, found = objective.loss(pairs, encoded, self, chunk)
+            total = total + objective.weight * loss
+            measures |= found
         return DAPForPreTrainingOutput(
-            loss=loss,
+            loss=total,
             source_embeds=encoded.source_embeds,
             target_embeds=encoded.target_embeds,
             measures=measures,
@@ -455,9 +420,6 @@ class DAPForPreTraining(DAPPreTrainedModel):
             Token states and sentence vectors of each side, and word embeddings for the heads.
             States of tokens that `needs` does not name may be zeros. If neither states nor vectors
             are needed, the encoder does not run, and only the word embeddings are returned.
-
-        Raises:
-            ValueError: padding stands before a real token.
         """
         ids, mask = _stack(pairs)  # (2·B or 3·B, S)
 
@@ -575,8 +537,7 @@ class DAPForPreTraining(DAPPreTrainedModel):
         cls,
         name_or_path: str,
         target_token_ids: list[int] | None = None,
-        token_counts: Tensor | None = None,
-        dtype: torch.dtype = torch.float32,
+        dtype: torch.dtype | str = torch.float32,
         attn_implementation: str | None = None,
         trust_remote_code: bool = False,
         revision: str | None = None,
@@ -593,17 +554,10 @@ class DAPForPreTraining(DAPPreTrainedModel):
             name_or_path: folder or Hub id of an encoder (BERT, RoBERTa, XLM-R, DeBERTa-v2,
                 ModernBERT, ...), or of a `DAPForPreTraining` made with objective `"mlm"`.
             target_token_ids: token ids that RTL and BOW predict. None means the whole vocabulary.
-            token_counts: (V,) how often each id occurs in the text to predict. A prediction head
-                that starts from random weights then takes the log of the ids' shares as its bias.
             dtype, attn_implementation, trust_remote_code, revision, subfolder: as in
                 `AutoModel.from_pretrained`.
             config: fields of `DAPConfig`. `mask_token_id` is read from the checkpoint's
                 tokenizer, and `pooling` from an `"mlm"` checkpoint, unless they are given.
-
-        Raises:
-            ValueError: a decoder or encoder-decoder, a checkpoint without the encoder's weights, a
-                tokenizer without mask token, a field that `DAPConfig` refuses, or ids or counts for
-                which the objective has no use.
         """
         source = {
             "trust_remote_code": trust_remote_code,
@@ -620,9 +574,12 @@ class DAPForPreTraining(DAPPreTrainedModel):
             config = {"pooling": saved.pooling, "mask_token_id": saved.mask_token_id} | config
         require_encoder(encoder_config, name_or_path)
 
-        dap_config = cls._configure(encoder_config, target_token_ids, token_counts, config)
+        if target_token_ids is not None:
+            config = {"target_vocab_size": len(set(target_token_ids))} | config
+        dap_config = DAPConfig(encoder_config, **config)
         if dap_config.mask_token_id is None and "mask_token" in needs_of(objectives_of(dap_config)):
-            dap_config.mask_token_id = find_mask_token_id(name_or_path, **source)
+            tokenizer = AutoTokenizer.from_pretrained(name_or_path, **source)
+            dap_config.mask_token_id = tokenizer.mask_token_id
 
         pretrained, missing = load_masked_lm(
             name_or_path, kind, dtype=dtype, attn_implementation=attn_implementation, **source
@@ -631,10 +588,9 @@ class DAPForPreTraining(DAPPreTrainedModel):
             attn_implementation = pretrained.config._attn_implementation
         encoder_config._attn_implementation = attn_implementation
 
-        with refusals_of_encoder(name_or_path, dap_config):
-            model = cls._new(dap_config, dtype, target_token_ids)
-            model._copy_weights(pretrained, missing, name_or_path, token_counts)
-            model._try_untested_encoder()
+        model = cls._new(dap_config, dtype, target_token_ids)
+        model._copy_weights(pretrained, missing, name_or_path)
+        model._try_untested_encoder(name_or_path)
         return model
 
     @classmethod
@@ -642,8 +598,7 @@ class DAPForPreTraining(DAPPreTrainedModel):
         cls,
         encoder_config: PreTrainedConfig,
         target_token_ids: list[int] | None = None,
-        token_counts: Tensor | None = None,
-        dtype: torch.dtype = torch.float32,
+        dtype: torch.dtype | str = torch.float32,
         attn_implementation: str | None = None,
         **config: Any,
     ) -> "DAPForPreTraining":
@@ -652,87 +607,41 @@ class DAPForPreTraining(DAPPreTrainedModel):
         Args:
             encoder_config: configuration of the encoder to build. It is not changed.
             target_token_ids: token ids that RTL and BOW predict. None means the whole vocabulary.
-            token_counts: (V,) how often each id occurs in the text to predict. The prediction head
-                takes the log of the ids' shares as its bias. None starts with a bias of 0.
             dtype: type of the weights.
             attn_implementation: attention of the encoder. None takes that of its configuration.
             config: fields of `DAPConfig`. Most objectives need `mask_token_id`.
-
-        Raises:
-            ValueError: a decoder or encoder-decoder, a field that `DAPConfig` refuses, or ids or
-                counts for which the objective has no use.
         """
         name = encoder_config.name_or_path or "encoder_config"
         require_encoder(encoder_config, name)
         attention = attn_implementation or encoder_config._attn_implementation
         encoder_config = copy.deepcopy(encoder_config)
         encoder_config.dtype = dtype
-        dap_config = cls._configure(encoder_config, target_token_ids, token_counts, config)
+        if target_token_ids is not None:
+            config = {"target_vocab_size": len(set(target_token_ids))} | config
+        dap_config = DAPConfig(encoder_config, **config)
         dap_config.encoder_config._attn_implementation = attention
 
-        with refusals_of_encoder(name, dap_config):
-            model = cls._new(dap_config, dtype, target_token_ids)
-            if token_counts is not None:
-                model.prediction_head.start_bias(token_counts)
-            if model.prediction_head is not None:
-                model.prediction_head.start_decoder(model.get_input_embeddings().weight)
-            model._try_untested_encoder()
+        model = cls._new(dap_config, dtype, target_token_ids)
+        if model.prediction_head is not None:
+            model.prediction_head.start_decoder(model.get_input_embeddings().weight)
+        model._try_untested_encoder(name)
         return model
-
-    @staticmethod
-    def _configure(
-        encoder_config: PreTrainedConfig,
-        target_token_ids: list[int] | None,
-        token_counts: Tensor | None,
-        fields: dict[str, Any],
-    ) -> DAPConfig:
-        """Return the configuration of a new model. Its arguments must fit its objectives."""
-        if target_token_ids is not None:
-            fields = {"target_vocab_size": len(set(target_token_ids)), **fields}
-        config = DAPConfig(encoder_config, **fields)
-
-        objective = f"objective={config.objective!r}"
-        needs = needs_of(objectives_of(config))
-        if target_token_ids is not None and "target_vocabulary" not in needs:
-            raise ValueError(
-                f"target_token_ids are the ids that RTL and BOW predict, but {objective} has "
-                "neither: leave them out."
-            )
-        heads = [name for each in objectives_of(config) for name in each.heads]
-        if token_counts is not None and "prediction_head" not in heads:
-            raise ValueError(
-                f"token_counts are for a prediction head, but {objective} has none: leave them out."
-            )
-        return config
 
     @classmethod
     def _new(
         cls, config: DAPConfig, dtype: torch.dtype | str, target_token_ids: list[int] | None
     ) -> "DAPForPreTraining":
         """Return a model with random weights, and with a target vocabulary if one is given."""
-        torch_dtype = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
-        if not isinstance(torch_dtype, torch.dtype):
-            raise ValueError(f"dtype={dtype!r}: give a type of torch, such as 'bfloat16'.")
-        model = cls(config).to(torch_dtype)
+        model = cls(config).to(getattr(torch, dtype) if isinstance(dtype, str) else dtype)
         if target_token_ids is not None:
             model.set_target_vocabulary(target_token_ids)
         return model
 
-    def _copy_weights(
-        self,
-        pretrained: PreTrainedModel,
-        missing: set[str],
-        name: str,
-        token_counts: Tensor | None,
-    ) -> None:
+    def _copy_weights(self, pretrained: PreTrainedModel, missing: set[str], name: str) -> None:
         """Copy the weights of a masked-LM model into the encoder and the heads of this model.
 
         If it has no usable masked-LM head, the prediction head keeps its random weights, a warning
         is logged and `has_random_head` is set.
-
-        Args:
-            token_counts: (V,) how often each id occurs in the text to predict. They set the bias of
-                a random prediction head. None leaves it at 0.
         """
         is_dap = isinstance(pretrained, DAPForPreTraining)
         encoder = pretrained.dap.encoder if is_dap else pretrained.base_model
@@ -754,75 +663,40 @@ class DAPForPreTraining(DAPPreTrainedModel):
                 "the prediction head starts from random weights."
             )
             self.has_random_head = True
-            if token_counts is not None:
-                head.start_bias(token_counts)
-        elif token_counts is not None:
-            logger.warning(
-                f"{name} has a masked-LM head: its bias is taken, not one from token frequencies."
-            )
         head.start_decoder(self.get_input_embeddings().weight)
         if self.bow_transform is not None:
             self.bow_transform.dense.load_state_dict(head.dense.state_dict())
             self.bow_transform.norm.load_state_dict(head.norm.state_dict())
 
     @torch.no_grad()
-    def _try_untested_encoder(self) -> None:
-        """Run two pairs through an encoder class that no test covers, to find errors early.
+    def _try_untested_encoder(self, name: str) -> None:
+        """Raise `ValueError` if an encoder class without tests computes a row unlike it alone.
 
-        Nothing happens for the tested classes (`TESTED`).
+        This is so if its states depend on padding, or if it embeds ids in another way than words.
         """
-        if self.config.encoder_config.model_type in TESTED:
+        config = self.config.encoder_config
+        if config.model_type in TESTED:
             return
-        padding = getattr(self.config.encoder_config, "pad_token_id", None)
-        real = [number for number in range(17) if number != padding]
-        ids = torch.tensor(real[:16]).view(2, 8) % self.config.vocab_size  # (2, 8)
-        columns = torch.arange(8)
-        source_mask = (columns < torch.tensor([[5], [7]])).long()
-        target_mask = (columns < torch.tensor([[6], [8]])).long()
+        real = [number for number in range(17) if number != getattr(config, "pad_token_id", None)]
+        ids = torch.tensor(real[:16]).view(2, 8) % config.vocab_size  # (2, 8)
+        mask = (torch.arange(8) < torch.tensor([[5], [7]])).long()
 
         encoder = self.dap.encoder.eval()  # without dropout
-        alone = encoder(input_ids=ids[:1, :5], attention_mask=source_mask[:1, :5]).last_hidden_state
+        alone = encoder(input_ids=ids[:1, :5], attention_mask=mask[:1, :5]).last_hidden_state
         embedded = self.get_input_embeddings()(ids)
-        padded = last_states(encoder, source_mask, inputs_embeds=embedded)[:1, :5]
+        padded = last_states(encoder, mask, inputs_embeds=embedded)[:1, :5]
+        self.train(self.training)
         tolerance = torch.finfo(alone.dtype).eps ** 0.5 * alone.norm()
         if not (padded - alone).norm() < tolerance:
             raise ValueError(
-                "a sentence alone has other states than beside padding, or its words are embedded "
-                "differently by their ids"
+                f"{name}: an encoder of model_type {config.model_type!r} computes other states for "
+                "a sentence alone than beside padding: give another encoder"
             )
-
-        # All losses, of this process only: a chunk does not wait for other processes.
-        self.train(self.training)
-        objectives = self.objectives
-        with torch.random.fork_rng(devices=[]):
-            source = Sentences(ids, source_mask, draw_noise(ids))
-            target = Sentences(ids, target_mask, draw_noise(ids))
-            pairs = Pairs(
-                source,
-                target,
-                language_ids=torch.zeros(2, dtype=torch.long),
-                teacher=torch.ones(2, self.config.distill_size or self.config.hidden_size),
-            )
-            chunk = Chunk(
-                first=0,
-                noise=(None, None),
-                gradients=self._vectors_to_compare(pairs, objectives).compared,
-                label_counts={each.name: torch.ones(1) for each in objectives},
-            )
-            encoded = self.encode(pairs, needs_of(objectives))
-            for objective in objectives:
-                objective.loss(pairs, encoded, self, chunk)
 
     def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> nn.Embedding:
         """Resize the word embeddings as Transformers does, and the prediction head with them.
 
         A target vocabulary stays unchanged.
-
-        Args:
-            args, kwargs: arguments of Transformers' method, such as `new_num_tokens`.
-
-        Returns:
-            The new word embeddings.
         """
         table = super().resize_token_embeddings(*args, **kwargs)
         if self.prediction_head is not None:
@@ -834,20 +708,15 @@ class DAPForPreTraining(DAPPreTrainedModel):
 
         Args:
             token_ids: the ids in any order, `config.target_vocab_size` different ones.
-
-        Raises:
-            ValueError: another number of ids, or ids outside of the vocabulary.
         """
-        size = self.config.target_vocab_size
+        own = getattr(self.prediction_head, "token_ids", None)
         ids = sorted(set(token_ids))
-        outside = [number for number in ids if not 0 <= number < self.config.vocab_size]
-        if len(ids) != size or outside:
+        if own is None or len(own) != len(ids):
             raise ValueError(
-                f"target vocabulary of {len(ids)} ids, {len(outside)} of them outside of the "
-                f"vocabulary: give {size} different ids from 0 to {self.config.vocab_size - 1} "
-                f"(target_vocab_size={size})."
+                f"{len(ids)} target tokens do not fit objective {self.config.objective!r} with "
+                f"target_vocab_size={self.config.target_vocab_size}"
             )
-        self.prediction_head.token_ids.copy_(torch.tensor(ids))
+        own.copy_(torch.tensor(ids))
 
 
 def draw_noise(ids: Tensor) -> Tensor:
@@ -865,6 +734,9 @@ def _stack(pairs: Pairs) -> tuple[Tensor, Tensor]:
     sides = [pairs.source, pairs.target]
     if pairs.negatives is not None:
         sides.append(pairs.negatives)
+    counts = [len(side.ids) for side in sides]
+    if len(set(counts)) > 1:
+        raise ValueError(f"{counts} sources, targets and hard negatives: give as many of each")
     length = max(side.ids.shape[1] for side in sides)
     missing = [length - side.ids.shape[1] for side in sides]
     ids = torch.cat([F.pad(side.ids, (0, count)) for side, count in zip(sides, missing)])
@@ -874,19 +746,6 @@ def _stack(pairs: Pairs) -> tuple[Tensor, Tensor]:
         raise ValueError("an attention mask has padding before a real token: pad on the right.")
     mask[:, 0] = 1
     return ids, mask
-
-
-def require_tokens(text: Tensor | None) -> None:
-    """Raise `ValueError` if token ids or embeddings (B, S, ...) have B = 0 or S = 0.
-
-    None passes. Nothing is checked while the model is compiled or traced.
-    """
-    if text is None or torch.compiler.is_compiling() or torch.jit.is_tracing():
-        return
-    if 0 in text.shape[:2]:
-        raise ValueError(
-            f"text of shape {tuple(text.shape)}: give at least one sentence with one token."
-        )
 
 
 # --------------------------------------------------------------------------------- classification
@@ -949,7 +808,6 @@ class DAPForSequenceClassification(DAPPreTrainedModel):
             "inputs_embeds": inputs_embeds,
         }
         given = {key: value for key, value in kwargs.items() if value is not None}
-        require_tokens(input_ids)
         out = self._encode(input_ids, attention_mask, given)
         logits = self.classifier(out.pooler_output)
         loss = None
@@ -966,10 +824,6 @@ class DAPForSequenceClassification(DAPPreTrainedModel):
 
         If only these vectors are needed and the encoder takes packed rows, padding is not computed,
         and the output has no token states.
-
-        Args:
-            input_ids: (B, S) token ids, or None if `others` has `inputs_embeds`.
-            attention_mask: (B, S), or None.
         """
         asks_for_more = self.config.output_hidden_states or self.config.output_attentions
         # A graph would hold the lengths of the example's rows as constants.

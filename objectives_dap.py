@@ -845,30 +845,6 @@ def needs_of(objectives: Sequence[Objective]) -> frozenset[str]:
     return frozenset(needs)
 
 
-def total_loss(
-    objectives: Sequence[Objective],
-    pairs: Pairs,
-    encoded: Encoded,
-    model: nn.Module,
-    chunk: Chunk | None = None,
-) -> tuple[Tensor, Measures]:
-    """Return the weighted sum of the objectives' losses. For TR and RTL this is eq. L_DAP.
-
-    Args:
-        objectives: the objectives of the model.
-        pairs, encoded, model, chunk: as in `Objective.loss`.
-
-    Returns:
-        The loss, a scalar, and the values to log of all objectives, by name.
-    """
-    total, measures = 0.0, {}
-    for objective in objectives:
-        loss, found = objective.loss(pairs, encoded, model, chunk)
-        total = total + objective.weight * loss
-        measures |= found
-    return total, measures
-
-
 # -------------------------------------------------------------------------- tokens and directions
 
 

@@ -259,7 +259,8 @@ def load_model(
     given = given_fields(args)
     attention = {"attn_implementation": args.attn_implementation}
     hub = {"trust_remote_code": args.trust_remote_code, "revision": args.revision}
-    from_text = vocabulary_of_text(args, start, train) | frequencies_of_text(args, start, train)
+    from_text = vocabulary_of_text(args, start, train)
+    counts = frequencies_of_text(args, start, train).get("token_counts")
 
     if start.continues:
         check_changes(start, given, train)
@@ -287,7 +288,14 @@ def load_model(
             model = DAPForPreTraining.from_scratch(start.config, **fields)
         else:
             subfolder = start.library.subfolder
-            model = DAPForPreTraining.from_encoder(start.name, subfolder=subfolder, **fields, **hub)
+            with loading("weights", start.name):
+                model = DAPForPreTraining.from_encoder(
+                    start.name, subfolder=subfolder, **fields, **hub
+                )
+        if counts is not None and (args.config_name is not None or model.has_random_head):
+            model.prediction_head.start_bias(counts)
+        elif counts is not None:
+            logger.warning("%s has a masked-LM head: its bias is taken", start.name)
 
     # Otherwise `Trainer` does this, and prints a notice.
     for token in ("pad_token_id", "bos_token_id", "eos_token_id"):
