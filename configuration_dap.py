@@ -56,13 +56,9 @@ SAVED_KEYS = {
 
 
 def changeable(default: Any) -> Any:
-    """Return a dataclass field of `DAPConfig` that is marked as changeable.
+    """Return a field that may change when a checkpoint is trained further.
 
-    Its value may change when a checkpoint is trained further, because neither the shapes nor the
-    meaning of the weights depend on it.
-
-    Args:
-        default: the field's default value.
+    Neither the shapes nor the meaning of the weights depend on it.
     """
     return field(default=default, metadata={"changeable": True})
 
@@ -235,11 +231,7 @@ class DAPConfig(PreTrainedConfig):
         return "rtl" in self.objectives and self.rtl_direction != "source-to-target"
 
     def validate_rules(self) -> None:
-        """Raise `ValueError` for a value that breaks its rule in `RULES`.
-
-        `validate`, which Transformers adds, calls this. Models call it again, because attributes
-        can be changed.
-        """
+        """Raise `ValueError` for a value that breaks its rule. Transformers calls this."""
         for name, (holds, allowed) in RULES.items():
             value = getattr(self, name)
             if not holds(value, self):

@@ -70,9 +70,9 @@ class RTLHead(nn.Module):
 
     @staticmethod
     def _build_blocks(config: DAPConfig) -> PreTrainedModel:
-        """Return an encoder of K layers with random weights, which takes embedded tokens (B, S, D).
+        """Return K layers with random weights, which take embedded tokens (B, S, D).
 
-        K is `config.rtl_layers`. With `rtl_reembed` it adds positions, token type and norm to them.
+        With `rtl_reembed` they add positions, token type and norm to them.
         """
         own = copy.deepcopy(config.encoder_config)
         own.vocab_size = (getattr(own, "pad_token_id", None) or 0) + 1  # the table is removed below
@@ -84,11 +84,6 @@ class RTLHead(nn.Module):
         del layers[: len(layers) - config.rtl_layers]
         blocks.config.num_hidden_layers = config.rtl_layers
 
-        if not hasattr(blocks, "embeddings"):
-            raise ValueError(
-                "the RTL head needs an encoder with `.embeddings`; "
-                f"{type(blocks).__name__} has none."
-            )
         if config.rtl_reembed:
             blocks.set_input_embeddings(None)  # keeps positions, token type and norm
         else:
@@ -158,12 +153,7 @@ class RTLHead(nn.Module):
     def _columns(context_mask: Tensor, query_mask: Tensor) -> Tensor:
         """Return the position of each token if context and queries stand in one row, (B, C+Q).
 
-        Only a head with `rtl_reembed` uses these positions. Each sentence begins with its CLS,
-        which has a position but is left out here.
-
-        Args:
-            context_mask: (B, C), 1 for real tokens.
-            query_mask: (B, Q), 1 for real tokens.
+        Each sentence begins with its CLS, which has a position but is left out here.
         """
         context = context_mask.cumsum(1)  # (B, C): 1, 2, ...
         context_length = context_mask.sum(1, keepdim=True) + 1  # (B, 1), with CLS
@@ -200,9 +190,8 @@ def look_up(
 ) -> tuple[Words, Tensor]:
     """Look up the word embeddings of sentences, and the word embeddings for the heads.
 
-    One look-up serves all of them, because each look-up has a dense gradient of the table's size
-    (V, E): 0.8 GB for XLM-R base. If the embedding layer does more than look up (`is_adapted`), a
-    second call of this layer gives the embeddings of the sentences.
+    One look-up serves all of them, because each has a dense gradient of the table's size (V, E):
+    0.8 GB for XLM-R base. Only an adapted embedding layer runs a second time, for the sentences.
 
     Args:
         embeddings: the encoder's word embeddings.
@@ -230,10 +219,7 @@ def look_up(
 
 
 def is_adapted(embeddings: nn.Module) -> bool:
-    """Tell whether word embeddings do more than a plain look-up in their table.
-
-    An adapter, a hook or a scale can change the result.
-    """
+    """Tell whether an adapter, a hook or a scale changes what is looked up in the table."""
     is_plain = type(embeddings).forward is nn.Embedding.forward
     return not is_plain or bool(embeddings._forward_hooks)
 
@@ -242,7 +228,7 @@ def whole(weight: Tensor) -> Tensor:
     """Return a parameter as a whole tensor with gradients.
 
     Under FSDP, a parameter outside of its module's forward pass is only a shard. Then the shards of
-    all processes are gathered. Without FSDP the parameter is returned unchanged.
+    all processes are gathered.
     """
     if not hasattr(weight, "full_tensor"):
         return weight
@@ -278,10 +264,7 @@ class PredictionTransform(nn.Module):
 
 
 def _activation_of(encoder_config: Any) -> nn.Module:
-    """Return the activation of an encoder's masked-LM head.
-
-    Encoders have different names for this field of their configuration.
-    """
+    """Return the activation of an encoder's masked-LM head, whose field has many names."""
     for name in ("classifier_activation", "hidden_act", "activation"):  # the first is ModernBERT's
         activation = getattr(encoder_config, name, None)
         if activation:
@@ -335,28 +318,20 @@ class PredictionHead(PredictionTransform):
         return vocabulary_cross_entropy(self.transform(hidden), table, self.bias, labels)
 
     def target_loss_sum(self, hidden: Tensor, labels: Tensor, words: Words) -> Tensor:
-        """Predict tokens among the target vocabulary, and return the sum of their cross entropies.
+        """Predict tokens among the target vocabulary. All else is as in `loss_sum`.
 
-        Without a target vocabulary, all V ids are candidates. The sum is in nats.
-
-        Args:
-            hidden: (T, D) states.
-            labels: (T,) ids of the right tokens, all in the target vocabulary.
-            words: word embeddings of this step (see `Words`).
+        Without a target vocabulary, all V ids are candidates.
         """
         weight, bias = self._target_output(words)
         return vocabulary_cross_entropy(self.transform(hidden), weight, bias, self._rows(labels))
 
     def bag_loss_sum(self, states: Tensor, ids: Tensor, counted: Tensor, words: Words) -> Tensor:
-        """Predict several tokens from each state, and return the sum of their cross entropies.
-
-        The candidates are the target vocabulary. The sum is in nats.
+        """Predict several tokens of the target vocabulary from each state: the sum in nats.
 
         Args:
             states: (B, E) states after a transform (`PredictionTransform.transform`).
             ids: (B, S) ids of the right tokens of each row.
             counted: (B, S) bool, True for the ids that count. They are in the target vocabulary.
-            words: word embeddings of this step (see `Words`).
         """
         weight, bias = self._target_output(words)
         return bag_cross_entropy(states, weight, bias, self._rows(ids), counted)
@@ -365,17 +340,11 @@ class PredictionHead(PredictionTransform):
 
     @property
     def ids_to_look_up(self) -> Tensor | None:
-        """Return the ids (V',) whose word embeddings are the output matrix for RTL and BOW.
-
-        Returns None if the output matrix is all word embeddings, or the head's own `decoder`.
-        """
+        """Return the ids (V',) whose word embeddings RTL and BOW need. None: all or none."""
         return self.token_ids if self.decoder is None else None
 
     def knows(self, ids: Tensor) -> Tensor:
-        """Return True for each id that is in the target vocabulary: bool, in the shape of `ids`.
-
-        Call this only if the head has a target vocabulary (`token_ids` is not None).
-        """
+        """Return True for each id that is in the target vocabulary, which must exist."""
         return self.token_ids[self._rows(ids)] == ids
 
     def _rows(self, ids: Tensor) -> Tensor:
@@ -397,9 +366,6 @@ class PredictionHead(PredictionTransform):
     @torch.no_grad()
     def copy_masked_lm_head(self, model: PreTrainedModel) -> bool:
         """Copy the dense layer, the norm and the bias of a masked-LM model's head into this head.
-
-        Args:
-            model: a masked-LM model, whose layers may have other names, or a `DAPForPreTraining`.
 
         Returns:
             Whether they were copied. False if the model has no layers of these shapes, or if its
@@ -429,8 +395,7 @@ class PredictionHead(PredictionTransform):
         """Set the bias to the log of each id's share of a text.
 
         Args:
-            counts: (N,) how often each id occurs in the text. Ids from N on do not occur. One is
-                added to each count, so that every id has a share.
+            counts: (N,) how often each id occurs. Ids from N on do not. One is added to each count.
         """
         counts = F.pad(counts, (0, self.config.vocab_size - len(counts)))
         if self.is_narrow:
@@ -440,24 +405,15 @@ class PredictionHead(PredictionTransform):
 
     @torch.no_grad()
     def start_decoder(self, table: Tensor) -> None:
-        """Set the head's own output matrix to the word embeddings of the ids that it predicts.
-
-        Nothing happens if the head has no own matrix (`rtl_tied=True`).
-
-        Args:
-            table: (V, E) word embeddings.
-        """
+        """Start the head's own output matrix, if it has one, as the word embeddings (V, E)."""
         if self.decoder is not None:
             self.decoder.weight.copy_(table if self.token_ids is None else table[self.token_ids])
 
     @torch.no_grad()
     def resize(self, table: Tensor) -> None:
-        """Resize the bias and the head's own matrix to the size of new word embeddings.
+        """Resize the bias and the head's own matrix to new word embeddings (V, E).
 
         New ids get a bias of 0. A target vocabulary stays unchanged.
-
-        Args:
-            table: (V, E) the new word embeddings.
         """
         if self.token_ids is not None:
             last = int(self.token_ids.max())

@@ -48,17 +48,9 @@ class RankingResult(NamedTuple):
 
 
 def similarity_matrix(queries: Tensor, candidates: Tensor, similarity: str = "cosine") -> Tensor:
-    """Compute the similarity of every query and every candidate: phi(x, y) of eq. L_TR.
+    """Compute phi(x, y) of eq. L_TR for all queries (B, D) and candidates (N, D): (B, N).
 
-    The product is computed in float32, also under autocast.
-
-    Args:
-        queries: sentence vectors (B, D).
-        candidates: sentence vectors (N, D).
-        similarity: `"cosine"` or `"dot"`.
-
-    Returns:
-        Similarities (B, N).
+    The product is computed in float32, also under autocast. `similarity` is "cosine" or "dot".
 
     >>> similarity_matrix(torch.tensor([[3.0, 4.0]]), torch.tensor([[3.0, 4.0], [4.0, -3.0]]))
     tensor([[1., 0.]])
@@ -90,15 +82,9 @@ def translation_ranking_loss(
     Args:
         queries: (B, D) sentence vectors of this process.
         candidates: (N, D) sentence vectors of the other side, of all processes.
-        similarity: `"cosine"` or `"dot"`.
-        temperature: divisor of the similarities.
-        margin: subtracted from the similarity of the true pair before the division.
-        first: row of the first query's own candidate.
+        margin: subtracted from the similarity of the true pair before the temperature divides it.
         excluded: (B, N) bool, True where a candidate is not a negative. The entries of true pairs
             are ignored. None excludes nothing.
-
-    Returns:
-        Loss, accuracy and number of negatives, as means over the B queries.
 
     >>> x = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
     >>> translation_ranking_loss(x, x.clone(), temperature=1.0).loss  # log(e + 1) - 1
@@ -139,12 +125,6 @@ def ranking_loss_over_processes(
             candidate, such as a target and its source. A candidate that shares a text with a
             query's own candidate is not a negative of the query. A candidate whose first hash is 0
             is not a negative of any query.
-        similarity: `"cosine"` or `"dot"`.
-        temperature: divisor of the similarities.
-        margin: subtracted from the similarity of the true pair before the division.
-
-    Returns:
-        Loss, accuracy and number of negatives, averaged over the queries of this process.
     """
     if similarity == "cosine":  # once here, not once per block; then the dot product is the cosine
         queries = F.normalize(at_least_float32(queries), dim=-1)
@@ -185,16 +165,12 @@ def vocabulary_cross_entropy(
     """Sum the cross entropy of softmax(hidden @ weight.T + bias) over T tokens (CE of eq. L_RTL).
 
     The logits (T, V) are never held at once. A chunk of rows at a time gives its loss and, in the
-    same pass, its gradients. Logits of labels and all sums are float32.
+    same pass, its gradients. Logits of labels and all sums are float32, and the sum is in nats.
 
     Args:
         hidden: (T, E) states from which the tokens are predicted.
-        weight: (V, E) output embeddings.
-        bias: (V,) bias of each predicted token.
+        weight, bias: (V, E) and (V,) of the output.
         labels: (T,) the right tokens, as row numbers of `weight`.
-
-    Returns:
-        The sum as a float32 scalar, in nats.
 
     >>> hidden, weight = torch.zeros(3, 2), torch.ones(4, 2)
     >>> vocabulary_cross_entropy(hidden, weight, torch.zeros(4), torch.tensor([0, 1, 3]))
@@ -215,14 +191,9 @@ def vocabulary_cross_entropy(
 
 @functools.cache
 def fused_cross_entropy(device: str) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] | None:
-    """Return Liger's fused kernel for the cross entropy over a vocabulary.
+    """Return Liger's fused kernel, a function of (weight, hidden, labels, bias).
 
-    Args:
-        device: type of the device, such as "cuda".
-
-    Returns:
-        A function of (weight, hidden, labels, bias). None on other devices than CUDA, or if
-        `liger-kernel` is not installed.
+    None on other devices than "cuda", or if `liger-kernel` is not installed.
     """
     if device != "cuda":
         return None
@@ -311,17 +282,9 @@ class _VocabularyCrossEntropy(torch.autograd.Function):
 
 
 def product(a: Tensor, b: Tensor, half: torch.dtype | None) -> Tensor:
-    """Multiply two matrices, in half precision if asked for.
+    """Multiply matrices (m, k) and (k, n), after a cast to the type `half` if that is not None.
 
     On CUDA the result is float32. On CPU a product in half precision has that precision.
-
-    Args:
-        a: (m, k).
-        b: (k, n).
-        half: type that both are cast to before. None casts nothing.
-
-    Returns:
-        The product (m, n).
     """
     if half is None:
         return a @ b
@@ -329,10 +292,7 @@ def product(a: Tensor, b: Tensor, half: torch.dtype | None) -> Tensor:
 
 
 class _HalfProduct(torch.autograd.Function):
-    """Autograd function of hidden @ weight.T, whose products have factors in half precision.
-
-    Forward and backward multiply by `product`.
-    """
+    """Autograd function of hidden @ weight.T, with `product` in both passes."""
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, half: torch.dtype) -> Tensor:
@@ -350,20 +310,13 @@ class _HalfProduct(torch.autograd.Function):
 
 
 def rows_per_chunk(weight: Tensor) -> int:
-    """Return how many rows of logits (rows, V) are computed at a time, to bound the memory.
-
-    Args:
-        weight: (V, E) output embeddings.
-    """
+    """Return how many rows of logits (rows, V) are computed at a time, for `weight` (V, E)."""
     logits = LOGITS_PER_CHUNK_ON_CUDA if weight.is_cuda else LOGITS_PER_CHUNK
     return max(1, logits // weight.shape[0])
 
 
 def half_product(device: str) -> Callable[[Tensor, Tensor], Tensor]:
-    """Return the function that multiplies two half-precision matrices on a type of device.
-
-    Its result is float32 on "cuda", and in half precision on other devices.
-    """
+    """Return the product of half-precision matrices. Its result is float32 only on "cuda"."""
     if device == "cuda":
         return functools.partial(torch.mm, out_dtype=torch.float32)
     return torch.mm
@@ -376,17 +329,13 @@ def bag_cross_entropy(
 
     Logits and sums are float32. On CUDA under bfloat16 autocast the products take bfloat16
     factors, and add up in float32. The logits (B, V) are never held at once: a block of rows at a
-    time is computed, and computed again in the backward pass.
+    time is computed, and computed again in the backward pass. The sum is in nats.
 
     Args:
         hidden: (B, E) states from which the bags of tokens are predicted.
-        weight: (V, E) output embeddings.
-        bias: (V,) bias of each predicted token.
+        weight, bias: (V, E) and (V,) of the output.
         labels: (B, S) the tokens of each bag, as row numbers of `weight`.
         counted: (B, S) bool, True for the labels that count.
-
-    Returns:
-        The sum over all counted labels as a float32 scalar, in nats.
 
     >>> labels = torch.tensor([[0, 1, 3]])
     >>> bag_cross_entropy(torch.zeros(1, 2), torch.ones(4, 2), torch.zeros(4), labels, labels >= 0)
@@ -454,11 +403,7 @@ def world_size() -> int:
 
 
 def first_row(count: int) -> int:
-    """Return the number, from 0, of this process's first pair in the batch of all processes.
-
-    Args:
-        count: pairs of one process, the same in every process.
-    """
+    """Return the number of this process's first pair in the batch of all, of `count` pairs each."""
     return dist.get_rank() * count if world_size() > 1 else 0
 
 
@@ -466,16 +411,13 @@ def first_row(count: int) -> int:
 def gather_rows(rows: Tensor) -> Tensor:
     """Concatenate the rows (B, ...) of every process in rank order, with gradients: (W·B, ...).
 
-    Every process must bring the same B: train with `dataloader_drop_last=True`.
+    Every process must bring the same B.
     """
     return rows if world_size() == 1 else _AllGather.apply(rows)
 
 
 class _AllGather(torch.autograd.Function):
-    """Concatenate the rows of every process.
-
-    The backward pass sums the gradients over processes and returns the part of this process.
-    """
+    """Concatenate the rows of every process. The backward pass sums, and returns the own part."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor) -> Tensor:
@@ -490,17 +432,10 @@ class _AllGather(torch.autograd.Function):
 
 
 def sum_of_own_rows(rows: Tensor, count: int) -> Tensor:
-    """Sum rows over processes, and return the part of this process.
+    """Sum rows (W·B, ...) over processes, and return the part (B, ...) of this process.
 
     Each process gets only the sums of its own rows. That is half the traffic of `all_reduce`, which
     is used where the backend cannot do it, such as gloo in older versions of torch.
-
-    Args:
-        rows: (W·B, ...), contiguous. It is not changed.
-        count: rows of one process, B.
-
-    Returns:
-        (B, ...).
     """
     # torch 2.13 has renamed the function.
     reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor

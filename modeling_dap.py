@@ -124,15 +124,8 @@ class DAPPreTrainedModel(PreTrainedModel):
     ) -> None:
         """Save the model, and the files that sentence-transformers needs to pool it correctly.
 
-        The Hub's `push_to_hub` uses this method.
-
-        Args:
-            save_directory: folder to write into.
-            is_main_process: write the files of sentence-transformers, and upload. Only one process
-                of a launch should do that.
-            state_dict: weights to save. None takes those of the model.
-            push_to_hub: also upload the folder to the Hub.
-            kwargs: further arguments of Transformers' `save_pretrained`, such as `repo_id`.
+        The Hub's `push_to_hub` uses this method. Arguments are those of Transformers' method. Only
+        the main process writes the files of sentence-transformers, and uploads.
         """
         hub = {name: kwargs.pop(name) for name in HUB_OPTIONS if name in kwargs}
         super().save_pretrained(save_directory, is_main_process, state_dict, **kwargs)
@@ -482,15 +475,7 @@ class DAPForPreTraining(DAPPreTrainedModel):
         return last_states(self.dap.encoder, mask, read, inputs_embeds=embedded, **positions)
 
     def embed_words(self, ids: Tensor, needs: frozenset[str]) -> tuple[Words, Tensor]:
-        """Look up the word embeddings of sentences, and the word embeddings for the heads.
-
-        Args:
-            ids: (R, S) token ids of the sentences.
-            needs: what the objectives need (see `Objective.needs`).
-
-        Returns:
-            The word embeddings for the heads, and the embeddings (R, S, E) of the sentences.
-        """
+        """Look up the word embeddings for the heads, and those (R, S, E) of sentences (R, S)."""
         head = self.prediction_head if "target_vocabulary" in needs else None
         mask_token_id = self.config.mask_token_id if "mask_token" in needs else None
         return look_up(self.get_input_embeddings(), ids, head, mask_token_id)
@@ -704,11 +689,7 @@ class DAPForPreTraining(DAPPreTrainedModel):
         return table
 
     def set_target_vocabulary(self, token_ids: list[int]) -> None:
-        """Set the token ids that RTL and BOW predict.
-
-        Args:
-            token_ids: the ids in any order, `config.target_vocab_size` different ones.
-        """
+        """Set the ids that RTL and BOW predict, `config.target_vocab_size` ones in any order."""
         own = getattr(self.prediction_head, "token_ids", None)
         ids = sorted(set(token_ids))
         if own is None or len(own) != len(ids):

@@ -199,10 +199,6 @@ class Objective:
 
         This is called before the encoder runs.
 
-        Args:
-            pairs: the pairs, as token ids.
-            model: the model, for its heads.
-
         Returns:
             Bool (G, ...), where G is the number of groups, usually 1.
         """
@@ -214,8 +210,6 @@ class Objective:
         """Sum the loss over the labels of each group.
 
         Args:
-            pairs: the pairs, as token ids.
-            encoded: what the encoder returned for them.
             model: the model, for its heads.
             labels: (G, ...) bool, the result of the method `labels`.
 
@@ -227,18 +221,10 @@ class Objective:
     def loss(
         self, pairs: Pairs, encoded: Encoded, model: nn.Module, chunk: Chunk | None = None
     ) -> tuple[Tensor, Measures]:
-        """Compute the loss of this process's pairs.
+        """Compute the loss of this process's pairs, a scalar without its weight, and values to log.
 
         The loss is scaled so that its mean over processes is the loss of the batch of all
-        processes.
-
-        Args:
-            pairs, encoded, model: as in `loss_sum`.
-            chunk: given if the pairs are a chunk of a larger batch. The loss is then the chunk's
-                share of the batch's loss.
-
-        Returns:
-            The loss, a scalar without its weight, and values to log by name, among them the loss.
+        processes. Given a `chunk` of a larger batch, it is the chunk's share of the batch's loss.
         """
         labels = self.labels(pairs, model)
         counts = self.count(labels) if chunk is None else chunk.label_counts[self.name]  # (G,)
@@ -249,13 +235,10 @@ class Objective:
     def loss_from_source(
         self, pairs: Pairs, encoded: Encoded, model: nn.Module
     ) -> tuple[Tensor, Tensor]:
-        """Sum the loss of predicting one side from the other, and count this process's labels.
-
-        Only the groups of labels in `from_source` take part. For BOW that is the prediction from
-        the source's vector.
+        """Sum the loss of predicting one side from the other (`from_source`).
 
         Returns:
-            The sums (G',) and the numbers of labels (G',) of the groups. See `mean`.
+            The sums (G',), and the numbers of this process's labels (G',). See `mean`.
         """
         labels = self.labels(pairs, model)[self.from_source]
         sums, _ = self.loss_sum(pairs, encoded, model, labels)
@@ -266,8 +249,7 @@ class Objective:
         """Return the average of the means of those groups that have labels.
 
         Args:
-            sums: (G,) summed loss of each group, 0 for a group without labels.
-            counts: (G,) number of labels of each group.
+            sums, counts: (G,) summed loss and number of labels of each group.
         """
         has_labels = counts > 0
         means = sums / counts.where(has_labels, 1)
@@ -290,22 +272,11 @@ class Comparison(Objective):
     needs = frozenset({"embeds"})
 
     def vectors(self, pairs: Pairs, encoded: Encoded, model: nn.Module) -> tuple[Tensor, ...]:
-        """Return the vectors to compare, as tensors with one row per pair.
-
-        Args:
-            pairs: B pairs, as token ids.
-            encoded: what the encoder returned for them.
-            model: the model, for its heads.
-        """
+        """Return the vectors to compare, as tensors with one row per pair."""
         raise NotImplementedError
 
     def compare(self, vectors: tuple[Tensor, ...], pairs: Pairs) -> tuple[Tensor, Measures]:
-        """Return the loss, a scalar, and the values to log by name.
-
-        Args:
-            vectors: the result of the method `vectors` for all pairs of this process.
-            pairs: all pairs of this process.
-        """
+        """Return the loss of all pairs of this process, a scalar, and the values to log by name."""
         raise NotImplementedError
 
     def loss(
@@ -316,10 +287,6 @@ class Comparison(Objective):
         With a chunk, the vectors of the whole batch were compared before (GradCache). Then the loss
         only passes on the gradients of the chunk's vectors. Its value has no meaning, and there is
         nothing to log.
-
-        Args:
-            pairs, encoded, model: as in `vectors`.
-            chunk: given if the pairs are a chunk of a larger batch. It has the gradients.
         """
         vectors = self.vectors(pairs, encoded, model)
         if chunk is None:
@@ -355,11 +322,7 @@ class TranslationRanking(Comparison):
         return {"projection": Projection} if self.config.projection else {}
 
     def vectors(self, pairs: Pairs, encoded: Encoded, model: nn.Module) -> tuple[Tensor, ...]:
-        """Return the vectors (B, D) of sources, targets and, if there are any, hard negatives.
-
-        They are sentence vectors, after the model's projection if it has one. See
-        `Comparison.vectors`.
-        """
+        """Return the projected vectors (B, D) of sources, targets and, if any, hard negatives."""
         vectors = [encoded.source_embeds, encoded.target_embeds]
         if encoded.negative_embeds is not None:
             vectors.append(encoded.negative_embeds)
@@ -375,9 +338,6 @@ class TranslationRanking(Comparison):
         ranked for each target, then with the other targets but without hard negatives. The loss is
         the mean over the directions, and with `tr_matryoshka_dims` also over the sizes of the
         vectors. Accuracy and the number of negatives are measured on whole vectors only.
-
-        Returns:
-            The loss, and "tr_loss", "accuracy" and "negatives" to log.
         """
         hashes = self.hashes(pairs)
         full = self.rank(vectors, hashes)  # of vectors that are not shortened
@@ -393,10 +353,6 @@ class TranslationRanking(Comparison):
 
     def rank(self, vectors: tuple[Tensor, ...], hashes: list[Tensor]) -> list[RankingResult]:
         """Rank the targets for each source and, with `tr_bidirectional`, sources for each target.
-
-        Args:
-            vectors: (B, D) each of sources, targets and, where there are any, negatives.
-            hashes: the result of the method `hashes`.
 
         Returns:
             One result per direction.
@@ -424,15 +380,13 @@ class TranslationRanking(Comparison):
     def hashes(self, pairs: Pairs) -> list[Tensor]:
         """Return hashes by which pairs with the same target or the same source are recognised.
 
-        Such pairs are not negatives of each other. `ranking_loss_over_processes` leaves out a
-        candidate that has a hash in common with the query's own candidate.
+        Such pairs are not negatives of each other (see `ranking_loss_over_processes`).
 
         Returns:
             One or two tensors (B, 2). The first has the hashes of each pair's target and source. If
             there are hard negatives, the second has the hash of each negative (0 if a pair has
-            none), and 0, because a negative has no source. Equal texts have equal hashes. Without
-            `tr_mask_duplicates`, each pair has its number in place of both hashes, so no two are
-            equal. Negatives keep the hashes of their texts.
+            none), and 0, because a negative has no source. Without `tr_mask_duplicates`, each pair
+            has its number in place of both hashes, so no two are equal.
         """
         target = text_hash(pairs.target.ids, pairs.target.mask)
         source = text_hash(pairs.source.ids, pairs.source.mask)
@@ -478,15 +432,10 @@ class RepresentationTranslation(Objective):
 
         The answer is the side to reconstruct, without its CLS. RTL predicts all its real tokens or,
         with `rtl_ratio` below 1, a random share of them (`chosen`). Tokens that are not in the
-        target vocabulary are left out. This is the set of token ids that the prediction head can
-        predict, by default all ids.
+        target vocabulary are left out.
 
         There is one group of labels, G = 1. With `rtl_direction="both"` there are two. The first
         has the labels of pairs that reconstruct the target, the second of the other pairs.
-
-        Args:
-            pairs: B pairs, as token ids.
-            model: the model, whose prediction head has the target vocabulary.
         """
         answer = self.answer(pairs)
         labels = self.chosen(answer)  # (B, Q)
@@ -539,11 +488,7 @@ class RepresentationTranslation(Objective):
         return torch.stack(sums), {"ignored_tokens": chosen.sum() - labels.sum()}
 
     def answer(self, pairs: Pairs) -> Sentences:
-        """Return the side to reconstruct: the targets, unless `rtl_direction` says otherwise.
-
-        With `rtl_direction="both"` it is the source in the pairs of `odd_rows`, and the target in
-        the others.
-        """
+        """Return the side to reconstruct: the targets, unless `rtl_direction` says otherwise."""
         source, target = pairs.source, pairs.target
         ids = self.by_direction(pairs, target.ids, source.ids)
         mask = self.by_direction(pairs, target.mask, source.mask)
@@ -565,14 +510,11 @@ class RepresentationTranslation(Objective):
     def by_direction(self, pairs: Pairs, to_target: Tensor, to_source: Tensor) -> Tensor:
         """Choose each pair's row: of `to_target` if its target is reconstructed, else `to_source`.
 
-        With "source-to-target" this returns `to_target` unchanged, and with "target-to-source"
-        `to_source`. With "both", the sources of the pairs of `odd_rows` are reconstructed, and the
-        targets of the others.
+        With "both", the sources of the pairs of `odd_rows` are reconstructed, and the targets of
+        the others.
 
         Args:
-            pairs: the pairs.
-            to_target: (B, S, ...) values for pairs whose target is reconstructed.
-            to_source: (B, S', ...) values for pairs whose source is reconstructed.
+            to_target, to_source: (B, S, ...) and (B, S', ...) values.
 
         Returns:
             (B, S'', ...). With both directions, S'' is the larger of S and S', and zeros fill the
@@ -597,9 +539,7 @@ class RepresentationTranslation(Objective):
         if direction == "source-to-target":
             return None
         if pairs.language_ids is None:
-            raise ValueError(
-                f"language_ids=None, but rtl_direction {direction!r} needs each pair's language."
-            )
+            raise ValueError(f"rtl_direction {direction!r} needs language_ids, which are None")
         source = pairs.language_ids + 1  # (B,)
         target = torch.zeros_like(source)
         to_target = torch.stack([source, target], 1)  # (B, 2)
@@ -653,17 +593,7 @@ class MaskedLanguageModelling(Objective):
     def loss_sum(
         self, pairs: Pairs, encoded: Encoded, model: nn.Module, labels: Tensor
     ) -> tuple[Tensor, Measures]:
-        """Mask the text, encode it, and predict the masked tokens among the whole vocabulary.
-
-        Args:
-            pairs: the pairs, as token ids.
-            encoded: of this only the word embeddings are used.
-            model: the model, which encodes the masked text.
-            labels: (1, R, S) bool, the masked tokens.
-
-        Returns:
-            The summed cross entropy (1,), and nothing to log.
-        """
+        """Mask the text, encode it, and predict the masked tokens among the whole vocabulary."""
         text = self.text(pairs)
         (chosen,) = labels  # (R, S)
         config = self.config
@@ -713,11 +643,7 @@ class BagOfWords(Objective):
 
     @property
     def heads(self) -> dict[str, Callable[[DAPConfig], nn.Module]]:
-        """Return the heads of BOW, attribute of the model -> function that builds it.
-
-        BOW has its own `bow_transform` if other objectives predict from token states. Otherwise it
-        uses that of the prediction head.
-        """
+        """Return the heads. The transform is shared unless others predict from token states."""
         heads = {"prediction_head": shared_prediction_head}
         predicting = [each.name for each in objectives_of(self.config) if each.predicts]
         if predicting != [self.name]:
@@ -727,9 +653,8 @@ class BagOfWords(Objective):
     def labels(self, pairs: Pairs, model: nn.Module) -> Tensor:
         """Return True for each token of the target to predict: (2, B, S_y) bool.
 
-        Special tokens do not count. Neither do tokens outside the target vocabulary, the set of ids
-        that the prediction head can predict. The two groups are equal: one for predicting from the
-        source's vector, one for the target's.
+        Special tokens do not count, nor do tokens outside the target vocabulary. The two groups are
+        equal: one for predicting from the source's vector, one for the target's.
         """
         ids, mask, _ = pairs.target
         counted = maskable(mask)  # (B, S_y)
@@ -740,11 +665,7 @@ class BagOfWords(Objective):
     def loss_sum(
         self, pairs: Pairs, encoded: Encoded, model: nn.Module, labels: Tensor
     ) -> tuple[Tensor, Measures]:
-        """Predict the target's tokens twice: from the source's vector and from the target's vector.
-
-        Returns:
-            The summed cross entropies (2,), and nothing to log. See `Objective.loss_sum`.
-        """
+        """Predict the target's tokens twice: from the source's vector and from the target's."""
         head = model.prediction_head
         transform = head if model.bow_transform is None else model.bow_transform
         sums = []
@@ -785,13 +706,8 @@ class Distillation(Objective):
         self, pairs: Pairs, encoded: Encoded, model: nn.Module, labels: Tensor
     ) -> tuple[Tensor, Measures]:
         """Sum 1 - cosine of each side's vectors and the teacher's: (2,)."""
-        size = self.config.distill_size or self.config.hidden_size
-        found = None if pairs.teacher is None else pairs.teacher.shape[-1]
-        if found != size:
-            raise ValueError(
-                f"teacher_embeds have the size {found}, but objective 'distill' needs vectors of "
-                f"{size} (distill_size)."
-            )
+        if pairs.teacher is None:
+            raise ValueError("objective 'distill' needs teacher_embeds, which are None")
         teacher = at_least_float32(pairs.teacher)  # (B, T)
         sums = []
         for embeds in (encoded.source_embeds, encoded.target_embeds):
@@ -821,9 +737,8 @@ def objectives_of(config: DAPConfig) -> list[Objective]:
     unknown = sorted(config.objectives - OBJECTIVES.keys())
     if unknown:
         raise ValueError(
-            f"DAPConfig: objective={config.objective!r}: there is no {', '.join(unknown)}; "
-            f"give one of {', '.join(OBJECTIVES)}, or several with '+'. For an objective of your "
-            "own, import its file first, or give --plugin."
+            f"objective={config.objective!r}: there is no {', '.join(unknown)}, but "
+            f"{', '.join(OBJECTIVES)}. Import the file of your own objective (a plugin) first."
         )
     return [kind(config) for name, kind in OBJECTIVES.items() if name in config.objectives]
 
@@ -851,20 +766,10 @@ def needs_of(objectives: Sequence[Objective]) -> frozenset[str]:
 def mask_tokens(
     ids: Tensor, noise: Tensor, probability: float, mask_id: int, vocab_size: int
 ) -> Tensor:
-    """Mask the tokens with `noise < probability` (m of eq. L_TLM).
+    """Mask the tokens (R, S) with `noise < probability` (m of eq. L_TLM).
 
-    80% of them become [MASK], 10% a random id, and 10% stay.
-
-    Args:
-        ids: (R, S) token ids. They are not changed.
-        noise: (R, S), uniform in [0, 1). It also decides between the three kinds and, scrambled,
-            gives the random id.
-        probability: share of the tokens to mask, 0 to 1.
-        mask_id: id of [MASK].
-        vocab_size: random ids are below this number.
-
-    Returns:
-        (R, S) masked token ids.
+    80% of them become [MASK], 10% a random id, and 10% stay. The noise, uniform in [0, 1), also
+    decides between the three kinds and, scrambled, gives the random id.
 
     >>> mask_tokens(torch.tensor([[7, 8]]), torch.tensor([[0.1, 0.9]]), 0.2, 4, 10)
     tensor([[4, 8]])
@@ -878,17 +783,10 @@ def mask_tokens(
 
 
 def text_hash(input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-    """Return a 64-bit hash of each row's real tokens in their order.
+    """Return a 64-bit hash of each row's real tokens in their order: (B,) int64.
 
     Equal texts have equal hashes, however much padding stands on the right. Padding on the left
     changes the hash. A row without real tokens has hash 0.
-
-    Args:
-        input_ids: token ids (B, S).
-        attention_mask: (B, S), 1 for real tokens and 0 for padding.
-
-    Returns:
-        Hashes, (B,) int64.
 
     >>> a, b = torch.tensor([[5, 6, 7, 0]]), torch.tensor([[5, 6, 7], [6, 5, 7]])
     >>> text_hash(a, (a > 0).long()) == text_hash(b, torch.ones_like(b))
@@ -925,9 +823,6 @@ def odd_rows(pairs: Pairs) -> Tensor:
 
     These are the pairs with an odd number. Numbers count from 0, through one process's pairs after
     the other's, so the result does not depend on the number of processes.
-
-    Args:
-        pairs: B pairs of this process.
     """
     count = len(pairs.source.ids)
     first = first_row(count) if pairs.first is None else pairs.first

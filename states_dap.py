@@ -146,13 +146,8 @@ def sentence_vectors(
 ) -> Tensor:
     """Return the sentence vectors (B, D) of an encoder that takes packed rows.
 
-    The last layer is computed only for the tokens that the pooling reads.
-
-    Args:
-        encoder: an encoder for which `takes_packed` is true.
-        mask: (B, S), 1 for real tokens.
-        pooling: a name in `POOLINGS`.
-        inputs: `input_ids` (B, S) or `inputs_embeds` (B, S, D), and the like.
+    The last layer is computed only for the tokens that the pooling reads. Arguments are as in
+    `packed_states`.
     """
     kind = POOLINGS[pooling]
     read = None if kind.reads is None else kind.reads(mask)
@@ -160,15 +155,7 @@ def sentence_vectors(
 
 
 def padded_states(encoder: PreTrainedModel, mask: Tensor, inputs: dict[str, Tensor]) -> Tensor:
-    """Run all rows at once, and return their last hidden states (B, S, D).
-
-    The states of padding have no meaning.
-
-    Args:
-        encoder: any encoder.
-        mask: (B, S), 1 for real tokens, padded on the right.
-        inputs: name -> input of the encoder, (B, S) or (B, S, D).
-    """
+    """Run all rows at once. Arguments and result are those of `grouped_states`."""
     return encoder(attention_mask=mask, **inputs).last_hidden_state
 
 
@@ -178,7 +165,6 @@ def grouped_states(encoder: PreTrainedModel, mask: Tensor, inputs: dict[str, Ten
     The states of padding have no meaning.
 
     Args:
-        encoder: any encoder.
         mask: (B, S), 1 for real tokens, padded on the right.
         inputs: name -> input of the encoder, (B, S) or (B, S, D).
     """
@@ -199,12 +185,7 @@ def grouped_states(encoder: PreTrainedModel, mask: Tensor, inputs: dict[str, Ten
 def length_groups(lengths: list[int], tokens: int) -> list[list[int]]:
     """Group the numbers of rows by their length, shortest rows first.
 
-    Args:
-        lengths: tokens of each row.
-        tokens: once a group has this many, the next longer row begins a new group.
-
-    Returns:
-        Row numbers of each group.
+    Once a group has `tokens` tokens, the next longer row begins a new group.
 
     >>> length_groups([9, 2, 2, 9, 3], tokens=4)
     [[1, 2], [4, 0, 3]]
@@ -251,13 +232,9 @@ def position_offset(encoder: PreTrainedModel) -> int | None:
 
 
 def absolute_positions(encoder: PreTrainedModel, columns: Tensor | None) -> dict[str, Tensor]:
-    """Return the encoder's argument `position_ids` as a dictionary with one entry.
+    """Return the argument `position_ids` for tokens at `columns` (B, S) of their sentences, from 0.
 
     It is empty for an encoder without absolute positions, or if `columns` is None.
-
-    Args:
-        encoder: the encoder.
-        columns: (B, S) position of each token in its sentence, from 0.
     """
     offset = position_offset(encoder)
     if offset is None or columns is None:
@@ -271,9 +248,7 @@ def absolute_positions(encoder: PreTrainedModel, columns: Tensor | None) -> dict
 def use_packing(encoder: PreTrainedModel) -> None:
     """Change an encoder in place so that it also takes packed rows, if it runs torch's `sdpa`.
 
-    Packed rows are the sentences of a batch one behind the other, without padding. Padded rows give
-    the same result as before. Other encoders, and those that do not use Transformers' attention
-    interface, stay unchanged.
+    Padded rows give the same result as before. Other encoders stay unchanged.
     """
     if encoder.config._attn_implementation == "sdpa" and encoder._supports_attention_backend:
         encoder.set_attn_implementation(PACKED)
@@ -355,15 +330,11 @@ def packed_states(
 ) -> Tensor:
     """Return the last hidden states (B, S, D), computed without padding. Padding has zeros.
 
-    `last_states` calls this for an encoder that takes packed rows.
-
     Args:
         encoder: an encoder for which `takes_packed` is true.
-        mask: (B, S), 1 for real tokens.
+        mask, read: as in `last_states`.
         inputs: name -> input of the encoder, (B, S) or (B, S, D). Position ids are added if there
             are none.
-        read: (B, S) bool, the tokens whose states the caller reads. None means all tokens. The
-            states of other tokens may be zeros.
     """
     if read is None or not can_skip_tokens(encoder):
         (packing,) = pack(mask)
@@ -414,11 +385,7 @@ def _packed_inputs(
 
 
 def layer_stack(encoder: PreTrainedModel) -> tuple[str, nn.ModuleList]:
-    """Return the list of an encoder's transformer blocks, and the name of this module.
-
-    Returns:
-        Name of the module inside the encoder, such as "encoder.layer", and the module.
-    """
+    """Return the name of an encoder's list of blocks, such as "encoder.layer", and the list."""
     count = encoder.config.num_hidden_layers
     for name, module in encoder.named_modules():
         if isinstance(module, nn.ModuleList) and len(module) == count:
@@ -440,16 +407,12 @@ def can_skip_tokens(encoder: PreTrainedModel) -> bool:
 def last_layer_of_some(
     layer: nn.Module, states: Tensor, places: Tensor, arguments: dict[str, Any]
 ) -> Tensor:
-    """Compute the output of a layer like BERT's only for some of the packed tokens.
+    """Compute the output (1, T', D) of a layer like BERT's for some of the packed tokens.
 
     Args:
-        layer: the encoder's last layer.
         states: (1, T, D) states of all packed tokens, which are attended to.
         places: (T',) numbers of the packed tokens to compute.
         arguments: result of `attention_arguments` with the tokens to compute as queries.
-
-    Returns:
-        The layer's output for these tokens, (1, T', D).
     """
     attention = layer.attention.self
     if hasattr(layer, "unshard"):  # FSDP keeps shards of a layer that is not called as a whole
@@ -522,12 +485,8 @@ def packed_attention(
     and this is Transformers' `sdpa`.
 
     Args:
-        module: the attention layer.
         query, key, value: (1, H, T, d) packed, or (B, H, S, d) padded.
-        attention_mask: mask of padded rows. Not used for packed rows.
-        dropout: probability that an attention weight is dropped.
         scaling: factor of the products. None takes 1/sqrt(d).
-        kwargs: the arguments of `attention_arguments`, and others of the interface.
 
     Returns:
         (1, T, H, d) or (B, S, H, d), and None for the attention weights.
@@ -581,7 +540,7 @@ def attention_by_length(
     scaling: float | None = None,
     window: int | None = None,
 ) -> Tensor:
-    """Compute attention over packed rows, neighbours with equal lengths in one call.
+    """Compute attention (T, H, d) over packed rows, neighbours with equal lengths in one call.
 
     There is no padding and, without a window, no mask.
 
@@ -589,13 +548,9 @@ def attention_by_length(
         query: (T, H, d), the queries of all rows, one row after another.
         key, value: (T', H, d), the keys and values of all rows.
         query_lengths, key_lengths: how many queries and how many keys each of the B rows has.
-        dropout: probability that an attention weight is dropped.
         scaling: factor of the products. None takes 1/sqrt(d).
         window: a token sees the tokens fewer than this many places away. Then each row must have
             as many queries as keys. None: all tokens of its row.
-
-    Returns:
-        (T, H, d).
     """
     lengths = zip(query_lengths, key_lengths, strict=True)
     # Runs of rows that have as many queries and as many keys: (queries, keys, rows).
@@ -624,11 +579,7 @@ def within_window(length: int, window: int, device: torch.device) -> Tensor:
 def can_use_flash(query: Tensor, key: Tensor, value: Tensor, dropout: float) -> bool:
     """Tell whether `flash_attention` can compute these packed rows.
 
-    The kernel needs a CUDA GPU and a head size that is a multiple of 8. Torch checks everything
-    else, such as the type (bfloat16 or float16).
-
-    Args:
-        query, key, value, dropout: as in `attention_by_length`.
+    The kernel needs a CUDA GPU and a head size that is a multiple of 8. Torch checks the rest.
     """
     if query.device.type != "cuda" or query.shape[-1] % 8:
         return False
@@ -645,17 +596,10 @@ def flash_attention(
     scaling: float | None,
     **kwargs: Any,
 ) -> Tensor:
-    """Compute attention over packed rows by torch's flash attention: one kernel for all rows.
+    """Compute attention (T, H, d) over packed rows by torch's flash attention, one kernel for all.
 
     `torch.nn.attention.varlen` calls the same operation, but has no option for dropout. Jagged
     tensors also call it, but they run much more Python.
-
-    Args:
-        query, key, value, dropout, scaling: as in `attention_by_length`.
-        kwargs: the arguments of `attention_arguments`.
-
-    Returns:
-        (T, H, d).
     """
     ends = kwargs["cu_seq_lens_q"], kwargs["cu_seq_lens_k"]
     longest = kwargs["max_length_q"], kwargs["max_length_k"]

@@ -1,9 +1,11 @@
 """The losses and their token functions against plain loops."""
 
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 import losses_dap
@@ -47,24 +49,19 @@ def test_vocabulary_loss_and_gradients_do_not_depend_on_the_chunk(
     monkeypatch: pytest.MonkeyPatch, per_chunk: int
 ) -> None:
     monkeypatch.setattr(losses_dap, "LOGITS_PER_CHUNK", per_chunk * 11)
-    values = [
+    hidden, weight, bias = values = [
         torch.randn(*shape, dtype=torch.float64, requires_grad=True)
         for shape in ((7, 5), (11, 5), (11,))
     ]
     labels = torch.randint(0, 11, (7,))
-    (3 * vocabulary_cross_entropy(*values, labels)).backward()
-    found = [value.grad.clone() for value in values]
-    for value in values:
-        value.grad = None
-    hidden, weight, bias = values
-    loss = 0.0
+    expected = 0.0
     for i in range(7):
         scores = torch.stack([hidden[i] @ weight[v] + bias[v] for v in range(11)])
-        loss = loss - (scores[labels[i]] - scores.exp().sum().log())
-    (3 * loss).backward()
-    assert vocabulary_cross_entropy(*values, labels).item() == pytest.approx(loss.item())
-    for grad, value in zip(found, values):
-        torch.testing.assert_close(grad, value.grad)
+        expected = expected - (scores[labels[i]] - scores.exp().sum().log())
+    loss = vocabulary_cross_entropy(*values, labels)
+    assert loss.item() == pytest.approx(expected.item())
+    wanted = torch.autograd.grad(3 * expected, values)
+    torch.testing.assert_close(torch.autograd.grad(3 * loss, values), wanted)
 
 
 def test_the_vocabulary_loss_has_one_backward() -> None:
@@ -80,32 +77,13 @@ def test_the_vocabulary_loss_has_one_backward() -> None:
 def made_up_liger(weight: Tensor, hidden: Tensor, labels: Tensor, bias: Tensor) -> Tensor:
     """What Liger's kernel computes, its arguments in the same order and of one type."""
     assert weight.dtype == hidden.dtype == bias.dtype
-    return torch.nn.functional.cross_entropy(
-        (hidden @ weight.T + bias).float(), labels, reduction="sum"
-    )
+    return F.cross_entropy((hidden @ weight.T + bias).float(), labels, reduction="sum")
 
 
 def made_up_product(a: Tensor, b: Tensor) -> Tensor:
     """CUDA's product of matrices in half precision."""
     assert a.dtype == b.dtype == torch.bfloat16
     return a.float() @ b.float()
-
-
-def use_kernel(monkeypatch: pytest.MonkeyPatch, device: str, kernel: str) -> list[str]:
-    """Has the loss use a kernel, on a CPU a made-up one, and gives the list of its calls."""
-    calls, made_up = [], {"fused": made_up_liger, "half": made_up_product}.get(kernel)
-    if kernel != "fused":
-        monkeypatch.setattr(losses_dap, "fused_cross_entropy", lambda device: None)
-    elif device == "cuda" and losses_dap.fused_cross_entropy(device) is None:
-        pytest.skip("liger-kernel is not installed")
-    if device == "cpu" and made_up:
-        place = "fused_cross_entropy" if kernel == "fused" else "half_product"
-        monkeypatch.setattr(
-            losses_dap,
-            place,
-            lambda device: lambda *values: calls.append(kernel) or made_up(*values),
-        )
-    return calls
 
 
 on_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
@@ -121,25 +99,29 @@ on_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 def test_the_vocabulary_loss_in_half_precision_is_near_that_in_float64(
     device: str, kernel: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    calls, is_fused = use_kernel(monkeypatch, device, kernel), kernel == "fused"
+    is_fused = kernel == "fused"
+    if not is_fused:
+        monkeypatch.setattr(losses_dap, "fused_cross_entropy", lambda device: None)
+    elif device == "cuda" and losses_dap.fused_cross_entropy(device) is None:
+        pytest.skip("liger-kernel is not installed")
+    is_made_up = device == "cpu" and kernel != "plain"
+    made_up = Mock(side_effect=made_up_liger if is_fused else made_up_product)
+    if is_made_up:
+        place = "fused_cross_entropy" if is_fused else "half_product"
+        monkeypatch.setattr(losses_dap, place, lambda device: made_up)
     monkeypatch.setattr(losses_dap, "LOGITS_PER_CHUNK", 200 * 5000)
-    torch.manual_seed(0)
+
     weight, labels = torch.randn(5000, 64), torch.randint(0, 5000, (300,))
-    hidden = (
-        torch.randn(300, 64) * 0.3 + torch.linspace(0, 0.3, 300)[:, None] * weight[labels]
-    )  # the last ones know
+    known = torch.linspace(0, 0.3, 300)[:, None] * weight[labels]  # the last ones are known well
+    hidden = torch.randn(300, 64) * 0.3 + known
     start = [value.to(device) for value in (hidden, weight, torch.randn(5000) - 10)]
     labels = labels.to(device)
     values = [value.double().requires_grad_() for value in start]
-    rows = torch.nn.functional.cross_entropy(
-        values[0] @ values[1].T + values[2], labels, reduction="none"
-    )
+    rows = F.cross_entropy(values[0] @ values[1].T + values[2], labels, reduction="none")
     assert rows.max() > 10 > 0.05 > rows.min()
     expected = torch.autograd.grad(rows.sum(), values)
-    for half, nats, share in (
-        (False, 1e-4, 1e-4),
-        (True, *((2e-2, 2e-2) if is_fused else (6e-4, 4.5e-3))),
-    ):
+    half_limits = (2e-2, 2e-2) if is_fused else (6e-4, 4.5e-3)
+    for half, (nats, share) in ((False, (1e-4, 1e-4)), (True, half_limits)):
         values = [value.clone().requires_grad_() for value in start]
         with torch.autocast(device, torch.bfloat16, enabled=half):
             loss = vocabulary_cross_entropy(*values, labels)
@@ -148,21 +130,16 @@ def test_the_vocabulary_loss_in_half_precision_is_near_that_in_float64(
         assert (loss - rows.sum()).abs() < nats * len(rows)
         for a, b in zip(found, expected):
             assert (a - b).norm() < share * b.norm()
-        if (
-            not is_fused
-        ):  # a token that is known well has a small gradient, as near as that of others
+        if not is_fused:  # small gradients of tokens that are known well are as near as others
             errors = (found[0] - expected[0]).norm(dim=1) / expected[0].norm(dim=1)
             assert errors.max() < (0.08 if half else 1e-4)
-    assert bool(calls) == (device == "cpu" and kernel != "plain")
+    assert made_up.called == is_made_up
 
 
-def test_a_gpu_computes_larger_chunks_of_logits() -> None:
+def test_a_gpu_has_larger_chunks_of_logits_and_products_in_float32() -> None:
     for is_cuda, rows in ((False, 134), (True, 1073)):
         weight = SimpleNamespace(is_cuda=is_cuda, shape=(250_002, 768))
         assert losses_dap.rows_per_chunk(weight) == rows
-
-
-def test_a_gpu_keeps_products_of_half_precision_in_float32() -> None:
     a = torch.empty(3, 4, dtype=torch.bfloat16, device="meta")
     assert losses_dap.half_product("cuda")(a, a.T).dtype == torch.float32
 

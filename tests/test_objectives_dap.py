@@ -6,10 +6,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 from conftest import REPOSITORY, tiny_config
-from tiny_models import COMBINATIONS, MASK, NoFloat64, gradients, make_batch, tiny_model, widen
-from torch import Tensor
+from tiny_models import COMBINATIONS, MASK, NoFloat64, make_batch, step, tiny_model, widen
 
-from dap_transformers.training.grad_cache import CachedBatch
 from modeling_dap import DAPConfig, DAPForPreTraining
 from objectives_dap import OBJECTIVES
 
@@ -34,49 +32,40 @@ def model_of(objective: str) -> DAPForPreTraining:
 @pytest.mark.parametrize("objective", [name for name in COMBINATIONS if "+" in name])
 def test_each_loss_of_a_combination_is_that_of_the_objective_alone(objective: str) -> None:
     model, batch = model_of(objective), make_batch()
-    out, total = model(**batch), torch.zeros(())
+    out = model(**batch)
+    total = torch.zeros(())
     state = model.state_dict()
     for name in objective.split("+"):
         alone = model_of(name)
         own = {key: state[key] for key in alone.state_dict()}
         if name == "bow" and model.bow_transform is not None:
-            own |= {
-                f"prediction_head.{key}": value
-                for key, value in model.bow_transform.state_dict().items()
-            }
-        if (
-            OBJECTIVES[name].predicts == "targets" and len(own["prediction_head.bias"]) == 250
-        ):  # others predict ids that these do not
-            own["prediction_head.bias"] = own["prediction_head.bias"][
-                own["prediction_head.token_ids"]
-            ]
+            transform = model.bow_transform.state_dict()
+            own |= {f"prediction_head.{key}": value for key, value in transform.items()}
+        if alone.prediction_head is not None and alone.prediction_head.is_narrow:
+            bias, ids = (state[f"prediction_head.{key}"] for key in ("bias", "token_ids"))
+            own["prediction_head.bias"] = bias if len(bias) == len(ids) else bias[ids]
         alone.load_state_dict(own)
         expected = alone(**batch)
         for key, value in expected.measures.items():
             torch.testing.assert_close(out.measures[key], value)
-        torch.testing.assert_close(
-            expected.loss, model.config.to_dict()[f"{name}_weight"] * getattr(out, f"{name}_loss")
-        )
+        loss = getattr(out, f"{name}_loss")
+        torch.testing.assert_close(expected.loss, WEIGHTS[f"{name}_weight"] * loss)
         total = total + expected.loss
     torch.testing.assert_close(out.loss, total)
 
 
 def test_the_order_of_names_changes_nothing() -> None:
-    batch, found = make_batch(), []
-    for objective in ("tr+rtl+mlm", "mlm+rtl+tr"):
-        model = model_of(objective)
-        model(**batch).loss.backward()
-        found.append((list(model.state_dict()), gradients(model)))
-    assert found[0][0] == found[1][0]
-    assert torch.equal(found[0][1], found[1][1])
+    (loss, expected), (again, found) = (
+        step(model_of(objective), make_batch()) for objective in ("tr+rtl+mlm", "mlm+rtl+tr")
+    )
+    assert loss == again
+    assert torch.equal(found, expected)
 
 
-def test_a_name_that_is_not_there_is_refused_with_those_that_are() -> None:
+def test_every_objective_has_a_title_and_unknown_ones_are_refused() -> None:
+    assert all(each.title for each in OBJECTIVES.values())
     config = DAPConfig(tiny_config("bert"), objective="tr+rtk", mask_token_id=MASK)
-    with pytest.raises(
-        ValueError,
-        match=r"='tr\+rtk': there is no rtk; give one of tr, rtl, tlm, mlm, bow, distill, or",
-    ):
+    with pytest.raises(ValueError, match="there is no rtk, but tr, rtl, tlm, mlm, bow, distill"):
         DAPForPreTraining(config)
 
 
@@ -93,51 +82,26 @@ def added() -> Iterator[str]:
     del OBJECTIVES[name]
 
 
-def step(
-    model: DAPForPreTraining, batch: dict[str, Tensor], size: int | None = None
-) -> tuple[float, Tensor]:
-    """Loss and gradients of a plain step, or of one in chunks."""
-    model.zero_grad()
-    if size is None:
-        out = model(**batch)
-        out.loss.backward()
-    else:
-        cached = CachedBatch(model, model, batch, size)
-        for part in cached.parts:
-            cached.run(part).backward()
-        out = cached.output()
-    return out.loss.item(), gradients(model)
-
-
-def test_the_objective_that_the_page_adds_trains_and_does_not_see_padding_or_chunks(
-    added: str,
-) -> None:
+def test_the_objective_of_the_page_trains_and_does_not_see_padding_or_chunks(added: str) -> None:
     batch = make_batch()
     for objective in (added, f"tr+{added}", f"tr+rtl+{added}"):
         model = tiny_model(objective=objective, **{f"{added}_weight": 0.5})
         loss, expected = step(model, batch)
         order = torch.randperm(6)
-        for changed, size in (
-            (widen(batch, 5), None),
-            ({k: v[order] for k, v in batch.items()}, None),
-            (batch, 4),
-        ):
+        shuffled = {key: value[order] for key, value in batch.items()}
+        for changed, size in ((widen(batch, 5), None), (shuffled, None), (batch, 4)):
             again, found = step(model, changed, size)
             assert again == pytest.approx(loss, rel=1e-5)
             assert (found - expected).norm() < 1e-4 * expected.norm()
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
         for _ in range(2):
-            out = model(**batch)
-            optimizer.zero_grad()
-            out.loss.backward()
+            step(model, batch)
             optimizer.step()
-        assert model(**batch).loss.item() < loss
-        rest = sum(
-            own.weight * out.measures[f"{own.name}_loss"]
-            for own in model.objectives
-            if own.name != added
-        )
-        torch.testing.assert_close(out.loss, 0.5 * getattr(out, f"{added}_loss") + rest)
+        out = model(**batch)
+        assert out.loss.item() < loss
+        weighted = [each.weight * getattr(out, f"{each.name}_loss") for each in model.objectives]
+        torch.testing.assert_close(out.loss, sum(weighted))
+        assert model.objectives[-1].weight == 0.5
 
 
 @pytest.mark.parametrize("size", [None, 4])

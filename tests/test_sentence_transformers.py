@@ -38,6 +38,17 @@ def library_model(
     )
 
 
+def gradients_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    weights = dict(model.named_parameters())
+    return {name: each.grad for name, each in weights.items() if each.grad is not None}
+
+
+def assert_near(found: dict, expected: dict, rtol: float, atol: float) -> None:
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, rtol=rtol, atol=atol, msg=name)
+
+
 @pytest.mark.parametrize(
     ("objective", "pooling", "bf16", "size"),
     [
@@ -69,8 +80,9 @@ def test_gradients_are_those_of_the_model_by_itself(
     model = library_model(tiny_bert_dir, pooling, Normalize()).to(dtype)
     model.max_seq_length = 9
     loss = DAPLoss(model, heads.eval(), mini_batch_size=size)
-    columns = dict(zip(("anchor", "positive", "negative"), zip(*PAIRS, strict=True)))
-    columns["negative"] = columns["positive"][1:] + ("no copy of these words",)
+    sources, targets = zip(*PAIRS, strict=True)
+    negatives = (*targets[1:], "no copy of these words")
+    columns = {"source": sources, "target": targets, "negative": negatives}
     options = {"per_device_train_batch_size": 6, "report_to": [], "bf16": bf16, "use_cpu": True}
     arguments = SentenceTransformerTrainingArguments(str(tmp_path), **options)
     trainer = SentenceTransformerTrainer(model, arguments, Dataset.from_dict(columns), loss=loss)
@@ -78,42 +90,23 @@ def test_gradients_are_those_of_the_model_by_itself(
     torch.manual_seed(3)  # of the masks
     total = trainer.compute_loss(model.train(), dict(batch))
     total.backward()
-    names = [
-        (f"{own}_", f"{column}_") for own, column in zip(("source", "target", "negative"), columns)
-    ]
-    tokens = {
-        own + key: batch[column + key]
-        for own, column in names
-        for key in ("input_ids", "attention_mask")
-    }
+
+    tokens = {}
+    for side in columns:
+        for name in ("input_ids", "attention_mask"):
+            tokens[f"{side}_{name}"] = batch[f"{side}_{name}"]
     torch.manual_seed(3)
     with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
         expected = alone(**tokens).loss
     expected.backward()
     assert total.item() == pytest.approx(expected.item(), rel=1e-6)
-    found = {
-        name: parameter.grad
-        for name, parameter in loss.dap.named_parameters()
-        if parameter.grad is not None
-    }
-    wanted = {
-        name: parameter.grad
-        for name, parameter in alone.named_parameters()
-        if parameter.grad is not None
-    }
-    assert found.keys() == wanted.keys()
-    tolerance = {"rtol": 1e-4, "atol": 1e-6} if bf16 else {"rtol": 1e-4, "atol": 1e-9}
-    for name, gradient in wanted.items():
-        torch.testing.assert_close(found[name], gradient, **tolerance, msg=name)
-    learned = {
-        id(parameter)
-        for group in trainer.create_optimizer().param_groups
-        for parameter in group["params"]
-    }
+    assert_near(gradients_of(loss.dap), gradients_of(alone), 1e-4, 1e-6 if bf16 else 1e-9)
+
+    groups = trainer.create_optimizer().param_groups
+    learned = {id(parameter) for group in groups for parameter in group["params"]}
     assert {id(parameter) for parameter in loss.dap.parameters()} <= learned
-    assert (
-        loss.dap.config.encoder_config is model[0].auto_model.config
-    )  # which is saved with these weights
+    # This configuration is saved with these weights.
+    assert loss.dap.config.encoder_config is model[0].auto_model.config
 
 
 @pytest.mark.parametrize("negatives", [False, True])
@@ -124,16 +117,13 @@ def test_tr_is_the_ranking_loss_of_the_library(
     model = tiny_model(objective="tr", tr_same_side_negatives=same_side).double()
     batch = make_batch()
     if negatives:
-        model.config.tr_hard_negatives = 1.0
-        changed = batch["target_input_ids"].clone()
-        changed[:, 1] = 77
-        batch["negative_input_ids"] = changed
-        batch["negative_attention_mask"] = batch["target_attention_mask"]
+        inputs = (batch["target_input_ids"].clone(), batch["target_attention_mask"])
+        inputs[0][:, 1] = 77
+        batch |= dict(zip(("negative_input_ids", "negative_attention_mask"), inputs))
     out = model(**batch)
 
     embeds = [out.source_embeds, out.target_embeds]
     if negatives:
-        inputs = (batch["negative_input_ids"], batch["negative_attention_mask"])
         embeds.append(model.dap(*inputs).pooler_output)
     directions = ["query_to_doc", "query_to_query"] if same_side else ["query_to_doc"]
     library = MultipleNegativesRankingLoss(library_model(tiny_bert_dir), directions=directions)
@@ -183,8 +173,7 @@ def test_a_run_resumes_with_its_heads_or_not_at_all(tiny_bert_dir: Path, tmp_pat
 
     resumed = make_trainer(3)
     resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
-    for name, value in resumed.loss.dap.state_dict().items():
-        torch.testing.assert_close(value, expected[name], msg=name)
+    assert_near(resumed.loss.dap.state_dict(), expected, 1.3e-6, 1e-5)
 
     assert (tmp_path / "checkpoint-2" / HEADS_FILE).is_file()
     lacking = dict(resumed.loss.head_weights())
@@ -213,9 +202,7 @@ def gradients_of_share(rank: int, world: int, folder: Path) -> dict[str, torch.T
         waits = world > 1 and number == 0  # gradients are exchanged in the last micro-batch
         with loss.model.no_sync() if waits else nullcontext():
             (sum(loss(texts, None).values()) / 2).backward()
-    return {
-        name: weight.grad for name, weight in heads.named_parameters() if weight.grad is not None
-    }
+    return gradients_of(heads)
 
 
 def save_gradients(rank: int, encoder: Path, folder: Path) -> None:
@@ -232,10 +219,7 @@ def test_two_processes_give_the_gradients_of_one_with_all_pairs(
 ) -> None:
     run_two(save_gradients, tiny_bert_dir, tmp_path)
     found = torch.load(tmp_path / "gradients.pt")
-    expected = gradients_of_share(0, 1, tiny_bert_dir)
-    assert found.keys() == expected.keys()
-    for name, gradient in expected.items():
-        torch.testing.assert_close(found[name], gradient, rtol=1e-3, atol=1e-6, msg=name)
+    assert_near(found, gradients_of_share(0, 1, tiny_bert_dir), 1e-3, 1e-6)
 
 
 def test_an_older_library_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

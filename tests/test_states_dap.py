@@ -1,11 +1,14 @@
 """Packed rows: the same states and gradients as row by row, by every attention that takes them."""
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
 from conftest import tiny_config
-from tiny_models import ENCODERS, gradients, make_batch, tiny_model
+from tiny_models import ENCODERS, gradients, make_batch, step, tiny_model
 from torch import Tensor
+from transformers import PreTrainedModel
 
 import states_dap
 from encoder_dap import build_encoder
@@ -42,9 +45,7 @@ def test_states_are_those_of_each_row_alone(
 ) -> None:
     if device == "cuda":  # where rows are padded
         monkeypatch.setattr(states_dap, "grouped_states", states_dap.padded_states)
-    torch.manual_seed(0)
-    encoder = build_encoder(tiny_config(model_type))
-    use_packing(encoder)
+    encoder = packed_encoder(model_type)
     assert takes_packed(encoder) == (model_type != "deberta-v2")
     lengths = torch.tensor([30, 3, 12, 12, 1])  # ModernBERT's window here is 4 on either side
     mask = (torch.arange(30) < lengths[:, None]).long()
@@ -90,57 +91,39 @@ def states_of(lengths: list[int]) -> Tensor:
     return torch.randn(sum(lengths), 2, 8, dtype=torch.float64)
 
 
-def naive_attention(query: Tensor, key: Tensor, value: Tensor, window: int = 99) -> Tensor:
+def naive_attention(query: Tensor, key: Tensor, value: Tensor, window: int) -> Tensor:
     """(T, H, d) of one row."""
     distance = (torch.arange(len(query))[:, None] - torch.arange(len(key))).abs()
     scores = torch.einsum("qhd,khd->hqk", query, key) * 0.5
-    return torch.einsum(
-        "hqk,khd->qhd", scores.masked_fill(distance >= window, float("-inf")).softmax(-1), value
-    )
+    weights = scores.masked_fill(distance >= window, float("-inf")).softmax(-1)
+    return torch.einsum("hqk,khd->qhd", weights, value)
 
 
-def test_attention_keeps_rows_apart() -> None:
-    torch.manual_seed(0)
-    query, key, value = states_of(QUERIES), states_of(KEYS), states_of(KEYS)
-    rows = zip(query.split(QUERIES), key.split(KEYS), value.split(KEYS))
-    expected = torch.cat([naive_attention(*row) for row in rows])
-    found = attention_by_length(query, key, value, QUERIES, KEYS, scaling=0.5)
+@pytest.mark.parametrize(("lengths", "window"), [(QUERIES, None), (KEYS, 2)])
+def test_attention_keeps_rows_apart(lengths: list[int], window: int | None) -> None:
+    query, key, value = states_of(lengths), states_of(KEYS), states_of(KEYS)
+    rows = zip(query.split(lengths), key.split(KEYS), value.split(KEYS))
+    expected = torch.cat([naive_attention(*row, window or 99) for row in rows])
+    found = attention_by_length(query, key, value, lengths, KEYS, scaling=0.5, window=window)
     torch.testing.assert_close(found, expected)
 
 
-def test_a_window_is_that_of_the_row() -> None:
-    torch.manual_seed(0)
-    query, key, value = (states_of(KEYS) for _ in range(3))
-    found = attention_by_length(query, key, value, KEYS, KEYS, scaling=0.5, window=2)
-    rows = zip(query.split(KEYS), key.split(KEYS), value.split(KEYS))
-    torch.testing.assert_close(found, torch.cat([naive_attention(*row, window=2) for row in rows]))
-
-
 def flash_on_the_cpu(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    query_ends: Tensor,
-    key_ends: Tensor,
-    most_queries: int,
-    most_keys: int,
-    dropout: float,
-    *_: bool,
-    scale: float | None,
+    query: Tensor, key: Tensor, value: Tensor, *limits: Any, scale: float | None
 ) -> tuple[Tensor, None]:
     """Do what `aten._flash_attention_forward` does on a GPU, which also checks these limits."""
+    query_ends, key_ends, most_queries, most_keys, dropout, *_ = limits
     assert query_ends.dtype == key_ends.dtype == torch.int32
-    query_lengths, key_lengths = query_ends.diff().tolist(), key_ends.diff().tolist()
-    assert (most_queries, most_keys) == (max(query_lengths), max(key_lengths))
-    return attention_by_length(query, key, value, query_lengths, key_lengths, dropout, scale), None
+    lengths = query_ends.diff().tolist(), key_ends.diff().tolist()
+    assert (most_queries, most_keys) == (max(lengths[0]), max(lengths[1]))
+    return attention_by_length(query, key, value, *lengths, dropout, scale), None
 
 
-@pytest.mark.parametrize("pooling", ["cls", "mean"])
+@pytest.mark.parametrize("pooling", POOLINGS)
 def test_flash_attention_is_given_queries_and_keys_of_their_own_lengths(
     pooling: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    batch = make_batch()
-    model = tiny_model("bert", objective="tr+rtl", pooling=pooling)
+    model, batch = tiny_model(pooling=pooling), make_batch()
     expected = model(**batch).loss
     monkeypatch.setattr(states_dap, "can_use_flash", lambda *_: True)
     monkeypatch.setattr(torch.ops.aten, "_flash_attention_forward", flash_on_the_cpu)
@@ -172,37 +155,35 @@ def test_packed_attention_on_a_gpu_is_that_of_each_row(dtype: torch.dtype) -> No
     torch.testing.assert_close(ours, theirs, rtol=0.02, atol=0.02)
 
 
+def packed_encoder(model_type: str) -> PreTrainedModel:
+    encoder = build_encoder(tiny_config(model_type)).eval()
+    use_packing(encoder)
+    return encoder
+
+
 @pytest.mark.parametrize("length", [5, 6])
 def test_the_window_begins_at_the_first_row_that_is_longer(length: int) -> None:
-    encoder = build_encoder(tiny_config("modernbert")).eval()
-    use_packing(encoder)
-    ids = torch.randint(5, 250, (2, length))
+    encoder, ids = packed_encoder("modernbert"), torch.randint(5, 250, (2, length))
     mask = torch.ones_like(ids)
     found = last_states(encoder, mask, input_ids=ids)
     torch.testing.assert_close(found, one_by_one(encoder, ids, mask))
 
 
 def test_the_last_layer_of_some_tokens_has_dropout_in_training() -> None:
-    encoder = build_encoder(tiny_config("bert"))
-    use_packing(encoder)
+    encoder, ids = packed_encoder("bert"), torch.randint(5, 250, (2, 6))
     encoder.encoder.layer[-1].attention.self.dropout.p = 0.5
-    ids = torch.randint(5, 250, (2, 6))
     mask = torch.ones_like(ids)
     for is_training in (False, True):
         encoder.train(is_training)
-        once, again = (
-            last_states(encoder, mask, first_tokens(mask), input_ids=ids) for _ in range(2)
-        )
+        asked = first_tokens(mask)
+        once, again = (last_states(encoder, mask, asked, input_ids=ids) for _ in range(2))
         assert torch.equal(once, again) != is_training
 
 
 def test_padded_rows_are_computed_as_by_sdpa() -> None:
     encoder = build_encoder(tiny_config("modernbert")).eval()
     batch = make_batch(longest=20)
-    given = {
-        "input_ids": batch["source_input_ids"],
-        "attention_mask": batch["source_attention_mask"],
-    }
+    given = {name: batch[f"source_{name}"] for name in ("input_ids", "attention_mask")}
     expected = encoder(**given).last_hidden_state
     use_packing(encoder)
     assert encoder.config._attn_implementation == PACKED
@@ -210,14 +191,11 @@ def test_padded_rows_are_computed_as_by_sdpa() -> None:
 
 
 def test_padded_rows_are_compiled_whole() -> None:
-    encoder = build_encoder(tiny_config("bert")).eval()
-    ids, mask = torch.randint(5, 250, (2, 6)), torch.tensor([[1] * 6, [1] * 4 + [0] * 2])
-    expected = encoder(input_ids=ids, attention_mask=mask).last_hidden_state
-    use_packing(encoder)
+    encoder, batch = packed_encoder("bert"), make_batch()
+    given = {name: batch[f"source_{name}"] for name in ("input_ids", "attention_mask")}
     compiled = torch.compile(encoder, fullgraph=True, backend="eager")
-    torch.testing.assert_close(
-        compiled(input_ids=ids, attention_mask=mask).last_hidden_state, expected
-    )
+    expected = encoder(**given).last_hidden_state
+    torch.testing.assert_close(compiled(**given).last_hidden_state, expected)
 
 
 def test_flash_attention_is_told_by_its_own_arguments() -> None:
@@ -231,9 +209,9 @@ def test_flash_attention_is_told_by_its_own_arguments() -> None:
 
 
 def test_an_encoder_that_drops_the_arguments_is_not_given_wrong_attention() -> None:
-    encoder = build_encoder(tiny_config("bert"))
-    use_packing(encoder)
-    mask = attention_arguments(encoder, *pack(torch.ones(2, 3, dtype=torch.long)))["attention_mask"]
+    encoder = packed_encoder("bert")
+    (packing,) = pack(torch.ones(2, 3, dtype=torch.long))
+    mask = attention_arguments(encoder, packing)["attention_mask"]
     states = torch.randn(1, 4, 6, 8)
     with pytest.raises(RuntimeError, match="attn_mask"):
         packed_attention(encoder, states, states, states, mask)
@@ -243,16 +221,10 @@ def test_an_encoder_that_drops_the_arguments_is_not_given_wrong_attention() -> N
 @pytest.mark.parametrize("model_type", ["bert", "xlm-roberta", "roberta"])
 @pytest.mark.parametrize("layers", [1, 3])
 def test_the_last_layer_is_right_for_the_queries(model_type: str, layers: int) -> None:
-    model, batch, found = tiny_model(model_type, rtl_layers=layers), make_batch(), {}
-    for implementation in (PACKED, "sdpa"):
-        model.set_attn_implementation(implementation)
-        model.zero_grad()
-        loss = model(**batch).rtl_loss
-        loss.backward()
-        found[implementation] = torch.cat(
-            [p.grad.flatten() for p in model.parameters() if p.grad is not None]
-        )
-    packed, padded = found.values()
+    model, batch = tiny_model(model_type, rtl_layers=layers, objective="rtl"), make_batch()
+    _, packed = step(model, batch)
+    model.set_attn_implementation("sdpa")
+    _, padded = step(model, batch)
     assert (packed - padded).norm() < 1e-5 * padded.norm()
 
 

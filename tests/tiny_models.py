@@ -1,7 +1,7 @@
 """Build tiny DAP models of every supported encoder class, and batches for them."""
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from dap_transformers.training.grad_cache import CachedBatch
 from modeling_dap import DAPConfig, DAPForPreTraining
 from objectives_dap import OBJECTIVES
 
@@ -97,21 +98,29 @@ def gradients(model: torch.nn.Module) -> Tensor:
     return torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
 
 
+def step(
+    model: torch.nn.Module, batch: dict[str, Tensor], size: int | None = None
+) -> tuple[float, Tensor]:
+    """Loss and gradients of a plain step, or of one in chunks of `size` pairs."""
+    model.zero_grad()
+    if size is None:
+        out = model(**batch)
+        out.loss.backward()
+    else:
+        cached = CachedBatch(model, model, batch, size)
+        for part in cached.parts:
+            cached.run(part).backward()
+        out = cached.output()
+    return out.loss.item(), gradients(model)
+
+
 class NoFloat64(TorchDispatchMode):
     """A device without float64, such as Apple's: what makes such a tensor fails."""
 
     def __torch_dispatch__(
-        self,
-        function: Callable,
-        types: Any,
-        args: tuple = (),
-        kwargs: Mapping[str, Any] | None = None,
+        self, function: Callable, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         out = function(*args, **(kwargs or {}))
-        doubles = [
-            each
-            for each in tree_leaves(out)
-            if isinstance(each, Tensor) and each.dtype == torch.float64
-        ]
-        assert not doubles, f"{function} gives float64"
+        tensors = [each for each in tree_leaves(out) if isinstance(each, Tensor)]
+        assert all(each.dtype != torch.float64 for each in tensors), f"{function} gives float64"
         return out

@@ -1,5 +1,7 @@
 """From plain encoders to DAP models, to disk and back."""
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -83,35 +85,6 @@ def test_a_masked_lm_head_with_an_untied_matrix_is_not_used(
     )
 
 
-def test_target_tokens_that_do_not_fit_the_objective_are_refused() -> None:
-    for objective, more, message in (
-        (
-            "mlm",
-            {"target_token_ids": [7, 9]},
-            "target_token_ids .*objective='mlm'",
-        ),
-        (
-            "tr",
-            {"token_counts": torch.ones(250)},
-            "token_counts .*objective='tr'",
-        ),
-        (
-            "bow",
-            {"target_token_ids": [7, 250]},
-            "of 2 ids, 1 of them outside of the vocabulary: give 2 different ids",
-        ),
-        (
-            "bow",
-            {"target_token_ids": [7], "target_vocab_size": 2},
-            "of 1 ids, 0 of them outside .* give 2 different",
-        ),
-    ):
-        with pytest.raises(ValueError, match=message):
-            DAPForPreTraining.from_scratch(
-                tiny_config("bert"), objective=objective, mask_token_id=MASK, **more
-            )
-
-
 def test_an_encoder_from_scratch_has_the_requested_precision_and_attention() -> None:
     config = tiny_config("bert")
     config.dtype = torch.float16
@@ -123,148 +96,133 @@ def test_an_encoder_from_scratch_has_the_requested_precision_and_attention() -> 
     for dtype in (torch.bfloat16, "bfloat16"):
         half = DAPForPreTraining.from_scratch(config, objective="tr", dtype=dtype)
         assert {part.dtype for part in half.parameters()} == {torch.bfloat16}
-    with pytest.raises(ValueError, match="dtype='auto'"):
-        DAPForPreTraining.from_scratch(config, objective="tr", dtype="auto")
-
-
-def test_decoders_and_dap_checkpoints_are_refused(tmp_path: Path) -> None:
-    gpt2 = transformers.GPT2Config(vocab_size=250, n_embd=32, n_layer=2, n_head=4)
-    t5 = transformers.T5Config(vocab_size=250, d_model=32, d_ff=32, num_layers=2, num_heads=4)
-    for model, reason in (
-        (transformers.GPT2LMHeadModel(gpt2), "not a bidirectional encoder"),
-        (transformers.T5ForConditionalGeneration(t5), "encoder-decoder"),
-        (tiny_model(), "from_pretrained"),
-    ):
-        folder = save(tmp_path / model.config.model_type, model)
-        with pytest.raises(ValueError, match=reason):
-            DAPForPreTraining.from_encoder(str(folder), mask_token_id=4)
 
 
 SHAPE = {"vocab_size": 250, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4}
 SHAPE |= {"intermediate_size": 48, "pad_token_id": 1}
-UNUSUAL = [
+UNTESTED = [
     transformers.BigBirdConfig(**SHAPE, attention_type="original_full"),  # has a pooler
     transformers.EuroBertConfig(**SHAPE, num_key_value_heads=4),  # has no part called embeddings
-]
-UNFIT = [
     transformers.XLMConfig(vocab_size=250, emb_dim=32, n_layers=3, n_heads=4),
-    transformers.ElectraConfig(**SHAPE, embedding_size=16),  # embeddings narrower than the states
     transformers.AlbertConfig(**SHAPE, embedding_size=16),  # one layer, used three times
     transformers.LongformerConfig(**SHAPE, attention_window=4),  # pads its input to the window
 ]
+SEES_PADDING = [
+    transformers.FNetConfig(
+        vocab_size=250, hidden_size=32, num_hidden_layers=3, intermediate_size=48
+    ),
+    transformers.ConvBertConfig(**SHAPE, embedding_size=32),  # its convolution sees padding
+    transformers.EsmConfig(**SHAPE, mask_token_id=MASK, token_dropout=True),  # scales ids only
+]
 
 
-@pytest.mark.parametrize("config", [*UNUSUAL, *UNFIT], ids=lambda config: config.model_type)
-def test_encoders_without_support_for_rtl_are_refused_and_train_with_tr(
+@pytest.mark.parametrize("config", UNTESTED, ids=lambda config: config.model_type)
+def test_encoders_without_tests_train_with_tr(
     config: transformers.PreTrainedConfig, tmp_path: Path
 ) -> None:
     AutoModelForMaskedLM.from_config(config).save_pretrained(tmp_path)
-    if config in UNFIT:
-        message = f"{tmp_path}: objective 'tr\\+rtl' .*'{config.model_type}'.*use objective='tr'"
-        with pytest.raises(ValueError, match=message):
-            DAPForPreTraining.from_encoder(str(tmp_path), mask_token_id=MASK)
     model = DAPForPreTraining.from_encoder(str(tmp_path), objective="tr")
+    assert model.training
     assert torch.isfinite(model(**make_batch()).loss)
 
 
+GPT2 = transformers.GPT2Config(vocab_size=250, n_embd=32, n_layer=2, n_head=4)
+T5 = transformers.T5Config(vocab_size=250, d_model=32, d_ff=32, num_layers=2, num_heads=4)
+REMOTE = type("NewConfig", (transformers.BertConfig,), {"__module__": "transformers_modules.new"})
+
+
+def bert_without_some_weights() -> BertModel:
+    model = BertModel(tiny_config("bert"))
+    del model.encoder.layer[0].output
+    return model
+
+
 @pytest.mark.parametrize(
-    "config",
+    ("build", "says"),
     [
-        transformers.FNetConfig(
-            vocab_size=250, hidden_size=32, num_hidden_layers=3, intermediate_size=48
-        ),
-        transformers.ConvBertConfig(**SHAPE, embedding_size=32),  # its convolution sees padding
-        transformers.EsmConfig(
-            **SHAPE, mask_token_id=MASK, token_dropout=True
-        ),  # scales embeddings of ids only
+        *((partial(AutoModelForMaskedLM.from_config, config), "alone") for config in SEES_PADDING),
+        (partial(transformers.GPT2LMHeadModel, GPT2), "'gpt2'.* not a bidirectional encoder"),
+        (partial(transformers.T5ForConditionalGeneration, T5), "'t5'.* not a bidirectional"),
+        (partial(tiny_model, objective="tr"), "from_pretrained"),
+        (bert_without_some_weights, "lacks 4 weights of its encoder"),
     ],
-    ids=lambda config: config.model_type,
 )
-def test_an_encoder_whose_states_depend_on_padding_is_refused(
-    config: transformers.PreTrainedConfig, tmp_path: Path
+def test_which_checkpoints_are_no_encoders(
+    build: Callable[[], transformers.PreTrainedModel], says: str, tmp_path: Path
 ) -> None:
-    AutoModelForMaskedLM.from_config(config).save_pretrained(tmp_path)
-    message = f"objective 'tr' does not work with .*'{config.model_type}'.*give another encoder"
-    with pytest.raises(ValueError, match=message):
+    build().save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=says):
         DAPForPreTraining.from_encoder(str(tmp_path), objective="tr")
 
 
-def test_the_trial_of_an_encoder_does_not_change_the_random_state(tiny_bert_dir: Path) -> None:
-    torch.manual_seed(1)
-    DAPForPreTraining.from_encoder(str(tiny_bert_dir), objective="tr+tlm")
-    expected = torch.rand(3)
-    torch.manual_seed(1)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(modeling_dap, "TESTED", ())  # so that BERT is tried
-        model = DAPForPreTraining.from_encoder(str(tiny_bert_dir), objective="tr+tlm")
-    assert torch.equal(torch.rand(3), expected)
-    assert model.training
+def test_which_configurations_are_no_encoders(tiny_bert_dir: Path) -> None:
+    with pytest.raises(ValueError, match="not a bidirectional encoder"):
+        require_encoder(REMOTE(), "some/encoder")
+    with pytest.raises(ValueError, match="encoder_config .* not a bidirectional encoder"):
+        DAPModel(DAPConfig(GPT2, objective="tr"))
+    with pytest.raises(ValueError, match="plain 'bert' checkpoint.*from_encoder"):
+        DAPModel.from_pretrained(tiny_bert_dir)
 
 
-def test_plain_checkpoints_and_decoders_do_not_load_as_dap_models(tiny_bert_dir: Path) -> None:
-    for model_class in (DAPModel, DAPForPreTraining, DAPForSequenceClassification):
-        with pytest.raises(ValueError, match="plain 'bert' checkpoint.*from_encoder"):
-            model_class.from_pretrained(tiny_bert_dir)
-    with pytest.raises(ValueError, match="encoder_config is not a bidirectional encoder"):
-        DAPModel(
-            DAPConfig(
-                transformers.GPT2Config(vocab_size=250, n_embd=32, n_layer=2, n_head=4),
-                objective="tr",
-            )
-        )
-
-
-def test_encoders_with_remote_code_are_refused() -> None:
-    config = type(
-        "NewConfig",
-        (transformers.BertConfig,),
-        {"__module__": "transformers_modules.new.configuration"},
-    )()
-    with pytest.raises(ValueError, match="some/encoder .* runs code of its own"):
-        require_encoder(config, "some/encoder")
-
-
-def test_tokenizer_without_mask_token_is_refused(
+def test_a_tokenizer_without_mask_token_is_enough_for_tr(
     tiny_bert_dir: Path, tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast
 ) -> None:
-    BertModel.from_pretrained(tiny_bert_dir, add_pooling_layer=False).save_pretrained(tmp_path)
-    bare = PreTrainedTokenizerFast(
-        tokenizer_object=tiny_tokenizer.backend_tokenizer, pad_token="<pad>"
-    )
-    bare.save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="no mask token"):
+    encoder = BertModel.from_pretrained(tiny_bert_dir, add_pooling_layer=False)
+    backend = tiny_tokenizer.backend_tokenizer
+    save(tmp_path, encoder, PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="<pad>"))
+    with pytest.raises(ValueError, match="needs a mask token"):
         DAPForPreTraining.from_encoder(str(tmp_path))
-    assert (
-        DAPForPreTraining.from_encoder(str(tmp_path), objective="tr").config.mask_token_id is None
-    )
+    model = DAPForPreTraining.from_encoder(str(tmp_path), objective="tr")
+    assert model.config.mask_token_id is None
+
+
+@pytest.mark.parametrize("model_type", ENCODERS)
+def test_an_encoder_from_scratch_starts_every_objective_with_its_weights(
+    model_type: str, tmp_path: Path
+) -> None:
+    options = {"objective": "mlm", "pooling": "mean", "mask_token_id": MASK}
+    made = DAPForPreTraining.from_scratch(tiny_config(model_type), **options)
+    for parameter in made.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    made.save_pretrained(tmp_path)
+    for objective in ("tr", "tr+tlm", "tr+rtl"):
+        model = DAPForPreTraining.from_encoder(str(tmp_path), objective=objective)
+        assert (model.config.objective, model.config.pooling) == (objective, "mean")
+        state = model.state_dict()
+        shared = {name: value for name, value in made.state_dict().items() if name in state}
+        heads = 0 if objective == "tr" else len(made.prediction_head.state_dict())
+        assert len(shared) == len(made.dap.state_dict()) + heads
+        assert all(torch.equal(state[name], value) for name, value in shared.items())
+        assert torch.isfinite(model(**make_batch()).loss)
+    assert DAPForPreTraining.from_encoder(str(tmp_path), pooling="cls").config.pooling == "cls"
 
 
 @pytest.mark.parametrize("objective", COMBINATIONS)
 def test_saved_model_loads_the_same_through_every_auto_class(
     objective: str, tmp_path: Path
 ) -> None:
-    model, batch = tiny_model("xlm-roberta", objective=objective), make_batch()
-    if "rtl" in objective:
-        model = tiny_model("xlm-roberta", objective=objective, target_vocab_size=200)
+    options = {"target_vocab_size": 200} if "rtl" in objective else {}
+    model, batch = tiny_model("xlm-roberta", objective=objective, **options), make_batch()
+    if options:
         model.set_target_vocabulary(list(range(50, 250)))
     model.save_pretrained(tmp_path)
     again = transformers.AutoModelForPreTraining.from_pretrained(tmp_path).train()
     assert isinstance(again, DAPForPreTraining)
     assert again(**batch).loss.item() == pytest.approx(model(**batch).loss.item())
+
     encoder = AutoModel.from_pretrained(tmp_path)
     assert isinstance(encoder, DAPModel)
-    ids, mask = batch["source_input_ids"], batch["source_attention_mask"]
-    torch.testing.assert_close(encoder(ids, mask).pooler_output, model.dap(ids, mask).pooler_output)
-    assert encoder(ids, mask).last_hidden_state.shape == (6, 9, 32)
-    classifier = transformers.AutoModelForSequenceClassification.from_pretrained(
-        tmp_path, num_labels=3
-    )
+    inputs = (batch["source_input_ids"], batch["source_attention_mask"])
+    vectors = encoder(*inputs).pooler_output
+    torch.testing.assert_close(vectors, model.dap(*inputs).pooler_output)
+
+    kind = transformers.AutoModelForSequenceClassification
+    classifier = kind.from_pretrained(tmp_path, num_labels=3)
     assert isinstance(classifier, DAPForSequenceClassification)
-    out = classifier(ids, mask, labels=torch.tensor([0, 1, 2, 0, 1, 2]))
+    labels = torch.arange(6) % 3
+    out = classifier(*inputs, labels=labels)
     assert out.logits.shape == (6, 3)
-    torch.testing.assert_close(
-        out.loss, F.cross_entropy(out.logits, torch.tensor([0, 1, 2, 0, 1, 2]))
-    )
+    torch.testing.assert_close(out.loss, F.cross_entropy(out.logits, labels))
 
 
 def test_each_checkpoint_loads_with_its_own_code_without_this_project(
