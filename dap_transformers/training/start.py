@@ -288,7 +288,7 @@ def load_model(
             model = DAPForPreTraining.from_scratch(start.config, **fields)
         else:
             subfolder = start.library.subfolder
-            with loading("weights", start.name):
+            with reading(f"the weights of {start.name}"):
                 model = DAPForPreTraining.from_encoder(
                     start.name, subfolder=subfolder, **fields, **hub
                 )
