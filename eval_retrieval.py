@@ -36,8 +36,8 @@ from dap_transformers.evaluation.retrieval import Retrieval, pool_table, read_la
 from dap_transformers.files import public_name, write_json
 from dap_transformers.options import arg
 from dap_transformers.pictures import plot_accuracies
-from dap_transformers.ray.connection import ClusterArguments
-from dap_transformers.ray.encoder import load_on
+from dap_transformers.ray.connection import Cluster
+from dap_transformers.ray.encoder import on_cluster
 from dap_transformers.reports import read_report
 from dap_transformers.text.find import find_bitext
 
@@ -95,7 +95,7 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
         writes, and the others return an empty report.
     """
     logging.basicConfig(format="%(levelname)s: %(message)s")
-    types = (EncoderArguments, RetrievalArguments, Measures, ClusterArguments)
+    types = (EncoderArguments, RetrievalArguments, Measures, Cluster)
     parser = ArgumentParser(types, description=__doc__.splitlines()[0])
     model_args, args, chosen, cluster = parser.parse_args_into_dataclasses(args=argv)
     files = {"--output_file": args.output_file, "--plot": args.plot}
@@ -115,7 +115,7 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
         pairs = read_languages(found, args.languages, args.max_pairs)
         retrieval = Retrieval(pairs, args.pool == "multilingual")
         others = [EVALUATORS[name](pairs) for name, is_on in asdict(chosen).items() if is_on]
-        encoder = load_on(cluster, model_args)
+        encoder = on_cluster(model_args.load, cluster) if cluster.ray else model_args.load()
         if is_main:
             print(f"{model_args.summary(encoder)}; {counted(len(pairs), 'language')}")
 

@@ -73,8 +73,8 @@ from dap_transformers.mining.texts import (
     write_pairs,
 )
 from dap_transformers.options import arg, require_least
-from dap_transformers.ray.connection import ClusterArguments
-from dap_transformers.ray.encoder import load_on
+from dap_transformers.ray.connection import Cluster
+from dap_transformers.ray.encoder import on_cluster
 from dap_transformers.ray.search import cluster_neighbours
 from dap_transformers.search.approximate import approximate_neighbours, recall_at_k
 from dap_transformers.search.exact import Neighbours, Search, mutual_neighbours
@@ -192,13 +192,13 @@ class MiningResult:
 
 def _parse(
     argv: Sequence[str] | None,
-) -> tuple[EncoderArguments, MiningArguments, ClusterArguments, list[str]]:
+) -> tuple[EncoderArguments, MiningArguments, Cluster, list[str]]:
     """Parse the command line, check that the options fit together, and fill in defaults.
 
     Returns:
         The options of the encoder, of mining and of the cluster, and the names of the text files.
     """
-    types = (EncoderArguments, MiningArguments, ClusterArguments)
+    types = (EncoderArguments, MiningArguments, Cluster)
     parser = ArgumentParser(types, description=__doc__.splitlines()[0], usage=USAGE)
     parser.add_argument(
         "files",
@@ -319,7 +319,7 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
         # encode them
         known_pairs = read_known(args.calibrate)
         started = time.perf_counter()
-        encoder = load_on(cluster, model_args)
+        encoder = on_cluster(model_args.load, cluster) if cluster.ray else model_args.load()
         if is_main:
             print(model_args.summary(encoder))
         if cluster.ray:

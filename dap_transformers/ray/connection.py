@@ -30,13 +30,8 @@ CONNECT_TIMEOUT = 10
 
 
 @dataclass
-class ClusterArguments:
-    """Command-line arguments: the Ray cluster to use, if any, and the encoders to start on it.
-
-    Raises:
-        UserError: a number below 1, `--ray_actors` without `--ray`, or `--ray` under
-            `accelerate launch`.
-    """
+class Cluster:
+    """The Ray cluster to use, if any, and the encoders to start on it."""
 
     ray: str | None = arg(
         None,
@@ -51,21 +46,15 @@ class ClusterArguments:
 
     def __post_init__(self) -> None:
         require_least(self, ray_actors=1, ray_cpus_per_actor=1)
-        if self.ray is None and self.ray_actors:
-            raise UserError(
-                f"--ray_actors {self.ray_actors} is for a cluster: name it with --ray, or leave "
-                "it out"
-            )
         launched = os.environ.get("WORLD_SIZE", "1")
         if self.ray and launched != "1":
             raise UserError(
-                f"--ray {self.ray} in {launched} processes: start one, without accelerate launch, "
-                "or leave --ray out"
+                f"ray={self.ray} in {launched} processes: start one, without accelerate launch"
             )
 
     @contextmanager
     def connect(self) -> Iterator[None]:
-        """Connect to the cluster while the block runs. Without `--ray`, do nothing.
+        """Connect to the cluster while the block runs. Without an address, do nothing.
 
         The address "local" starts a cluster on this machine and stops it afterwards. If this
         process is connected already, the connection is kept.
@@ -73,27 +62,22 @@ class ClusterArguments:
         if not self.ray:
             yield
             return
-        try:
-            import ray
-        except ImportError as error:
-            raise UserError("--ray needs Ray: pip install ray") from error
+        import ray
+
         was_connected = ray.is_initialized()
         try:
             if not was_connected:
                 _start_ray(self.ray, self.ray_cpus_per_actor)
             yield
         except ray.exceptions.RayError as error:
-            raise _readable(error, self.ray) from error
+            raise _readable(error) from error
         finally:
             if not was_connected:
                 ray.shutdown()
 
 
 def _start_ray(address: str, threads: int) -> None:
-    """Connect this process to a Ray cluster, and set up the workers.
-
-    Workers start in this process's folder if their node has a folder of this path.
-    """
+    """Connect this process to a Ray cluster. Workers start in this folder if their node has it."""
     import ray
 
     folder = os.getcwd()
@@ -106,63 +90,37 @@ def _start_ray(address: str, threads: int) -> None:
         "env_vars": {"POLARS_MAX_THREADS": str(threads), "RAYON_NUM_THREADS": str(threads)},
         "worker_process_setup_hook": enter_folder,
     }
-    try:
-        _require_answer(address)
-        ray.init(address, log_to_driver=False, logging_level="ERROR", runtime_env=runtime)
-    except ValueError as error:
-        raise UserError(
-            f"--ray {address}: {one_line(error)}; give auto, HOST:PORT or local"
-        ) from error
-    except (OSError, RuntimeError) as error:
-        raise UserError(f"--ray {address}: {_connection_fault(error)}") from error
-
-
-def _require_answer(address: str) -> None:
-    """Raise `OSError` if nothing answers at HOST:PORT within `CONNECT_TIMEOUT` seconds.
-
-    Ray itself would retry for minutes. Addresses of another form, such as "auto", are not checked.
-    """
     host, _, port = address.rpartition(":")
-    if port.isdigit() and "/" not in host:
-        place = host.strip("[]"), int(port)
-        socket.create_connection(place, timeout=CONNECT_TIMEOUT).close()
+    try:
+        if port.isdigit() and "/" not in host:  # Ray itself would retry for minutes
+            place = host.strip("[]"), int(port)
+            socket.create_connection(place, timeout=CONNECT_TIMEOUT).close()
+        ray.init(address, log_to_driver=False, logging_level="ERROR", runtime_env=runtime)
+    except (ValueError, OSError, RuntimeError) as error:
+        # Ray names a mismatch of versions only in the cause of its error.
+        mismatch = "Version mismatch" in str(error.__cause__)
+        reason = one_line(error.__cause__ if mismatch else error)
+        raise UserError(f"the Ray cluster {address}: {reason}") from error
 
 
-def _connection_fault(error: Exception) -> str:
-    """Return in one line why connecting failed.
-
-    Ray sometimes names a version mismatch only in the cause of its error, so both are searched.
-    """
-    for each in (error, error.__cause__):
-        if "Version mismatch" in str(each):
-            return f"{one_line(each)}; give all nodes and this process the same"
-    return one_line(error)
-
-
-def _readable(error: Exception, address: str) -> Exception:
-    """Turn an error of Ray into the error that the user should see.
-
-    Returns:
-        If a function raised an error inside a task, that error. If Ray itself failed, a `UserError`
-        of one line, with what to do where that is known.
-    """
+def _readable(error: Exception) -> Exception:
+    """Return the error inside a task that Ray reports, or a `UserError` if Ray itself failed."""
     from ray import exceptions
 
     cause = error.cause if isinstance(error, exceptions.RayTaskError) else error
     if not isinstance(cause, exceptions.RayError):
         return cause
     if isinstance(cause, exceptions.ObjectStoreFullError | exceptions.OutOfDiskError):
-        reason = (
-            "a node's object store is full, and so is the disk that takes what has no room there: "
-            "start that node with a larger --object-store-memory, or with "
+        return UserError(
+            "the object store of a Ray node is full, and so is the disk that takes what has no "
+            "room there: start that node with a larger --object-store-memory, or with "
             "--object-spilling-directory on a disk with more room"
         )
-        return UserError(f"--ray {address}: {reason}")
     # Ray puts the traceback of the worker above the last line.
     reason = str(cause).strip().splitlines()[-1][:300]
     if not getattr(cause, "actor_init_failed", False):
         reason += "; run the command again to resume"
-    return UserError(f"--ray {address}: {reason}")
+    return UserError(f"Ray: {reason}")
 
 
 def each_on_cluster(
@@ -173,7 +131,7 @@ def each_on_cluster(
     A call is started again if its worker or node is lost.
 
     Args:
-        function: the function. Ray sends it to the nodes.
+        function: Ray sends it to the nodes.
         calls: name of each call, such as its file -> arguments of the call.
 
     Yields:

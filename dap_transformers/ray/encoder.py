@@ -1,25 +1,24 @@
-"""Encoding on a Ray cluster by actors, each of which holds a copy of the model.
+"""An encoder on a Ray cluster: actors, each of which holds a copy of the model, encode for it.
 
 An actor is a process of Ray that stays alive between calls. A piece is a list of sentences that one
 actor encodes in one call.
 """
 
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 from tqdm.auto import tqdm
 
-from dap_transformers.commands.encoder_arguments import EncoderArguments
-from dap_transformers.encoding.encoder import Encoder
+from dap_transformers.encoding.encoder import SentenceEncoder
 from dap_transformers.encoding.shards import (
     SentenceError,
     encode_pieces,
     model_fingerprint,
 )
 from dap_transformers.errors import UserError, counted, one_line
-from dap_transformers.ray.connection import RETRIES, ClusterArguments
+from dap_transformers.ray.connection import RETRIES, Cluster
 
 #: How many actors may be lost at the same piece before the piece is given up.
 LOSSES = 3
@@ -31,32 +30,23 @@ WAIT = 10
 Jobs = dict[Any, tuple[Any, int | None]]
 
 
-def load_on(cluster: ClusterArguments, arguments: EncoderArguments) -> "Encoder | ClusterEncoder":
-    """Load the encoder in this process and, if `--ray` is given, also on the connected cluster.
+def on_cluster(load: Callable[[], SentenceEncoder], cluster: Cluster) -> "ClusterEncoder":
+    """Return an encoder whose sentences are encoded by actors that have called `load`.
 
-    With `--ray` the process must be inside `cluster.connect()`. The caller ends the actors
+    The process must be inside `cluster.connect()`. The caller ends the actors
     (`ClusterEncoder.end`).
 
     Args:
-        cluster: says whether `--ray` is given, and how many encoders to start.
-        arguments: says which encoder to load.
-
-    Returns:
-        The encoder of this process, or a `ClusterEncoder` around it.
+        load: function that loads the encoder. Ray sends it to the nodes.
     """
-    encoder = arguments.load()
-    return ClusterEncoder(encoder, arguments, cluster) if cluster.ray else encoder
+    return ClusterEncoder(load(), load, cluster)
 
 
 class EncoderActor:
-    """The class of the actors: an encoder on a node of the cluster.
+    """The class of the actors: an encoder on a node of the cluster."""
 
-    Args:
-        arguments: says which encoder to load.
-    """
-
-    def __init__(self, arguments: EncoderArguments) -> None:
-        self.encoder = arguments.load()
+    def __init__(self, load: Callable[[], SentenceEncoder]) -> None:
+        self.encoder = load()
         self._fingerprint = model_fingerprint(self.encoder)
 
     def fingerprint(self) -> str:
@@ -64,12 +54,7 @@ class EncoderActor:
         return self._fingerprint
 
     def encode(self, piece: Sequence[str], token_budget: int) -> np.ndarray:
-        """Return the vectors (n, D) of the piece's n sentences.
-
-        Args:
-            piece: sentences.
-            token_budget: most tokens of a batch, padding included.
-        """
+        """Return the vectors (n, D) of the piece's n sentences."""
         return self.encoder.encode(piece, token_budget)
 
 
@@ -81,16 +66,13 @@ class ClusterEncoder:
 
     Args:
         encoder: the encoder of this process. Actors must have the same model.
-        arguments: says which encoder each actor loads.
+        load: function that loads the encoder of each actor.
         cluster: says how many actors to start, and how many CPU cores each gets. If the cluster has
             GPUs, each actor also gets one.
-
-    Raises:
-        UserError: the cluster has no room for that many actors.
     """
 
     def __init__(
-        self, encoder: Encoder, arguments: EncoderArguments, cluster: ClusterArguments
+        self, encoder: SentenceEncoder, load: Callable[[], SentenceEncoder], cluster: Cluster
     ) -> None:
         import ray
 
@@ -102,45 +84,31 @@ class ClusterEncoder:
         count = cluster.ray_actors or max(room, 1)
         if count > room:
             raise UserError(
-                f"--ray_actors {count} with --ray_cpus_per_actor {cluster.ray_cpus_per_actor}: the "
-                f"cluster has room for {room}, a node at most {self._most_of_a_node()}; ask for "
-                "fewer, or add nodes"
+                f"ray_actors={count} with ray_cpus_per_actor={cluster.ray_cpus_per_actor}: the "
+                f"cluster has room for {room}; ask for fewer, or add nodes"
             )
         options = {"num_cpus": self.needs["CPU"], "num_gpus": self.needs["GPU"], "max_restarts": 0}
         self._actor_class = ray.remote(**options)(EncoderActor)
-        self._arguments = arguments
+        self._load = load
         self.actors = [self._start_actor() for _ in range(count)]
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.encoder, name)
 
     def _start_actor(self) -> Any:
-        """Ask Ray to start an actor, and return Ray's handle of it at once.
-
-        The actor starts as soon as a node has room for it.
-        """
-        return self._actor_class.remote(self._arguments)
+        """Return Ray's handle of a new actor, which starts as soon as a node has room for it."""
+        return self._actor_class.remote(self._load)
 
     def _room(self) -> int:
         """Return how many actors fit on the cluster's living nodes, if nothing else runs there."""
+        import ray
+
         room = 0
-        for resources in _living_nodes():
+        for node in ray.nodes():
+            resources = node["Resources"] if node["Alive"] else {}
             fit = [int(resources.get(kind, 0) // need) for kind, need in self.needs.items() if need]
             room += min(fit)
         return room
-
-    def _most_of_a_node(self) -> str:
-        """Return the largest number of CPUs and of GPUs of a node, such as "8 CPUs and 1 GPUs".
-
-        The two numbers may come from different nodes. GPUs are left out if actors need none.
-        """
-        nodes = _living_nodes()
-        counts = []
-        for kind, need in self.needs.items():
-            if need:
-                most = max(resources.get(kind, 0) for resources in nodes)
-                counts.append(f"{most:g} {kind}s")
-        return " and ".join(counts)
 
     def end(self) -> None:
         """End all actors, because later tasks would otherwise wait forever for their CPUs and GPUs.
@@ -155,16 +123,7 @@ class ClusterEncoder:
     def encode(
         self, sentences: Sequence[str], token_budget: int = 4096, progress: bool = False
     ) -> np.ndarray:
-        """Encode sentences on the cluster.
-
-        Args:
-            sentences: list of N strings. N may be 0.
-            token_budget: most tokens of a batch, padding included.
-            progress: show a bar.
-
-        Returns:
-            Vectors (N, D), float32, in the order of the sentences. They are not normalised.
-        """
+        """Return the vectors (N, D) of N sentences, as `SentenceEncoder.encode`."""
         if not len(sentences):
             return self.encoder.encode([])
         with tqdm(
@@ -181,7 +140,6 @@ class ClusterEncoder:
         and a new actor starts once a node has room for it.
 
         Args:
-            pieces: lists of sentences.
             token_budget: most tokens of a batch, padding included.
         """
         import ray
@@ -274,19 +232,8 @@ class ClusterEncoder:
             )
 
 
-def _living_nodes() -> list[dict[str, float]]:
-    """Return for each living node its resources, such as {"CPU": 8.0, "GPU": 1.0}."""
-    import ray
-
-    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
-
-
 def _starting(actors: Iterable[Any]) -> Jobs:
-    """Ask actors for the fingerprint of their model. They answer once they have loaded it.
-
-    Returns:
-        The running calls. They have no piece number.
-    """
+    """Ask actors for the fingerprint of their model. They answer once they have loaded it."""
     return {actor.fingerprint.remote(): (actor, None) for actor in actors}
 
 
@@ -301,8 +248,8 @@ def _require_few_losses(
     if losses >= LOSSES:
         raise SentenceError(
             f"{_piece_name(pieces[number])}: {counted(losses, 'encoder')} stopped there, perhaps "
-            "because memory ran out: give a smaller --token_budget or --max_seq_length, or leave "
-            "out what is too long"
+            "because memory ran out: give a smaller token budget or maximum length, or leave out "
+            "what is too long"
         ) from last
 
 

@@ -14,6 +14,7 @@ one task of Ray.
 Legend: `N` source rows, `M` target rows, `D` dimensions, `k` neighbours.
 """
 
+import logging
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -28,12 +29,13 @@ from dap_transformers.errors import counted
 from dap_transformers.ray.connection import RETRIES
 from dap_transformers.search.approximate import approximate_neighbours, built_index
 from dap_transformers.search.exact import (
-    BLOCKS,
     Found,
     Neighbours,
     mutual_neighbours,
     require_searchable,
 )
+
+logger = logging.getLogger(__name__)
 
 #: Rows of each side of a tile, by the device that searches it. `tile_size` may choose wider ones.
 TILES = {"CPU": 16384, "GPU": 131072}
@@ -46,8 +48,6 @@ BAND = 16
 #: Tasks per CPU or GPU that are started at the same time. The node fetches the data of the second
 #: one while the first one runs.
 AHEAD = 2
-#: Bytes of one neighbour: a float32 score and an int64 row number.
-NEIGHBOUR = 12
 
 #: First row of each strip -> reference to an object in the object store.
 Strips = dict[int, Any]
@@ -75,7 +75,7 @@ def cluster_neighbours(
         target: (M, D), need not be normalised.
         k: neighbours per row, 1 to min(N, M).
         index: faiss index as in `approximate_neighbours`. None searches exactly.
-        progress: print the number of tasks and show a bar.
+        progress: show a bar.
 
     Returns:
         Cosines and row numbers of the neighbours, in both directions. The arrays are temporary
@@ -87,11 +87,8 @@ def cluster_neighbours(
     kind, count = search_devices(index)
     # What an index finds depends on the tile, so the tile must not depend on the number of devices.
     height, width = tile_size(len(source), len(target), kind, 1 if index else count)
-    if progress:
-        tasks = math.ceil(len(source) / height) * math.ceil(len(target) / width)
-        memory = task_memory((height, width), source.shape[1], kind, k, index) / 2**20
-        work = f"{counted(tasks, 'search task')} of about {memory:,.0f} MiB"
-        print(f"Ray: {work} on {counted(count, kind)}")
+    tasks = math.ceil(len(source) / height) * math.ceil(len(target) / width)
+    logger.info("Ray: %s on %s", counted(tasks, "search task"), counted(count, kind))
 
     options = {f"num_{kind.lower()}s": 1, "num_returns": 2, "max_retries": RETRIES}
     search_tile = ray.remote(**options)(lambda *tile: _search_tile(k, index, *tile))
@@ -116,19 +113,14 @@ def cluster_neighbours(
 
 
 def _room_for_neighbours(rows: int, k: int) -> list[np.ndarray]:
-    """Return arrays of zeros for the results of one side, in temporary files.
-
-    Returns:
-        Scores (rows, k) float32, and indices (rows, k) int64.
-    """
+    """Return zeros for scores (rows, k) float32 and indices (rows, k) int64, on disk."""
     return [zeros_on_disk((rows, k), np.float32), zeros_on_disk((rows, k), np.int64)]
 
 
 def search_devices(index: str | None) -> tuple[str, int]:
     """Choose the devices of the search: GPUs if the cluster has any, or else CPUs.
 
-    Args:
-        index: faiss index, which only searches on CPUs. None for an exact search.
+    An index only searches on CPUs.
 
     Returns:
         "CPU" or "GPU", and how many of these the cluster has.
@@ -153,11 +145,7 @@ def tile_size(rows: int, columns: int, kind: str, count: int) -> tuple[int, int]
     Args:
         rows: number of source rows, N.
         columns: number of target rows, M.
-        kind: type of the devices that search, "CPU" or "GPU".
-        count: number of these devices.
-
-    Returns:
-        Source rows and target rows of a tile.
+        count: number of devices.
     """
     square = math.isqrt(rows * columns // (TILES_PER_DEVICE * count))
     most = min(max(square, TILES[kind]), WIDEST * TILES[kind])
@@ -165,32 +153,8 @@ def tile_size(rows: int, columns: int, kind: str, count: int) -> tuple[int, int]
     return math.ceil(rows / strips[0]), math.ceil(columns / strips[1])
 
 
-def task_memory(
-    tile: tuple[int, int], dimensions: int, kind: str, k: int, index: str | None
-) -> int:
-    """Estimate the bytes that a task needs for vectors, neighbours and the blocks of the search.
-
-    Args:
-        tile: source rows and target rows of the task.
-        dimensions: length D of a vector.
-        kind: type of the device that runs the task, "CPU" or "GPU".
-        k: neighbours per row.
-        index: faiss index. None for an exact search.
-
-    Returns:
-        Number of bytes.
-    """
-    copies = 1 if index is None else 3  # with an index: as received, in the index, and as searched
-    row = copies * dimensions * 4 + 2 * k * NEIGHBOUR
-    block = math.prod(BLOCKS["cuda" if kind == "GPU" else "cpu"]) * 4
-    return sum(tile) * row + 3 * block
-
-
 def _device_nodes(kind: str) -> list[str | None]:
-    """Return for each device of a kind the id of its node. A node with several devices is repeated.
-
-    If no living node has such a device yet, the list is [None].
-    """
+    """Return the id of the node of each device, or [None] if no living node has one yet."""
     import ray
 
     nodes: list[str | None] = []
@@ -201,11 +165,7 @@ def _device_nodes(kind: str) -> list[str | None]:
 
 
 def _prefer_node(node: str | None) -> dict[str, Any]:
-    """Return the options of Ray that make a task run on a node.
-
-    The node fetches the task's data while the task waits. If the node is lost, the task runs on
-    another one.
-    """
+    """Return Ray's options that make a task run on a node, or on another if the node is lost."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     if node is None:

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -16,17 +16,16 @@ from written import text_of
 
 import eval_retrieval
 from dap_transformers.commands import mine as mine_bitext
-from dap_transformers.commands import prepare as prepare_data
-from dap_transformers.commands.encoder_arguments import EncoderArguments
 from dap_transformers.encoding import shards as embeddings
 from dap_transformers.encoding.encoder import SentenceEncoder
 from dap_transformers.encoding.shards import embed_to_disk
 from dap_transformers.errors import UserError
-from dap_transformers.prepare import pipeline
+from dap_transformers.prepare.options import PrepareOptions, RawText
+from dap_transformers.prepare.run import prepare_text
 from dap_transformers.ray import encoder as ray_encoder
 from dap_transformers.ray import search as ray_search
-from dap_transformers.ray.connection import ClusterArguments
-from dap_transformers.ray.encoder import ClusterEncoder
+from dap_transformers.ray.connection import Cluster, each_on_cluster
+from dap_transformers.ray.encoder import ClusterEncoder, on_cluster
 from dap_transformers.ray.search import TILES, WIDEST, cluster_neighbours, tile_size
 from dap_transformers.search.approximate import built_index, recall_at_k
 from dap_transformers.search.exact import Neighbours, mutual_neighbours
@@ -48,12 +47,12 @@ PAIRS = synthetic_pairs("de", 60)
 @pytest.fixture(scope="module")
 def nodes() -> Iterator:
     """Start a cluster of a head and a second node with one CPU each, and connect to it."""
-    from ray.cluster_utils import Cluster
+    from ray import cluster_utils
 
     head = {"num_cpus": 1, "object_store_memory": STORE, "include_dashboard": False}
-    nodes = Cluster(initialize_head=True, head_node_args=head)
+    nodes = cluster_utils.Cluster(initialize_head=True, head_node_args=head)
     add_node(nodes)
-    with ClusterArguments(nodes.address).connect():
+    with Cluster(nodes.address).connect():
         yield nodes
     nodes.shutdown()
 
@@ -68,12 +67,10 @@ def lose_node(nodes: object) -> None:
 
 
 @pytest.fixture
-def texts(tmp_path: Path) -> list[str]:
-    """Write the pairs as two texts for mining."""
-    german, english = tmp_path / "a.de", tmp_path / "a.en"
-    german.write_text("".join(f"{pair[0]}\n" for pair in PAIRS))
-    english.write_text("".join(f"{pair[1]}\n" for pair in PAIRS))
-    return [str(german), str(english)]
+def load(tiny_bert_dir: Path) -> Callable[..., SentenceEncoder]:
+    """Return a function that loads the tiny BERT, here or on a node."""
+    folder = str(tiny_bert_dir)
+    return lambda pooling="mean": SentenceEncoder.from_pretrained(folder, pooling)
 
 
 def random_sides(rows: int, columns: int) -> tuple[np.ndarray, np.ndarray]:
@@ -95,33 +92,16 @@ def require_equal(found: Neighbours, expected: Neighbours) -> None:
 
 @pytest.mark.slow
 def test_a_stopped_run_on_the_cluster_resumes_and_gives_the_files_of_one_process(
-    texts: list[str],
-    tiny_bert_dir: Path,
-    tmp_path: Path,
+    load: Callable[..., SentenceEncoder],
     nodes: object,
+    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture,
 ) -> None:
     monkeypatch.setattr(embeddings, "PIECE", 16)  # several pieces per shard
-    model = ["--model", str(tiny_bert_dir), "--pooling", "mean"]
-    tatoeba = tmp_path / "de-en.tsv"
-    tatoeba.write_bytes(text_of(PAIRS))
-
-    def run_commands(name: str, *more: str) -> tuple[bytes, list[str], dict]:
-        out = tmp_path / f"{name}.tsv"
-        report = eval_retrieval.run([*model, "--data_dir", str(tatoeba), *more])
-        kept = ["--output", str(out), "--embeddings_dir", f"{out}.embeddings"]
-        mine_bitext.run([*texts, *model, "--shard_size", "25", *kept, *more])
-        shards = sorted(path.name for path in Path(f"{out}.embeddings").rglob("*.npy"))
-        return out.read_bytes(), shards, report["languages"]
-
-    expected = run_commands("one")
-
-    arguments = EncoderArguments(str(tiny_bert_dir), pooling="mean")
-    cluster = ClusterArguments(nodes.address, ray_actors=1)
-    encoder = ClusterEncoder(arguments.load(), arguments, cluster)
-    for command in (mine_bitext, eval_retrieval):
-        monkeypatch.setattr(command, "load_on", lambda *_: encoder)
+    text = [source for source, _ in PAIRS] + [target for _, target in PAIRS]
+    expected = embed_to_disk(load(), text, tmp_path / "one", 25)
+    encoder = on_cluster(load, Cluster(nodes.address, ray_actors=1))
+    np.testing.assert_array_equal(encoder.encode(text), expected)
 
     # Stop the run behind its second shard.
     write = embeddings.write_vectors
@@ -136,59 +116,43 @@ def test_a_stopped_run_on_the_cluster_resumes_and_gives_the_files_of_one_process
     with monkeypatch.context() as patch:
         patch.setattr(embeddings, "write_vectors", write_then_stop)
         with pytest.raises(KeyboardInterrupt):
-            run_commands("two", "--ray", nodes.address)
+            embed_to_disk(encoder, text, tmp_path / "two", 25)
     times = [path.stat().st_mtime_ns for path in written]
-
-    capsys.readouterr()
-    assert run_commands("two", "--ray", nodes.address) == expected
+    np.testing.assert_array_equal(embed_to_disk(encoder, text, tmp_path / "two", 25), expected)
     assert [path.stat().st_mtime_ns for path in written] == times  # not encoded again
-    output = capsys.readouterr().out
-    assert "Ray: 120 sentences in 6 shards on 1 encoder\n" in output
-    assert "Ray: 1 search task of about 24 MiB on 2 CPUs" in output
+    names = [{path.name for path in (tmp_path / name).iterdir()} for name in ("one", "two")]
+    assert names[0] == names[1]
+    encoder.end()
 
 
 @pytest.mark.slow
-def test_prepared_text_is_that_of_one_process(
-    tmp_path: Path, nodes: object, monkeypatch: pytest.MonkeyPatch
+def test_commands_on_the_cluster_give_the_numbers_of_one_process(
+    tiny_bert_dir: Path, nodes: object, tmp_path: Path
+) -> None:
+    (tmp_path / "de-en.tsv").write_bytes(text_of(PAIRS))
+    sides = [tmp_path / "a.de", tmp_path / "a.en"]
+    for side, path in enumerate(sides):
+        path.write_text("".join(f"{pair[side]}\n" for pair in PAIRS))
+    model = ["--model", str(tiny_bert_dir), "--pooling", "mean"]
+
+    def run_commands(name: str, *more: str) -> tuple[bytes, dict]:
+        out = tmp_path / f"{name}.tsv"
+        report = eval_retrieval.run([*model, "--data_dir", str(tmp_path / "de-en.tsv"), *more])
+        mine_bitext.run([*map(str, sides), *model, "--output", str(out), *more])
+        return out.read_bytes(), report["languages"]
+
+    expected = run_commands("one")
+    assert run_commands("two", "--ray", nodes.address, "--ray_actors", "1") == expected
+
+
+@pytest.mark.slow
+def test_prepared_text_is_that_of_one_process_also_if_a_node_is_lost(
+    tmp_path: Path, nodes: object
 ) -> None:
     raw = tmp_path / "raw"
     raw.mkdir()
     for language in ("de", "fi", "sw"):
         (raw / f"{language}-en.tsv").write_bytes(text_of(synthetic_pairs(language, 30)))
-    leaked = tmp_path / "test.en"
-    leaked.write_text(f"{PAIRS[5][1]}\n")
-    command = ["--data", str(raw), "--evaluation_data", str(leaked)]
-    command += ["--max_shared", "2", "--dev_pairs", "2"]
-
-    def prepare(name: str, *more: str) -> dict[str, object]:
-        """Return the content of each file, and the counts of each language."""
-        out = tmp_path / name
-        report = prepare_data.run([*command, "--output_dir", str(out), *more])
-        results = dict(report["languages"])
-        for path in out.rglob("*"):
-            if path.is_file() and path.name != "report.json":
-                results[str(path.relative_to(out))] = path.read_bytes()
-        return results
-
-    expected = prepare("one")
-
-    # Two damaged files are named. The third is cleaned, once for the cluster and one process.
-    damaged = [raw / "de-en.tsv", raw / "fi-en.tsv"]
-    contents = [path.read_text() for path in damaged]
-    for path, content in zip(damaged, contents, strict=True):
-        path.write_text(f"one column\n{content}")
-    for where in (["--ray", nodes.address], []):
-        with pytest.raises(UserError, match="^2 fail: .*de-en.tsv: .*fi-en.tsv: "):
-            prepare("two", *where)
-    assert len(list((tmp_path / "two/.prepare_data").glob("clean-*"))) == 1
-
-    # After the repair the cluster prepares the rest.
-    for path, content in zip(damaged, contents, strict=True):
-        path.write_text(content)
-    assert prepare("two", "--ray", nodes.address) == expected
-
-    # A lost node changes nothing.
-    each_on_cluster = pipeline.each_on_cluster
 
     def lose_node_after_first_call(*arguments: object) -> Iterator:
         calls = each_on_cluster(*arguments)
@@ -197,47 +161,50 @@ def test_prepared_text_is_that_of_one_process(
             lose_node(nodes)
         yield from calls
 
-    monkeypatch.setattr(pipeline, "each_on_cluster", lose_node_after_first_call)
-    assert prepare("three", "--ray", nodes.address) == expected
+    results = []
+    for number, run_calls in enumerate((None, each_on_cluster, lose_node_after_first_call)):
+        out = tmp_path / str(number)
+        report = prepare_text(
+            RawText(str(out), [str(raw)]), PrepareOptions(max_shared=2, dev_pairs=2), run_calls
+        )
+        results.append(dict(report["languages"]))
+        for path in out.rglob("*.parquet"):
+            results[-1][str(path.relative_to(out))] = path.read_bytes()
+    assert results[0] == results[1] == results[2]
     assert not nodes.worker_nodes
     add_node(nodes)
 
 
 @pytest.mark.slow
-def test_a_file_whose_worker_is_always_lost_is_named_and_the_others_are_done(
+def test_a_call_whose_worker_is_always_lost_is_named_and_the_others_are_done(
     tmp_path: Path, nodes: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dap_transformers.ray.connection.RETRIES", 1)
 
-    def lose_workers(folder: Path, times: int) -> None:
+    def lose_workers(folder: Path, times: int) -> int:
         """Count the calls by files in a folder, and kill the first workers."""
         earlier = len(list(folder.iterdir()))
         (folder / str(earlier)).touch()
         if earlier < times:
             os.kill(os.getpid(), signal.SIGKILL)
+        return earlier
 
     calls = {}
     for name, times in (("a, de", 9), ("b, de", 1), ("c, de", 0)):
         (tmp_path / name).mkdir()
         calls[name] = tmp_path / name, times
-    with (
-        pipeline.workers(1, on_cluster=True) as run,
-        pytest.raises(UserError, match="^a, de: its worker was lost 2 times"),
-    ):
-        run("clean", lose_workers, calls)
-    begun = [len(list((tmp_path / name).iterdir())) for name in calls]
-    assert begun == [2, 2, 1]
+    found = dict(each_on_cluster(lose_workers, calls))
+    assert re.match("a, de: its worker was lost 2 times", str(found.pop("a, de")))
+    assert found == {"b, de": 1, "c, de": 0}
 
 
 # ------------------------------------------------------------------------------------ connection
 
 
-def test_arguments_that_no_cluster_can_fit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UserError, match="--ray_actors 2"):
-        ClusterArguments(ray_actors=2)
+def test_several_processes_need_no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")  # as accelerate launch sets it
-    with pytest.raises(UserError, match="--ray auto in 2 processes"):
-        ClusterArguments("auto")
+    with pytest.raises(UserError, match="ray=auto in 2 processes"):
+        Cluster("auto")
 
 
 @pytest.mark.slow
@@ -245,26 +212,14 @@ def test_errors_of_tasks_become_one_line(nodes: object) -> None:
     def fail(error: Exception) -> None:
         raise error
 
-    class FailingActor:
-        def __init__(self) -> None:
-            raise UserError("no such model")
-
-    def run_task(error: Exception) -> None:
-        ray.get(ray.remote(num_cpus=0)(fail).remote(error))
-
-    # Our own errors come back unchanged.
-    with pytest.raises(UserError, match="^keys: row 2$"), ClusterArguments("auto").connect():
-        run_task(UserError("keys: row 2"))
-    with pytest.raises(UserError, match="no such model$"), ClusterArguments("auto").connect():
-        ray.get(ray.remote(num_cpus=0)(FailingActor).remote().__ray_ready__.remote())
-    # A full store or disk says what to do, in a task and in this process.
-    for full in (ray.exceptions.ObjectStoreFullError, ray.exceptions.OutOfDiskError):
-        for raise_it in (run_task, fail):
-            with (
-                pytest.raises(UserError, match="--object-store-memory"),
-                ClusterArguments("auto").connect(),
-            ):
-                raise_it(full("no room"))
+    # Our own errors come back unchanged. A full store says what to do.
+    errors = {
+        "^keys: row 2$": UserError("keys: row 2"),
+        "--object-store-memory": ray.exceptions.ObjectStoreFullError("no room"),
+    }
+    for says, error in errors.items():
+        with pytest.raises(UserError, match=says), Cluster("auto").connect():
+            ray.get(ray.remote(num_cpus=0)(fail).remote(error))
 
 
 @pytest.mark.slow
@@ -272,11 +227,11 @@ def test_a_cluster_that_cannot_be_joined_is_named_in_one_line(nodes: object) -> 
     script = """
 import sys
 import ray._private.utils as ray_utils
-from dap_transformers.ray.connection import ClusterArguments
+from dap_transformers.ray.connection import Cluster, each_on_cluster
 ray_utils.compute_version_info = lambda: ("2.60.0", "3.10.1")
 for address in sys.argv[1:]:
     try:
-        with ClusterArguments(address).connect():
+        with Cluster(address).connect():
             pass
     except ValueError as error:
         print(error)
@@ -284,9 +239,9 @@ for address in sys.argv[1:]:
     command = [sys.executable, "-c", script, "foo", nodes.address, "127.0.0.1:1"]
     done = subprocess.run(command, text=True, capture_output=True, check=True, timeout=120)
     unknown, other_version, silent = done.stdout.splitlines()
-    assert unknown.startswith("--ray foo: ")
-    assert re.match(rf"--ray {nodes.address}: Version mismatch: .*3\.10\.1", other_version)
-    assert re.match(r"--ray 127.0.0.1:1: .*Connection refused", silent)
+    assert unknown.startswith("the Ray cluster foo: ")
+    assert re.search(rf"{nodes.address}: Version mismatch: .*3\.10\.1", other_version)
+    assert re.search(r"127.0.0.1:1: .*Connection refused", silent)
 
 
 # -------------------------------------------------------------------------------------- encoding
@@ -304,12 +259,9 @@ def test_lost_encoders_change_no_vector_and_fatal_sentences_are_named(
                 raise RuntimeError("nothing\nto do")
             return super().encode(sentences, *options)
 
-    class MortalArguments(EncoderArguments):
-        def load(self) -> SentenceEncoder:
-            return MortalEncoder.from_pretrained(self.model_name_or_path, self.pooling)
-
-    arguments = MortalArguments(str(tiny_bert_dir), pooling="mean")
-    encoder = ClusterEncoder(arguments.load(), arguments, ClusterArguments(nodes.address))
+    encoder = on_cluster(
+        lambda: MortalEncoder.from_pretrained(str(tiny_bert_dir), "mean"), Cluster(nodes.address)
+    )
     pieces = [[source] for source, _ in PAIRS]
     expected = [encoder.encoder.encode(piece) for piece in pieces]
 
@@ -334,28 +286,23 @@ def test_lost_encoders_change_no_vector_and_fatal_sentences_are_named(
 
 @pytest.mark.slow
 def test_encoders_fit_on_nodes_and_have_the_model_of_the_command(
-    tiny_bert_dir: Path, nodes: object, monkeypatch: pytest.MonkeyPatch
+    load: Callable[..., SentenceEncoder], nodes: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ray_encoder, "WAIT", 1)
-    mean = EncoderArguments(str(tiny_bert_dir), pooling="mean")
-    cls = EncoderArguments(str(tiny_bert_dir), pooling="cls")
-    many = ClusterArguments(nodes.address, ray_actors=9)
-    lacking = "--ray_actors 9 with --ray_cpus_per_actor 1: .* room for [12]"
-    with pytest.raises(UserError, match=lacking):
-        ClusterEncoder(mean.load(), mean, many)
-    wide = ClusterArguments(nodes.address, ray_cpus_per_actor=2)
-    # The two CPUs are on different nodes.
-    with pytest.raises(UserError, match="--ray_cpus_per_actor 2: .* room for 0, .* most 1 CPUs"):
-        ClusterEncoder(cls.load(), mean, wide)
+    with pytest.raises(UserError, match="ray_actors=9 with ray_cpus_per_actor=1: .* room for [12]"):
+        on_cluster(load, Cluster(nodes.address, ray_actors=9))
+    wide = Cluster(nodes.address, ray_cpus_per_actor=2)
+    with pytest.raises(UserError, match="room for 0"):  # the two CPUs are on different nodes
+        on_cluster(load, wide)
     added = add_node(nodes, cpus=2)
-    encoder = ClusterEncoder(cls.load(), mean, wide)
+    encoder = ClusterEncoder(load("cls"), load, wide)
     assert len(encoder.actors) == 1  # though there are four CPUs
 
     other_model = "another model than this process"
+    message = other_model
     with pytest.raises(UserError, match=other_model):
         encoder.encode(["a"])
     nodes.remove_node(added, allow_graceful=False)
-    message = other_model
     while other_model in message:  # the actor still answers until the node is gone
         with pytest.raises(UserError) as refused:
             encoder.encode(["a"])
@@ -367,7 +314,7 @@ def test_encoders_fit_on_nodes_and_have_the_model_of_the_command(
 # ---------------------------------------------------------------------------------------- search
 
 
-@pytest.mark.parametrize("rows", [1, 1000, 50_000, 10**6, 10**9])
+@pytest.mark.parametrize("rows", [1, 50_000, 10**9])
 @pytest.mark.parametrize("columns", [1, 70_000, 10**8])
 @pytest.mark.parametrize(("kind", "count"), [("CPU", 1), ("CPU", 512), ("GPU", 8)])
 def test_tiles_cover_both_sides_and_have_a_highest_size(
@@ -409,12 +356,6 @@ def test_an_approximate_search_builds_one_index_per_strip_and_ignores_the_number
     assert 0.5 < recall_at_k(found, source, target) < 1
     monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 1})
     require_equal(cluster_neighbours(source, target, index=one_list), found)
-
-
-@pytest.mark.slow
-def test_vectors_with_nan_are_refused(nodes: object) -> None:
-    with pytest.raises(UserError, match="target: row 2 .* has NaN"):
-        cluster_neighbours(np.ones((3, 2)), np.array([[1.0, 1], [1, 1], [1, np.nan]]), k=1)
 
 
 @pytest.mark.parametrize("seed", range(8))
