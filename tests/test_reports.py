@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from dap_transformers.errors import UserError
-from dap_transformers.evaluation.paper import bucc_beside
 from dap_transformers.files import write_json
 from dap_transformers.reports import (
     RECORD,
@@ -56,17 +55,6 @@ def test_every_number_becomes_mean_and_sample_standard_deviation() -> None:
     assert [place for place, _ in numbers_of(merged)] == [("languages", "de"), ("source",)]
     one = merge_seeds([retrieval_report(1)])
     assert one["languages"]["de"]["xx-en"] == {"mean": 92.5, "sd": None}
-
-
-@pytest.mark.parametrize(("protocol", "is_papers"), [("sample", True), ("own", False)])
-def test_bucc_stands_beside_the_paper_only_for_its_protocols(
-    protocol: str, is_papers: bool
-) -> None:
-    pairs = {"zh-en": {"precision": 90.0, "recall": 80.0, "f1": 84.7}}
-    table = bucc_beside(pairs, protocol)
-    assert bool(table) == is_papers
-    if table:
-        assert any(line.split()[-4:-1] == ["90.0", "80.0", "84.7"] for line in table.splitlines())
 
 
 def test_the_recipe_of_a_training_does_not_depend_on_its_seed(tmp_path: Path) -> None:

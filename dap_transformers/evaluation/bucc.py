@@ -29,7 +29,7 @@ import numpy as np
 from dap_transformers.encoding.encoder import Encoder
 from dap_transformers.errors import UserError, reading
 from dap_transformers.evaluation.evaluator import Evaluator
-from dap_transformers.evaluation.paper import bucc_beside
+from dap_transformers.evaluation.paper import bucc_table
 from dap_transformers.mining.distinct import DistinctSentences
 from dap_transformers.mining.margin import MinedPairs, candidate_pairs, neighbourhoods, select
 from dap_transformers.mining.mine import Margin
@@ -181,7 +181,7 @@ class Bucc(Evaluator):
             "{threshold:.6f} ({extracted} pairs of ids found, {correct} of the {gold} true pairs)"
         )
         text = template.format(self.protocol, self.pair, **numbers["pairs"][self.pair])
-        paper = bucc_beside(numbers["pairs"], self.protocol, model)
+        paper = bucc_table(numbers["pairs"], self.protocol, model)
         return f"{text}\n\n{paper}" if paper else text
 
 
@@ -226,12 +226,7 @@ def read_split(split: Split) -> MiningTask:
 
 
 def read_text(path: Path, ids: dict[str, int]) -> Iterator[str]:
-    """Yield the sentences of a BUCC text, line by line, and collect their ids.
-
-    Args:
-        path: a file with lines `id<TAB>sentence`.
-        ids: is filled while the lines are read: id -> index of its line, from 0.
-    """
+    """Yield the sentences of lines `id<TAB>sentence`, and fill `ids`: id -> index of its line."""
     for index, line in enumerate(read_sentences(path)):
         name, tab, sentence = line.partition("\t")
         if not name or not tab:
@@ -248,8 +243,7 @@ def read_gold(
 
     Args:
         path: a file with lines `source id<TAB>target id`.
-        source_ids: id -> index of its line in the source, from 0.
-        target_ids: id -> index of its line in the target, from 0.
+        source_ids: id -> index of its line, from 0. So has `target_ids`.
 
     Returns:
         (G, 2) int64: source line and target line of each gold pair, from 0.

@@ -111,13 +111,7 @@ _PEOPLE = re.compile(r"(?:ish|ese|ian|ean|can|ench|rman|reek)$")
 
 
 class Copy(NamedTuple):
-    """A changed copy of a sentence.
-
-    Attributes:
-        sentence: the original sentence.
-        kind: what was changed: "number", "negation" or "name".
-        text: the changed copy.
-    """
+    """A changed copy of a sentence. `kind` says what was changed, one of `COPY_KINDS`."""
 
     sentence: str
     kind: str
@@ -251,11 +245,7 @@ def numbers(text: str) -> Iterator[str]:
 
 
 def _other_digits(text: str, found: re.Match[str]) -> str:
-    """Change the last digit of a number that is not a zero.
-
-    Returns:
-        The new number, or "" if all digits are zeros.
-    """
+    """Change the last digit of a number that is not a zero. If all are zeros, return ""."""
     digits = re.match("[0-9]+", found[0])[0]
     ordinal = found[0][len(digits) :]  # such as "st"
     place = len(digits.rstrip("0")) - 1
@@ -285,10 +275,7 @@ def negations(text: str) -> Iterator[str]:
 
 
 def _without_negation(text: str, found: re.Match[str]) -> str:
-    """Return the text without a negation.
-
-    "cannot" and "can't" become "can". The words "not", "no" and "never" disappear.
-    """
+    """Return the text without a negation. "cannot" becomes "can", and "not" disappears."""
     rest = text[found.end() :]
     short = (found[1] or found[2] or "").lower()  # "can" of "cannot", "wo" of "won't"
     verb = _in_case_of(found[0], _FULL_VERB.get(short, short))
@@ -298,10 +285,7 @@ def _without_negation(text: str, found: re.Match[str]) -> str:
 
 
 def _with_negation(text: str) -> Iterator[str]:
-    """Yield a negated copy: with "not" after the first auxiliary verb, or "never" after a subject.
-
-    Yields nothing if the text has neither.
-    """
+    """Yield a copy with "not" after the first auxiliary verb, or else "never" after a subject."""
     is_question = text.rstrip().endswith("?")
     asked = _ASKED.search(text) if is_question else None
     if place := asked or _AUXILIARY.search(text):
@@ -359,14 +343,7 @@ def _lower_case_words(sentences: Sequence[str]) -> set[str]:
 
 
 def _names_by_class(sentences: Sequence[str], lower_words: set[str]) -> dict[str, set[str]]:
-    """Return the names in `NAMES` and in the sentences, by class.
-
-    A name in a sentence is a run of capitalised words. The first word of a sentence is left out,
-    because it is always capitalised.
-
-    Returns:
-        Class of names, a key of `NAMES` -> names.
-    """
+    """Return the names in `NAMES` and in the sentences, by class, without first words."""
     names = {kind: set(listed.split(", ")) for kind, listed in NAMES.items()}
     for text in sentences:
         for found, is_first in _capitalised(text):
@@ -396,14 +373,7 @@ def _class(name: str) -> str:
 
 
 def _pick(options: Sequence[str], without: str, text: str, place: re.Match[str]) -> str:
-    """Pick a pseudorandom option to replace a word of the text.
-
-    The choice depends on a hash of the text and the word's position, so it is the same in every
-    run.
-
-    Returns:
-        The option, or "" if all options occur in `without`.
-    """
+    """Pick an option by a hash of the text and the place. Return "" if all occur in `without`."""
     digest = hashlib.sha256(f"{place.start()} {text}".encode(errors="surrogatepass")).digest()
     start = int.from_bytes(digest[:8], "big")
     for step in range(len(options)):
@@ -419,11 +389,7 @@ def _replace(text: str, place: re.Match[str], word: str) -> str:
 
 
 def _in_case_of(old: str, new: str) -> str:
-    """Return the new word in the case of the old one.
-
-    That is all capitals, if the old word has several letters and all are capitals. It is a first
-    capital if the old word begins with one. Otherwise the new word is returned unchanged.
-    """
+    """Return the new word in the case of the old one: all capitals, a first capital, or as is."""
     if len(old) > 1 and old.isupper():
         return new.upper()
     return new[:1].upper() + new[1:] if old[:1].isupper() else new

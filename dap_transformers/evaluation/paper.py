@@ -204,14 +204,10 @@ def tatoeba_tables(
     averages follows, with our row on top.
 
     Args:
-        report: report of `eval_retrieval.py`, with the keys "languages" and "averages". Its
-            numbers are of one seed, or means.
+        report: the numbers of `Retrieval`, of one seed or means.
         name: what the table of averages calls our row.
         models: the paper's models to show, keys of `PAPER_TATOEBA_LANGUAGES`. Give none for text
             other than Tatoeba. Then only our numbers are shown.
-
-    Returns:
-        One or two text tables, with an empty line between them.
     """
     languages = report["languages"]
     averages = report["averages"]
@@ -279,23 +275,27 @@ def xnli_table(accuracies: Mapping[str, float], name: str = "this model") -> str
 
 
 def bucc_table(
-    results: Mapping[str, Sequence[float | None]], name: str = "this model", split: str = "sample"
-) -> str:
+    pairs: Mapping[str, Mapping[str, float]], protocol: str, name: str = "this model"
+) -> str | None:
     """Format one of the paper's BUCC tables with our row on top.
 
     Args:
-        results: language pair such as "fr-en" -> (precision, recall, F1) in percent. Missing
+        pairs: language pair such as "fr-en" -> "precision", "recall" and "f1" in percent. Missing
             pairs show "-". The average of F1 shows "-" unless all four pairs are there.
+        protocol: how they were measured, a key of `PROTOCOLS` in `bucc.py`.
         name: name of our row.
-        split: which table: "sample" for the sample split with its own best threshold, or
-            "training" for the training split with the sample's threshold. Our results must have
-            the same protocol.
+
+    Returns:
+        None for a protocol or language pairs that the paper does not have.
     """
+    if protocol not in BUCC_PROTOCOLS or pairs.keys().isdisjoint(BUCC_PAIRS):
+        return None
+    split = BUCC_PROTOCOLS[protocol]
     header = [BUCC_HEADINGS[split]]
     ours: list[float | None] = []
     for pair in BUCC_PAIRS:
         header += [f"{pair} P", "R", "F"]
-        ours += results.get(pair, (None, None, None))
+        ours += [pairs.get(pair, {}).get(key) for key in ("precision", "recall", "f1")]
     header.append("average F")
     ours.append(_mean(ours[2::3]))
 
@@ -306,29 +306,6 @@ def bucc_table(
             row += numbers[pair]
         paper[model] = [*row, numbers["average"][2]]
     return _beside_the_paper(header, name, ours, paper)
-
-
-def bucc_beside(
-    pairs: Mapping[str, Mapping[str, float]], protocol: str, name: str = "this model"
-) -> str | None:
-    """Format results on BUCC beside the paper's.
-
-    Args:
-        pairs: language pair such as "fr-en" -> its numbers, "precision", "recall" and "f1" among
-            them.
-        protocol: how they were measured, a key of `PROTOCOLS`.
-        name: name of our row.
-
-    Returns:
-        A text table. None for a protocol or language pairs that the paper does not have.
-    """
-    results = {}
-    for pair in BUCC_PAIRS:
-        if pair in pairs:
-            results[pair] = [pairs[pair][key] for key in ("precision", "recall", "f1")]
-    if not results or protocol not in BUCC_PROTOCOLS:
-        return None
-    return bucc_table(results, name, BUCC_PROTOCOLS[protocol])
 
 
 def _beside_the_paper(

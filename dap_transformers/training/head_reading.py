@@ -123,8 +123,7 @@ class HeadReading(Evaluator):
             loss = mean_loss(model, reader, pairs, encoded, rows, rows)
             shuffled = mean_loss(model, reader, pairs, encoded, rows, others[rows])
             if ratio == configured:
-                found[f"{name}_loss"] = loss
-                found[f"{name}_loss_shuffled"] = shuffled
+                found |= {f"{name}_loss": loss, f"{name}_loss_shuffled": shuffled}
                 found[f"{name}_source_nats"] = shuffled - loss
             if name == "rtl" and ratio in self.ratios:
                 found[f"rtl_source_nats_rho{100 * ratio:.0f}"] = shuffled - loss

@@ -82,15 +82,13 @@ def test_losses_are_those_of_pairs_one_by_one(
     def loss(sources: torch.Tensor, every: int) -> float:
         total, count = 0.0, 0
         for row in range(0, 17, every):
-            own = {}
-            for name, value in batch.items():
-                own[name] = value[row if name.startswith("target") else sources[row]]
-            chosen = own["target_noise"][1:] < model.config.rtl_ratio
-            chosen &= own["target_attention_mask"][1:].bool()
-            tokens = own["target_input_ids"][1:][chosen].tolist()
+            rows = {"source": sources[row], "target": row, "language": sources[row]}
+            own = {name: value[rows[name.split("_")[0]]][None] for name, value in batch.items()}
+            chosen = own["target_noise"] < model.config.rtl_ratio
+            chosen = chosen[:, 1:] & own["target_attention_mask"][:, 1:].bool()
+            tokens = own["target_input_ids"][:, 1:][chosen].tolist()
             labels = sum(vocabulary is None or token in vocabulary for token in tokens)
-            out = model(**{name: value[None] for name, value in own.items()})
-            total += labels * out.rtl_loss.item()
+            total += labels * model(**own).rtl_loss.item()
             count += labels
         return total / count
 

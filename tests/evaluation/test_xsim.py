@@ -65,31 +65,22 @@ def test_not_only_is_no_negation_and_a_last_word_is_not_negated() -> None:
 
 @pytest.mark.parametrize(
     ("text", "places"),
-    [
-        ("In 1998", [6]),
-        ("10,000 men", [0]),
-        ("at 2:30", [3, 5]),
-        ("5.75%", [0, 3]),
-        ("0 or 000", []),
-    ],
+    [("10,000 men", [0]), ("at 2:30", [3, 5]), ("5.75%", [0, 3]), ("0 or 000", [])],
 )
 def test_of_a_number_its_last_digit_but_zeros_changes(text: str, places: list[int]) -> None:
-    copies = list(numbers(text))
-    assert len(copies) == len(places)
-    for copy, place in zip(copies, places, strict=True):
+    for copy, place in zip(numbers(text), places, strict=True):
         assert copy[place] != text[place]
         assert copy[place] in "123456789"
         assert copy[:place] + text[place] + copy[place + 1 :] == text
 
 
 def test_ordinals_and_number_words_stay_what_they_are() -> None:
-    for text in ("the 1st of 22nd", "on the 3rd"):
-        assert all("th" in copy.replace("the", "") for copy in numbers(text))
+    assert all(copy[5:7] == "th" for copy in numbers("the 1st"))
     (copy,) = numbers("Twenty men")
-    assert copy != "Twenty men"
     assert copy.split()[0].lower() in NUMBER_WORDS.splitlines()[2].split()
     assert copy[0].isupper()
-    assert list(numbers("often, no one, H2O, x86")) == []
+    assert copy != "Twenty men"
+    assert list(numbers("often, no one, H2O, x86, ſix")) == []
 
 
 def test_names_are_swapped_within_their_class() -> None:
@@ -102,8 +93,7 @@ def test_names_are_swapped_within_their_class() -> None:
         assert name not in TEXT[0]
     assert len(list(name_rule([*TEXT, "I know Tom."])(TEXT[0]))) == 5  # now Tom is a name
     assert list(rule("The house is old.")) == []
-    people = next(name_rule(TEXT)(TEXT[1]))
-    assert people.split()[1] in NAMES["people"].replace("French", "").split(", ")
+    assert next(rule(TEXT[1])).split()[1] in NAMES["people"].replace("French", "")
 
 
 def test_copies_differ_from_every_sentence_and_say_otherwise_in_one_place() -> None:
@@ -111,14 +101,13 @@ def test_copies_differ_from_every_sentence_and_say_otherwise_in_one_place() -> N
     assert {copy.kind for copy in copies} == set(COPY_KINDS)
     assert max(Counter((copy.sentence, copy.kind) for copy in copies).values()) <= MOST
     assert len(set(copies)) == len(copies)
-    assert not {copy.text for copy in copies} & set(TEXT)
     assert "Ice melts in water." not in {copy.sentence for copy in copies}
     for copy in copies:
-        same = len(set(copy.sentence.split()) & set(copy.text.split()))
-        assert len(set(copy.sentence.split())) - 2 <= same <= len(set(copy.text.split()))
-    assert (
-        hard_negative_copies(["He is here.", "he  is not Here."]) == []
-    )  # each would be the other
+        assert copy.text not in TEXT
+        words = set(copy.sentence.split())
+        assert len(words) - 2 <= len(words & set(copy.text.split()))
+    # each would be the other
+    assert hard_negative_copies(["He is here.", "he  is not Here."]) == []
 
 
 def test_copies_depend_on_the_sentences_and_not_on_their_order() -> None:
@@ -142,79 +131,54 @@ def test_every_word_of_the_lists_has_another() -> None:
         assert next(numbers(line)) != line
 
 
-HOSTILE = [
-    *["", " ", "\n", "n't", "'s not", "No"],
-    *["你好。", "Не 12 человек", "٣ men", "\ud800 not 7", "e\u0301ta\u0301it 5 not A\u0301nna"],
-    *["?" * 99, "1" * 9_999, "A" * 10_000],
-    *["Ab " * 3_500, "not " * 2_500, "It is not 7 Tom Anna. " * 500],
-]
-
-
 def test_hostile_text_gives_copies_that_differ_or_none() -> None:
-    for text in (HOSTILE, [*HOSTILE, *TEXT]):
+    unchanged = ["", " ", "\n", "n't", "你好。", "?" * 99]
+    hostile = [*unchanged, "Не 12 человек", "٣ men", "\ud800 not 7", "e\u0301ta 5 not A\u0301nna"]
+    hostile += ["1" * 9_999, "A" * 10_000, "Ab " * 3_500, "It is not 7 Tom Anna. " * 500]
+    for text in (hostile, [*hostile, *TEXT]):
         copies = hard_negative_copies(text)
         assert all(copy.text != copy.sentence and copy.text not in text for copy in copies)
-    assert not {copy.sentence for copy in copies} & {"", " ", "\n", "你好。", "?" * 99, "n't"}
-
-
-def random_vectors(
-    pairs: int, copies: int, noise: float
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[str]]:
-    rng = np.random.default_rng(5)
-    source = rng.normal(size=(pairs, 16))
-    target = source + noise * rng.normal(size=source.shape)
-    copied = target[rng.integers(pairs, size=copies)] + noise * rng.normal(size=(copies, 16))
-    return source, target, copied, list(rng.choice(COPY_KINDS, copies))
+    assert not {copy.sentence for copy in copies} & set(unchanged)
 
 
 def naive_errors(
     source: np.ndarray, target: np.ndarray, copies: np.ndarray, kinds: list[str]
 ) -> dict[str, float]:
     counts = dict.fromkeys(["error", *COPY_KINDS, "other"], 0)
-    keys = [*copies, *target]
-    lengths = [np.linalg.norm(key) for key in keys]
+    names = [*kinds, *range(len(target))]
     for i, query in enumerate(source):
-        own_length = np.linalg.norm(query)
-        best = -2.0
-        winner = ""
-        lines = map(str, range(len(target)))
-        for name, key, length in zip([*kinds, *lines], keys, lengths, strict=True):
-            cosine = query @ key / own_length / length
-            if cosine > best:
-                best = cosine
-                winner = name
-        if winner != str(i):
+        cosines = []
+        for key in [*copies, *target]:
+            cosines.append(query @ key / np.linalg.norm(query) / np.linalg.norm(key))
+        winner = names[cosines.index(max(cosines))]
+        if winner != i:
             counts["error"] += 1
             counts[winner if winner in COPY_KINDS else "other"] += 1
     return {name: 100 * count / len(source) for name, count in counts.items()}
 
 
-@pytest.mark.parametrize(("copies", "noise"), [(300, 0.5), (40, 0.9), (0, 0.9)])
-def test_errors_equal_the_naive_loop(copies: int, noise: float) -> None:
-    vectors = random_vectors(90, copies, noise)
-    errors = hard_negative_errors(*vectors)
-    assert errors == pytest.approx(naive_errors(*vectors))
-    assert 5 < errors["error"] < 95
-    assert errors["error"] == pytest.approx(sum(errors[won] for won in (*COPY_KINDS, "other")))
-    if not copies:
-        assert (
-            errors["error"]
-            == errors["other"]
-            == pytest.approx(100 - retrieval_accuracy(*vectors[:2])[0])
-        )
+@pytest.mark.parametrize(("count", "noise"), [(100, 0.9), (0, 0.9)])
+def test_errors_equal_the_naive_loop(count: int, noise: float) -> None:
+    rng = np.random.default_rng(5)
+    source = rng.normal(size=(60, 16))
+    target = source + noise * rng.normal(size=source.shape)
+    copies = target[rng.integers(60, size=count)] + noise * rng.normal(size=(count, 16))
+    kinds = list(rng.choice(COPY_KINDS, count))
+    errors = hard_negative_errors(source, target, copies, kinds)
+    assert errors == pytest.approx(naive_errors(source, target, copies, kinds))
+    assert 0 < errors["error"] < 95
+    if not count:
+        accuracy, _ = retrieval_accuracy(source, target)
+        assert errors["error"] == errors["other"] == pytest.approx(100 - accuracy)
 
 
 def test_an_encoder_that_cannot_tell_a_copy_from_the_sentence_is_wrong() -> None:
     eye = np.eye(6)
     errors = hard_negative_errors(eye, eye, eye[:3], ["number", "name", "name"])
-    assert errors == pytest.approx(
-        {"error": 50, "number": 100 / 6, "negation": 0, "name": 200 / 6, "other": 0}
-    )
+    shares = {"number": 100 / 6, "negation": 0, "name": 200 / 6, "other": 0}
+    assert errors == pytest.approx({"error": 50} | shares)
 
 
-@pytest.mark.parametrize(
-    "text", ["Everybody wants to WİN.", "ſix people came.", "It was a ſmall boat."]
-)
-def test_letters_that_only_fold_to_those_of_a_word_are_no_word(text: str) -> None:
-    assert [*numbers(text)] == []
-    assert not any("lose" in copy or "large" in copy or "big" in copy for copy in negations(text))
+def test_letters_that_only_fold_to_those_of_a_word_are_no_word() -> None:
+    assert not any("lose" in copy for copy in negations("Everybody wants to WİN."))
+    assert not any("large" in copy for copy in negations("It was a ſmall boat."))
