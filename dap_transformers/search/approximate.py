@@ -6,15 +6,13 @@ Legend: `N` source rows, `M` target rows, `D` dimensions, `k` neighbours, `B` ro
 """
 
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
 import numpy as np
 from tqdm.auto import tqdm
 
-from dap_transformers.errors import UserError
+from dap_transformers.errors import reading
 from dap_transformers.search.exact import (
     Array,
     Neighbours,
@@ -73,11 +71,7 @@ def approximate_neighbours(
 
 
 def built_index(keys: Array, index: str) -> np.ndarray:
-    """Build a faiss index of all keys, in a form that other processes can search.
-
-    Args:
-        keys: (M, D), the rows that will be searched. They need not be normalised.
-        index: the index as in `approximate_neighbours`, such as "IVF1024,Flat:nprobe=32".
+    """Build a faiss index of all keys (M, D), in a form that other processes can search.
 
     Returns:
         The index as faiss serialises it: a uint8 array. Pass it to `approximate_neighbours` in
@@ -95,8 +89,8 @@ def recall_at_k(approximate: Neighbours, source: Array, target: Array) -> float:
 
     Args:
         approximate: the neighbours that the approximate search returned. They also give k.
-        source: (N, D) vectors that were searched.
-        target: (M, D) vectors that were searched.
+        source: (N, D).
+        target: (M, D).
 
     >>> rows = np.eye(3)
     >>> found = np.array([[0], [1], [0]])
@@ -112,11 +106,7 @@ def recall_at_k(approximate: Neighbours, source: Array, target: Array) -> float:
 
 
 def _recall(found: np.ndarray, queries: Array, keys: Array) -> float:
-    """Measure the recall of one direction, on at most `RECALL_SAMPLE` random queries.
-
-    Returns:
-        Share of the exact k nearest keys that are in `found`, 0 to 1.
-    """
+    """Return which share of the exact k nearest keys of random queries is in `found` (N, k)."""
     size = min(RECALL_SAMPLE, len(queries))
     sample = np.random.default_rng(0).choice(len(queries), size, replace=False)
     sample.sort()
@@ -135,12 +125,9 @@ def _search(
     bar: tqdm,
     built: np.ndarray | None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Find k approximately nearest keys of each query with a faiss index.
+    """Return cosines (n, k) and rows (n, k) of approximately nearest keys of each query.
 
     Queries for which the index finds fewer than k keys are searched exactly.
-
-    Returns:
-        Cosines (n, k) float32, best first, and rows of the keys (n, k) int64.
     """
     if built is None:
         index = _build(keys, key_name, name, bar)
@@ -152,7 +139,7 @@ def _search(
     for start in range(0, len(queries), BLOCK_ROWS):
         end = start + BLOCK_ROWS
         block = unit_rows(queries[start:end], query_name, start).cpu().numpy()  # (B, D)
-        with _named_refusals(name, keys, key_name):
+        with reading(f"faiss index {name}"):
             found = np.sort(index.search(block, k)[1], axis=1)  # (B, k), -1 if nothing was found
 
         # compute the cosines exactly, and sort by them
@@ -170,17 +157,11 @@ def _search(
 
 
 def _build(keys: Array, key_name: str, name: str, bar: tqdm) -> Any:
-    """Build a faiss index of the keys: train it on a sample of them, and add all of them.
-
-    Returns:
-        The faiss index.
-    """
-    try:
-        import faiss
-    except ImportError:
-        raise UserError(f"--index {name} needs faiss: pip install faiss-cpu") from None
+    """Return a faiss index that is trained on a sample of the keys and holds all of them."""
     factory, _, parameters = name.partition(":")
-    with _named_refusals(name, keys, key_name):
+    with reading(f"faiss index {name} of {len(keys)} {key_name} rows"):
+        import faiss
+
         index = faiss.index_factory(keys.shape[1], factory, faiss.METRIC_INNER_PRODUCT)
         lists = getattr(faiss.try_extract_index_ivf(index), "nlist", 0)
 
@@ -211,18 +192,3 @@ def _training_step(rows: int, factory: str, lists: int) -> int:
     clusters = max(lists, 2**bits)
     wanted = min(ROWS_PER_CLUSTER * clusters, TRAINING_ROWS)
     return -(-rows // wanted)
-
-
-@contextmanager
-def _named_refusals(name: str, keys: Array, key_name: str) -> Iterator[None]:
-    """Turn faiss's errors within this block into a `UserError` that names the index.
-
-    The message leaves out the C++ file and line that faiss puts before its reason.
-    """
-    try:
-        yield
-    except RuntimeError as error:
-        reason = str(error).strip().rpartition(": ")[2]
-        raise UserError(
-            f"--index {name}: faiss refuses it for {len(keys)} {key_name} rows: {reason}"
-        ) from error

@@ -112,11 +112,9 @@ def nearest_neighbours(
     ([[1.0, 1.0]], [[1, 2]])
 
     Args:
-        queries: (N, D) numpy or torch, the rows whose neighbours are wanted. They need not be
-            normalised.
-        keys: (M, D) numpy or torch, the rows to search in. They need not be normalised.
+        queries: (N, D), need not be normalised.
+        keys: (M, D), need not be normalised.
         k: neighbours per query, 1 to M.
-        blocks: queries and keys of a block. None takes `BLOCKS`.
 
     Returns:
         Cosine of each query and its k nearest keys, (N, k) float32, best first. And row numbers of
@@ -136,8 +134,8 @@ def nearest(queries: Array, keys: Array) -> np.ndarray:
     [1]
 
     Args:
-        queries: (N, D) numpy or torch, need not be normalised.
-        keys: (M, D) numpy or torch, need not be normalised.
+        queries: (N, D), need not be normalised.
+        keys: (M, D), need not be normalised.
 
     Returns:
         Row number of each query's nearest key, (N,) int64.
@@ -154,7 +152,7 @@ def first_equal_rows(array: Array, name: str = "rows") -> np.ndarray:
     [0, 1, 0]
 
     Args:
-        array: (N, D) numpy or torch, need not be normalised.
+        array: (N, D), need not be normalised.
         name: what error messages call the array.
 
     Returns:
@@ -179,7 +177,6 @@ def unit_rows(
     Returns:
         A new tensor (N, D) float32.
     """
-    _require_matrix(array, name)
     if isinstance(array, Tensor):
         kind = torch.float64 if array.dtype == torch.float64 else torch.float32
         rows = array.detach().to(device, kind, copy=True, memory_format=torch.contiguous_format)
@@ -202,35 +199,18 @@ def unit_rows(
     return rows.div_(length.where(length > 0, 1.0))
 
 
-def _require_matrix(array: Array, name: str) -> None:
-    """Raise `UserError` unless an array has two dimensions and at least one column."""
-    if array.ndim != 2 or array.shape[1] == 0:
-        raise UserError(f"{name}: shape {tuple(array.shape)}, expected (rows, dimensions)")
-
-
 def require_searchable(sides: dict[str, Array], k: int, most: int) -> None:
     """Check the arrays of a search and k, because the search itself may take hours.
 
     Args:
-        sides: name of the array in error messages -> the array. It has two entries: first the
-            queries, then the keys.
-        k: number of neighbours per row that the search will return.
+        sides: name of an array in error messages -> the array.
         most: largest k that is allowed.
     """
     for name, array in sides.items():
-        _require_matrix(array, name)
         for start in range(0, len(array), CHECKED_ROWS):
             unit_rows(array[start : start + CHECKED_ROWS], name, start)
-    (name, queries), (other, keys) = sides.items()
-    if queries.shape[1] != keys.shape[1]:
-        raise UserError(
-            f"{name} has {queries.shape[1]} dimensions, {other} {keys.shape[1]}: use one "
-            "encoder for both"
-        )
     if not 1 <= k <= most:
-        raise UserError(
-            f"k={k} with {len(queries)} {name} and {len(keys)} {other} rows: choose 1 to {most}"
-        )
+        raise UserError(f"k={k}, but the texts have {most} rows: choose 1 to {most}")
 
 
 def _search(
@@ -245,16 +225,9 @@ def _search(
 ) -> tuple[Found, Found]:
     """Find the k best keys of every query and, if `both`, the k best queries of every key.
 
-    Args:
-        queries: (N, D), checked before.
-        keys: (M, D), checked before.
-        above: (N,) cosines that the neighbours of queries must exceed. None sets no limit.
-        keys_above: (M,) cosines that the neighbours of keys must exceed. None sets no limit.
-
     Returns:
-        First the scores (N, k) and indices (N, k) of the queries' neighbours. Second the scores
-        (M, k) and indices (M, k) of the keys' neighbours, which are (0, k) unless `both`. The place
-        of a missing neighbour has index -1.
+        Scores (N, k) and indices (N, k) of the queries' neighbours. And the same of the keys'
+        neighbours, (M, k) or, unless `both`, (0, k). The place of a missing one has index -1.
     """
     device = _device_of(queries, keys)
     height, width = blocks or BLOCKS[device.type]
@@ -296,10 +269,7 @@ def _search(
 
 
 def _device_of(queries: Array, keys: Array) -> torch.device:
-    """Return the device to search on, which is the device of the first tensor of the two arrays.
-
-    If both are numpy arrays, it is CUDA if there is a GPU, or else the CPU.
-    """
+    """Return the device of the first tensor of two arrays. Without one, use CUDA if it is there."""
     for side in (queries, keys):
         if isinstance(side, Tensor):
             return side.device

@@ -57,7 +57,7 @@ def whole_float32(device: torch.device) -> Iterator[None]:
     restored afterwards.
 
     Args:
-        device: device for which autocast is switched off.
+        device: where autocast is switched off.
     """
     # torch 2.9 has new switches. Reading the old switch after the new ones were set raises.
     has_new_switches = hasattr(torch.backends.mkldnn, "matmul")
@@ -90,9 +90,7 @@ def rounding_pays(device: torch.device) -> bool:
     False if the device has no int8 product, or adds with saturation, as some CPUs do. The time is
     measured at the first call for a device, and later calls return the same answer.
     """
-    count = (
-        8192 if device.type == "cuda" else 1024
-    )  # smaller products on a GPU only measure the launch
+    count = 8192 if device.type == "cuda" else 1024  # smaller ones only measure a GPU's launch
     rows = torch.full((count, 768), 127.0, device=device)
     numbers = rows.to(torch.int8)
     try:
@@ -115,10 +113,10 @@ def takes_half(
     The fastest of six runs of each counts.
 
     Args:
-        product: function that starts the product which should be fast.
-        other: function that starts the product to compare with.
-        wait: function that returns when the device has finished everything that was started.
-        clock: function that returns the time in seconds.
+        product: starts the product which should be fast.
+        other: starts the product to compare with.
+        wait: returns when the device has finished everything that was started.
+        clock: returns the time in seconds.
     """
     seconds = dict.fromkeys((product, other), math.inf)
     for _ in range(6):  # in turns, because other programs may slow the machine down for a while

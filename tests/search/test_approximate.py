@@ -66,22 +66,11 @@ def test_rows_whose_lists_are_short_have_true_neighbours_too() -> None:
 
 
 @pytest.mark.parametrize(
-    ("index", "k", "message"),
-    [
-        ("IVF16,Nonsense", 4, "--index IVF16,Nonsense: faiss refuses it for 1000 target rows"),
-        ("IVF5000,Flat", 4, "--index IVF5000,Flat: faiss refuses it for 1000 target rows"),
-        ("IVF16,Flat:probes=3", 4, "faiss refuses it"),
-        (
-            "IDMap,Flat",
-            4,
-            "IDMap,Flat: faiss refuses it for 1000 target rows: add does not make sense with",
-        ),
-        ("Flat", 1001, "k=1001 with 1000 source and 1000 target rows"),
-    ],
+    "index", ["IVF16,Nonsense", "IVF5000,Flat", "IVF16,Flat:probes=3", "IDMap,Flat"]
 )
-def test_what_faiss_refuses_is_named(index: str, k: int, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        approximate_neighbours(*sides(), k, index)
+def test_what_faiss_refuses_is_named(index: str) -> None:
+    with pytest.raises(ValueError, match=f"^faiss index {index} of 1000 target rows: "):
+        approximate_neighbours(*sides(), 4, index)
 
 
 def test_compressed_vectors_do_not_blur_the_scores() -> None:
