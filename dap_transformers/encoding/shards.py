@@ -77,29 +77,6 @@ def launched() -> PartialState:
     return PartialState(cpu=on_cpu, timeout=timedelta(days=7))
 
 
-def encode_shared(
-    encoder: Encoder, sentences: Sequence[str], token_budget: int = 4096, progress: bool = False
-) -> np.ndarray:
-    """Encode sentences in all processes of a launch. Each process encodes its share.
-
-    Args:
-        sentences: all N sentences, the same in every process.
-        token_budget: most tokens of a batch, padding included.
-
-    Returns:
-        The vectors of all sentences (N, D), in every process.
-    """
-    state = launched()
-    step = state.num_processes
-    share = encoder.encode(sentences[state.process_index :: step], token_budget, progress)
-    if step == 1:
-        return share
-    vectors = np.empty((len(sentences), share.shape[1]), share.dtype)
-    for rank, part in enumerate(gather_object([share])):
-        vectors[rank::step] = part
-    return vectors
-
-
 class SharedEncoder:
     """An encoder that encodes each distinct sentence once, whoever asks for its vector.
 
@@ -145,9 +122,15 @@ class SharedEncoder:
             self._vector_of |= zip(new, vectors, strict=True)
         return np.stack([self._vector_of[sentence] for sentence in sentences])
 
-    def _in_memory(self, sentences: list[str]) -> Iterable[np.ndarray]:
-        """Return the vector (D,) of each sentence, which all processes encode together."""
-        vectors = encode_shared(self.encoder, sentences, self.token_budget, self.progress)
+    def _in_memory(self, sentences: list[str]) -> np.ndarray:
+        """Return the vectors (N, D) of sentences, of which each process encodes its share."""
+        state = launched()
+        step = state.num_processes
+        share = sentences[state.process_index :: step]
+        parts = gather_object([self.encoder.encode(share, self.token_budget, self.progress)])
+        vectors = np.empty((len(sentences), parts[0].shape[1]), np.float32)
+        for rank, part in enumerate(parts):
+            vectors[rank::step] = part
         require_finite(vectors, sentences)
         return vectors
 
@@ -288,64 +271,42 @@ def write_shards(
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     fingerprint = fingerprint or model_fingerprint(encoder)
-    total = len(sentences) if isinstance(sentences, Sized) else None
+    state = launched()
+    shards: list[Path] = []
+    failed: list[SentenceError] = []
+    first = 0  # number of the shard's first sentence
     with tqdm(
-        total=total,
+        total=len(sentences) if isinstance(sentences, Sized) else None,
         desc=f"encoding {folder.name}",
         unit=" sentences",
         unit_scale=True,
         disable=not progress,
     ) as bar:
-        blocks = _blocks(sentences, shard_size)
-        shards, failed = _encode_shards(
-            encoder, blocks, folder, fingerprint, token_budget, where, bar
-        )
+        for number, text in enumerate(_blocks(sentences, shard_size)):
+            shard = folder / f"shard-{number:06d}-{hash_of_text(fingerprint, text)}.npy"
+            shards.append(shard)
+            is_mine = number % state.num_processes == state.process_index
+            if not is_mine or is_whole(shard):
+                bar.update(len(text))
+            else:
+                try:
+                    vectors = encode_pieces(encoder, text, token_budget, bar)  # (n, D)
+                    require_finite(vectors, text, where, first)
+                    _remove_shards(folder, number)
+                    write_vectors(vectors, shard)
+                except SentenceError as error:
+                    failed.append(error)
+                    if len(failed) == SHOWN:
+                        break
+            first += len(text)
+
     # Here all processes wait for each other, and learn what failed in any of them.
     failed = gather_object(failed)
     if failed:
         raise SentenceError(one_line(joined(failed)))
-    if launched().is_main_process:
+    if state.is_main_process:
         _remove_shards(folder, keep=shards)
     return shards
-
-
-def _encode_shards(
-    encoder: Encoder,
-    blocks: Iterable[list[str]],
-    folder: Path,
-    fingerprint: str,
-    token_budget: int,
-    where: Callable[[int], str],
-    bar: tqdm,
-) -> tuple[list[Path], list[SentenceError]]:
-    """Encode and write this process's share of the shards that are missing.
-
-    Returns:
-        The paths of the shards of all processes, and the errors of this process. After `SHOWN`
-        errors this process stops, and the list of paths ends there.
-    """
-    state = launched()
-    shards: list[Path] = []
-    failed: list[SentenceError] = []
-    first = 0  # number of the shard's first sentence
-    for number, text in enumerate(blocks):
-        shard = folder / f"shard-{number:06d}-{hash_of_text(fingerprint, text)}.npy"
-        shards.append(shard)
-        is_mine = number % state.num_processes == state.process_index
-        if not is_mine or is_whole(shard):
-            bar.update(len(text))
-        else:
-            try:
-                vectors = encode_pieces(encoder, text, token_budget, bar)  # (n, D)
-                require_finite(vectors, text, where, " in its shard", first)
-                _remove_shards(folder, number)
-                write_vectors(vectors, shard)
-            except SentenceError as error:
-                failed.append(error)
-                if len(failed) == SHOWN:
-                    break
-        first += len(text)
-    return shards, failed
 
 
 def _blocks(sentences: Iterable[str], size: int) -> Iterator[list[str]]:
@@ -437,16 +398,13 @@ def require_finite(
     vectors: np.ndarray,
     text: Sequence[str],
     where: Callable[[int], str] = "sentence {}".format,
-    among: str = "",
     first: int = 0,
 ) -> None:
-    """Raise `SentenceError` if a vector has NaN or infinity.
+    """Raise `SentenceError` if a vector (n, D) has NaN or infinity.
 
     Args:
-        vectors: (n, D).
         text: the sentence of each vector.
         where: function that returns a sentence's name for the message, given its number from 0.
-        among: words behind "one of 3 such vectors" in the message, such as " in its shard".
         first: number of the first of these sentences, which `where` is given.
     """
     bad = np.flatnonzero(~np.isfinite(vectors).all(1))
@@ -454,7 +412,7 @@ def require_finite(
         row = int(bad[0])
         raise SentenceError(
             f"{where(first + row)}: NaN or infinity in the vector of {text[row][:60]!r} (one of "
-            f"{len(bad)} such vectors{among}): check the model's weights, or leave bf16 out"
+            f"{len(bad)} such vectors): check the model's weights, or leave bf16 out"
         )
 
 
