@@ -1,9 +1,7 @@
 """oneDNN multiplies as `torch.nn.functional.linear` does, and only plain float32 tensors."""
 
 import copy
-from contextlib import nullcontext
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -82,12 +80,6 @@ def test_an_encoder_uses_them_in_float32_on_cpus_with_avx512(
     assert len(calls) == calls_per_batch  # six for each of three layers, and the pooler's
     # Training still has gradients.
     assert linear(torch.ones(1, 2), nn.Parameter(torch.ones(1, 2))).requires_grad
-
-
-def test_a_torch_without_onednn_keeps_its_own_products(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
-    monkeypatch.setattr(torch.ops, "mkldnn", SimpleNamespace())
-    assert isinstance(onednn.fast_linear(torch.device("cpu")), nullcontext)
 
 
 def test_a_compiled_model_is_left_to_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:

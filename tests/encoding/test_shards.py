@@ -5,7 +5,6 @@ import os
 import shutil
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ import torch
 from conftest import save, synthetic_pairs
 from forked import processes, run_two
 from transformers import AutoModel, AutoTokenizer
-from written import full_disk
 
 from dap_transformers.encoding import shards
 from dap_transformers.encoding.encoder import SentenceEncoder
@@ -148,9 +146,7 @@ def test_another_model_finds_no_shards_and_removes_only_shards(
 def spoil(shard: Path, how: str) -> None:
     """Damage a shard, or put other vectors in its place."""
     vectors = np.array(np.load(shard))
-    if how == "rows":
-        np.save(shard, vectors[:, :8])
-    elif how == "content":
+    if how == "content":
         vectors[3] += 1
         np.save(shard, vectors)
     elif how == "other shard":
@@ -159,7 +155,7 @@ def spoil(shard: Path, how: str) -> None:
         os.truncate(shard, int(how))
 
 
-@pytest.mark.parametrize("how", ["0", "60", "3300", "rows", "content", "other shard"])
+@pytest.mark.parametrize("how", ["0", "3300", "content", "other shard"])
 def test_a_damaged_or_replaced_shard_is_made_again(
     encoder: SentenceEncoder, how: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -213,28 +209,6 @@ def test_processes_share_the_shards_and_the_errors(spoilt: SentenceEncoder, tmp_
     for rank in range(2):
         assert (tmp_path / f"error-{rank}").read_text().startswith("sentence 1: NaN")
     assert [name[:12] for name in times(tmp_path / "vectors")] == ["shard-000000", "shard-000002"]
-
-
-def test_a_full_disk_leaves_only_complete_shards(
-    encoder: SentenceEncoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write = shards.write_vectors
-    paths = []
-
-    def write_or_find_disk_full(vectors: np.ndarray, path: Path) -> None:
-        paths.append(path)
-        with full_disk(600) if len(paths) == 3 else nullcontext():
-            write(vectors, path)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(shards, "write_vectors", write_or_find_disk_full)
-        with pytest.raises(OSError, match=r"shard-000002-\w+\.npy: the disk is full"):
-            embed_to_disk(encoder, SENTENCES, tmp_path, shard_size=10)
-    before = times(tmp_path)
-    assert [name[:12] for name in before] == ["shard-000000", "shard-000001"]
-    found = embed_to_disk(encoder, SENTENCES, tmp_path, shard_size=10)
-    assert before.items() <= times(tmp_path).items()
-    require_vectors(found, encoder, SENTENCES)
 
 
 def embed_until_killed(model: str, folder: Path) -> None:
