@@ -104,6 +104,7 @@ UNTESTED = [
     transformers.BigBirdConfig(**SHAPE, attention_type="original_full"),  # has a pooler
     transformers.EuroBertConfig(**SHAPE, num_key_value_heads=4),  # has no part called embeddings
     transformers.XLMConfig(vocab_size=250, emb_dim=32, n_layers=3, n_heads=4),
+    transformers.ElectraConfig(**SHAPE, embedding_size=16),  # embeddings narrower than the states
     transformers.AlbertConfig(**SHAPE, embedding_size=16),  # one layer, used three times
     transformers.LongformerConfig(**SHAPE, attention_window=4),  # pads its input to the window
 ]
@@ -117,13 +118,17 @@ SEES_PADDING = [
 
 
 @pytest.mark.parametrize("config", UNTESTED, ids=lambda config: config.model_type)
-def test_encoders_without_tests_train_with_tr(
+def test_encoders_without_tests_train_with_sentence_vectors_and_masked_text(
     config: transformers.PreTrainedConfig, tmp_path: Path
 ) -> None:
     AutoModelForMaskedLM.from_config(config).save_pretrained(tmp_path)
-    model = DAPForPreTraining.from_encoder(str(tmp_path), objective="tr")
+    options = {"objective": "tr+tlm", "mask_token_id": MASK}
+    model = DAPForPreTraining.from_encoder(str(tmp_path), **options)
     assert model.training
     assert torch.isfinite(model(**make_batch()).loss)
+    if config.model_type == "albert":
+        with pytest.raises(ValueError, match="no list of 3 layers"):
+            DAPForPreTraining.from_encoder(str(tmp_path), mask_token_id=MASK)
 
 
 GPT2 = transformers.GPT2Config(vocab_size=250, n_embd=32, n_layer=2, n_head=4)
