@@ -79,14 +79,6 @@ def test_tokens_come_back_to_where_they_stood() -> None:
         assert torch.equal(packing.put_back(packing.take(values)), values * own.unsqueeze(-1))
 
 
-def test_lengths_are_read_back_once_for_all_masks(monkeypatch: pytest.MonkeyPatch) -> None:
-    read: list[Tensor] = []
-    monkeypatch.setattr(Tensor, "tolist", lambda self: read.append(self) or self.numpy().tolist())
-    mask = torch.tensor([[1, 1, 0], [1, 1, 1]])
-    pack(mask, mask == 0)
-    assert [own.tolist() for own in map(Tensor.numpy, read)] == [[[2, 3], [1, 0]]]
-
-
 def states_of(lengths: list[int]) -> Tensor:
     return torch.randn(sum(lengths), 2, 8, dtype=torch.float64)
 
