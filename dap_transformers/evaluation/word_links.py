@@ -75,13 +75,12 @@ def check_words(number: int, aligned: WordAlignment, gold: GoldLinks) -> None:
         gold: its reference links.
     """
     size = (len(aligned.source), len(aligned.target))
-    for link in np.concatenate([gold.sure, gold.possible]).tolist():
-        if link[0] >= size[0] or link[1] >= size[1]:
-            raise UserError(
-                f"line {number} of the reference: the link of words {link[0] + 1} and "
-                f"{link[1] + 1}, but the sentences have {size[0]} and {size[1]} words: use the "
-                "same words, and say whether it counts them from 0 or 1"
-            )
+    links = np.concatenate([gold.sure, gold.possible])
+    if (links >= size).any():
+        raise UserError(
+            f"line {number} of the reference: a link beyond the {size[0]} and {size[1]} words of "
+            "the sentences: use the same words, and say whether it counts them from 0 or 1"
+        )
 
 
 def alignment_quality(links: Sequence[np.ndarray], gold: Sequence[GoldLinks]) -> dict[str, float]:
