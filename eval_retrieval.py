@@ -111,7 +111,7 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
 
     with guarded(files, folders, inputs, model, is_main), cluster.connect():
         # read the pairs and load the model
-        reports = {"before": read_report(args.before)} if args.before else {}
+        reports = {"before": read_report(args.before)["languages"]} if args.before else {}
         pairs = read_languages(found, args.languages, args.max_pairs)
         retrieval = Retrieval(pairs, args.pool == "multilingual")
         others = [EVALUATORS[name](pairs) for name, is_on in asdict(chosen).items() if is_on]
@@ -152,7 +152,7 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
             write_json(content, args.output_file)
             print(f"written to {args.output_file}")
         if args.plot:
-            reports["after" if reports else "accuracy"] = content
+            reports["after" if reports else "accuracy"] = content["languages"]
             plot_accuracies(reports, args.plot)
             print(f"drawn in {args.plot}")
     return content

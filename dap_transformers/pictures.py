@@ -1,134 +1,151 @@
-"""Draw training curves, and accuracy by language before and after a training, with matplotlib."""
+"""Draw pictures of numbers and arrays with matplotlib.
 
+Each function writes one file. The ending of its name says the format: .svg, .png or .pdf.
+
+Legend: `N` source tokens, `M` target tokens, `D` hidden size.
+"""
+
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dap_transformers.errors import UserError
-from dap_transformers.evaluation.paper import DIRECTIONS
+import numpy as np
 
 CURVES = "curves.svg"  # file name in a training's output folder
-#: Title of a panel -> the evaluation metrics that it shows.
-EVALUATED = {
-    "accuracy on dev pairs": ["eval_mean_accuracy", "eval_mean_pool_accuracy"],
-    "information from the source": ["eval_rtl_source_nats", "eval_bow_source_nats"],
+#: Title and unit of a panel of curves -> how the names of its metrics end.
+METRICS = {
+    ("training loss", "nats"): ("loss",),
+    ("accuracy on dev pairs", "accuracy, %"): ("mean_accuracy", "mean_pool_accuracy"),
+    ("information from the source", "nats per token"): ("source_nats",),
 }
-#: Title of a panel -> label of its vertical axis.
-UNITS = {
-    "training loss": "nats",
-    "accuracy on dev pairs": "accuracy, %",
-    "information from the source": "nats per token",
-}
-MARKERS = "os^D"  # of matplotlib, one per report
+#: Title and unit of a panel -> label of some points -> the points (x, y).
+Panels = Mapping[tuple[str, str], Mapping[str, Sequence[tuple[Any, float]]]]
+#: States of source tokens (N, D) and of target tokens (M, D).
+TokenStates = tuple[np.ndarray, np.ndarray]
 
 
-def curves(
-    history: Sequence[Mapping[str, float]],
-) -> dict[str, dict[str, list[tuple[float, float]]]]:
-    """Collect the points of a training's curves: losses, dev accuracy, and source information.
-
-    Metrics with fewer than 3 points, and panels without metrics, are left out.
-
-    Args:
-        history: the `log_history` of a Trainer: a dictionary of metrics and "step" per log.
-
-    Returns:
-        Title of a panel -> metric -> points (step, value).
+def curves(history: Sequence[Mapping[str, float]]) -> Panels:
+    """Collect the points (step, value) of a training. Metrics with fewer than 3 are left out.
 
     >>> history = [{"step": step, "loss": 9 - step} for step in (1, 2, 3)]
     >>> curves(history + [{"step": 3, "train_loss": 7}])
-    {'training loss': {'loss': [(1, 8), (2, 7), (3, 6)]}}
+    {('training loss', 'nats'): {'loss': [(1, 8), (2, 7), (3, 6)]}}
     """
-    losses: dict[str, None] = {}
+    points = defaultdict(list)
     for line in history:
-        if "loss" in line:
-            losses |= dict.fromkeys(name for name in line if name.endswith("loss"))
+        for name, value in line.items():
+            points[name.removeprefix("eval_")].append((line["step"], value))
 
     panels = {}
-    for title, names in {"training loss": list(losses), **EVALUATED}.items():
-        lines = {}
-        for name in names:
-            points = [(line["step"], line[name]) for line in history if name in line]
-            if len(points) > 2:
-                lines[name] = points
-        if lines:
-            panels[title] = lines
+    for panel, endings in METRICS.items():
+        names = [name for name in points if name.endswith(endings) and len(points[name]) > 2]
+        if names:
+            panels[panel] = {name: points[name] for name in names}
     return panels
 
 
 def plot_curves(
     history: Sequence[Mapping[str, float]], path: str | Path, kept: int | None = None
 ) -> None:
-    """Draw the curves of a training. Write no picture if no curve has 3 points.
+    """Draw losses, dev accuracy and source information of a training. Draw nothing without curves.
 
     Args:
         history: the `log_history` of a Trainer: a dictionary of metrics and "step" per log.
-        path: picture to write: .svg, .png or .pdf.
         kept: step of the weights that were kept, which a dotted line marks. None draws no line.
     """
     panels = curves(history)
-    if not panels:
-        return
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(4.2 * len(panels), 3.8), layout="constrained")
-    all_axes = figure.subplots(1, len(panels), squeeze=False)[0]
-    for axes, (title, lines) in zip(all_axes, panels.items(), strict=True):
-        for name, points in lines.items():
-            label = name.removeprefix("eval_").replace("_", " ")
-            axes.plot(*zip(*points, strict=True), label=label)
-        if kept is not None:
-            axes.axvline(kept, color="grey", linestyle=":", label="kept step")
-        axes.set(title=title, xlabel="step", ylabel=UNITS[title])
-        axes.grid(alpha=0.3)
-        # below the axes, so that it covers no curve
-        axes.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=2)
-    # Legends outside of the axes can push the labels at the border out of the picture.
-    figure.savefig(path, bbox_inches="tight")
+    if panels:
+        _draw(panels, path, "-", width=4.2 * len(panels), mark=kept)
 
 
-def drawable_languages(report: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """Select the languages of a report that have a retrieval accuracy in both directions.
+def plot_accuracies(
+    accuracies: Mapping[str, Mapping[str, Mapping[str, float]]], path: str | Path
+) -> None:
+    """Draw retrieval accuracy by language, one panel per direction.
 
     Args:
-        report: a report of `eval_retrieval.py`. Any other report gives an empty result.
+        accuracies: name of a model, such as "before" -> language code -> accuracies "xx-en" and
+            "en-xx", in percent.
+    """
+    panels = defaultdict(dict)
+    for direction in ("xx-en", "en-xx"):
+        for name, languages in accuracies.items():
+            points = [(code, each[direction]) for code, each in languages.items()]
+            panels[direction.replace("-", "→"), "accuracy, %"][name] = points
+    _draw(panels, path, "o", width=3 + 0.3 * len(languages), rows=2)
+
+
+def plot_token_states(
+    states: Mapping[str, TokenStates], path: str | Path, names: tuple[str, str]
+) -> list[float]:
+    """Draw the tokens of both sides in the plane, one panel per model (the paper's Figure 1).
+
+    Each panel has its own `principal_plane`, of source and target tokens together.
+
+    Args:
+        states: title of a panel -> the token states of one model.
+        names: names of the two sides, for the legend.
 
     Returns:
-        Language code -> its numbers in the report.
+        The `cloud_distance` of each panel, which the titles also show.
     """
-    languages = {}
-    for code, numbers in (report.get("languages") or {}).items():
-        if DIRECTIONS.keys() <= numbers.keys():
-            languages[code] = numbers
-    return languages
+    panels = {}
+    distances = [cloud_distance(*clouds) for clouds in states.values()]
+    for (title, clouds), distance in zip(states.items(), distances, strict=True):
+        points = np.split(principal_plane(np.concatenate(clouds)), [len(clouds[0])])
+        text = f"{title}: distance of centres {distance:.2f} × spread"
+        panels[text, ""] = dict(zip(names, points, strict=True))
+    _draw(panels, path, ".", width=5 * len(panels), aspect="equal")
+    return distances
 
 
-def plot_accuracies(reports: Mapping[str, Mapping[str, Any]], path: str | Path) -> None:
-    """Draw accuracy by language as .svg, .png or .pdf, one panel per direction.
+def principal_plane(states: np.ndarray) -> np.ndarray:
+    """Project points (N, D) onto the plane of their two directions of greatest variance (PCA).
 
-    Args:
-        reports: label, such as "before" -> report of `eval_retrieval.py`. Only languages that all
-            reports have are drawn.
-        path: picture to write.
+    The result (N, 2) is centred.
     """
+    points = states - states.mean(0)
+    _, _, axes = np.linalg.svd(points, full_matrices=False)
+    return points @ axes[:2].T
+
+
+def cloud_distance(source: np.ndarray, target: np.ndarray) -> float:
+    """Measure how far apart the centres of two clouds of points are, in units of their spread.
+
+    The spread is the root mean square distance of a point from its own cloud's centre. The distance
+    is measured in all D dimensions, not in the plane.
+
+    >>> cloud_distance(np.array([[0.0, 1.0], [0.0, -1.0]]), np.array([[3.0, 1.0], [3.0, -1.0]]))
+    3.0
+    """
+    centres = [side.mean(0, dtype=np.float64) for side in (source, target)]
+    residuals = np.concatenate([source - centres[0], target - centres[1]])  # (N + M, D)
+    spread = np.linalg.norm(residuals) / len(residuals) ** 0.5
+    return float(np.linalg.norm(centres[0] - centres[1]) / spread)
+
+
+def _draw(
+    panels: Panels,
+    path: str | Path,
+    style: str,
+    width: float,
+    rows: int = 1,
+    mark: float | None = None,
+    aspect: str = "auto",
+) -> None:
+    """Draw panels in one or more rows, with a dotted line at the x value `mark`."""
     from matplotlib.figure import Figure
 
-    found = {label: drawable_languages(report) for label, report in reports.items()}
-    first, *others = found.values()
-    codes = list(first)
-    for languages in others:
-        codes = [code for code in codes if code in languages]
-    if not codes:
-        labels = ", ".join(found)
-        raise UserError(f"no language is in all of the reports {labels}: evaluate on the same text")
-
-    figure = Figure(figsize=(3 + 0.3 * len(codes), 5.4), layout="constrained")
-    panels = figure.subplots(2, 1, sharex=True)
-    for axes, (direction, title) in zip(panels, DIRECTIONS.items(), strict=True):
-        for (label, languages), marker in zip(found.items(), MARKERS, strict=False):
-            accuracies = [languages[code][direction] for code in codes]
-            axes.plot(codes, accuracies, marker, label=label)
-        axes.set(title=title, ylabel="accuracy, %")
-        axes.grid(alpha=0.3)
-    axes.legend(fontsize=8)
-    figure.savefig(path)
+    figure = Figure((width, 4.2 * rows), layout="constrained")
+    all_axes = figure.subplots(rows, len(panels) // rows, squeeze=False).ravel()
+    for axes, ((title, unit), lines) in zip(all_axes, panels.items(), strict=True):
+        for label, points in lines.items():
+            axes.plot(*zip(*points, strict=True), style, label=label, alpha=0.7, markersize=4)
+        if mark is not None:
+            axes.axvline(mark, color="grey", linestyle=":")
+        axes.set(title=title, ylabel=unit)
+        axes.set_aspect(aspect, "datalim")
+        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.1), ncols=2)
+    # The legends under the axes can push labels out of the picture.
+    figure.savefig(path, bbox_inches="tight", dpi=150)

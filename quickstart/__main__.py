@@ -25,7 +25,6 @@ import yaml
 from transformers import AutoModel, AutoTokenizer
 
 import train_dap  # also registers DAP with the Auto classes
-from dap_transformers.alignment.alignment_plots import TokenStates, plot_token_states
 from dap_transformers.commands.edge import command
 from dap_transformers.encoding.encoder import SentenceEncoder
 from dap_transformers.evaluation.evaluator import Evaluator, PairsByLanguage, evaluate
@@ -33,6 +32,7 @@ from dap_transformers.evaluation.hard_negatives import HardNegatives
 from dap_transformers.evaluation.retrieval import Retrieval, read_languages
 from dap_transformers.files import read_json, write_json
 from dap_transformers.languages import NAMES
+from dap_transformers.pictures import TokenStates, plot_token_states
 from dap_transformers.tables import text_table
 from dap_transformers.text.find import find_bitext
 from dap_transformers.training.heads import RESULTS_FILE
@@ -379,7 +379,8 @@ def report(
     out = outs[objective]
     picture = HOME / "token_states.png"
     name = NAMES[language]
-    distances = plot_token_states(before.states, measured.states, picture, source_name=name)
+    states = {"before": before.states, "after": measured.states}
+    distances = plot_token_states(states, picture, (name, "English"))
     trained = {each: seconds_of_training(folder) for each, folder in outs.items()}
     print("\n" + means_table(before, after, trained) + "\n")
     print("multilingual pool: the candidates also hold the other sentences of the query's language")

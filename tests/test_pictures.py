@@ -1,13 +1,41 @@
-"""Pictures of a training: nothing of them is cut off."""
+"""Pictures show the numbers they are given, and nothing of them is cut off."""
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from dap_transformers.pictures import plot_curves
+from dap_transformers.pictures import (
+    cloud_distance,
+    plot_curves,
+    plot_token_states,
+    principal_plane,
+)
 
 
-def test_curves_have_a_white_border_so_no_label_is_cut_off(tmp_path: Path) -> None:
+def clouds(shift: float) -> tuple[np.ndarray, np.ndarray]:
+    """Two clouds of random points whose centres differ by `shift` in every dimension."""
+    rng = np.random.default_rng(0)
+    source = rng.normal(size=(120, 8)).astype(np.float32)
+    return source, rng.normal(size=(90, 8)).astype(np.float32) + shift
+
+
+def test_the_plane_is_that_of_scikit_learn_up_to_sign() -> None:
+    decomposition = pytest.importorskip("sklearn.decomposition")
+    states = np.concatenate(clouds(1.0)) * np.arange(1, 9)
+    expected = decomposition.PCA(2).fit_transform(states)
+    np.testing.assert_allclose(np.abs(principal_plane(states)), np.abs(expected), atol=1e-6)
+
+
+def test_distance_of_shifted_clouds_against_the_formula() -> None:
+    source, target = clouds(2.0)
+    points = [(cloud - cloud.mean(0)).astype(np.float64) for cloud in (source, target)]
+    spread = np.sqrt(sum((cloud**2).sum() for cloud in points) / (len(source) + len(target)))
+    expected = np.linalg.norm(source.mean(0) - target.mean(0)) / spread
+    assert cloud_distance(source * 10, target * 10) == pytest.approx(expected, rel=1e-5)
+
+
+def test_pictures_have_a_white_border_so_no_label_is_cut_off(tmp_path: Path) -> None:
     image = pytest.importorskip("matplotlib.image")
     history = []
     for step in range(0, 110, 10):
@@ -15,7 +43,11 @@ def test_curves_have_a_white_border_so_no_label_is_cut_off(tmp_path: Path) -> No
         accuracies = {"eval_mean_accuracy": 12, "eval_mean_pool_accuracy": 4}
         history.append({"step": step, "eval_rtl_source_nats": 0} | losses | accuracies)
     plot_curves(history, tmp_path / "curves.png", kept=70)
+    states = {"one": clouds(3.0), "two": clouds(0.1)}
+    far, near = plot_token_states(states, tmp_path / "tokens.png", ("de", "en"))
+    assert far > 1 > near
 
-    pixels = image.imread(tmp_path / "curves.png")
-    for border in (pixels[0], pixels[-1], pixels[:, 0], pixels[:, -1]):
-        assert (border == 1).all()
+    for name in ("curves.png", "tokens.png"):
+        pixels = image.imread(tmp_path / name)
+        for border in (pixels[0], pixels[-1], pixels[:, 0], pixels[:, -1]):
+            assert (border == 1).all(), name
