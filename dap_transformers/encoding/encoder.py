@@ -409,10 +409,7 @@ class SentenceEncoder:
 
     @property
     def _packs(self) -> bool:
-        """Tell whether rows are packed: put one behind another, so that no padding is computed.
-
-        Packing works on CPUs, for encoders that we know.
-        """
+        """Tell whether rows are put one behind another: on CPUs, for encoders that we know."""
         is_on_cpu = self.model.device.type == "cpu"
         return self._can_pack and is_on_cpu and takes_packed(self.backbone)
 
@@ -459,11 +456,6 @@ def length_batches(lengths: Sequence[int], token_budget: int, full: int) -> list
 
     Args:
         lengths: number of tokens of each row. Rows without tokens are left out.
-        token_budget: most tokens of a batch, padding included.
-        full: tokens at which a batch is closed for shorter rows.
-
-    Returns:
-        Row numbers of each batch.
     """
     rows = [row for row, length in enumerate(lengths) if length]
     rows.sort(key=lambda row: -lengths[row])

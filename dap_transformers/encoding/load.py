@@ -19,22 +19,13 @@ from encoder_dap import load_masked_lm
 
 
 def load_config(name_or_path: str | Path, **hub: Any) -> PreTrainedConfig:
-    """Load the configuration of a model, of the class that its `model_type` names.
-
-    Args:
-        hub: arguments of `AutoConfig.from_pretrained`, such as `revision`.
-    """
+    """Load a configuration. `hub` are arguments of `from_pretrained`, such as `revision`."""
     with reading(f"the configuration of {name_or_path}"):
         return AutoConfig.from_pretrained(name_or_path, **hub)
 
 
 def load_backbone(name_or_path: str, config: PreTrainedConfig, **hub: Any) -> PreTrainedModel:
-    """Load the encoder of a checkpoint. Of T5 and its kind the decoder may be missing.
-
-    Args:
-        config: the checkpoint's configuration.
-        hub: arguments of `AutoModel.from_pretrained`, such as `revision`.
-    """
+    """Load the encoder of a checkpoint. Of T5 and its kind the decoder may be missing."""
     has_encoder = type(config) in MODEL_FOR_TEXT_ENCODING_MAPPING
     kind = AutoModelForTextEncoding if has_encoder else AutoModel
     return load_complete(name_or_path, kind, config=config, **hub)
@@ -44,12 +35,7 @@ def load_complete(name_or_path: str | Path, kind: type = AutoModel, **options: A
     """Load a model in float32, and make sure that the checkpoint has all of its weights.
 
     Args:
-        kind: class of the model, such as `AutoModel` or `DAPForPreTraining`. Heads that this class
-            does not have are not loaded.
-        options: arguments of the class's `from_pretrained`.
-
-    Returns:
-        The model, an instance of `kind` or, for `AutoModel`, of the class that the config names.
+        kind: class whose `from_pretrained` is called. Heads that it does not have are not loaded.
     """
     with reading(f"the weights of {name_or_path}"):
         model, missing = load_masked_lm(name_or_path, kind, dtype=torch.float32, **options)
@@ -60,18 +46,10 @@ def load_complete(name_or_path: str | Path, kind: type = AutoModel, **options: A
 
 
 def hub_commit(name_or_path: str, revision: str | None = None) -> str | None:
-    """Return the commit of a model that was loaded from the Hub.
-
-    The Hub's local cache has a folder per commit, which is named after it.
-
-    Args:
-        revision: branch, tag or commit that was loaded. None means the main branch.
-
-    Returns:
-        The full hash of the commit. None for a local folder, or if the cache lacks the model.
-    """
+    """Return the full hash of the commit of a model from the Hub's cache, or None."""
     if Path(name_or_path).exists():
         return None
+    # The cache has a folder per commit, which is named after it.
     found = try_to_load_from_cache(name_or_path, "config.json", revision=revision)
     return Path(found).parent.name if isinstance(found, str) else None
 

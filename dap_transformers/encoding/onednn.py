@@ -14,14 +14,10 @@ from torch.overrides import TorchFunctionMode
 
 
 def fast_linear(device: torch.device) -> AbstractContextManager:
-    """Return a context in which `torch.nn.functional.linear` uses oneDNN, where that is faster.
+    """Return a context in which `linear` uses oneDNN, where that is faster than MKL.
 
-    Elsewhere the context does nothing. oneDNN's function has no gradients, so use it only for
-    inference. The choice depends on the CPU's instruction set and not on a timing, so that two
-    machines with the same CPU give identical vectors.
-
-    Args:
-        device: where the model is.
+    It has no gradients. The choice depends on the CPU's instruction set and not on a timing, so
+    that two machines with the same CPU give identical vectors.
     """
     has_avx512 = torch.backends.cpu.get_cpu_capability() == "AVX512"
     has_onednn = hasattr(torch.ops.mkldnn, "_linear_pointwise")
@@ -52,27 +48,14 @@ class OneDNNLinear(TorchFunctionMode):
 
 
 def onednn_linear(states: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Compute a linear layer with oneDNN: states times the transposed weight, plus the bias.
-
-    Args:
-        states: (..., D) float32.
-        weight: (O, D) float32.
-        bias: (O,) float32. None adds nothing.
-
-    Returns:
-        (..., O) float32, without gradients.
-    """
+    """Return states (..., D) times the transposed weight (O, D) plus the bias (O,)."""
     return torch.ops.mkldnn._linear_pointwise(states, weight, bias, "none", [], "")
 
 
 def _is_plain(value: Tensor | None) -> bool:
-    """Tell whether an argument of `linear` is None, or a dense float32 tensor on the CPU.
-
-    Returns False for subclasses of `Tensor` other than `nn.Parameter`, because a subclass may have
-    its own `linear`.
-    """
+    """Tell whether an argument of `linear` is None, or a dense float32 tensor on the CPU."""
     if value is None:
         return True
-    if type(value) not in (Tensor, nn.Parameter):
+    if type(value) not in (Tensor, nn.Parameter):  # a subclass may have its own `linear`
         return False
     return value.dtype == torch.float32 and value.is_cpu and value.layout == torch.strided

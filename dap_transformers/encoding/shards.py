@@ -64,16 +64,9 @@ class SentenceError(UserError):
 
 
 def launched() -> PartialState:
-    """Connect the processes of `accelerate launch`, if they are not connected yet.
-
-    The processes also connect if they run on CPUs. One process waits at most a week for another,
-    because encoding its shards may take days.
-
-    Returns:
-        Accelerate's state, which has the number of processes (`num_processes`) and this process's
-        rank (`process_index`). Without a launch there is one process of rank 0.
-    """
+    """Connect the processes of `accelerate launch`, also on CPUs, and return Accelerate's state."""
     on_cpu = not torch.cuda.is_available() or parse_flag_from_env("ACCELERATE_USE_CPU")
+    # Encoding the shards of another process may take days.
     return PartialState(cpu=on_cpu, timeout=timedelta(days=7))
 
 
@@ -367,14 +360,11 @@ def encode_pieces(
 ) -> np.ndarray:
     """Encode sentences in pieces of `PIECE` sentences, so that the progress bar moves.
 
-    The sentences of a piece have similar lengths, and the longest sentences come first. An encoder
-    with a method `encode_each` gets all pieces at once. An example is a Ray cluster, which encodes
-    several pieces at the same time.
+    The sentences of a piece have similar lengths, and the longest sentences come first. A Ray
+    cluster has a method `encode_each`, which encodes several pieces at the same time.
 
     Args:
         text: the n sentences, at least one.
-        token_budget: most tokens of a batch, padding included.
-        bar: progress bar. It advances by sentences.
 
     Returns:
         Vectors (n, D), float32, in the order of the text.

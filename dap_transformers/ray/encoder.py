@@ -33,11 +33,7 @@ Jobs = dict[Any, tuple[Any, int | None]]
 def on_cluster(load: Callable[[], SentenceEncoder], cluster: Cluster) -> "ClusterEncoder":
     """Return an encoder whose sentences are encoded by actors that have called `load`.
 
-    The process must be inside `cluster.connect()`. The caller ends the actors
-    (`ClusterEncoder.end`).
-
-    Args:
-        load: function that loads the encoder. Ray sends it to the nodes.
+    Call it inside `cluster.connect()`, and end the actors afterwards (`ClusterEncoder.end`).
     """
     return ClusterEncoder(load(), load, cluster)
 

@@ -118,13 +118,7 @@ def _room_for_neighbours(rows: int, k: int) -> list[np.ndarray]:
 
 
 def search_devices(index: str | None) -> tuple[str, int]:
-    """Choose the devices of the search: GPUs if the cluster has any, or else CPUs.
-
-    An index only searches on CPUs.
-
-    Returns:
-        "CPU" or "GPU", and how many of these the cluster has.
-    """
+    """Return "GPU", or "CPU" for an index or without GPUs, and how many the cluster has."""
     import ray
 
     resources = ray.cluster_resources()
@@ -313,14 +307,10 @@ def _run_ahead(
 def _diagonals(rows: Sequence[int], columns: Sequence[int]) -> list[tuple[int, int]]:
     """Order the tiles of a search along the diagonals of their table.
 
-    Neighbouring tiles then share no row and no column. So tasks that run at the same time do not
-    wait for each other.
+    Neighbouring tiles then share no row and no column, so their tasks do not wait for each other.
 
     >>> _diagonals([0, 5], [0, 5, 9])
     [(0, 0), (5, 5), (0, 5), (5, 9), (0, 9), (5, 0)]
-
-    Returns:
-        First source row and first target row of each tile.
     """
     longest = max(len(rows), len(columns))
     pairs = []

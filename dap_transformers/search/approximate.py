@@ -182,12 +182,8 @@ def _build(keys: Array, key_name: str, name: str, bar: tqdm) -> Any:
 
 
 def _training_step(rows: int, factory: str, lists: int) -> int:
-    """Return n such that every n-th row is used to train the index. All rows would take too long.
-
-    An IVF index learns the centres of its lists. A compressing index (`PQ16x12`) learns 2^12
-    codes for each part of a vector. At most `ROWS_PER_CLUSTER` rows per centre or code are used,
-    and at most `TRAINING_ROWS` rows in all.
-    """
+    """Return n such that every n-th row trains the index, as all rows would take too long."""
+    # An IVF index learns the centres of its lists. `PQ16x12` learns 2^12 codes of each part.
     bits = max([8, *map(int, re.findall(r"x(\d+)", factory))])
     clusters = max(lists, 2**bits)
     wanted = min(ROWS_PER_CLUSTER * clusters, TRAINING_ROWS)

@@ -200,12 +200,7 @@ def unit_rows(
 
 
 def require_searchable(sides: dict[str, Array], k: int, most: int) -> None:
-    """Check the arrays of a search and k, because the search itself may take hours.
-
-    Args:
-        sides: name of an array in error messages -> the array.
-        most: largest k that is allowed.
-    """
+    """Check the named arrays of a search, and that k is 1 to `most`, before hours of search."""
     for name, array in sides.items():
         for start in range(0, len(array), CHECKED_ROWS):
             unit_rows(array[start : start + CHECKED_ROWS], name, start)
@@ -333,8 +328,5 @@ class Best:
         self.indices[rows] = all_indices.gather(1, order[:, :k])
 
     def found(self) -> Found:
-        """Return the scores (N, k) and indices (N, k) of each query's k best keys, as numpy arrays.
-
-        The index of a missing key is -1.
-        """
+        """Return scores (N, k) and indices (N, k). The index of a missing key is -1."""
         return self.scores.cpu().numpy(), self.indices.cpu().numpy()

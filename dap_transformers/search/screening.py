@@ -321,11 +321,7 @@ class Screen:
 
 
 def _float32_error(rows: Tensor) -> float:
-    """Return eight times the largest rounding error of a float32 cosine of two unit rows.
-
-    Args:
-        rows: (R, D). Only the number of dimensions matters.
-    """
+    """Return eight times the largest rounding error of a float32 cosine of unit rows (R, D)."""
     return rows.shape[1] * 2.0**-21
 
 
@@ -349,13 +345,8 @@ def _mark_best(near: Tensor, products: Tensor, worst: Tensor, k: int) -> None:
 
 
 def _positions(near: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the row numbers (H,) and column numbers (H,) of the true elements, in ascending order.
-
-    `nonzero` is slow, so eight booleans at a time are read as one int64 here.
-
-    Args:
-        near: (R, C) bool.
-    """
+    """Return rows (H,) and columns (H,) of the true elements of (R, C), in ascending order."""
+    # `nonzero` is slow, so eight booleans at a time are read as one int64.
     eights = pad(near, (0, -near.shape[1] % 8)).view(torch.int64)
     rows, groups = eights.nonzero(as_tuple=True)
     which, columns = eights[rows, groups, None].view(torch.bool).nonzero(as_tuple=True)
