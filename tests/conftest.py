@@ -208,10 +208,18 @@ def training_flags(model: Path, text: Path) -> list[str]:
     ]
 
 
+def run(flags: list[str]) -> None:
+    """Train as a command of `train_dap.py` does, without its edge."""
+    from dap_transformers.commands.recipes import parse_arguments
+    from dap_transformers.training.run import train
+
+    train(*parse_arguments([*map(str, flags)]))
+
+
 def built(flags: list[str]) -> DAPTrainer:
     """The trainer that a command of `train_dap.py` makes."""
-    from dap_transformers.training.arguments import parse_arguments
-    from train_dap import build_trainer
+    from dap_transformers.commands.recipes import parse_arguments
+    from dap_transformers.training.run import build_trainer
 
     return build_trainer(*parse_arguments(flags))[0]
 

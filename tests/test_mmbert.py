@@ -9,13 +9,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import REPOSITORY, built, results, synthetic_pairs
+from conftest import REPOSITORY, built, results, run, synthetic_pairs
 from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
 from transformers import ModernBertConfig, ModernBertForMaskedLM, PreTrainedTokenizerFast
 
 from dap_transformers.encoding.encoder import SentenceEncoder
 from modeling_dap import DAPForPreTraining
-from train_dap import run
 
 SPECIAL = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>"]
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from conftest import REPOSITORY
 
-from dap_transformers.training.arguments import parse_arguments
+from dap_transformers.commands.recipes import parse_arguments
 from modeling_dap import DAPForPreTraining
 
 README = REPOSITORY / "README.md"

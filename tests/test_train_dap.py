@@ -12,20 +12,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import LANGUAGES, REPOSITORY, built, results, state, synthetic_pairs
+from conftest import LANGUAGES, REPOSITORY, built, results, run, state, synthetic_pairs
 from forked import processes
 from safetensors.torch import load_file
 from transformers import AutoModel, AutoTokenizer
 
+from dap_transformers.commands.recipes import parse_arguments
 from dap_transformers.errors import UserError
 from dap_transformers.pictures import CURVES
-from dap_transformers.training.arguments import parse_arguments
 from dap_transformers.training.batches import BitextCollator
 from dap_transformers.training.resume import FINISHED
+from dap_transformers.training.run import build_datasets
 from dap_transformers.training.teacher import VECTORS
 from dap_transformers.training.trainer import DAPTrainer
 from objectives_dap import OBJECTIVES
-from train_dap import build_datasets, main, run
+from train_dap import main
 
 
 def test_training_improves_retrieval_and_saves_the_best_model(
@@ -80,8 +81,6 @@ def test_a_file_of_the_user_adds_an_objective_and_a_flag(
     (tmp_path / "empty.py").write_text("")
     with pytest.raises(UserError, match="empty.py adds no objective"):
         run([*flags, "--plugin", str(tmp_path / "empty.py"), *more])
-    with pytest.raises(UserError, match=r"--train_dta: did you mean --train_data\?"):
-        run(["--train_dta", "corpus/"])
 
 
 def test_a_teacher_is_encoded_once_and_pulls_the_vectors(flags: list[str], tmp_path: Path) -> None:
@@ -118,16 +117,11 @@ def test_a_teacher_is_encoded_once_and_pulls_the_vectors(flags: list[str], tmp_p
     np.testing.assert_array_equal(np.load(file), before)
 
     for wrong, named in (
-        (["--objective", "tr+distill"], "needs a teacher"),
-        (["--objective", "tr", "--distill_from", str(teacher)], "does nothing"),
-        (["--objective", "tr", "--distill_dir", str(tmp_path / "kept")], "does nothing"),
-        ([*more, "--distill_dir", flags[3]], "would overwrite the input"),
-        ([*more, "--streaming"], "--streaming has no stored vectors"),
+        (["--objective", "tr+distill"], "need each other"),
+        (["--objective", "tr", "--distill_from", str(teacher)], "need each other"),
     ):
         with pytest.raises(UserError, match=named):
             run([*flags, "--max_steps", "1", *wrong, "--output_dir", str(tmp_path / "no")])
-    with pytest.raises(UserError, match="would overwrite the input"):
-        run([*flags, *more, "--output_dir", str(teacher)])
 
 
 def run_killed_at(step: int, flags: list[str]) -> None:
@@ -176,7 +170,7 @@ def refuse(*_: object) -> None:
 
 @pytest.mark.parametrize(
     ("fault", "line"),
-    [(kill_worker, ".*--dataloader_num_workers"), (refuse, "a.tsv: no pairs are left")],
+    [(kill_worker, ".*dataloader_num_workers"), (refuse, "a.tsv: no pairs are left")],
 )
 def test_the_failure_of_a_process_that_reads_batches_is_one_line(
     fault: Callable[..., None],
@@ -221,46 +215,35 @@ def test_the_log_describes_the_run(
     caplog.set_level("INFO")
     built([*flags, "--output_dir", str(tmp_path)])
     assert (
-        "on 3 languages, 540 pairs, 60 dev pairs; 16 pairs per step, each source ranked among 16 "
-        "targets; predicted vocabulary: "
+        "on 3 languages, 540 pairs, 60 dev pairs; 16 pairs per step; predicted vocabulary: "
     ) in caplog.text
     one = ["--train_data", f"{flags[3]}/de-en.tsv", "--objective", "tr", "--dev_pairs", "0"]
     one += ["--gradient_accumulation_steps", "2"]
     caplog.clear()
     built([*flags, *one, "--output_dir", str(tmp_path)])
     assert (
-        "tr with cls pooling on 1 language, 200 pairs; 32 pairs per step, each source ranked among "
-        "16 targets (gradient accumulation adds pairs, but no targets to rank)\n"
+        "tr with cls pooling on 1 language, 200 pairs; 32 pairs per step (gradient accumulation "
+        "adds pairs, but no targets to rank)\n"
     ) in caplog.text
 
 
 @pytest.mark.parametrize(
     ("more", "named"),
     [
-        ("--freeze_encoder --objective tr --train_data nowhere", "--freeze_encoder"),
-        ("--head_learning_rate 1e-3 --objective tr --train_data nowhere", "--head_learning_rate"),
         ("--tr_margin -1 --train_data nowhere", "tr_margin=-1"),
         ("--rtl_direction both --rtl_layers 99 --train_data nowhere", "rtl_layers=99"),
         ("--per_device_train_batch_size 1024", "batch of 1024"),
-        ("--per_device_train_batch_size 1", "--per_device_train_batch_size"),
         ("--dev_pairs 0 --eval_strategy steps", "no dev pairs"),
-        ("--early_stopping_patience 2", "early_stopping_patience=2"),
         ("--max_seq_length 90 --train_data nowhere", "max_seq_length=90"),
-        ("--streaming --num_train_epochs 1", "--max_steps"),
+        ("--streaming --num_train_epochs 1", "max_steps"),
         ("--train_data nowhere", "nowhere"),
         ("--model_name_or_path nowhere", "configuration of nowhere"),
-        ("--model_name_or_path dense", "Dense"),
         ("--tokenizer_name nowhere", "tokenizer of nowhere"),
     ],
 )
 def test_a_run_that_cannot_train_is_refused_before_it_begins(
     more: str, named: str, flags: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    modules = []
-    for kind in ("Transformer", "Pooling", "Dense"):
-        modules.append({"path": kind, "type": f"sentence_transformers.models.{kind}"})
-    (tmp_path / "dense").mkdir()
-    (tmp_path / "dense" / "modules.json").write_text(json.dumps(modules))
     monkeypatch.chdir(tmp_path)
     with pytest.raises((UserError, FileNotFoundError), match=named):
         run([*flags, *more.split(), "--output_dir", "out"])
@@ -271,7 +254,7 @@ def test_a_metric_that_cannot_choose_the_best_model_is_refused(
 ) -> None:
     steps = "--eval_strategy steps --eval_steps 1 --save_strategy steps --save_steps 1"
     more = [*steps.split(), "--freeze_encoder", "--load_best_model_at_end"]
-    with pytest.raises(UserError, match="'eval_mean_accuracy'.*--freeze_encoder"):
+    with pytest.raises(UserError, match="freeze_encoder"):
         run([*flags, *more, "--output_dir", str(tmp_path)])
 
 

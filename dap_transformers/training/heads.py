@@ -70,8 +70,8 @@ def train_missing_heads(trainer: DAPTrainer, run: Mapping[str, Any]) -> None:
     """Train the heads of RTL and BOW if they have random weights.
 
     If an earlier start of the same run has trained them already, load them from the output
-    folder. The function does nothing if `head_steps` is 0, if the encoder is frozen in the whole
-    run, or if the heads come from a checkpoint.
+    folder. The function does nothing if `head_steps` is 0, or if the heads come from a checkpoint.
+    If the encoder is frozen in the whole run, it only sets the bias of the head's output.
 
     With several processes, the first one trains and sends the heads to the others. Neither the
     encoder's weights nor the random numbers of the joint training change. The heads
@@ -79,16 +79,18 @@ def train_missing_heads(trainer: DAPTrainer, run: Mapping[str, Any]) -> None:
     folder.
 
     Args:
-        trainer: its model's heads are trained, on pairs of its training dataset.
-        run: record of the run (`dap_transformers.training.resume.describe_run`). Heads in the
-        output folder
-            are loaded only if they were saved with an equal record.
+        run: record of the run (`describe_run`). Heads in the output folder are loaded only if they
+            were saved with an equal record.
     """
     model = trainer.model
     args = trainer.args
     readers = [each for each in model.objectives if each.from_source is not None]
-    is_off = args.head_steps == 0 or args.freeze_encoder
-    if is_off or not model.has_random_head or not readers:
+    if not model.has_random_head or not readers:
+        return
+    if args.freeze_encoder:
+        start_bias(model, first_pairs(trainer, args.head_pairs))
+        return
+    if args.head_steps == 0:
         return
 
     if args.process_index == 0:
@@ -158,15 +160,7 @@ def train_heads(trainer: DAPTrainer, readers: Sequence[Objective]) -> dict[str, 
 
 
 def first_pairs(trainer: DAPTrainer, count: int) -> Rows:
-    """Return the first `count` tokenised pairs that the joint training will draw, or all if fewer.
-
-    Args:
-        trainer: the trainer of the run, with the training pairs.
-        count: number of pairs.
-
-    Returns:
-        One dictionary per pair, with the columns of `tokenize_bitext` as keys.
-    """
+    """Return the first `count` tokenised pairs that the joint training will draw."""
     dataset = trainer.train_dataset
     if isinstance(dataset, IterableDataset):
         return list(dataset.take(count))
@@ -178,11 +172,7 @@ def start_bias(model: DAPForPreTraining, rows: Rows) -> None:
     """Set the bias of the head's output to the logarithm of the targets' token frequencies.
 
     The head then does not spend its first steps on learning them. Nothing is done if the bias is
-    not all zeros (`--prediction_bias frequencies`), or if the head also predicts source tokens.
-
-    Args:
-        model: its prediction head is changed.
-        rows: tokenised pairs, whose target tokens are counted.
+    not all zeros, or if the head also predicts source tokens.
     """
     config = model.config
     predicts_sources = any(each.predicts == "tokens" for each in model.objectives)

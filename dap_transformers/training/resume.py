@@ -5,21 +5,18 @@ import hashlib
 import json
 import logging
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from datasets import Dataset
-from torch import nn
-from torch.optim.lr_scheduler import LambdaLR
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME, TRAINING_ARGS_NAME
 from transformers.trainer_utils import align_special_tokens, sort_checkpoints
 
-from dap_transformers.errors import UserError, counted, one_line
+from dap_transformers.errors import UserError, counted, reading
 from dap_transformers.files import public_name, read_json, whole_file, write_json
 from dap_transformers.reports import RECORD
 from dap_transformers.training.arguments import (
@@ -64,26 +61,11 @@ REPLACED = ("per_device_train_batch_size", "total_train_batch_size", "validation
 #: Arguments that may be paths. The record has their last parts.
 PATHS = (
     "model_name_or_path", "config_name", "tokenizer_name", "init_heads_from",
-    "target_vocabulary_file", "train_data", "plugin", "distill_from",
+    "train_data", "plugin", "distill_from",
 )  # fmt: skip
 
 #: Arguments that decide the order of a stream. Text that is read at once has a digest instead.
 OF_STREAMS = ("train_data", "shuffle_buffer", "dataloader_num_workers")
-
-#: What a `trainer_state.json` must hold.
-OF_STATE = {
-    "global_step": int,
-    "max_steps": int,
-    "epoch": float,
-    "total_flos": float,
-    "num_train_epochs": float | None,
-    "train_batch_size": int | None,
-    "log_history": list | None,
-    "stateful_callbacks": dict | None,
-    "best_metric": float | None,
-    "best_global_step": int | None,
-    "best_model_checkpoint": str | None,
-}
 
 #: Number of pairs per language that its digest is made from.
 PAIRS_IN_DIGEST = 2000
@@ -99,17 +81,13 @@ def find_resumable(args: DAPTrainingArguments) -> str | None:
     in `output_dir`. Incomplete checkpoints, and those of an earlier run, are skipped with a
     warning. With `resume_from_checkpoint="false"` the run begins anew.
 
-    Args:
-        args: arguments of the training.
-
     Returns:
         The folder of the checkpoint, or None to begin from the start.
     """
     folder = Path(args.output_dir)
     if (folder / FINISHED).exists():
         raise UserError(
-            f"{folder} holds a finished run ({FINISHED}): give another --output_dir, or "
-            "remove this folder."
+            f"{folder} holds a finished run ({FINISHED}): give another folder, or remove this one"
         )
 
     wanted = str(args.resume_from_checkpoint)
@@ -118,20 +96,16 @@ def find_resumable(args: DAPTrainingArguments) -> str | None:
     if wanted.lower() not in ("none", "true"):
         lacking = missing_parts(Path(wanted))
         if lacking:
-            raise UserError(
-                f"--resume_from_checkpoint {wanted}: its {', '.join(lacking)} is missing: name "
-                "another."
-            )
+            raise UserError(f"{wanted}: its {', '.join(lacking)} is missing: name another")
         return wanted
 
     checkpoints = sort_checkpoints(str(folder)) if folder.is_dir() else []
     if checkpoints and args.save_only_model:
         raise UserError(
-            f"{folder} holds a run with --save_only_model, which cannot be resumed: give another "
-            "--output_dir, or --resume_from_checkpoint false to begin anew."
+            f"{folder} holds a run with save_only_model, which cannot be resumed: give another "
+            "folder, or resume_from_checkpoint false to begin anew"
         )
     for checkpoint in reversed(checkpoints):
-        require_files(Path(checkpoint))
         lacking = missing_parts(Path(checkpoint))
         if lacking:
             logger.warning(
@@ -165,23 +139,10 @@ def is_of_another_run(folder: Path, checkpoint: Path) -> bool:
     return bool(differences(read_json(of_run), record))
 
 
-def require_files(checkpoint: Path) -> None:
-    """Raise `UserError` if a checkpoint has a folder where one of its files should be."""
-    names = [name for part in PARTS.values() for name in part]
-    with reading(checkpoint):
-        for name in (*names, TRAINER_STATE_NAME):
-            for path in checkpoint.glob(name):
-                if path.suffix and path.is_dir():
-                    raise ValueError(f"{path.name} is a folder")
-
-
 def missing_parts(checkpoint: Path) -> list[str]:
     """List the parts of a checkpoint that are missing or not readable.
 
     The Trainer writes its own state last, so a checkpoint with a readable state is complete.
-
-    Args:
-        checkpoint: folder of the checkpoint, which need not exist.
 
     Returns:
         Names for a message, such as "weights" or "trainer_state.json". Empty if the checkpoint is
@@ -201,36 +162,8 @@ def missing_parts(checkpoint: Path) -> list[str]:
 
 
 def trainer_state(checkpoint: str | Path) -> dict[str, Any]:
-    """Read a checkpoint's `trainer_state.json`, and check its types."""
+    """Read a checkpoint's `trainer_state.json`."""
     return read_json(Path(checkpoint) / TRAINER_STATE_NAME)
-
-
-@contextmanager
-def reading(checkpoint: str | Path) -> Iterator[None]:
-    """Turn any error within the block into a `UserError` that says how to continue the run.
-
-    This is a context manager. Damaged files make torch, safetensors and the `Trainer` raise
-    errors of any class. Only a lack of GPU memory or of a package keeps its own error.
-
-    Args:
-        checkpoint: folder of the checkpoint that the block reads, for the message.
-    """
-    try:
-        yield
-    except (torch.OutOfMemoryError, ImportError):
-        raise
-    except Exception as error:
-        checkpoint = Path(checkpoint)
-        others = sort_checkpoints(str(checkpoint.parent))
-        before = others[: others.index(str(checkpoint))] if str(checkpoint) in others else []
-        usable = [path for path in before if not missing_parts(Path(path))]
-        then = (
-            f"training resumes from {Path(usable[-1]).name}" if usable else "training begins anew"
-        )
-        reason = one_line(error) or type(error).__name__
-        raise UserError(
-            f"{checkpoint} cannot be read ({reason:.300}): remove it, and {then}"
-        ) from error
 
 
 def _is_no_comparison(record: logging.LogRecord) -> bool:
@@ -243,10 +176,7 @@ def _is_no_comparison(record: logging.LogRecord) -> bool:
 
 
 class ResumableTrainer(Trainer):
-    """A `Trainer` that raises `UserError` if a checkpoint is damaged or incomplete.
-
-    `Trainer` itself only warns of missing weights, and accepts an optimizer's state that does not
-    belong to the weights.
+    """A `Trainer` that refuses a checkpoint with missing weights, instead of a warning.
 
     Nothing that it saves holds a path of this machine, because users publish and move folders.
     """
@@ -272,21 +202,6 @@ class ResumableTrainer(Trainer):
         if self.args.should_save:
             save_without_paths(self.state, Path(self.args.output_dir))
 
-    def _prepare_for_training(self, *args: Any, **kwargs: Any) -> Any:
-        # Only with DeepSpeed, the whole checkpoint is loaded here and not in the methods below.
-        checkpoint = args[-1] if args else kwargs.get("resume_from_checkpoint")
-        loads = checkpoint is not None and self.is_deepspeed_enabled
-        with reading(checkpoint) if loads else nullcontext():
-            return super()._prepare_for_training(*args, **kwargs)
-
-    def _load_from_checkpoint(self, checkpoint: str, model: nn.Module | None = None) -> None:
-        with reading(checkpoint):
-            super()._load_from_checkpoint(checkpoint, model)
-
-    def _load_best_model(self) -> None:
-        with reading(self.state.best_model_checkpoint):
-            super()._load_best_model()
-
     def _issue_warnings_after_load(self, load_result: Any) -> None:
         """Raise `ValueError` for weights that are missing or too many, except tied ones."""
         missing = set(load_result.missing_keys)
@@ -296,55 +211,6 @@ class ResumableTrainer(Trainer):
             if names:
                 raise ValueError(f"it {problem} {len(names)} weights, such as {min(names)}")
         super()._issue_warnings_after_load(load_result)
-
-    def _load_callback_state(self) -> None:
-        with reading(Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"):
-            super()._load_callback_state()
-
-    def _load_scaler(self, checkpoint: str | None) -> None:
-        with nullcontext() if checkpoint is None else reading(checkpoint):
-            super()._load_scaler(checkpoint)
-
-    def _load_rng_state(self, checkpoint: str | None) -> None:
-        with nullcontext() if checkpoint is None else reading(checkpoint):
-            super()._load_rng_state(checkpoint)
-
-    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        if checkpoint is None:
-            return
-        with reading(checkpoint):
-            super()._load_optimizer_and_scheduler(checkpoint)
-            optimizer = getattr(self.optimizer, "optimizer", self.optimizer)
-            if isinstance(optimizer, torch.optim.Adam):  # also AdamW
-                check_moments(optimizer)
-            # With float16 a step may be skipped, and the schedule with it.
-            is_scaled = getattr(self.accelerator, "scaler", None) is not None
-            if isinstance(self.lr_scheduler, LambdaLR) and not is_scaled:
-                step = trainer_state(checkpoint)["global_step"]
-                if self.lr_scheduler.last_epoch != step:
-                    found = self.lr_scheduler.last_epoch
-                    raise ValueError(f"its schedule is at step {found}, not {step}")
-
-
-def check_moments(optimizer: torch.optim.Adam) -> None:
-    """Check that an Adam optimizer has the moments of its weights.
-
-    Moments are running means of gradients and of their squares. A parameter that no loss uses has
-    none, and is not checked.
-
-    Args:
-        optimizer: the optimizer, with the state of a checkpoint.
-    """
-    if not optimizer.state:
-        raise ValueError("its optimizer has no moments")
-    for parameter, state in optimizer.state.items():
-        for name in ("exp_avg", "exp_avg_sq"):
-            shape = getattr(state.get(name), "shape", None)
-            if shape != parameter.shape:
-                raise ValueError(
-                    f"its optimizer has {name} of shape {shape} for a weight of shape "
-                    f"{tuple(parameter.shape)}"
-                )
 
 
 # ----------------------------------------------------------------------- training from a checkpoint
@@ -358,7 +224,6 @@ def train_to_end(trainer: Trainer, checkpoint: str | None) -> dict[str, float]:
     step, before it had saved everything.
 
     Args:
-        trainer: the trainer of the run.
         checkpoint: folder of the checkpoint to resume from. None trains from the start.
 
     Returns:
@@ -368,10 +233,9 @@ def train_to_end(trainer: Trainer, checkpoint: str | None) -> dict[str, float]:
     is_last = False
     if checkpoint is not None:
         with reading(checkpoint):
-            require_step(Path(checkpoint))
             is_last = has_ended(checkpoint, trainer.args.max_steps)
-            if not is_last:
-                require_random_states(trainer.args, Path(checkpoint))
+        if not is_last:
+            warn_of_random_states(trainer.args, Path(checkpoint))
     if not is_last:
         try:
             return trainer.train(resume_from_checkpoint=checkpoint).metrics
@@ -380,7 +244,7 @@ def train_to_end(trainer: Trainer, checkpoint: str | None) -> dict[str, float]:
                 raise
             raise UserError(
                 "a process that reads batches was killed, perhaps because memory ran out: give "
-                "the same command again to resume, with a smaller --dataloader_num_workers"
+                "the same command again to resume, with a smaller dataloader_num_workers"
             ) from error
         except (UserError, OSError) as error:
             if " in DataLoader worker process " not in str(error):
@@ -398,48 +262,26 @@ def train_to_end(trainer: Trainer, checkpoint: str | None) -> dict[str, float]:
     return {"steps": trainer.state.global_step, "epoch": trainer.state.epoch}
 
 
-def require_step(checkpoint: Path) -> None:
-    """Check that the training state in a folder `checkpoint-N` belongs to step N.
+def warn_of_random_states(args: TrainingArguments, checkpoint: Path) -> None:
+    """Log a warning if a process has no state of the random numbers in a checkpoint.
 
-    Args:
-        checkpoint: folder of the checkpoint. One of another name may hold the state of any step.
-    """
-    step = trainer_state(checkpoint)["global_step"]
-    if re.fullmatch("checkpoint-[0-9]+", checkpoint.name) and checkpoint.name[11:] != str(step):
-        raise ValueError(f"its {TRAINER_STATE_NAME} is of step {step}")
-
-
-def require_random_states(args: TrainingArguments, checkpoint: Path) -> None:
-    """Check that every process finds its state of the random numbers in a checkpoint.
-
-    `Trainer` would draw other dropout without a word. A run that is resumed by another number of
-    processes has no such states. It only gets a warning.
-
-    Args:
-        args: arguments of the training, with the number of processes.
-        checkpoint: folder of the checkpoint to resume from.
+    `Trainer` would draw other dropout without a word, such as with another number of processes.
     """
     name = f"rng_state_{args.process_index}.pth" if args.world_size > 1 else "rng_state.pth"
     is_missing = not (checkpoint / name).is_file()
     missing = int(sum_over_processes(torch.tensor(int(is_missing), device=args.device)))
-    if not missing:
-        return
-    path = record_path(checkpoint)
-    processes = read_json(path).get("processes") if path else None
-    if processes == args.world_size:
-        raise ValueError(f"the random states of {missing} of {processes} processes are missing")
-    logger.warning(
-        "%s lacks the random states of %s: their dropout and masks are drawn anew",
-        checkpoint,
-        counted(missing, "process", "es"),
-    )
+    if missing:
+        logger.warning(
+            "%s lacks the random states of %s: their dropout and masks are drawn anew",
+            checkpoint,
+            counted(missing, "process", "es"),
+        )
 
 
 def has_ended(checkpoint: str, max_steps: int) -> bool:
     """Tell whether no step is left after a checkpoint, because of its step or an early stop.
 
     Args:
-        checkpoint: folder of the checkpoint.
         max_steps: number of steps of the run. If it is 0 or less, the number in the checkpoint
             counts, which follows from the epochs.
     """
@@ -455,7 +297,7 @@ def has_ended(checkpoint: str, max_steps: int) -> bool:
 
 
 def changes_weights(argument: str) -> bool:
-    """Tell whether an argument of `train_dap.py` can change the trained weights.
+    """Tell whether an argument of a training can change the trained weights.
 
     A resumed run must have the same values of these arguments, and may change the others. For an
     unknown name the answer is False.
@@ -484,10 +326,7 @@ def describe_run(
     Absolute paths are without the folders above them.
 
     Args:
-        config: the model's configuration.
-        arguments: the arguments of the model, the text and the training.
         train: training pairs by language, map-style or streamed. Streams have no digest.
-        dev: dev pairs by language.
     """
     model, data, training = arguments
     given = dataclasses.asdict(model) | dataclasses.asdict(data) | training.to_dict()
@@ -540,8 +379,6 @@ def record_run(run: dict[str, Any], training: DAPTrainingArguments, checkpoint: 
     run this is done only if the folder has none.
 
     Args:
-        run: record of this run (`describe_run`).
-        training: arguments with the output folder.
         checkpoint: folder of the checkpoint to resume from. None for a new run.
     """
     here = Path(training.output_dir) / RECORD
@@ -555,10 +392,6 @@ def require_same_run(run: dict[str, Any], checkpoint: Path) -> None:
     """Raise `UserError` if a checkpoint was made by a run with another record.
 
     If the checkpoint and its parent folder hold no record, only warn.
-
-    Args:
-        run: record of this run (`describe_run`).
-        checkpoint: folder of the checkpoint to resume from.
     """
     record = record_path(checkpoint)
     if record is None:
@@ -574,17 +407,13 @@ def require_same_run(run: dict[str, Any], checkpoint: Path) -> None:
     differing = differences(before, run)
     if differing:
         raise UserError(
-            f"{checkpoint} is of a run with {'; '.join(differing)}: give the same arguments; or "
-            f"another --output_dir, with --model_name_or_path {checkpoint} to train on from these "
-            "weights; or --resume_from_checkpoint false to begin anew."
+            f"{checkpoint} is of a run with {'; '.join(differing)}: give the same arguments, or "
+            "another folder, or resume_from_checkpoint false to begin anew"
         )
 
 
 def record_path(checkpoint: Path) -> Path | None:
     """Return the path of the record of a checkpoint's run, in its folder or the one above it.
-
-    Args:
-        checkpoint: folder of the checkpoint.
 
     Returns:
         The path, or None if there is no record.
@@ -602,10 +431,6 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     >>> old = {"seed": 1, "text": {"de": 5, "fr": 7}}
     >>> differences(old, {"seed": 1, "text": {"de": 6, "fr": 7}, "new": 3})
     ["text={'de': 5}, now {'de': 6}"]
-
-    Args:
-        old: record of the earlier run.
-        new: record of this run.
     """
     found = []
     for name in old:
@@ -675,10 +500,6 @@ def save_without_paths(state: TrainerState, folder: Path) -> None:
     """Write a `trainer_state.json` without the path of the best checkpoint.
 
     Its step is there, which tells its name (`ResumedSchedule`).
-
-    Args:
-        state: the state of the training.
-        folder: the output folder or a checkpoint.
     """
     content = dataclasses.asdict(state) | {"best_model_checkpoint": None}
     text = json.dumps(content, indent=2, sort_keys=True) + "\n"  # NaN is allowed, as by `Trainer`

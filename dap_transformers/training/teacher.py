@@ -24,7 +24,7 @@ from dap_transformers.encoding.shards import (
     model_fingerprint,
     write_vectors,
 )
-from dap_transformers.errors import UserError, counted
+from dap_transformers.errors import counted
 
 logger = logging.getLogger(__name__)
 
@@ -33,31 +33,6 @@ logger = logging.getLogger(__name__)
 VECTORS = "targets-*.npy"
 #: Column of the training pairs with the row of the target's vector.
 ROW = "teacher_row"
-
-
-def check_teacher(objective: str, teacher: str | None, folder: str | None, streaming: bool) -> None:
-    """Check that the objective and the arguments of distillation fit together.
-
-    Args:
-        objective: names of objectives joined by "+".
-        teacher: the value of `--distill_from`.
-        folder: the value of `--distill_dir`.
-        streaming: whether the text is streamed.
-    """
-    distills = "distill" in objective.split("+")
-    if distills and teacher is None:
-        raise UserError(
-            f"objective {objective!r} needs a teacher: give --distill_from with a folder or Hub id"
-        )
-    if teacher is not None and not distills:
-        raise UserError(
-            f"--distill_from {teacher} does nothing with objective {objective!r}: add +distill, or "
-            "leave it out"
-        )
-    if folder is not None and teacher is None:
-        raise UserError(f"--distill_dir {folder} does nothing without --distill_from: leave it out")
-    if distills and streaming:
-        raise UserError("--streaming has no stored vectors of a teacher: leave it out")
 
 
 def add_teacher(

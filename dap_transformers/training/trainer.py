@@ -9,7 +9,6 @@ Beside what `Trainer` does, it
 - stops with the pairs' names if a loss or a gradient is not finite. It looks when a line is logged.
 """
 
-import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -25,11 +24,6 @@ from torch.optim import Optimizer
 from torch.utils.data import Sampler
 from transformers import (
     EarlyStoppingCallback,
-    PrinterCallback,
-    ProgressCallback,
-    TrainerCallback,
-    TrainerControl,
-    TrainerState,
     TrainingArguments,
 )
 from transformers.trainer_callback import ExportableState
@@ -40,23 +34,16 @@ from dap_transformers.encoding.encoder import SentenceEncoder
 from dap_transformers.encoding.modules import LibrarySettings, write_modules
 from dap_transformers.errors import SHOWN, UserError, counted
 from dap_transformers.evaluation.evaluator import Evaluator, evaluate
-from dap_transformers.training.arguments import DAPTrainingArguments, no_heads, require
+from dap_transformers.training.arguments import DAPTrainingArguments
 from dap_transformers.training.grad_cache import CachedBatch
 from dap_transformers.training.head_reading import EncoderWithHeads
 from dap_transformers.training.lora import add_adapters, load_adapters, save_adapters
-from dap_transformers.training.resume import ResumableTrainer, reading
+from dap_transformers.training.resume import ResumableTrainer
 from dap_transformers.training.sharding import own_class, prepare_sharding, whole_model
+from dap_transformers.training.step_log import DrawsOfProcess, EpochOfSampler, StepMeter
 from heads_dap import whole
-from losses_dap import sum_over_processes, world_size
-from modeling_dap import DAPForPreTraining, DAPForPreTrainingOutput
-
-#: Distance of the seeds of two processes, so that they are no seeds of other runs.
-SEEDS_BETWEEN_PROCESSES = 1_000_003
-
-#: Values that seldom change, and are then not printed again -> what they are at first.
-SELDOM_NEWS = {"negatives": None, "ignored_tokens": 0.0}
-#: Share by which such a value must change to be printed. Repeated sentences change it a little.
-NEWS = 0.01
+from losses_dap import world_size
+from modeling_dap import DAPForPreTrainingOutput
 
 #: Checks that are kept on the device, where lines are logged more rarely.
 UNCHECKED_AT_MOST = 1000
@@ -123,7 +110,8 @@ class DAPTrainer(ResumableTrainer):
             # `Trainer` does not evaluate without a dataset.
             kwargs.setdefault("eval_dataset", self.evaluators)
         super().__init__(*args, **kwargs)
-        self._require_arguments()
+        if hasattr(self.train_dataset, "__len__"):
+            require_batch(len(self.train_dataset), self.args)
         prepare_sharding(self)
         if self.args.dataloader_pin_memory:
             # The next batch is copied and prepared while the GPU still computes this step.
@@ -133,77 +121,17 @@ class DAPTrainer(ResumableTrainer):
             # The prediction head shares this matrix, so its output embeddings are frozen as well.
             self.model.get_input_embeddings().weight.requires_grad_(False)
         if self.args.freeze_encoder:
-            require_heads(self.model, "--freeze_encoder")
             self.model.dap.requires_grad_(False)
         if self.args.peft_lora_rank is not None:
             add_adapters(self.model.dap.encoder, self.args.peft_lora_rank)
         self._add_callbacks()
 
-    def _require_arguments(self) -> None:
-        """Raise `UserError` for arguments of `Trainer` that have no effect or do not work here.
-
-        Also raised if the training pairs do not fill one batch.
-        """
-        args = self.args
-        if not isinstance(args, DAPTrainingArguments):
-            raise UserError(f"args are {type(args).__name__}: give DAPTrainingArguments")
-
-        rank = args.peft_lora_rank
-        freezes = args.freeze_encoder or args.freeze_word_embeddings or rank is not None
-        is_sharded = self.is_fsdp_enabled or self.is_deepspeed_enabled
-        groups_heads = args.head_learning_rate is not None
-        allowed = {
-            "model_init": (
-                self.model_init is None or not freezes,
-                "model, because a part of it is to be frozen",
-            ),
-            "args.peft_lora_rank": (
-                rank is None or not is_sharded,
-                "none with FSDP and DeepSpeed, or use configs/accelerate/ddp.yaml",
-            ),
-            "optimizer": (
-                self.optimizer is None or not groups_heads,
-                "none, or no head_learning_rate, which groups its parameters anew",
-            ),
-            "compute_metrics": (
-                self.compute_metrics is None,
-                "none, but evaluators",
-            ),
-            "compute_loss_func": (
-                self.compute_loss_func is None,
-                "none: the objectives compute the loss",
-            ),
-            "eval_dataset": (
-                self.eval_dataset is None or self.eval_dataset is self.evaluators,
-                "none, but evaluators",
-            ),
-            "processing_class": (
-                not self.evaluators or self.processing_class is not None,
-                "the tokenizer, which the evaluators need",
-            ),
-        }
-        require(self, allowed)
-        if hasattr(self.train_dataset, "__len__"):
-            require_batch(len(self.train_dataset), args)
-
-    def predict(self, *_: Any, **__: Any) -> None:
-        """Raise `UserError`, because this trainer has no predictions, only sentence vectors."""
-        raise UserError(
-            "DAPTrainer predicts nothing: encode with SentenceEncoder(trainer.model.dap, tokenizer)"
-        )
-
     def _add_callbacks(self) -> None:
-        """Add our callbacks, and replace Transformers' progress bar and printer by shorter ones."""
-        own: list[TrainerCallback] = [DrawsOfProcess()]
+        self.add_callback(DrawsOfProcess())
         if hasattr(self.train_sampler, "set_epoch"):
-            own.append(EpochOfSampler(self.train_sampler))
+            self.add_callback(EpochOfSampler(self.train_sampler))
         if self.args.early_stopping_patience is not None:
-            own.append(EarlyStoppingCallback(self.args.early_stopping_patience))
-        for callback in own:
-            self.add_callback(callback)
-        for stock, callback in ((PrinterCallback, BriefPrinter), (ProgressCallback, BriefProgress)):
-            if self.pop_callback(stock):
-                self.add_callback(callback)
+            self.add_callback(EarlyStoppingCallback(self.args.early_stopping_patience))
 
     def init_hf_repo(self, *args: Any, **kwargs: Any) -> None:
         """Create the Hub repository before the first step, so that a refusal costs no training."""
@@ -230,7 +158,6 @@ class DAPTrainer(ResumableTrainer):
 
         wrapped = self.model if model is None else model
         whole = self.accelerator.unwrap_model(wrapped, keep_torch_compile=False)
-        require_heads(whole, f"--head_learning_rate {rate}")
         encoder = {id(parameter) for parameter in whole.dap.parameters()}
         of_encoder = []
         of_heads = []
@@ -512,8 +439,7 @@ class DAPTrainer(ResumableTrainer):
     def _load_adapters(self, checkpoint: str) -> None:
         """Load the LoRA adapters of a checkpoint, if adapters are trained."""
         if self.args.peft_lora_rank is not None:
-            with reading(checkpoint):
-                load_adapters(self.model.dap.encoder, Path(checkpoint))
+            load_adapters(self.model.dap.encoder, Path(checkpoint))
 
     def _save(
         self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None
@@ -546,25 +472,8 @@ def no_bars() -> Iterator[None]:
             transformers_logging.enable_progress_bar()
 
 
-def require_heads(model: DAPForPreTraining, argument: str) -> None:
-    """Raise `UserError` if all parameters of the model belong to the encoder.
-
-    Args:
-        model: the model to train.
-        argument: the argument that needs heads, such as "--freeze_encoder", for the message.
-    """
-    encoder = {id(parameter) for parameter in model.dap.parameters()}
-    if all(id(parameter) in encoder for parameter in model.parameters()):
-        raise no_heads(argument, model.config)
-
-
 def require_batch(pairs: int, args: TrainingArguments) -> None:
-    """Raise `UserError` if there are too few training pairs for one batch of all processes.
-
-    Args:
-        pairs: number of training pairs.
-        args: arguments with the batch size per process and the number of processes.
-    """
+    """Raise `UserError` if there are too few training pairs for one batch of all processes."""
     batch = args.per_device_train_batch_size * args.world_size
     if pairs < batch:
         raise UserError(
@@ -581,160 +490,3 @@ def leave_together() -> None:
     state = PartialState()
     state.wait_for_everyone()
     state.destroy_process_group()
-
-
-# -------------------------------------------------------------------------------- log and callbacks
-
-
-class StepMeter:
-    """Averages the model's losses and measures the pairs per second between two lines of the log.
-
-    The clock starts with the first batch.
-    """
-
-    def __init__(self) -> None:
-        self.started: float | None = None
-        self.sums: dict[str, Tensor] = {}
-        self.steps = 0
-        self.pairs = 0
-
-    def start(self) -> None:
-        """Start the clock that measures the pairs per second, unless it is running."""
-        if self.started is None:
-            self.started = time.perf_counter()
-
-    def leave_out(self, seconds: float) -> None:
-        """Leave time that was not spent on training out of the pairs per second.
-
-        Args:
-            seconds: length of that time, such as that of an evaluation.
-        """
-        if self.started is not None:
-            self.started += seconds
-
-    def add(self, out: DAPForPreTrainingOutput, pairs: int) -> None:
-        """Add the losses and the number of pairs of one training batch to the sums for the log.
-
-        Args:
-            out: the model's output for the batch.
-            pairs: number of pairs of the batch.
-        """
-        for name, value in out.measures.items():
-            self.sums[name] = self.sums.get(name, 0.0) + value.detach().float()
-        self.steps += 1
-        self.pairs += pairs
-
-    def read(self, processes: int) -> dict[str, float]:
-        """Return the mean of each loss since the last call, over batches and processes.
-
-        All sums and the clock start again from zero. All processes call this together.
-
-        Args:
-            processes: number of processes.
-
-        Returns:
-            Mean losses by name, and `pairs_per_second` of all processes together. An empty
-            dictionary if no batch was added.
-        """
-        if not self.steps:
-            return {}
-        sums = sum_over_processes(torch.stack(list(self.sums.values())))
-        means = sums / (self.steps * processes)
-        values = {name: round(mean, 4) for name, mean in zip(self.sums, means.tolist())}
-
-        now = time.perf_counter()
-        values["pairs_per_second"] = round(self.pairs * processes / (now - self.started), 1)
-        self.started = now
-        self.sums = {}
-        self.steps = 0
-        self.pairs = 0
-        return values
-
-
-def brief(logs: dict[str, Any], before: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Shorten a line of the log for the screen.
-
-    - Of the accuracies by language, only the lowest is shown, with its direction.
-    - Values in `SELDOM_NEWS` are shown only if they have changed by more than 1%.
-
-    >>> logs = {"eval_de-en_accuracy": 90.0, "eval_en-de_accuracy": 75.25, "negatives": 63.0}
-    >>> brief(logs | {"eval_mean_accuracy": 82.625, "ignored_tokens": 0.0})
-    {'negatives': 63.0, 'eval_mean_accuracy': 82.625, 'eval_lowest': 'en-de 75.2'}
-
-    Args:
-        logs: values by name.
-        before: values of `SELDOM_NEWS` that were shown last, which are updated. None for the first
-            line.
-    """
-    before = {} if before is None else before
-    shown = {}
-    directions = {}
-    for name, value in logs.items():
-        direction = re.fullmatch(r"(.+)_(\w+-\w+)_accuracy", name)
-        if direction:
-            directions[direction[2]] = value
-            prefix = direction[1]
-        elif name not in SELDOM_NEWS:
-            shown[name] = value
-        elif _is_news(value, before.get(name, SELDOM_NEWS[name])):
-            shown[name] = value
-            before[name] = value
-    if directions:
-        lowest = min(directions, key=directions.get)
-        shown[f"{prefix}_lowest"] = f"{lowest} {directions[lowest]:.1f}"
-    return shown
-
-
-def _is_news(value: float, before: float | None) -> bool:
-    """Tell whether a value differs from the one before by more than the share `NEWS`."""
-    return before is None or abs(value - before) > NEWS * abs(before)
-
-
-class _BriefLines:
-    """Makes a callback show the log's lines as `brief` shortens them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.before: dict[str, Any] = {}
-
-    def on_log(self, *args: Any, logs: dict[str, Any], **kwargs: Any) -> None:
-        super().on_log(*args, logs=brief(logs, self.before), **kwargs)
-
-
-class BriefPrinter(_BriefLines, PrinterCallback):
-    """Callback that prints the log's lines as `brief` shortens them."""
-
-
-class BriefProgress(_BriefLines, ProgressCallback):
-    """Callback that shows the progress bar, and the log's lines as `brief` shortens them."""
-
-
-class EpochOfSampler(TrainerCallback):
-    """Callback that tells the sampler which epoch begins (`set_epoch`).
-
-    This is needed because accelerate does not do so if a resumed run of several processes skips
-    batches.
-    """
-
-    def __init__(self, sampler: Sampler) -> None:
-        self.sampler = sampler
-
-    def on_epoch_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
-        self.sampler.set_epoch(int(state.epoch))
-
-
-class DrawsOfProcess(TrainerCallback):
-    """Callback that lets every process draw its own dropout and masks.
-
-    `Trainer` gives all processes the same seed, so that they build the same model and order the
-    text in the same way. When training begins, each process except the first gets a seed of its
-    own.
-    """
-
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
-        if args.process_index > 0:
-            torch.manual_seed(args.seed + SEEDS_BETWEEN_PROCESSES * args.process_index)

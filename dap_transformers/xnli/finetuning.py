@@ -49,7 +49,7 @@ from dap_transformers.training.resume import (
     find_resumable,
     train_to_end,
 )
-from dap_transformers.training.trainer import DrawsOfProcess, EpochOfSampler
+from dap_transformers.training.step_log import DrawsOfProcess, EpochOfSampler
 from dap_transformers.xnli.data import (
     LABEL,
     NLIData,

@@ -26,7 +26,7 @@ from dap_transformers.prepare.options import PrepareOptions
 from dap_transformers.prepare.pipeline import SCHEMA, prepare, workers
 from dap_transformers.prepare.run_folder import Plan, RawFile, begin
 from dap_transformers.text.corpus import find_bitext, load_bitext
-from dap_transformers.training.batches import split_validation
+from dap_transformers.training.dev_split import split_validation
 
 LANGUAGES = ("de", "fr", "sw")
 TOO_SHORT = ("zu kurz", "too short")

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dap_transformers.training.arguments import parse_arguments
+from dap_transformers.commands.recipes import parse_arguments
 from quickstart import __main__ as run
 from quickstart import reuse
 

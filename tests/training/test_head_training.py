@@ -5,18 +5,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import REPOSITORY, save, state, tiny_config
+from conftest import REPOSITORY, run, save, state, tiny_config
 from safetensors.torch import load_file
 from tiny_models import cipher
 from transformers import BertForMaskedLM, BertModel, PreTrainedTokenizerFast
 
-import train_dap
 from dap_transformers.errors import UserError
 from dap_transformers.files import read_json
 from dap_transformers.training import heads as head_training
 from dap_transformers.training.head_reading import HARDLY
 from dap_transformers.training.heads import HEADS_FILE, RESULTS_FILE
-from train_dap import run
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +97,7 @@ def test_a_run_that_is_started_again_reuses_its_trained_heads(
     stopped = [*flags, "--output_dir", str(tmp_path / "stopped")]
     for steps in ("3", "4"):
         with monkeypatch.context() as patched:
-            patched.setattr(train_dap, "train_to_end", fail)
+            patched.setattr("dap_transformers.training.run.train_to_end", fail)
             with pytest.raises(InterruptedError):
                 run([*stopped, "--head_steps", steps])
         assert read_json(tmp_path / "stopped" / RESULTS_FILE)["steps"] == int(steps)

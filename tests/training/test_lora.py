@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import built, tiny_config, training_flags
+from conftest import built, run, tiny_config, training_flags
 from safetensors.torch import load_file
 from tiny_models import make_batch
 from transformers import AutoModel
@@ -15,7 +15,6 @@ from dap_transformers.training.lora import ADAPTERS_FILE, adapter_parameters, ad
 from dap_transformers.training.resume import FINISHED
 from encoder_dap import build_encoder
 from modeling_dap import DAPForPreTraining
-from train_dap import run
 
 LORA = ["--objective", "tr+rtl", "--peft_lora_rank", "4"]
 

@@ -3,15 +3,14 @@
 import json
 import logging
 import logging.handlers
-import os
 import shutil
 from pathlib import Path
 from unittest import mock
 
 import pytest
 import torch
-from conftest import results, state, training_flags
-from safetensors.torch import load_file, save_file
+from conftest import results, run, state, training_flags
+from safetensors.torch import load_file
 from transformers import TrainerControl, TrainerState
 
 from dap_transformers.files import write_json
@@ -20,12 +19,9 @@ from dap_transformers.training.arguments import DAPTrainingArguments
 from dap_transformers.training.resume import (
     FINISHED,
     RecordInCheckpoints,
-    ResumableTrainer,
     ResumedSchedule,
     find_resumable,
-    require_random_states,
 )
-from train_dap import run
 
 CHECKPOINT_FILES = (
     "config.json",
@@ -78,7 +74,7 @@ def test_incomplete_checkpoints_are_skipped(
         find_resumable(args)
 
 
-@pytest.mark.parametrize("content", ["{", "[]", json.dumps(STATE | {"epoch": "1"})])
+@pytest.mark.parametrize("content", ["{", ""])
 def test_a_damaged_state_is_no_checkpoint(content: str, tmp_path: Path) -> None:
     (saved_checkpoint(tmp_path / "checkpoint-5") / "trainer_state.json").write_text(content)
     args = DAPTrainingArguments(output_dir=str(tmp_path))
@@ -88,7 +84,7 @@ def test_a_damaged_state_is_no_checkpoint(content: str, tmp_path: Path) -> None:
 def test_a_run_that_saved_only_models_is_refused(tmp_path: Path) -> None:
     saved_checkpoint(tmp_path / "checkpoint-5")
     args = DAPTrainingArguments(output_dir=str(tmp_path), save_only_model=True)
-    with pytest.raises(ValueError, match="--save_only_model"):
+    with pytest.raises(ValueError, match="save_only_model"):
         find_resumable(args)
 
 
@@ -212,66 +208,6 @@ def test_a_run_in_another_precision_of_the_launcher_does_not_resume(
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
     with pytest.raises(ValueError, match="bf16=False, now True"):
         run(stopped)
-    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp8")
-    with pytest.raises(ValueError, match="mixed_precision='fp8': give no, bf16 or fp16"):
-        run(stopped)
-
-
-def damage(path: Path, how: str) -> None:
-    """Damage a file of a checkpoint, or write other content into it."""
-    if how == "cut":
-        os.truncate(path, path.stat().st_size // 2)
-    elif how == "one weight less":
-        weights = load_file(path)
-        del weights[max(weights)]
-        save_file(weights, path, {"format": "pt"})
-    elif how == "another model's":
-        state = torch.load(path, weights_only=True)
-        for moments in state["state"].values():
-            moments["exp_avg"] = moments["exp_avg"][..., :3]
-        torch.save(state, path)
-    elif how == "no moments":
-        state = torch.load(path, weights_only=True)
-        torch.save(state | {"state": {}}, path)
-    elif how == "another step":
-        state = torch.load(path, weights_only=True)
-        torch.save(state | {"last_epoch": 77}, path)
-    elif how == "folder":
-        path.unlink()
-        path.mkdir()
-    elif how == "no record":
-        path.write_text("[1]")
-    elif how == "last step":
-        write_json(json.loads(path.read_text()) | {"global_step": 10**9}, path)
-    else:
-        torch.save([how], path)
-
-
-@pytest.mark.parametrize(
-    ("name", "how"),
-    [
-        ("model.safetensors", "cut"),
-        ("model.safetensors", "one weight less"),
-        ("optimizer.pt", "cut"),
-        ("optimizer.pt", "another model's"),
-        ("optimizer.pt", "no moments"),
-        ("scheduler.pt", "another step"),
-        ("rng_state.pth", "foreign"),
-        ("scheduler.pt", "folder"),
-        ("run.json", "no record"),
-        ("trainer_state.json", "last step"),
-    ],
-)
-def test_a_damaged_checkpoint_names_the_one_before(
-    name: str, how: str, stopped: list[str], tmp_path: Path
-) -> None:
-    out = tmp_path / "out"
-    shutil.copytree(stopped[-1], out)
-    shutil.copytree(out / "checkpoint-2", out / "checkpoint-1")
-    damage(out / "checkpoint-2" / name, how)
-    then = r"\): remove it, and training resumes from checkpoint-1$"
-    with pytest.raises(ValueError, match=rf"checkpoint-2 cannot be read \(.*{then}"):
-        run([*stopped[:-1], str(out)])
 
 
 def test_no_file_of_a_training_has_a_path_of_this_machine(flags: list[str], tmp_path: Path) -> None:
@@ -282,43 +218,6 @@ def test_no_file_of_a_training_has_a_path_of_this_machine(flags: list[str], tmp_
     roots = [str(tmp_path).encode(), str(Path(flags[1]).parent).encode()]
     assert not [path for path in files if any(root in path.read_bytes() for root in roots)]
     assert not list(tmp_path.rglob("training_args.bin"))
-
-
-def test_a_checkpoint_that_lacks_the_random_state_of_a_process_is_refused(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    args = DAPTrainingArguments(output_dir=str(tmp_path))
-    checkpoint = saved_checkpoint(tmp_path / "checkpoint-5")
-    require_random_states(args, checkpoint)
-    (checkpoint / "rng_state.pth").rename(checkpoint / "rng_state_0.pth")
-    write_json({"processes": 2}, checkpoint / RECORD)
-    require_random_states(args, checkpoint)
-    assert "lacks the random states of 1 process: their dropout" in caplog.text
-    write_json({"processes": 1}, checkpoint / RECORD)
-    with pytest.raises(ValueError, match="random states of 1 of 1 processes are missing"):
-        require_random_states(args, checkpoint)
-
-
-def test_a_checkpoint_that_deepspeed_cannot_load_names_the_one_before(
-    stopped: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise KeyError("module")
-
-    out = tmp_path / "out"
-    shutil.copytree(stopped[-1], out)
-    shutil.copytree(out / "checkpoint-2", out / "checkpoint-1")
-    monkeypatch.setattr("transformers.Trainer._prepare_for_training", fail)
-    prepare = ResumableTrainer._prepare_for_training
-
-    def prepare_with_deepspeed(trainer: ResumableTrainer, *args: object) -> object:
-        trainer.is_deepspeed_enabled = True
-        return prepare(trainer, *args)
-
-    monkeypatch.setattr(ResumableTrainer, "_prepare_for_training", prepare_with_deepspeed)
-    then = r"\('module'\): remove it, and training resumes from checkpoint-1$"
-    with pytest.raises(ValueError, match=rf"checkpoint-2 cannot be read {then}"):
-        run([*stopped[:-1], str(out)])
 
 
 def test_a_run_with_epochs_instead_of_steps_does_not_resume(stopped: list[str]) -> None:

@@ -7,19 +7,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import REPOSITORY, built, results, state, synthetic_pairs, tiny_config
+from conftest import built, results, run, state, synthetic_pairs, tiny_config
 from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer
 from tokenizers import processors
 from transformers import AutoTokenizer, BertModel, PreTrainedTokenizerFast
 
-import modeling_dap
+from dap_transformers.commands.recipes import parse_arguments
 from dap_transformers.encoding.encoder import SentenceEncoder
 from dap_transformers.encoding.modules import write_modules
 from dap_transformers.evaluation.retrieval import retrieval_accuracy
-from dap_transformers.training.arguments import parse_arguments
-from objectives_dap import OBJECTIVES, Objective
-from train_dap import build_trainer, run
+from dap_transformers.training.run import build_trainer
 
 # A DAP checkpoint
 
@@ -162,20 +160,6 @@ def test_the_mask_token_is_that_of_the_given_tokenizer(
         built([*flags, "--objective", "mlm"])
 
 
-def test_masked_language_modelling_does_not_count_the_last_token_of_sentences(
-    scratch: tuple[Path, list[str]], tmp_path: Path
-) -> None:
-    changed_tokenizer(scratch, tmp_path / "other", sep_token=None)
-    more = ["--objective", "mlm", "--prediction_bias", "frequencies", "--output_dir", str(tmp_path)]
-    biases = []
-    for tokenizer in (scratch[0] / "tokenizer", tmp_path / "other"):
-        trainer = built([*scratch[1], *more, "--tokenizer_name", str(tokenizer)])
-        biases.append(trainer.model.prediction_head.bias)
-    with_sep, without_sep = biases
-    assert torch.equal(with_sep, without_sep)
-    assert with_sep[2] == with_sep.min() < with_sep.max()
-
-
 def test_a_dap_checkpoint_can_give_the_shape_of_an_encoder(
     scratch: tuple[Path, list[str]], tmp_path: Path
 ) -> None:
@@ -200,20 +184,6 @@ def test_dual_alignment_can_start_from_random_weights(
     ids = model.prediction_head.token_ids
     assert config.target_vocab_size == len(ids) < 250
     assert ids[0] > 0  # CLS is not predicted
-
-
-def test_exactly_one_start_must_be_given(scratch: tuple[Path, list[str]], tmp_path: Path) -> None:
-    folder, flags = scratch
-    out = ["--output_dir", str(tmp_path)]
-    with pytest.raises(ValueError, match="--model_name_or_path and --config_name"):
-        parse_arguments([*flags, *out, "--model_name_or_path", str(folder / "mlm")])
-    with pytest.raises(ValueError, match="give --model_name_or_path, or --config_name"):
-        parse_arguments([*without(flags, "--config_name"), *out])
-
-    # A flag replaces the start of the recipe.
-    recipe = str(REPOSITORY / "dap_transformers" / "configs" / "mlm.yaml")
-    model, _, _ = parse_arguments([recipe, "--model_name_or_path", "a", *out])
-    assert (model.model_name_or_path, model.config_name) == ("a", None)
 
 
 def test_a_configuration_that_does_not_fit_the_tokenizer_is_refused(
@@ -333,41 +303,3 @@ def test_hard_negatives_keep_the_prefix_of_a_sentence_transformers_folder(
 
 
 # The bias of a prediction head
-
-
-@pytest.mark.parametrize(
-    ("more", "named"),
-    [
-        ("frequencies --objective tr", "'tr' has no prediction head"),
-        ("frequencies --objective own", "'own' has no prediction head"),
-        ("frequencies --streaming --language_mix uniform", "stream"),
-        ("uniform", "prediction_bias='uniform'"),
-    ],
-)
-def test_a_prediction_bias_without_effect_is_refused(
-    more: str, named: str, flags: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(OBJECTIVES, "own", type("Own", (Objective,), {"name": "own"}))
-    command = [*flags, "--output_dir", str(tmp_path), "--prediction_bias", *more.split()]
-    with pytest.raises(ValueError, match=named):
-        built(command)
-
-
-@pytest.mark.parametrize(
-    ("objective", "said"),
-    [("tr+tlm", "has a masked-LM head: its bias is taken"), ("mlm", "its bias stays")],
-)
-def test_a_trained_prediction_head_keeps_its_bias(
-    objective: str,
-    said: str,
-    scratch: tuple[Path, list[str]],
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    modeling_dap.logger.addHandler(caplog.handler)
-    more = f"--prediction_bias frequencies --pooling mean --objective {objective}"
-    trainer = built([*from_mlm(scratch), *more.split(), "--output_dir", str(tmp_path)])
-    made = load_file(scratch[0] / "mlm" / "model.safetensors")["prediction_head.bias"]
-    ids = getattr(trainer.model.prediction_head, "token_ids", None)
-    assert torch.equal(trainer.model.prediction_head.bias, made if ids is None else made[ids])
-    assert said in caplog.text

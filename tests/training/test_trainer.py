@@ -12,15 +12,18 @@ import torch
 from conftest import LANGUAGES, synthetic_pairs
 from datasets import concatenate_datasets
 from torch import Tensor
-from transformers import PreTrainedTokenizerFast, TrainingArguments
+from transformers import PreTrainedTokenizerFast
 
+import dap_transformers.training.step_log
 import dap_transformers.training.trainer
 from dap_transformers.evaluation.retrieval import Retrieval
 from dap_transformers.text.corpus import load_bitext
 from dap_transformers.training.arguments import DAPTrainingArguments
-from dap_transformers.training.batches import BitextCollator, LanguageMixSampler, tokenize_bitext
+from dap_transformers.training.batches import BitextCollator, tokenize_bitext
 from dap_transformers.training.head_reading import HeadReading
-from dap_transformers.training.trainer import DAPTrainer, StepMeter, brief
+from dap_transformers.training.mixing import LanguageMixSampler
+from dap_transformers.training.step_log import StepMeter
+from dap_transformers.training.trainer import DAPTrainer
 from modeling_dap import DAPForPreTraining
 from states_dap import POOLINGS
 
@@ -86,49 +89,6 @@ def changed_weights(trainer: DAPTrainer, before: dict[str, Tensor]) -> set[str]:
 # Arguments
 
 
-@pytest.mark.parametrize(
-    ("given", "named"),
-    [
-        ({"args": TrainingArguments}, "DAPTrainingArguments"),
-        ({"evaluators": [Retrieval({"de": [("Ja", "Yes")]})]}, "processing_class"),
-        ({"eval_dataset": {"de": (["Ja"], ["Yes"])}}, "eval_dataset"),
-        ({"compute_metrics": dict}, "compute_metrics"),
-        ({"compute_loss_func": max}, "compute_loss_func"),
-        ({"train_dataset": [{}] * 3}, "batch of 8"),
-    ],
-)
-def test_arguments_of_trainer_without_effect_are_refused(
-    given: dict[str, Any], named: str, tmp_path: Path, tiny_bert_dir: Path
-) -> None:
-    kind = given.get("args", DAPTrainingArguments)
-    args = kind(str(tmp_path / "out"), per_device_train_batch_size=8)
-    model = DAPForPreTraining.from_encoder(str(tiny_bert_dir), objective="tr")
-    with pytest.raises(ValueError, match=named):
-        DAPTrainer(model=model, **{**given, "args": args})
-
-
-def test_a_model_or_optimizer_that_the_trainer_cannot_adapt_is_refused(
-    tmp_path: Path, tiny_bert_dir: Path
-) -> None:
-    def model_init() -> DAPForPreTraining:
-        return DAPForPreTraining.from_encoder(str(tiny_bert_dir))
-
-    frozen = DAPTrainingArguments(str(tmp_path / "out"), freeze_encoder=True)
-    with pytest.raises(ValueError, match="model_init"):
-        DAPTrainer(model_init=model_init, args=frozen)
-
-    model = model_init()
-    grouped = DAPTrainingArguments(str(tmp_path / "out"), head_learning_rate=1e-3)
-    optimizers = torch.optim.SGD(model.parameters()), None
-    with pytest.raises(ValueError, match="(?s)optimizer.*head_learning_rate"):
-        DAPTrainer(model=model, args=grouped, optimizers=optimizers)
-
-
-def test_a_learning_rate_for_heads_is_refused_without_heads(make_trainer: MakeTrainer) -> None:
-    with pytest.raises(ValueError, match="--head_learning_rate 0.1"):
-        make_trainer("tr", head_learning_rate=0.1).train()
-
-
 # The log
 
 
@@ -183,6 +143,7 @@ def test_the_pace_leaves_out_saving_and_waiting(
 
     fake_time = SimpleNamespace(perf_counter=lambda: clock[0])
     monkeypatch.setattr(dap_transformers.training.trainer, "time", fake_time)
+    monkeypatch.setattr(dap_transformers.training.step_log, "time", fake_time)
     trainer = make_trainer("tr", max_steps=4, logging_steps=2, save_strategy="steps", save_steps=2)
     trainer.save_model = taking(1000.0, trainer.save_model)
     trainer.training_step = taking(1.0, trainer.training_step)
@@ -193,35 +154,6 @@ def test_the_pace_leaves_out_saving_and_waiting(
     paces = [line["pairs_per_second"] for line in lines_with("pairs_per_second", trainer)]
     assert paces == [16.0, 8.0]
     assert StepMeter().read(1) == {}  # there was no step
-
-
-@pytest.mark.parametrize("bar", [False, True])
-def test_an_evaluation_is_printed_in_brief_and_logged_in_full(
-    bar: bool, make_trainer: MakeTrainer, capsys: pytest.CaptureFixture
-) -> None:
-    options = {"max_steps": 1, "eval_strategy": "steps", "eval_steps": 1}
-    trainer = make_trainer("tr", disable_tqdm=not bar, **options)
-    trainer.train()
-    trainer.save_model()
-    (logged,) = lines_with("eval_mean_accuracy", trainer)
-    directions = [name for name in logged if name.endswith("_accuracy") and "-" in name]
-    printed = "".join(capsys.readouterr())
-    assert not [name for name in directions if name in printed]
-    lowest = min(directions, key=logged.get)
-    direction = lowest.removeprefix("eval_").removesuffix("_accuracy")
-    assert f"'eval_lowest': '{direction} {logged[lowest]:.1f}'" in printed
-    for name in ("eval_mean_accuracy", "eval_seconds", "tr_loss"):
-        assert name in printed
-    assert "Writing model shards" not in printed
-
-
-def test_values_that_do_not_change_are_printed_once() -> None:
-    before: dict[str, Any] = {}
-    first = {"tr_loss": 1.0, "negatives": 63.0, "ignored_tokens": 0.0}
-    assert brief(first, before) == {"tr_loss": 1.0, "negatives": 63.0}
-    assert brief(first, before) == {"tr_loss": 1.0}
-    assert brief(first | {"negatives": 62.97}, before) == {"tr_loss": 1.0}  # a repeated sentence
-    assert brief(first | {"ignored_tokens": 2.0}, before) == {"tr_loss": 1.0, "ignored_tokens": 2.0}
 
 
 # Evaluation

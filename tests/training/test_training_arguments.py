@@ -10,16 +10,14 @@ import torch
 from conftest import REPOSITORY
 
 from configuration_dap import DAPConfig
+from dap_transformers.commands.recipes import find_recipe, parse_arguments, recipe_flags
 from dap_transformers.errors import UserError
 from dap_transformers.training.arguments import (
     CONFIG_FIELDS,
     FROM_TEXT,
     DAPTrainingArguments,
     check_launched,
-    find_recipe,
     given_fields,
-    parse_arguments,
-    recipe_flags,
     share_of_batch,
 )
 from dap_transformers.training.resume import changes_weights
@@ -47,10 +45,6 @@ def test_recipes_hold_the_papers_values(name: str, tmp_path: Path) -> None:
 def test_the_arguments_in_a_log_have_no_absolute_path(tmp_path: Path) -> None:
     logged = json.loads(DAPTrainingArguments(output_dir=str(tmp_path / "out")).to_json_string())
     assert (logged["output_dir"], logged["optim"]) == ("out", "adamw_torch_fused")
-
-
-def test_processes_do_not_broadcast_buffers(tmp_path: Path) -> None:
-    assert DAPTrainingArguments(output_dir=str(tmp_path)).ddp_broadcast_buffers is False
 
 
 def test_the_best_recipe_trains_what_the_study_shows(tmp_path: Path) -> None:
@@ -143,76 +137,10 @@ def test_a_recipe_is_found_by_name_and_a_path_wins(
             parse_arguments([absent, "--seed", "1"])
 
 
-#: Nine lists, each of which holds the one before ten times: 10 billion values.
-LAUGHS = "a: &l0 [lol]\n"
-for number in range(9):
-    LAUGHS += f"b{number}: &l{number + 1} [{', '.join([f'*l{number}'] * 10)}]\n"
-
-
-def test_a_recipe_may_have_aliases(tmp_path: Path) -> None:
-    recipe = tmp_path / "recipe.yaml"
-    recipe.write_text("seed: &a 7\ndata_seed: *a\nreport_to: [none]\n")
-    assert recipe_flags(recipe)[:4] == ["--seed", "7", "--data_seed", "7"]
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("learnign_rate: 1", "unknown argument learnign_rate"),
-        ("- a", "found list"),
-        ("train_data: []", "train_data is an empty list"),
-        ("1: 2\nb: 3", "unknown argument 1, b"),
-        ("learning_rate 1\nseed: 2", r"not readable as YAML \(.*line 2.*\)"),
-        ("seed: !!python/object:os.system []", "not readable as YAML .*python"),
-        ("seed: 1\nlearning_rate: 2\nseed: 3", "seed is given twice"),
-        ("seed: !!int many", "not readable as YAML .*many"),
-        ("seed: \udcff", "not readable as YAML .*codec can't decode"),
-        (LAUGHS, "over 100,000 characters, with its aliases written out"),
-        ("optim_args: &a [*a]", "over 100,000 characters, with its aliases written out"),
-        ("seed: 1" + 100_000 * " ", "over 100,000 characters"),
-    ],
-)
-def test_recipes_with_mistakes_are_refused(text: str, message: str, tmp_path: Path) -> None:
-    recipe = tmp_path / "recipe.yaml"
-    recipe.write_bytes(text.encode(errors="surrogateescape"))
-    with pytest.raises(UserError, match=rf"recipe\.yaml: .*{message}"):
-        recipe_flags(recipe)
-
-
 def test_a_batch_that_cannot_be_shared_evenly_is_refused() -> None:
     for total, processes, better in ((3, 8, 8), (100, 8, 96), (1023, 2, 1024), (0, 1, 1)):
         with pytest.raises(ValueError, match=f"={total} .* {processes} processes.* {better},"):
             share_of_batch(total, processes)
-
-
-@pytest.mark.parametrize(
-    ("argument", "value"),
-    [
-        ("dataloader_drop_last", False),
-        ("early_stopping_patience", 0),
-        ("mini_batch_size", 0),
-        ("head_learning_rate", -1.0),
-        ("total_train_batch_size", 0),
-        ("neftune_noise_alpha", 5.0),
-        ("save_strategy", "best"),
-        ("label_smoothing_factor", 0.1),
-        ("torch_compile_mode", "x"),
-        ("auto_find_batch_size", True),
-        ("train_sampling_strategy", "group_by_length"),
-        ("accelerator_config", {"split_batches": True}),
-        ("accelerator_config", {"dispatch_batches": True}),
-    ],
-)
-def test_arguments_that_have_no_effect_or_do_harm_are_refused(
-    argument: str, value: object, tmp_path: Path
-) -> None:
-    with pytest.raises(ValueError, match=argument):
-        DAPTrainingArguments(output_dir=str(tmp_path), use_cpu=True, **{argument: value})
-
-
-def test_every_process_reads_its_own_batches_by_default(tmp_path: Path) -> None:
-    args = DAPTrainingArguments(output_dir=str(tmp_path), accelerator_config={"even_batches": True})
-    assert args.accelerator_config.dispatch_batches is False
 
 
 def test_batches_are_pinned_only_for_cuda(tmp_path: Path) -> None:
@@ -243,8 +171,27 @@ def test_a_model_is_pushed_only_at_the_end_and_no_pickle_holds_the_token(
     assert args.hub_strategy == "end"
     assert os.environ["HF_TOKEN"] == "hf_secret"
     assert b"hf_secret" not in pickle.dumps(args)
-    with pytest.raises(ValueError, match="hub_strategy"):
-        DAPTrainingArguments(**given, hub_strategy="every_save")
+
+
+def test_what_the_losses_rest_on_is_set(tmp_path: Path) -> None:
+    args = DAPTrainingArguments(
+        output_dir=str(tmp_path),
+        dataloader_drop_last=False,
+        remove_unused_columns=True,
+        auto_find_batch_size=True,
+        hub_strategy="every_save",
+        accelerator_config={"split_batches": True, "dispatch_batches": True},
+    )
+    assert args.dataloader_drop_last
+    assert not args.remove_unused_columns
+    assert not args.auto_find_batch_size
+    assert args.hub_strategy == "end"
+    assert not args.accelerator_config.split_batches
+    assert not args.accelerator_config.dispatch_batches
+    assert args.ddp_broadcast_buffers is False
+    for wrong in ({"mini_batch_size": 0}, {"head_steps": -1}, {"total_train_batch_size": 0}):
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            DAPTrainingArguments(output_dir=str(tmp_path), use_cpu=True, **wrong)
 
 
 def test_a_plateau_schedule_follows_the_direction_of_the_metric(tmp_path: Path) -> None:

@@ -1,0 +1,160 @@
+"""The command line of a training: a recipe (YAML) and flags, which override it."""
+
+import argparse
+import dataclasses
+import json
+from collections.abc import Collection
+from pathlib import Path
+
+import yaml
+
+from dap_transformers.commands.arguments import ArgumentParser
+from dap_transformers.errors import UserError, reading
+from dap_transformers.options import arg
+from dap_transformers.training.arguments import (
+    Arguments,
+    DAPTrainingArguments,
+    PretrainingDataArguments,
+    PretrainingModelArguments,
+    added_weights,
+)
+from dap_transformers.training.plugins import load_plugin
+
+#: Pairs of arguments of which only one may be given. A flag replaces its rival in the recipe.
+RIVALS = (
+    ("per_device_train_batch_size", "total_train_batch_size"),
+    ("max_steps", "num_train_epochs"),
+    ("model_name_or_path", "config_name"),
+)
+
+#: The folder of the project's recipes.
+RECIPES = Path(__file__).parents[1] / "configs"
+
+USAGE = "%(prog)s [RECIPE] --train_data PATH [PATH ...] --output_dir FOLDER [arguments]"
+
+
+def parse_arguments(argv: list[str]) -> Arguments:
+    """Parse the command line of a training.
+
+    Epochs and steps exclude each other, so `--num_train_epochs` sets `max_steps` to -1.
+
+    Args:
+        argv: flags, which may stand after a recipe (`find_recipe`).
+    """
+    load_plugins_of(argv)
+    if argv and not argv[0].startswith("-"):
+        flags = argv[1:]
+        argv = recipe_flags(find_recipe(argv[0]), without=rivals_of(flags)) + flags
+    for first, second in RIVALS:
+        if given(first, argv) and given(second, argv):
+            raise UserError(f"--{first} and --{second} say the same: give one of them.")
+
+    # The default of max_steps would win over the epochs.
+    if given("num_train_epochs", argv):
+        argv = [*argv, "--max_steps", "-1"]
+
+    groups = (with_added_weights(), PretrainingDataArguments, DAPTrainingArguments)
+    parser = ArgumentParser(groups, usage=USAGE, allow_abbrev=False)
+    model, data, training = parser.parse_args_into_dataclasses(args=argv)
+    if model.model_name_or_path is None and model.config_name is None:
+        raise UserError(
+            "nothing to start from: give --model_name_or_path, or --config_name to begin from "
+            "random weights"
+        )
+    return model, data, training
+
+
+def find_recipe(name: str) -> Path:
+    """Return the path of a recipe's YAML file.
+
+    Args:
+        name: path of a YAML file, or the name of a recipe of this project, such as "xlmr". If
+            both exist, the path wins.
+    """
+    path = Path(name)
+    if path.is_file():
+        return path
+
+    own = {file.stem: file for file in sorted(RECIPES.glob("*.yaml"))}
+    if name not in own:
+        raise UserError(f"{name}: no such recipe. Give a YAML file, or one of {', '.join(own)}.")
+    return own[name]
+
+
+def load_plugins_of(flags: list[str]) -> None:
+    """Run the files that `--plugin` names, so that their objectives are known."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--plugin", nargs="+", default=[])
+    for path in parser.parse_known_args(flags)[0].plugin:
+        load_plugin(path)
+
+
+def with_added_weights() -> type[PretrainingModelArguments]:
+    """Add a flag for the weight of each objective that is not ours to the model's arguments."""
+    fields = []
+    for weight in added_weights():
+        objective = weight.removesuffix("_weight")
+        text = f"factor of the loss of {objective}. Default: 1, or that of the checkpoint."
+        fields.append((weight, float | None, arg(None, text)))
+    if not fields:
+        return PretrainingModelArguments
+    return dataclasses.make_dataclass(
+        "PretrainingModelArguments", fields, bases=(PretrainingModelArguments,)
+    )
+
+
+def rivals_of(flags: list[str]) -> set[str]:
+    """Return the names of the arguments that exclude one of the given flags (`RIVALS`).
+
+    For example, `--max_steps` excludes "num_train_epochs" of the recipe.
+    """
+    rivals = set()
+    for first, second in RIVALS:
+        if given(first, flags):
+            rivals.add(second)
+        if given(second, flags):
+            rivals.add(first)
+    return rivals
+
+
+def given(name: str, argv: list[str]) -> bool:
+    """Tell whether a command line has the flag `--name`.
+
+    `--name=value` counts as well, and `-` may stand for `_` within the name.
+
+    Args:
+        name: name of the argument without dashes before it, such as "max_steps".
+        argv: the command line.
+    """
+    flags = [argument.split("=", 1)[0].replace("-", "_") for argument in argv]
+    return f"__{name}" in flags
+
+
+def recipe_flags(path: Path, without: Collection[str] = ()) -> list[str]:
+    """Convert a recipe to flags: `{"rtl_layers": 2}` becomes `["--rtl_layers", "2"]`.
+
+    A list becomes several values, and a mapping becomes JSON. An argument without a value (null)
+    is left out. `no`, which YAML reads as false, becomes "no" again for arguments such as
+    `eval_strategy`.
+
+    Args:
+        without: arguments of the recipe to leave out.
+    """
+    with reading(path):
+        recipe = dict(yaml.safe_load(path.read_text(encoding="utf-8")))
+    plugins = recipe.get("plugin") or []
+    for plugin in [plugins] if isinstance(plugins, str) else plugins:
+        load_plugin(plugin)
+
+    flags: list[str] = []
+    for key, value in recipe.items():
+        if value is None or key in without:
+            continue
+        if value is False and key.endswith("_strategy"):
+            # YAML reads a bare `no` as false.
+            value = "no"
+        if isinstance(value, dict):
+            value = json.dumps(value)
+        values = value if isinstance(value, list) else [value]
+        flags += [f"--{key}", *map(str, values)]
+    return flags

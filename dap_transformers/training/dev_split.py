@@ -1,0 +1,190 @@
+"""Hold out a dev set, so that no target of any dev set is a target of any training set."""
+
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from datasets import Dataset, IterableDataset
+
+from dap_transformers.errors import UserError
+from dap_transformers.languages import normalise_all
+from dap_transformers.text_keys import ranks, text_keys
+
+logger = logging.getLogger(__name__)
+
+DEV_DIVISOR = 10  # a dev set has at most a tenth of its language
+NORMALISED_AT_ONCE = 100_000  # sentences; more would only take more memory
+
+PairsByLanguage = Mapping[str, Dataset] | Mapping[str, IterableDataset]  # language -> its pairs
+
+
+def split_validation(
+    datasets: PairsByLanguage, dev_pairs: int, seed: int
+) -> tuple[dict[str, Any], dict[str, Dataset]]:
+    """Hold out dev pairs so that no target of a dev set is a target of any training set.
+
+    Targets are compared in the form of `languages.normalise`. A random order of all possible texts
+    (`text_keys.ranks`) decides which targets are held out. Each language takes those that come
+    first, with one pair for each target. The order is the same for all languages. Languages that
+    translate the same English text therefore hold out the same sentences, and the training sets
+    lose as few pairs as possible. `prepare-data` chooses its dev sets by the same order.
+
+    A language holds out at most a tenth of its pairs. A language with fewer than ten pairs holds
+    out none, with a warning. From a stream, only the first 10 * `dev_pairs` pairs can be held
+    out.
+
+    Args:
+        datasets: pairs by language, map-style or streamed.
+        dev_pairs: largest number of pairs per language to hold out. With 0 there are no dev sets,
+            and the datasets are returned unchanged.
+
+    Returns:
+        The training sets and the dev sets, each by language. Map-style datasets have a new column
+        `row`, the row number before the split. Dev sets are always map-style.
+    """
+    if dev_pairs <= 0:
+        return dict(datasets), {}
+
+    rest: dict[str, Any] = {}
+    dev: dict[str, Dataset] = {}
+    keys: dict[str, np.ndarray] = {}
+    held_out: set[int] = set()
+    for language, dataset in datasets.items():
+        if isinstance(dataset, IterableDataset):
+            rest[language] = dataset
+            beginning = list(dataset.take(DEV_DIVISOR * dev_pairs))
+            candidates = Dataset.from_list(beginning, features=dataset.features)
+        else:
+            rest[language] = candidates = _numbered(dataset)
+
+        keys[language] = _target_keys(candidates)
+        rows = _rows_to_hold_out(keys[language], dev_pairs, seed)
+        if rows:
+            dev[language] = candidates.select(rows)
+            held_out.update(keys[language][rows].tolist())
+        else:
+            logger.warning("%s: too few pairs for a dev set (%d)", language, len(candidates))
+    return _without(rest, held_out, keys), dev
+
+
+def drop_targets(datasets: PairsByLanguage, targets: Iterable[str]) -> dict[str, Any]:
+    """Remove the pairs whose target is one of `targets`, such as the targets of a dev set.
+
+    Sentences are compared in the form of `languages.normalise`, which ignores, for example, case
+    and punctuation.
+
+    Returns:
+        The remaining pairs by language. Streams are filtered while they are read. A map-style
+        dataset that loses pairs has a new column `row`, the row number before the removal.
+    """
+    held_out = text_keys(normalise_all(list(targets)))
+    keys = {}
+    for language, dataset in datasets.items():
+        if isinstance(dataset, Dataset):
+            keys[language] = _target_keys(dataset)
+    return _without(datasets, set(held_out.tolist()), keys)
+
+
+def _target_keys(dataset: Dataset) -> np.ndarray:
+    """Return the hash of each pair's normalised target: uint64 (number of pairs,)."""
+    keys = [np.empty(0, np.uint64)]
+    for batch in dataset.select_columns("target").iter(NORMALISED_AT_ONCE):
+        keys.append(text_keys(normalise_all(batch["target"])))
+    return np.concatenate(keys)
+
+
+def _rows_to_hold_out(keys: np.ndarray, dev_pairs: int, seed: int) -> list[int]:
+    """Return the row numbers of the pairs to hold out: those whose targets have the smallest ranks.
+
+    The rank of a target is its place in a random order (`text_keys.ranks`). Of pairs with the same
+    target, only the first is chosen. The rows are in ascending order.
+    """
+    count = min(dev_pairs, len(keys) // DEV_DIVISOR)
+    _, first_rows = np.unique(ranks(keys, seed), return_index=True)  # sorted by rank
+    return sorted(first_rows[:count].tolist())
+
+
+def _without(
+    datasets: PairsByLanguage, held_out: set[int], keys: Mapping[str, np.ndarray]
+) -> dict[str, Any]:
+    """Remove the pairs whose target is held out.
+
+    Returns:
+        The remaining pairs by language. Streams are filtered while they are read. A map-style
+        dataset that loses pairs gets a column `row` with the row numbers before.
+    """
+    left: dict[str, Any] = {}
+    known = np.fromiter(held_out, np.uint64, len(held_out))
+    for language, dataset in datasets.items():
+        if isinstance(dataset, IterableDataset):
+            left[language] = _filtered_stream(dataset, held_out, language)
+            continue
+
+        own = keys[language]
+        rows = np.flatnonzero(~np.isin(own, known))
+        if not len(rows):
+            raise _nothing_left(language)
+        dropped = len(own) - len(rows)
+        if dropped:
+            dataset = _numbered(dataset).select(rows)
+            logger.info(
+                "%s: %d of %d pairs are not trained on, because their targets are in the dev set",
+                language,
+                dropped,
+                len(own),
+            )
+        left[language] = dataset
+    return left
+
+
+def _filtered_stream(
+    dataset: IterableDataset, held_out: set[int], language: str
+) -> IterableDataset:
+    """Return a stream that skips the pairs whose target is held out.
+
+    Its beginning is read at once, to find at least one pair that is left.
+    """
+    left = dataset.filter(_IsKept(held_out), input_columns=["target"], batched=True)
+    # An endless stream of nothing would keep its reader waiting for ever.
+    if not list(left.take(1)):
+        raise _nothing_left(language)
+    return left
+
+
+@dataclass(frozen=True)
+class _IsKept:
+    """Function that tells for each target of a batch whether its pair is kept for training.
+
+    Called with a list of targets, it returns a list of bool. False means that the target, after
+    normalising, is held out.
+
+    Attributes:
+        held_out: hashes of the targets to remove.
+    """
+
+    held_out: set[int]
+
+    def __call__(self, targets: list[str]) -> list[bool]:
+        keys = text_keys(normalise_all(targets)).tolist()
+        return [key not in self.held_out for key in keys]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "_IsKept":
+        # It never changes. `datasets` would otherwise copy the set for each language.
+        return self
+
+
+def _numbered(dataset: Dataset) -> Dataset:
+    """Return the dataset with a column `row` (0, 1, 2, …), or unchanged if it has such a column."""
+    if "row" in dataset.column_names:
+        return dataset
+    return dataset.add_column("row", np.arange(len(dataset)))
+
+
+def _nothing_left(language: str) -> UserError:
+    """Return the error for a language whose pairs are all held out. The caller raises it."""
+    return UserError(
+        f"{language}: every target sentence is held out for a dev set, so nothing is left to train "
+        f"on. Hold out fewer pairs, or leave {language} out."
+    )

@@ -1,0 +1,139 @@
+"""How often each language is drawn: samplers of map-style text, and mixed streams."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+from datasets import IterableDataset, interleave_datasets
+from torch.utils.data import Sampler
+
+from dap_transformers.errors import UserError
+
+ROWS_AT_ONCE = 65_536  # rows of an epoch that are Python integers at a time
+MIXES = ("natural", "uniform", "temperature")
+
+
+def mix_weights(sizes: Sequence[int], mix: str, alpha: float = 0.5) -> np.ndarray:
+    """Compute each language's share of the pairs that are drawn for training.
+
+    The share of a language with n pairs is proportional to n^α. The exponent α is 1 for the
+    natural mix, 0 for the uniform mix and `alpha` for the temperature mix.
+
+    >>> mix_weights([900, 100], "temperature", 0.5)
+    array([0.75, 0.25])
+
+    Args:
+        sizes: number of pairs of each language.
+        mix: "natural", "uniform" or "temperature".
+        alpha: exponent of the temperature mix, 0 to 1. Other mixes ignore it.
+
+    Returns:
+        One share per language, float64. They add up to 1.
+    """
+    if mix not in MIXES:
+        raise UserError(f"unknown language mix {mix!r}: give one of {', '.join(MIXES)}")
+    exponent = {"natural": 1.0, "uniform": 0.0, "temperature": alpha}[mix]
+    weights = np.asarray(sizes, dtype=np.float64) ** exponent
+    return weights / weights.sum()
+
+
+class LanguageMixSampler(Sampler[int]):
+    """Draws the rows of an epoch from the concatenated datasets of all languages.
+
+    Iterating yields row numbers. An epoch has as many rows as all languages together, in random
+    order. Each language gets its share of them (`mix_weights`), rounded to a whole number. No
+    pair of a language is repeated before all its pairs have been drawn. This also holds across
+    epochs: pairs that epoch 0 leaves out come first in epoch 1.
+
+    The order depends only on the arguments and on `set_epoch`, so a resumed run sees the same
+    pairs as a run without a stop.
+
+    Args:
+        sizes: number of pairs of each language, in the order of the concatenation.
+        mix: "natural", "uniform" or "temperature", as in `mix_weights`.
+        alpha: exponent of the temperature mix.
+        seed: seed of the order.
+    """
+
+    def __init__(self, sizes: Sequence[int], mix: str, alpha: float, seed: int) -> None:
+        self.sizes = list(sizes)
+        self.seed = seed
+        self.epoch = 0
+
+        # Pairs per epoch of each language, rounded so that their sum stays the same.
+        exact = mix_weights(sizes, mix, alpha) * sum(sizes)
+        self.counts = np.floor(exact).astype(np.int64)
+        by_remainder = np.argsort(self.counts - exact, kind="stable")
+        missing = sum(sizes) - self.counts.sum()
+        self.counts[by_remainder[:missing]] += 1
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the number of the epoch, from 0, whose rows the next iteration draws."""
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return sum(self.sizes)
+
+    def __iter__(self) -> Iterator[int]:
+        # Half the memory, where the numbers are small enough.
+        small = len(self) <= np.iinfo(np.int32).max
+        rows = np.empty(len(self), np.int32 if small else np.int64)
+        starts = np.cumsum([0, *self.sizes[:-1]])
+        ends = np.cumsum(self.counts)
+        for number, (start, end) in enumerate(zip(starts, ends, strict=True)):
+            rows[end - self.counts[number] : end] = start + self._rows_of(number)
+        rng = np.random.default_rng((self.seed, len(self.sizes), self.epoch))
+        rng.shuffle(rows)
+        # Python's integers take five times the memory of the array's.
+        for start in range(0, len(rows), ROWS_AT_ONCE):
+            yield from rows[start : start + ROWS_AT_ONCE].tolist()
+
+    def _rows_of(self, number: int) -> np.ndarray:
+        """Return the rows that an epoch draws from one language.
+
+        All shuffles of a language's rows form one endless sequence. Each epoch takes the next
+        part of it.
+
+        Returns:
+            Row numbers within the language's own dataset, from 0.
+        """
+        size = self.sizes[number]
+        count = int(self.counts[number])
+        begin = self.epoch * count
+        first = begin // size
+        last = -(-(begin + count) // size)
+        parts = [np.empty(0, dtype=np.int64)]
+        for turn in range(first, last):
+            rng = np.random.default_rng((self.seed, number, turn))
+            parts.append(rng.permutation(size))
+        offset = begin - first * size
+        return np.concatenate(parts)[offset : offset + count]
+
+
+def mix_streams(
+    streams: Mapping[str, IterableDataset],
+    weights: np.ndarray,
+    shuffle_buffer: int,
+    seed: int,
+) -> IterableDataset:
+    """Mix the streams of all languages into one stream without end.
+
+    Every language begins again after its last pair, in the same order. All processes therefore
+    draw equal numbers of full batches. The order depends only on the arguments, so a resumed run
+    that skips the same batches continues exactly.
+
+    Files are dealt out to processes and workers if every language has enough of them. Otherwise
+    all processes read all files, and each trains on its share of the pairs.
+
+    Args:
+        streams: tokenised pairs by language.
+        weights: share of each language, see `mix_weights`.
+        shuffle_buffer: pairs per language that are held in memory and shuffled. A pair takes about
+            2 kB at 32 tokens. 0 keeps the order of the files.
+        seed: seed of the shuffles and of the mix.
+    """
+    endless = []
+    for stream in streams.values():
+        if shuffle_buffer:
+            stream = stream.shuffle(seed=seed, buffer_size=shuffle_buffer)
+        endless.append(stream.repeat(None))
+    return interleave_datasets(endless, probabilities=weights.tolist(), seed=seed)

@@ -1,0 +1,339 @@
+"""A whole training: read the text, load the model, train the heads, train, save and publish.
+
+`train` tells this story from top to bottom.
+"""
+
+import logging
+import shlex
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from datasets import concatenate_datasets
+from datasets import config as datasets_config
+from torch.utils.data import Dataset, Sampler
+from transformers import PreTrainedTokenizerBase, set_seed
+
+from dap_transformers.encoding.load import hub_commit
+from dap_transformers.errors import UserError, counted
+from dap_transformers.evaluation.retrieval import Retrieval
+from dap_transformers.files import disk_full, write_json
+from dap_transformers.pictures import CURVES, plot_curves
+from dap_transformers.publishing.publish import PublishOptions, publish
+from dap_transformers.text.corpus import count_pairs, load_bitext
+from dap_transformers.text.find import find_bitext
+from dap_transformers.training.arguments import (
+    DAPTrainingArguments,
+    PretrainingDataArguments,
+    PretrainingModelArguments,
+)
+from dap_transformers.training.batches import BitextCollator, tokenize_bitext
+from dap_transformers.training.dev_split import drop_targets, split_validation
+from dap_transformers.training.hard_negatives import HardNegatives
+from dap_transformers.training.head_reading import HARDLY, HeadReading
+from dap_transformers.training.heads import HEADS_FILE, train_missing_heads
+from dap_transformers.training.mixing import LanguageMixSampler, mix_streams, mix_weights
+from dap_transformers.training.resume import (
+    FINISHED,
+    describe_run,
+    find_resumable,
+    record_run,
+    train_to_end,
+)
+from dap_transformers.training.start import (
+    Start,
+    check_settings,
+    is_streamed,
+    load_model,
+    read_start,
+)
+from dap_transformers.training.teacher import add_teacher
+from dap_transformers.training.trainer import DAPTrainer, require_batch
+from modeling_dap import DAPForPreTraining
+
+logger = logging.getLogger(__name__)
+
+
+def train(
+    model_args: PretrainingModelArguments,
+    data: PretrainingDataArguments,
+    training: DAPTrainingArguments,
+) -> None:
+    """Train a sentence encoder, and save it with its results.
+
+    A run that was stopped is resumed from its last checkpoint. With `load_best_model_at_end` the
+    best model is saved, otherwise the last one. All processes of a launch call this.
+    """
+    checkpoint = find_resumable(training)
+    trainer, record = build_trainer(model_args, data, training)
+    record_run(record, training, checkpoint)
+    if checkpoint is None:
+        train_missing_heads(trainer, record)
+    metrics = train_to_end(trainer, checkpoint)
+    finish(trainer, metrics, model_args)
+
+
+# -------------------------------------------------------------------------------------- the trainer
+
+
+def build_trainer(
+    model_args: PretrainingModelArguments,
+    data: PretrainingDataArguments,
+    training: DAPTrainingArguments,
+) -> tuple[DAPTrainer, dict[str, Any]]:
+    """Read the text, load the model, and make a trainer of them.
+
+    Args:
+        data: the prefix and the length are filled in if they are None.
+
+    Returns:
+        The trainer, and the record of the run (`describe_run`).
+    """
+    start = read_start(model_args)
+    library = start.library
+    if data.prefix is not None:
+        # The given prefix replaces the prompts of a sentence-transformers folder.
+        library = replace(library, prompts={})
+    complete_data_arguments(data, start)
+    check_settings(start)
+    if data.streaming and training.max_steps < 1:
+        raise UserError("streamed text has no end, so it has no epochs: give max_steps")
+
+    distills = "distill" in start.settings["objective"].split("+")
+    if distills != (model_args.distill_from is not None):
+        raise UserError("the objective distill and a teacher (distill_from) need each other")
+
+    # The first process fills the cache of the text, and the others read it.
+    with (
+        training.main_process_first(desc="reading and tokenising"),
+        disk_full(Path(datasets_config.HF_DATASETS_CACHE)),
+    ):
+        train, dev, text = build_datasets(data, training, start.tokenizer)
+
+    teacher = None
+    if model_args.distill_from is not None:
+        place = Path(model_args.distill_dir or Path(training.output_dir, "teacher"))
+        train, teacher = add_teacher(model_args.distill_from, text, train, place)
+
+    set_seed(training.seed)
+    teacher_size = None if teacher is None else teacher.shape[1]
+    model = load_model(model_args, start, train, teacher_size)
+    if not dev and training.eval_strategy != "no":
+        raise UserError(
+            "there are no dev pairs to evaluate on: raise dev_pairs, give validation_data, or "
+            "eval_strategy no and load_best_model_at_end false"
+        )
+    by_accuracy = training.chooses and training.metric_for_best_model.endswith("accuracy")
+    if by_accuracy and training.freeze_encoder:
+        raise UserError("with freeze_encoder, no accuracy changes: choose by eval_rtl_loss")
+    logger.info("%s", summarise(model, train, dev, training))
+
+    dataset, sampler = mix_languages(train, data, training)
+    negatives = None
+    if share := model.config.tr_hard_negatives:
+        seed = training.seed_of_text
+        negatives = HardNegatives(start.tokenizer, data.max_seq_length, share, seed, data.prefix)
+    languages = model.config.rtl_languages or sorted(train)
+    collator = BitextCollator(start.tokenizer.pad_token_id, languages, negatives, teacher)
+    pairs = {}
+    for code, part in dev.items():
+        pairs[code] = list(zip(part["source"][:], part["target"][:], strict=True))
+    evaluators = [Retrieval(pairs, True, data.target_language), HeadReading(pairs)]
+    trainer = DAPTrainer(
+        model=model,
+        args=training,
+        train_dataset=dataset,
+        train_sampler=sampler,
+        data_collator=collator,
+        processing_class=start.tokenizer,
+        evaluators=evaluators if dev else None,
+        max_seq_length=data.max_seq_length,
+        prefix=data.prefix,
+        library=library,
+    )
+    return trainer, describe_run(model.config, (model_args, data, training), train, dev)
+
+
+def complete_data_arguments(data: PretrainingDataArguments, start: Start) -> None:
+    """Fill in the prefix and the length that the user did not give.
+
+    They are those of a sentence-transformers folder if training starts from one. Otherwise there is
+    no prefix, and the length is 32 tokens.
+    """
+    if data.prefix is None:
+        data.prefix = start.library.prefix
+    if data.max_seq_length is None:
+        data.max_seq_length = start.library.max_seq_length or 32
+    if start.positions is not None and data.max_seq_length > start.positions:
+        raise UserError(
+            f"max_seq_length={data.max_seq_length} is above the encoder's {start.positions} "
+            "positions; lower it"
+        )
+
+
+def build_datasets(
+    data: PretrainingDataArguments,
+    training: DAPTrainingArguments,
+    tokenizer: PreTrainedTokenizerBase,
+) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """Read the text, hold out or read the dev set, and tokenise the training pairs.
+
+    Without `validation_data`, dev pairs are held out of the training text. With it, training
+    pairs whose target is in the dev set are removed.
+
+    Returns:
+        The tokenised training pairs, map-style or streamed, the dev pairs as text, and the
+        training pairs as text. All are by language.
+    """
+    options = {"max_bad_lines": data.max_bad_lines, "target_language": data.target_language}
+    train = load_bitext(data.train_data, streaming=data.streaming, **options)
+    if data.validation_data:
+        dev = load_bitext(data.validation_data, **options)
+        targets = [text for part in dev.values() for text in part["target"][:]]
+        train = drop_targets(train, targets)
+    else:
+        train, dev = split_validation(train, data.dev_pairs, training.seed_of_text)
+    tokenized = tokenize_bitext(train, tokenizer, data.max_seq_length, data.prefix or "")
+    return tokenized, dev, train
+
+
+def mix_languages(
+    train: dict[str, Any], data: PretrainingDataArguments, training: DAPTrainingArguments
+) -> tuple[Dataset, Sampler | None]:
+    """Put all languages into one dataset, and decide how often each is drawn.
+
+    For a stream, all pairs are counted first, unless the mix is uniform.
+
+    Returns:
+        The dataset, and the sampler that draws the language mix from it. A stream is mixed
+        already, so its sampler is None.
+    """
+    seed = training.seed_of_text
+    if not data.streaming:
+        sizes = [len(part) for part in train.values()]
+        sampler = LanguageMixSampler(sizes, data.language_mix, data.mix_alpha, seed)
+        return concatenate_datasets(list(train.values())), sampler
+
+    # A uniform mix does not depend on the number of pairs, so there is no need to count them.
+    sizes = [1] * len(train)
+    if data.language_mix != "uniform":
+        found = find_bitext(data.train_data, data.target_language)
+        sizes = [count_pairs(found[language], data.max_bad_lines) for language in train]
+        require_batch(sum(sizes), training)
+    weights = mix_weights(sizes, data.language_mix, data.mix_alpha)
+    return mix_streams(train, weights, data.shuffle_buffer, seed), None
+
+
+def summarise(
+    model: DAPForPreTraining, train: dict, dev: dict, training: DAPTrainingArguments
+) -> str:
+    """Return a line for the log that describes the run: objective, text, batch and vocabulary."""
+    config = model.config
+    languages = counted(len(train), "language")
+    text = "streamed pairs"
+    if not is_streamed(train):
+        text = counted(sum(len(part) for part in train.values()), "pair")
+    dev_pairs = sum(len(part) for part in dev.values())
+    if dev_pairs:
+        text += f", {counted(dev_pairs, 'dev pair')}"
+
+    batch = training.per_device_train_batch_size * training.world_size
+    accumulated = training.gradient_accumulation_steps
+    step = f"{counted(batch * accumulated, 'pair')} per step"
+    if training.mini_batch_size:
+        step += f" in chunks of {training.mini_batch_size}"
+    if "tr" in config.objectives and accumulated > 1:
+        step += " (gradient accumulation adds pairs, but no targets to rank)"
+
+    line = f"{config.objective} with {config.pooling} pooling on {languages}, {text}; {step}"
+    if model.prediction_head is not None:
+        size = config.target_vocab_size or config.vocab_size
+        line += f"; predicted vocabulary: {counted(size, 'token')}"
+    return line
+
+
+# --------------------------------------------------------------------------------- the end of a run
+
+
+def finish(
+    trainer: DAPTrainer, metrics: dict[str, float], model_args: PretrainingModelArguments
+) -> None:
+    """Save the model and its evaluation, mark the run as finished, and publish it if asked for.
+
+    Curves are drawn if matplotlib is installed. `train_results.json` is written last and marks the
+    run as finished. All processes call this, and the first one writes.
+    """
+    training = trainer.args
+    state = trainer.state
+    folder = Path(training.output_dir)
+
+    # `_internal_call` keeps the Trainer from pushing now. `publish` does so when all files exist.
+    trainer.save_model(_internal_call=True)
+    trainer.save_state()
+    step = kept_step(trainer)
+    history = list(state.log_history)
+    found = {}
+    if trainer.evaluators:
+        found = trainer.evaluate()
+        trainer.save_metrics("eval", found, combined=False)
+        warn_of_idle_heads(found)
+    if not trainer.is_world_process_zero():
+        return
+
+    made = {"model_step": step}
+    if step == state.global_step:
+        history = state.log_history  # with the evaluation of the last step
+    base = model_args.model_name_or_path
+    commit = None if base is None else hub_commit(base, model_args.revision)
+    if commit:
+        made["base_commit"] = commit
+    if find_spec("matplotlib"):
+        plot_curves(history, folder / CURVES, kept=step)
+    (folder / HEADS_FILE).unlink(missing_ok=True)  # the saved model has these heads
+    write_json(metrics | made, folder / FINISHED)
+
+    accuracy = found.get("eval_mean_accuracy")
+    shown = "not evaluated"
+    if accuracy is not None:
+        pool = found["eval_mean_pool_accuracy"]
+        shown = f"mean accuracy {accuracy:.1f}% on dev pairs, {pool:.1f}% in the multilingual pool"
+    logger.info("kept step %d of %d: %s; written to %s", step, state.global_step, shown, folder)
+    if training.push_to_hub:
+        push(training, trainer.hub_model_id)
+
+
+def kept_step(trainer: DAPTrainer) -> int:
+    """Return the step of the weights that are saved: the best step or the last one."""
+    state = trainer.state
+    if trainer.args.load_best_model_at_end and state.best_model_checkpoint:
+        return state.best_global_step or state.global_step
+    return state.global_step
+
+
+def warn_of_idle_heads(metrics: dict[str, float]) -> None:
+    """Log a warning if a head hardly uses the source, because it then hardly trains the encoder."""
+    for name, nats in metrics.items():
+        if name.endswith("_source_nats") and nats < HARDLY:
+            logger.warning(
+                "%s is only %.2f per token, so this head teaches the encoder little: give more "
+                "head_steps, or a higher head_learning_rate",
+                name.removeprefix("eval_"),
+                nats,
+            )
+
+
+def push(training: DAPTrainingArguments, repo_id: str) -> None:
+    """Publish the model of a finished run. An error has the command that publishes it later."""
+    private = bool(training.hub_private_repo)
+    options = PublishOptions(with_heads=True, private=private)
+    try:
+        outcome = publish(training.output_dir, repo_id, options, branch=training.hub_revision)
+    except ValueError as error:
+        later = ["push-to-hub", training.output_dir, "--repo_id", repo_id, "--with_heads"]
+        if private:
+            later.append("--private")
+        raise UserError(
+            f"the training is finished and saved, but {error}; push it by {shlex.join(later)}"
+        ) from error
+    logger.info("published as %s, commit %s", repo_id, outcome.commit)
