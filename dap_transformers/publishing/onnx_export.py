@@ -51,16 +51,14 @@ def export_onnx(checkpoint: str | Path, folder: str | Path) -> Path:
     from onnx_ir.passes.common import ClearMetadataAndDocStringPass
 
     encoder = SentenceEncoder.from_pretrained(str(checkpoint), device="cpu")
-    expected = encoder.encode(PROBE)
     if takes_packed(encoder.backbone):  # ONNX has no such attention
         encoder.backbone.set_attn_implementation("sdpa")
     # Any ids will do, but sizes of 0 or 1 would be taken for constants.
     ids = torch.arange(14).view(2, 7)
-    mask = (ids < 12).long()
     with warnings.catch_warnings(action="ignore"):
         program = torch.onnx.export(
             _Graph(encoder).eval(),
-            (ids, mask),
+            (ids, (ids < 12).long()),
             dynamo=True,
             verbose=False,
             dynamic_shapes=dict.fromkeys(INPUTS, {0: "batch", 1: "sequence"}),
@@ -77,17 +75,18 @@ def export_onnx(checkpoint: str | Path, folder: str | Path) -> Path:
     with tempfile.TemporaryDirectory(dir=place) as temporary:
         path = Path(temporary, NAME)
         onnx_ir.save(program.model, path, external_data=weights)
-        _check_vectors(encoder, expected, path)
-        for file in Path(temporary).iterdir():
+        _check_vectors(encoder, path)
+        for file in path.parent.iterdir():
             file.replace(place / file.name)
     return place / NAME
 
 
-def _check_vectors(encoder: SentenceEncoder, expected: Tensor, path: Path) -> None:
+def _check_vectors(encoder: SentenceEncoder, path: Path) -> None:
     """Compare a graph's vectors of a padded batch and of single sentences with the encoder's."""
     import onnxruntime
 
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    expected = encoder.encode(PROBE)  # (N, E)
     texts = [encoder.prefix + text for text in PROBE]
     for rows in (slice(None), slice(1), slice(-1, None)):
         batch = encoder.tokenizer(
