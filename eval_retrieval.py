@@ -24,9 +24,9 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from dap_transformers.commands.arguments import ArgumentParser
+from dap_transformers.commands.arguments import ArgumentParser, EncoderArguments, load
 from dap_transformers.commands.edge import command, guarded
-from dap_transformers.commands.encoder_arguments import EncoderArguments, tokens_of_a_batch
+from dap_transformers.encoding.encoder import tokens_of_a_batch
 from dap_transformers.encoding.shards import launched
 from dap_transformers.errors import counted
 from dap_transformers.evaluation.evaluator import evaluate
@@ -37,7 +37,6 @@ from dap_transformers.files import public_name, write_json
 from dap_transformers.options import arg
 from dap_transformers.pictures import plot_accuracies
 from dap_transformers.ray.connection import Cluster
-from dap_transformers.ray.encoder import on_cluster
 from dap_transformers.reports import read_report
 from dap_transformers.text.find import find_bitext
 
@@ -115,7 +114,7 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
         pairs = read_languages(found, args.languages, args.max_pairs)
         retrieval = Retrieval(pairs, args.pool == "multilingual")
         others = [EVALUATORS[name](pairs) for name, is_on in asdict(chosen).items() if is_on]
-        encoder = on_cluster(model_args.load, cluster) if cluster.ray else model_args.load()
+        encoder = load(model_args, cluster)
         if is_main:
             print(f"{model_args.summary(encoder)}; {counted(len(pairs), 'language')}")
 

@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.timing import machine_parser, prepare_machine, save
-from dap_transformers.commands.encoder_arguments import EncoderArguments
+from dap_transformers.commands.arguments import EncoderArguments
 from dap_transformers.encoding.encoder import Encoder
 from dap_transformers.encoding.shards import embed_to_disk, model_fingerprint
 from dap_transformers.errors import UserError

@@ -22,7 +22,7 @@ BESIDE = ("quickstart", "study", "benchmarks")
 COMMANDS = ("train_dap", "eval_retrieval", "run_xnli")
 PACKAGE = "dap_transformers"
 #: Modules that all commands share.
-SHARED = (f"{PACKAGE}.commands", f"{PACKAGE}.commands.edge", f"{PACKAGE}.commands.arguments")
+SHARED = tuple(f"{PACKAGE}.commands{name}" for name in ("", ".edge", ".arguments", ".recipes"))
 WITHOUT_MODEL = ("text", "prepare", "search", "reports")
 
 #: Name of a module or room -> names that it imports.

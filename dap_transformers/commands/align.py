@@ -29,10 +29,9 @@ from tqdm.auto import tqdm
 from dap_transformers.alignment.align import SUBWORDS, WordAlignment, stream_alignments
 from dap_transformers.alignment.links import METHODS
 from dap_transformers.alignment.words import WORDS, is_unsegmented
-from dap_transformers.commands.arguments import ArgumentParser
+from dap_transformers.commands.arguments import ArgumentParser, EncoderArguments
 from dap_transformers.commands.edge import command, guarded
-from dap_transformers.commands.encoder_arguments import EncoderArguments, tokens_of_a_batch
-from dap_transformers.encoding.encoder import SentenceEncoder
+from dap_transformers.encoding.encoder import SentenceEncoder, tokens_of_a_batch
 from dap_transformers.errors import UserError, counted
 from dap_transformers.evaluation.word_links import alignment_quality, check_words, read_reference
 from dap_transformers.files import compressed_file, plain_suffix, public_name, write_json

@@ -1,16 +1,23 @@
-"""The parser of all commands."""
+"""The parser of all commands, and the arguments that choose an encoder."""
 
 import argparse
 import copy
 import dataclasses
 import inspect
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import MISSING, asdict, dataclass
 from typing import Any
 
 from transformers import HfArgumentParser
 
 from dap_transformers import __version__
+from dap_transformers.encoding.encoder import Encoder, SentenceEncoder
 from dap_transformers.errors import UserError, one_line
+from dap_transformers.options import arg
+from dap_transformers.ray.connection import Cluster
+from dap_transformers.ray.encoder import on_cluster
+from dap_transformers.reports import report, training_record
+from states_dap import POOLINGS
 
 
 class _Help(argparse.ArgumentDefaultsHelpFormatter):
@@ -96,3 +103,80 @@ class ArgumentParser(HfArgumentParser):
             if name != "prefix" and "" in (value if isinstance(value, list) else [value]):
                 raise UserError(f"--{name} is empty: is a variable unset?")
         return found, rest
+
+
+@dataclass
+class BaseEncoderArguments:
+    """Command-line arguments of every command that loads an encoder: its name and its pooling."""
+
+    model_name_or_path: str = arg(
+        MISSING,
+        "A DAP checkpoint, any encoder of AutoModel, or a sentence-transformers folder; a folder "
+        "or a Hub id.",
+        aliases=["--model"],
+    )
+    pooling: str | None = arg(
+        None,
+        "How a plain encoder pools. Default: as the checkpoint says, else 'cls' as in the paper.",
+        choices=tuple(POOLINGS),
+    )
+    revision: str | None = arg(None, "Branch, tag or commit of a Hub repository.")
+    trust_remote_code: bool = arg(False, "Run the code that the repository carries.")
+
+
+@dataclass
+class EncoderArguments(BaseEncoderArguments):
+    """Command-line arguments of commands that encode: which encoder, and how it makes a vector."""
+
+    prefix: str | None = arg(
+        None, "Text before every sentence, such as 'query: ' for E5. Default: the checkpoint's."
+    )
+    max_seq_length: int | None = arg(
+        None, "Tokens per sentence. Default: the sentence-transformers folder's, else 128."
+    )
+    bf16: bool = arg(False, "Encode under bfloat16 autocast: faster on BF16 hardware.")
+
+    def load(self) -> SentenceEncoder:
+        """Load the encoder that the arguments choose."""
+        options = asdict(self)
+        return SentenceEncoder.from_pretrained(options.pop("model_name_or_path"), **options)
+
+    def summary(self, encoder: SentenceEncoder) -> str:
+        """Return one line that says how sentence vectors are made: pooling, prefix and length."""
+        return (
+            f"{self.model_name_or_path}: pooling {encoder.pooling}, prefix "
+            f"{encoder.prefix!r}, at most {encoder.max_seq_length} tokens"
+        )
+
+    def report(
+        self,
+        encoder: SentenceEncoder,
+        protocol: str,
+        numbers: Mapping[str, Any],
+        settings: Mapping[str, Any],
+        seconds: float,
+    ) -> dict[str, Any]:
+        """Return the report of an evaluation, a dictionary that can be written as JSON.
+
+        To the given settings it adds those of the encoder, such as pooling and prefix. If the model
+        folder has a record of its training, the report also has the seed and the recipe.
+
+        Args:
+            protocol: how the results were measured, such as "Tatoeba, cosine, index match".
+            settings: further settings by name, such as the data. They win over the encoder's.
+            seconds: wall-clock time of the evaluation.
+        """
+        own: dict[str, Any] = {}
+        for name in ("pooling", "prefix", "max_seq_length", "bf16"):
+            own[name] = getattr(encoder, name)
+        own |= settings
+        seed, recipe = training_record(self.model_name_or_path)
+        if recipe:
+            own["recipe"] = recipe
+        revision = encoder.revision or self.revision
+        return report(self.model_name_or_path, protocol, numbers, own, seconds, revision, seed)
+
+
+def load(args: EncoderArguments, cluster: Cluster) -> Encoder:
+    """Load the encoder that the arguments choose, here or on the cluster."""
+    return on_cluster(args.load, cluster) if cluster.ray else args.load()

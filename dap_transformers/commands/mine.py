@@ -32,11 +32,10 @@ from typing import Any
 
 import numpy as np
 
-from dap_transformers.commands.arguments import ArgumentParser
+from dap_transformers.commands.arguments import ArgumentParser, EncoderArguments, load
 from dap_transformers.commands.edge import command, guarded
-from dap_transformers.commands.encoder_arguments import EncoderArguments, tokens_of_a_batch
 from dap_transformers.disk_arrays import temporary_folder
-from dap_transformers.encoding.encoder import Encoder
+from dap_transformers.encoding.encoder import Encoder, tokens_of_a_batch
 from dap_transformers.encoding.shards import (
     SHARD_SIZE,
     SentenceError,
@@ -74,7 +73,6 @@ from dap_transformers.mining.texts import (
 )
 from dap_transformers.options import arg, require_least
 from dap_transformers.ray.connection import Cluster
-from dap_transformers.ray.encoder import on_cluster
 from dap_transformers.ray.search import cluster_neighbours
 from dap_transformers.search.approximate import approximate_neighbours, recall_at_k
 from dap_transformers.search.exact import Neighbours, Search, mutual_neighbours
@@ -319,7 +317,7 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
         # encode them
         known_pairs = read_known(args.calibrate)
         started = time.perf_counter()
-        encoder = on_cluster(model_args.load, cluster) if cluster.ray else model_args.load()
+        encoder = load(model_args, cluster)
         if is_main:
             print(model_args.summary(encoder))
         if cluster.ray:

@@ -14,8 +14,7 @@ import numpy as np
 from accelerate.utils import broadcast_object_list
 from datasets import Dataset
 
-from dap_transformers.commands.encoder_arguments import tokens_of_a_batch
-from dap_transformers.encoding.encoder import SentenceEncoder
+from dap_transformers.encoding.encoder import SentenceEncoder, tokens_of_a_batch
 from dap_transformers.encoding.shards import (
     embed_to_disk,
     hash_of_text,
