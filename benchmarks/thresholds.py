@@ -35,7 +35,7 @@ from dap_transformers.errors import UserError
 from dap_transformers.evaluation.bucc import Bucc, best_threshold, count_gold, score_at
 from dap_transformers.evaluation.retrieval import read_languages
 from dap_transformers.mining.margin import MinedPairs
-from dap_transformers.mining.mine import Margin, mine_vectors
+from dap_transformers.mining.mine import MiningOptions, mine_vectors
 from dap_transformers.tables import text_table
 from dap_transformers.text.find import find_bitext
 
@@ -205,11 +205,11 @@ def bucc_case(encoder: Encoder, args: argparse.Namespace, folder: Path) -> Case:
     for part, side in (("source", task.source), ("target", task.target)):
         place = folder / f"bucc.zh-en.{part}"
         vectors.append(
-            embed_to_disk(encoder, side.text, place, shard_size=2048, fingerprint=fingerprint)
+            embed_to_disk(encoder, side, place, shard_size=2048, fingerprint=fingerprint)
         )
 
     def truth(pairs: MinedPairs) -> tuple[np.ndarray, np.ndarray]:
-        return count_gold(pairs, task.gold, task.source.text.rows, task.target.text.rows)
+        return count_gold(pairs, task.gold, task.source.rows, task.target.rows)
 
     return Case("bucc.zh-en", None, *vectors, len(task.gold), truth)
 
@@ -228,7 +228,7 @@ def measure(case: Case) -> dict[str, Any]:
     """
     numbers: dict[str, Any] = {"text": case.name, "share": case.share, "gold": case.gold}
     vectors = case.source, case.target
-    everything = Margin(threshold="none")
+    everything = MiningOptions(threshold="none")
     _, candidates, _ = mine_vectors(vectors, everything)
     extracted, correct = case.truth(candidates)
     scores = np.array(candidates.scores)
@@ -240,7 +240,7 @@ def measure(case: Case) -> dict[str, Any]:
     numbers["mixture_f1"] = mixture.f1
 
     try:
-        _, _, choice = mine_vectors(vectors, Margin(), known=case.known)
+        _, _, choice = mine_vectors(vectors, MiningOptions(), known=case.known)
     except UserError:
         return numbers | {"threshold": None}  # the command asks for a number
     found = score_at(choice.threshold, scores, extracted, correct, max(case.gold, 1))

@@ -4,11 +4,13 @@ The operating system moves the pages of such a file to the disk when it needs th
 files have no name, so each of them disappears together with the last array that uses it.
 """
 
+import heapq
 import os
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from itertools import pairwise
 from pathlib import Path
 from typing import BinaryIO
 
@@ -16,6 +18,8 @@ import numpy as np
 
 #: Rows that are in memory at a time.
 BLOCK_ROWS = 2**18
+#: Records in memory while sorted runs are merged, over all runs.
+MERGE_ROWS = 2**17
 
 _FOLDER: ContextVar[str | Path | None] = ContextVar("folder of temporary files", default=None)
 
@@ -114,3 +118,40 @@ def zeros_on_disk(shape: tuple[int, ...], dtype: type) -> np.ndarray:
     rows, *row_shape = shape
     blocks = (np.zeros((block.stop - block.start, *row_shape), dtype) for block in row_blocks(rows))
     return concatenate_on_disk(blocks)
+
+
+def sort_records(blocks: Iterable[np.ndarray]) -> Iterator[tuple]:
+    """Sort the records of several structured arrays in ascending order (external merge sort).
+
+    Each array is sorted in memory and written to a temporary file. Then these sorted runs are
+    merged. Records are compared by their first field, records with equal first fields by the
+    second, and so on.
+
+    >>> first, second = np.array([(2, 1), (1, 7)], "i8,i8"), np.array([(1, 3)], "i8,i8")
+    >>> list(sort_records([first, second]))
+    [(1, 3), (1, 7), (2, 1)]
+
+    Args:
+        blocks: at least one array, all of one dtype. One array is in memory at a time. All of them
+            are read before this function returns.
+
+    Returns:
+        An iterator over the records, as tuples.
+    """
+    boundaries = [0]
+    with temporary_file() as file:
+        for block in blocks:
+            last_key_first = [block[name] for name in reversed(block.dtype.names)]
+            file.write(block[np.lexsort(last_key_first)].data)
+            boundaries.append(boundaries[-1] + len(block))
+        records = map_file(file, block.dtype)
+
+    size = max(MERGE_ROWS // len(boundaries), 1)
+    runs = [_read_run(records[start:end], size) for start, end in pairwise(boundaries)]
+    return heapq.merge(*runs)
+
+
+def _read_run(run: np.ndarray, size: int) -> Iterator[tuple]:
+    """Yield the records of a structured array as tuples, reading `size` records at a time."""
+    for block in row_blocks(len(run), size):
+        yield from run[block].tolist()

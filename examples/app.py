@@ -24,7 +24,7 @@ from dap_transformers.commands.edge import command
 from dap_transformers.encoding.encoder import SentenceEncoder
 from dap_transformers.errors import UserError
 from dap_transformers.languages import is_blank
-from dap_transformers.mining.mine import Margin, mine_vectors
+from dap_transformers.mining.mine import MiningOptions, mine_vectors
 from dap_transformers.search.exact import unit_rows
 from dap_transformers.text.archives import read_sentences
 
@@ -186,9 +186,9 @@ def mine_files(
     (source, source_lines, source_vectors), (target, target_lines, target_vectors) = sides
     vectors = (source_vectors, target_vectors)
     try:
-        _, found, choice = mine_vectors(vectors, Margin())
+        _, found, choice = mine_vectors(vectors, MiningOptions())
     except UserError:  # no group of translations stands out
-        _, found, choice = mine_vectors(vectors, Margin(threshold="none"))
+        _, found, choice = mine_vectors(vectors, MiningOptions(threshold="none"))
     rows = []
     for score, i, j in zip(found.scores, found.source, found.target, strict=True):
         score = round(float(score), 4)

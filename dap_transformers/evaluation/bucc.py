@@ -30,10 +30,10 @@ from dap_transformers.encoding.encoder import Encoder
 from dap_transformers.errors import UserError, reading
 from dap_transformers.evaluation.evaluator import Evaluator
 from dap_transformers.evaluation.paper import bucc_table
-from dap_transformers.mining.distinct import DistinctSentences
 from dap_transformers.mining.margin import MinedPairs, candidate_pairs, neighbourhoods, select
-from dap_transformers.mining.mine import Margin
-from dap_transformers.mining.texts import MiningTask, TextSide
+from dap_transformers.mining.mine import MiningOptions, MiningResult
+from dap_transformers.mining.texts import DistinctSentences, TextPair, Vectors
+from dap_transformers.search.exact import Search, mutual_neighbours
 from dap_transformers.text.archives import read_sentences
 
 SAMPLE = ("sample", "dev")
@@ -117,7 +117,7 @@ class Bucc(Evaluator):
     folder: str | Path
     pair: str
     protocol: str | None = None
-    options: Margin = field(default_factory=Margin)
+    options: MiningOptions = field(default_factory=MiningOptions)
     name = "bucc"
     primary = "f1"
 
@@ -128,39 +128,40 @@ class Bucc(Evaluator):
 
     def __call__(self, encoder: Encoder) -> dict[str, Any]:
         texts = self.read()
-        mined = []
+        vectors = []
         for split in texts:
-            sides = (split.source.text, split.target.text)
-            vectors = [encoder.encode(list(side)) for side in sides]
-            neighbours = neighbourhoods(*vectors, self.options.k)
-            options = self.options
-            mined.append(candidate_pairs(neighbours, options.margin, options.retrieval))
-        numbers, _ = self.score(texts, mined)
+            sides = (split.source, split.target)
+            vectors.append(tuple(encoder.encode(list(side)) for side in sides))
+        numbers, _ = self.mine(texts, vectors)
         return numbers
 
-    def read(self) -> list[MiningTask]:
+    def read(self) -> list[TextPair]:
         """Read the texts of each split with their gold pairs."""
         return [read_split(split) for split in self.splits]
 
-    def score(
-        self, splits: Sequence[MiningTask], mined: Sequence[MinedPairs]
-    ) -> tuple[dict[str, Any], MinedPairs]:
-        """Score the pairs that were mined in each split, at the best threshold of the first one.
+    def mine(
+        self,
+        texts: Sequence[TextPair],
+        vectors: Sequence[Vectors],
+        search: Search = mutual_neighbours,
+    ) -> tuple[dict[str, Any], MiningResult]:
+        """Mine each split, and score its pairs at the best threshold of the first split.
 
         Args:
-            splits: the result of `read`.
-            mined: for each split, all candidates: pairs of distinct sentences.
+            texts: the result of `read`.
+            vectors: for each split the vectors of its distinct sentences, (N, D) and (M, D).
 
         Returns:
             The numbers of the last split under "pairs". If there are two splits, those of the first
-            one follow under "threshold_split". And the pairs of lines, from 0, that the last split
-            has at this threshold.
+            one follow under "threshold_split". And what was found in the last split.
         """
         threshold = None
         scores = []
-        for pairs, split in zip(mined, splits, strict=True):
+        for split, sides in zip(texts, vectors, strict=True):
+            neighbours = neighbourhoods(*sides, self.options.k, search)
+            pairs = candidate_pairs(neighbours, self.options.margin, self.options.retrieval)
             extracted, correct = count_gold(
-                pairs, split.gold, split.source.text.rows, split.target.text.rows
+                pairs, split.gold, split.source.rows, split.target.rows
             )  # (P,), (P,)
             counts = pairs.scores, extracted, correct, len(split.gold)
             if threshold is None:
@@ -169,7 +170,8 @@ class Bucc(Evaluator):
         numbers = {"pairs": {self.pair: scores[-1].rounded()}}
         if len(scores) > 1:
             numbers["threshold_split"] = {self.pair: scores[0].rounded()}
-        return numbers, splits[-1].first_lines(select(mined[-1], threshold))
+        kept = texts[-1].first_lines(select(pairs, threshold))
+        return numbers, MiningResult(neighbours, pairs, kept)
 
     def logged(self, numbers: dict[str, Any]) -> dict[str, float]:
         return numbers["pairs"][self.pair]
@@ -215,14 +217,14 @@ def _existing(path: Path) -> Path | None:
     return None
 
 
-def read_split(split: Split) -> MiningTask:
+def read_split(split: Split) -> TextPair:
     """Read the two texts and the gold pairs of a split."""
     ids: list[dict[str, int]] = []
     sides = []
     for path in (split.source, split.target):
         ids.append({})
-        sides.append(TextSide(path, DistinctSentences(read_text(path, ids[-1]))))
-    return MiningTask(*sides, read_gold(split.gold, *ids))
+        sides.append(DistinctSentences(read_text(path, ids[-1]), path))
+    return TextPair(*sides, read_gold(split.gold, *ids))
 
 
 def read_text(path: Path, ids: dict[str, int]) -> Iterator[str]:

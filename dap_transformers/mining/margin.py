@@ -4,25 +4,40 @@ Legend: `N` source rows, `M` target rows, `D` dimensions, `k` neighbours, `P` pa
 """
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain, islice
 
 import numpy as np
 
 from dap_transformers import disk_arrays
-from dap_transformers.disk_arrays import concatenate_on_disk, row_blocks, zeros_on_disk
-from dap_transformers.errors import UserError
-from dap_transformers.mining.external_sort import sort_records
+from dap_transformers.disk_arrays import (
+    concatenate_on_disk,
+    row_blocks,
+    sort_records,
+    zeros_on_disk,
+)
 from dap_transformers.search.exact import Neighbours, Search, mutual_neighbours, unit_rows
 
 logger = logging.getLogger(__name__)
 
-MARGINS = ("ratio", "distance", "absolute")
 RETRIEVALS = ("max", "intersection", "forward", "backward")
 #: Pairs whose vectors are in memory at a time.
 VECTOR_BLOCK = 4096
 PAIR = np.dtype([("score", np.float64), ("source", np.int64), ("target", np.int64)])
+
+
+def _ratio(cosine: np.ndarray, mean: np.ndarray) -> np.ndarray:
+    """Divide, and return 0 where the mean is not positive."""
+    return np.divide(cosine, mean, out=np.zeros_like(cosine), where=mean > 0)
+
+
+#: Kind of margin -> function of the cosine and the mean cosine of both neighbourhoods.
+MARGINS: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
+    "ratio": _ratio,
+    "distance": lambda cosine, mean: cosine - mean,
+    "absolute": lambda cosine, mean: cosine,
+}
 
 
 @dataclass(frozen=True)
@@ -92,11 +107,6 @@ def neighbourhoods(
         Cosines and rows of the k + `extra` nearest neighbours, in both directions. There are fewer
         if one of the texts has fewer sentences.
     """
-    if k < 1:
-        raise UserError(f"k={k}: at least 1 neighbour")
-    for side, rows in (("source", source), ("target", target)):
-        if len(rows) == 0:
-            raise UserError(f"the {side} text has no sentences: nothing can be mined")
     fewest = min(len(source), len(target))
     if k > fewest:
         logger.warning(
@@ -126,8 +136,8 @@ def nearest_k(neighbours: Neighbours, k: int) -> Neighbours:
     )
 
 
-def margin_scores(
-    cosine: np.ndarray, source_mean: np.ndarray, target_mean: np.ndarray, margin: str = "ratio"
+def margin_of(
+    cosine: np.ndarray, source_mean: np.ndarray, target_mean: np.ndarray, kind: str = "ratio"
 ) -> np.ndarray:
     """Compute the margin of pairs: how their cosine compares with the sentences' neighbourhoods.
 
@@ -143,27 +153,20 @@ def margin_scores(
     The paper's appendix "Scoring Function For BUCC" prints the ratio without the factor ½ in b, and
     φ(x, y) where φ(x, z) is meant.
 
-    >>> margin_scores(np.array([0.9]), np.array([0.7]), np.array([0.5]), "ratio").round(6).tolist()
+    >>> margin_of(np.array([0.9]), np.array([0.7]), np.array([0.5])).round(6).tolist()
     [1.5]
 
     Args:
         cosine: cosine of each pair, an array of any shape.
-        source_mean: same shape, the mean cosine of the source sentence and its k nearest targets.
-        target_mean: same shape, the mean cosine of the target sentence and its k nearest sources.
-        margin: "ratio", "distance" or "absolute".
+        source_mean: mean cosine of the source sentence and its k nearest targets. Its shape is that
+            of `cosine`, or can be broadcast to it.
+        target_mean: mean cosine of the target sentence and its k nearest sources.
+        kind: one of `MARGINS`.
 
     Returns:
         Scores float64, with the shape of `cosine`.
     """
-    if margin not in MARGINS:
-        raise UserError(f"margin={margin!r}: choose one of {', '.join(MARGINS)}")
-    cosine = np.asarray(cosine, np.float64)
-    if margin == "absolute":
-        return cosine
-    mean = (source_mean + target_mean) / 2
-    if margin == "distance":
-        return cosine - mean
-    return np.divide(cosine, mean, out=np.zeros_like(cosine), where=mean > 0)
+    return MARGINS[kind](np.asarray(cosine, np.float64), (source_mean + target_mean) / 2)
 
 
 def candidate_pairs(
@@ -190,15 +193,12 @@ def candidate_pairs(
 
     Args:
         neighbours: the k nearest neighbours of all rows in both directions.
-        margin: "ratio", "distance" or "absolute" (`margin_scores`).
+        margin: one of `MARGINS`.
         retrieval: "forward", "backward", "intersection" or "max".
 
     Returns:
         The candidates with their margin scores, best first, in a temporary file.
     """
-    if retrieval not in RETRIEVALS:
-        raise UserError(f"retrieval={retrieval!r}: choose one of {', '.join(RETRIEVALS)}")
-
     # find the best candidate of each sentence
     source_means = _mean_cosines(neighbours.forward_scores)  # (N,)
     target_means = _mean_cosines(neighbours.backward_scores)  # (M,)
@@ -217,8 +217,10 @@ def candidate_pairs(
         candidates = backward.blocks()
     elif retrieval == "intersection":
         candidates = _intersection(forward, backward)
-    else:
+    elif retrieval == "max":
         candidates = chain(forward.blocks(), backward.blocks())
+    else:
+        raise ValueError(f"retrieval={retrieval!r}: choose one of {', '.join(RETRIEVALS)}")
 
     # sort by descending score, which is ascending by the negated score
     ordered = sort_records(
@@ -252,7 +254,7 @@ def _best_candidates(
     def best_of_each_block() -> Iterator[MinedPairs]:
         for block in row_blocks(len(cosines)):
             neighbours = indices[block]
-            scores = margin_scores(
+            scores = margin_of(
                 cosines[block], own_means[block, None], other_means[neighbours], margin
             )  # (n, k)
             rows = np.arange(len(scores))
@@ -311,7 +313,7 @@ def score_pairs(
         source_rows: (P,) source row of each pair.
         target_rows: (P,) target row of each pair.
         neighbours: the k nearest neighbours of all rows in both directions.
-        margin: "ratio", "distance" or "absolute" (`margin_scores`).
+        margin: one of `MARGINS`.
 
     Returns:
         The P pairs with their scores, in the given order.
@@ -325,7 +327,7 @@ def score_pairs(
             j = target_rows[block]
             products = unit_rows(source[i], "source") * unit_rows(target[j], "target")
             cosine = products.sum(1).numpy()
-            yield MinedPairs(margin_scores(cosine, source_means[i], target_means[j], margin), i, j)
+            yield MinedPairs(margin_of(cosine, source_means[i], target_means[j], margin), i, j)
 
     return MinedPairs.concatenate(scored_blocks())
 

@@ -1,6 +1,6 @@
-"""Mine sentences or vectors that are in memory, and choose the threshold.
+"""Mine two texts, or score given pairs: from vectors to scored pairs and a threshold.
 
-`mine` is the function for other programs. `mine_vectors` is what the command uses, too.
+`mine` is the function for other programs. The command calls `mine_texts` and `score_texts`.
 
 Legend: `N` source rows, `M` target rows, `D` dimensions, `P` pairs, `K` known translations.
 """
@@ -13,16 +13,20 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from dap_transformers.errors import UserError
-from dap_transformers.mining.distinct import DistinctSentences
+from dap_transformers.disk_arrays import concatenate_on_disk, row_blocks
+from dap_transformers.errors import UserError, counted, reading
 from dap_transformers.mining.margin import (
+    MARGINS,
+    RETRIEVALS,
     MinedPairs,
     candidate_pairs,
-    margin_scores,
+    margin_of,
     nearest_k,
     neighbourhoods,
+    score_pairs,
     select,
 )
+from dap_transformers.mining.texts import SCHEMA, DistinctSentences, TextPair, Vectors
 from dap_transformers.mining.threshold import (
     CLEAR_PAIRS,
     CLEAR_SHARE,
@@ -35,6 +39,7 @@ from dap_transformers.mining.threshold import (
     runner_up_scores,
     sample_of,
 )
+from dap_transformers.options import arg, require_least
 from dap_transformers.search.exact import (
     Neighbours,
     Search,
@@ -45,8 +50,48 @@ from dap_transformers.search.exact import (
 
 #: Fewest known translations that mining must be able to find, to calibrate an estimate by them.
 FEWEST_FOUND = 10
-#: Vectors of source and target.
-Vectors = tuple[np.ndarray, np.ndarray]
+
+
+@dataclass
+class MiningOptions:
+    """How pairs are scored, and which are kept.
+
+    `threshold` may also be a number, or None to keep all pairs.
+    """
+
+    margin: str = arg(
+        "ratio", "How the cosine is compared with the neighbours'.", choices=tuple(MARGINS)
+    )
+    retrieval: str = arg(
+        "max",
+        "Which candidates are kept: 'forward' those of the source sentences, 'backward' those of "
+        "the target sentences, 'intersection' those of both, 'max' the best of both with no "
+        "sentence twice.",
+        choices=RETRIEVALS,
+    )
+    k: int = arg(4, "Number of neighbours of each sentence.")
+    threshold: str | None = arg(
+        "auto",
+        "Lowest score of a pair: a number, 'auto' to choose it from the scores, or 'none'. Given "
+        "pairs have no 'auto': all are kept.",
+    )
+    min_precision: float | None = arg(
+        None, "Choose the lowest threshold with this estimated precision, such as 0.9."
+    )
+    top_n: int | None = arg(None, "Number of the best pairs to keep. Default: all.")
+
+    def __post_init__(self) -> None:
+        require_least(self, k=1, top_n=1)
+        if self.min_precision is not None and self.threshold != "auto":
+            raise ValueError("min_precision chooses the threshold: leave threshold out")
+        if self.threshold not in ("auto", "none", None):
+            with reading("threshold"):
+                self.threshold = float(self.threshold)
+
+    @property
+    def lowest(self) -> float | None:
+        """Return the threshold as a number. It is None for "auto", and to keep all pairs."""
+        return self.threshold if isinstance(self.threshold, float) else None
 
 
 @dataclass(frozen=True)
@@ -74,55 +119,120 @@ class Choice:
     calibrated: bool = False
     remark: str = ""
 
+    def __str__(self) -> str:
+        """Return the note, the estimate and the remark, and the table below them.
+
+        The row of the chosen threshold is marked.
+        """
+        text = self.note
+        if self.precision is not None:
+            text += f", estimated precision {100 * self.precision:.0f}%"
+        if self.remark:
+            text += f"; {self.remark}"
+        lines = [text]
+        if self.table:
+            lines.append("threshold   pairs kept   estimated precision")
+        for row in self.table:
+            mark = "  <- chosen" if row["threshold"] == self.threshold else ""
+            share = f"{100 * row['precision']:.0f}%"
+            lines.append(f"{row['threshold']:9.6f}   {row['kept']:10,}   {share:>19}{mark}")
+        return "\n".join(lines)
+
 
 @dataclass(frozen=True)
-class Margin:
-    """Options of mining: how pairs are scored, and which are kept.
-
-    They have the names of the flags of `mine-bitext`.
+class MiningResult:
+    """What was found in two texts.
 
     Attributes:
-        margin: how a cosine is compared with the neighbours': "ratio", "distance" or "absolute"
-            (`dap_transformers.mining.margin.margin_scores`).
-        k: number of neighbours of each sentence.
-        retrieval: which candidates are kept: "max", "intersection", "forward" or "backward"
-            (`dap_transformers.mining.candidate_pairs`).
-        threshold: lowest score of a pair, "auto" to choose it, "none" or None to keep all. A
-            number may be given as a string.
-        min_precision: choose the lowest threshold with this estimated precision, 0 to 1. None
-            chooses by the best expected F1.
-
-    Raises:
-        UserError: `threshold` or `min_precision` has another value, or both are given.
+        neighbours: the nearest neighbours of all sentences, with which the margin compares.
+        candidates: all pairs of lines, counted from 0.
+        kept: those that reach the threshold, at most `top_n`, in the order of `candidates`.
+        choice: how the threshold was chosen. None if none was chosen.
     """
 
-    margin: str = "ratio"
-    k: int = 4
-    retrieval: str = "max"
-    threshold: str | float | None = "auto"
-    min_precision: float | None = None
+    neighbours: Neighbours
+    candidates: MinedPairs
+    kept: MinedPairs
+    choice: Choice | None = None
 
-    def __post_init__(self) -> None:
-        if isinstance(self.threshold, str) and self.threshold not in ("auto", "none"):
-            try:
-                threshold = float(self.threshold)
-            except ValueError:
-                threshold = np.nan
-            object.__setattr__(self, "threshold", threshold)
-        if isinstance(self.threshold, (int, float)) and not np.isfinite(self.threshold):
-            raise UserError("--threshold: give auto, none or a finite number")
-        if self.min_precision is not None:
-            if not 0 < self.min_precision < 1:
-                raise UserError(
-                    f"--min_precision {self.min_precision}: give a number above 0 and below 1"
-                )
-            if self.threshold != "auto":
-                raise UserError("--min_precision chooses the threshold: leave --threshold out")
+    def numbers(self, texts: TextPair) -> dict[str, Any]:
+        """Return the counts of lines, sentences and pairs, and the choice, for a report."""
+        numbers = {
+            "source": texts.source.counts(),
+            "target": texts.target.counts(),
+            "candidates": len(self.candidates),
+            "kept": len(self.kept),
+        }
+        return numbers | ({"threshold_choice": asdict(self.choice)} if self.choice else {})
+
+    def __str__(self) -> str:
+        """Return text that says how many pairs are kept and why, and a table of thresholds."""
+        kept = counted(len(self.kept), "pair")
+        if self.choice is None:
+            return f"{kept} kept of {len(self.candidates):,} given ones"
+        return f"{kept} kept of {counted(len(self.candidates), 'candidate')}: {self.choice}"
+
+
+def mine_texts(
+    texts: TextPair,
+    vectors: Vectors,
+    options: MiningOptions,
+    search: Search = mutual_neighbours,
+    known: Vectors | None = None,
+) -> MiningResult:
+    """Find the pairs of sentences that are translations, best first.
+
+    Args:
+        vectors: vectors of the texts' distinct sentences, (N, D) and (M, D).
+        known: vectors of K known translations, (K, D) each, which calibrate the threshold.
+    """
+    neighbours, rows, choice = mine_vectors(vectors, options, search, known)
+    candidates = texts.first_lines(rows)
+    kept = select_some(candidates, choice.threshold, options.top_n)
+    return MiningResult(neighbours, candidates, kept, choice)
+
+
+def score_texts(
+    texts: TextPair,
+    vectors: Vectors,
+    options: MiningOptions,
+    search: Search = mutual_neighbours,
+) -> MiningResult:
+    """Score each pair of lines with the same number by its margin, in the order of the texts.
+
+    Lines that are empty on one side are left out.
+
+    Args:
+        texts: two texts with the same number of lines.
+        vectors: vectors of their distinct sentences, (N, D) and (M, D).
+        search: finds the neighbours with which the margin compares.
+    """
+    neighbours = neighbourhoods(*vectors, options.k, search)
+    lines = texts.filled_lines()  # (P,)
+    blocks = list(row_blocks(len(lines)))
+    source_rows = concatenate_on_disk(texts.source.rows[lines[block]] for block in blocks)
+    target_rows = concatenate_on_disk(texts.target.rows[lines[block]] for block in blocks)
+    scored = score_pairs(*vectors, source_rows, target_rows, neighbours, options.margin)
+    given = MinedPairs(scored.scores, lines, lines)
+    kept = select_some(given, options.lowest, options.top_n) if len(given) else given
+    return MiningResult(neighbours, given, kept)
+
+
+def select_some(pairs: MinedPairs, threshold: float | None, top_n: int | None) -> MinedPairs:
+    """Keep pairs as `select` does, and raise `UserError` if none reaches the threshold."""
+    kept = select(pairs, threshold, top_n)
+    if not len(kept):
+        best = float(pairs.scores.max()) if len(pairs) else float("nan")
+        raise UserError(
+            f"threshold={threshold}: no pair scores so high, the best of {len(pairs)} has "
+            f"{best:.6f}; give a lower one"
+        )
+    return kept
 
 
 def mine_vectors(
     vectors: Vectors,
-    options: Margin,
+    options: MiningOptions,
     search: Search = mutual_neighbours,
     known: Vectors | None = None,
 ) -> tuple[Neighbours, MinedPairs, Choice]:
@@ -149,9 +259,9 @@ def mine_vectors(
         if len(known_scores) < FEWEST_FOUND:
             if options.threshold == "auto" and len(candidates) >= FEWEST:
                 raise UserError(
-                    f"--calibrate: only {len(known_scores)} of the {len(known[0])} known "
-                    "translations are nearest neighbours in the texts, at least "
-                    f"{FEWEST_FOUND} are needed; give more, or leave it out"
+                    f"only {len(known_scores)} of the {len(known[0])} known translations are "
+                    f"nearest neighbours in the texts, at least {FEWEST_FOUND} are needed; give "
+                    "more, or none"
                 )
             known_scores = None  # a given threshold does not depend on the estimate
     return neighbours, candidates, choose(candidates, found, options, k, known_scores)
@@ -160,7 +270,7 @@ def mine_vectors(
 def choose(
     candidates: MinedPairs,
     neighbours: Neighbours,
-    options: Margin,
+    options: MiningOptions,
     k: int,
     known_scores: np.ndarray | None = None,
 ) -> Choice:
@@ -181,12 +291,12 @@ def choose(
         translations stands out.
     """
     is_auto = options.threshold == "auto"
-    given = options.threshold if isinstance(options.threshold, (int, float)) else None
+    given = options.lowest
     if len(candidates) < FEWEST or neighbours.forward_scores.shape[1] <= k:
         if options.min_precision is not None:
             raise UserError(
-                f"--min_precision {options.min_precision:g}: too few candidates for an estimate "
-                f"({len(candidates)}); give --threshold a number"
+                f"min_precision={options.min_precision:g}: too few candidates for an estimate "
+                f"({len(candidates)}); give a threshold"
             )
         note = f"too few candidates for an estimate of the precision ({len(candidates)})"
         if is_auto:
@@ -249,7 +359,7 @@ def remark_on(model: ScoreModel, precision: float | None) -> str:
     if precision is not None and precision < LOW_PRECISION and not model.calibrated:
         return (
             f"an estimate below {100 * LOW_PRECISION:.0f}% is often wrong by more than 5 points: "
-            "give --calibrate, a higher --min_precision or more sentences"
+            "give known translations, a higher min_precision or more sentences"
         )
     return ""
 
@@ -268,7 +378,7 @@ def score_known(known: Vectors, vectors: Vectors, k: int = 4, margin: str = "rat
         known: vectors of the sources and the targets of K known translations, (K, D) each.
         vectors: vectors of the two texts, (N, D) and (M, D).
         k: number of neighbours whose mean cosine the margin compares with.
-        margin: "ratio", "distance" or "absolute" (`dap_transformers.mining.margin.margin_scores`).
+        margin: "ratio", "distance" or "absolute" (`dap_transformers.mining.margin.margin_of`).
 
     Returns:
         Margin scores of the pairs that are not left out, at most K.
@@ -284,47 +394,21 @@ def score_known(known: Vectors, vectors: Vectors, k: int = 4, margin: str = "rat
         partner = np.where(is_in_text, -np.inf, cosine)
         with_partner = np.sort(np.concatenate([near, partner[:, None]], 1), axis=1)
         means.append(with_partner[:, ::-1][:, :k].mean(1))
-    return margin_scores(cosine, *means, margin)[is_nearest]
-
-
-def table_text(choice: Choice) -> str:
-    """Format a choice's table as lines of text: threshold, pairs kept, estimated precision.
-
-    The row of the chosen threshold is marked. Without estimates only the header is returned.
-    """
-    lines = ["threshold   pairs kept   estimated precision"]
-    for row in choice.table:
-        mark = "  <- chosen" if row["threshold"] == choice.threshold else ""
-        share = f"{100 * row['precision']:.0f}%"
-        lines.append(f"{row['threshold']:9.6f}   {row['kept']:10,}   {share:>19}{mark}")
-    return "\n".join(lines)
-
-
-def report_of(choice: Choice) -> dict[str, Any]:
-    """Return a choice as a dictionary for the JSON report."""
-    return asdict(choice)
+    return margin_of(cosine, *means, margin)[is_nearest]
 
 
 def mine(
     source: Sequence[str] | np.ndarray,
     target: Sequence[str] | np.ndarray,
     model: Any = None,
-    *,
-    threshold: str | float | None = "auto",
-    min_precision: float | None = None,
-    top_n: int | None = None,
-    margin: str = "ratio",
-    retrieval: str = "max",
-    k: int = 4,
+    **options: Any,
 ) -> pa.Table:
-    """Find translations in two texts that are in memory.
-
-    The result is that of the command `mine-bitext` with the same options.
+    """Find translations in two texts that are in memory, as the command `mine-bitext` does.
 
     Example::
 
         from sentence_transformers import SentenceTransformer
-        from dap_transformers.mining import mine
+        from dap_transformers import mine
 
         model = SentenceTransformer("sentence-transformers/LaBSE")
         table = mine(german_sentences, english_sentences, model)
@@ -335,87 +419,46 @@ def mine(
         target: sentences, or vectors (M, D).
         model: encodes sentences: an object with `encode(sentences)`, such as a
             SentenceTransformer, or the name of a model. Vectors need none.
-        threshold: lowest score of a pair, "auto" to choose it from the scores, or None to keep all.
-        min_precision: choose the lowest threshold with at least this estimated precision, 0 to 1.
-            None chooses by the best expected F1.
-        top_n: largest number of pairs to keep. None keeps all that reach the threshold.
-        margin: "ratio", "distance" or "absolute" (`dap_transformers.mining.margin.margin_scores`).
-        retrieval: "max", "intersection", "forward" or "backward" (`candidate_pairs`).
-        k: number of neighbours of each sentence.
+        options: fields of `MiningOptions`, such as `threshold` or `top_n`.
 
     Returns:
         A table with one row per pair, best first. Its columns are "score", "source" and "target"
         (only for sentences), "source_line" and "target_line" (from 1). Its metadata hold the
         `Choice` as JSON under "mining".
     """
-    options = Margin(margin, k, retrieval, threshold, min_precision)
+    chosen = MiningOptions(**options)
     if isinstance(model, str):
         from dap_transformers.encoding.encoder import SentenceEncoder
 
         model = SentenceEncoder.from_pretrained(model)
-    sides = [_Side(source, "source", model), _Side(target, "target", model)]
-    _, candidates, choice = mine_vectors((sides[0].vectors, sides[1].vectors), options)
-    kept = require_some(select(candidates, choice.threshold, top_n), candidates, choice)
+    sides = [_in_memory(source, "source", model), _in_memory(target, "target", model)]
+    _, candidates, choice = mine_vectors((sides[0][1], sides[1][1]), chosen)
+    kept = select_some(candidates, choice.threshold, chosen.top_n)
 
     columns: dict[str, Any] = {"score": np.round(kept.scores, 6)}
-    rows = {"source": np.array(kept.source), "target": np.array(kept.target)}
-    for side, (name, chosen) in zip(sides, rows.items(), strict=True):
-        if side.sentences is not None:
-            columns[name] = [side.sentences[row] for row in chosen.tolist()]
-    for side, (name, chosen) in zip(sides, rows.items(), strict=True):
-        columns[f"{name}_line"] = side.lines[chosen]
-    table = pa.table(columns)
-    return table.replace_schema_metadata({"mining": json.dumps(report_of(choice))})
+    for name, (sentences, _), rows in zip(("source", "target"), sides, (kept.source, kept.target)):
+        if sentences is None:
+            columns[f"{name}_line"] = rows + 1
+        else:
+            columns[name] = [sentences[row] for row in rows.tolist()]
+            columns[f"{name}_line"] = sentences.first_line[rows]
+    table = pa.table({name: columns[name] for name in SCHEMA.names if name in columns})
+    return table.replace_schema_metadata({"mining": json.dumps(asdict(choice))})
 
 
-class _Side:
-    """One text in memory with its vectors. Sentences are encoded here.
-
-    Args:
-        text: sentences, or their vectors: an array or tensor of floats, (N, D).
-        name: "source" or "target", for messages.
-        model: object whose `encode(sentences)` returns vectors. Not used if `text` has vectors.
-
-    Attributes:
-        sentences: the distinct sentences, or None if vectors were given.
-        vectors: the vectors of the distinct sentences, or the given vectors.
-        lines: for each vector the number, from 1, of its row or of its sentence's first line.
-
-    Raises:
-        UserError: the text is a single string or has no sentences, or a model is missing.
-    """
-
-    def __init__(self, text: Sequence[str] | np.ndarray, name: str, model: Any) -> None:
-        self.sentences: DistinctSentences | None = None
-        if not isinstance(text, np.ndarray) and hasattr(text, "numpy"):
-            text = text.detach().cpu().numpy()
-        if isinstance(text, np.ndarray) and text.dtype.kind == "f":
-            self.vectors = text
-            self.lines = np.arange(1, len(text) + 1)
-            return
-        if isinstance(text, str):
-            raise UserError(f"{name}: one string; give a list of sentences, or vectors")
-        self.sentences = DistinctSentences(text)
-        if not len(self.sentences):
-            raise UserError(f"the {name} text has no sentences: nothing can be mined")
-        if model is None:
-            raise UserError(f"{name}: sentences need a model that encodes them")
-        self.vectors = np.asarray(model.encode(list(self.sentences)))
-        self.lines = np.array(self.sentences.first_line)
-
-
-def require_some(kept: MinedPairs, candidates: MinedPairs, choice: Choice) -> MinedPairs:
-    """Return the kept pairs unchanged, if there are any.
-
-    Args:
-        kept: the pairs that reach the threshold.
-        candidates: all candidates, for the message.
-        choice: the choice of the threshold, for the message.
-    """
-    if len(kept):
-        return kept
-    best = float(candidates.scores.max()) if len(candidates) else float("nan")
-    raise UserError(
-        f"--threshold {choice.threshold}: no pair scores so high, the best of {len(candidates)} "
-        f"candidates has {best:.6f}; give a lower one, or auto"
-    )
+def _in_memory(
+    text: Sequence[str] | np.ndarray, name: str, model: Any
+) -> tuple[DistinctSentences | None, np.ndarray]:
+    """Return the distinct sentences of a text and their vectors, or None and the given vectors."""
+    if not isinstance(text, np.ndarray) and hasattr(text, "numpy"):
+        text = text.detach().cpu().numpy()
+    if isinstance(text, np.ndarray) and text.dtype.kind == "f":
+        return None, text
+    if isinstance(text, str):
+        raise UserError(f"{name}: one string; give a list of sentences, or vectors")
+    sentences = DistinctSentences(text, name)
+    if not len(sentences):
+        raise UserError(f"the {name} text has no sentences: nothing can be mined")
+    if model is None:
+        raise UserError(f"{name}: sentences need a model that encodes them")
+    return sentences, np.asarray(model.encode(list(sentences)))

@@ -31,7 +31,7 @@ import numpy as np
 import torch
 
 from dap_transformers.errors import UserError, counted
-from dap_transformers.mining.margin import MinedPairs, margin_scores
+from dap_transformers.mining.margin import MinedPairs, margin_of
 from dap_transformers.search.exact import Neighbours
 
 #: With fewer candidates nothing is estimated.
@@ -112,7 +112,7 @@ def runner_up_scores(
         pairs: P pairs of source rows and target rows.
         neighbours: the `k` + 1 nearest neighbours of all rows in both directions.
         k: number of neighbours whose mean cosine the margin compares with.
-        margin: "ratio", "distance" or "absolute" (`dap_transformers.mining.margin.margin_scores`).
+        margin: "ratio", "distance" or "absolute" (`dap_transformers.mining.margin.margin_of`).
 
     Returns:
         Margin scores, (P,) float64.
@@ -153,9 +153,7 @@ def _runner_ups(
 
     own_means = cosines.mean(1, keepdims=True)  # (P, 1)
     other_means = other[0][indices, :k].mean(2, dtype=np.float64)  # (P, k)
-    return margin_scores(
-        cosines, np.broadcast_to(own_means, cosines.shape), other_means, margin
-    ).max(1)
+    return margin_of(cosines, own_means, other_means, margin).max(1)
 
 
 def fit_scores(
@@ -172,9 +170,6 @@ def fit_scores(
     Returns:
         The fitted model: how likely each candidate is a translation.
     """
-    for name, values in (("scores", scores), ("runner_ups", runner_ups), ("known", known)):
-        if values is not None and not np.isfinite(values).all():
-            raise UserError(f"{name}: {int((~np.isfinite(values)).sum())} are NaN or infinite")
     order = np.argsort(scores)
     scores, runner_ups = scores[order], runner_ups[order]
     runner_ups = runner_ups - RUNNER_UP_LEAD * _spread(runner_ups)
@@ -361,12 +356,10 @@ def choose_row(
         The chosen threshold as a row of `precision_table`.
     """
     if not model.is_clear:
-        flag = "--threshold auto" if min_precision is None else f"--min_precision {min_precision:g}"
         raise UserError(
-            f"{flag}: no group of translations stands out among "
-            f"{counted(candidates, 'candidate')}: the texts have few or none, or the model cannot "
-            "tell; give --calibrate, or a number: "
-            f"{_best_shares(model, candidates)}"
+            f"no group of translations stands out among {counted(candidates, 'candidate')}: the "
+            "texts have few or none, or the model cannot tell; give known translations, or a "
+            f"threshold: {_best_shares(model, candidates)}"
         )
     precision = _precisions(model)
     if min_precision is None:
@@ -376,7 +369,7 @@ def choose_row(
     reached = np.flatnonzero(precision >= min_precision)
     if not len(reached):
         raise UserError(
-            f"--min_precision {min_precision:g}: the estimated precision is at most "
+            f"min_precision={min_precision:g}: the estimated precision is at most "
             f"{precision.max():.2f}; give a lower one"
         )
     return _row(model, int(reached[-1]), candidates)
@@ -387,7 +380,7 @@ def _best_shares(model: ScoreModel, candidates: int) -> str:
     parts = []
     for share in (0.01, 0.05, 0.2):
         row = _row(model, int(share * model.pairs), candidates)
-        parts.append(f"--threshold {row['threshold']} keeps {counted(row['kept'], 'pair')}")
+        parts.append(f"{row['threshold']} keeps {counted(row['kept'], 'pair')}")
     return ", ".join(parts)
 
 

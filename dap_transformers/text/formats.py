@@ -58,6 +58,9 @@ _NO_TEXT = re.compile(
     r"|(?:[A-Za-z][A-Za-z+.-]*://|(?i:www)\.|mailto:)\S+"
     r"|[\w-]+(?:\.[\w-]+)+/\S*"
 )
+#: First line of a table that mining has written, and its columns of sentences, from 1.
+MINED_HEADER = b"score\tsource\ttarget\tsource_line\ttarget_line"
+MINED_COLUMNS = (2, 3)
 #: Characters of a cell that are judged.
 _JUDGED = 200
 #: Names of columns beside codes and names of languages, in lower case.
@@ -261,27 +264,34 @@ def read_numbered_lines(file: BitextFile) -> Numbered:
 def read_tsv(file: BitextFile) -> Iterator[tuple[int, "TSVLine"]]:
     """Yield (number, `TSVLine`) of each line of a TSV file. Numbers start at 1.
 
-    A warning tells if the first line holds column names, or if a cell has the quotes of CSV. Both
-    are read as text.
+    In a table that mining has written, the header is left out and the sentences are found. In other
+    files a warning tells if the first line holds column names, or if a cell has the quotes of CSV.
+    Both are read as text.
     """
     lines = read_lines(file.paths[0])
     first_lines = list(islice(lines, JUDGED_LINES))
-    if file.columns is None:
-        _require_text(file, first_lines)
-    if first_lines:
+    first = 1
+    columns = file.columns
+    if first_lines[:1] == [MINED_HEADER]:
+        first = 2
+        columns = MINED_COLUMNS
+        first_lines.pop(0)
+    elif first_lines:
         _warn_of_column_names(file, first_lines[0])
-    is_csv = False
+    if columns is None:
+        _require_text(file, first_lines)
+    is_warned = columns is MINED_COLUMNS
     counts = Counter(line.count(b"\t") + 1 for line in first_lines if b"\t" in line)
     count = max(counts, key=counts.__getitem__, default=0)
-    for number, line in enumerate(chain(first_lines, lines), 1):
-        if not is_csv and b'""' in line and _has_csv_quotes(line):
-            is_csv = True
+    for number, line in enumerate(chain(first_lines, lines), first):
+        if not is_warned and b'""' in line and _has_csv_quotes(line):
+            is_warned = True
             text = (
                 "%s, line %d: a cell has the quotes of CSV, and they become part of the text; "
                 "write the pairs as Parquet or JSON lines instead"
             )
             _warn_once(text, file, number)
-        yield number, TSVLine(line, count, file.columns)
+        yield number, TSVLine(line, count, columns)
 
 
 def _warn_of_column_names(file: BitextFile, line: bytes) -> None:

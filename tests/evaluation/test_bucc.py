@@ -8,8 +8,8 @@ import pytest
 import written
 
 from dap_transformers.evaluation.bucc import Bucc, MiningScore, best_threshold, count_gold, score_at
-from dap_transformers.mining.distinct import DistinctSentences
 from dap_transformers.mining.margin import MinedPairs
+from dap_transformers.mining.texts import DistinctSentences
 
 
 def write_split(folder: Path, name: str = "training", **sides: str) -> Path:
@@ -31,7 +31,7 @@ def write_split(folder: Path, name: str = "training", **sides: str) -> Path:
 
 def test_a_split_is_read_from_its_three_files(tmp_path: Path) -> None:
     (split,) = Bucc(write_split(tmp_path, fr="fr-1\ta\tb\nfr-3\t\n"), "fr-en").read()
-    assert [split.source.line(0), split.source.text.empty] == ["a\tb", 1]  # a tab is text
+    assert [split.source.line(0), split.source.empty] == ["a\tb", 1]  # a tab is text
     assert list(split.target.text) == [f"sentence {i}" for i in range(4)]
     assert split.gold.tolist() == [[0, 2], [1, 0]]  # an empty sentence keeps its id
 
@@ -42,7 +42,7 @@ def test_files_are_found_in_the_pairs_own_folder_and_compressed(tmp_path: Path) 
     plain.unlink()
     bucc = Bucc(tmp_path, "fr-en")
     assert bucc.protocol == "sample"
-    assert len(bucc.read()[0].target.text) == 4
+    assert len(bucc.read()[0].target) == 4
     write_split(tmp_path)
     assert Bucc(tmp_path, "fr-en").protocol == "training-optimal"
     assert len(Bucc(tmp_path, "fr-en", "sample-threshold-on-training").read()) == 2

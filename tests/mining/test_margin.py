@@ -10,18 +10,17 @@ import pytest
 
 from dap_transformers import disk_arrays
 from dap_transformers.disk_arrays import concatenate_on_disk, row_blocks, temporary_folder
-from dap_transformers.mining import external_sort
-from dap_transformers.mining.distinct import DistinctSentences
 from dap_transformers.mining.margin import (
     MARGINS,
     RETRIEVALS,
     MinedPairs,
     candidate_pairs,
-    margin_scores,
+    margin_of,
     neighbourhoods,
     score_pairs,
     select,
 )
+from dap_transformers.mining.texts import DistinctSentences
 from dap_transformers.search.exact import Neighbours
 
 
@@ -129,7 +128,7 @@ def test_given_pairs_get_the_margin_over_both_texts(
 def test_a_ratio_without_positive_neighbourhoods_is_0() -> None:
     cosine = np.array([0.5, -0.2, 0.0, 0.5])
     mean = np.array([-0.1, -0.3, 0.0, 0.25])
-    assert margin_scores(cosine, mean, mean).tolist() == [0.0, 0.0, 0.0, 2.0]
+    assert margin_of(cosine, mean, mean).tolist() == [0.0, 0.0, 0.0, 2.0]
     zeros = np.zeros((3, 4), np.float32)
     assert (
         candidate_pairs(neighbourhoods(zeros, zeros, 2), retrieval="forward").scores.tolist()
@@ -150,29 +149,6 @@ def test_more_neighbours_than_sentences_are_as_many_as_there_are(
     )
 
 
-@pytest.mark.parametrize(
-    ("source", "target", "k", "message"),
-    [
-        (0, 3, 4, "the source text has no sentences"),
-        (3, 0, 4, "the target text"),
-        (3, 3, 0, "k=0: at least 1"),
-    ],
-)
-def test_what_cannot_be_mined(source: int, target: int, k: int, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        neighbourhoods(np.ones((source, 2), np.float32), np.ones((target, 2), np.float32), k)
-
-
-def test_unknown_choices_are_named() -> None:
-    neighbours = neighbourhoods(*vectors(5, 5))
-    with pytest.raises(
-        ValueError, match="margin='cosine': choose one of ratio, distance, absolute"
-    ):
-        candidate_pairs(neighbours, margin="cosine")
-    with pytest.raises(ValueError, match="retrieval='both': choose one of max, intersection"):
-        candidate_pairs(neighbours, retrieval="both")
-
-
 def test_selection_keeps_the_order_and_prefers_earlier_pairs() -> None:
     pairs = MinedPairs(np.array([1.0, 3.0, 2.0, 3.0, 2.0]), np.arange(5), np.arange(5))
     assert select(pairs).source.tolist() == [0, 1, 2, 3, 4]
@@ -188,7 +164,7 @@ def test_repeated_and_empty_lines_are_counted_and_found_again() -> None:
     assert list(text) == ["b", "a", "b ", "é\u2028ü\x85"]
     assert [lines[line - 1] for line in text.first_line] == list(text)
     assert text.rows.tolist() == [-1, 0, 1, 2, -1, 0, 3, 0]
-    assert text.counts() == {"lines": 8, "empty": 2, "repeated": 2, "distinct": 4}
+    assert text.counts() == {"file": "text", "lines": 8, "empty": 2, "repeated": 2, "distinct": 4}
     assert all(text[row] == line for row, line in zip(text.rows, lines) if row >= 0)
 
 
@@ -223,21 +199,14 @@ def test_texts_and_pairs_larger_than_memory_are_those_of_one_part(
     assert whole[0] == list(first)
     for rows in (7, 32):  # 96 lines are a multiple of 32
         monkeypatch.setattr(disk_arrays, "BLOCK_ROWS", rows)
-        monkeypatch.setattr(external_sort, "MERGE_ROWS", 30)
+        monkeypatch.setattr(disk_arrays, "MERGE_ROWS", 30)
         assert outcome() == whole
     assert not list(tmp_path.iterdir())
 
 
-def test_temporary_files_are_in_the_folder_asked_for(tmp_path: Path) -> None:
-    absent = tmp_path / "absent"
-    with temporary_folder(absent), pytest.raises(FileNotFoundError, match="absent"):
-        DistinctSentences(["a"])
-    assert len(DistinctSentences(["a"])) == 1
-
-
 def test_memory_does_not_grow_with_the_text(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(disk_arrays, "BLOCK_ROWS", 2048)
-    monkeypatch.setattr(external_sort, "MERGE_ROWS", 2048)
+    monkeypatch.setattr(disk_arrays, "MERGE_ROWS", 2048)
 
     def peak(count: int) -> int:
         tracemalloc.start()
@@ -262,4 +231,4 @@ def test_memory_does_not_grow_with_the_text(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_text_without_sentences(lines: list[str]) -> None:
     text = DistinctSentences(lines)
     assert list(text) == []
-    assert text.counts() == {"lines": len(lines), "empty": len(lines), "repeated": 0, "distinct": 0}
+    assert (len(text.rows), text.empty, text.repeated) == (len(lines), len(lines), 0)

@@ -1,13 +1,14 @@
 """The threshold that mining chooses, and its estimates, on vectors whose pairs are known."""
 
 import json
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 
 from dap_transformers.errors import UserError
 from dap_transformers.mining.margin import MinedPairs, neighbourhoods, score_pairs
-from dap_transformers.mining.mine import Margin, mine, mine_vectors, score_known
+from dap_transformers.mining.mine import MiningOptions, mine, mine_vectors, score_known
 from dap_transformers.mining.threshold import fit_scores, runner_up_scores
 
 
@@ -25,7 +26,7 @@ def test_the_estimated_precision_and_the_chosen_threshold_are_close_to_the_truth
     share: float,
 ) -> None:
     common = round(share * 600)
-    _, candidates, choice = mine_vectors(texts(600, common), Margin())
+    _, candidates, choice = mine_vectors(texts(600, common), MiningOptions())
     is_true = (candidates.source == candidates.target) & (candidates.source < common)
     f1 = {}
     for threshold in [choice.threshold, *candidates.scores.tolist()]:
@@ -37,7 +38,7 @@ def test_the_estimated_precision_and_the_chosen_threshold_are_close_to_the_truth
         assert row["kept"] == kept.sum()
         assert row["precision"] == pytest.approx(is_true[kept].mean(), abs=0.1)
 
-    wanted = mine_vectors(texts(600, common), Margin(min_precision=0.99))[2]
+    wanted = mine_vectors(texts(600, common), MiningOptions(min_precision=0.99))[2]
     assert wanted.threshold >= choice.threshold - 1e-6 or choice.precision > 0.99
     assert wanted.precision >= 0.99
     reached = [row["threshold"] for row in wanted.table if row["precision"] >= 0.99]
@@ -46,29 +47,28 @@ def test_the_estimated_precision_and_the_chosen_threshold_are_close_to_the_truth
 
 def test_texts_without_translations_are_not_given_a_threshold_unless_calibrated() -> None:
     vectors = texts(600, 0)
-    with pytest.raises(UserError, match="--threshold [0-9.]+ keeps 5 pairs, .* keeps 86 pairs"):
-        mine_vectors(vectors, Margin())
-    with pytest.raises(UserError, match="^--min_precision 0.9: no group of translations"):
-        mine_vectors(vectors, Margin(min_precision=0.9))
-    given = mine_vectors(vectors, Margin(threshold=1.1))[2]
+    for options in (MiningOptions(), MiningOptions(min_precision=0.9)):
+        with pytest.raises(UserError, match="no group .* [0-9.]+ keeps 5 pairs, .* 86 pairs"):
+            mine_vectors(vectors, options)
+    given = mine_vectors(vectors, MiningOptions(threshold=1.1))[2]
     assert given.table == []
     assert "cannot be estimated" in given.remark
     known = texts(60, 60)
-    _, candidates, choice = mine_vectors(vectors, Margin(), known=known)
+    _, candidates, choice = mine_vectors(vectors, MiningOptions(), known=known)
     assert choice.share < 0.03
     assert (candidates.scores >= choice.threshold).sum() < 15
-    few = mine_vectors(texts(600, 12), Margin(), known=known)[2]
+    few = mine_vectors(texts(600, 12), MiningOptions(), known=known)[2]
     assert "check a few pairs" in few.remark
 
 
 def test_a_low_estimate_of_a_chosen_threshold_is_remarked_on() -> None:
     vectors = texts(600, 300, noise=1.3)
-    choice = mine_vectors(vectors, Margin())[2]
+    choice = mine_vectors(vectors, MiningOptions())[2]
     assert choice.precision < 0.86
-    assert "give --calibrate, a higher --min_precision or more sentences" in choice.remark
-    sure = mine_vectors(vectors, Margin(min_precision=0.95))[2]
-    given = mine_vectors(vectors, Margin(threshold=choice.threshold))[2]
-    known = mine_vectors(vectors, Margin(), known=texts(300, 300, noise=1.3))[2]
+    assert "often wrong by more than 5 points" in choice.remark
+    sure = mine_vectors(vectors, MiningOptions(min_precision=0.95))[2]
+    given = mine_vectors(vectors, MiningOptions(threshold=choice.threshold))[2]
+    known = mine_vectors(vectors, MiningOptions(), known=texts(300, 300, noise=1.3))[2]
     assert [sure.remark, given.remark, known.remark] == ["", "", ""]
 
 
@@ -93,8 +93,11 @@ def test_known_pairs_that_mining_would_not_find_do_not_calibrate() -> None:
     assert len(expected) == 30
     np.testing.assert_array_equal(score_known(both, vectors), expected)
     with pytest.raises(UserError, match="only 0 of the 30 known translations"):
-        mine_vectors(vectors, Margin(), known=wrong)
-    given, plain = Margin(threshold=1.1), mine_vectors(vectors, Margin(threshold=1.1))[2]
+        mine_vectors(vectors, MiningOptions(), known=wrong)
+    given, plain = (
+        MiningOptions(threshold=1.1),
+        mine_vectors(vectors, MiningOptions(threshold=1.1))[2],
+    )
     assert mine_vectors(vectors, given, known=wrong)[2] == plain
 
 
@@ -127,16 +130,10 @@ def test_runner_ups_agree_with_a_loop() -> None:
         assert found[row] == pytest.approx(max(best), abs=1e-5)
 
 
-def test_few_sentences_are_all_kept_and_nan_is_refused() -> None:
-    choice = mine_vectors(texts(10, 10), Margin())[2]
+def test_few_sentences_are_all_kept() -> None:
+    choice = mine_vectors(texts(10, 10), MiningOptions())[2]
     assert (choice.threshold, choice.table) == (None, [])
     assert "too few candidates for an estimate" in choice.note
-    with pytest.raises(UserError, match="too few candidates for an estimate"):
-        mine_vectors(texts(10, 10), Margin(min_precision=0.9))
-    with pytest.raises(UserError, match="scores: 1 are NaN"):
-        fit_scores(np.array([1.0, np.nan]), np.ones(2))
-    with pytest.raises(UserError, match="row 1 .* NaN"):
-        mine(np.array([[1.0, 2], [np.nan, 1]]), np.eye(2))
 
 
 class Encoder:
@@ -162,9 +159,20 @@ def test_the_function_mines_sentences_or_vectors_into_a_table() -> None:
     assert of_vectors.column_names == ["score", "source_line", "target_line"]
     assert 90 <= len(of_vectors) <= 110
     assert len(mine(source, target, top_n=7)) == 7
-    with pytest.raises(UserError, match="no pair scores so high, the best of"):
-        mine(source, target, threshold=9)
-    with pytest.raises(UserError, match="sentences need a model"):
-        mine(["a"], ["b"])
-    with pytest.raises(UserError, match="source text has no sentences"):
-        mine([], ["1"], Encoder())
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda: mine(*texts(200, 100), threshold=9), "no pair scores so high, the best of"),
+        (lambda: mine(*texts(10, 10), min_precision=0.9), "too few candidates for an estimate"),
+        (lambda: mine(np.array([[1.0, 2], [np.nan, 1]]), np.eye(2)), "row 1 .* NaN"),
+        (lambda: mine(np.eye(3), np.eye(3), retrieval="both"), "retrieval='both'"),
+        (lambda: mine(["a"], ["b"]), "sentences need a model"),
+        (lambda: mine([], ["1"], Encoder()), "source text has no sentences"),
+        (lambda: mine("one", ["1"], Encoder()), "source: one string"),
+    ],
+)
+def test_what_is_refused(call: Callable[[], object], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        call()
