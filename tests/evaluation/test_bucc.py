@@ -32,7 +32,7 @@ def write_split(folder: Path, name: str = "training", **sides: str) -> Path:
 def test_a_split_is_read_from_its_three_files(tmp_path: Path) -> None:
     (split,) = Bucc(write_split(tmp_path, fr="fr-1\ta\tb\nfr-3\t\n"), "fr-en").read()
     assert [split.source.line(0), split.source.empty] == ["a\tb", 1]  # a tab is text
-    assert list(split.target.text) == [f"sentence {i}" for i in range(4)]
+    assert list(split.target) == [f"sentence {i}" for i in range(4)]
     assert split.gold.tolist() == [[0, 2], [1, 0]]  # an empty sentence keeps its id
 
 
