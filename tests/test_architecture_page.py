@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from conftest import REPOSITORY
 
+from dap_transformers.evaluation.evaluator import evaluate
 from dap_transformers.text.find import find_bitext
 from dap_transformers.text.formats import FORMATS, read_pairs
 
@@ -42,16 +43,19 @@ def test_the_format_is_found_and_read(csv_format: None, tmp_path: Path) -> None:
     assert pairs == [("Guten Tag", "Good day"), ("Danke", "Thank you")]
 
 
-def test_the_metric_is_the_mean_reciprocal_rank() -> None:
-    metric = run_section("A metric")["mean_reciprocal_rank"]
-    source = np.eye(3, dtype=np.float32)
-    target = source[[0, 2, 1]]  # the first pair ranks first, the others second or third
-    similarity = source @ target.T
-    expected = []
-    for row in range(3):
-        rank = sum(similarity[row, other] >= similarity[row, row] for other in range(3))
-        expected.append(1 / rank)
-    assert metric(source, target) == pytest.approx(sum(expected) / 3)
+class Fixed:
+    """An encoder that knows the vectors of some sentences."""
+
+    vectors = dict(zip("abcABC", np.eye(3, dtype=np.float32)[[0, 1, 2, 0, 2, 1]]))
+
+    def encode(self, sentences: list[str], *_: object, **__: object) -> np.ndarray:
+        return np.array([self.vectors[sentence] for sentence in sentences]).reshape(-1, 3)
+
+
+def test_the_evaluator_is_the_mean_reciprocal_rank() -> None:
+    evaluator = run_section("An evaluator")["ReciprocalRank"]([("a", "A"), ("b", "B"), ("c", "C")])
+    # The first pair ranks first, the others rank last, behind a tie.
+    assert evaluate(Fixed(), [evaluator])["reciprocal_rank"]["mean"] == pytest.approx(5 / 9)
 
 
 def test_the_trainer_of_transformers_trains_the_model(
