@@ -24,8 +24,9 @@ import torch
 import yaml
 from transformers import AutoModel, AutoTokenizer
 
-import train_dap  # also registers DAP with the Auto classes
+import modeling_dap  # noqa: F401  (registers DAP with the Auto classes)
 from dap_transformers.commands.edge import command
+from dap_transformers.commands.recipes import parse_arguments
 from dap_transformers.encoding.encoder import SentenceEncoder
 from dap_transformers.evaluation.evaluator import Evaluator, PairsByLanguage, evaluate
 from dap_transformers.evaluation.hard_negatives import HardNegatives
@@ -35,6 +36,7 @@ from dap_transformers.languages import NAMES
 from dap_transformers.pictures import TokenStates, plot_token_states
 from dap_transformers.tables import text_table
 from dap_transformers.text.find import find_bitext
+from dap_transformers.training import run
 from dap_transformers.training.heads import RESULTS_FILE
 from dap_transformers.training.resume import FINISHED
 from quickstart import bitext, e5_wheel, fetch, reuse
@@ -181,7 +183,7 @@ def training_arguments(model: str, pooling: str, objective: str, out: Path) -> l
 
 
 def train(model: str, pooling: str, objective: str, out: Path, finished: bool) -> None:
-    """Run `train_dap.py` in this process, unless the folder holds a finished run.
+    """Run `train-dap` in this process, unless the folder holds a finished run.
 
     Args:
         model: id or folder of the model to start from.
@@ -195,8 +197,8 @@ def train(model: str, pooling: str, objective: str, out: Path, finished: bool) -
         print("   (remove the folder to train again)")
         return
     arguments = training_arguments(model, pooling, objective, out)
-    print("   python train_dap.py " + " ".join(arguments), flush=True)
-    train_dap.main(arguments)
+    print("   train-dap " + " ".join(arguments), flush=True)
+    run.train(*parse_arguments(arguments))
 
 
 def seconds_of_training(out: Path) -> float:
