@@ -4,28 +4,81 @@ Legend: `P` sentence pairs, `S` source words, `T` target words, `W` words of a s
 of a sentence, `L` links, `D` hidden size.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+import io
+import json
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, zip_longest
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from dap_transformers.alignment.links import METHODS, align_tokens, overlaps, word_states
 from dap_transformers.alignment.pharaoh import format_links
 from dap_transformers.alignment.words import (
-    WORDS,
     Span,
+    is_unsegmented,
     space_words,
     tokenizer_words,
     with_word_marks,
 )
-from dap_transformers.encoding.encoder import SentenceEncoder
+from dap_transformers.encoding.encoder import SentenceEncoder, TokenPlaces
 from dap_transformers.errors import UserError
+from dap_transformers.files import compressed_file, plain_suffix
+from dap_transformers.languages import is_blank
+from dap_transformers.options import arg
+from dap_transformers.text.archives import read_sentences
+from dap_transformers.text.find import find_bitext
+from dap_transformers.text.formats import BitextFile, LineAudit, read_tables
 
-#: How the states of a word's subwords become links of words.
-SUBWORDS = ("mean", "first", "link")
+logger = logging.getLogger(__name__)
+
+#: What counts as a word -> function that finds the spans of a sentence's words.
+WORDS: dict[str, Callable[[str, TokenPlaces], list[Span]]] = {
+    "spaces": lambda sentence, tokens: space_words(sentence),
+    "tokenizer": lambda sentence, tokens: tokenizer_words(sentence, tokens.spans, tokens.words),
+}
 #: Pairs that are encoded at a time. This bounds the memory of the token states.
 CHUNK = 512
+#: Formats whose line numbers are those of a text. Others hold pairs in units of other kinds.
+NOT_LINES = ("tmx", "po", "hub")
+#: Columns of a table of links.
+COLUMNS = ("pair", "source_position", "target_position", "source_word", "target_word", "cosine")
+
+#: A sentence and its translation.
+Pair = tuple[str, str]
+
+
+@dataclass
+class AlignmentOptions:
+    """How the words of a sentence pair are found and linked."""
+
+    method: str = arg(
+        "argmax",
+        "'argmax' links words that are each other's nearest, 'itermax' adds links in a second "
+        "round.",
+        choices=tuple(METHODS),
+    )
+    layer: int | None = arg(
+        None,
+        "Hidden layer of the token states, from 0 (embeddings). Default: the last. SimAlign takes "
+        "8 of mBERT and XLM-R.",
+    )
+    words: str = arg(
+        "spaces",
+        "'spaces': words stand between spaces, as for SimAlign and fast_align. 'tokenizer': words "
+        "of the tokenizer, for text without spaces such as Chinese.",
+        choices=tuple(WORDS),
+    )
+    subwords: str = arg(
+        "mean",
+        "State of a word: the 'mean' of its subwords or the 'first'. 'link' links subwords, and "
+        "with them their words.",
+        choices=("mean", "first", "link"),
+    )
 
 
 @dataclass(frozen=True)
@@ -60,32 +113,23 @@ class WordAlignment:
 
 @dataclass(frozen=True)
 class _Tokens:
-    """The words and tokens of a sentence.
-
-    A span is two numbers: the position of the first character, and the position after the last one.
+    """The W words of a sentence, and the states (N, D) of its tokens.
 
     Attributes:
-        words: W words.
-        word_spans: (W, 2) int64, span of each word in the sentence.
-        states: (N, D), the encoder's vector of each token.
-        token_spans: (N, 2) int64, span of each token in the sentence.
+        is_part: (W, N) bool, which tokens belong to which word: those that share a character.
     """
 
     words: list[str]
-    word_spans: np.ndarray
     states: np.ndarray
-    token_spans: np.ndarray
+    is_part: np.ndarray
 
 
 def align_words(
     encoder: SentenceEncoder,
     source: Sequence[str],
     target: Sequence[str],
-    method: str = "argmax",
-    subwords: str = "mean",
-    words: str = "spaces",
     token_budget: int = 4096,
-    layer: int | None = None,
+    **options: Any,
 ) -> list[WordAlignment]:
     """Link the words of each sentence with the words of its translation.
 
@@ -95,70 +139,36 @@ def align_words(
         print(aligned.pharaoh())  # 0-0 1-1 2-2 3-3
 
     Args:
-        encoder: makes the token states.
         source: P sentences.
         target: P translations.
-        method: "argmax" links words that are each other's nearest. "itermax" adds links in a second
-            round (`dap_transformers.alignment.itermax`).
-        subwords: "mean" and "first" give a word the mean state of its subwords or the first one.
-            "link" links subwords, and with them their words, as SimAlign does by default.
-        words: "spaces" takes the words between spaces. "tokenizer" takes the tokenizer's words. Use
-            it for text without spaces between words, such as Chinese.
         token_budget: most tokens of a batch, padding included.
-        layer: hidden layer of the token states, from 0 (embeddings). None takes the last.
-
-    Returns:
-        The alignment of each of the P pairs.
+        options: fields of `AlignmentOptions`, such as `method="itermax"`.
     """
     if isinstance(source, str) or isinstance(target, str):
         raise UserError("a single string is given: pass lists of sentences")
-    if len(source) != len(target):
-        raise UserError(
-            f"{len(source)} source and {len(target)} target sentences: give one translation each"
-        )
     pairs = zip(source, target, strict=True)
-    return list(stream_alignments(encoder, pairs, method, subwords, words, token_budget, layer))
+    return list(stream_alignments(encoder, pairs, AlignmentOptions(**options), token_budget))
 
 
 def stream_alignments(
     encoder: SentenceEncoder,
-    pairs: Iterable[tuple[str, str]],
-    method: str = "argmax",
-    subwords: str = "mean",
-    words: str = "spaces",
+    pairs: Iterable[Pair],
+    options: AlignmentOptions,
     token_budget: int = 4096,
-    layer: int | None = None,
 ) -> Iterator[WordAlignment]:
     """Yield the word alignment of each pair of sentences, in the order of the pairs.
 
     Memory does not grow with the number of pairs: `CHUNK` pairs are read and encoded at a time.
-
-    Args:
-        encoder: makes the token states.
-        pairs: sentences with their translations.
-        method: "argmax" or "itermax", as in `align_words`.
-        subwords: "mean", "first" or "link", as in `align_words`.
-        words: what counts as a word, "spaces" or "tokenizer", as in `align_words`.
-        token_budget: most tokens of a batch, padding included.
-        layer: hidden layer of the token states, as in `align_words`.
     """
-    for name, value, choices in (
-        ("method", method, METHODS),
-        ("subwords", subwords, SUBWORDS),
-        ("words", words, WORDS),
-    ):
-        if value not in choices:
-            raise UserError(f"{name}={value!r}: choose one of {', '.join(choices)}")
-
     pairs = iter(pairs)
     number = 0
     while chunk := list(islice(pairs, CHUNK)):
         sentences = [source for source, _ in chunk] + [target for _, target in chunk]
-        tokens = _tokens_of(encoder, sentences, words, token_budget, layer)
+        tokens = _tokens_of(encoder, sentences, options, token_budget)
         for source, target in zip(tokens[: len(chunk)], tokens[len(chunk) :], strict=True):
             number += 1
             try:
-                yield _align(source, target, method, subwords)
+                yield _align(source, target, options)
             except ValueError as error:
                 raise UserError(f"pair {number}: {error}") from error
 
@@ -166,44 +176,29 @@ def stream_alignments(
 def _tokens_of(
     encoder: SentenceEncoder,
     sentences: Sequence[str],
-    words: str,
+    options: AlignmentOptions,
     token_budget: int,
-    layer: int | None,
 ) -> list[_Tokens]:
-    """Encode sentences, and find their words.
-
-    Returns:
-        Words and tokens of each sentence, in the order of the sentences.
-    """
-    token_states, places = encoder.encode_located_tokens(sentences, token_budget, layer)
+    """Encode sentences, and find their words."""
+    token_states, places = encoder.encode_located_tokens(sentences, token_budget, options.layer)
     found = []
     for sentence, states, own in zip(sentences, token_states, places, strict=True):
-        if words == "tokenizer":
-            word_spans = tokenizer_words(sentence, own.spans, own.words)
-        else:
-            word_spans = space_words(sentence)
-        spans = with_word_marks(sentence, own.spans)
-        texts = [sentence[start:end] for start, end in word_spans]
-        found.append(_Tokens(texts, _array(word_spans), states, _array(spans)))
+        word_spans = WORDS[options.words](sentence, own)
+        token_spans = with_word_marks(sentence, own.spans)
+        words = [sentence[start:end] for start, end in word_spans]
+        found.append(_Tokens(words, states, overlaps(_array(word_spans), _array(token_spans))))
     return found
 
 
-def _align(source: _Tokens, target: _Tokens, method: str, subwords: str) -> WordAlignment:
-    """Align the words of one sentence pair.
-
-    Returns:
-        The words of both sentences, their links and their cosines.
-    """
-    missing = 0
-    for side in (source, target):
-        missing += int((~_is_part(side).any(1)).sum())
-    if subwords == "link":
-        links, similarity = _align_by_subwords(source, target, method)
+def _align(source: _Tokens, target: _Tokens, options: AlignmentOptions) -> WordAlignment:
+    """Align the words of one sentence pair."""
+    if options.subwords == "link":
+        links, similarity = _align_by_subwords(source, target, options.method)
     else:
-        pooled = word_states if subwords == "mean" else _first_states
-        source_states = pooled(source.states, source.token_spans, source.word_spans)
-        target_states = pooled(target.states, target.token_spans, target.word_spans)
-        links, similarity = align_tokens(source_states, target_states, method)
+        pooled = POOLED[options.subwords]
+        states = [pooled(side.states, side.is_part) for side in (source, target)]
+        links, similarity = align_tokens(*states, options.method)
+    missing = sum(int((~side.is_part.any(1)).sum()) for side in (source, target))
     return WordAlignment(source.words, target.words, links, similarity, missing)
 
 
@@ -217,47 +212,164 @@ def _align_by_subwords(
         their subwords, (S, T) float32. It is 0 for a word without tokens.
     """
     token_links, token_similarity = align_tokens(source.states, target.states, method)
-    of_source = _is_part(source)  # (S, N)
-    of_target = _is_part(target)  # (T, N)
     links = set()
     for i, j in token_links.tolist():
-        for source_word in np.flatnonzero(of_source[:, i]).tolist():
-            for target_word in np.flatnonzero(of_target[:, j]).tolist():
+        for source_word in np.flatnonzero(source.is_part[:, i]).tolist():
+            for target_word in np.flatnonzero(target.is_part[:, j]).tolist():
                 links.add((source_word, target_word))
 
     similarity = np.zeros((len(source.words), len(target.words)), np.float32)
-    for source_word, own_source in enumerate(of_source):
-        for target_word, own_target in enumerate(of_target):
+    for source_word, own_source in enumerate(source.is_part):
+        for target_word, own_target in enumerate(target.is_part):
             cosines = token_similarity[np.ix_(own_source, own_target)]
             if cosines.size:
                 similarity[source_word, target_word] = cosines.max()
     return _array(sorted(links)), similarity
 
 
-def _first_states(
-    token_states: np.ndarray, token_spans: np.ndarray, word_spans: np.ndarray
-) -> np.ndarray:
-    """Return the state of each word's first token, (W, D) float64.
-
-    A word without tokens gets zeros.
-
-    Args:
-        token_states: state of each token, (N, D).
-        token_spans: (N, 2), span of each token.
-        word_spans: (W, 2), span of each word.
-    """
-    is_part = overlaps(word_spans, token_spans)
-    states = np.zeros((len(word_spans), token_states.shape[1]))
+def _first_states(states: np.ndarray, is_part: np.ndarray) -> np.ndarray:
+    """Return the state of each word's first token, (W, D) float64. Without a token it is 0."""
     has_token = is_part.any(1)
-    states[has_token] = token_states[is_part.argmax(1)[has_token]]
-    return states
+    found = np.zeros((len(is_part), states.shape[1]))
+    found[has_token] = states[is_part.argmax(1)[has_token]]
+    return found
 
 
-def _is_part(tokens: _Tokens) -> np.ndarray:
-    """Tell which tokens belong to which word: (W, N) bool. They do if they share a character."""
-    return overlaps(tokens.word_spans, tokens.token_spans)
+#: How the states of a word's subwords become the state of the word.
+POOLED = {"mean": word_states, "first": _first_states}
 
 
 def _array(spans: Sequence[Span]) -> np.ndarray:
     """Return spans or links as an array (N, 2) int64."""
     return np.array(spans, np.int64).reshape(-1, 2)
+
+
+# --------------------------------------------------------------------------- from files to pairs
+
+
+def read_lines(source_file: str | Path, target_file: str | Path) -> Iterator[Pair]:
+    """Yield the sentence pairs of two texts, line by line. One or both sentences may be empty."""
+    lines = zip_longest(read_sentences(source_file), read_sentences(target_file))
+    for number, (source, target) in enumerate(lines, 1):
+        if source is None or target is None:
+            raise UserError(
+                f"{source_file} and {target_file} differ in length, from line {number}: line i of "
+                "one must translate line i of the other"
+            )
+        # A line without anything that a reader sees holds no words.
+        yield "" if is_blank(source) else source, "" if is_blank(target) else target
+
+
+def read_bitext(
+    files: Sequence[str],
+    language: str | None = None,
+    target_language: str = "en",
+    max_bad_lines: float = 0.001,
+) -> Iterator[Pair]:
+    """Yield the sentence pairs of parallel text in one language.
+
+    A malformed line becomes a pair of empty sentences.
+
+    Args:
+        files: files, folders or ids of Hub datasets.
+        language: the source language. None takes the only one.
+        max_bad_lines: share of malformed lines that a file may have.
+    """
+    found = find_bitext(files, target_language)
+    if (language or len(found) == 1) and (language or next(iter(found))) in found:
+        for file in found[language or next(iter(found))]:
+            yield from _pairs_of_file(file, max_bad_lines)
+    else:
+        raise UserError(f"there is text in {' '.join(found)}: choose one source language")
+
+
+def _pairs_of_file(file: BitextFile, max_bad_lines: float) -> Iterator[Pair]:
+    """Yield the sentence pairs of a file, and empty pairs for lines that are malformed."""
+    has_lines = file.format not in NOT_LINES
+    audit = LineAudit(file, max_bad_lines)
+    number = 0
+    for table in read_tables(file, audit):
+        columns = (table[name].to_pylist() for name in ("line", "source", "target"))
+        for line, source, target in zip(*columns, strict=True):
+            if has_lines:
+                yield from [("", "")] * (line - number - 1)
+            number = line
+            yield source, target
+    if has_lines:
+        yield from [("", "")] * (audit.lines - number)
+
+
+def count_pairs(pairs: Iterable[Pair], options: AlignmentOptions) -> int:
+    """Return the number of pairs, which are read once.
+
+    If words are found by spaces, but most pairs have a sentence without spaces between words, a
+    warning is logged.
+    """
+    total = 0
+    unsegmented = 0
+    for source, target in pairs:
+        total += 1
+        unsegmented += is_unsegmented(source) or is_unsegmented(target)
+    if not total:
+        raise UserError("there is no sentence to align")
+    if options.words == "spaces" and unsegmented > total / 2:
+        logger.warning(
+            "%d of %d pairs have no spaces between words: take the words of the tokenizer, or put "
+            "spaces between the words",
+            unsegmented,
+            total,
+        )
+    return total
+
+
+# --------------------------------------------------------------------------- from links to a file
+
+
+@contextmanager
+def open_links(path: str | Path) -> Iterator[Callable[[int, WordAlignment], None]]:
+    """Open a file for links. It takes its name only when the block ends without an error.
+
+    The name chooses the format: `.tsv` has one row per link, `.jsonl` one object per pair, and any
+    other name one line per pair in Pharaoh format.
+
+    Yields:
+        A function that writes the links of one sentence pair, given its number from 1.
+    """
+    lines_of = FORMATS.get(plain_suffix(path), _pharaoh_lines)
+    with compressed_file(path) as file:
+        text = io.TextIOWrapper(file, encoding="utf-8", newline="")
+        if lines_of is _tsv_lines:
+            text.write("\t".join(COLUMNS) + "\n")
+
+        def write(number: int, aligned: WordAlignment) -> None:
+            text.writelines(f"{line}\n" for line in lines_of(number, aligned))
+
+        yield write
+        text.flush()
+        text.detach()  # `compressed_file` closes the file
+
+
+def _pharaoh_lines(number: int, aligned: WordAlignment) -> Iterator[str]:
+    yield aligned.pharaoh()
+
+
+def _tsv_lines(number: int, aligned: WordAlignment) -> Iterator[str]:
+    """Yield the values of the `COLUMNS` for each link, as literal text."""
+    for (i, j), cosine in zip(aligned.links.tolist(), aligned.cosines.tolist(), strict=True):
+        yield f"{number}\t{i}\t{j}\t{aligned.source[i]}\t{aligned.target[j]}\t{cosine:.4f}"
+
+
+def _json_lines(number: int, aligned: WordAlignment) -> Iterator[str]:
+    """Yield the words and links of a sentence pair as an object."""
+    content = {
+        "pair": number,
+        "source": aligned.source,
+        "target": aligned.target,
+        "links": aligned.links.tolist(),
+        "cosines": [round(cosine, 4) for cosine in aligned.cosines.tolist()],
+    }
+    yield json.dumps(content, ensure_ascii=False)
+
+
+#: Ending of a file's name -> function that yields the lines of a pair.
+FORMATS = {".tsv": _tsv_lines, ".jsonl": _json_lines}

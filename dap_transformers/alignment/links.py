@@ -10,11 +10,8 @@ links.
 
 import numpy as np
 
-from dap_transformers.errors import UserError
 from dap_transformers.search.exact import unit_rows
 
-#: How the links are found.
-METHODS = ("argmax", "itermax")
 #: Itermax of SimAlign: rounds, and the factor for tokens that already have a link.
 ROUNDS = 2
 LINKED_FACTOR = 0.9
@@ -43,16 +40,9 @@ def align_tokens(
         Links (L, 2) int64, pairs of source row and target row in ascending order. And the cosines
         of all rows, (S, T) float32.
     """
-    if method not in METHODS:
-        raise UserError(f"method={method!r}: choose one of {', '.join(METHODS)}")
     # float64 products, so that equal states have equal cosines
     source = unit_rows(source_states, "source states").double().numpy()
     target = unit_rows(target_states, "target states").double().numpy()
-    if source.shape[1] != target.shape[1]:
-        raise UserError(
-            f"source states have {source.shape[1]} dimensions, target states {target.shape[1]}: "
-            "use one encoder for both"
-        )
     similarity = (source @ target.T).astype(np.float32)  # (S, T)
     has_source = np.flatnonzero(source.any(1))
     has_target = np.flatnonzero(target.any(1))
@@ -60,7 +50,7 @@ def align_tokens(
     if not comparable.size:
         return np.empty((0, 2), np.int64), similarity
 
-    linked = _mutual(comparable) if method == "argmax" else itermax(comparable)
+    linked = METHODS[method](comparable)
     rows, columns = np.nonzero(linked)  # (L,) each
     return np.stack([has_source[rows], has_target[columns]], 1).astype(np.int64), similarity
 
@@ -116,38 +106,29 @@ def _mutual(similarity: np.ndarray) -> np.ndarray:
     return linked
 
 
-def word_states(
-    token_states: np.ndarray, token_spans: np.ndarray, word_spans: np.ndarray
-) -> np.ndarray:
+#: How the links are found: name -> function of the cosines (S, T).
+METHODS = {"argmax": _mutual, "itermax": itermax}
+
+
+def word_states(token_states: np.ndarray, is_part: np.ndarray) -> np.ndarray:
     """Average the states of the tokens of each word.
 
-    A token belongs to a word if they share a character. A token that belongs to several words
-    counts for each of them. A word without tokens (cut off, or dropped by the tokenizer) has a zero
-    state.
+    A token that belongs to several words counts for each of them. A word without tokens (cut off,
+    or dropped by the tokenizer) has a zero state.
 
-    >>> token_spans = np.array([[0, 2], [2, 4], [5, 7]])
-    >>> word_spans = np.array([[0, 4], [5, 7]])
-    >>> word_states(np.array([[1.0], [3.0], [5.0]]), token_spans, word_spans)
+    >>> is_part = overlaps(np.array([[0, 4], [5, 7]]), np.array([[0, 2], [2, 4], [5, 7]]))
+    >>> word_states(np.array([[1.0], [3.0], [5.0]]), is_part)
     array([[2.],
            [5.]])
 
     Args:
         token_states: (S, D).
-        token_spans: (S, 2), first character of each token and the character after its last one, as
-            a tokenizer's offset mapping has them.
-        word_spans: (W, 2), first character of each word and the character after its last one.
+        is_part: (W, S) bool, which tokens belong to which word (`overlaps`).
 
     Returns:
         State of each word, (W, D) float64.
     """
     states = np.asarray(token_states, np.float64)
-    token_spans = np.asarray(token_spans, np.int64).reshape(-1, 2)
-    word_spans = np.asarray(word_spans, np.int64).reshape(-1, 2)
-    if len(states) != len(token_spans):
-        raise UserError(
-            f"{len(states)} token states and {len(token_spans)} spans: give one span per token"
-        )
-    is_part = overlaps(word_spans, token_spans)
     return is_part @ states / np.maximum(is_part.sum(1, keepdims=True), 1)
 
 

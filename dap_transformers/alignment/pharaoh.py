@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dap_transformers.errors import UserError
+from dap_transformers.errors import reading
 from dap_transformers.text.archives import read_sentences
 
 _LINK = re.compile(r"(\d{1,9})([-p])(\d{1,9})")
@@ -59,10 +59,10 @@ def parse_links(line: str, first: int = 0) -> GoldLinks:
     for link in line.rpartition("\t")[2].split():
         match = _LINK.fullmatch(link)
         if not match:
-            raise UserError(f"{link!r} is no link such as 0-1 or 0p1")
+            raise ValueError(f"{link!r} is no link such as 0-1 or 0p1")
         pair = (int(match[1]) - first, int(match[3]) - first)
         if min(pair) < 0:
-            raise UserError(f"{link!r}: words are counted from {first}")
+            raise ValueError(f"{link!r}: words are counted from {first}")
         (possible if match[2] == "p" else sure).append(pair)
     return GoldLinks(_array(sure), _array(possible))
 
@@ -79,10 +79,8 @@ def read_links(path: str | Path, first: int = 0) -> list[GoldLinks]:
     """
     found = []
     for number, line in enumerate(read_sentences(path), 1):
-        try:
+        with reading(f"{path}, line {number}"):
             found.append(parse_links(line, first))
-        except UserError as error:
-            raise UserError(f"{path}, line {number}: {error}") from error
     return found
 
 

@@ -13,8 +13,6 @@ from functools import lru_cache
 #: First character of a word or token, and the character after its last one.
 Span = tuple[int, int]
 
-#: What counts as a word.
-WORDS = ("spaces", "tokenizer")
 #: How the Unicode names of letters begin in scripts that put no spaces between words.
 _WITHOUT_SPACES = ("CJK", "HIRAGANA", "KATAKANA", "BOPOMOFO", "THAI", "LAO", "KHMER", "MYANMAR")
 #: Letters of such a script in one word. Words of these languages are shorter.

@@ -4,13 +4,13 @@ Legend: `P` sentence pairs, `L` links.
 """
 
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
-from dap_transformers.alignment.align import WordAlignment, align_words
+from dap_transformers.alignment.align import AlignmentOptions, WordAlignment, stream_alignments
 from dap_transformers.alignment.pharaoh import GoldLinks, read_links
 from dap_transformers.encoding.encoder import SentenceEncoder
 from dap_transformers.errors import UserError
@@ -26,23 +26,26 @@ class WordLinks(Evaluator):
     Attributes:
         pairs: P sentences with their translations.
         gold: P reference links.
-        method: how links are found, as in `align_words`. So are the next two.
+        options: how words are found and linked.
     """
 
     pairs: Sequence[tuple[str, str]]
     gold: Sequence[GoldLinks]
-    method: str = "argmax"
-    subwords: str = "mean"
-    words: str = "spaces"
+    options: AlignmentOptions = field(default_factory=AlignmentOptions)
     name = "word_links"
     primary = "aer"
 
     def __call__(self, encoder: SentenceEncoder) -> dict[str, float]:
-        source, target = zip(*self.pairs, strict=True)
-        aligned = align_words(encoder, source, target, self.method, self.subwords, self.words)
-        for number, (each, links) in enumerate(zip(aligned, self.gold, strict=True), 1):
-            check_words(number, each, links)
-        return alignment_quality([each.links for each in aligned], self.gold)
+        return judge(stream_alignments(encoder, self.pairs, self.options), self.gold)
+
+
+def judge(aligned: Iterable[WordAlignment], gold: Sequence[GoldLinks]) -> dict[str, float]:
+    """Return the `alignment_quality` of P sentence pairs, after a check that the words fit."""
+    found = []
+    for number, (each, links) in enumerate(zip(aligned, gold, strict=True), 1):
+        check_words(number, each, links)
+        found.append(each.links)
+    return alignment_quality(found, gold)
 
 
 def read_reference(path: str | Path, pairs: int, first: int = 0) -> list[GoldLinks]:

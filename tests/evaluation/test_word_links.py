@@ -7,7 +7,7 @@ import pytest
 from conftest import synthetic_pairs
 from written import write
 
-from dap_transformers.alignment.align import align_words
+from dap_transformers.alignment.align import AlignmentOptions, align_words
 from dap_transformers.alignment.pharaoh import GoldLinks
 from dap_transformers.encoding.encoder import SentenceEncoder
 from dap_transformers.errors import UserError
@@ -47,7 +47,7 @@ def test_the_evaluator_judges_the_links_of_align_words(tiny_bert_dir: Path) -> N
     aligned = align_words(encoder, *zip(*pairs, strict=True))
     gold = [GoldLinks(each.links, NONE) for each in aligned]
     assert WordLinks(pairs, gold)(encoder) == {"aer": 0, "precision": 100, "recall": 100}
-    assert WordLinks(pairs, gold, method="itermax")(encoder)["recall"] == 100
+    assert WordLinks(pairs, gold, AlignmentOptions("itermax"))(encoder)["recall"] == 100
     gold[2] = GoldLinks(gold[2].sure + [[0, 9]], NONE)
     with pytest.raises(UserError, match="line 3 of the reference"):
         WordLinks(pairs, gold)(encoder)
