@@ -55,6 +55,8 @@ SCHEMA = pa.schema(
         "target_line": pa.int64(),
     }
 )
+#: Endings of formats that are not written.
+OTHER_FORMATS = (".csv", ".json", ".arrow", ".xlsx", ".bz2", ".zst", ".zip")
 #: Sentences that are tokenised at a time.
 TOKENIZED = 10_000
 #: Rows of a Parquet row group.
@@ -362,8 +364,8 @@ def warn_of_cut_sentences(encoder: Encoder, text: DistinctSentences) -> None:
 
 
 def require_writable(path: str | Path) -> None:
-    """Raise `UserError` unless the file's name ends in the name of a format, also packed."""
-    if plain_suffix(path) not in WRITERS:
+    """Raise `UserError` for a file name that ends in the name of another format."""
+    if str(path).endswith(OTHER_FORMATS):
         raise UserError(
             f"{path}: pairs are written as .tsv, .jsonl (also .gz or .xz) or .parquet; end the "
             "name in one of these"
@@ -373,7 +375,8 @@ def require_writable(path: str | Path) -> None:
 def write_pairs(pairs: MinedPairs, texts: TextPair, path: str | Path) -> None:
     """Write the pairs as a table with the columns `SCHEMA`, in the format that the name says.
 
-    All formats keep every sentence unchanged. In `.tsv` only a tab becomes a space. Quotation marks
+    `.parquet` and `.jsonl` keep every sentence unchanged. All other names give a table with tabs,
+    where only a tab in a sentence becomes a space. Quotation marks
     are text there, as in every file that we read.
 
     Args:
@@ -382,7 +385,8 @@ def write_pairs(pairs: MinedPairs, texts: TextPair, path: str | Path) -> None:
         path: the file, which is compressed if its name ends in `.gz` or `.xz`.
     """
     with compressed_file(path) as output:
-        WRITERS[plain_suffix(path)](_rows(pairs, texts), output)
+        write = WRITERS.get(plain_suffix(path), _write_tsv)
+        write(_rows(pairs, texts), output)
 
 
 Row = tuple[float, str, str, int, int]  # values of the columns
@@ -421,5 +425,5 @@ def _write_parquet(rows: Iterable[Row], output: BinaryIO) -> None:
             writer.write_table(pa.table(columns, schema=SCHEMA))
 
 
-#: Ending of a file's name -> function that writes rows to an open file.
-WRITERS = {".tsv": _write_tsv, ".jsonl": _write_jsonl, ".parquet": _write_parquet}
+#: Ending of a file's name -> function that writes rows to an open file. Others give a table.
+WRITERS = {".jsonl": _write_jsonl, ".parquet": _write_parquet}
