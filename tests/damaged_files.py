@@ -1,7 +1,6 @@
 """Parallel text in every format, ways to damage it at random, and a check that readers survive it.
 
-`tests/text/test_fuzz.py` reads a few hundred damaged files. `tests/slow/test_damaged_inputs.py`
-reads many more, and also runs whole commands on damaged inputs.
+`tests/text/test_fuzz.py` reads a few hundred damaged files.
 """
 
 import gzip

@@ -123,7 +123,7 @@ def test_files_that_cannot_be_mined_are_refused(
 def test_the_buttons_search_and_mine(
     encoder: SentenceEncoder, files: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A client presses the buttons of the running app. tests/slow has a test in a browser."""
+    """A client presses the buttons of the running app."""
     monkeypatch.setenv("GRADIO_ANALYTICS_ENABLED", "False")
     gradio_client = pytest.importorskip("gradio_client")
     built = app.build(encoder, "tiny")
