@@ -183,7 +183,6 @@ class DAPConfig(PreTrainedConfig):
         Keys that this version does not know are left out with a warning.
 
         Args:
-            config_dict: the content of the file.
             kwargs: as in `PreTrainedConfig.from_dict`.
         """
         model_type = config_dict.get("model_type", cls.model_type)

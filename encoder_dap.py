@@ -25,10 +25,6 @@ def require_encoder(config: PreTrainedConfig, name: str) -> None:
     """Raise `ValueError` unless `config` describes a bidirectional encoder with a masked-LM class.
 
     The encoder must be part of Transformers, because a DAP checkpoint has only the code of DAP.
-
-    Args:
-        config: configuration of the encoder.
-        name: what the message calls it: a folder, a Hub id or an argument.
     """
     is_decoder = getattr(config, "is_decoder", False) or getattr(
         config, "is_encoder_decoder", False
@@ -54,7 +50,6 @@ def load_masked_lm(
     """Load a checkpoint, as a masked-LM model by default, and find the weights that it lacks.
 
     Args:
-        name_or_path: folder or Hub id.
         kind: class whose `from_pretrained` loads it.
         options: arguments of `from_pretrained`.
 

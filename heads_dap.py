@@ -194,10 +194,8 @@ def look_up(
     0.8 GB for XLM-R base. Only an adapted embedding layer runs a second time, for the sentences.
 
     Args:
-        embeddings: the encoder's word embeddings.
         ids: (R, S) token ids of the sentences.
         head: the prediction head, if the embeddings of its target vocabulary are needed.
-        mask_token_id: id of [MASK], if its embedding is needed.
 
     Returns:
         The word embeddings for the heads, and the embeddings (R, S, E) of the sentences.

@@ -85,7 +85,6 @@ def translation_ranking_loss(
         margin: subtracted from the similarity of the true pair before the temperature divides it.
         excluded: (B, N) bool, True where a candidate is not a negative. The entries of true pairs
             are ignored. None excludes nothing.
-
     >>> x = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
     >>> translation_ranking_loss(x, x.clone(), temperature=1.0).loss  # log(e + 1) - 1
     tensor(0.3133)
@@ -171,7 +170,6 @@ def vocabulary_cross_entropy(
         hidden: (T, E) states from which the tokens are predicted.
         weight, bias: (V, E) and (V,) of the output.
         labels: (T,) the right tokens, as row numbers of `weight`.
-
     >>> hidden, weight = torch.zeros(3, 2), torch.ones(4, 2)
     >>> vocabulary_cross_entropy(hidden, weight, torch.zeros(4), torch.tensor([0, 1, 3]))
     tensor(4.1589)
@@ -336,7 +334,6 @@ def bag_cross_entropy(
         weight, bias: (V, E) and (V,) of the output.
         labels: (B, S) the tokens of each bag, as row numbers of `weight`.
         counted: (B, S) bool, True for the labels that count.
-
     >>> labels = torch.tensor([[0, 1, 3]])
     >>> bag_cross_entropy(torch.zeros(1, 2), torch.ones(4, 2), torch.zeros(4), labels, labels >= 0)
     tensor(4.1589)

@@ -405,7 +405,6 @@ class DAPForPreTraining(DAPPreTrainedModel):
         """Run the encoder over sources, targets and hard negatives (if any), in one batch.
 
         Args:
-            pairs: the pairs, as token ids.
             needs: what the caller needs from the result (see `Objective.needs`).
             output_hidden_states, output_attentions: as in `forward`.
 
@@ -592,7 +591,6 @@ class DAPForPreTraining(DAPPreTrainedModel):
         Args:
             encoder_config: configuration of the encoder to build. It is not changed.
             target_token_ids: token ids that RTL and BOW predict. None means the whole vocabulary.
-            dtype: type of the weights.
             attn_implementation: attention of the encoder. None takes that of its configuration.
             config: fields of `DAPConfig`. Most objectives need `mask_token_id`.
         """
@@ -778,7 +776,6 @@ class DAPForSequenceClassification(DAPPreTrainedModel):
             labels: (B,) class indices, or (B, num_labels) for regression and multi-label problems.
             token_type_ids, position_ids, inputs_embeds: as in `DAPModel`. They are in the signature
                 because `Trainer` drops columns that the signature does not name.
-            kwargs: passed to the encoder.
 
         Returns:
             `logits` (B, num_labels) and, with labels, `loss`.
@@ -830,9 +827,7 @@ def save_modules(folder: Path, pooling: str, hidden_size: int, normalize: bool =
     versions, which servers also know.
 
     Args:
-        folder: folder of a saved encoder.
         pooling: a name in `POOLINGS`.
-        hidden_size: number of dimensions of a sentence vector.
         normalize: let the library return vectors of length 1.
     """
     kinds = [("", "Transformer"), ("1_Pooling", "Pooling")]

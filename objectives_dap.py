@@ -210,7 +210,6 @@ class Objective:
         """Sum the loss over the labels of each group.
 
         Args:
-            model: the model, for its heads.
             labels: (G, ...) bool, the result of the method `labels`.
 
         Returns:

@@ -120,7 +120,6 @@ def last_states(
     """Return the last hidden states (B, S, D) of the real tokens, and zeros for padding.
 
     Args:
-        encoder: any encoder.
         mask: (B, S), 1 for real tokens, which may stand anywhere in their row.
         read: (B, S) bool, the tokens whose states the caller reads. None means all tokens. The
             states of other tokens may be zeros, which saves work in the last layer.
@@ -451,7 +450,6 @@ def attention_arguments(
     They are the arguments of Transformers' flash attention.
 
     Args:
-        encoder: its attention implementation decides which arguments are needed.
         keys: packing of the tokens that are attended to.
         queries: packing of the tokens that attend to them. None means `keys`.
     """
@@ -547,7 +545,6 @@ def attention_by_length(
     Args:
         query: (T, H, d), the queries of all rows, one row after another.
         key, value: (T', H, d), the keys and values of all rows.
-        query_lengths, key_lengths: how many queries and how many keys each of the B rows has.
         scaling: factor of the products. None takes 1/sqrt(d).
         window: a token sees the tokens fewer than this many places away. Then each row must have
             as many queries as keys. None: all tokens of its row.

@@ -26,14 +26,7 @@ _FOLDER: ContextVar[str | Path | None] = ContextVar("folder of temporary files",
 
 @contextmanager
 def temporary_folder(folder: str | Path) -> Iterator[None]:
-    """Put all temporary files of this module that are made within the block into one folder.
-
-    This is a context manager. Without it they are in the system's folder (`TMPDIR`), which is
-    often too small.
-
-    Args:
-        folder: an existing folder.
-    """
+    """Put temporary files made in the block into this folder: the system's is often too small."""
     before = _FOLDER.set(folder)
     try:
         yield
@@ -42,25 +35,14 @@ def temporary_folder(folder: str | Path) -> Iterator[None]:
 
 
 def temporary_file() -> BinaryIO:
-    """Open a temporary file without a name, to be written and then mapped by `map_file`.
-
-    It disappears when it is closed and no array is mapped from it any more.
-    """
+    """Open a nameless temporary file, to be written and then mapped by `map_file`."""
     return tempfile.TemporaryFile(dir=_FOLDER.get())
 
 
 def map_file(file: BinaryIO, dtype: np.dtype | type, row_shape: tuple[int, ...] = ()) -> np.ndarray:
-    """Return the content of a temporary file as an array of rows.
+    """Map the content of a temporary file as a writable array (rows, *row_shape).
 
-    The array can be changed. It remains valid after the file is closed.
-
-    Args:
-        file: the file, with all rows written.
-        dtype: type of an entry.
-        row_shape: shape of a row. () means that each entry is a row.
-
-    Returns:
-        An array of shape (rows, *row_shape), mapped from the file.
+    It remains valid after the file is closed.
     """
     file.flush()
     row_bytes = np.dtype(dtype).itemsize * int(np.prod(row_shape))
@@ -71,13 +53,7 @@ def map_file(file: BinaryIO, dtype: np.dtype | type, row_shape: tuple[int, ...] 
 
 
 def row_blocks(count: int, size: int | None = None) -> Iterator[slice]:
-    """Yield slices that split rows into consecutive blocks, so that only one need be in memory.
-
-    Zero rows give one empty slice. A result that is made block by block then still has a dtype.
-
-    Args:
-        count: number of rows.
-        size: largest number of rows of a block. Default: `BLOCK_ROWS`.
+    """Yield slices of `size` or `BLOCK_ROWS` rows. Zero rows give one empty slice, for the dtype.
 
     >>> list(row_blocks(5, 3)), list(row_blocks(0))
     ([slice(0, 3, None), slice(3, 5, None)], [slice(0, 0, None)])
@@ -88,19 +64,10 @@ def row_blocks(count: int, size: int | None = None) -> Iterator[slice]:
 
 
 def concatenate_on_disk(arrays: Iterable[np.ndarray]) -> np.ndarray:
-    """Concatenate arrays along their first axis in a temporary file.
-
-    If the arrays are yielded one by one, only one of them is in memory at a time.
+    """Concatenate arrays of one dtype along their first axis in a temporary file, one in memory.
 
     >>> concatenate_on_disk([np.arange(2), np.arange(3)]).tolist()
     [0, 1, 0, 1, 2]
-
-    Args:
-        arrays: at least one array. All have the same dtype and the same shape except for the
-            first axis.
-
-    Returns:
-        The result, mapped from the file. Its entries can be changed.
     """
     with temporary_file() as file:
         for array in arrays:
@@ -109,34 +76,21 @@ def concatenate_on_disk(arrays: Iterable[np.ndarray]) -> np.ndarray:
 
 
 def zeros_on_disk(shape: tuple[int, ...], dtype: type) -> np.ndarray:
-    """Return an array of zeros in a temporary file, whose entries can be changed.
-
-    Args:
-        shape: shape of the array. The first axis counts its rows.
-        dtype: type of an entry.
-    """
+    """Return an array of zeros in a temporary file, whose entries can be changed."""
     rows, *row_shape = shape
     blocks = (np.zeros((block.stop - block.start, *row_shape), dtype) for block in row_blocks(rows))
     return concatenate_on_disk(blocks)
 
 
 def sort_records(blocks: Iterable[np.ndarray]) -> Iterator[tuple]:
-    """Sort the records of several structured arrays in ascending order (external merge sort).
+    """Sort the records of structured arrays of one dtype, ascending (external merge sort).
 
-    Each array is sorted in memory and written to a temporary file. Then these sorted runs are
-    merged. Records are compared by their first field, records with equal first fields by the
-    second, and so on.
+    Records are compared by their first field, then the second, and so on. One array is in memory at
+    a time. All of them are read before this function returns an iterator over tuples.
 
     >>> first, second = np.array([(2, 1), (1, 7)], "i8,i8"), np.array([(1, 3)], "i8,i8")
     >>> list(sort_records([first, second]))
     [(1, 3), (1, 7), (2, 1)]
-
-    Args:
-        blocks: at least one array, all of one dtype. One array is in memory at a time. All of them
-            are read before this function returns.
-
-    Returns:
-        An iterator over the records, as tuples.
     """
     boundaries = [0]
     with temporary_file() as file:

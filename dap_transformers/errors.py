@@ -16,17 +16,13 @@ SHOWN = 5  # errors, lines or names that a message quotes if there are many
 
 
 class UserError(ValueError):
-    """An error that the user can fix. Commands print its message without a traceback.
-
-    The message is one line. It names the argument or file, the value, and what to do instead.
-    """
+    """An error that the user can fix. Commands print its message, one line, without a traceback."""
 
 
 def one_line(error: object) -> str:
     """Return an error's message on one line, without secrets and hidden characters.
 
-    Logins and queries of addresses are secrets. For errors of the file system, the file comes
-    first and the error number is left out.
+    For errors of the file system, the file comes first and the error number is left out.
 
     >>> one_line(ValueError("a\\n  b\\x1b[2J"))
     'a b\\\\x1b[2J'
@@ -66,14 +62,7 @@ def _escaped(character: str) -> str:
 
 
 def joined(errors: Sequence[Exception]) -> Exception:
-    """Return one error that stands for several, and quotes the first few of them.
-
-    Args:
-        errors: at least one error. A single one is returned unchanged.
-
-    Returns:
-        That error, or a `UserError` with the number of errors. The caller raises it.
-    """
+    """Return one error that quotes the first few of several. A single one is returned unchanged."""
     if len(errors) == 1:
         return errors[0]
     quoted = "; ".join(one_line(error) for error in errors[:SHOWN])
@@ -83,11 +72,7 @@ def joined(errors: Sequence[Exception]) -> Exception:
 def require_plain_name(path: object) -> None:
     """Raise `UserError` for a file name that is not UTF-8 or that holds control characters.
 
-    A report could not hold a name that is not UTF-8. Control characters could change what a
-    terminal shows.
-
-    Args:
-        path: a path, or any other value, whose text is checked.
+    A report could not hold the first, and the second could change what a terminal shows.
     """
     try:
         str(path).encode()
@@ -120,11 +105,7 @@ def refusals(subject: str = "") -> Iterator[None]:
 
 @contextmanager
 def reading(what: object) -> Iterator[None]:
-    """Turn any error within the block into a `UserError` that begins with `what`.
-
-    Args:
-        what: the file, or what is read from it, such as "the weights of out".
-    """
+    """Turn any error within the block into a `UserError` that begins with `what` is read."""
     try:
         yield
     except (UserError, MemoryError):

@@ -65,10 +65,10 @@ def public_name(path: str) -> str:
 
 
 def content_digest(path: str | Path) -> str:
-    """Return a hash of a file's content, 32 hexadecimal digits.
+    """Return a hash of a file's content, 32 hexadecimal digits. Each process reads a file once.
 
-    Size and time do not tell whether a file has changed: `cp -p`, `rsync -t` and unpacked archives
-    set the time. The hash is about as fast as the disk. A process reads each file once.
+    Size and time do not tell whether a file has changed: `cp -p` and unpacked archives set the
+    time.
     """
     state = os.stat(path)
     version = (state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns)
@@ -77,21 +77,13 @@ def content_digest(path: str | Path) -> str:
 
 @lru_cache(maxsize=1000)  # an archive may hold the text of many languages
 def _digest_of(path: str, *_version: int) -> str:
-    """Return the hash of a file's content.
-
-    `lru_cache` keeps it. The version (inode, size and times) makes a changed file be read again.
-    """
+    """Return the hash of a file's content. The version (inode, size, times) is the cache's key."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()
 
 
 def write_json(content: Mapping[str, Any], path: str | Path) -> None:
-    """Write a JSON file that appears whole or not at all (see `whole_file`).
-
-    Args:
-        content: the object to write.
-        path: the file. An older one is replaced.
-    """
+    """Write a JSON file that appears whole or not at all (see `whole_file`)."""
     text = json.dumps(content, ensure_ascii=False, indent=2, allow_nan=False) + "\n"
     with whole_file(path) as file:
         file.write(text.encode())
@@ -103,17 +95,9 @@ def whole_file(
 ) -> Iterator[BinaryIO]:
     """Open a file for writing that takes its name only when the block ends without an error.
 
-    This is a context manager. Until then the file is called `.NAME.….tmp`, in the same folder, so
-    nobody reads half a file. The folder is created. A symbolic link is kept, and the file that it
-    points to is replaced.
-
-    Args:
-        path: the file's final name. An older file is replaced.
-        needed: bytes to write, if known, for the error message.
-        remedy: what to do if the disk is full, for the error message.
-
-    Yields:
-        The file, opened for writing bytes.
+    Until then the file is called `.NAME.….tmp`, in the same folder, so nobody reads half a file.
+    The folder is created. A symbolic link is kept, and the file that it points to is replaced.
+    `needed` is the number of bytes to write, if known, for the error message.
     """
     path = Path(os.path.realpath(path))
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -132,16 +116,7 @@ def whole_file(
 
 @contextmanager
 def compressed_file(path: str | Path) -> Iterator[BinaryIO]:
-    """Open a file for writing as `whole_file` does, and compress it if its name ends in .gz or .xz.
-
-    This is a context manager.
-
-    Args:
-        path: the file's final name. An older file is replaced.
-
-    Yields:
-        The file, opened for writing bytes that are not compressed yet.
-    """
+    """Open a `whole_file` for writing, and compress it if its name ends in .gz or .xz."""
     compress = COMPRESSORS.get(Path(path).suffix, nullcontext)
     with whole_file(path) as file, compress(file) as stream:
         yield stream
@@ -161,14 +136,8 @@ def plain_suffix(path: str | Path) -> str:
 def whole_folder(path: str | Path) -> Iterator[Path]:
     """Create a folder for writing that takes its name only when the block ends without an error.
 
-    This is a context manager. If a folder of that name holds something by then, another process
-    has done the same work. That folder is kept, and the new one is removed.
-
-    Args:
-        path: the folder's final name.
-
-    Yields:
-        The new folder, which is called `.NAME.….tmp` until the end.
+    If a folder of that name holds something by then, another process has done the same work. That
+    folder is kept, and the new one is removed.
     """
     path = Path(path)
     temporary = _temporary_name(path)
@@ -204,13 +173,8 @@ def _temporary_name(path: Path) -> Path:
 def disk_full(path: Path, needed: int | None = None, remedy: str = RUN_AGAIN) -> Iterator[None]:
     """Turn a "no space left" error within the block into a one-line `DiskFullError`.
 
-    This is a context manager. Libraries raise many different errors for a full disk, or errors
-    that were caused by one. All other errors pass through unchanged.
-
-    Args:
-        path: the file or folder that the block writes, for the message.
-        needed: number of bytes to write, for the message. None if unknown.
-        remedy: what to do about a full disk, for the message.
+    Libraries raise many different errors for a full disk, or errors that were caused by one. All
+    other errors pass through unchanged.
     """
     try:
         yield

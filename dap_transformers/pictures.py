@@ -1,6 +1,4 @@
-"""Draw pictures of numbers and arrays with matplotlib.
-
-Each function writes one file. The ending of its name says the format: .svg, .png or .pdf.
+"""Draw pictures of numbers and arrays with matplotlib. A file's ending is .svg, .png or .pdf.
 
 Legend: `N` source tokens, `M` target tokens, `D` hidden size.
 """
@@ -48,12 +46,7 @@ def curves(history: Sequence[Mapping[str, float]]) -> Panels:
 def plot_curves(
     history: Sequence[Mapping[str, float]], path: str | Path, kept: int | None = None
 ) -> None:
-    """Draw losses, dev accuracy and source information of a training. Draw nothing without curves.
-
-    Args:
-        history: the `log_history` of a Trainer: a dictionary of metrics and "step" per log.
-        kept: step of the weights that were kept, which a dotted line marks. None draws no line.
-    """
+    """Draw the `log_history` of a Trainer, with a dotted line at step `kept` unless it is None."""
     panels = curves(history)
     if panels:
         _draw(panels, path, "-", width=4.2 * len(panels), mark=kept)
@@ -62,12 +55,7 @@ def plot_curves(
 def plot_accuracies(
     accuracies: Mapping[str, Mapping[str, Mapping[str, float]]], path: str | Path
 ) -> None:
-    """Draw retrieval accuracy by language, one panel per direction.
-
-    Args:
-        accuracies: name of a model, such as "before" -> language code -> accuracies "xx-en" and
-            "en-xx", in percent.
-    """
+    """Draw retrieval accuracy "xx-en" and "en-xx", in percent, by name of a model and language."""
     panels = defaultdict(dict)
     for direction in ("xx-en", "en-xx"):
         for name, languages in accuracies.items():
@@ -81,14 +69,8 @@ def plot_token_states(
 ) -> list[float]:
     """Draw the tokens of both sides in the plane, one panel per model (the paper's Figure 1).
 
-    Each panel has its own `principal_plane`, of source and target tokens together.
-
-    Args:
-        states: title of a panel -> the token states of one model.
-        names: names of the two sides, for the legend.
-
-    Returns:
-        The `cloud_distance` of each panel, which the titles also show.
+    Each panel has its own `principal_plane`, of source and target tokens together. Its title shows
+    the `cloud_distance`, which is returned.
     """
     panels = {}
     distances = [cloud_distance(*clouds) for clouds in states.values()]
@@ -101,10 +83,7 @@ def plot_token_states(
 
 
 def principal_plane(states: np.ndarray) -> np.ndarray:
-    """Project points (N, D) onto the plane of their two directions of greatest variance (PCA).
-
-    The result (N, 2) is centred.
-    """
+    """Project points (N, D) onto their plane of greatest variance (PCA), centred (N, 2)."""
     points = states - states.mean(0)
     _, _, axes = np.linalg.svd(points, full_matrices=False)
     return points @ axes[:2].T
@@ -113,8 +92,7 @@ def principal_plane(states: np.ndarray) -> np.ndarray:
 def cloud_distance(source: np.ndarray, target: np.ndarray) -> float:
     """Measure how far apart the centres of two clouds of points are, in units of their spread.
 
-    The spread is the root mean square distance of a point from its own cloud's centre. The distance
-    is measured in all D dimensions, not in the plane.
+    The spread is the root mean square distance from the own centre, in all D dimensions.
 
     >>> cloud_distance(np.array([[0.0, 1.0], [0.0, -1.0]]), np.array([[3.0, 1.0], [3.0, -1.0]]))
     3.0

@@ -42,21 +42,13 @@ def report(
     revision: str | None = None,
     seed: int | None = None,
 ) -> dict[str, Any]:
-    """Make a report of an evaluation, ready for `write_json`.
-
-    Time, machine and library versions are added.
+    """Make a report of an evaluation, ready for `write_json`, with time, machine and versions.
 
     Args:
-        model: name or path of the checkpoint.
         protocol: how the numbers were measured, such as "Tatoeba, cosine, index match".
-        results: name -> result, which may be a dictionary of results.
+        results: name -> result, for the report's top level.
         settings: name -> choice of the run, such as pooling, prefix, lengths and data.
-        seconds: wall-clock time of the measured part.
         revision: commit of the checkpoint on the Hub. None for a local checkpoint.
-        seed: seed of training or sampling, if there was one.
-
-    Returns:
-        The report, with the results at its top level.
     """
     return {
         "model": model,
@@ -87,11 +79,7 @@ def versions() -> dict[str, str]:
 
 
 def machine() -> dict[str, Any]:
-    """Describe this machine.
-
-    Returns:
-        `cpu` (name), `gpu` (name, or None without one), `threads` (of PyTorch), and `system`.
-    """
+    """Describe this machine. `gpu` is None without one."""
     import torch  # takes seconds, and most users of this module do not need it
 
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
@@ -113,19 +101,12 @@ def _cpu_name() -> str:
 
 
 def training_record(name_or_path: str) -> tuple[int | None, str | None]:
-    """Read how a local checkpoint was trained, from the `run.json` of train_dap.py.
+    """Read the seed and the recipe of a local checkpoint's training from train-dap's `run.json`.
 
-    The recipe is a hash of everything but the seed that can change the weights: the arguments,
-    the languages, and the step of an intermediate checkpoint. Runs that differ only in the seed
-    have the same recipe. The text is left out, because the seed chooses which pairs are dev
-    pairs. So is the size of a target vocabulary that is made from the text.
-
-    Args:
-        name_or_path: a folder, or any other name of a model. For a folder `checkpoint-…`, the
-            `run.json` may be in the folder above.
-
-    Returns:
-        Seed, and recipe as 12 hexadecimal digits. (None, None) if there is no `run.json`.
+    The recipe is a hash, 12 hexadecimal digits, of everything but the seed that can change the
+    weights. It excludes the text, because the seed chooses the dev pairs, and the size of a target
+    vocabulary made from it. (None, None) without a `run.json` in the folder, or above
+    `checkpoint-…`.
     """
     folder = Path(name_or_path)
     is_checkpoint = folder.name.startswith("checkpoint-")
@@ -166,11 +147,8 @@ def merge_seeds(reports: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
     Every measured number becomes {"mean": ..., "sd": ...}, with the sample standard deviation
     (None for one report). `COUNTS`, and whole numbers that are the same in all reports, stay
-    unchanged.
-
-    Returns:
-        A report of the same form, with the lists "models", "seeds" and "versions", and the number
-        "n" of reports.
+    unchanged. The report also lists "models", "seeds" and "versions", and has "n", the number of
+    reports.
     """
     bodies = []
     for each in reports:
@@ -204,17 +182,10 @@ def _merged(values: Sequence[Any], name: str = "") -> Any:
 def numbers_of(
     report: Mapping[str, Any], place: tuple[str, ...] = ()
 ) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
-    """Yield the numbers of a report, grouped by the dictionary that holds them.
+    """Yield the numbers of a report by name, with the keys that lead to their dictionary.
 
-    Keys that describe the run, such as "seconds", are left out.
-
-    Args:
-        place: keys that lead to this part of the report. Empty for a whole report.
-
-    Yields:
-        The keys that lead to a dictionary, and its numbers by name. An example is
-        `("languages", "de"), {"xx-en": 97.8, "pairs": 1000}`. In a merged report, a number is
-        {"mean": ..., "sd": ...}.
+    An example is `("languages", "de"), {"xx-en": 97.8, "pairs": 1000}`. Keys that describe the run,
+    such as "seconds", are left out. In a merged report, a number is {"mean": ..., "sd": ...}.
     """
     hidden = () if place else (*HEAD, "models", "seeds", "n")
     body = {name: value for name, value in report.items() if name not in hidden}

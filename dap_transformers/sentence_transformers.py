@@ -247,9 +247,7 @@ class DAPLoss(CachedLossMixin, nn.Module):
         """Compute all losses from the token states of the whole batch.
 
         Args:
-            reps: for each column the token states of its mini-batches, (b, S, D) each.
             labels: not used, because `forward` has put them into the pairs.
-            with_backward: also compute the gradients of the states and of the heads.
 
         Returns:
             The weighted sum of the losses, detached if there were gradients to compute.
@@ -354,7 +352,6 @@ def add_gradients(gradients: list[tuple[nn.Parameter, Tensor]], factor: Tensor) 
     the gradients of the encoder.
 
     Args:
-        gradients: weights, and the gradient of the loss by each of them.
         factor: gradient of the outer loss by this loss, such as 1 / accumulation steps.
     """
     for weight, gradient in gradients:

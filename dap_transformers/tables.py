@@ -7,20 +7,13 @@ from tabulate import tabulate
 
 
 def text_table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """Format a plain-text table with aligned columns.
-
-    The first column is aligned to the left, the others to the right. Floats get one decimal, and
-    None becomes "-".
+    """Format a plain-text table, the first column to the left. Floats get one decimal, None is "-".
 
     >>> print(text_table(["model", "36"], [["mBERT+DAP", 90.9], ["mine", None]]))
     model        36
     ---------  ----
     mBERT+DAP  90.9
     mine          -
-
-    Args:
-        header: names of the columns.
-        rows: the cells of each row, one per column.
     """
     cells = [[_one_decimal(value) for value in row] for row in rows]
     return _table(header, cells, "simple")
@@ -36,13 +29,7 @@ def _one_decimal(value: Any) -> str:
 def markdown_table(
     header: Sequence[Any], rows: Sequence[Sequence[Any]], numbers: bool = False
 ) -> str:
-    """Format a Markdown table. Bars in cells are escaped, and line breaks become spaces.
-
-    Args:
-        header: names of the columns.
-        rows: the cells of each row, one per column. They may be of any type.
-        numbers: align all columns except the first to the right, as numbers should be. Otherwise
-            cells are not padded, because some may be long.
+    """Format a Markdown table, with `numbers` to the right. Otherwise cells are not padded.
 
     >>> print(markdown_table(["corpus", "pairs"], [["x|y", "1,000"], ["z", 20]], numbers=True))
     | corpus   |   pairs |

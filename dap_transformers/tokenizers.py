@@ -28,16 +28,7 @@ SENTENCEPIECE_FILES = ("sentencepiece.bpe.model", "spm.model", "spiece.model", "
 
 
 def load_tokenizer(name: str | Path, **hub: Any) -> PreTrainedTokenizerBase:
-    """Load the tokenizer of a folder or Hub id, and check that it works.
-
-    Args:
-        name: folder or Hub id of a model or tokenizer.
-        **hub: arguments of `AutoTokenizer.from_pretrained`, such as `revision`.
-
-    Returns:
-        The tokenizer. It gives the tokens of `tokenizer.json` if there is such a file
-        (`as_in_file`).
-    """
+    """Load the tokenizer of a folder or Hub id, and check that it works (`as_in_file`)."""
     with reading(f"the tokenizer of {name}"):
         _require_sentencepiece(name, **hub)
         tokenizer = AutoTokenizer.from_pretrained(name, **hub)
@@ -56,20 +47,12 @@ def load_tokenizer(name: str | Path, **hub: Any) -> PreTrainedTokenizerBase:
 def as_in_file(
     tokenizer: PreTrainedTokenizerBase, name: str | Path, **hub: Any
 ) -> PreTrainedTokenizerBase:
-    """Return a tokenizer that gives the same tokens as the folder's `tokenizer.json`.
+    """Return a tokenizer that gives the tokens of the folder's `tokenizer.json`, if there is one.
 
     Transformers builds some tokenizers anew from their vocabulary, by the rules of their class.
     Without a `tokenizer_class` it takes the class of the model, such as WordPiece for BERT, even
-    if the vocabulary was made for other rules.
-
-    Args:
-        tokenizer: the tokenizer that Transformers has loaded.
-        name: the folder or Hub id that it was loaded from.
-        **hub: arguments of `from_pretrained`, such as `revision`.
-
-    Returns:
-        The given tokenizer if its tokens are right, if there is no `tokenizer.json`, or if its
-        class comes with the checkpoint. Otherwise a tokenizer made from the file, with a warning.
+    if the vocabulary was made for other rules. Then a tokenizer is made from the file, with a
+    warning, unless its class comes with the checkpoint.
     """
     is_of_repository = type(tokenizer).__module__.startswith("transformers_modules")
     own_file = _find_file(name, "tokenizer.json", **hub)
@@ -111,11 +94,7 @@ def _require_sentencepiece(name: str | Path, **hub: Any) -> None:
 
 
 def _agree(tokenizer: PreTrainedTokenizerBase, own_file: str) -> bool:
-    """Tell whether a tokenizer and a `tokenizer.json` give the same tokens for the text `PROBE`.
-
-    Before the comparison, tokens that were added to the tokenizer are also added to the one that is
-    made from the file.
-    """
+    """Tell whether a tokenizer and its `tokenizer.json` give the same tokens for `PROBE`."""
     own = Tokenizer.from_file(own_file)
     own.no_truncation()
     own.no_padding()
@@ -130,11 +109,6 @@ def require_room(tokenizer: PreTrainedTokenizerBase, max_seq_length: int, prefix
     """Raise `UserError` if the maximum length leaves no room for the text of a sentence.
 
     There must be room for two special tokens, the prefix and one token of text.
-
-    Args:
-        tokenizer: the tokenizer.
-        max_seq_length: largest number of tokens of a sentence, with special tokens and prefix.
-        prefix: text before every sentence.
     """
     needed = 3
     if prefix:
@@ -150,13 +124,7 @@ def require_room(tokenizer: PreTrainedTokenizerBase, max_seq_length: int, prefix
 def require_embeddings(
     tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig, name: str
 ) -> None:
-    """Raise `UserError` if the tokenizer has ids for which the model has no embedding.
-
-    Args:
-        tokenizer: the tokenizer.
-        config: configuration of the model. Without `vocab_size`, nothing is checked.
-        name: folder or Hub id of the model, for the message.
-    """
+    """Raise `UserError` if the tokenizer has ids for which the model has no embedding."""
     highest = max(tokenizer.get_vocab().values())
     size = getattr(config, "vocab_size", None)
     if size is not None and highest >= size:
@@ -167,32 +135,19 @@ def require_embeddings(
 
 
 def require_padding(tokenizer: PreTrainedTokenizerBase, name: str | Path) -> None:
-    """Raise `UserError` if the tokenizer has no padding token, which batches need.
-
-    Args:
-        tokenizer: the tokenizer.
-        name: folder or Hub id of the tokenizer, for the message.
-    """
+    """Raise `UserError` if the tokenizer has no padding token, which batches need."""
     if tokenizer.pad_token is None:
         raise UserError(f"the tokenizer of {name} has no padding token: give it one")
 
 
 def never_predicted(tokenizer: PreTrainedTokenizerBase) -> set[int]:
-    """Return the ids of the tokens that no head predicts: CLS and padding.
-
-    In some tokenizers, CLS or padding is the same token as SEP, the end of a sentence. The result
-    does not have this id, because heads predict the end of a sentence.
-    """
+    """Return the ids of CLS and padding, unless they are SEP, the end that heads predict."""
     ids = {tokenizer.cls_token_id, tokenizer.pad_token_id}
     return ids - {tokenizer.sep_token_id, None}
 
 
 def forget_calls(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Switch off the padding and truncation that the last call has set in a fast tokenizer.
-
-    Otherwise saving the tokenizer would save these settings with it. Slow tokenizers are not
-    changed, because they keep no such settings.
-    """
+    """Switch off the padding and truncation of the last call, because saving would store them."""
     if tokenizer.is_fast:
         tokenizer.backend_tokenizer.no_padding()
         tokenizer.backend_tokenizer.no_truncation()
@@ -207,9 +162,8 @@ def plain_backend(tokenizer: PreTrainedTokenizerBase) -> Tokenizer:
 
 
 def tokenizer_state(tokenizer: PreTrainedTokenizerBase | Tokenizer) -> str:
-    """Return a text that describes everything that decides a tokenizer's tokens.
+    """Return a text that describes everything that decides a tokenizer's tokens, for caches' keys.
 
-    Tokenizers with the same text give the same tokens, so the text can be part of a cache's key.
     Of a slow tokenizer it has only the class and the vocabulary.
     """
     if isinstance(tokenizer, Tokenizer):

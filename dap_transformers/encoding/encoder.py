@@ -1,10 +1,8 @@
 """Sentence vectors from any encoder.
 
 `SentenceEncoder` runs the encoder, pools its token states, and applies the modules that a
-sentence-transformers folder has behind the pooling.
-
-Sentences are sorted by length and put into batches by their number of tokens, which saves most of
-the padding. Vectors come back in the order of the sentences.
+sentence-transformers folder has behind the pooling. Sentences of similar length share a batch,
+which saves most of the padding.
 
 Legend: `N` sentences, `B` rows of a batch, `S` tokens of its longest row, `D` hidden size, `E`
 dimensions of a sentence vector, which are `D` without a Dense module.
@@ -67,11 +65,9 @@ class TokenPlaces(NamedTuple):
 
     Attributes:
         positions: position of each token in the tokenized row.
-        spans: which characters of the sentence each token covers: the position of the first one,
-            and the position after the last one.
-        words: number of each token's word, into which the tokenizer divides the text before it
-            divides words into tokens. Equal numbers mean the same word. The numbers ascend, but
-            need not begin with 0. None if the tokenizer knows no word for the token.
+        spans: first character of each token in the sentence, and the position after its last one.
+        words: number of each token's word, ascending, but not always from 0. Equal numbers mean the
+            same word. None if the tokenizer knows no word for the token.
     """
 
     positions: list[int]
@@ -88,16 +84,13 @@ class SentenceEncoder:
     Args:
         model: any encoder that returns `last_hidden_state` (B, S, D). Of an encoder-decoder only
             the encoder is used.
-        tokenizer: its tokenizer.
         pooling: a name in `states_dap.POOLINGS`. None takes a DAP model's own, and "cls" for other
             models.
-        prefix: text put before every sentence.
         max_seq_length: tokens per sentence, special tokens included. Longer sentences are cut. None
             takes 128, or less if the model has fewer positions.
         device: where to move the model. None leaves it where it is.
         bf16: run the encoder under bfloat16 autocast. Pooling stays in float32.
-        after: modules that turn the pooled vectors (B, D) into sentence vectors (B, E). None leaves
-            them unchanged.
+        after: modules that turn the pooled vectors (B, D) into sentence vectors (B, E).
     """
 
     def __init__(
@@ -152,17 +145,11 @@ class SentenceEncoder:
             vectors = encoder.encode(["Guten Morgen", "Good morning"])  # (2, 768)
 
         Args:
-            name_or_path: a folder or a Hub id.
             pooling: None takes the checkpoint's own, or else "cls" (the paper's) with a warning.
-            prefix: text put before every sentence, such as "query: ". None takes the checkpoint's
-                own, or else no prefix.
-            max_seq_length: tokens per sentence, special tokens included. None takes the length in
-                the sentence-transformers files. Without these it is 128, or less if the model has
-                fewer positions.
+            prefix: such as "query: ". None takes the checkpoint's own, or else no prefix.
+            max_seq_length: None takes the length in the sentence-transformers files. Without these
+                it is 128, or less if the model has fewer positions.
             device: None takes CUDA if there is any.
-            revision: branch, tag or commit of a Hub repository.
-            trust_remote_code: run the code that the repository carries.
-            bf16: run the encoder under bfloat16 autocast.
         """
         with reading(f"the sentence-transformers files of {name_or_path}"):
             found = library_settings(name_or_path, revision)
@@ -220,15 +207,7 @@ class SentenceEncoder:
 
     @staticmethod
     def similarity(first: np.ndarray | Tensor, second: np.ndarray | Tensor) -> NDArray[np.float32]:
-        """Return the cosine of every vector of the first array and every vector of the second.
-
-        Args:
-            first: vectors (N, E) as `encode` returns them, of any length.
-            second: vectors (M, E).
-
-        Returns:
-            Cosines (N, M), float32. A zero vector has the cosine 0 with all others.
-        """
+        """Return the cosines (N, M) of vectors (N, E) and (M, E). Those of a zero vector are 0."""
         left = unit_rows(first, "the first array")
         right = unit_rows(second, "the second array")
         return (left @ right.to(left.device).T).cpu().numpy()
@@ -242,17 +221,11 @@ class SentenceEncoder:
         progress: bool = False,
         normalize: bool = False,
     ) -> NDArray[np.float32]:
-        """Encode sentences into vectors. A sentence that occurs several times is encoded once.
+        """Encode N sentences into vectors (N, E), each distinct sentence once.
 
         Args:
-            sentences: N strings. The empty string is a sentence like any other.
             token_budget: most tokens of a batch, padding included. The vectors do not depend on it,
                 beyond rounding.
-            progress: show a bar.
-            normalize: divide each vector by its Euclidean length.
-
-        Returns:
-            Vectors (N, E), float32, in the order of the sentences.
         """
         sentences = listed(sentences)
         distinct = list(dict.fromkeys(sentences))
@@ -297,15 +270,9 @@ class SentenceEncoder:
     def encode_tokens(
         self, sentences: Sequence[str], token_budget: int = 4096, layer: int | None = None
     ) -> list[NDArray[np.float32]]:
-        """Return the token states of each sentence, the encoder's vectors of its single tokens.
+        """Return token states (S_i, D) of each sentence, without special tokens and prefix.
 
-        Args:
-            token_budget: most tokens of a batch, padding included.
-            layer: hidden layer of the states, from 0 (embeddings). None takes the last.
-
-        Returns:
-            For sentence i its states (S_i, D), float32. The S_i tokens exclude special tokens,
-            padding, prefix, and the tokens after `max_seq_length`.
+        `layer` counts the hidden layers from 0 (embeddings). None takes the last.
         """
         states, _ = self.encode_located_tokens(sentences, token_budget, layer)
         return states
@@ -313,10 +280,7 @@ class SentenceEncoder:
     def encode_located_tokens(
         self, sentences: Sequence[str], token_budget: int = 4096, layer: int | None = None
     ) -> tuple[list[NDArray[np.float32]], list[TokenPlaces]]:
-        """Return the token states of each sentence as `encode_tokens`, and where the tokens stand.
-
-        The tokenizer must be a fast one.
-        """
+        """Return token states as `encode_tokens`, and their places. It needs a fast tokenizer."""
         last = self.backbone.config.num_hidden_layers
         if layer is not None and not 0 <= layer <= last:
             raise UserError(f"layer={layer}: choose 0 (the embeddings) to {last} (the last layer)")
@@ -353,10 +317,7 @@ class SentenceEncoder:
     # ------------------------------------------------------------------- from text to the encoder
 
     def _tokenize(self, sentences: Sequence[str], **outputs: bool) -> BatchEncoding:
-        """Put the prefix before each sentence, tokenize without padding, and cut.
-
-        The output has `input_ids` as lists, and no mask.
-        """
+        """Put the prefix before each sentence, tokenize without padding and mask, and cut."""
         text = [self.prefix + sentence for sentence in sentences]
         # Tokenizers call "no limit" 1e30, but do not accept that number.
         limit = min(self.max_seq_length, sys.maxsize)
@@ -371,10 +332,7 @@ class SentenceEncoder:
 
     @contextmanager
     def _inference(self) -> Iterator[None]:
-        """Within this block, run the model in evaluation mode, without gradients.
-
-        Matrix products are computed in bfloat16 if `bf16` is set, or else in fast float32.
-        """
+        """Run the model in evaluation mode, without gradients, in bfloat16 or fast float32."""
         device = self.model.device
         # One context for all batches: autocast keeps its bfloat16 copies of the weights in it.
         autocast = torch.autocast(device.type, torch.bfloat16, enabled=self.bf16)
@@ -385,11 +343,7 @@ class SentenceEncoder:
     def _batches(
         self, input_ids: list[list[int]], token_budget: int
     ) -> Iterator[tuple[list[int], Tensor, Tensor]]:
-        """Yield batches of rows of similar length, longest rows first.
-
-        Yields:
-            The B row numbers of a batch, its token ids (B, S) and its mask (B, S).
-        """
+        """Yield rows (B), ids (B, S) and mask (B, S) of similar lengths, longest first."""
         computes_padding = self.model.device.type == "cpu" and not self._packs
         full = FULL_CPU_BATCH if computes_padding else token_budget
         lengths = [len(ids) for ids in input_ids]
@@ -443,7 +397,7 @@ def listed(sentences: Iterable[str]) -> list[str]:
 
 
 def length_batches(lengths: Sequence[int], token_budget: int, full: int) -> list[list[int]]:
-    """Put rows of similar length into batches, longest rows first.
+    """Put rows of similar length into batches, longest rows first. Rows of length 0 are left out.
 
     A batch holds at most `token_budget` tokens, padding included. Only a single longer row may
     exceed that. A batch that has `full` tokens takes no more rows of another length. A small
@@ -453,9 +407,6 @@ def length_batches(lengths: Sequence[int], token_budget: int, full: int) -> list
     [[1, 3], [5, 0, 2]]
     >>> length_batches([2, 5, 2, 5, 0, 3], token_budget=10, full=1)
     [[1, 3], [5], [0, 2]]
-
-    Args:
-        lengths: number of tokens of each row. Rows without tokens are left out.
     """
     rows = [row for row, length in enumerate(lengths) if length]
     rows.sort(key=lambda row: -lengths[row])
@@ -486,12 +437,7 @@ def _eval_mode(model: torch.nn.Module) -> Iterator[None]:
 
 
 def tokens_of_a_batch(token_budget: int | None) -> int:
-    """Return the most tokens that a batch may have, padding included.
-
-    Args:
-        token_budget: is returned unchanged. None takes 32,768 if there is a GPU, which keeps it
-            busy, and 4,096 on a CPU, which fits into its caches.
-    """
+    """Return the budget or, for None, what keeps a GPU busy or fits into a CPU's caches."""
     if token_budget is not None:
         return token_budget
     return 32768 if torch.cuda.is_available() else 4096

@@ -32,11 +32,7 @@ def load_backbone(name_or_path: str, config: PreTrainedConfig, **hub: Any) -> Pr
 
 
 def load_complete(name_or_path: str | Path, kind: type = AutoModel, **options: Any) -> Any:
-    """Load a model in float32, and make sure that the checkpoint has all of its weights.
-
-    Args:
-        kind: class whose `from_pretrained` is called. Heads that it does not have are not loaded.
-    """
+    """Load a model in float32 as the class `kind`, and require all weights that it has."""
     with reading(f"the weights of {name_or_path}"):
         model, missing = load_masked_lm(name_or_path, kind, dtype=torch.float32, **options)
     needed = sorted(name for name in missing if "pooler" not in name)
@@ -55,10 +51,9 @@ def hub_commit(name_or_path: str, revision: str | None = None) -> str | None:
 
 
 def longest_input(model: PreTrainedModel) -> int | None:
-    """Return the most tokens that the model's table of absolute positions allows.
+    """Return the most tokens that the model's table of absolute positions allows. None without one.
 
     RoBERTa's family counts positions from the padding id on, so its table of 514 holds 512 tokens.
-    The result is None if the model has no such table.
     """
     for name, module in model.named_modules():
         if name.endswith("position_embeddings") and isinstance(module, torch.nn.Embedding):

@@ -28,15 +28,12 @@ from states_dap import POOLINGS
 class LibrarySettings:
     """Settings in the sentence-transformers files of a folder.
 
-    The defaults stand for a folder without such files.
-
     Attributes:
         subfolder: where the transformer's files are, within the folder.
         pooling: a name in `POOLINGS`. None in a folder without such files.
-        prefix: the default prompt, which is put before every sentence. "" if there is none.
+        prefix: the default prompt, which is put before every sentence.
         max_seq_length: most tokens per sentence. None if the files do not say.
         after: kind and subfolder of each module behind the pooling, "Dense" or "Normalize".
-        prompts: name -> prompt, all prompts of the folder.
         similarity: name of the similarity function, such as "cosine". None if the files do not say.
     """
 
@@ -58,12 +55,7 @@ class LibrarySettings:
 
 
 def library_settings(name_or_path: str, revision: str | None = None) -> LibrarySettings | None:
-    """Read the sentence-transformers files of a folder or Hub repository.
-
-    Returns:
-        The settings. None if there is no modules.json, so that this is no sentence-transformers
-        folder.
-    """
+    """Read the sentence-transformers files of a folder or Hub id. None without modules.json."""
 
     def read(filename: str) -> Any:
         path = find_file(name_or_path, filename, revision)
@@ -109,10 +101,9 @@ def find_file(name_or_path: str, filename: str, revision: str | None = None) -> 
 
 
 def module_kind(dotted: str) -> str:
-    """Return the class name of a module of sentence-transformers, given its dotted path.
+    """Return the class name of a module of sentence-transformers, or a foreign module's full path.
 
-    The library has moved its modules, so its older and newer paths must give the same name. For
-    modules that are not the library's own, the full path is returned.
+    The library has moved its modules, so its older and newer paths must give the same name.
 
     >>> module_kind("sentence_transformers.models.Pooling")
     'Pooling'
@@ -123,10 +114,10 @@ def module_kind(dotted: str) -> str:
 
 
 def pooling_mode(config: dict[str, Any]) -> str:
-    """Return the pooling mode that a sentence-transformers pooling config sets.
+    """Return the pooling mode that a sentence-transformers pooling config sets, "" if none.
 
     The library writes it in two ways: as one name, and in old folders as one flag per mode.
-    Several modes are joined by "+", such as "cls+mean". If no mode is set, the result is "".
+    Several modes are joined by "+", such as "cls+mean".
 
     >>> pooling_mode({"pooling_mode": "cls"}), pooling_mode({"pooling_mode_mean_tokens": True})
     ('cls', 'mean')
@@ -147,15 +138,9 @@ def library_length(
 ) -> int:
     """Return how many tokens per sentence the sentence-transformers library keeps.
 
-    The library takes the length in the folder's files. Without one it takes the smaller of the
-    limits in the tokenizer and in the model's config. Limits of 0 or below are ignored, because
-    some configs, such as XLNet's, say -1 for no limit.
-
-    In both cases the result is never above the model's number of positions (`longest_input`).
-    Folders of XLM-R name 514 tokens, for example, but the model has positions for 512.
-
-    Args:
-        named: length in the folder's sentence-transformers files. None if they do not say.
+    It takes the length in the folder's files or, if that is None, the smaller of the limits in the
+    tokenizer and the model's config. Limits of 0 or below mean no limit, as in XLNet's config. The
+    result is never above the model's number of positions. XLM-R's folders name 514 for 512.
     """
     lengths = [named or tokenizer.model_max_length, longest_input(model)]
     if not named:
@@ -176,11 +161,7 @@ class Normalize(nn.Module):
 def read_modules(
     name_or_path: str, modules: Sequence[tuple[str, str]], revision: str | None = None
 ) -> nn.Sequential:
-    """Load the modules behind the pooling, which turn vectors (B, D) into sentence vectors (B, E).
-
-    Args:
-        modules: `LibrarySettings.after`.
-    """
+    """Load the modules that turn pooled vectors (B, D) into sentence vectors (B, E)."""
     after = nn.Sequential()
     for kind, folder in modules:
         is_dense = kind == "Dense"
@@ -226,10 +207,8 @@ def write_modules(
     `trust_remote_code=True` or import `modeling_dap`. Dense modules are not written.
 
     Args:
-        encoder: a `SentenceEncoder`, which gives the pooling, the prefix and the maximum length.
         normalize: make the library return vectors of length 1.
-        similarity: "cosine" or "dot". Default: a DAP model's own, else "cosine".
-        prompts: prompts of the library by name, in addition to the encoder's prefix.
+        similarity: "cosine" or "dot". None takes a DAP model's own, or else "cosine".
     """
     save_modules(folder, encoder.pooling, encoder.hidden_size, normalize)
 

@@ -14,10 +14,10 @@ from torch.overrides import TorchFunctionMode
 
 
 def fast_linear(device: torch.device) -> AbstractContextManager:
-    """Return a context in which `linear` uses oneDNN, where that is faster than MKL.
+    """Return a context in which `linear` uses oneDNN, where that is faster. It has no gradients.
 
-    It has no gradients. The choice depends on the CPU's instruction set and not on a timing, so
-    that two machines with the same CPU give identical vectors.
+    The choice depends on the CPU's instruction set and not on a timing, so that two machines with
+    the same CPU give identical vectors.
     """
     has_avx512 = torch.backends.cpu.get_cpu_capability() == "AVX512"
     has_onednn = hasattr(torch.ops.mkldnn, "_linear_pointwise")
@@ -27,11 +27,7 @@ def fast_linear(device: torch.device) -> AbstractContextManager:
 
 
 class OneDNNLinear(TorchFunctionMode):
-    """A context in which oneDNN computes `linear` of plain float32 tensors on the CPU.
-
-    Within the context, torch passes every function call of this thread through
-    `__torch_function__`.
-    """
+    """A context in which oneDNN computes `linear` of plain float32 tensors on the CPU."""
 
     def __torch_function__(
         self,

@@ -3,12 +3,10 @@
 `SharedEncoder` encodes each distinct sentence once. `embed_to_disk` encodes texts of any length
 into shards that outlive a stopped run.
 
-A shard holds the vectors of consecutive sentences. Its name, such as `shard-000003-1f….npy`, has
-its number and a hash of the model and the sentences. So a run finds the shards of an earlier run
-that has the same model and text, and no others. A file only gets that name once it is complete.
-
-A shard is a .npy file with a digest behind the array. The digest covers the file's name, the shape,
-the type and the vectors. A shard without the right digest is encoded again.
+A shard is a .npy file of the vectors of consecutive sentences, such as `shard-000003-1f….npy`. The
+name has the shard's number and a hash of the model and the sentences, so a run finds the shards of
+an earlier run with the same model and text. A digest of name, shape, type and vectors stands behind
+the array. A shard without the right digest is encoded again.
 
 Only one run at a time may use a folder. The processes of one launch share it.
 
@@ -77,11 +75,9 @@ class SharedEncoder:
     with the same sentences. Attributes that this class lacks are taken from `encoder`.
 
     Args:
-        encoder: the encoder. All processes need the same model.
-        folder: where to keep the vectors for later runs, in a folder per model and text. Vectors
-            that are already there are not encoded again. None keeps them in memory only.
+        folder: where to keep the vectors for later runs, in a folder per model and text. None keeps
+            them in memory only.
         token_budget: most tokens of a batch, padding included.
-        progress: show a bar.
     """
 
     def __init__(
@@ -104,8 +100,7 @@ class SharedEncoder:
     def encode(self, sentences: Sequence[str]) -> np.ndarray:
         """Return the vectors (N, D) of N sentences, in every process.
 
-        Sentences of earlier calls are not encoded again. A call with all sentences of an
-        evaluation makes the best batches, and one folder of shards.
+        A call with all sentences of an evaluation makes the best batches, and one folder of shards.
         """
         if not len(sentences):
             return self.encoder.encode([])
@@ -148,15 +143,11 @@ class SharedEncoder:
 
 
 def model_fingerprint(encoder: SentenceEncoder) -> str:
-    """Return a SHA-256 of everything that the vectors of an encoder depend on.
+    """Return a SHA-256, in hexadecimal, of everything that the vectors of an encoder depend on.
 
-    This includes weights, config, tokenizer, pooling, prefix, maximum length, bf16 and the modules
-    behind the pooling. It excludes the path, so a copy of a model has the same fingerprint. It also
-    excludes the pooler: no vector comes from it, and its weights are random at each loading if the
-    checkpoint lacks them.
-
-    Returns:
-        64 hexadecimal digits.
+    It excludes the path, so a copy of a model has the same fingerprint. It also excludes the
+    pooler: no vector comes from it, and its weights are random at each loading if the checkpoint
+    lacks them.
     """
     model = encoder.model
     settings = [
@@ -203,14 +194,11 @@ def embed_to_disk(
     where: Callable[[int], str] = "sentence {}".format,
     fingerprint: str | None = None,
 ) -> np.ndarray:
-    """Encode sentences into the shards of a folder, and return all their vectors.
+    """Encode sentences as `write_shards` does, and return their vectors (N, D), mapped into memory.
 
-    The arguments are those of `write_shards`. Several shards are joined in a temporary file in the
-    folder, which takes their size once more until the result is deleted.
-
-    Returns:
-        Vectors (N, D), float32, memory mapped and read-only, not normalised. In a launch only the
-        first process gets them, and the others get (0, D).
+    Several shards are joined in a temporary file in the folder, which takes their size once more
+    until the result is deleted. In a launch only the first process gets the vectors, and the others
+    get (0, D).
     """
     shards = write_shards(
         encoder, sentences, folder, shard_size, token_budget, progress, where, fingerprint
@@ -238,7 +226,7 @@ def write_shards(
     where: Callable[[int], str] = "sentence {}".format,
     fingerprint: str | None = None,
 ) -> list[Path]:
-    """Encode sentences into the shards of a folder.
+    """Encode sentences into the shards of a folder. Return them in order, in every process.
 
     Complete shards of an earlier run with the same model and text are not encoded again. Memory
     holds the text of one shard. If a shard fails, the others are still encoded, until `SHOWN`
@@ -250,16 +238,10 @@ def write_shards(
 
     Args:
         sentences: read once, in order. The progress bar shows an end if they have a length.
-        shard_size: sentences of a shard.
-        token_budget: most tokens of a batch, padding included. The vectors do not depend on it,
-            beyond rounding.
+        token_budget: most tokens of a batch, padding included.
         where: function that returns a sentence's name for error messages, such as "a.txt, line 3",
             given its number from 0.
-        fingerprint: the encoder's `model_fingerprint`, if it is known already. None computes it.
-
-    Returns:
-        The shards in the order of the sentences, in every process. Each is a .npy file of vectors
-        (n, D), float32, not normalised.
+        fingerprint: the encoder's `model_fingerprint`. None computes it.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -318,10 +300,7 @@ def _remove_shards(folder: Path, number: int | None = None, keep: Sequence[Path]
 
 
 def hash_of_text(fingerprint: str, text: Sequence[str]) -> str:
-    """Return 16 hexadecimal digits of a hash of a model's fingerprint and a list of sentences.
-
-    A file name with this hash tells which vectors the file holds.
-    """
+    """Return 16 hexadecimal digits of a hash of a model's fingerprint and a list of sentences."""
     digest = hashlib.sha256(fingerprint.encode())
     for sentence in text:
         data = sentence.encode(errors="surrogatepass")
@@ -332,8 +311,7 @@ def hash_of_text(fingerprint: str, text: Sequence[str]) -> str:
 def is_whole(shard: Path) -> bool:
     """Tell whether a file of vectors exists and holds what `write_vectors` has written into it.
 
-    The file's name alone proves nothing. After a power cut a disk may lack data that it had
-    confirmed, and somebody may have put another file there. So the digest is compared.
+    The name proves nothing: after a power cut a disk may lack data that it had confirmed.
     """
     if not shard.is_file():
         return False
@@ -358,16 +336,10 @@ def _content_digest(shard: Path, *parts: bytes | memoryview) -> bytes:
 def encode_pieces(
     encoder: Encoder, text: Sequence[str], token_budget: int, bar: tqdm
 ) -> np.ndarray:
-    """Encode sentences in pieces of `PIECE` sentences, so that the progress bar moves.
+    """Encode n sentences in pieces of `PIECE`, so that the progress bar moves. Return (n, D).
 
     The sentences of a piece have similar lengths, and the longest sentences come first. A Ray
     cluster has a method `encode_each`, which encodes several pieces at the same time.
-
-    Args:
-        text: the n sentences, at least one.
-
-    Returns:
-        Vectors (n, D), float32, in the order of the text.
     """
     order = sorted(range(len(text)), key=lambda row: -len(text[row]))  # longest first
     pieces = []
@@ -390,13 +362,7 @@ def require_finite(
     where: Callable[[int], str] = "sentence {}".format,
     first: int = 0,
 ) -> None:
-    """Raise `SentenceError` if a vector (n, D) has NaN or infinity.
-
-    Args:
-        text: the sentence of each vector.
-        where: function that returns a sentence's name for the message, given its number from 0.
-        first: number of the first of these sentences, which `where` is given.
-    """
+    """Raise `SentenceError` if a vector (n, D) has NaN or infinity. `where` takes `first` + i."""
     bad = np.flatnonzero(~np.isfinite(vectors).all(1))
     if len(bad):
         row = int(bad[0])
@@ -407,10 +373,7 @@ def require_finite(
 
 
 def write_vectors(vectors: np.ndarray, path: Path) -> None:
-    """Write vectors (n, D) as a .npy file, with a digest behind the array.
-
-    The file gets its name only once it is complete.
-    """
+    """Write vectors (n, D) as a .npy file with a digest behind. It gets its name once complete."""
     header = io.BytesIO()
     np.lib.format.write_array_header_1_0(header, np.lib.format.header_data_from_array_1_0(vectors))
     # numpy's own tofile would not say why it fails.

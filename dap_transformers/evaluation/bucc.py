@@ -1,7 +1,5 @@
 """BUCC 2018: its files, and precision, recall and F1 of mined pairs against its gold pairs.
 
-Gold pairs are the true pairs of sentences, as published with the data.
-
 A split is three files in one folder. `fr-en.training.fr` and `fr-en.training.en` have lines
 `id<TAB>sentence`. `fr-en.training.gold` has one true pair per line,
 `fr-000000057<TAB>en-000008530`.
@@ -74,17 +72,7 @@ class Split:
 
 @dataclass(frozen=True)
 class MiningScore:
-    """How well mined pairs agree with the gold pairs. All numbers count pairs of ids.
-
-    Attributes:
-        precision: share of the extracted pairs that are gold, in percent.
-        recall: share of the gold pairs that were extracted, in percent.
-        f1: harmonic mean of both, in percent.
-        threshold: pairs with at least this score are extracted.
-        extracted: number of extracted pairs of ids.
-        correct: number of extracted pairs of ids that are gold.
-        gold: number of gold pairs.
-    """
+    """How well mined pairs agree with gold pairs: rates in percent, and counts of pairs of ids."""
 
     precision: float
     recall: float
@@ -147,13 +135,9 @@ class Bucc(Evaluator):
     ) -> tuple[dict[str, Any], MiningResult]:
         """Mine each split, and score its pairs at the best threshold of the first split.
 
-        Args:
-            texts: the result of `read`.
-            vectors: for each split the vectors of its distinct sentences, (N, D) and (M, D).
-
-        Returns:
-            The numbers of the last split under "pairs". If there are two splits, those of the first
-            one follow under "threshold_split". And what was found in the last split.
+        `vectors` (N, D) and (M, D) are of each split's distinct sentences. The numbers of the last
+        split are under "pairs", with what was found in it. With two splits, the numbers of the
+        first one are under "threshold_split".
         """
         threshold = None
         scores = []
@@ -241,14 +225,9 @@ def read_text(path: Path, ids: dict[str, int]) -> Iterator[str]:
 def read_gold(
     path: Path, source_ids: Mapping[str, int], target_ids: Mapping[str, int]
 ) -> np.ndarray:
-    """Read gold pairs, and look up the lines of their ids. Repeated pairs count once.
+    """Read source and target lines, from 0, of the gold pairs (G, 2). Repeated pairs count once.
 
-    Args:
-        path: a file with lines `source id<TAB>target id`.
-        source_ids: id -> index of its line, from 0. So has `target_ids`.
-
-    Returns:
-        (G, 2) int64: source line and target line of each gold pair, from 0.
+    `source_ids` and `target_ids` give the line of each id.
     """
     pairs: dict[tuple[int, int], None] = {}
     for number, line in enumerate(read_sentences(path), 1):
@@ -264,19 +243,10 @@ def read_gold(
 def count_gold(
     pairs: MinedPairs, gold: np.ndarray, source_rows: np.ndarray, target_rows: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Count the pairs of ids that each mined pair of sentences stands for, and how many are gold.
+    """Return how many pairs of ids each mined pair (P,) stands for, and how many are gold (P,).
 
-    A sentence may be on several lines, each of which has an id.
-
-    Args:
-        pairs: P pairs of distinct sentences.
-        gold: (G, 2) source line and target line of each gold pair, from 0.
-        source_rows: number of the distinct sentence on each source line, -1 for an empty line
-            (`DistinctSentences.rows`).
-        target_rows: number of the distinct sentence on each target line, -1 for an empty line.
-
-    Returns:
-        (P,) the number of pairs of ids, and (P,) how many of them are gold, both int64.
+    A sentence may be on several lines, each of which has an id. `gold` has lines (G, 2), from 0.
+    `source_rows` and `target_rows` are `DistinctSentences.rows`, -1 for an empty line.
     """
     # a sentence on a lines paired with a sentence on b lines stands for a·b pairs of ids
     source_copies = np.bincount(source_rows[source_rows >= 0])
@@ -305,16 +275,10 @@ def best_threshold(
 
     As in the paper's appendix "Scoring Function For BUCC", it lies in the middle between two
     consecutive different scores. If all pairs together have the highest F1, it is the lowest score.
-    Of thresholds with equal F1 the highest is chosen.
+    Of thresholds with equal F1 the highest is chosen. Scores may be in any order.
 
     >>> best_threshold(np.array([3.0, 2.0, 1.0]), np.ones(3), np.array([1, 1, 0]), gold=2)
     1.5
-
-    Args:
-        scores: (P,) scores of the mined pairs, in any order.
-        extracted: (P,) number of pairs of ids that each mined pair stands for.
-        correct: (P,) how many of those are gold.
-        gold: number of gold pairs.
     """
     if len(scores) == 0:
         raise UserError("no pairs were mined: there is no threshold")
@@ -339,16 +303,9 @@ def best_threshold(
 def score_at(
     threshold: float, scores: np.ndarray, extracted: np.ndarray, correct: np.ndarray, gold: int
 ) -> MiningScore:
-    """Compute precision, recall and F1 of the pairs that score at least `threshold`.
+    """Compute precision, recall and F1 of the pairs that score at least `threshold`, 0 without any.
 
-    If there is no such pair, all three are 0.
-
-    Args:
-        threshold: lowest score of a pair that counts as extracted.
-        scores: (P,) scores of the mined pairs, in any order.
-        extracted: (P,) number of pairs of ids that each mined pair stands for.
-        correct: (P,) how many of those are gold.
-        gold: number of gold pairs.
+    Scores (P,) may be in any order. The counts (P,) are those of `count_gold`.
     """
     chosen = scores >= threshold
     found = int(extracted[chosen].sum())

@@ -56,20 +56,10 @@ def evaluate(
     folder: str | Path | None = None,
     progress: bool = False,
 ) -> dict[str, Numbers]:
-    """Measure an encoder with several evaluators, which share its vectors.
+    """Measure an encoder with several evaluators, which share its vectors. Return numbers by name.
 
     All processes of a launch call this. They encode together, and all return the numbers of the
-    first one.
-
-    Args:
-        encoder: the encoder.
-        evaluators: what to measure.
-        token_budget: most tokens per batch, padding included.
-        folder: keeps the vectors for later runs with the same model and text. None keeps none.
-        progress: show a bar.
-
-    Returns:
-        Name of an evaluator -> its numbers.
+    first one. `folder` keeps the vectors for later runs with the same model and text.
     """
     shared = SharedEncoder(encoder, folder, token_budget, progress)
     shared.encode(list(chain.from_iterable(each.sentences() for each in evaluators)))

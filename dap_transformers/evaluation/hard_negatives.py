@@ -2,12 +2,9 @@
 
 After Chen et al. (2023, arXiv 2306.12907). There are three kinds of changes: another number; a
 negation added or removed, or an antonym ("causality alternation"); another name. The rules find
-these words by lists and patterns, without a parser. What a rule chooses depends on the sentence.
-For names it also depends on which other names the text has. It never depends on the order of the
-sentences.
+these words by lists and patterns, without a parser. The order of the sentences does not matter.
 
-These copies are for evaluation. Training uses the other rules of
-`dap_transformers/training/hard_negatives.py`.
+These copies are for evaluation. Training uses `dap_transformers/training/hard_negatives.py`.
 
 In this module, `found` and `place` are matches of a pattern: the part of the text that is changed.
 
@@ -122,11 +119,7 @@ class Copy(NamedTuple):
 class HardNegatives(Evaluator):
     """Measure the error if changed copies of the English sentences are candidates (xsim++).
 
-    The candidates are all English sentences of a language's text, and their copies with another
-    number, meaning or name.
-
-    Attributes:
-        pairs: language code -> (source, English) sentences.
+    `pairs` maps a language code to (source, English) sentences.
     """
 
     pairs: PairsByLanguage
@@ -191,14 +184,11 @@ class HardNegatives(Evaluator):
 
 
 def hard_negative_copies(sentences: Sequence[str]) -> list[Copy]:
-    """Make changed copies of each distinct sentence, at most `MOST` of each kind.
+    """Make changed copies of each distinct sentence, at most `MOST` of each kind, in order.
 
     A sentence to which no rule applies has no copies. A copy is left out if it equals one of the
-    sentences or an earlier copy of the same sentence, except for case and spaces. Copies come in
-    the order of the sentences.
-
-    Args:
-        sentences: all English sentences of the text. They also decide which words are names.
+    sentences or an earlier copy of the same sentence, except for case and spaces. The sentences
+    also decide which words are names, so give all of the text.
 
     >>> for copy in hard_negative_copies(["She did not buy 20 books."]):
     ...     print(copy.kind, copy.text)
@@ -226,10 +216,7 @@ def _normalised(text: str) -> str:
 
 
 def numbers(text: str) -> Iterator[str]:
-    """Yield copies of the text, each with one number changed.
-
-    In a number of digits, the last digit that is not zero changes. A number word becomes another
-    number word.
+    """Yield copies of the text, each with one number word or last digit other than zero changed.
 
     >>> list(numbers("On the 21st, 1,500 came."))
     ['On the 24th, 1,500 came.', 'On the 21st, 8,500 came.', 'On the 21st, 1,600 came.']
@@ -258,10 +245,7 @@ def _other_digits(text: str, found: re.Match[str]) -> str:
 
 
 def negations(text: str) -> Iterator[str]:
-    """Yield copies of the text that say the opposite.
-
-    The first copy has the first negation removed, or a negation added if there is none. Each
-    further copy has one word replaced by its antonym.
+    """Yield copies with a negation removed or else added, then with one antonym each.
 
     >>> list(negations("He can't come before noon."))
     ['He can come before noon.', "He can't come after noon."]
@@ -295,21 +279,15 @@ def _with_negation(text: str) -> Iterator[str]:
 
 
 def name_rule(sentences: Sequence[str]) -> Callable[[str], Iterator[str]]:
-    """Make the rule that replaces a name by another name of the same class.
+    """Make the rule that yields copies of a sentence, each with one name replaced by another.
 
     Names are capitalised words that never occur in lower case in the sentences. The first word of a
     sentence is a name only if it also occurs as a name inside a sentence. The new name comes from
-    the sentences or from `NAMES`.
+    the sentences or from `NAMES`, and is of the same class.
 
     >>> rule = name_rule(["Yesterday Ann met Bob Lee.", "Bob laughed.", "On Monday she met Ann."])
     >>> list(rule("Bob laughed.")), list(rule("On Monday she laughed."))
     (['Canada laughed.'], ['On Sunday she laughed.'])
-
-    Args:
-        sentences: all sentences of the text, in any order. They decide which words are names.
-
-    Returns:
-        A function that takes a sentence and yields copies of it, each with one name replaced.
     """
     lower_words = _lower_case_words(sentences)
     names = _names_by_class(sentences, lower_words)
@@ -404,28 +382,19 @@ def hard_negative_errors(
     copy_embeds: np.ndarray,
     kinds: Sequence[str],
 ) -> dict[str, float]:
-    """Measure how often a source's nearest candidate is not its translation (xsim++).
+    """Measure how often a source's nearest candidate is not its translation (xsim++), in percent.
 
-    Candidates are all target sentences and all their changed copies. A copy with the same vector as
-    the translation counts as nearer, because the encoder cannot tell them apart. Of target rows
-    with equal cosines the first counts. Without copies the error is 100 minus the accuracy of
-    `retrieval_accuracy`.
+    Candidates are all targets (N, D), row i the translation of source i, and all their changed
+    copies (C, D). A copy with the vector of the translation counts as nearer, because the encoder
+    cannot tell them apart. Of target rows with equal cosines the first counts.
 
     >>> copies = np.array([[0.9, 0.1], [0.6, 0.8]])
     >>> targets = np.array([[0.8, 0.2], [0.0, 1.0]])
     >>> hard_negative_errors(np.eye(2), targets, copies, ["number", "name"])
     {'error': 50.0, 'number': 50.0, 'negation': 0.0, 'name': 0.0, 'other': 0.0}
 
-    Args:
-        source_embeds: (N, D), need not be normalised.
-        target_embeds: (N, D), row i the translation of row i.
-        copy_embeds: (C, D), vectors of the copies of all target sentences, in any order.
-        kinds: (C,) what was changed in each copy: "number", "negation" or "name".
-
-    Returns:
-        Shares of the source rows, in percent. "error" is the share that misses its translation.
-        The other keys split it by what was found instead: a copy of the kind "number", "negation"
-        or "name", or an "other" target sentence.
+    "error" is the share of source rows that miss their translation. The other keys split it by
+    what was found: a copy of the kind "number", "negation" or "name", or an "other" target.
     """
     require_pairs(source_embeds, target_embeds)
     # copies come first, so that they win a tie, and have the numbers -C to -1

@@ -201,13 +201,7 @@ def tatoeba_tables(
     """Format retrieval accuracy by language, in both directions, beside the paper's.
 
     If the report has an average over one of the paper's groups of languages, the paper's table of
-    averages follows, with our row on top.
-
-    Args:
-        report: the numbers of `Retrieval`, of one seed or means.
-        name: what the table of averages calls our row.
-        models: the paper's models to show, keys of `PAPER_TATOEBA_LANGUAGES`. Give none for text
-            other than Tatoeba. Then only our numbers are shown.
+    averages follows, with our row on top. Give no `models` for text other than Tatoeba.
     """
     languages = report["languages"]
     averages = report["averages"]
@@ -261,12 +255,9 @@ def _tatoeba_averages(averages: Mapping[str, Mapping[str, float]], name: str) ->
 
 
 def xnli_table(accuracies: Mapping[str, float], name: str = "this model") -> str:
-    """Format the paper's XNLI table with our row on top.
+    """Format the paper's XNLI table with our row on top, given accuracies in percent by language.
 
-    Args:
-        accuracies: language code -> accuracy in percent. Missing languages show "-". The average
-            shows "-" unless all 15 languages are there. Other languages are left out.
-        name: name of our row.
+    Missing languages show "-", and so does an average of fewer than all 15. Others are left out.
     """
     ours = [accuracies.get(language) for language in XNLI_LANGUAGES]
     ours.append(_mean(ours))
@@ -277,16 +268,12 @@ def xnli_table(accuracies: Mapping[str, float], name: str = "this model") -> str
 def bucc_table(
     pairs: Mapping[str, Mapping[str, float]], protocol: str, name: str = "this model"
 ) -> str | None:
-    """Format one of the paper's BUCC tables with our row on top.
+    """Format the paper's BUCC table of this protocol with our row on top. None if there is no such.
 
     Args:
         pairs: language pair such as "fr-en" -> "precision", "recall" and "f1" in percent. Missing
             pairs show "-". The average of F1 shows "-" unless all four pairs are there.
         protocol: how they were measured, a key of `PROTOCOLS` in `bucc.py`.
-        name: name of our row.
-
-    Returns:
-        None for a protocol or language pairs that the paper does not have.
     """
     if protocol not in BUCC_PROTOCOLS or pairs.keys().isdisjoint(BUCC_PAIRS):
         return None

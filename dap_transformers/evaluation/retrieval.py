@@ -83,12 +83,9 @@ def read_languages(
     languages: Sequence[str] | None = None,
     max_pairs: int | None = None,
 ) -> PairsByLanguage:
-    """Read parallel text. A malformed line is an error, because every line counts.
+    """Read parallel text of all languages or some. A malformed line is an error: every line counts.
 
-    Args:
-        found: language code -> files (`find_bitext`), which are joined in their order.
-        languages: codes of the languages to read. None reads all.
-        max_pairs: most pairs to keep of each language, from the first on. None keeps all.
+    A language's files (`find_bitext`) are joined in their order. The first `max_pairs` are kept.
     """
     wanted = dict.fromkeys(found if languages is None else map(base_language, languages))
     pairs = {}
@@ -104,24 +101,14 @@ def read_languages(
 
 
 def retrieval_accuracy(source_embeds: Array, target_embeds: Array) -> tuple[float, float]:
-    """Compute the accuracy of nearest-neighbour retrieval by cosine, in both directions.
+    """Compute the accuracy of nearest-neighbour retrieval by cosine in both directions, in percent.
 
-    Every row of one side looks for the nearest row of the other side. It is right if it finds the
-    row of its own number. With English as the target, the two directions are the paper's "xx→en"
-    and "en→xx".
-
-    As on Tatoeba, only the same line counts: an equal sentence on another line is a miss. Of equal
-    cosines the lowest line is taken.
+    Row i of the target (N, D) is the translation of source row i. With English as the target, the
+    directions are the paper's "xx→en" and "en→xx". As on Tatoeba, only the same line counts: an
+    equal sentence on another line is a miss. Of equal cosines the lowest line is taken.
 
     >>> retrieval_accuracy(np.eye(4), np.eye(4)[[0, 1, 2, 2]])
     (75.0, 75.0)
-
-    Args:
-        source_embeds: (N, D) numpy or torch, need not be normalised.
-        target_embeds: (N, D). Row i is the translation of source row i.
-
-    Returns:
-        Accuracy of source→target and of target→source, in percent.
     """
     require_pairs(source_embeds, target_embeds)
     forward = _share_of_own_lines(nearest(source_embeds, target_embeds))
@@ -141,14 +128,12 @@ def _share_of_own_lines(found: np.ndarray) -> float:
 
 
 class PoolAccuracy(NamedTuple):
-    """Results of one direction of `multilingual_pool_accuracy`.
-
-    The rest of the queries, up to 100 percent, finds a wrong sentence of the other language.
+    """Results of one direction of `multilingual_pool_accuracy`, in percent of the queries.
 
     Attributes:
-        accuracy: share of the queries whose nearest candidate is their translation, in percent.
-        own_language: share of the queries whose nearest candidate is in their own language, in
-            percent.
+        accuracy: queries whose nearest candidate is their translation.
+        own_language: queries whose nearest candidate is in their own language. The rest finds a
+            wrong sentence of the other language.
     """
 
     accuracy: float
@@ -163,25 +148,17 @@ def multilingual_pool_accuracy(
     A query's candidates are all sentences of the other side and all other sentences of its own
     side. An encoder that groups sentences by language prefers sentences of the query's own side.
     LAReQA (arXiv 2004.05484) calls this language bias, and calls an encoder without it strongly
-    aligned.
+    aligned. The first result has source rows as the queries, the second has target rows.
 
     A sentence of the query's language wins a tie with the translation. A sentence with exactly the
     query's vector counts as the query itself, so it is no candidate. Within the other side, ties
-    and equal sentences count as in `retrieval_accuracy`. So the accuracy is never above the
-    accuracy of that function.
+    and equal sentences count as in `retrieval_accuracy`.
 
     >>> german = np.array([[3.0, 1.0], [1.0, 3.0], [1.0, 2.0]])
     >>> english = np.array([[2.0, 1.0], [0.0, 1.0], [1.0, 1.0]])
     >>> to_english, to_german = multilingual_pool_accuracy(german, english)
     >>> round(to_english.accuracy, 1), round(to_english.own_language, 1)
     (33.3, 66.7)
-
-    Args:
-        source_embeds: (N, D) numpy or torch, need not be normalised.
-        target_embeds: (N, D). Row i is the translation of source row i.
-
-    Returns:
-        The results if source rows are the queries, and those if target rows are the queries.
     """
     require_pairs(source_embeds, target_embeds)
     forward = _pool_accuracy(source_embeds, target_embeds)
@@ -215,17 +192,10 @@ def group_averages(
 
     A group appears only if all of its languages are there. If only some of the 36 languages are
     there, their mean has a name such as "2 of 36 languages". If there are languages outside the
-    36, a further mean is over all languages given.
+    36, a further mean is over all languages given. All languages have equally many results.
 
     >>> group_averages({"de": (90.0, 80.0), "fr": (100.0, 100.0)})
     {'2 of 36 languages': (95.0, 90.0)}
-
-    Args:
-        accuracies: language code -> results in percent, such as (xx→en, en→xx). All languages have
-            equally many.
-
-    Returns:
-        Name of the group -> mean of each result over the languages of the group, in percent.
     """
     groups: dict[str, tuple[str, ...]] = {}
     for size, group in GROUPS.items():

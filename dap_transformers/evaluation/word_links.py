@@ -21,13 +21,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class WordLinks(Evaluator):
-    """Alignment error rate of the words that an encoder links.
-
-    Attributes:
-        pairs: P sentences with their translations.
-        gold: P reference links.
-        options: how words are found and linked.
-    """
+    """Alignment error rate of the links that an encoder finds in P sentence pairs (`options`)."""
 
     pairs: Sequence[tuple[str, str]]
     gold: Sequence[GoldLinks]
@@ -49,14 +43,9 @@ def judge(aligned: Iterable[WordAlignment], gold: Sequence[GoldLinks]) -> dict[s
 
 
 def read_reference(path: str | Path, pairs: int, first: int = 0) -> list[GoldLinks]:
-    """Read reference links in Pharaoh format, one line per sentence pair.
+    """Read reference links in Pharaoh format, one line per sentence pair. Words count from `first`.
 
     A warning is logged if the file seems to count words from 1 instead of 0.
-
-    Args:
-        path: the file.
-        pairs: number of sentence pairs of the text.
-        first: number that the file gives the first word of a sentence, 0 or 1.
     """
     gold = read_links(path, first)
     if len(gold) != pairs:
@@ -70,13 +59,7 @@ def read_reference(path: str | Path, pairs: int, first: int = 0) -> list[GoldLin
 
 
 def check_words(number: int, aligned: WordAlignment, gold: GoldLinks) -> None:
-    """Raise `UserError` if the reference links a word that the sentences do not have.
-
-    Args:
-        number: number of the sentence pair, from 1.
-        aligned: its words.
-        gold: its reference links.
-    """
+    """Raise `UserError` if the reference of pair `number`, from 1, links a word that is missing."""
     size = (len(aligned.source), len(aligned.target))
     links = np.concatenate([gold.sure, gold.possible])
     if (links >= size).any():
@@ -89,8 +72,8 @@ def check_words(number: int, aligned: WordAlignment, gold: GoldLinks) -> None:
 def alignment_quality(links: Sequence[np.ndarray], gold: Sequence[GoldLinks]) -> dict[str, float]:
     """Compute precision, recall and alignment error rate (AER) over all pairs, in percent.
 
-    See Och and Ney (2003), section 5.2. With links A, sure links S and possible links P, which
-    include S:
+    See Och and Ney (2003), section 5.2. With distinct links A (L, 2) of each pair, sure links S, at
+    least one, and possible links P, which include S:
 
     - precision = |A ∩ P| / |A|, or 0 if there are no links
     - recall = |A ∩ S| / |S|
@@ -99,10 +82,6 @@ def alignment_quality(links: Sequence[np.ndarray], gold: Sequence[GoldLinks]) ->
     >>> gold = GoldLinks(sure=np.array([[0, 0], [2, 2]]), possible=np.array([[1, 1]]))
     >>> alignment_quality([np.array([[0, 0], [1, 1]])], [gold])
     {'aer': 25.0, 'precision': 100.0, 'recall': 50.0}
-
-    Args:
-        links: P arrays (L, 2) of links to judge, without repetitions.
-        gold: P reference links. At least one is sure.
     """
     counts = np.zeros(4, int)  # |A|, |S|, |A ∩ S|, |A ∩ P|
     for pair_links, reference in zip(links, gold, strict=True):

@@ -92,9 +92,7 @@ class Sources:
         run: `run.json` of the training, or {}. `base_commit` is added if training started from
             the Hub.
         steps: optimizer steps of these weights. None if unknown.
-        reports: reports of evaluations.
         dataset_info: description of the training text, in Markdown.
-        licence: the model's licence, as the Hub names it.
         datasets: Hub ids of the datasets that the training text comes from.
     """
 
@@ -120,12 +118,7 @@ def read_sources(
 
     Records that do not exist are left empty. For a plain encoder, no records are read. For a
     folder `checkpoint-N`, `run.json` and `train_results.json` may be in the folder above it.
-
-    Args:
-        dataset_info: Markdown file about the training text, such as a data card. None states
-            nothing.
-        licence: the model's licence, as the Hub names it. None takes that of the training text,
-            if it has only one.
+    `dataset_info` is a Markdown file. Without a `licence`, that of the text is taken if it has one.
     """
     known: dict[str, Any] = {"reports": reports, "licence": licence}
     if dataset_info is not None:
@@ -233,10 +226,7 @@ def _require_same_encoding(report: Mapping[str, Any], published: Published) -> N
 
 
 def languages(sources: Sources) -> list[str]:
-    """Return the codes of the training languages, or an empty list if they are unknown.
-
-    Source languages come first, sorted. The target language is the last.
-    """
+    """Return the codes of the training languages, sources first and sorted. Empty if unknown."""
     found = sources.run.get("training text") or sources.config.get("rtl_languages") or []
     if not found:
         return []
@@ -249,8 +239,6 @@ def method(objective: str) -> str:
 
     >>> method("tr+bow")
     'translation ranking (TR) and bag-of-words prediction (BOW)'
-    >>> method("rtl+tr")
-    'dual-alignment pre-training (DAP)'
     """
     names = objective.split("+")
     if set(names) == {"tr", "rtl"}:
@@ -265,10 +253,7 @@ def _base_model(run: Mapping[str, Any]) -> str | None:
 
 
 def _recipe_table(sources: Sources) -> str:
-    """Make a Markdown table of the training's settings: its start, its steps, and `RECIPE`.
-
-    Settings of objectives that were not trained, and unknown ones, are left out.
-    """
+    """Make a Markdown table of the known settings of the objectives that were trained."""
     rows: list[list[Any]] = []
     if base := sources.run.get("model_name_or_path"):
         rows.append(["started from", _base_model(sources.run) or f"`{Path(base).name}`"])
@@ -299,16 +284,10 @@ def _averages_first(report: Mapping[str, Any]) -> list[tuple[tuple[str, ...], di
 
 
 def eval_results(report: Mapping[str, Any]) -> list[EvalResult]:
-    """Turn the metrics of an evaluation report into entries of a card's `model-index`.
+    """Turn the metrics of a report, in percent, into entries of a card's `model-index`.
 
-    Numbers that are no metrics of the Hub (`METRICS`), such as thresholds, are left out.
-
-    Args:
-        report: a report, perhaps merged from several seeds. Its metrics are in percent.
-
-    Returns:
-        One entry per metric and language, averages first. For a merged report, its value is the
-        mean over the seeds.
+    There is one entry per metric and language, averages first. For a report merged from several
+    seeds, its value is the mean. Numbers that are no metrics of the Hub (`METRICS`) are left out.
     """
     name = dataset_name(report)
     shortened = []
@@ -341,9 +320,7 @@ def eval_results(report: Mapping[str, Any]) -> list[EvalResult]:
 
 
 def dataset_name(report: Mapping[str, Any]) -> str:
-    """Return the name of the data that a report is about, without folders of this machine.
-
-    Several names are joined by commas. If the report names no data, return its protocol.
+    """Return the names of a report's data without folders of this machine, or else its protocol.
 
     >>> dataset_name({"protocol": "retrieval", "settings": {"data": ["/data/tatoeba"]}})
     'tatoeba'
@@ -358,9 +335,8 @@ def dataset_name(report: Mapping[str, Any]) -> str:
 def report_text(report: Mapping[str, Any]) -> str:
     """Format an evaluation report as Markdown: data, protocol, settings, and tables of results.
 
-    Rows with the same columns make a table, so that no cell is empty. Tables of results stand
-    before those of counts, and averages before single languages. A table of more than
-    `LONGEST_TABLE` rows is folded.
+    Rows with the same columns make a table, so that no cell is empty. Results stand before counts,
+    and averages before languages. A table of more than `LONGEST_TABLE` rows is folded.
     """
     tables: dict[tuple[str, ...], list[list[str]]] = {}
     for place, numbers in _averages_first(report):
@@ -386,10 +362,7 @@ def report_text(report: Mapping[str, Any]) -> str:
 
 
 def _measured_text(report: Mapping[str, Any]) -> str:
-    """Say how and when the numbers of a report were measured.
-
-    Only settings that are texts or numbers are shown, without paths and those in `NOT_SHOWN`.
-    """
+    """Say how and when the numbers of a report were measured, without paths and `NOT_SHOWN`."""
     settings = {**report.get("settings", {}), "seed": report.get("seed")}
     shown = []
     for name, value in settings.items():

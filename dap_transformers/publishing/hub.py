@@ -52,17 +52,10 @@ STALE = (
 
 
 def fetch_checkpoint(checkpoint: str | Path, revision: str | None = None) -> Path:
-    """Return a checkpoint as a local folder, and download it if it is on the Hub.
+    """Return a checkpoint as a local folder, and download it to the cache if it is on the Hub.
 
-    A folder of this name on the disk comes first.
-
-    Args:
-        checkpoint: a folder, or the id of a Hub repository. Pickles, and weights other than
-            safetensors, are not downloaded.
-        revision: branch, tag or commit on the Hub. None: the main branch.
-
-    Returns:
-        The folder. A download lies in the cache of the Hub's client.
+    A folder of this name on the disk comes first. Pickles, and weights other than safetensors, are
+    not downloaded.
     """
     if Path(checkpoint).is_dir():
         return Path(checkpoint)
@@ -72,19 +65,15 @@ def fetch_checkpoint(checkpoint: str | Path, revision: str | None = None) -> Pat
 
 
 def upload(folder: Path, repo_id: str, private: bool = False, revision: str | None = None) -> str:
-    """Push a folder as one commit, so that a repository has all of it or nothing.
+    """Push a folder as one commit, so that a repository has all of it or nothing. Return its id.
 
     Files of an earlier push that could contradict the new ones (`STALE`) are deleted in this
     commit. Other files stay. The client repeats a transfer after a lost connection. The token comes
     from HF_TOKEN or `hf auth login`.
 
     Args:
-        repo_id: id of the repository, which is created if it does not exist.
         private: whether the repository must be private. If False, an existing one stays as it is.
-        revision: existing branch to push to. Default: main.
-
-    Returns:
-        The id of the commit.
+        revision: existing branch to push to. None takes main.
     """
     api = HfApi()
     with reading(f"{repo_id} was not pushed"):

@@ -60,10 +60,7 @@ POOLER_TOLERANCE = 1e-6
 
 @dataclass(frozen=True)
 class Options:
-    """What the published folder holds, and how the model pools and cuts sentences.
-
-    The help text of each field says what it does. None takes the checkpoint's own setting.
-    """
+    """What the published folder holds, and how it pools and cuts. None is the checkpoint's own."""
 
     with_heads: bool = arg(False, "Add the whole DAP checkpoint in pretraining/.")
     pooling: str | None = arg(
@@ -82,13 +79,10 @@ class Published:
 
     Attributes:
         heads: whether the folder has the training heads.
-        model_type: type of the encoder, such as "xlm-roberta".
-        max_seq_length: number of tokens that a sentence is cut to.
         normalize: whether sentence-transformers returns vectors of length 1.
         similarity: "cosine" or "dot".
         has_pooler: whether the encoder's class has a pooler, even if the checkpoint has no
             weights for it.
-        prompts: prompts of sentence-transformers, by name.
     """
 
     heads: bool
@@ -110,13 +104,9 @@ class Published:
 
 
 def build(checkpoint: Path, folder: Path, options: Options | None = None) -> Published:
-    """Write the published form of a checkpoint, and compare its vectors with the checkpoint's.
+    """Write the published form of a checkpoint into a new or empty folder, without a model card.
 
-    There is no model card (`dap_transformers.publishing.publish` adds it).
-
-    Args:
-        folder: a new or empty folder.
-        options: how to publish. None takes the defaults.
+    Its vectors are compared with the checkpoint's.
     """
     options = options or Options()
     encoder = _load_encoder(checkpoint, options)
@@ -198,10 +188,6 @@ def write_backbone(backbone: PreTrainedModel, pooling: str, folder: Path) -> Non
     - Otherwise, a pooler cannot compute the vector. W and b are 0, and so is `pooler_output`, so
       that nobody mistakes it for the vector. b is not saved: Transformers then fills in zeros and
       prints that a weight of the pooler is missing. So zeros do not come without a warning.
-
-    Args:
-        backbone: the encoder. Its pooler is replaced.
-        pooling: a name in `POOLINGS`.
     """
     if hasattr(backbone, "pooler"):
         with torch.device("meta"):  # only the pooler's shape is needed
@@ -233,12 +219,9 @@ def _write_pretraining(checkpoint: Path, folder: Path) -> DAPForPreTraining:
 
 
 def save_tokenizer(tokenizer: PreTrainedTokenizerBase, max_length: int, folder: Path) -> None:
-    """Save a tokenizer in a form that both Transformers 4 and 5 can load.
+    """Save a tokenizer that cuts to `max_length` tokens, for both Transformers 4 and 5.
 
-    Args:
-        tokenizer: the tokenizer. Its `model_max_length` is changed, and the padding and
-            truncation of earlier calls are switched off.
-        max_length: number of tokens that the saved tokenizer cuts sentences to.
+    The tokenizer's `model_max_length` is changed, and padding and truncation are switched off.
     """
     tokenizer.model_max_length = max_length
     forget_calls(tokenizer)
@@ -284,15 +267,9 @@ def _check_vectors(encoder: SentenceEncoder, published: Published, folder: Path)
 
 
 def require_same_vectors(expected: np.ndarray, found: np.ndarray, what: str) -> float:
-    """Check that a model gives the same sentence vectors as its checkpoint, up to their length.
+    """Check that vectors (N, D) equal the checkpoint's up to their length.
 
-    Args:
-        expected: vectors of the checkpoint, (N, D).
-        found: vectors to compare, (N, D).
-        what: name of the model that made them, for the error message.
-
-    Returns:
-        The largest absolute difference between an entry of `expected` and of `found`.
+    The result is the largest absolute difference between an entry of `expected` and of `found`.
     """
     expected = unit_rows(expected, "vectors").numpy()
     found = unit_rows(found, "vectors").numpy()

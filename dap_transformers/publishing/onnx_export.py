@@ -44,8 +44,7 @@ class _Graph(nn.Module):
 def export_onnx(checkpoint: str | Path, folder: str | Path) -> Path:
     """Export the encoder of a checkpoint to `onnx/model.onnx` in a folder, and return the path.
 
-    Nothing is written unless the graph gives the encoder's vectors. Files of an earlier export are
-    replaced.
+    Nothing is written unless the graph gives the encoder's vectors.
     """
     import onnx_ir
     from onnx_ir.passes.common import ClearMetadataAndDocStringPass

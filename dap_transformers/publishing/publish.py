@@ -21,10 +21,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class PublishOptions(Options):
-    """How a checkpoint is published: the folder's options, the model card, and the repository.
-
-    The help text of each field says what it does.
-    """
+    """How a checkpoint is published: the folder's options, the model card, and the repository."""
 
     onnx: bool = arg(False, "Add ONNX files in onnx/.")
     results: list[str] = arg([], "Reports of evaluations, for the model card.")
@@ -41,12 +38,7 @@ class PublishOptions(Options):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What was published.
-
-    Attributes:
-        files: name of each file within the folder -> its size in bytes.
-        commit: id of the commit on the Hub. None after a dry run.
-    """
+    """The size in bytes of each published file, and the commit on the Hub. None after a dry run."""
 
     files: dict[str, int]
     commit: str | None
@@ -62,12 +54,9 @@ def publish(
     """Write a checkpoint's published form with its model card, and push it to the Hub.
 
     Args:
-        checkpoint: folder or Hub id of a checkpoint.
-        repo_id: id of the Hub repository.
-        options: how to publish. None takes the defaults.
         folder: where to keep what is published, a new or empty folder. It is written whole or not
             at all. None keeps nothing.
-        branch: existing branch to push to. None: main.
+        branch: existing branch to push to. None takes main.
     """
     options = options or PublishOptions()
     # Windows cannot remove a file of weights that is still mapped into memory.

@@ -126,18 +126,10 @@ def _readable(error: Exception) -> Exception:
 def each_on_cluster(
     function: Callable[..., Any], calls: Mapping[str, tuple]
 ) -> Iterator[tuple[str, Any]]:
-    """Call a function many times, each call as a task of the connected cluster.
+    """Call a function as tasks of the connected cluster. Yield names and results as the calls end.
 
-    A call is started again if its worker or node is lost.
-
-    Args:
-        function: Ray sends it to the nodes.
-        calls: name of each call, such as its file -> arguments of the call.
-
-    Yields:
-        The name of each call and what the function returned, in the order in which the calls end.
-        If the call's worker was lost at all `RETRIES` + 1 attempts, a `UserError` takes the place
-        of the result. It is yielded, not raised.
+    A call is started again if its worker or node is lost. If it was lost at all `RETRIES` + 1
+    attempts, a `UserError` is yielded instead of the result.
     """
     import ray
 

@@ -57,14 +57,8 @@ class EncoderActor:
 class ClusterEncoder:
     """An encoder whose sentences are encoded by the actors of a connected cluster.
 
-    The constructor starts the actors. Attributes that this class lacks, such as `pooling`, are
-    taken from `encoder`.
-
-    Args:
-        encoder: the encoder of this process. Actors must have the same model.
-        load: function that loads the encoder of each actor.
-        cluster: says how many actors to start, and how many CPU cores each gets. If the cluster has
-            GPUs, each actor also gets one.
+    Attributes that this class lacks, such as `pooling`, are taken from `encoder`, the model of this
+    process. Actors must have the same model. If the cluster has GPUs, each actor gets one.
     """
 
     def __init__(
@@ -107,10 +101,7 @@ class ClusterEncoder:
         return room
 
     def end(self) -> None:
-        """End all actors, because later tasks would otherwise wait forever for their CPUs and GPUs.
-
-        The encoder cannot encode afterwards.
-        """
+        """End all actors. Later tasks would otherwise wait forever for their CPUs and GPUs."""
         import ray
 
         for actor in self.actors:
@@ -130,13 +121,10 @@ class ClusterEncoder:
     def encode_each(
         self, pieces: Sequence[Sequence[str]], token_budget: int
     ) -> Iterator[np.ndarray]:
-        """Encode pieces on the actors, several at a time, and yield the vectors (n, D) of each.
+        """Encode pieces on the actors, several at a time, and yield their vectors (n, D) in order.
 
-        They come in the order of the pieces. If an actor is lost, another one encodes its piece,
-        and a new actor starts once a node has room for it.
-
-        Args:
-            token_budget: most tokens of a batch, padding included.
+        If an actor is lost, another one encodes its piece, and a new actor starts once a node has
+        room for it.
         """
         import ray
 
@@ -186,12 +174,10 @@ class ClusterEncoder:
     def _next_outcome(
         self, jobs: Jobs, pieces: Sequence[Sequence[str]]
     ) -> tuple[Any, int | None, Any]:
-        """Wait for the next job that ends, and remove it from `jobs`.
+        """Wait for the next job that ends, and remove it from `jobs`. Return actor, piece, outcome.
 
-        Returns:
-            The actor, the number of its piece, and the vectors of the piece. If the actor has just
-            started, the number is None, and the third value is the fingerprint of its model. If the
-            actor is lost, the third value is Ray's error.
+        The outcome is the piece's vectors, or Ray's error if the actor is lost. If the actor has
+        just started, the piece is None, and the outcome is the fingerprint of its model.
         """
         import ray
 

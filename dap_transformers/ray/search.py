@@ -1,6 +1,4 @@
-"""Nearest-neighbour search on a Ray cluster.
-
-An exact search gives the result of one process, byte for byte.
+"""Nearest-neighbour search on a Ray cluster. An exact search gives the result of one process.
 
 The search is cut into tiles. A tile compares a strip of source rows with a strip of target rows, in
 one task of Ray.
@@ -60,26 +58,15 @@ def cluster_neighbours(
     index: str | None = None,
     progress: bool = False,
 ) -> Neighbours:
-    """Find the k nearest neighbours of every source row and every target row, on the cluster.
+    """Find the k nearest neighbours of all source (N, D) and target rows (M, D), on the cluster.
 
     Without an `index` the search is exact and runs on GPUs if the cluster has any. With an `index`
-    it runs on CPUs: each strip of rows gets its own index, in which all rows of the other side are
-    searched. The number of CPUs does not change the result.
+    of faiss it runs on CPUs: each strip of rows gets its own index, in which all rows of the other
+    side are searched. The number of CPUs does not change the result.
 
     The object store holds the vectors of the whole target and of one band of the source. A task
     needs the memory of its two strips and of one block of the search. This process needs the memory
-    of one strip.
-
-    Args:
-        source: (N, D), need not be normalised.
-        target: (M, D), need not be normalised.
-        k: neighbours per row, 1 to min(N, M).
-        index: faiss index as in `approximate_neighbours`. None searches exactly.
-        progress: show a bar.
-
-    Returns:
-        Cosines and row numbers of the neighbours, in both directions. The arrays are temporary
-        files, mapped into memory.
+    of one strip. The result is temporary files, mapped into memory.
     """
     import ray
 
@@ -130,16 +117,10 @@ def tile_size(rows: int, columns: int, kind: str, count: int) -> tuple[int, int]
     """Choose how many source rows and target rows a tile compares.
 
     A side of a tile has `TILES[kind]` rows, and up to `WIDEST` times as many if each device still
-    gets `TILES_PER_DEVICE` tiles. These numbers are then lowered so that all tiles are about equal,
-    and no tile at an end is small.
+    gets `TILES_PER_DEVICE` tiles. These numbers are then lowered so that all tiles are about equal.
 
     >>> tile_size(10**6, 10**6, "GPU", 8), tile_size(10**8, 10**8, "GPU", 8)
     ((125000, 125000), (1041667, 1041667))
-
-    Args:
-        rows: number of source rows, N.
-        columns: number of target rows, M.
-        count: number of devices.
     """
     square = math.isqrt(rows * columns // (TILES_PER_DEVICE * count))
     most = min(max(square, TILES[kind]), WIDEST * TILES[kind])
@@ -170,23 +151,15 @@ def _prefer_node(node: str | None) -> dict[str, Any]:
 class _Side:
     """One side of the search, cut into strips, and the neighbours found so far for its rows.
 
-    The constructor puts the vectors into Ray's object store. Methods and attributes name a strip by
-    the number of its first row, counted within the rows given here.
-
-    Args:
-        vectors: (rows, D), the whole target, or a band of the source.
-        first: number of the first of these rows in the whole source or target.
-        height: rows of a strip. The last strip may have fewer.
-        index: faiss index to build of each strip. None for an exact search.
+    A strip is named by the number of its first row, counted within the rows given here.
 
     Attributes:
         first: number of the first of these rows in the whole source or target.
-        rows: number of rows.
-        height: rows of a strip.
-        vectors: first row of each strip -> reference to its vectors (height, D).
-        indexes: first row of each strip -> reference to its faiss index, or None.
-        found: first row of each strip -> references to scores and indices that tasks have found.
-            They are not merged yet. Some of these tasks may still run.
+        height: rows of a strip. The last strip may have fewer.
+        vectors: strip -> reference to its vectors (height, D) in Ray's object store.
+        indexes: strip -> reference to its faiss index, or None.
+        found: strip -> references to scores and indices that tasks have found. They are not merged
+            yet. Some of these tasks may still run.
     """
 
     def __init__(self, vectors: np.ndarray, first: int, height: int, index: str | None) -> None:
@@ -212,10 +185,7 @@ class _Side:
         self.found.setdefault(start, []).append(piece)
 
     def put_found(self, best: Sequence[np.ndarray]) -> None:
-        """Put the neighbours that earlier bands have found into the object store, strip by strip.
-
-        References to them are added to `found`.
-        """
+        """Put the neighbours of earlier bands into the object store, strip by strip."""
         import ray
 
         for start in self.vectors:
@@ -223,10 +193,7 @@ class _Side:
             self.add_found(start, ray.put([np.array(array[strip]) for array in best]))
 
     def write_best(self, arrays: Sequence[np.ndarray], k: int) -> None:
-        """Merge what was found for each strip, write it into two arrays, and empty `found`.
-
-        It waits for tasks that still run.
-        """
+        """Wait for tasks, merge what was found per strip into two arrays, and empty `found`."""
         import ray
 
         for start, pieces in self.found.items():
@@ -239,15 +206,12 @@ class _Side:
 def _search_tiles(
     search_tile: Any, rows: _Side, columns: _Side, nodes: Sequence[str | None]
 ) -> Iterator[tuple[int, int]]:
-    """Search all tiles, each in a task, and keep what is found in `rows` and `columns`.
+    """Search all tiles, each in a task, and yield the first rows of each tile that has ended.
 
     A task starts from what was found for its two strips. If there are many strips, this includes
     the results of tasks that still run: the new task waits for them, and other devices have enough
     else to do. If there are few strips, waiting would leave devices idle, so only finished tasks
     count.
-
-    Yields:
-        First source row and first target row of each tile, once its task has ended.
     """
     waits = min(len(rows.vectors), len(columns.vectors)) >= AHEAD * len(nodes)
 
@@ -282,11 +246,7 @@ def _search_tiles(
 def _run_ahead(
     start: Callable[..., list[Any]], jobs: Iterable[tuple], nodes: Sequence[str | None]
 ) -> Iterator[tuple[tuple, list[Any]]]:
-    """Run jobs in tasks of Ray, with `AHEAD` jobs per device: one runs while the others wait.
-
-    Yields:
-        The arguments of each job that has ended, and the references to its results.
-    """
+    """Run `AHEAD` jobs per device: one runs while others wait. Yield arguments and results."""
     import ray
 
     waiting = deque(jobs)
@@ -305,9 +265,7 @@ def _run_ahead(
 
 
 def _diagonals(rows: Sequence[int], columns: Sequence[int]) -> list[tuple[int, int]]:
-    """Order the tiles of a search along the diagonals of their table.
-
-    Neighbouring tiles then share no row and no column, so their tasks do not wait for each other.
+    """Order the tiles along diagonals, so that neighbouring tasks share no row and do not wait.
 
     >>> _diagonals([0, 5], [0, 5, 9])
     [(0, 0), (5, 5), (0, 5), (5, 9), (0, 9), (5, 0)]
@@ -333,13 +291,9 @@ def _search_tile(
     count: int,
     *pieces: Found,
 ) -> tuple[Found, Found]:
-    """Search one tile, and merge its neighbours with the neighbours that other tiles found.
+    """Search source rows (queries) in target rows (keys), and merge with what other tiles found.
 
-    The queries are the tile's source rows, and the keys are its target rows.
-
-    Returns:
-        Scores and indices of the queries' k best keys (n, k), and of the keys' k best queries (m,
-        k).
+    Returns scores and indices of the queries' k best keys (n, k), and of the keys' queries (m, k).
     """
     best = _merge(pieces[:count], k) if count else _nothing_found(len(queries), k)
     keys_best = _merge(pieces[count:], k) if pieces[count:] else _nothing_found(len(keys), k)
@@ -362,12 +316,7 @@ def _nothing_found(rows: int, k: int) -> Found:
 
 
 def _merge(pieces: Sequence[Found], k: int) -> Found:
-    """Merge the neighbours that several tiles found for the same rows.
-
-    Returns:
-        Scores and indices (rows, k) of the best neighbours. Of equal scores the lowest index comes
-        first.
-    """
+    """Merge neighbours that tiles found for the same rows. Ties go to the lowest index."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     scores = torch.from_numpy(np.concatenate([piece[0] for piece in pieces], 1)).to(device)
     indices = torch.from_numpy(np.concatenate([piece[1] for piece in pieces], 1)).to(device)

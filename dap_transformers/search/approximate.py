@@ -39,25 +39,17 @@ def approximate_neighbours(
     progress: bool = False,
     built: tuple[np.ndarray | None, np.ndarray | None] = (None, None),
 ) -> Neighbours:
-    """Find k approximate nearest neighbours of every source row and every target row, with faiss.
+    """Find k approximate nearest neighbours of all source rows (N, D) and target rows (M, D).
 
-    Each side gets an index of its own. The index only chooses the neighbours. Their cosines are
-    computed from the vectors, in float32. A row for which the index finds fewer than k neighbours
-    is compared with all rows of the other side.
+    The faiss index only chooses the neighbours. Their cosines are computed from the vectors, in
+    float32. A row for which the index finds fewer than k is compared with all rows of the other
+    side.
 
     Args:
-        source: (N, D), need not be normalised.
-        target: (M, D), need not be normalised.
-        k: neighbours per row, 1 to min(N, M).
         index: a string of faiss's index factory (`IVF4096,PQ64`, `HNSW32`, …), and after a colon
             its search parameters (`IVF4096,Flat:nprobe=64`). Without parameters an IVF index visits
             the square root of its number of lists.
-        progress: show a bar.
-        built: finished indexes of the source and of the target, as `built_index` returns them. An
-            index that is None is built here.
-
-    Returns:
-        The same object as `mutual_neighbours` returns. Some neighbours may not be the nearest.
+        built: `built_index` of the source and of the target. None builds it here.
     """
     require_searchable({"source": source, "target": target}, k, min(len(source), len(target)))
     source_index, target_index = built
@@ -71,34 +63,20 @@ def approximate_neighbours(
 
 
 def built_index(keys: Array, index: str) -> np.ndarray:
-    """Build a faiss index of all keys (M, D), in a form that other processes can search.
-
-    Returns:
-        The index as faiss serialises it: a uint8 array. Pass it to `approximate_neighbours` in
-        `built`.
-    """
+    """Build a faiss index of all keys (M, D), as uint8 that other processes can search."""
     trained = _build(keys, "keys", index, tqdm(disable=True))
     return import_module("faiss").serialize_index(trained)
 
 
 def recall_at_k(approximate: Neighbours, source: Array, target: Array) -> float:
-    """Measure which share of the exact k nearest neighbours an approximate search has found.
+    """Return the share, 0 to 1, of the exact k nearest neighbours that an approximate search found.
 
-    At most `RECALL_SAMPLE` random rows of each side are searched exactly. They are the same in
-    every call.
-
-    Args:
-        approximate: the neighbours that the approximate search returned. They also give k.
-        source: (N, D).
-        target: (M, D).
+    At most `RECALL_SAMPLE` random rows per side are searched exactly, the same ones in every call.
 
     >>> rows = np.eye(3)
     >>> found = np.array([[0], [1], [0]])
     >>> recall_at_k(Neighbours(rows[:, :1], found, rows[:, :1], found), rows, rows) == 2 / 3
     True
-
-    Returns:
-        Share of the exact neighbours that were found, as the mean over both directions, 0 to 1.
     """
     forward = _recall(approximate.forward_indices, source, target)
     backward = _recall(approximate.backward_indices, target, source)
@@ -125,10 +103,7 @@ def _search(
     bar: tqdm,
     built: np.ndarray | None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return cosines (n, k) and rows (n, k) of approximately nearest keys of each query.
-
-    Queries for which the index finds fewer than k keys are searched exactly.
-    """
+    """Return cosines (n, k) and rows (n, k) of approximately nearest keys of each query."""
     if built is None:
         index = _build(keys, key_name, name, bar)
     else:

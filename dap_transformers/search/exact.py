@@ -1,9 +1,8 @@
 """Exact nearest neighbours by cosine, in both directions from one pass and in bounded memory.
 
-A query is a row whose neighbours are wanted. A key is a row that may be a neighbour.
-
-The similarity matrix is computed block by block. Of each block only those similarities are computed
-exactly that can be among the k best so far (`dap_transformers.search.screening`).
+A query is a row whose neighbours are wanted. A key is a row that may be a neighbour. Of each block
+of the similarity matrix, only those similarities are computed exactly that can be among the k best
+so far (`dap_transformers.search.screening`).
 
 Legend: `N` source rows or queries, `M` target rows or keys, `D` dimensions, `k` neighbours, `H`
 pairs of a block whose similarity is computed.
@@ -35,21 +34,12 @@ CHECKED_ROWS = 256
 
 @dataclass(frozen=True)
 class Neighbours:
-    """The k nearest neighbours by cosine in both directions.
+    """The k nearest neighbours by cosine in both directions, best first and ties by index."""
 
-    The best neighbour comes first. Neighbours with equal scores are ordered by their index.
-
-    Attributes:
-        forward_scores: (N, k) float32, cosine of each source row and its neighbours.
-        forward_indices: (N, k) int64, rows of the target.
-        backward_scores: (M, k) float32, cosine of each target row and its neighbours.
-        backward_indices: (M, k) int64, rows of the source.
-    """
-
-    forward_scores: np.ndarray
-    forward_indices: np.ndarray
-    backward_scores: np.ndarray
-    backward_indices: np.ndarray
+    forward_scores: np.ndarray  # (N, k) float32, cosine of each source row and its neighbours
+    forward_indices: np.ndarray  # (N, k) int64, rows of the target
+    backward_scores: np.ndarray  # (M, k) float32, cosine of each target row and its neighbours
+    backward_indices: np.ndarray  # (M, k) int64, rows of the source
 
 
 #: Finds the k nearest neighbours of source (N, D) and target (M, D) in both directions.
@@ -64,7 +54,7 @@ def mutual_neighbours(
     blocks: tuple[int, int] | None = None,
     above: tuple[np.ndarray, np.ndarray] | None = None,
 ) -> Neighbours:
-    """Find the k nearest rows of the other side, for every source row and every target row.
+    """Find the k nearest rows of the other side, for every source row (N, D) and target row (M, D).
 
     The search is exact in float32. Tensors are searched on their device. Arrays are searched on
     CUDA if there is a GPU. Memory-mapped arrays are read block by block. Beyond the inputs and the
@@ -79,17 +69,10 @@ def mutual_neighbours(
     ([[1], [0]], [[1], [0], [0]])
 
     Args:
-        source: (N, D) of any float type, need not be normalised.
-        target: (M, D) of any float type, need not be normalised.
-        k: neighbours per row, 1 to min(N, M).
-        progress: show a bar.
         blocks: source rows and target rows of a block. None takes `BLOCKS`.
         above: cosines (N,) and (M,) that the neighbours of each source and target row must exceed.
             Use it if other parts of the data were searched before. A row may then have fewer than k
             neighbours, and the places of missing ones have index -1.
-
-    Returns:
-        Cosines and row numbers of the neighbours, in both directions.
     """
     require_searchable({"source": source, "target": target}, k, min(len(source), len(target)))
     above, target_above = above or (None, None)
@@ -102,7 +85,7 @@ def mutual_neighbours(
 def nearest_neighbours(
     queries: Array, keys: Array, k: int = 1, blocks: tuple[int, int] | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Find the k keys of highest cosine for every query.
+    """Return cosines (N, k) and rows (N, k) of the k keys (M, D) nearest to each query (N, D).
 
     This is one direction of `mutual_neighbours`, whose notes on memory and ties apply.
 
@@ -110,15 +93,6 @@ def nearest_neighbours(
     >>> scores, indices = nearest_neighbours(np.array([[2.0, 0.0]]), keys, k=2)
     >>> scores.tolist(), indices.tolist()
     ([[1.0, 1.0]], [[1, 2]])
-
-    Args:
-        queries: (N, D), need not be normalised.
-        keys: (M, D), need not be normalised.
-        k: neighbours per query, 1 to M.
-
-    Returns:
-        Cosine of each query and its k nearest keys, (N, k) float32, best first. And row numbers of
-        these keys, (N, k) int64.
     """
     require_searchable({"queries": queries, "keys": keys}, k, len(keys))
     forward, _ = _search(queries, keys, k, both=False, blocks=blocks)
@@ -126,19 +100,10 @@ def nearest_neighbours(
 
 
 def nearest(queries: Array, keys: Array) -> np.ndarray:
-    """Find the key of highest cosine for every query.
-
-    Of identical keys the first is found, because repeated keys are left out of the search.
+    """Return the row (N,) of the key (M, D) nearest to each query (N, D), the first of equal ones.
 
     >>> nearest(np.array([[0.1, 0.7]]), np.array([[1.0, 0.0], [0.2, 0.5], [0.2, 0.5]])).tolist()
     [1]
-
-    Args:
-        queries: (N, D), need not be normalised.
-        keys: (M, D), need not be normalised.
-
-    Returns:
-        Row number of each query's nearest key, (N,) int64.
     """
     distinct = np.unique(first_equal_rows(keys, "keys"))  # rows of keys that equal no earlier key
     _, found = nearest_neighbours(queries, keys[distinct])  # (N, 1)
@@ -146,17 +111,10 @@ def nearest(queries: Array, keys: Array) -> np.ndarray:
 
 
 def first_equal_rows(array: Array, name: str = "rows") -> np.ndarray:
-    """Find for every row the first row of the same direction, which may be the row itself.
+    """Return for every row (N, D) the first row (N,) of its direction, which may be the row itself.
 
     >>> first_equal_rows(np.array([[1.0, 0.0], [0.0, 1.0], [2.0, 0.0]])).tolist()
     [0, 1, 0]
-
-    Args:
-        array: (N, D), need not be normalised.
-        name: what error messages call the array.
-
-    Returns:
-        Row numbers (N,) int64.
     """
     _, group = unit_rows(array, name).unique(dim=0, return_inverse=True)  # (N,)
     _, first_of_group, group = np.unique(group.cpu(), return_index=True, return_inverse=True)
@@ -166,16 +124,11 @@ def first_equal_rows(array: Array, name: str = "rows") -> np.ndarray:
 def unit_rows(
     array: Array, name: str, start: int = 0, device: torch.device | None = None
 ) -> Tensor:
-    """Divide each row by its Euclidean length. Zero rows stay zero.
+    """Divide each row (N, D) by its Euclidean length, in a new float32 tensor. Zero rows stay zero.
 
     Args:
-        array: (N, D) of any float type. It is not changed.
-        name: what error messages call the array.
         start: number that error messages give the first row, if the array is part of a larger one.
         device: device of the result. None keeps the array's device, which is the CPU for numpy.
-
-    Returns:
-        A new tensor (N, D) float32.
     """
     if isinstance(array, Tensor):
         kind = torch.float64 if array.dtype == torch.float64 else torch.float32
@@ -220,9 +173,7 @@ def _search(
 ) -> tuple[Found, Found]:
     """Find the k best keys of every query and, if `both`, the k best queries of every key.
 
-    Returns:
-        Scores (N, k) and indices (N, k) of the queries' neighbours. And the same of the keys'
-        neighbours, (M, k) or, unless `both`, (0, k). The place of a missing one has index -1.
+    Scores and indices are (N, k), and (M, k) or, unless `both`, (0, k). A missing one has index -1.
     """
     device = _device_of(queries, keys)
     height, width = blocks or BLOCKS[device.type]
@@ -274,14 +225,8 @@ def _device_of(queries: Array, keys: Array) -> torch.device:
 class Best:
     """The k best keys so far of N queries. Of keys with equal scores the first one is kept.
 
-    Args:
-        count: number of queries, N.
-        k: number of keys to keep.
-        device: device of the results.
-        above: (N,) scores that a key must exceed. None sets no limit.
-
     Attributes:
-        scores: (N, k) float32, best first. Without a key it is -inf or the value of `above`.
+        scores: (N, k) float32, best first. Without a key it is -inf or the limit `above` (N,).
         indices: (N, k) int64 rows of the keys. Without a key it is -1.
     """
 

@@ -53,11 +53,7 @@ CHUNK = 1024
 def whole_float32(device: torch.device) -> Iterator[None]:
     """Within this block, multiply float32 matrices in full precision, as the bounds assume.
 
-    This switches off autocast to half precision and TF32. The switches for the CPU and for CUDA are
-    restored afterwards.
-
-    Args:
-        device: where autocast is switched off.
+    This switches off autocast to half precision and TF32, and restores them afterwards.
     """
     # torch 2.9 has new switches. Reading the old switch after the new ones were set raises.
     has_new_switches = hasattr(torch.backends.mkldnn, "matmul")
@@ -85,10 +81,9 @@ def whole_float32(device: torch.device) -> Iterator[None]:
 def rounding_pays(device: torch.device) -> bool:
     """Tell whether a device multiplies int8 matrices fast and exactly enough to screen with them.
 
-    The upper bound of the cosines (see the module) is a product of rows rounded to int8. It pays if
-    this product is exact and takes less than half the time of a float32 product. The result is
-    False if the device has no int8 product, or adds with saturation, as some CPUs do. The time is
-    measured at the first call for a device, and later calls return the same answer.
+    It pays if the int8 product is exact and takes less than half the time of a float32 product.
+    Some CPUs add with saturation, so their product is not exact. The time is measured at the first
+    call for a device.
     """
     count = 8192 if device.type == "cuda" else 1024  # smaller ones only measure a GPU's launch
     rows = torch.full((count, 768), 127.0, device=device)
@@ -108,16 +103,7 @@ def takes_half(
     wait: Callable,
     clock: Callable[[], float] = time.perf_counter,
 ) -> bool:
-    """Tell whether one matrix product takes less than half the time of another.
-
-    The fastest of six runs of each counts.
-
-    Args:
-        product: starts the product which should be fast.
-        other: starts the product to compare with.
-        wait: returns when the device has finished everything that was started.
-        clock: returns the time in seconds.
-    """
+    """Tell whether a product takes less than half the time of another, by the fastest of six."""
     seconds = dict.fromkeys((product, other), math.inf)
     for _ in range(6):  # in turns, because other programs may slow the machine down for a while
         for work in seconds:
@@ -130,19 +116,13 @@ def takes_half(
 
 
 class RoundedRows:
-    """Unit rows, centred and rounded to whole numbers from -127 to 127.
-
-    Values beyond four standard deviations are clipped.
-
-    Args:
-        rows: (R, D) unit rows. They are not changed.
+    """Unit rows (R, D), centred and rounded to whole numbers from -127 to 127.
 
     Attributes:
         centre: (D,) mean of the rows.
         longest: Euclidean length of the longest centred row.
         step: rounding step. A centred row is about `step` times its row of `numbers`.
-        numbers: (R, D) int8, the rounded rows. Both dimensions are padded with zeros to multiples
-            of `MULTIPLE`.
+        numbers: (R, D) int8. Both dimensions are padded with zeros to multiples of `MULTIPLE`.
         errors: (R,) Euclidean length of each row's rounding error, centred row - `step` · numbers.
     """
 
@@ -162,11 +142,7 @@ class RoundedRows:
 class Screen:
     """Finds the pairs of a query and a key that may be among the k nearest neighbours.
 
-    The keys are fixed. Queries come block by block, in calls of `pairs`.
-
-    Args:
-        keys: (C, D) unit rows.
-        k: number of neighbours per row.
+    The keys (C, D) are fixed unit rows. Queries come block by block, in calls of `pairs`.
 
     Attributes:
         in_float32: number of pairs in blocks for which the int8 bound did not help, so that the
@@ -184,17 +160,14 @@ class Screen:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return the pairs that can be among the k best of a query or a key, and their cosines.
 
-        The cosines do not depend on how queries and keys are cut into blocks.
+        They are rows (H,) and columns (H,), ascending, and cosines (H,). The cosines do not depend
+        on how queries and keys are cut into blocks.
 
         Args:
             queries: (R, D) unit rows.
             worst: (R,) the k-th best cosine of each query so far, -inf if fewer than k are known. A
                 pair matters only if its cosine is higher.
-            key_worst: (C,) the k-th best cosine of each key so far. None if no neighbours of keys
-                are searched.
-
-        Returns:
-            Rows (H,) and columns (H,) of the pairs in ascending order, and their cosines (H,).
+            key_worst: (C,) the k-th best of each key. None if no neighbours of keys are searched.
         """
         near = self._near_by_rounding(queries, worst, key_worst)
         if near is None:
@@ -205,14 +178,11 @@ class Screen:
     def _near_by_rounding(
         self, queries: Tensor, worst: Tensor, key_worst: Tensor | None
     ) -> Tensor | None:
-        """Find the pairs that can be among the k best by int8 copies of the vectors.
+        """Mark the pairs (R, C) that can be among the k best, by int8 copies of the vectors.
 
-        Returns:
-            True for each pair (query, key) whose cosine may exceed the k-th best so far, (R, C)
-            bool. The caller computes the cosines of these pairs exactly. None if so many pairs are
-            left that this does not pay, or if int8 screening is off. It is off on devices where it
-            does not pay (`rounding_pays`), and after a block with too many pairs left although all
-            k-th best cosines were known.
+        The result is None if so many pairs are left that this does not pay, or if int8 screening is
+        off. It is off where `rounding_pays` says no, and after a block with too many pairs left
+        although all k-th best cosines were known.
         """
         if self._rounded is None:
             return None
@@ -226,13 +196,10 @@ class Screen:
         return near
 
     def _near_by_float32(self, queries: Tensor, worst: Tensor, key_worst: Tensor | None) -> Tensor:
-        """Find the pairs that can be among the k best by float32 products.
+        """Mark the pairs (R, C) that can be among the k best, by float32 products.
 
         A float32 product has a small error. If that leaves too many pairs, only the k best products
         of each query and each key are taken.
-
-        Returns:
-            True for each pair to compute exactly, (R, C) bool.
         """
         self.in_float32 += len(queries) * len(self.keys)
         products = queries @ self.keys.T
@@ -245,14 +212,10 @@ class Screen:
         return near
 
     def _bounds(self, queries: Tensor) -> tuple[Tensor, float]:
-        """Compute an upper bound of every cosine of queries and keys by int8 products.
+        """Compute an upper bound of every cosine of queries (R, D) and keys by int8 products.
 
-        Args:
-            queries: (R, D) unit rows.
-
-        Returns:
-            Whole numbers (R, C) int32, and their unit. No cosine is more than (number + 3) times
-            the unit, plus the error of float32 arithmetic (`_float32_error`).
+        It is in whole numbers (R, C) int32 of a unit. No cosine is more than (number + 3) times the
+        unit, plus the error of float32 arithmetic (`_float32_error`).
         """
         own = RoundedRows(queries)
         keys = self._rounded
@@ -276,18 +239,9 @@ class Screen:
         worst: Tensor,
         key_worst: Tensor | None,
     ) -> Tensor | None:
-        """Find the pairs whose upper bound exceeds the k-th best cosine of their query or key.
+        """Mark the pairs (R, C) whose upper bound exceeds the k-th best of their query or key.
 
-        Args:
-            highest: (R, C) upper bounds in units. No cosine exceeds `highest` · `unit` + `slack`.
-            queries: (R, D) unit rows.
-            worst: (R,) the k-th best cosine of each query so far, -inf if fewer than k are known.
-            key_worst: (C,) the k-th best cosine of each key so far. None if no neighbours of keys
-                are searched.
-
-        Returns:
-            True for each such pair, (R, C) bool. None if too many pairs remain for computing them
-            one by one.
+        No cosine exceeds `highest` · `unit` + `slack`. The result is None if too many pairs remain.
         """
         least = (self._lower_bounds(highest, queries, self.keys, worst) - slack) / unit
         near = highest > least.to(highest.dtype)[:, None]
@@ -298,18 +252,10 @@ class Screen:
         return near if is_useful else None
 
     def _lower_bounds(self, highest: Tensor, own: Tensor, others: Tensor, worst: Tensor) -> Tensor:
-        """Return a lower bound of each row's k-th best cosine, (R,).
+        """Return a lower bound (R,) of each row's k-th best cosine: the current one or a new one.
 
-        It is the current k-th best or, before k are known, the k-th best of promising candidates.
-        These are the `PROMISING` · k pairs with the highest upper bounds. Their cosines are
-        computed here. With fewer than k others there are no candidates: the current k-th best is
-        returned, and -2, which is below every cosine, instead of -inf.
-
-        Args:
-            highest: (R, C) upper bounds of the cosines, in any unit.
-            own: (R, D) unit rows whose neighbours are wanted.
-            others: (C, D) unit rows that may be neighbours.
-            worst: (R,) the k-th best cosine so far, -inf if fewer than k are known.
+        The new one is the k-th best of the `PROMISING` · k pairs with the highest upper bounds.
+        With fewer than k others there is none, and -inf becomes -2, which is below every cosine.
         """
         if worst.isfinite().all() or len(others) < self.k:
             return worst.clamp(min=-2)
@@ -326,15 +272,9 @@ def _float32_error(rows: Tensor) -> float:
 
 
 def _mark_best(near: Tensor, products: Tensor, worst: Tensor, k: int) -> None:
-    """Set `near` to True at the k largest products of each row. `near` is changed in place.
+    """Set `near` (R, C) to True in place, at each row's k largest products above its limit (R,).
 
-    Rows without a product above their limit are left unchanged. Of equal products the first is
-    taken, which `topk` does not promise.
-
-    Args:
-        near: (R, C) bool.
-        products: (R, C) cosines.
-        worst: (R,) limit of each row: its k-th best cosine so far.
+    Of equal products the first is taken, which `topk` does not promise.
     """
     for rows in (products.amax(1) > worst).nonzero()[:, 0].split(CHUNK):
         values = products[rows]
@@ -354,17 +294,7 @@ def _positions(near: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _cosines(queries: Tensor, keys: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    """Compute the cosines of chosen pairs by a sparse product.
-
-    Args:
-        queries: (R, D) unit rows.
-        keys: (C, D) unit rows.
-        rows: (H,) row of the query of each pair, in ascending order.
-        columns: (H,) row of the key of each pair.
-
-    Returns:
-        Cosines (H,).
-    """
+    """Compute the cosines (H,) of pairs at rows (H,), ascending, and columns (H,), sparsely."""
     ends = pad(rows.bincount(minlength=len(queries)).cumsum(0), (1, 0))  # (R + 1,)
     zeros = queries.new_zeros(len(rows))
     size = (len(queries), len(keys))

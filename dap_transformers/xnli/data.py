@@ -78,7 +78,7 @@ class TextOptions:
 
 
 class NLISource(NamedTuple):
-    """Where to read the examples of one split and language: a TSV file, or part of a Hub dataset.
+    """Where to read one split and language: a TSV file, or part of a Hub dataset.
 
     Attributes:
         path: path of the file, or id of the Hub dataset.
@@ -99,11 +99,8 @@ class NLISource(NamedTuple):
 class NLIData:
     """All tokenised examples that the fine-tuning runs need, by language code.
 
-    Attributes:
-        train: training pairs. The only language is English.
-        dev: dev sets, longest examples first.
-        test: test sets, longest examples first.
-        digests: name of a text, such as "test de" -> its number of examples and a hash (`digest`).
+    Training pairs are English. Dev and test sets have the longest examples first. `digests` maps
+    the name of a text, such as "test de", to its number of examples and a hash (`digest`).
     """
 
     train: dict[str, Dataset]
@@ -118,11 +115,8 @@ class NLIData:
 def find_nli(data: str) -> dict[str, dict[str, NLISource]]:
     """Find NLI examples by split and language, in a folder or in a Hub dataset.
 
-    Languages that XNLI does not have are left out.
-
-    Returns:
-        Split ("train", "dev", "test") -> language code -> where to read. Languages are in the
-        order of the paper's table. All splits of a Hub dataset are assumed to exist.
+    Languages that XNLI does not have are left out. The others are in the order of the paper's
+    table. All splits of a Hub dataset are assumed to exist.
     """
     found: dict[str, dict[str, NLISource]] = {"train": {}, "dev": {}, "test": {}}
     if Path(data).is_dir():
@@ -150,12 +144,9 @@ def find_nli(data: str) -> dict[str, dict[str, NLISource]]:
 def training_source(
     train_data: str | None, found: Mapping[str, Mapping[str, NLISource]]
 ) -> NLISource:
-    """Choose where to read the English training examples.
+    """Choose where to read the English training examples. None takes `train-en` of the test data.
 
-    Args:
-        train_data: a file, a folder with a `train-en` file, or a Hub dataset (`id` or
-            `id:config`). None takes `train-en` of the test data.
-        found: the files of the test data, as `find_nli` returns them.
+    `train_data` is a file, a folder with a `train-en` file, or a Hub dataset (`id` or `id:config`).
     """
     if train_data is not None and Path(train_data).is_dir():
         found = find_nli(train_data)
@@ -170,12 +161,7 @@ def training_source(
 
 
 def chosen_languages(wanted: Sequence[str] | None, test: Mapping[str, NLISource]) -> list[str]:
-    """Choose the languages to test, in the order of the paper's table.
-
-    Args:
-        wanted: language codes. None takes all that have a test set.
-        test: language code -> where its test set is.
-    """
+    """Choose the languages to test, in the order of the paper's table. None takes all test sets."""
     codes = set(test) if wanted is None else {base_language(code) for code in wanted}
     absent = sorted(codes - set(test))
     if absent or not codes:
@@ -192,14 +178,9 @@ def chosen_languages(wanted: Sequence[str] | None, test: Mapping[str, NLISource]
 def load_nli(source: NLISource, limit: int | None = None) -> Dataset:
     """Read the examples that have a gold label, the label on which the annotators agreed.
 
-    The number of examples without one is logged as a warning. A label column of a Hub dataset may
-    have numbers of its own. The names that they stand for decide.
-
-    Args:
-        limit: how many examples to keep, from the first on. None keeps all.
-
-    Returns:
-        A dataset with the columns `premise`, `hypothesis` and `label` (0 to 2).
+    The number of examples without one is logged as a warning. The columns are `premise`,
+    `hypothesis` and `label` (0 to 2). A label column of a Hub dataset may have numbers of its own.
+    The names that they stand for decide. `limit` keeps the first examples.
     """
     names: Sequence[str] = ()
     with reading(source):
@@ -244,12 +225,7 @@ def prepare_nli(
     options: TextOptions,
     token_types: bool = False,
 ) -> NLIData:
-    """Read and tokenise all text before any training, so that errors in it show early.
-
-    Args:
-        sources: split ("train", "dev", "test") -> language code -> where to read.
-        token_types: add the column `token_type_ids`, for encoders with embeddings of them.
-    """
+    """Read and tokenise all text before any training, so that errors in it show early."""
     limits = {"train": options.max_train_pairs, "dev": None, "test": options.max_test_pairs}
     sets: dict[str, dict[str, Dataset]] = {}
     digests = {}
@@ -271,20 +247,11 @@ def tokenize_nli(
     token_types: bool,
     name: str,
 ) -> Dataset:
-    """Tokenise pairs in their order, and cache the result on disk.
+    """Tokenise the pairs of `load_nli` in their order, and cache the result on disk.
 
-    The cached result is used again for the same text, tokenizer and arguments.
-
-    Args:
-        dataset: the examples, as `load_nli` returns them.
-        max_seq_length: maximum number of tokens of a pair. The longer of the two texts is cut
-            first.
-        token_types: add the column `token_type_ids` if the tokenizer makes them.
-        name: name of the text in the progress bar.
-
-    Returns:
-        A dataset with the columns `input_ids`, `attention_mask`, `labels` and `length` (in
-        tokens), and perhaps `token_type_ids`.
+    `max_seq_length` counts the tokens of a pair. The longer of the two texts is cut first. The
+    columns are `input_ids`, `attention_mask`, `labels` and `length` (in tokens), and perhaps
+    `token_type_ids`.
     """
     options = {
         "truncation": True,
@@ -320,8 +287,6 @@ def longest_first(dataset: Dataset) -> Dataset:
 def digest(dataset: Dataset) -> str:
     """Return the number of examples and a hash of their text and labels, in one string.
 
-    The hash depends on the content only, so it is the same if the text comes from another file.
-
     >>> columns = {"premise": ["It rains."], "hypothesis": ["It is wet."], "label": [0]}
     >>> digest(Dataset.from_dict(columns))
     '1 pairs, 9fffd2579d99'
@@ -336,11 +301,6 @@ class StepLengthSampler(Sampler[int]):
     Iterating yields row numbers, the longest example of each step first. An optimizer step takes
     `step` examples, over all processes and accumulated batches. Sorting within a step does not
     change its gradient, but batches of similar lengths need far less padding.
-
-    Args:
-        lengths: number of tokens of each example.
-        step: examples per optimizer step.
-        seed: seed of the random order. Together with the epoch it fixes the order.
     """
 
     def __init__(self, lengths: Sequence[int], step: int, seed: int) -> None:

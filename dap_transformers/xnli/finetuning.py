@@ -95,7 +95,6 @@ SHOWN = (
 class XNLITrainingArguments(TrainingArguments):
     """`TrainingArguments` with the paper's defaults (appendix "XNLI Fine-tuning").
 
-    Further fields choose the seeds, the learning rates to search, and the pairs per step.
     `gradient_accumulation_steps` follows from the pairs per step.
     """
 
@@ -152,9 +151,8 @@ class XNLITrainingArguments(TrainingArguments):
 def build_classifier(encoder: SentenceEncoder) -> DAPForSequenceClassification:
     """Return a new classifier: a copy of the encoder with a random head for NLI labels.
 
-    The encoder's weights are copied, so that each run starts from them. Parameters have the same
-    names and shapes, whether the encoder is a DAP model or the plain encoder inside it. A plain
-    encoder's own pooler is left out.
+    Parameters have the same names and shapes, whether the encoder is a DAP model or the plain
+    encoder inside it. A plain encoder's own pooler is left out.
     """
     body = encoder.model
     is_dap = isinstance(body, DAPModel)
@@ -176,10 +174,7 @@ def build_classifier(encoder: SentenceEncoder) -> DAPForSequenceClassification:
 
 
 def has_token_types(encoder: SentenceEncoder) -> bool:
-    """Tell whether the encoder has embeddings that tell the two texts of a pair apart.
-
-    Such embeddings need `token_type_ids`. mBERT has them, XLM-R has not.
-    """
+    """Tell whether the encoder has token types, as mBERT has and XLM-R has not."""
     config = encoder.model.config
     config = getattr(config, "encoder_config", config)
     return (getattr(config, "type_vocab_size", None) or 0) > 1
@@ -188,16 +183,8 @@ def has_token_types(encoder: SentenceEncoder) -> bool:
 class XNLITrainer(ResumableTrainer):
     """Trains and evaluates an NLI classifier, with little padding in its batches.
 
-    The pairs of each optimizer step are drawn at random. Within the step they are sorted by
-    length, so that a batch holds pairs of similar length.
-
-    Args:
-        model: the classifier.
-        tokenizer: the encoder's tokenizer, which pads batches.
-        args: arguments of the training.
-        train: tokenised training pairs, with the column "length". If it is None, the trainer can
-            only evaluate.
-        dev: tokenised pairs for evaluations during training. None if there are none.
+    The pairs of each optimizer step are drawn at random. Within the step they are sorted by length
+    (the column "length"). Without `train`, the trainer can only evaluate.
     """
 
     def __init__(
@@ -235,29 +222,21 @@ def mean_over_step(
     labels: Tensor,
     num_items_in_batch: Tensor | int | None = None,
 ) -> Tensor:
-    """Compute a batch's share of the mean cross entropy of its optimizer step.
+    """Compute a batch's share of its step's mean cross entropy: logits (B, C), labels (B,).
 
-    The shares of all batches of the step add up to that mean.
-
-    Args:
-        outputs: logits (B, C).
-        labels: class numbers (B,).
-        num_items_in_batch: number of pairs of the whole step. None takes B.
+    The shares of all batches of the step add up to that mean. A step of None has B pairs.
     """
     total = F.cross_entropy(outputs["logits"].float(), labels, reduction="sum")
     return total / (len(labels) if num_items_in_batch is None else num_items_in_batch)
 
 
 def compute_accuracy(prediction: EvalPrediction) -> dict[str, float]:
-    """Compute the accuracy of predicted classes.
+    """Compute the accuracy of predicted classes, given logits (N, C) and labels (N,).
 
-    The metric is that of `evaluate.load("accuracy")`, which would need a download.
+    `evaluate.load("accuracy")` gives the same, but would need a download.
 
     >>> compute_accuracy(EvalPrediction(np.eye(3)[[0, 1, 2, 2]], np.array([0, 1, 1, 2])))
     {'accuracy': 0.75}
-
-    Args:
-        prediction: logits (N, C) and labels (N,).
     """
     import evaluate  # takes a second, which `--help` does not need
 
@@ -281,10 +260,8 @@ def compute_accuracy(prediction: EvalPrediction) -> dict[str, float]:
 class Task:
     """What all fine-tuning runs share: the encoder, the tokenised text, the arguments.
 
-    Attributes:
-        model: name of the encoder, for the report.
-        encoder: the encoder before fine-tuning. Each run fine-tunes a copy of it.
-        training: the arguments. Each run sets learning rate, seed and folder in a copy of them.
+    Each run fine-tunes a copy of the encoder, and sets learning rate, seed and folder in a copy of
+    the arguments.
     """
 
     model: str
@@ -303,15 +280,9 @@ def fine_tune_and_test(
 ) -> dict[str, Any]:
     """Fine-tune an encoder on English pairs, test it in all languages, and write `xnli.json`.
 
-    For several seeds, the report of each one is written beside it. In a launch of several
-    processes, only the first one writes.
-
-    Args:
-        model: name of the encoder, for the report.
-        encoder: the encoder, on any device. It stays unchanged.
-
-    Returns:
-        The content of `xnli.json`: the report of the only seed, or the merged one of all seeds.
+    The result is its content: the report of the only seed, or the merged one of all seeds. For
+    several seeds, the report of each one is written beside it. The encoder stays unchanged. In a
+    launch of several processes, only the first one writes.
     """
     waiting = training.main_process_first(desc="reading and tokenising")
     with waiting, disk_full(Path(datasets_config.HF_DATASETS_CACHE)):
@@ -357,8 +328,8 @@ def read_data(
 def keep_record(task: Task) -> None:
     """Record the settings that all runs in `output_dir` share, or compare them with the record.
 
-    The record is `output_dir/run.json`. The first command writes it. A later command must have the
-    same settings, so that runs of different settings never meet in one report.
+    A later command must have the same settings, so that runs of different settings never meet in
+    one report.
     """
     training = task.training
     folder = Path(training.output_dir)
@@ -389,16 +360,11 @@ def keep_record(task: Task) -> None:
 
 
 def search(task: Task) -> tuple[float, list[dict[str, Any]]]:
-    """Choose the learning rate with the best dev accuracy of the first seed.
+    """Choose the learning rate with the best dev accuracy of the first seed, the first of equals.
 
-    Each learning rate of `learning_rates` is tried by a fine-tuning run. The accuracy is the mean
-    over the dev sets of `task`. Without `search` nothing is tried, and the learning rate is the
-    one in the arguments. Without `keep_models`, the weights of the other runs are deleted.
-
-    Returns:
-        The learning rate (the first of equally good ones). And for each one tried a dictionary
-        with "learning_rate" and "dev_accuracy", in percent or None if the loss became NaN or
-        infinite.
+    The accuracy is the mean over the dev sets, in percent, or None if the loss became NaN or
+    infinite. The result also lists it for each rate tried. Without `search` nothing is tried, and
+    the learning rate is the one in the arguments.
     """
     training = task.training
     if not training.search:
@@ -430,17 +396,10 @@ def search(task: Task) -> tuple[float, list[dict[str, Any]]]:
 
 
 def measured(task: Task, learning_rate: float, seed: int, split: str) -> dict[str, Any]:
-    """Fine-tune unless that is done, and measure accuracy on the dev or test sets of all languages.
+    """Fine-tune unless that is done, and measure accuracy of a split, "dev" or "test", in percent.
 
     Accuracies that an earlier command measured are kept, if their text is the same. New ones are
-    written to the run's `result.json`.
-
-    Args:
-        split: which sets to measure, "dev" or "test".
-
-    Returns:
-        The run's result as `fine_tune` returns it. `result[split][code]["accuracy"]` is the
-        accuracy of a language in percent.
+    written to the run's `result.json`, which is returned: `result[split][code]["accuracy"]`.
     """
     folder = task.run_folder(learning_rate, seed)
     datasets = getattr(task.data, split)
@@ -480,12 +439,8 @@ def measured(task: Task, learning_rate: float, seed: int, split: str) -> dict[st
 def fine_tune(task: Task, learning_rate: float, seed: int) -> dict[str, Any]:
     """Fine-tune with one learning rate and seed, and write weights and `result.json`.
 
-    A stopped run resumes from its checkpoint.
-
-    Returns:
-        The content of `result.json`: "learning_rate", "seed", "steps", "loss" (the last one
-        logged), "train_seconds" and "resumed_from" (a checkpoint or None). "dev" and "test" will
-        hold accuracies by language, and are empty.
+    A stopped run resumes from its checkpoint. The result has "loss" (the last one logged) and
+    "resumed_from" (a checkpoint or None). "dev" and "test" will hold accuracies by language.
     """
     folder = task.run_folder(learning_rate, seed)
     args = copy.copy(task.training)
@@ -528,11 +483,9 @@ def fine_tune(task: Task, learning_rate: float, seed: int) -> dict[str, Any]:
 def make_report(
     task: Task, result: Mapping[str, Any], tried: list[dict[str, Any]]
 ) -> dict[str, Any]:
-    """Make the report of one seed: accuracy in percent by language, and their mean.
+    """Make the report of one seed from what `measured` returned: percent by language, and mean.
 
-    Args:
-        result: what `measured` returned for this seed, with dev and test accuracies.
-        tried: learning rates that `search` tried, with their dev accuracies. Empty without search.
+    `tried` lists the learning rates that `search` tried. It is empty without search.
     """
     training, text = task.training, task.text
     settings = {"learning_rate": result["learning_rate"]}
@@ -567,10 +520,7 @@ def make_report(
 
 
 def write_result(trainer: XNLITrainer, result: dict[str, Any], folder: Path) -> None:
-    """Write a run's result, and remove its checkpoints, which only an unfinished run needs.
-
-    Only the first process writes. All processes call this together, and wait for each other.
-    """
+    """Write a run's result in the first process, and remove its checkpoints. All processes wait."""
     trainer.accelerator.wait_for_everyone()
     if trainer.is_world_process_zero():
         write_json(result, folder / RESULT)
