@@ -376,8 +376,8 @@ def write_pairs(pairs: MinedPairs, texts: TextPair, path: str | Path) -> None:
     """Write the pairs as a table with the columns `SCHEMA`, in the format that the name says.
 
     `.parquet` and `.jsonl` keep every sentence unchanged. All other names give a table with tabs,
-    where only a tab in a sentence becomes a space. Quotation marks
-    are text there, as in every file that we read.
+    where only a tab in a sentence becomes a space. Quotation marks are text there, as in every file
+    that we read.
 
     Args:
         pairs: pairs of lines, counted from 0. They are written counted from 1.
