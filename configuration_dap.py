@@ -56,10 +56,7 @@ SAVED_KEYS = {
 
 
 def changeable(default: Any) -> Any:
-    """Return a field that may change when a checkpoint is trained further.
-
-    Neither the shapes nor the meaning of the weights depend on it.
-    """
+    """Return a field that may change in further training: weights keep shape and meaning."""
     return field(default=default, metadata={"changeable": True})
 
 
@@ -178,13 +175,7 @@ class DAPConfig(PreTrainedConfig):
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
-        """Build a configuration from the content of a saved `config.json`.
-
-        Keys that this version does not know are left out with a warning.
-
-        Args:
-            kwargs: as in `PreTrainedConfig.from_dict`.
-        """
+        """Build a configuration from a saved `config.json`. Warn of keys that are unknown here."""
         model_type = config_dict.get("model_type", cls.model_type)
         if model_type != cls.model_type:
             raise ValueError(
@@ -238,11 +229,7 @@ class DAPConfig(PreTrainedConfig):
 
 
 def _unknown_keys(keys: dict[str, Any], objective: str) -> list[str]:
-    """Return the keys that are no fields of `DAPConfig`, in alphabetical order.
-
-    Private keys, which begin with "_", are accepted. So are those of an objective that the user has
-    written, which begin with its name and "_".
-    """
+    """Return, sorted, all keys but fields, private keys and those of the user's own objective."""
     known = {each.name for each in fields(DAPConfig)} | SAVED_KEYS
     our_prefixes = {name.split("_")[0] for name in FIELDS}
     others = set(str(objective).split("+")) - our_prefixes

@@ -47,16 +47,10 @@ def build_encoder(config: PreTrainedConfig) -> PreTrainedModel:
 def load_masked_lm(
     name_or_path: str, kind: type = AutoModelForMaskedLM, **options: Any
 ) -> tuple[PreTrainedModel, set[str]]:
-    """Load a checkpoint, as a masked-LM model by default, and find the weights that it lacks.
+    """Load a checkpoint, as a masked-LM model by default, and name the weights that it lacks.
 
-    Args:
-        kind: class whose `from_pretrained` loads it.
-        options: arguments of `from_pretrained`.
-
-    Returns:
-        The model, and the names of the weights that the checkpoint lacks. These weights are random
-        in the model. No warning is printed, so the caller should report them. Weights of the
-        encoder are never missing, because that is a `ValueError`.
+    These weights are random in the model. No warning is printed, so the caller should report them.
+    Weights of the encoder are never missing, because that is a `ValueError`.
     """
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()

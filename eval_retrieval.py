@@ -87,11 +87,9 @@ Measures = make_dataclass("Measures", map(flag_of, EVALUATORS))
 
 
 def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
-    """Measure retrieval accuracy as the command line says, print tables, and write the report.
+    """Measure retrieval accuracy, print tables, and write the report that is returned.
 
-    Returns:
-        The report that is also written as JSON. If there are several processes, only the first one
-        writes, and the others return an empty report.
+    If there are several processes, only the first one writes, and the others return {}.
     """
     logging.basicConfig(format="%(levelname)s: %(message)s")
     types = (EncoderArguments, RetrievalArguments, Measures, Cluster)

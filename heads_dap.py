@@ -1,8 +1,7 @@
 """Heads that only training needs: the RTL head and the vocabulary prediction head (section 3.2).
 
-`look_up` gives them their word embeddings.
-
-The file ships with every checkpoint, beside modeling_dap.py.
+The file ships with every checkpoint, beside modeling_dap.py. `look_up` gives the heads their word
+embeddings.
 
 Shapes in the comments: `B` pairs, `D` hidden size, `E` width of the word embeddings, `V`
 vocabulary, `V'` target vocabulary, `T` tokens with a label, `C` context tokens, `Q` query tokens,
@@ -70,10 +69,7 @@ class RTLHead(nn.Module):
 
     @staticmethod
     def _build_blocks(config: DAPConfig) -> PreTrainedModel:
-        """Return K layers with random weights, which take embedded tokens (B, S, D).
-
-        With `rtl_reembed` they add positions, token type and norm to them.
-        """
+        """Return K random layers for embedded tokens, with own embeddings if `rtl_reembed`."""
         own = copy.deepcopy(config.encoder_config)
         own.vocab_size = (getattr(own, "pad_token_id", None) or 0) + 1  # the table is removed below
         if own.model_type == "deberta-v2":
@@ -93,10 +89,7 @@ class RTLHead(nn.Module):
 
     @torch.no_grad()
     def copy_last_layers(self, encoder: PreTrainedModel) -> None:
-        """Copy the encoder's last K layers into the head's blocks (section 4.2).
-
-        Other weights that both have, such as norms, are copied as well.
-        """
+        """Copy the encoder's last K layers and norms into the head's blocks (section 4.2)."""
         prefix, layers = layer_stack(encoder)
         dropped = len(layers) - self.blocks.config.num_hidden_layers
         copied = {}
@@ -116,7 +109,7 @@ class RTLHead(nn.Module):
         query_mask: Tensor,
         languages: Tensor | None,
     ) -> Tensor:
-        """Compute eq. g^0: the states of the queries, which see the context and each other.
+        """Compute eq. g^0: the states (B, Q, D) of queries that see the context and each other.
 
         Args:
             context: (B, C, D) token states of one side, without CLS.
@@ -126,9 +119,6 @@ class RTLHead(nn.Module):
             query_mask: (B, Q), 1 for real tokens.
             languages: (B, 2) the row of `language_embeddings` for each pair's context and for its
                 queries. None if the head has no such embeddings.
-
-        Returns:
-            (B, Q, D) states of the queries, from which the prediction head predicts tokens.
         """
         if self.language_embeddings is not None:
             vectors = self.language_embeddings(languages)  # (B, 2, D)
@@ -151,10 +141,7 @@ class RTLHead(nn.Module):
 
     @staticmethod
     def _columns(context_mask: Tensor, query_mask: Tensor) -> Tensor:
-        """Return the position of each token if context and queries stand in one row, (B, C+Q).
-
-        Each sentence begins with its CLS, which has a position but is left out here.
-        """
+        """Return positions (B, C+Q) in one row. They count the CLS that is left out here."""
         context = context_mask.cumsum(1)  # (B, C): 1, 2, ...
         context_length = context_mask.sum(1, keepdim=True) + 1  # (B, 1), with CLS
         queries = query_mask.cumsum(1) + context_length  # (B, Q)
@@ -165,10 +152,7 @@ class RTLHead(nn.Module):
 
 
 class Words(NamedTuple):
-    """Word embeddings that the heads need in a training step.
-
-    They are looked up together with those of the sentences, because every look-up has a dense
-    gradient of the table's size.
+    """Word embeddings that the heads need in a training step (`look_up`).
 
     Attributes:
         table: (V, E), the embeddings of all ids.
@@ -188,17 +172,11 @@ def look_up(
     head: "PredictionHead | None" = None,
     mask_token_id: int | None = None,
 ) -> tuple[Words, Tensor]:
-    """Look up the word embeddings of sentences, and the word embeddings for the heads.
+    """Look up the word embeddings (R, S, E) of sentences, and the word embeddings for the heads.
 
     One look-up serves all of them, because each has a dense gradient of the table's size (V, E):
     0.8 GB for XLM-R base. Only an adapted embedding layer runs a second time, for the sentences.
-
-    Args:
-        ids: (R, S) token ids of the sentences.
-        head: the prediction head, if the embeddings of its target vocabulary are needed.
-
-    Returns:
-        The word embeddings for the heads, and the embeddings (R, S, E) of the sentences.
+    `head` is given if the embeddings of its target vocabulary are needed.
     """
     table = whole(embeddings.weight)  # (V, E)
 
@@ -223,10 +201,9 @@ def is_adapted(embeddings: nn.Module) -> bool:
 
 
 def whole(weight: Tensor) -> Tensor:
-    """Return a parameter as a whole tensor with gradients.
+    """Return a parameter as a whole tensor with gradients, gathered from all processes' shards.
 
-    Under FSDP, a parameter outside of its module's forward pass is only a shard. Then the shards of
-    all processes are gathered.
+    Under FSDP, a parameter outside of its module's forward pass is only a shard.
     """
     if not hasattr(weight, "full_tensor"):
         return weight
@@ -281,10 +258,6 @@ class PredictionHead(PredictionTransform):
     - A *target vocabulary* (`target_vocab_size`): RTL and BOW predict only V' ids. `token_ids`
       holds these ids in ascending order.
     - `rtl_tied=False`: RTL and BOW predict with a matrix of their own, `decoder`.
-
-    Args:
-        config: configuration of the model.
-        predicts: what the model's objectives predict (see `Objective.predicts`).
     """
 
     def __init__(self, config: DAPConfig, predicts: Collection[str | None] = ("tokens",)) -> None:
@@ -306,30 +279,19 @@ class PredictionHead(PredictionTransform):
     # ---- losses
 
     def loss_sum(self, hidden: Tensor, labels: Tensor, table: Tensor) -> Tensor:
-        """Predict tokens among all V ids, and return the sum of their cross entropies, in nats.
-
-        Args:
-            hidden: (T, D) states.
-            labels: (T,) ids of the right tokens.
-            table: (V, E) word embeddings, the output matrix.
-        """
+        """Return the summed cross entropy of labels (T,) by states (T, D) among V ids, in nats."""
         return vocabulary_cross_entropy(self.transform(hidden), table, self.bias, labels)
 
     def target_loss_sum(self, hidden: Tensor, labels: Tensor, words: Words) -> Tensor:
-        """Predict tokens among the target vocabulary. All else is as in `loss_sum`.
-
-        Without a target vocabulary, all V ids are candidates.
-        """
+        """Return the same sum as `loss_sum`, among the target vocabulary if there is one."""
         weight, bias = self._target_output(words)
         return vocabulary_cross_entropy(self.transform(hidden), weight, bias, self._rows(labels))
 
     def bag_loss_sum(self, states: Tensor, ids: Tensor, counted: Tensor, words: Words) -> Tensor:
-        """Predict several tokens of the target vocabulary from each state: the sum in nats.
+        """Return the summed cross entropy, in nats, of several ids (B, S) by each state (B, E).
 
-        Args:
-            states: (B, E) states after a transform (`PredictionTransform.transform`).
-            ids: (B, S) ids of the right tokens of each row.
-            counted: (B, S) bool, True for the ids that count. They are in the target vocabulary.
+        The states are after `PredictionTransform.transform`. `counted` (B, S) is True for ids that
+        count, all of the target vocabulary.
         """
         weight, bias = self._target_output(words)
         return bag_cross_entropy(states, weight, bias, self._rows(ids), counted)
@@ -363,12 +325,10 @@ class PredictionHead(PredictionTransform):
 
     @torch.no_grad()
     def copy_masked_lm_head(self, model: PreTrainedModel) -> bool:
-        """Copy the dense layer, the norm and the bias of a masked-LM model's head into this head.
+        """Copy dense layer, norm and bias of a masked-LM model's head. Tell if it was possible.
 
-        Returns:
-            Whether they were copied. False if the model has no layers of these shapes, or if its
-            output matrix is not tied to its word embeddings, because the layers were then trained
-            for another matrix.
+        False if the model has no layers of these shapes, or if its output matrix is not tied to its
+        word embeddings, because the layers were then trained for another matrix.
         """
         head = getattr(model, "prediction_head", None)
         if isinstance(head, PredictionHead):
@@ -390,11 +350,7 @@ class PredictionHead(PredictionTransform):
 
     @torch.no_grad()
     def start_bias(self, counts: Tensor) -> None:
-        """Set the bias to the log of each id's share of a text.
-
-        Args:
-            counts: (N,) how often each id occurs. Ids from N on do not. One is added to each count.
-        """
+        """Set the bias to the log of each id's share, by counts (N,) plus 1. Later ids count 0."""
         counts = F.pad(counts, (0, self.config.vocab_size - len(counts)))
         if self.is_narrow:
             counts = counts.to(self.token_ids.device)[self.token_ids]
@@ -409,10 +365,7 @@ class PredictionHead(PredictionTransform):
 
     @torch.no_grad()
     def resize(self, table: Tensor) -> None:
-        """Resize the bias and the head's own matrix to new word embeddings (V, E).
-
-        New ids get a bias of 0. A target vocabulary stays unchanged.
-        """
+        """Resize the bias (0 for new ids) and the head's own matrix to word embeddings (V, E)."""
         if self.token_ids is not None:
             last = int(self.token_ids.max())
             if last >= len(table):
@@ -428,10 +381,7 @@ class PredictionHead(PredictionTransform):
 
 
 def _layers_before_output(model: PreTrainedModel) -> tuple[nn.Linear | None, nn.LayerNorm | None]:
-    """Return the dense layer and the norm of a masked-LM model's head.
-
-    Each is None if the head has no such layer.
-    """
+    """Return the dense layer and the norm of a masked-LM model's head, None for a missing one."""
     body = {id(module) for module in model.base_model.modules()}
     output = model.get_output_embeddings()
     dense = norm = None

@@ -34,17 +34,11 @@ SIMILARITIES_PER_BLOCK = 2**21
 
 
 class RankingResult(NamedTuple):
-    """Result of translation ranking. Each value is a float32 scalar, the mean over the queries.
+    """Result of translation ranking. Each value is a float32 scalar, the mean over the queries."""
 
-    Attributes:
-        loss: cross entropy, in nats per query.
-        accuracy: share of the queries whose own candidate ranks first, 0 to 1.
-        negatives: number of negatives per query.
-    """
-
-    loss: Tensor
-    accuracy: Tensor
-    negatives: Tensor
+    loss: Tensor  # cross entropy, in nats per query
+    accuracy: Tensor  # share of the queries whose own candidate ranks first, 0 to 1
+    negatives: Tensor  # number of negatives per query
 
 
 def similarity_matrix(queries: Tensor, candidates: Tensor, similarity: str = "cosine") -> Tensor:
@@ -165,11 +159,8 @@ def vocabulary_cross_entropy(
 
     The logits (T, V) are never held at once. A chunk of rows at a time gives its loss and, in the
     same pass, its gradients. Logits of labels and all sums are float32, and the sum is in nats.
+    `hidden` is (T, E), `weight` (V, E), `bias` (V,). `labels` (T,) are rows of `weight`.
 
-    Args:
-        hidden: (T, E) states from which the tokens are predicted.
-        weight, bias: (V, E) and (V,) of the output.
-        labels: (T,) the right tokens, as row numbers of `weight`.
     >>> hidden, weight = torch.zeros(3, 2), torch.ones(4, 2)
     >>> vocabulary_cross_entropy(hidden, weight, torch.zeros(4), torch.tensor([0, 1, 3]))
     tensor(4.1589)
@@ -189,10 +180,7 @@ def vocabulary_cross_entropy(
 
 @functools.cache
 def fused_cross_entropy(device: str) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] | None:
-    """Return Liger's fused kernel, a function of (weight, hidden, labels, bias).
-
-    None on other devices than "cuda", or if `liger-kernel` is not installed.
-    """
+    """Return Liger's fused kernel of (weight, hidden, labels, bias), None without it or CUDA."""
     if device != "cuda":
         return None
     try:
@@ -280,10 +268,7 @@ class _VocabularyCrossEntropy(torch.autograd.Function):
 
 
 def product(a: Tensor, b: Tensor, half: torch.dtype | None) -> Tensor:
-    """Multiply matrices (m, k) and (k, n), after a cast to the type `half` if that is not None.
-
-    On CUDA the result is float32. On CPU a product in half precision has that precision.
-    """
+    """Multiply (m, k) and (k, n), cast to `half` if given. On CUDA the result is float32."""
     if half is None:
         return a @ b
     return half_product(a.device.type)(a.to(half), b.to(half))
@@ -325,15 +310,11 @@ def bag_cross_entropy(
 ) -> Tensor:
     """Sum the cross entropy of softmax(hidden @ weight.T + bias), with several labels per row.
 
-    Logits and sums are float32. On CUDA under bfloat16 autocast the products take bfloat16
+    Logits and sums are float32, in nats. On CUDA under bfloat16 autocast the products take bfloat16
     factors, and add up in float32. The logits (B, V) are never held at once: a block of rows at a
-    time is computed, and computed again in the backward pass. The sum is in nats.
+    time is computed, and computed again in the backward pass. `labels` (B, S) are rows of `weight`,
+    of which those count where `counted` is True.
 
-    Args:
-        hidden: (B, E) states from which the bags of tokens are predicted.
-        weight, bias: (V, E) and (V,) of the output.
-        labels: (B, S) the tokens of each bag, as row numbers of `weight`.
-        counted: (B, S) bool, True for the labels that count.
     >>> labels = torch.tensor([[0, 1, 3]])
     >>> bag_cross_entropy(torch.zeros(1, 2), torch.ones(4, 2), torch.zeros(4), labels, labels >= 0)
     tensor(4.1589)
@@ -406,10 +387,7 @@ def first_row(count: int) -> int:
 
 @torch.compiler.disable
 def gather_rows(rows: Tensor) -> Tensor:
-    """Concatenate the rows (B, ...) of every process in rank order, with gradients: (W·B, ...).
-
-    Every process must bring the same B.
-    """
+    """Concatenate rows (B, ...) of processes in rank order, with gradients: (W·B, ...)."""
     return rows if world_size() == 1 else _AllGather.apply(rows)
 
 
@@ -431,8 +409,8 @@ class _AllGather(torch.autograd.Function):
 def sum_of_own_rows(rows: Tensor, count: int) -> Tensor:
     """Sum rows (W·B, ...) over processes, and return the part (B, ...) of this process.
 
-    Each process gets only the sums of its own rows. That is half the traffic of `all_reduce`, which
-    is used where the backend cannot do it, such as gloo in older versions of torch.
+    That is half the traffic of `all_reduce`, which is used where the backend cannot do it, such as
+    gloo in older versions of torch.
     """
     # torch 2.13 has renamed the function.
     reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor

@@ -124,8 +124,8 @@ class DAPPreTrainedModel(PreTrainedModel):
     ) -> None:
         """Save the model, and the files that sentence-transformers needs to pool it correctly.
 
-        The Hub's `push_to_hub` uses this method. Arguments are those of Transformers' method. Only
-        the main process writes the files of sentence-transformers, and uploads.
+        The Hub's `push_to_hub` uses this method. Only the main process writes these files, and
+        uploads.
         """
         hub = {name: kwargs.pop(name) for name in HUB_OPTIONS if name in kwargs}
         super().save_pretrained(save_directory, is_main_process, state_dict, **kwargs)
@@ -177,8 +177,7 @@ class DAPModel(DAPPreTrainedModel):
 
         Returns:
             `last_hidden_state` (B, S, D) and `pooler_output` (B, D), the sentence vectors, which
-            are not normalised. `hidden_states` and `attentions` if they are asked for, by kwargs
-            or the configuration.
+            are not normalised.
         """
         for option in ("output_hidden_states", "output_attentions"):
             if kwargs.get(option) is None:
@@ -261,8 +260,7 @@ class DAPForPreTrainingOutput(ModelOutput):
 class DAPForPreTraining(DAPPreTrainedModel):
     """Encoder with the heads of its training objectives (section 3.3). With TR + RTL it is DAP.
 
-    Args:
-        config: configuration. The weights are random. `from_encoder` starts from a checkpoint.
+    The weights are random. `from_encoder` starts from a checkpoint.
 
     Attributes:
         dap: the `DAPModel`, which holds the encoder.
@@ -345,13 +343,9 @@ class DAPForPreTraining(DAPPreTrainedModel):
                 only the vectors to compare are returned (`compared`). In the second pass the
                 gradient of `loss` is the chunk's share of the gradient of the batch's loss.
             output_hidden_states, output_attentions: also return what each layer computes. The
-                encoder then computes padding. Attentions need `attn_implementation="eager"`. By
-                default the configuration decides.
-            return_loss: has no effect, because the loss is always returned. Its presence tells the
-                `Trainer` of Transformers that the model can be evaluated by its loss.
-
-        Returns:
-            The loss, the measures of each objective, and the sentence vectors.
+                encoder then computes padding. Attentions need `attn_implementation="eager"`.
+            return_loss: has no effect. Its presence tells the `Trainer` of Transformers that the
+                model can be evaluated by its loss.
         """
         if chunk is not None:
             source_noise, target_noise = chunk.noise
@@ -404,14 +398,9 @@ class DAPForPreTraining(DAPPreTrainedModel):
     ) -> Encoded:
         """Run the encoder over sources, targets and hard negatives (if any), in one batch.
 
-        Args:
-            needs: what the caller needs from the result (see `Objective.needs`).
-            output_hidden_states, output_attentions: as in `forward`.
-
-        Returns:
-            Token states and sentence vectors of each side, and word embeddings for the heads.
-            States of tokens that `needs` does not name may be zeros. If neither states nor vectors
-            are needed, the encoder does not run, and only the word embeddings are returned.
+        States of tokens that `needs` does not name may be zeros (see `Objective.needs`). If neither
+        states nor vectors are needed, the encoder does not run, and only word embeddings are
+        returned.
         """
         ids, mask = _stack(pairs)  # (2·B or 3·B, S)
 
@@ -457,17 +446,13 @@ class DAPForPreTraining(DAPPreTrainedModel):
     def encode_text(
         self, ids: Tensor, mask: Tensor, columns: Tensor | None = None, read: Tensor | None = None
     ) -> Tensor:
-        """Run the encoder over text that an objective has made, such as masked sentences.
+        """Return the last hidden states (R, S, D) of text that an objective has made.
 
         Args:
-            ids: (R, S) token ids.
-            mask: (R, S), 1 for real tokens and 0 for padding.
+            mask: (R, S), 1 for real tokens.
             columns: (R, S) position of each token in its sentence. None takes the column number.
             read: (R, S) bool, the tokens whose states the caller uses, at least one per row. None
-                means all tokens.
-
-        Returns:
-            (R, S, D) last hidden states. The states of tokens outside `read` may be zeros.
+                means all tokens. The states of other tokens may be zeros.
         """
         _, embedded = look_up(self.get_input_embeddings(), ids)  # (R, S, E)
         positions = absolute_positions(self.dap.encoder, columns)
@@ -482,10 +467,9 @@ class DAPForPreTraining(DAPPreTrainedModel):
     def _vectors_to_compare(
         self, pairs: Pairs, objectives: list[Objective]
     ) -> DAPForPreTrainingOutput:
-        """Return an output with only the vectors that objectives such as TR compare (`compared`).
+        """Return only the vectors that objectives such as TR compare: GradCache's first pass.
 
-        This is the first pass of GradCache. It reads the same tokens as the second pass, so that
-        both draw the same dropout.
+        It reads the same tokens as the second pass, so that both draw the same dropout.
         """
         comparisons = [each for each in objectives if isinstance(each, Comparison)]
         compared = {}
@@ -496,12 +480,9 @@ class DAPForPreTraining(DAPPreTrainedModel):
         return DAPForPreTrainingOutput(compared=compared)
 
     def _tokens_read(self, pairs: Pairs, mask: Tensor, needs: frozenset[str]) -> Tensor | None:
-        """Return True for each token whose state is read. The last layer skips the others.
+        """Return True for each token whose state is read, None if all are. Others may be skipped.
 
         Only the pooling reads tokens of a side whose token states no objective needs.
-
-        Returns:
-            Bool tensor of the shape of `mask`. None means that all tokens are read.
         """
         reads = POOLINGS[self.config.pooling].reads
         if reads is None or needs >= {"source_states", "target_states"}:
@@ -538,8 +519,6 @@ class DAPForPreTraining(DAPPreTrainedModel):
             name_or_path: folder or Hub id of an encoder (BERT, RoBERTa, XLM-R, DeBERTa-v2,
                 ModernBERT, ...), or of a `DAPForPreTraining` made with objective `"mlm"`.
             target_token_ids: token ids that RTL and BOW predict. None means the whole vocabulary.
-            dtype, attn_implementation, trust_remote_code, revision, subfolder: as in
-                `AutoModel.from_pretrained`.
             config: fields of `DAPConfig`. `mask_token_id` is read from the checkpoint's
                 tokenizer, and `pooling` from an `"mlm"` checkpoint, unless they are given.
         """
@@ -591,7 +570,6 @@ class DAPForPreTraining(DAPPreTrainedModel):
         Args:
             encoder_config: configuration of the encoder to build. It is not changed.
             target_token_ids: token ids that RTL and BOW predict. None means the whole vocabulary.
-            attn_implementation: attention of the encoder. None takes that of its configuration.
             config: fields of `DAPConfig`. Most objectives need `mask_token_id`.
         """
         name = encoder_config.name_or_path or "encoder_config"
@@ -621,11 +599,7 @@ class DAPForPreTraining(DAPPreTrainedModel):
         return model
 
     def _copy_weights(self, pretrained: PreTrainedModel, missing: set[str], name: str) -> None:
-        """Copy the weights of a masked-LM model into the encoder and the heads of this model.
-
-        If it has no usable masked-LM head, the prediction head keeps its random weights, a warning
-        is logged and `has_random_head` is set.
-        """
+        """Copy a masked-LM model's weights. Without usable head, warn and set `has_random_head`."""
         is_dap = isinstance(pretrained, DAPForPreTraining)
         encoder = pretrained.dap.encoder if is_dap else pretrained.base_model
         weights = {
@@ -653,10 +627,7 @@ class DAPForPreTraining(DAPPreTrainedModel):
 
     @torch.no_grad()
     def _try_untested_encoder(self, name: str) -> None:
-        """Raise `ValueError` if an encoder class without tests computes a row unlike it alone.
-
-        This is so if its states depend on padding, or if it embeds ids in another way than words.
-        """
+        """Raise `ValueError` if an untested encoder's states depend on padding, or its ids differ."""
         config = self.config.encoder_config
         if config.model_type in TESTED:
             return
@@ -677,10 +648,7 @@ class DAPForPreTraining(DAPPreTrainedModel):
             )
 
     def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> nn.Embedding:
-        """Resize the word embeddings as Transformers does, and the prediction head with them.
-
-        A target vocabulary stays unchanged.
-        """
+        """Resize word embeddings and prediction head, but leave a target vocabulary unchanged."""
         table = super().resize_token_embeddings(*args, **kwargs)
         if self.prediction_head is not None:
             self.prediction_head.resize(table.weight)
@@ -704,11 +672,9 @@ def draw_noise(ids: Tensor) -> Tensor:
 
 
 def _stack(pairs: Pairs) -> tuple[Tensor, Tensor]:
-    """Put sources, targets and negatives (if any) below each other, in this order.
+    """Return ids and mask (2·B or 3·B, S): sources, targets and negatives (if any), in this order.
 
-    Returns:
-        Token ids and mask, (2·B or 3·B, S), padded on the right to one length. The first token of
-        every row counts as real, because an encoder cannot read an empty row.
+    The first token of every row counts as real, because an encoder cannot read an empty row.
     """
     sides = [pairs.source, pairs.target]
     if pairs.negatives is not None:
@@ -731,10 +697,7 @@ def _stack(pairs: Pairs) -> tuple[Tensor, Tensor]:
 
 
 class DAPForSequenceClassification(DAPPreTrainedModel):
-    """Encoder with a classifier on its sentence vector (dense + tanh + linear), as for XNLI.
-
-    See section 4.6.
-    """
+    """Encoder with a classifier on its vector, dense + tanh + linear, as for XNLI (section 4.6)."""
 
     _keys_to_ignore_on_load_unexpected = [r"^(?!dap\.|classifier\.)"]  # heads of pre-training
     accepts_loss_kwargs = False  # the Trainer divides the loss by the accumulation steps itself
@@ -768,17 +731,11 @@ class DAPForSequenceClassification(DAPPreTrainedModel):
         inputs_embeds: Tensor | None = None,
         **kwargs: Any,
     ) -> SequenceClassifierOutput:
-        """Classify sentences or sentence pairs.
+        """Classify sentences or sentence pairs: `logits` (B, num_labels) and, with labels, `loss`.
 
-        Args:
-            input_ids: (B, S) token ids.
-            attention_mask: (B, S), 1 for real tokens. None means that all tokens are real.
-            labels: (B,) class indices, or (B, num_labels) for regression and multi-label problems.
-            token_type_ids, position_ids, inputs_embeds: as in `DAPModel`. They are in the signature
-                because `Trainer` drops columns that the signature does not name.
-
-        Returns:
-            `logits` (B, num_labels) and, with labels, `loss`.
+        Labels are class indices (B,), or (B, num_labels) for regression and multi-label problems.
+        The rest is as in `DAPModel`, and in the signature because `Trainer` drops columns that it
+        does not name.
         """
         kwargs |= {
             "token_type_ids": token_type_ids,
@@ -798,11 +755,7 @@ class DAPForSequenceClassification(DAPPreTrainedModel):
     def _encode(
         self, input_ids: Tensor | None, attention_mask: Tensor | None, others: dict[str, Any]
     ) -> BaseModelOutputWithPooling:
-        """Run the encoder, and return its output with the sentence vectors (`pooler_output`).
-
-        If only these vectors are needed and the encoder takes packed rows, padding is not computed,
-        and the output has no token states.
-        """
+        """Return the encoder's output, without token states if they are not needed."""
         asks_for_more = self.config.output_hidden_states or self.config.output_attentions
         # A graph would hold the lengths of the example's rows as constants.
         is_recorded = torch.jit.is_tracing() or torch.compiler.is_exporting()
@@ -825,10 +778,6 @@ def save_modules(folder: Path, pooling: str, hidden_size: int, normalize: bool =
 
     Without them sentence-transformers would use mean pooling. The types have the names of older
     versions, which servers also know.
-
-    Args:
-        pooling: a name in `POOLINGS`.
-        normalize: let the library return vectors of length 1.
     """
     kinds = [("", "Transformer"), ("1_Pooling", "Pooling")]
     if normalize:

@@ -71,30 +71,20 @@ Measures = dict[str, Tensor]  # scalars to log, by name
 
 
 class Sentences(NamedTuple):
-    """One side of the pairs: the sources, the targets or the hard negatives, as token ids.
+    """One side of the pairs as token ids: sources, targets or hard negatives."""
 
-    Attributes:
-        ids: (B, S), CLS first, a separator last, padded on the right.
-        mask: (B, S), 1 for real tokens.
-        noise: (B, S), uniform in [0, 1), random numbers that decide which tokens are masked. None
-            if no objective masks a part of the tokens.
-    """
-
-    ids: Tensor
-    mask: Tensor
-    noise: Tensor | None = None
+    ids: Tensor  # (B, S), CLS first, a separator last, padded on the right
+    mask: Tensor  # (B, S), 1 for real tokens
+    noise: Tensor | None = None  # (B, S) random in [0, 1), choose masked tokens. None: no masks
 
 
 class Pairs(NamedTuple):
-    """B translation pairs before the encoder.
+    """B translation pairs before the encoder. Target i is the translation of source i.
 
     Attributes:
-        source: the sources.
-        target: the targets. Target i is the translation of source i.
         negatives: hard negatives, changed copies of the targets. The row of a pair without a copy
             has a mask of zeros. None if there are none at all.
-        language_ids: (B,) languages of the sources, indices into `config.rtl_languages`. None if
-            they are not given.
+        language_ids: (B,) languages of the sources, indices into `config.rtl_languages`, or None.
         first: number, from 0, of the first pair in the batch of all processes. None if these are
             all pairs of this process.
         teacher: (B, T) a teacher's vectors of the targets, for distillation. None if there is none.
@@ -112,27 +102,17 @@ class Encoded(NamedTuple):
     """B translation pairs after the encoder.
 
     If no objective needs states or vectors, the encoder does not run and only `words` is set.
-
-    Attributes:
-        words: word embeddings for the heads.
-        source_states: (B, S_x, D) token states f(x) of the sources. They are zeros for tokens that
-            no objective reads.
-        target_states: (B, S_y, D) token states f(y) of the targets, zeros as above.
-        source_embeds: (B, D) sentence vectors f_s(x) of the sources, not normalised.
-        target_embeds: (B, D) sentence vectors f_s(y) of the targets, not normalised.
-        negative_embeds: (B, D) sentence vectors of the hard negatives. None if there are none.
-        hidden_states: token states of each layer, only if asked for.
-        attentions: attention weights of each layer, only if asked for.
+    States f(x), f(y) are zeros for tokens that no objective reads. Vectors are not normalised.
     """
 
-    words: Words
-    source_states: Tensor | None = None
-    target_states: Tensor | None = None
-    source_embeds: Tensor | None = None
-    target_embeds: Tensor | None = None
-    negative_embeds: Tensor | None = None
-    hidden_states: tuple[Tensor, ...] | None = None
-    attentions: tuple[Tensor, ...] | None = None
+    words: Words  # word embeddings for the heads
+    source_states: Tensor | None = None  # (B, S_x, D) token states f(x)
+    target_states: Tensor | None = None  # (B, S_y, D) token states f(y)
+    source_embeds: Tensor | None = None  # (B, D) sentence vectors f_s(x)
+    target_embeds: Tensor | None = None  # (B, D) sentence vectors f_s(y)
+    negative_embeds: Tensor | None = None  # (B, D) of the hard negatives
+    hidden_states: tuple[Tensor, ...] | None = None  # of each layer, if asked for
+    attentions: tuple[Tensor, ...] | None = None  # of each layer, if asked for
 
 
 @dataclass
@@ -195,26 +175,13 @@ class Objective:
         self.weight: float = getattr(config, f"{self.name}_weight", 1.0)
 
     def labels(self, pairs: Pairs, model: nn.Module) -> Tensor:
-        """Return True for each label, such as a token to predict, that counts in the loss.
-
-        This is called before the encoder runs.
-
-        Returns:
-            Bool (G, ...), where G is the number of groups, usually 1.
-        """
+        """Return True for each label that counts: (G, ...) in G groups. The encoder runs later."""
         raise NotImplementedError
 
     def loss_sum(
         self, pairs: Pairs, encoded: Encoded, model: nn.Module, labels: Tensor
     ) -> tuple[Tensor, Measures]:
-        """Sum the loss over the labels of each group.
-
-        Args:
-            labels: (G, ...) bool, the result of the method `labels`.
-
-        Returns:
-            The sums (G,), and other values to log by name, which are added up over chunks.
-        """
+        """Return the sums (G,) of the loss over each group's labels, and other sums to log."""
         raise NotImplementedError
 
     def loss(
@@ -234,22 +201,14 @@ class Objective:
     def loss_from_source(
         self, pairs: Pairs, encoded: Encoded, model: nn.Module
     ) -> tuple[Tensor, Tensor]:
-        """Sum the loss of predicting one side from the other (`from_source`).
-
-        Returns:
-            The sums (G',), and the numbers of this process's labels (G',). See `mean`.
-        """
+        """Return the sums (G',) and label counts (G',) of predicting one side from the other."""
         labels = self.labels(pairs, model)[self.from_source]
         sums, _ = self.loss_sum(pairs, encoded, model, labels)
         return sums, labels.flatten(1).sum(1)
 
     @staticmethod
     def mean(sums: Tensor, counts: Tensor) -> Tensor:
-        """Return the average of the means of those groups that have labels.
-
-        Args:
-            sums, counts: (G,) summed loss and number of labels of each group.
-        """
+        """Return the average of the means, sums (G,) / counts (G,), of groups with labels."""
         has_labels = counts > 0
         means = sums / counts.where(has_labels, 1)
         return means.sum() / has_labels.sum().clamp(min=1)
@@ -284,8 +243,7 @@ class Comparison(Objective):
         """Return the loss, a scalar, and the values to log by name.
 
         With a chunk, the vectors of the whole batch were compared before (GradCache). Then the loss
-        only passes on the gradients of the chunk's vectors. Its value has no meaning, and there is
-        nothing to log.
+        only passes on the gradients of the chunk's vectors. Its value has no meaning.
         """
         vectors = self.vectors(pairs, encoded, model)
         if chunk is None:
@@ -334,9 +292,9 @@ class TranslationRanking(Comparison):
 
         A source's candidates are all targets, the hard negatives and, with
         `tr_same_side_negatives`, the other sources. With `tr_bidirectional`, all sources are also
-        ranked for each target, then with the other targets but without hard negatives. The loss is
-        the mean over the directions, and with `tr_matryoshka_dims` also over the sizes of the
-        vectors. Accuracy and the number of negatives are measured on whole vectors only.
+        ranked for each target, without hard negatives. The loss is the mean over the directions and
+        the `tr_matryoshka_dims`. Accuracy and the number of negatives are measured on whole vectors
+        only.
         """
         hashes = self.hashes(pairs)
         full = self.rank(vectors, hashes)  # of vectors that are not shortened
@@ -351,11 +309,7 @@ class TranslationRanking(Comparison):
         return loss, {"tr_loss": loss, "accuracy": accuracy, "negatives": negatives}
 
     def rank(self, vectors: tuple[Tensor, ...], hashes: list[Tensor]) -> list[RankingResult]:
-        """Rank the targets for each source and, with `tr_bidirectional`, sources for each target.
-
-        Returns:
-            One result per direction.
-        """
+        """Rank targets for each source and, if `tr_bidirectional`, sources for each target."""
         config = self.config
         similarity = (config.tr_similarity, config.tr_temperature, config.tr_margin)
         source, target, *_ = vectors
@@ -379,13 +333,11 @@ class TranslationRanking(Comparison):
     def hashes(self, pairs: Pairs) -> list[Tensor]:
         """Return hashes by which pairs with the same target or the same source are recognised.
 
-        Such pairs are not negatives of each other (see `ranking_loss_over_processes`).
-
-        Returns:
-            One or two tensors (B, 2). The first has the hashes of each pair's target and source. If
-            there are hard negatives, the second has the hash of each negative (0 if a pair has
-            none), and 0, because a negative has no source. Without `tr_mask_duplicates`, each pair
-            has its number in place of both hashes, so no two are equal.
+        Such pairs are not negatives of each other (see `ranking_loss_over_processes`). The first
+        tensor (B, 2) has the hashes of each pair's target and source. If there are hard negatives,
+        the second has the hash of each negative (0 if a pair has none), and 0, because a negative
+        has no source. Without `tr_mask_duplicates`, both hashes are the pair's number, so no two
+        are equal.
         """
         target = text_hash(pairs.target.ids, pairs.target.mask)
         source = text_hash(pairs.source.ids, pairs.source.mask)
@@ -401,8 +353,6 @@ class TranslationRanking(Comparison):
 
 class RepresentationTranslation(Objective):
     """RTL (section 3.3.2, eq. L_RTL): reconstruct the target's tokens from the source's states.
-
-    The paper calls it representation translation learning.
 
     `rtl_direction` can turn the roles of the sides around (Table 5). Below, the *context* is the
     side whose states are given, and the *answer* is the side to reconstruct.
@@ -429,12 +379,8 @@ class RepresentationTranslation(Objective):
     def labels(self, pairs: Pairs, model: nn.Module) -> Tensor:
         """Return True for each token of the answer that RTL predicts: (G, B, Q) bool.
 
-        The answer is the side to reconstruct, without its CLS. RTL predicts all its real tokens or,
-        with `rtl_ratio` below 1, a random share of them (`chosen`). Tokens that are not in the
-        target vocabulary are left out.
-
-        There is one group of labels, G = 1. With `rtl_direction="both"` there are two. The first
-        has the labels of pairs that reconstruct the target, the second of the other pairs.
+        These are the `chosen` tokens that are in the target vocabulary. G is 1. With
+        `rtl_direction="both"` it is 2: pairs that reconstruct the target, and the others.
         """
         answer = self.answer(pairs)
         labels = self.chosen(answer)  # (B, Q)
@@ -448,11 +394,9 @@ class RepresentationTranslation(Objective):
     def loss_sum(
         self, pairs: Pairs, encoded: Encoded, model: nn.Module, labels: Tensor
     ) -> tuple[Tensor, Measures]:
-        """Reconstruct the answer's tokens from the context's states (see `Objective.loss_sum`).
+        """Reconstruct the answer's tokens from the context's states: the summed cross entropy (G,).
 
-        Returns:
-            The summed cross entropy of each group's labels, and "ignored_tokens" to log: tokens
-            that are left out because they are not in the target vocabulary.
+        "ignored_tokens" to log are left out because they are not in the target vocabulary.
         """
         answer = self.answer(pairs)
         chosen = self.chosen(answer)  # (B, Q): CLS takes no part on either side
@@ -497,10 +441,7 @@ class RepresentationTranslation(Objective):
         return Sentences(ids, mask, noise)
 
     def chosen(self, answer: Sentences) -> Tensor:
-        """Return True for each token of the answer that is to be reconstructed: (B, Q) bool.
-
-        CLS is left out. With `rtl_ratio` below 1 the noise chooses a part of the tokens.
-        """
+        """Return True for tokens (B, Q) to reconstruct: a share `rtl_ratio`, without CLS."""
         chosen = answer.mask.bool()
         if answer.noise is not None:
             chosen = chosen & (answer.noise < self.config.rtl_ratio)
@@ -509,15 +450,8 @@ class RepresentationTranslation(Objective):
     def by_direction(self, pairs: Pairs, to_target: Tensor, to_source: Tensor) -> Tensor:
         """Choose each pair's row: of `to_target` if its target is reconstructed, else `to_source`.
 
-        With "both", the sources of the pairs of `odd_rows` are reconstructed, and the targets of
-        the others.
-
-        Args:
-            to_target, to_source: (B, S, ...) and (B, S', ...) values.
-
-        Returns:
-            (B, S'', ...). With both directions, S'' is the larger of S and S', and zeros fill the
-            shorter rows.
+        With "both", the sources of `odd_rows` are reconstructed. Zeros fill the shorter of (B, S,
+        ...) and (B, S', ...).
         """
         if self.config.rtl_direction == "source-to-target":
             return to_target
@@ -528,11 +462,10 @@ class RepresentationTranslation(Objective):
         return torch.where(odd, pad_to(to_source, length), pad_to(to_target, length))
 
     def languages(self, pairs: Pairs) -> Tensor | None:
-        """Return which row of the language embeddings each pair's context and answer take.
+        """Return the rows (B, 2) of the language embeddings for each pair's context and answer.
 
-        Returns:
-            (B, 2) row numbers, for the context and for the answer. Row 0 is the target language.
-            None if only targets are reconstructed, because the head then has no such embeddings.
+        Row 0 is the target language. None if only targets are reconstructed, because the head then
+        has no such embeddings.
         """
         direction = self.config.rtl_direction
         if direction == "source-to-target":
@@ -546,20 +479,12 @@ class RepresentationTranslation(Objective):
 
 
 class MaskedText(NamedTuple):
-    """Rows of text of which some tokens are to be masked and predicted.
+    """Rows of text of which some tokens are to be masked and predicted."""
 
-    Attributes:
-        ids: (R, S) token ids before masking.
-        mask: (R, S), 1 for real tokens.
-        noise: (R, S) random numbers in [0, 1) that choose the masked tokens. They are 1 at special
-            tokens and padding, which are never masked.
-        columns: (R, S) position of each token in its sentence. None means the column numbers.
-    """
-
-    ids: Tensor
-    mask: Tensor
-    noise: Tensor
-    columns: Tensor | None = None
+    ids: Tensor  # (R, S) token ids before masking
+    mask: Tensor  # (R, S), 1 for real tokens
+    noise: Tensor  # (R, S) in [0, 1) choose masked tokens, 1 at special tokens and padding
+    columns: Tensor | None = None  # (R, S) position in the sentence. None: column numbers
 
 
 class MaskedLanguageModelling(Objective):
@@ -615,9 +540,9 @@ class TranslationLanguageModelling(MaskedLanguageModelling):
     title = "translation language modelling (TLM)"
 
     def text(self, pairs: Pairs) -> MaskedText:
-        """Return the text to mask: each source with its target in one row, (B, S_x+S_y-1).
+        """Return rows of a source and its target without CLS: (B, S_x+S_y-1).
 
-        The target has no CLS. Its positions count from its own beginning.
+        The positions of the target count from its own beginning.
         """
         x, y = pairs.source, pairs.target
         ids = torch.cat([x.ids, y.ids[:, 1:]], 1)
@@ -650,10 +575,9 @@ class BagOfWords(Objective):
         return heads
 
     def labels(self, pairs: Pairs, model: nn.Module) -> Tensor:
-        """Return True for each token of the target to predict: (2, B, S_y) bool.
+        """Return True for each token of the target to predict: (2, B, S_y), equal for both vectors.
 
-        Special tokens do not count, nor do tokens outside the target vocabulary. The two groups are
-        equal: one for predicting from the source's vector, one for the target's.
+        Special tokens do not count, nor do tokens outside the target vocabulary.
         """
         ids, mask, _ = pairs.target
         counted = maskable(mask)  # (B, S_y)
@@ -743,12 +667,7 @@ def objectives_of(config: DAPConfig) -> list[Objective]:
 
 
 def needs_of(objectives: Sequence[Objective]) -> frozenset[str]:
-    """Return what several objectives together need from the model.
-
-    Returns:
-        Their `needs`, "mask_token" (its word embedding) if an objective masks, and
-        "target_vocabulary" (its word embeddings) if an objective predicts targets.
-    """
+    """Return what several objectives need from the model: their `needs`, and what heads look up."""
     needs = set()
     for objective in objectives:
         needs |= objective.needs
@@ -784,8 +703,7 @@ def mask_tokens(
 def text_hash(input_ids: Tensor, attention_mask: Tensor) -> Tensor:
     """Return a 64-bit hash of each row's real tokens in their order: (B,) int64.
 
-    Equal texts have equal hashes, however much padding stands on the right. Padding on the left
-    changes the hash. A row without real tokens has hash 0.
+    Padding on the left changes the hash, on the right not. A row without real tokens has hash 0.
 
     >>> a, b = torch.tensor([[5, 6, 7, 0]]), torch.tensor([[5, 6, 7], [6, 5, 7]])
     >>> text_hash(a, (a > 0).long()) == text_hash(b, torch.ones_like(b))
@@ -803,9 +721,8 @@ def text_hash(input_ids: Tensor, attention_mask: Tensor) -> Tensor:
 def maskable(attention_mask: Tensor) -> Tensor:
     """Return True for each real token except the first (CLS) and the last (separator), (B, S) bool.
 
-    >>> maskable(torch.tensor([[1, 1, 1, 0], [1, 1, 1, 1]]))
-    tensor([[False,  True, False, False],
-            [False,  True,  True, False]])
+    >>> maskable(torch.tensor([[1, 1, 1, 0], [1, 1, 1, 1]])).int().tolist()
+    [[0, 1, 0, 0], [0, 1, 1, 0]]
     """
     mask = attention_mask.bool()
     next_is_real = F.pad(mask[:, 1:], (0, 1))  # (B, S)
@@ -818,11 +735,7 @@ def maskable_noise(side: Sentences) -> Tensor:
 
 
 def odd_rows(pairs: Pairs) -> Tensor:
-    """Return True for every second pair of the batch of all processes: (B,) bool.
-
-    These are the pairs with an odd number. Numbers count from 0, through one process's pairs after
-    the other's, so the result does not depend on the number of processes.
-    """
+    """Return True for the pairs (B,) of odd number, counted from 0 through all processes."""
     count = len(pairs.source.ids)
     first = first_row(count) if pairs.first is None else pairs.first
     numbers = torch.arange(count, device=pairs.source.ids.device)

@@ -27,14 +27,7 @@ from dap_transformers.xnli.finetuning import XNLITrainingArguments, fine_tune_an
 
 
 def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
-    """Fine-tune an encoder on XNLI and test it, as the command line says.
-
-    Args:
-        argv: the command line. None takes the process's own.
-
-    Returns:
-        The report that is written to `xnli.json`.
-    """
+    """Fine-tune an encoder on XNLI and test it, as the command line says. Return `xnli.json`."""
     is_first_process = int(os.environ.get("RANK", 0)) == 0
     level = logging.INFO if is_first_process else logging.ERROR
     logging.basicConfig(format="%(message)s", level=level)
@@ -65,11 +58,7 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
 
 
 def summary(content: Mapping[str, Any]) -> str:
-    """Format a report, which may be merged from several seeds, as text for the terminal.
-
-    Returns:
-        A table of the search if there was one, a table by language, and the paper's results.
-    """
+    """Format a report as text: the search if there was one, languages, and the paper's results."""
     parts = []
     if tried := content["settings"]["search"]:
         rows = [[f"{each['learning_rate']:g}", each["dev_accuracy"]] for each in tried]

@@ -62,9 +62,8 @@ class Pooling(NamedTuple):
 def first_tokens(mask: Tensor) -> Tensor:
     """Return True for the first real token of each row: (B, S).
 
-    >>> first_tokens(torch.tensor([[1, 1, 0], [0, 1, 1]]))
-    tensor([[ True, False, False],
-            [False,  True, False]])
+    >>> first_tokens(torch.tensor([[1, 1, 0], [0, 1, 1]])).int().tolist()
+    [[1, 0, 0], [0, 1, 0]]
     """
     return mask.bool() & (mask.cumsum(1) == 1)
 
@@ -72,9 +71,8 @@ def first_tokens(mask: Tensor) -> Tensor:
 def last_tokens(mask: Tensor) -> Tensor:
     """Return True for the last real token of each row: (B, S).
 
-    >>> last_tokens(torch.tensor([[1, 1, 0], [0, 1, 1]]))
-    tensor([[False,  True, False],
-            [False, False,  True]])
+    >>> last_tokens(torch.tensor([[1, 1, 0], [0, 1, 1]])).int().tolist()
+    [[0, 1, 0], [0, 0, 1]]
     """
     return first_tokens(mask.flip(1)).flip(1)
 
@@ -143,11 +141,7 @@ def last_states(
 def sentence_vectors(
     encoder: PreTrainedModel, mask: Tensor, pooling: str, **inputs: Tensor
 ) -> Tensor:
-    """Return the sentence vectors (B, D) of an encoder that takes packed rows.
-
-    The last layer is computed only for the tokens that the pooling reads. Arguments are as in
-    `packed_states`.
-    """
+    """Return sentence vectors (B, D). The last layer computes only the tokens that are read."""
     kind = POOLINGS[pooling]
     read = None if kind.reads is None else kind.reads(mask)
     return kind.pool(packed_states(encoder, mask, inputs, read), mask)
@@ -161,11 +155,7 @@ def padded_states(encoder: PreTrainedModel, mask: Tensor, inputs: dict[str, Tens
 def grouped_states(encoder: PreTrainedModel, mask: Tensor, inputs: dict[str, Tensor]) -> Tensor:
     """Run rows of similar length together, and return the last hidden states (B, S, D) of all.
 
-    The states of padding have no meaning.
-
-    Args:
-        mask: (B, S), 1 for real tokens, padded on the right.
-        inputs: name -> input of the encoder, (B, S) or (B, S, D).
+    The mask (B, S) is padded on the right. The states of padding have no meaning.
     """
     lengths = mask.sum(1).tolist()
     groups = length_groups(lengths, TOKENS_PER_GROUP)
@@ -182,9 +172,7 @@ def grouped_states(encoder: PreTrainedModel, mask: Tensor, inputs: dict[str, Ten
 
 
 def length_groups(lengths: list[int], tokens: int) -> list[list[int]]:
-    """Group the numbers of rows by their length, shortest rows first.
-
-    Once a group has `tokens` tokens, the next longer row begins a new group.
+    """Group rows by length, shortest first. A longer row after `tokens` tokens begins a new group.
 
     >>> length_groups([9, 2, 2, 9, 3], tokens=4)
     [[1, 2], [4, 0, 3]]
@@ -231,10 +219,7 @@ def position_offset(encoder: PreTrainedModel) -> int | None:
 
 
 def absolute_positions(encoder: PreTrainedModel, columns: Tensor | None) -> dict[str, Tensor]:
-    """Return the argument `position_ids` for tokens at `columns` (B, S) of their sentences, from 0.
-
-    It is empty for an encoder without absolute positions, or if `columns` is None.
-    """
+    """Return `position_ids` of tokens at `columns` (B, S), from 0, if the encoder has positions."""
     offset = position_offset(encoder)
     if offset is None or columns is None:
         return {}
@@ -245,10 +230,7 @@ def absolute_positions(encoder: PreTrainedModel, columns: Tensor | None) -> dict
 
 
 def use_packing(encoder: PreTrainedModel) -> None:
-    """Change an encoder in place so that it also takes packed rows, if it runs torch's `sdpa`.
-
-    Padded rows give the same result as before. Other encoders stay unchanged.
-    """
+    """Make an encoder that runs torch's `sdpa` take packed rows as well. Others stay unchanged."""
     if encoder.config._attn_implementation == "sdpa" and encoder._supports_attention_backend:
         encoder.set_attn_implementation(PACKED)
 
@@ -259,19 +241,12 @@ def takes_packed(encoder: PreTrainedModel) -> bool:
 
 
 class Packing(NamedTuple):
-    """Where the tokens of a batch (B, S) come from when its rows are packed, shortest first.
+    """Where the tokens of a batch (B, S) come from when its rows are packed, shortest first."""
 
-    Attributes:
-        index: (T,) position of each packed token in the flattened batch.
-        columns: (1, T) number of real tokens before each token in its row.
-        lengths: number of tokens of each row, in packed order.
-        shape: (B, S).
-    """
-
-    index: Tensor
-    columns: Tensor
-    lengths: list[int]
-    shape: torch.Size
+    index: Tensor  # (T,) position of each packed token in the flattened batch
+    columns: Tensor  # (1, T) number of real tokens before each token in its row
+    lengths: list[int]  # number of tokens of each row, in packed order
+    shape: torch.Size  # (B, S)
 
     def take(self, values: Tensor) -> Tensor:
         """Pack a batch (B, S, ...): return its tokens (1, T, ...)."""
@@ -309,12 +284,7 @@ def pack(*masks: Tensor) -> list[Packing]:
 
 
 def _pack_in_order(mask: Tensor, order: Tensor, lengths: list[int]) -> Packing:
-    """Return the packing of the tokens where a mask is True.
-
-    Args:
-        mask: (B, S) bool.
-        order: (B,) row numbers in packed order.
-    """
+    """Return the packing of the tokens where a mask (B, S) is True, rows in this order (B,)."""
     real = mask[order].flatten()  # (B·S,)
     # The places of the real tokens, by a sort: `nonzero` would wait for a GPU.
     places = real.logical_not().to(torch.uint8).argsort(stable=True)[: sum(lengths)]  # (T,)
@@ -329,11 +299,8 @@ def packed_states(
 ) -> Tensor:
     """Return the last hidden states (B, S, D), computed without padding. Padding has zeros.
 
-    Args:
-        encoder: an encoder for which `takes_packed` is true.
-        mask, read: as in `last_states`.
-        inputs: name -> input of the encoder, (B, S) or (B, S, D). Position ids are added if there
-            are none.
+    The encoder must be one for which `takes_packed` is true. Position ids are added to the inputs,
+    (B, S) or (B, S, D), if there are none. `mask` and `read` are as in `last_states`.
     """
     if read is None or not can_skip_tokens(encoder):
         (packing,) = pack(mask)
@@ -373,10 +340,7 @@ class PassThrough(nn.Module):
 def _packed_inputs(
     encoder: PreTrainedModel, packing: Packing, inputs: dict[str, Tensor]
 ) -> dict[str, Tensor]:
-    """Return an encoder's inputs (B, S, ...) packed as (1, T, ...), with position ids.
-
-    Position ids that are among the inputs are kept.
-    """
+    """Return an encoder's inputs (B, S, ...) packed as (1, T, ...), with position ids."""
     packed = {"position_ids": packing.columns + (position_offset(encoder) or 0)}  # (1, T)
     for name, value in inputs.items():
         packed[name] = packing.take(value)
@@ -393,10 +357,7 @@ def layer_stack(encoder: PreTrainedModel) -> tuple[str, nn.ModuleList]:
 
 
 def can_skip_tokens(encoder: PreTrainedModel) -> bool:
-    """Tell whether an encoder's last layer can be computed for some tokens only.
-
-    This holds for layers like BERT's that see all tokens and are followed by nothing.
-    """
+    """Tell whether the last layer is like BERT's, so that it can be computed for some tokens."""
     config = encoder.config
     if config.model_type not in LIKE_BERT or config.is_decoder:
         return False
@@ -406,12 +367,9 @@ def can_skip_tokens(encoder: PreTrainedModel) -> bool:
 def last_layer_of_some(
     layer: nn.Module, states: Tensor, places: Tensor, arguments: dict[str, Any]
 ) -> Tensor:
-    """Compute the output (1, T', D) of a layer like BERT's for some of the packed tokens.
+    """Compute a layer like BERT's at packed `places` (T',), which see all states (1, T, D).
 
-    Args:
-        states: (1, T, D) states of all packed tokens, which are attended to.
-        places: (T',) numbers of the packed tokens to compute.
-        arguments: result of `attention_arguments` with the tokens to compute as queries.
+    The arguments come from `attention_arguments`, with the tokens to compute as queries.
     """
     attention = layer.attention.self
     if hasattr(layer, "unshard"):  # FSDP keeps shards of a layer that is not called as a whole
@@ -445,14 +403,7 @@ def last_layer_of_some(
 def attention_arguments(
     encoder: PreTrainedModel, keys: Packing, queries: Packing | None = None
 ) -> dict[str, Any]:
-    """Return the keyword arguments that tell an encoder or a layer which tokens belong together.
-
-    They are the arguments of Transformers' flash attention.
-
-    Args:
-        keys: packing of the tokens that are attended to.
-        queries: packing of the tokens that attend to them. None means `keys`.
-    """
+    """Return Transformers' arguments of flash attention. Queries of None are the keys."""
     arguments: dict[str, Any] = {}
     for letter, packing in (("q", queries or keys), ("k", keys)):
         ends = torch.tensor([0, *packing.lengths], dtype=torch.int32)
@@ -479,15 +430,8 @@ def packed_attention(
 ) -> tuple[Tensor, None]:
     """Compute attention for packed or padded rows, as Transformers' attention interface asks.
 
-    With the arguments of `attention_arguments` the rows are packed. Without them they are padded,
-    and this is Transformers' `sdpa`.
-
-    Args:
-        query, key, value: (1, H, T, d) packed, or (B, H, S, d) padded.
-        scaling: factor of the products. None takes 1/sqrt(d).
-
-    Returns:
-        (1, T, H, d) or (B, S, H, d), and None for the attention weights.
+    With the arguments of `attention_arguments` the rows (1, H, T, d) are packed. Otherwise they are
+    padded, (B, H, S, d), and this is Transformers' `sdpa`. `scaling` None is 1/sqrt(d).
     """
     if kwargs.get("cu_seq_lens_q") is None:
         return sdpa_attention_forward(
@@ -540,14 +484,9 @@ def attention_by_length(
 ) -> Tensor:
     """Compute attention (T, H, d) over packed rows, neighbours with equal lengths in one call.
 
-    There is no padding and, without a window, no mask.
-
-    Args:
-        query: (T, H, d), the queries of all rows, one row after another.
-        key, value: (T', H, d), the keys and values of all rows.
-        scaling: factor of the products. None takes 1/sqrt(d).
-        window: a token sees the tokens fewer than this many places away. Then each row must have
-            as many queries as keys. None: all tokens of its row.
+    There is no padding and, without a window, no mask. Queries are (T, H, d). Keys and values are
+    (T', H, d). With a `window`, a token sees the tokens fewer than this many places away, and each
+    row must have as many queries as keys. `scaling` None is 1/sqrt(d).
     """
     lengths = zip(query_lengths, key_lengths, strict=True)
     # Runs of rows that have as many queries and as many keys: (queries, keys, rows).
@@ -574,10 +513,7 @@ def within_window(length: int, window: int, device: torch.device) -> Tensor:
 
 
 def can_use_flash(query: Tensor, key: Tensor, value: Tensor, dropout: float) -> bool:
-    """Tell whether `flash_attention` can compute these packed rows.
-
-    The kernel needs a CUDA GPU and a head size that is a multiple of 8. Torch checks the rest.
-    """
+    """Tell whether `flash_attention` can run: on CUDA, with a head size that is a multiple of 8."""
     if query.device.type != "cuda" or query.shape[-1] % 8:
         return False
     batches = [states.transpose(0, 1).unsqueeze(0) for states in (query, key, value)]

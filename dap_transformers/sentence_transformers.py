@@ -55,16 +55,14 @@ class DAPLoss(CachedLossMixin, nn.Module):
     The columns of the data are source, translation and, optionally, a changed copy of the
     translation as a hard negative. A label is a `language_id`.
 
-    Relations to other losses: with objective `"tr"` it is
-    `MultipleNegativesRankingLoss(scale=20)`, except that duplicates of a pair's own translation
-    are not its negatives. With `mini_batch_size` it is
-    `CachedMultipleNegativesRankingLoss(scale=20, gather_across_devices=True)` with the same
+    Relations to other losses: with objective `"tr"` it is `MultipleNegativesRankingLoss(scale=20)`,
+    except that duplicates of a pair's own translation are not its negatives. With `mini_batch_size`
+    it is `CachedMultipleNegativesRankingLoss(scale=20, gather_across_devices=True)` with the same
     exception.
 
     Gradient caching: with `mini_batch_size`, or with several processes, sentences are encoded
-    twice. Between the two passes only the token states are kept, and the losses are computed from
-    them. TLM and MLM encode their masked text by themselves, so a smaller `mini_batch_size` does
-    not save their memory.
+    twice. Between the two passes only the token states are kept. TLM and MLM encode their masked
+    text by themselves, so a smaller `mini_batch_size` does not save their memory.
 
     Differences from `train-dap`:
 
@@ -72,8 +70,7 @@ class DAPLoss(CachedLossMixin, nn.Module):
     - A Normalize module changes nothing with cosine, and is left out with `tr_similarity="dot"`.
     - `max_grad_norm` limits the gradient of the encoder only, not that of the heads.
     - The heads are saved beside the encoder in each checkpoint. To resume a run, add the callback
-      `KeepHeads(loss)`, which loads them. `loss.dap.save_pretrained(folder)` saves encoder and
-      heads as `train-dap` does.
+      `KeepHeads(loss)`. `loss.dap.save_pretrained(folder)` saves as `train-dap` does.
     - It does not work inside `MatryoshkaLoss`, which would shorten token states. Set
       `tr_matryoshka_dims` in the configuration of `dap` instead.
 
@@ -154,12 +151,8 @@ class DAPLoss(CachedLossMixin, nn.Module):
     ) -> dict[str, Tensor]:
         """Return each objective's loss times its weight, by name such as "tr_loss".
 
-        The trainer adds them up and logs them.
-
-        Args:
-            sentence_features: `input_ids` and `attention_mask` (B, S) of each column: source,
-                target and perhaps a hard negative.
-            labels: (B,) language ids, or None.
+        The trainer adds them up and logs them. The columns are source, target and perhaps a hard
+        negative, each `input_ids` and `attention_mask` (B, S). The labels are language ids (B,).
         """
         texts = list(sentence_features)
         self._check(texts)
@@ -184,10 +177,7 @@ class DAPLoss(CachedLossMixin, nn.Module):
     def _cached_losses(
         self, texts: list[dict[str, Tensor]], labels: Tensor | None
     ) -> dict[str, Tensor]:
-        """Return the result of `forward`, with the library's hook for the second pass.
-
-        The gradient of all losses flows through the first one.
-        """
+        """Return the result of `forward`. All gradients flow through the first loss, in a hook."""
         is_noisy = "noise" in needs_of(self.dap.objectives)
         sides = []
         for text in texts:
@@ -224,10 +214,7 @@ class DAPLoss(CachedLossMixin, nn.Module):
         copy_random_state: bool,
         random_state: RandContext | None = None,
     ) -> tuple[Tensor, RandContext | None]:
-        """Return the token states of some sentences (b, S, D), and the state of random numbers.
-
-        The library's own method returns sentence vectors. The arguments are the same.
-        """
+        """Return the token states of some sentences (b, S, D), and the state of random numbers."""
         rows = {}
         longest = max(1, int(sentence_feature["attention_mask"][begin:end].sum(1).max()))
         for name in ("input_ids", "attention_mask"):
@@ -244,13 +231,10 @@ class DAPLoss(CachedLossMixin, nn.Module):
         *,
         with_backward: bool = False,
     ) -> Tensor:
-        """Compute all losses from the token states of the whole batch.
+        """Compute the weighted sum of all losses from the token states of the whole batch.
 
-        Args:
-            labels: not used, because `forward` has put them into the pairs.
-
-        Returns:
-            The weighted sum of the losses, detached if there were gradients to compute.
+        It is detached if there were gradients to compute. `forward` has put the labels into the
+        pairs.
         """
         pairs = self._pairs
         with autocast_of_trainer():
@@ -300,10 +284,7 @@ class DAPLoss(CachedLossMixin, nn.Module):
         )
 
     def _check(self, texts: list[dict[str, Tensor]]) -> None:
-        """Raise `ValueError` for input that would train something else in silence.
-
-        The heads are missing if a run was resumed without `KeepHeads`.
-        """
+        """Raise `ValueError` for input that would train something else in silence."""
         if self.lacks_heads:
             raise ValueError(
                 "the trainer has loaded the encoder of a checkpoint, but not the heads of this "
@@ -337,22 +318,16 @@ class DAPLoss(CachedLossMixin, nn.Module):
 
 
 def autocast_of_trainer() -> AbstractContextManager:
-    """Return the trainer's autocast, or a context that does nothing.
-
-    accelerate puts its autocast into the SentenceTransformer's forward. The heads run outside it.
-    """
+    """Return the trainer's autocast for the heads, which run outside the model's forward."""
     mixed = AcceleratorState._shared_state and AcceleratorState().mixed_precision != "no"
     return get_mixed_precision_context_manager(True) if mixed else nullcontext()
 
 
 def add_gradients(gradients: list[tuple[nn.Parameter, Tensor]], factor: Tensor) -> None:
-    """Add gradients that were computed before to the `grad` of the weights.
+    """Add gradients, times that of the outer loss by this one (`factor`), to the weights' `grad`.
 
     With several processes, each adds the mean over all of them, as the library's wrapper does with
     the gradients of the encoder.
-
-    Args:
-        factor: gradient of the outer loss by this loss, such as 1 / accumulation steps.
     """
     for weight, gradient in gradients:
         scaled = gradient * factor
