@@ -627,7 +627,10 @@ class DAPForPreTraining(DAPPreTrainedModel):
 
     @torch.no_grad()
     def _try_untested_encoder(self, name: str) -> None:
-        """Raise `ValueError` if an untested encoder's states depend on padding, or its ids differ."""
+        """Raise `ValueError` if an untested encoder computes a row otherwise than by itself.
+
+        This is so if its states depend on padding, or if it embeds ids in another way than words.
+        """
         config = self.config.encoder_config
         if config.model_type in TESTED:
             return

@@ -175,7 +175,10 @@ class Objective:
         self.weight: float = getattr(config, f"{self.name}_weight", 1.0)
 
     def labels(self, pairs: Pairs, model: nn.Module) -> Tensor:
-        """Return True for each label that counts: (G, ...) in G groups. The encoder runs later."""
+        """Return True for each label that counts, (G, ...) for G groups of labels.
+
+        This is called before the encoder runs.
+        """
         raise NotImplementedError
 
     def loss_sum(

@@ -219,7 +219,7 @@ def position_offset(encoder: PreTrainedModel) -> int | None:
 
 
 def absolute_positions(encoder: PreTrainedModel, columns: Tensor | None) -> dict[str, Tensor]:
-    """Return `position_ids` of tokens at `columns` (B, S), from 0, if the encoder has positions."""
+    """Return `position_ids` of tokens at `columns` (B, S), from 0. Empty if there are none."""
     offset = position_offset(encoder)
     if offset is None or columns is None:
         return {}
@@ -403,7 +403,10 @@ def last_layer_of_some(
 def attention_arguments(
     encoder: PreTrainedModel, keys: Packing, queries: Packing | None = None
 ) -> dict[str, Any]:
-    """Return Transformers' arguments of flash attention. Queries of None are the keys."""
+    """Return the arguments of Transformers' flash attention, which tell rows apart.
+
+    `queries` are the tokens that attend to `keys`. None means the same tokens.
+    """
     arguments: dict[str, Any] = {}
     for letter, packing in (("q", queries or keys), ("k", keys)):
         ends = torch.tensor([0, *packing.lengths], dtype=torch.int32)

@@ -64,7 +64,7 @@ def row_blocks(count: int, size: int | None = None) -> Iterator[slice]:
 
 
 def concatenate_on_disk(arrays: Iterable[np.ndarray]) -> np.ndarray:
-    """Concatenate arrays of one dtype along their first axis in a temporary file, one in memory.
+    """Concatenate arrays along their first axis in a temporary file, one of them in memory.
 
     >>> concatenate_on_disk([np.arange(2), np.arange(3)]).tolist()
     [0, 1, 0, 1, 2]

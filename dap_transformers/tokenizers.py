@@ -141,7 +141,7 @@ def require_padding(tokenizer: PreTrainedTokenizerBase, name: str | Path) -> Non
 
 
 def never_predicted(tokenizer: PreTrainedTokenizerBase) -> set[int]:
-    """Return the ids of CLS and padding, unless they are SEP, the end that heads predict."""
+    """Return the ids that no head predicts: CLS and padding, unless one of them is also SEP."""
     ids = {tokenizer.cls_token_id, tokenizer.pad_token_id}
     return ids - {tokenizer.sep_token_id, None}
 

@@ -216,7 +216,7 @@ def _normalised(text: str) -> str:
 
 
 def numbers(text: str) -> Iterator[str]:
-    """Yield copies of the text, each with one number word or last digit other than zero changed.
+    """Yield copies of the text, each with one number changed: its last non-zero digit, or word.
 
     >>> list(numbers("On the 21st, 1,500 came."))
     ['On the 24th, 1,500 came.', 'On the 21st, 8,500 came.', 'On the 21st, 1,600 came.']

@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class WordLinks(Evaluator):
-    """Alignment error rate of the links that an encoder finds in P sentence pairs (`options`)."""
+    """Alignment error rate of the links that an encoder finds in P sentence pairs."""
 
     pairs: Sequence[tuple[str, str]]
     gold: Sequence[GoldLinks]

@@ -224,7 +224,8 @@ def mean_over_step(
 ) -> Tensor:
     """Compute a batch's share of its step's mean cross entropy: logits (B, C), labels (B,).
 
-    The shares of all batches of the step add up to that mean. A step of None has B pairs.
+    The shares of all batches of the step add up to that mean. `num_items_in_batch` is the number of
+    pairs of the whole step. None takes B.
     """
     total = F.cross_entropy(outputs["logits"].float(), labels, reduction="sum")
     return total / (len(labels) if num_items_in_batch is None else num_items_in_batch)
