@@ -120,6 +120,8 @@ class SentenceEncoder:
         self._can_pack = is_known and can_skip_tokens(self.backbone)
         if self._can_pack:
             use_packing(self.backbone)
+        #: How many sentences `encode` has cut so far.
+        self.cut = 0
         #: Commit of the Hub repository that the model was loaded from, if any.
         self.revision: str | None = None
 
@@ -245,7 +247,10 @@ class SentenceEncoder:
         self, sentences: list[str], token_budget: int, bar: tqdm
     ) -> NDArray[np.float32]:
         """Encode at most `CHUNK` distinct sentences, which are tokenised all at once: (N, E)."""
-        input_ids = self._tokenize(sentences)["input_ids"]
+        tokens = self._tokenize(sentences)
+        input_ids = tokens["input_ids"]
+        for row in tokens.encodings or ():
+            self.cut += len(row) == self.max_seq_length and bool(row.overflowing)
         # The bar counts tokens, because the longest sentences come first.
         bar.total += sum(map(len, input_ids))
         device = self.model.device

@@ -33,7 +33,7 @@ from tqdm.auto import tqdm
 
 from dap_transformers.disk_arrays import concatenate_on_disk, temporary_folder
 from dap_transformers.encoding.encoder import Encoder, SentenceEncoder
-from dap_transformers.errors import SHOWN, UserError, joined, one_line
+from dap_transformers.errors import SHOWN, UserError, counted, joined, one_line
 from dap_transformers.files import claimed, disk_full, whole_file
 from dap_transformers.tokenizers import tokenizer_state
 
@@ -196,13 +196,18 @@ def embed_to_disk(
 ) -> np.ndarray:
     """Encode sentences as `write_shards` does, and return their vectors (N, D), mapped into memory.
 
-    Several shards are joined in a temporary file in the folder, which takes their size once more
-    until the result is deleted. In a launch only the first process gets the vectors, and the others
-    get (0, D).
+    A warning tells how many of the sentences that were encoded now were cut. Several shards are
+    joined in a temporary file in the folder, which takes their size once more until the result is
+    deleted. In a launch only the first process gets the vectors, and the others get (0, D).
     """
+    before = encoder.cut
     shards = write_shards(
         encoder, sentences, folder, shard_size, token_budget, progress, where, fingerprint
     )
+    cut = sum(gather_object([encoder.cut - before]))
+    if cut and launched().is_main_process:
+        text = "%s: %s cut after %d tokens (max_seq_length)"
+        logger.warning(text, folder, counted(cut, "sentence"), encoder.max_seq_length)
     if not shards or not launched().is_main_process:
         return encoder.encode([])
     parts = [np.load(shard, mmap_mode="r") for shard in shards]

@@ -49,9 +49,10 @@ class EncoderActor:
         """Return a hash of the encoder's model and settings (`model_fingerprint`)."""
         return self._fingerprint
 
-    def encode(self, piece: Sequence[str], token_budget: int) -> np.ndarray:
-        """Return the vectors (n, D) of the piece's n sentences."""
-        return self.encoder.encode(piece, token_budget)
+    def encode(self, piece: Sequence[str], token_budget: int) -> tuple[np.ndarray, int]:
+        """Return the vectors (n, D) of the piece's n sentences, and how many of them were cut."""
+        self.encoder.cut = 0
+        return self.encoder.encode(piece, token_budget), self.encoder.cut
 
 
 class ClusterEncoder:
@@ -157,7 +158,8 @@ class ClusterEncoder:
             if number is None:
                 self._require_same_model(outcome)
             else:
-                results[number] = outcome
+                results[number], cut = outcome
+                self.encoder.cut += cut
             while due in results:
                 yield results.pop(due)
                 due += 1
@@ -176,7 +178,7 @@ class ClusterEncoder:
     ) -> tuple[Any, int | None, Any]:
         """Wait for the next job that ends, and remove it from `jobs`. Return actor, piece, outcome.
 
-        The outcome is the piece's vectors, or Ray's error if the actor is lost. If the actor has
+        The outcome is what `encode` returned, or Ray's error if the actor is lost. If the actor has
         just started, the piece is None, and the outcome is the fingerprint of its model.
         """
         import ray

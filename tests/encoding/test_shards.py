@@ -71,6 +71,21 @@ def test_vectors_equal_encode(
     assert embed_to_disk(encoder, [], tmp_path / "none").shape == (0, 32)
 
 
+def test_one_warning_counts_the_sentences_that_are_cut(
+    tiny_bert_dir: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    encoder = SentenceEncoder.from_pretrained(str(tiny_bert_dir), "mean")
+    lengths = [len(encoder.tokenizer(text)["input_ids"]) for text in SENTENCES]
+    limit = sorted(lengths)[25]
+    longer = sum(length > limit for length in lengths)
+    assert 0 < longer < sum(length >= limit for length in lengths)  # an exact fit is not cut
+    encoder = SentenceEncoder.from_pretrained(str(tiny_bert_dir), "mean", max_seq_length=limit)
+    embed_to_disk(encoder, SENTENCES, tmp_path, shard_size=10)
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{tmp_path}: {longer} sentences cut after {limit} tokens (max_seq_length)"
+    ]
+
+
 @pytest.mark.parametrize("on_disk", [False, True])
 def test_a_sentence_is_encoded_once_whoever_asks_for_its_vector(
     encoder: SentenceEncoder, on_disk: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
