@@ -7,7 +7,6 @@ Then open http://127.0.0.1:7860/. A text has one sentence per line, pasted or in
 may be `.gz` or `.xz`.
 """
 
-import csv
 import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -213,9 +212,8 @@ def keep(rows: Sequence[Mined], threshold: float) -> tuple[str, list[Mined], str
     kept = [row for row in rows if row.score >= threshold]
     path = Path(tempfile.mkdtemp()) / "mined.tsv"
     with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file, delimiter="\t", lineterminator="\n")
-        writer.writerow(COLUMNS)
-        writer.writerows(kept)
+        for row in (COLUMNS, *kept):  # literal text, as the readers of this project expect it
+            file.write("\t".join(str(cell).replace("\t", " ") for cell in row) + "\n")
     line = f"{len(kept):,} of {len(rows):,} pairs have a score of {threshold:.3f} or more."
     if len(kept) > SHOWN:
         line += f" The table shows the best {SHOWN}, the file has all."

@@ -1,6 +1,5 @@
 """The app in examples/, and the recipes of serve.md."""
 
-import csv
 import gzip
 import importlib.util
 import json
@@ -21,6 +20,7 @@ from transformers import AutoModel
 from dap_transformers.encoding.encoder import SentenceEncoder
 from dap_transformers.errors import UserError
 from dap_transformers.publishing.layout import Options, build
+from dap_transformers.text.formats import BitextFile, read_pairs
 
 
 def load_app() -> ModuleType:
@@ -102,10 +102,8 @@ def test_mined_pairs_have_their_lines_and_the_threshold_keeps_the_better_ones(
     kept = [row for row in rows if row.score >= rows[3].score]
     assert shown == kept
     assert line.startswith(f"{len(kept)} of {len(rows)} pairs")
-    with open(path, encoding="utf-8", newline="") as file:
-        header, *written = csv.reader(file, delimiter="\t")
-    assert header == list(app.Mined._fields) == app.COLUMNS
-    assert written == [[str(value) for value in row] for row in kept]
+    found = read_pairs(BitextFile("de", (path,), "tsv"))
+    assert [tuple(pair.values()) for pair in found] == [row[1:3] for row in kept]
     assert app.keep(rows, 99)[1] == []
 
 
