@@ -30,8 +30,10 @@ COMMANDS = (
     " --output_dir out",
     "eval_retrieval --data_dir text --model dap --embeddings_dir out/vectors"
     " --output_file out/r.json",
-    "dap_transformers.commands.mine text/a.fr text/a.en --model dap --shard_size 5 --output out/pairs",
-    "dap_transformers.commands.mine text/a.fr text/a.en --model dap --shard_size 5 --ray local --output out/pairs",
+    "dap_transformers.commands.mine text/a.fr text/a.en --model dap --shard_size 5"
+    " --output out/pairs",
+    "dap_transformers.commands.mine text/a.fr text/a.en --model dap --shard_size 5 --ray local"
+    " --output out/pairs",
     "run_xnli --data_dir xnli --model_name_or_path model --total_train_batch_size 4"
     f" {STEPS} --output_dir out",
     "dap_transformers.commands.push dap --repo_id user/a --with_heads --dry_run --output_dir out",

@@ -37,8 +37,8 @@ def test_training_and_mining_run_and_lock_their_outputs(
 
     (tmp_path / "a.de").write_text("ban der fin\nloder pusut\n", encoding="utf-8")
     (tmp_path / "a.en").write_text("kaban loder\nmifin pusut\n", encoding="utf-8")
-    mining = ["dap_transformers.commands.mine", tmp_path / "a.de", tmp_path / "a.en", "--model", out]
-    mining += ["--threshold", "0", "--output", tmp_path / "pairs.tsv"]
+    mining = ["dap_transformers.commands.mine", tmp_path / "a.de", tmp_path / "a.en"]
+    mining += ["--model", out, "--threshold", "0", "--output", tmp_path / "pairs.tsv"]
     done = run(*mining)
     assert done.returncode == 0, done.stderr[-2000:]
     assert (tmp_path / "pairs.tsv").is_file()
