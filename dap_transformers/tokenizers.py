@@ -12,7 +12,7 @@ from transformers import (
     PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
 )
-from transformers.utils import cached_file, is_protobuf_available, is_sentencepiece_available
+from transformers.utils import cached_file
 
 from dap_transformers.errors import UserError, reading
 
@@ -23,14 +23,18 @@ PROBE = (
     "Über 12 Façades, don't e-mail: İstanbul ¿qué? Ελλάδα Привет שלום مرحبا नमस्ते ไทย 日本語の漢字 "
     "한국어 ﬁve  ＡＢＣ 😀\u200b x₂ I'M “OK”…"
 )
-#: Names of SentencePiece files. Transformers needs packages to read them.
-SENTENCEPIECE_FILES = ("sentencepiece.bpe.model", "spm.model", "spiece.model", "tokenizer.model")
 
 
 def load_tokenizer(name: str | Path, **hub: Any) -> PreTrainedTokenizerBase:
-    """Load the tokenizer of a folder or Hub id, and check that it works (`as_in_file`)."""
+    """Load the tokenizer of a folder or Hub id, and check that it works.
+
+    It gives the tokens of `tokenizer.json` if there is such a file (`as_in_file`).
+
+    Args:
+        name: folder or Hub id of a model or tokenizer.
+        **hub: arguments of `AutoTokenizer.from_pretrained`, such as `revision`.
+    """
     with reading(f"the tokenizer of {name}"):
-        _require_sentencepiece(name, **hub)
         tokenizer = AutoTokenizer.from_pretrained(name, **hub)
         # Some damage only shows in use.
         int(tokenizer.model_max_length)
@@ -38,21 +42,22 @@ def load_tokenizer(name: str | Path, **hub: Any) -> PreTrainedTokenizerBase:
         tokenizer = as_in_file(tokenizer, name, **hub)
     # Without any files Transformers makes up a tokenizer of special tokens and blanks.
     if len(tokenizer) - len(tokenizer.all_special_ids) < 3:
-        raise UserError(
-            f"{name} holds no tokenizer: add its files, or to train give --tokenizer_name"
-        )
+        raise UserError(f"{name} holds no tokenizer: add its files, or name another")
     return tokenizer
 
 
 def as_in_file(
     tokenizer: PreTrainedTokenizerBase, name: str | Path, **hub: Any
 ) -> PreTrainedTokenizerBase:
-    """Return a tokenizer that gives the tokens of the folder's `tokenizer.json`, if there is one.
+    """Return a tokenizer that gives the same tokens as the folder's `tokenizer.json`.
 
     Transformers builds some tokenizers anew from their vocabulary, by the rules of their class.
     Without a `tokenizer_class` it takes the class of the model, such as WordPiece for BERT, even
-    if the vocabulary was made for other rules. Then a tokenizer is made from the file, with a
-    warning, unless its class comes with the checkpoint.
+    if the vocabulary was made for other rules.
+
+    Returns:
+        The given tokenizer if its tokens are right, if there is no `tokenizer.json`, or if its
+        class comes with the checkpoint. Otherwise a tokenizer made from the file, with a warning.
     """
     is_of_repository = type(tokenizer).__module__.startswith("transformers_modules")
     own_file = _find_file(name, "tokenizer.json", **hub)
@@ -79,26 +84,12 @@ def _find_file(name: str | Path, file: str, **hub: Any) -> str | None:
     return cached_file(name, file, _raise_exceptions_for_missing_entries=False, **where)
 
 
-def _require_sentencepiece(name: str | Path, **hub: Any) -> None:
-    """Raise `UserError` if a tokenizer is only a SentencePiece file that no package here reads."""
-    if is_sentencepiece_available() and is_protobuf_available():
-        return
-    if _find_file(name, "tokenizer.json", **hub):
-        return
-    for file in SENTENCEPIECE_FILES:
-        if _find_file(name, file, **hub):
-            raise UserError(
-                f"the tokenizer of {name} is {file} without a tokenizer.json: pip install "
-                "sentencepiece protobuf to read it"
-            )
-
-
 def _agree(tokenizer: PreTrainedTokenizerBase, own_file: str) -> bool:
-    """Tell whether a tokenizer and its `tokenizer.json` give the same tokens for `PROBE`."""
+    """Tell whether a tokenizer and a `tokenizer.json` give the same tokens for the text `PROBE`."""
     own = Tokenizer.from_file(own_file)
     own.no_truncation()
     own.no_padding()
-    # Those that tokenizer_config.json names in addition.
+    # Tokens that only tokenizer_config.json names.
     own.add_tokens(list(tokenizer.added_tokens_decoder.values()))
     adds_special = own.num_special_tokens_to_add(is_pair=False) > 0
     expected = own.encode(PROBE, add_special_tokens=adds_special).ids
@@ -109,6 +100,10 @@ def require_room(tokenizer: PreTrainedTokenizerBase, max_seq_length: int, prefix
     """Raise `UserError` if the maximum length leaves no room for the text of a sentence.
 
     There must be room for two special tokens, the prefix and one token of text.
+
+    Args:
+        max_seq_length: largest number of tokens of a sentence, with special tokens and prefix.
+        prefix: text before every sentence.
     """
     needed = 3
     if prefix:
@@ -147,7 +142,11 @@ def never_predicted(tokenizer: PreTrainedTokenizerBase) -> set[int]:
 
 
 def forget_calls(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Switch off the padding and truncation of the last call, because saving would store them."""
+    """Switch off the padding and truncation that the last call has set in a fast tokenizer.
+
+    Otherwise saving the tokenizer would save these settings with it. Slow tokenizers are not
+    changed, because they keep no such settings.
+    """
     if tokenizer.is_fast:
         tokenizer.backend_tokenizer.no_padding()
         tokenizer.backend_tokenizer.no_truncation()
@@ -162,8 +161,9 @@ def plain_backend(tokenizer: PreTrainedTokenizerBase) -> Tokenizer:
 
 
 def tokenizer_state(tokenizer: PreTrainedTokenizerBase | Tokenizer) -> str:
-    """Return a text that describes everything that decides a tokenizer's tokens, for caches' keys.
+    """Return a text that describes everything that decides a tokenizer's tokens.
 
+    Tokenizers with the same text give the same tokens, so the text can be part of a cache's key.
     Of a slow tokenizer it has only the class and the vocabulary.
     """
     if isinstance(tokenizer, Tokenizer):

@@ -1,4 +1,4 @@
-"""Find equal pairs and draw samples, by 64-bit hashes of the texts, called keys (`text_keys.py`).
+"""Find equal pairs and draw samples, by 64-bit hashes of the texts, called keys (`languages.py`).
 
 The keys lie in Parquet files. They are processed in ranges of their values, about `RANGE_ROWS` rows
 at a time, so that a few hundred MB of memory are enough for any number of pairs.
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import numpy as np
 import polars as pl
 
-from dap_transformers.text_keys import scramble
+from dap_transformers.languages import scramble
 
 #: Rows whose keys are sorted at a time.
 RANGE_ROWS = 4_000_000

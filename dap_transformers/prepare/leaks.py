@@ -32,8 +32,7 @@ import numpy as np
 import polars as pl
 
 from dap_transformers.files import read_json
-from dap_transformers.languages import code_points, normalise_all
-from dap_transformers.text_keys import text_keys
+from dap_transformers.languages import code_points, normalise_all, text_keys
 
 
 class Band(NamedTuple):
@@ -95,7 +94,7 @@ class LeakIndex:
 
         Args:
             letters: N texts, normalised by `dap_transformers.languages.normalise_all`.
-            keys: their hashes (`dap_transformers.text_keys.text_keys`), uint64 (N,).
+            keys: their hashes (`dap_transformers.languages.text_keys`), uint64 (N,).
 
         Returns:
             A table with one row for each text that was found, in the order of the texts:

@@ -39,7 +39,7 @@ import pyarrow.parquet as pq
 
 from dap_transformers.errors import UserError, counted, joined
 from dap_transformers.files import DiskFullError, read_json, whole_file, whole_folder, write_json
-from dap_transformers.languages import normalise_all
+from dap_transformers.languages import normalise_all, ranks, text_keys
 from dap_transformers.prepare.deduplication import (
     Admission,
     count_distinct,
@@ -52,7 +52,6 @@ from dap_transformers.prepare.leaks import LeakIndex, load_index
 from dap_transformers.prepare.options import PrepareOptions
 from dap_transformers.prepare.run_folder import Plan, RawFile
 from dap_transformers.text.formats import LineAudit, read_tables
-from dap_transformers.text_keys import ranks, text_keys
 
 logger = logging.getLogger(__name__)
 

@@ -4,21 +4,17 @@ A path may lead into a zip archive as if that were a folder:
 `europarl/en-fr.txt.zip/Europarl.en-fr.fr`. Nothing is unpacked to the disk.
 """
 
-import errno
 import gzip
 import io
 import os
-import stat
 import zipfile
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from functools import lru_cache, partial
-from lzma import LZMAError
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
-from dap_transformers.errors import UserError, require_plain_name
+from dap_transformers.errors import UserError, reading, require_plain_name
 
 #: Bytes that a line may have. A longer line is no text and would fill the memory.
 MAX_LINE = 64 << 20
@@ -38,27 +34,18 @@ def open_file(path: str | Path) -> Iterator[io.BufferedReader]:
     Args:
         path: a plain, `.gz` or `.xz` file, or a member of a zip archive: `archive.zip/member`.
             The suffix decides how the content is unpacked.
-
-    Yields:
-        A buffered stream of the unpacked bytes.
     """
     path = Path(path)
-    try:
-        with _open_packed(path) as packed, _unpacked(packed, path.suffix) as stream:
-            yield io.BufferedReader(stream, BUFFER)
-    except (*_damage_errors(), OSError) as error:
-        if isinstance(error, FileNotFoundError) or not _says_damaged(error):
-            raise
-        raise UserError(
-            f"{path}: damaged or truncated compressed file ({error}); fetch it again"
-        ) from error
+    with (
+        _open_packed(path) as packed,
+        reading(path),  # names the file if its packed content is damaged
+        _unpacked(packed, path.suffix) as stream,
+    ):
+        yield io.BufferedReader(stream, BUFFER)
 
 
 def _open_packed(path: Path) -> BinaryIO:
-    """Open a file, or a member of a zip archive, as a stream of bytes.
-
-    A file that is packed as gz or xz is not unpacked here.
-    """
+    """Open a file, or a member of a zip archive, without unpacking gz or xz."""
     archive = disk_path(path)
     if archive == path:
         return open(path, "rb")
@@ -66,55 +53,25 @@ def _open_packed(path: Path) -> BinaryIO:
     opened, members = _open_archive(archive)
     if member not in members:
         raise FileNotFoundError(f"{archive}: holds no member {member!r}")
-    return opened.open(members[member])
+    with reading(path):
+        return opened.open(members[member])
 
 
 def _unpacked(packed: BinaryIO, suffix: str) -> Any:
     """Return a context manager whose value is the unpacked content of a stream."""
     if suffix == ".gz":
         return gzip.open(packed)
-    if suffix == ".xz":
-        return _open_xz(packed)
-    return nullcontext(packed)
+    if suffix != ".xz":
+        return nullcontext(packed)
 
-
-def _open_xz(packed: BinaryIO) -> Any:
-    """Return a stream with the unpacked content of an .xz file.
-
-    Such a file may consist of several xz streams. `lzma.open` would end without an error at the
-    first padding between two of them.
-    """
+    # An .xz file may consist of several streams. `lzma.open` would end without an error at the
+    # first padding between two of them.
     from xz import XZFile
 
     class BufferedXZFile(XZFile, io.BufferedIOBase):
         """An `XZFile` with the method `readinto`, which `io.BufferedReader` needs."""
 
     return BufferedXZFile(packed)
-
-
-def _damage_errors() -> tuple[type[Exception], ...]:
-    """Return the classes of errors that mean a damaged file, apart from `OSError`."""
-    from xz import XZError
-
-    return (
-        EOFError,
-        LZMAError,
-        NotImplementedError,
-        UnicodeDecodeError,  # the name of a member
-        XZError,
-        gzip.BadGzipFile,
-        zipfile.BadZipFile,
-        zlib.error,
-    )
-
-
-def _says_damaged(error: Exception) -> bool:
-    """Tell whether an error is about a file's content, and not about the file system.
-
-    For a damaged file, libraries raise errors without an error number (`errno`), or with EINVAL (a
-    position before the file's start). Any other number comes from the file system.
-    """
-    return getattr(error, "errno", None) in (None, errno.EINVAL)
 
 
 def disk_path(path: str | Path) -> Path:
@@ -134,24 +91,16 @@ def list_folder(folder: Path, start: str = "") -> list[Path]:
     """List the files in a folder, sorted, without its subfolders.
 
     Args:
-        folder: the folder.
         start: list only files whose names begin with it. If it is empty, hidden files are left
             out, because editors and macOS put some beside others.
     """
     files = []
     for path in sorted(folder.iterdir()):
-        if not path.name.startswith(start):
+        is_hidden = path.name.startswith(".") and not start
+        if is_hidden or not path.name.startswith(start) or path.is_dir():
             continue
-        if path.name.startswith(".") and not start:
-            continue
-        try:
-            mode = path.stat().st_mode
-        except OSError as error:  # a link to nothing or to itself
-            raise UserError(f"{path}: {error.strerror}; repair or remove it") from error
-        if stat.S_ISDIR(mode):
-            continue
-        if not stat.S_ISREG(mode) or not os.access(path, os.R_OK):
-            raise UserError(f"{path} cannot be read as a file: allow reading it, or move it away")
+        if not path.is_file():
+            raise UserError(f"{path} is a pipe, or a link to nothing: repair or remove it")
         require_plain_name(path)
         files.append(path)
     return files
@@ -161,21 +110,13 @@ def list_folder(folder: Path, start: str = "") -> list[Path]:
 
 
 def list_archive(archive: Path) -> list[Path]:
-    """List the files in a zip archive, sorted, without files whose names begin with a dot.
+    """List the files in a zip archive as paths such as `archive.zip/member`, sorted.
 
-    Args:
-        archive: path of the archive.
-
-    Returns:
-        Paths such as `archive.zip/member`.
+    Files whose names begin with a dot are left out.
     """
-    paths = []
     _, members = _open_archive(archive)
-    for name in members:
-        path = archive / name
-        if not path.name.startswith("."):
-            paths.append(path)
-    return sorted(paths)
+    paths = [archive / name for name in members]
+    return sorted(path for path in paths if not path.name.startswith("."))
 
 
 #: An open archive, and its files by their path within it.
@@ -187,47 +128,24 @@ def _open_archive(archive: Path) -> OpenArchive:
 
     An archive that has changed since then is opened again. A forked process opens it itself,
     because it would share the position in the file with its parent.
-
-    Returns:
-        The open archive, and the entry of each member that is a file, by the member's name.
     """
     state = archive.stat()
     version = (state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns)
-    return _open_checked(archive, *version, os.getpid())
+    return _open_version(archive, *version, os.getpid())
 
 
 @lru_cache(maxsize=64)  # otherwise the table of an archive would be read for each of its members
-def _open_checked(archive: Path, *state: int) -> OpenArchive:
-    """Open a zip archive and check its members. The result is cached.
-
-    Returns:
-        The open archive, and the entry of each member that is a file, by the member's name.
-    """
-    try:
+def _open_version(archive: Path, *_state: int) -> OpenArchive:
+    """Open a zip archive and list its files. The result is cached."""
+    with reading(archive):
         opened = zipfile.ZipFile(archive)
-    except (zipfile.BadZipFile, ValueError, NotImplementedError, OSError) as error:
-        if not _says_damaged(error):
-            raise
-        raise UserError(
-            f"{archive}: damaged or truncated zip archive ({error}); fetch it again"
-        ) from error
 
     members = {}
     for member in opened.infolist():
-        if not member.filename:
-            raise UserError(f"{archive}: a member has no name; repack it")
-        name = PurePosixPath(member.filename)
-        shown = f"{archive}: its member {str(name)!r}"
-        if name.is_absolute() or ".." in name.parts:
-            raise UserError(f"{shown} has a path outside the archive's folder; repack it")
-        if member.flag_bits & 1:
-            raise UserError(f"{shown} is encrypted; unpack it by hand")
-        if member.is_dir():
-            continue
-        if str(name) in members:
-            raise UserError(f"{shown} occurs twice; repack it")
-        require_plain_name(archive / name)
-        members[str(name)] = member
+        if not member.is_dir():
+            name = str(PurePosixPath(member.filename.lstrip("/")))
+            require_plain_name(archive / name)
+            members[name] = member
     return opened, members
 
 
@@ -275,16 +193,7 @@ def decode_line(line: bytes) -> str:
     if b"\r" in line:
         offset = line.index(b"\r")
         raise UserError(f"carriage return at offset {offset}, within the line: tr '\\r' ' '")
-    return decode(line)
-
-
-def decode(text: bytes) -> str:
-    """Return bytes in UTF-8 as text."""
-    try:
-        return text.decode()
-    except UnicodeDecodeError as error:
-        byte = text[error.start]
-        raise UserError(f"invalid UTF-8: byte 0x{byte:02x} at offset {error.start}") from error
+    return line.decode()
 
 
 def read_sentences(path: str | Path) -> Iterator[str]:

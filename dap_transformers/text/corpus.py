@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
@@ -50,7 +50,6 @@ def load_bitext(
     max_bad_lines: float = 0.001,
     target_language: str = "en",
     cache_dir: str | Path | None = None,
-    columns: Sequence[int] | None = None,
 ) -> dict[str, "Dataset"] | dict[str, "IterableDataset"]:
     """Load one dataset per language, with the columns `source` and `target`.
 
@@ -68,7 +67,6 @@ def load_bitext(
         max_bad_lines: share of a file's lines that may be malformed, 0 to 1. They are skipped.
         target_language: code of the targets' language.
         cache_dir: folder of the Arrow files. Default: `dap` in `HF_DATASETS_CACHE`.
-        columns: the columns of source and target in TSV files, from 1. None: the first two.
 
     Returns:
         Source language code -> dataset. It is an `IterableDataset` if `streaming` is True.
@@ -76,7 +74,7 @@ def load_bitext(
     from datasets import concatenate_datasets
     from datasets import config as datasets_config
 
-    found = find_bitext(paths, target_language, columns)
+    found = find_bitext(paths, target_language)
     if streaming:
         return {language: _stream(files, max_bad_lines) for language, files in found.items()}
 
@@ -103,11 +101,10 @@ def _stream(files: list[BitextFile], max_bad_lines: float) -> "IterableDataset":
     common_folder = os.path.commonpath(folders) if folders else ""
     shards = []
     for file in files:
-        prefix = ""
-        if len(files) > 1 and file.format == "hub":
-            prefix = f"{file}:"
-        elif len(files) > 1:
-            prefix = f"{os.path.relpath(file.paths[0], common_folder)}:"
+        name = str(file)
+        if file.format != "hub":
+            name = os.path.relpath(file.paths[0], common_folder)
+        prefix = f"{name}:" if len(files) > 1 else ""
         shards.append((replace(file, streaming=True), prefix))
 
     return IterableDataset.from_generator(
@@ -131,17 +128,13 @@ def _load_cached(file: BitextFile, max_bad_lines: float, folder: Path) -> "Datas
 
     The name of the Arrow file has a hash of everything that decides its content: the arguments and
     the content of the text. So changed text gives another file.
-
-    Returns:
-        A dataset with the columns `source` and `target`.
     """
     from datasets import Dataset
 
-    state: list[Any] = []
     if file.format == "hub":
-        state.append(hub_dataset(file.paths[0], file.config, False)._fingerprint)
+        state = [hub_dataset(file.paths[0], file.config, False)._fingerprint]
     else:
-        state += [content_digest(disk_path(path)) for path in file.paths]
+        state = [content_digest(disk_path(path)) for path in file.paths]
     shaping = repr((CACHE_VERSION, file, max_bad_lines, state))
     key = hashlib.sha256(shaping.encode()).hexdigest()[:16]
 

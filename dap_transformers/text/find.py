@@ -18,16 +18,15 @@ import logging
 import os
 import re
 from collections.abc import Collection, Sequence
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-from dap_transformers.errors import SHOWN, UserError, refusals
+from dap_transformers.errors import SHOWN, UserError
 from dap_transformers.files import COMPRESSORS, plain_suffix
 from dap_transformers.languages import ISO3, NAMES, base_language
 from dap_transformers.text.archives import disk_path, list_archive, list_folder
 from dap_transformers.text.formats import FORMATS, BitextFile, hub_dataset
-from dap_transformers.text.tmx_po import catalogue_language, memory_languages
+from dap_transformers.text.tmx_po import catalogue_language, language_in, memory_languages
 
 logger = logging.getLogger(__name__)
 _warn_once = cache(logger.warning)
@@ -62,40 +61,30 @@ _MOSES_SIDE = re.compile(rf"(.+)\.(?!gz$|xz$)({_LANGUAGE}){_ENDING}")
 MosesSides = dict[tuple[Path, str], dict[Path, str]]
 
 
-def named_formats() -> list[str]:
-    """Return the names of the formats whose file names tell both languages, such as "tsv".
-
-    A function returns them, because users may add formats to `FORMATS`.
-    """
-    return [name for name, each in FORMATS.items() if each.languages_in_name]
+def _named_formats(*others: str) -> str:
+    """Return a pattern of the formats whose names tell both languages, and of other endings."""
+    named = [name for name, each in FORMATS.items() if each.languages_in_name]
+    return "|".join(map(re.escape, [*named, *others]))
 
 
 def describe_layouts() -> str:
     """Return a text for error messages that lists the file names which `find_bitext` finds."""
-    tables = ", ".join(f"{{xx}}-en.{name}" for name in named_formats())
     return (
-        f"{tables}, Moses pairs name.{{xx}} + name.en, *.tmx, {{xx}}.po, with .gz or .xz, or *.zip "
-        "of these ({xx}: a language code of 2 or 3 letters; the second code is the target language)"
+        f"{{xx}}-en.({_named_formats()}), Moses pairs name.{{xx}} + name.en, *.tmx, {{xx}}.po, "
+        "with .gz or .xz, or *.zip of these ({xx}: a language code of 2 or 3 letters; the second "
+        "code is the target language)"
     )
 
 
 def _languages_in_name(name: str) -> tuple[str, str] | None:
-    """Return the codes (source, target) in a file name such as `news.de-en.tsv.gz`.
-
-    Regions and scripts are dropped. Returns None for a name that does not end in two languages
-    and one of `named_formats`.
-    """
-    formats = "|".join(map(re.escape, named_formats()))
-    match = re.fullmatch(
-        rf"(?:.*?[._-])??({_LANGUAGE})-({_LANGUAGE})\.(?:{formats}){_ENDING}", name
-    )
+    """Return the codes (source, target) in a name such as `news.de-en.tsv.gz`, or None."""
+    pair = rf"(?:.*?[._-])??({_LANGUAGE})-({_LANGUAGE})\.(?:{_named_formats()}){_ENDING}"
+    match = re.fullmatch(pair, name)
     return (base_language(match[1]), base_language(match[2])) if match else None
 
 
 def find_bitext(
-    paths: str | Path | Sequence[str | Path],
-    target_language: str = "en",
-    columns: Sequence[int] | None = None,
+    paths: str | Path | Sequence[str | Path], target_language: str = "en"
 ) -> dict[str, list[BitextFile]]:
     """Find the files with parallel text, and group them by source language.
 
@@ -106,23 +95,14 @@ def find_bitext(
             except `train/` if the folder itself holds no text. A Hub dataset is looked for only
             if there is no such path and the name has the form `user/name[:config]`.
         target_language: code of the targets' language.
-        columns: the columns of source and target in TSV files, from 1. None: the first two.
 
     Returns:
         Source language code -> files. The languages are sorted, and each file occurs once.
     """
     given = [str(path) for path in ([paths] if isinstance(paths, str | Path) else paths)]
     if not given:
-        raise UserError(
-            f"no parallel text is given; name files or folders of {describe_layouts()}, or a Hub "
-            "dataset id"
-        )
-    with refusals("target language"):
-        target = base_language(target_language)
-    if columns is not None and (len(set(columns)) != 2 or len(columns) != 2 or min(columns) < 1):
-        given = " ".join(map(str, columns))
-        raise UserError(f"--columns {given}: give two columns from 1, source and target, as 2 3")
-
+        raise UserError(f"no parallel text is given: name files or folders of {describe_layouts()}")
+    target = base_language(target_language)
     absolute = [Path(os.path.abspath(Path(path).expanduser())) for path in given]
     files: dict[BitextFile, None] = {}  # a set that keeps the order
     for name, path in zip(given, absolute):
@@ -130,8 +110,6 @@ def find_bitext(
 
     found: dict[str, list[BitextFile]] = {}
     for file in sorted(files, key=lambda file: file.language):
-        if columns is not None and file.format == "tsv":
-            file = replace(file, columns=tuple(columns))
         found.setdefault(file.language, []).append(file)
     for language in found.keys() - NAMES.keys():
         name = str(found[language][0])
@@ -140,11 +118,7 @@ def find_bitext(
 
 
 def _files_of(given: str, path: Path, all_paths: Collection[Path], target: str) -> list[BitextFile]:
-    """Find the parallel text at one of the paths that `find_bitext` is given.
-
-    Returns:
-        At least one file.
-    """
+    """Find the parallel text at one of the paths that `find_bitext` is given, at least one file."""
     if path.is_dir() or (path.is_file() and path.suffix == ".zip"):
         return _files_in_folder(path, target)
     if path.is_file():
@@ -175,57 +149,25 @@ def _files_in_folder(folder: Path, target: str) -> list[BitextFile]:
     if not files and (folder / "train").is_dir():  # the layout of `prepare-data` and `datasets`
         return _files_in_folder(folder / "train", target)
     if not files:
-        raise UserError(_describe_folder_without_text(folder, paths, target))
+        names = ", ".join(path.name for path in paths[:SHOWN]) or "nothing"
+        raise UserError(
+            f"{folder}: no file is named for a language and the target {target!r}, such as "
+            f"de-{target}.tsv; it holds {names}; expected {describe_layouts()}; subfolders are not "
+            "searched, give them instead"
+        )
 
     used = set()
     for file in files:
         for path in file.paths:
             used |= {Path(path), disk_path(path)}
-    _require_no_packed_copy(used)
-    _warn_of_unused_text(paths, used, target)
-    return files
-
-
-def _describe_folder_without_text(folder: Path, paths: Sequence[Path], target: str) -> str:
-    """Return the error message for a folder without parallel text.
-
-    It names a few of the files and subfolders that the folder has instead.
-    """
-    names = ", ".join(path.name for path in paths[:SHOWN]) or "nothing"
-    message = (
-        f"{folder}: no file is named for a language and the target {target!r}, such as "
-        f"de-{target}.tsv; it holds {names}; expected {describe_layouts()}"
-    )
-    if folder.is_dir():
-        subfolders = sorted(f"{path}/" for path in folder.iterdir() if path.is_dir())
-        if subfolders:
-            message += f"; subfolders are not searched, give {' or '.join(subfolders[:SHOWN])}"
-    return message
-
-
-def _require_no_packed_copy(used: set[Path]) -> None:
-    """Raise `UserError` if a file and its packed copy (`.gz`, `.xz`) are both among the files."""
     for path in sorted(used):
         plain = path.with_suffix("")
         if path.suffix in COMPRESSORS and plain in used:
             raise UserError(f"{plain} and {path} are the same text twice: keep one of them")
-
-
-def _warn_of_unused_text(paths: Sequence[Path], used: set[Path], target: str) -> None:
-    """Warn of files and archives that look like parallel text but are not read."""
-    candidates: dict[Path, None] = {}
-    for path in paths:
-        candidates[disk_path(path)] = None
-        candidates[path] = None
-    for path in candidates:
+    for path in dict.fromkeys([*map(disk_path, paths), *paths]):
         if path not in used and _looks_parallel(path.name):
-            logger.warning(
-                "%s is left out: its name or content tells no language beside %r, or it is packed "
-                "in another way than %s",
-                path,
-                target,
-                describe_layouts(),
-            )
+            logger.warning("%s is left out: expected %s", path, describe_layouts())
+    return files
 
 
 def _looks_parallel(name: str) -> bool:
@@ -233,7 +175,7 @@ def _looks_parallel(name: str) -> bool:
 
     Such forms are unknown packing (`.bz2`) and tables of other kinds (`de-en.csv`).
     """
-    formats = "|".join(map(re.escape, [*named_formats(), "tmx", "po", "zip"]))
+    formats = _named_formats("tmx", "po", "zip")
     if re.fullmatch(rf"(?i:.*\.(?:{formats})(?:\.(?:gz|xz|bz2|zst|lz4|7z))?)", name):
         return True
     if re.fullmatch(rf"(?:.*[._-])?{_LANGUAGE}-{_LANGUAGE}\.(?:txt|csv|json){_ENDING}", name):
@@ -272,10 +214,6 @@ def _files_at(path: Path, all_paths: Collection[Path], target: str) -> list[Bite
     A Moses pair is two files, such as `news.de` and `news.en`, whose lines translate each other.
     A target side may have several source sides. It stands for its pairs with those that are also
     given. If none is given, it stands for its pairs with all that are in its folder.
-
-    Returns:
-        At least one file. A TMX file or a Moses target side may give several, one for each
-        language.
     """
     side = _moses_side(path.name)
     beside = list_folder(path.parent, f"{side[0]}.") if side else []
@@ -283,19 +221,14 @@ def _files_at(path: Path, all_paths: Collection[Path], target: str) -> list[Bite
     files = _classify(path, target, sides)
     if files:
         return files
-    if plain_suffix(path) in (".tmx", ".po"):
-        raise UserError(
-            f"{path}: states no language beside {target!r} (xml:lang, or Language: in PO)"
-        )
-
     for source_side in beside:
         for file in _moses_pair(source_side, target, sides):
             if str(path) in file.paths:
                 files.append(file)
     if not files:
         raise UserError(
-            f"{path}: the name does not tell the languages, or its other side is absent; rename "
-            f"the file, for example to de-{target}.tsv for German. Expected {describe_layouts()}"
+            f"{path}: neither name nor content tells a language beside {target!r}, or its other "
+            f"side is absent. Expected {describe_layouts()}"
         )
     given = [file for file in files if Path(file.paths[0]) in all_paths]
     return given or files
@@ -335,8 +268,7 @@ def _po_source_language(path: Path) -> str:
     elif code is None:
         match = _PO_NAME.fullmatch(path.name)
         code = match[1] if match else "en"
-    with refusals(str(path)):
-        return base_language(code)
+    return language_in(path, code)
 
 
 def _moses_side(name: str) -> tuple[str, str] | None:

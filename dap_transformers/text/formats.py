@@ -32,8 +32,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dap_transformers.errors import SHOWN, UserError, counted, reading
-from dap_transformers.languages import NAMES, base_language, is_blank
-from dap_transformers.text.archives import decode, decode_line, read_lines
+from dap_transformers.languages import base_language, is_blank
+from dap_transformers.text.archives import decode_line, read_lines
 from dap_transformers.text.tmx_po import catalogue_pairs, memory_pairs
 
 if TYPE_CHECKING:
@@ -51,6 +51,8 @@ SIDES = ("source", "target")
 #: text that makes a column one of numbers, ids or addresses.
 JUDGED_LINES = 100
 NO_TEXT_SHARE = 0.9
+#: Characters of a cell that are judged.
+_JUDGED = 200
 #: A cell without text: a number, one ASCII "word" with a digit (2019-05-01, de-000017), an address.
 _NO_TEXT = re.compile(
     r"[\W\d]*\d[\W\d]*"
@@ -58,13 +60,8 @@ _NO_TEXT = re.compile(
     r"|(?:[A-Za-z][A-Za-z+.-]*://|(?i:www)\.|mailto:)\S+"
     r"|[\w-]+(?:\.[\w-]+)+/\S*"
 )
-#: First line of a table that mining has written, and its columns of sentences, from 1.
+#: First line of a table that mining has written. Its sentences are in the second and third column.
 MINED_HEADER = b"score\tsource\ttarget\tsource_line\ttarget_line"
-MINED_COLUMNS = (2, 3)
-#: Characters of a cell that are judged.
-_JUDGED = 200
-#: Names of columns beside codes and names of languages, in lower case.
-_COLUMN_NAMES = {"source", "target", "src", "tgt", "trg", "sentence1", "sentence2"}
 
 #: Columns of the tables. `line` counts from 1: lines, units of TMX, or rows of Parquet and the Hub.
 TABLE = pa.schema({"line": pa.int64(), "source": pa.string(), "target": pa.string()})
@@ -86,7 +83,6 @@ class BitextFile:
         target_language: the target language.
         config: the configuration of a Hub dataset. None for files.
         streaming: read a Hub dataset without downloading it first.
-        columns: the columns of source and target in a TSV file, from 1. None: the first two.
     """
 
     language: str
@@ -95,7 +91,6 @@ class BitextFile:
     target_language: str = "en"
     config: str | None = None
     streaming: bool = False
-    columns: tuple[int, int] | None = None
 
     def __str__(self) -> str:
         name = " + ".join(self.paths)
@@ -107,13 +102,13 @@ class TSVLine(NamedTuple):
 
     Attributes:
         content: the line's bytes, without its end.
-        count: number of columns that most of the file's first lines have. 0 if none has a tab.
-        columns: the columns of source and target, from 1. None: the first two.
+        count: number of columns that most of the file's first lines have, at least 2.
+        first: index of the source's column, from 0. The target's column follows it.
     """
 
     content: bytes
     count: int
-    columns: tuple[int, int] | None
+    first: int
 
 
 @dataclass(frozen=True)
@@ -156,11 +151,7 @@ class LineAudit:
         self._quoted: list[str] = []
 
     def reject(self, reason: object) -> None:
-        """Count the current line of the file as bad. The first bad lines are logged as warnings.
-
-        Args:
-            reason: what is wrong with the line, for the log.
-        """
+        """Count the current line of the file as bad. The first ones are logged as warnings."""
         self.bad += 1
         log = logger.debug  # below the level of all commands: a file may have thousands
         if self.bad <= SHOWN:
@@ -170,22 +161,15 @@ class LineAudit:
         self.judge(max(self.lines, JUDGE_AFTER))
 
     def judge(self, lines: int) -> None:
-        """Raise `UserError` if there are more bad lines so far than `max_bad_lines` allows.
-
-        Args:
-            lines: number of lines that the share `max_bad_lines` refers to.
-        """
+        """Raise `UserError` if more lines are bad so far than `max_bad_lines` allows of `lines`."""
         if self.bad <= self.limit * lines:
             return
-        quoted = list(self._quoted)
+        quoted = "; ".join(self._quoted)
         if self.bad > SHOWN:
-            quoted.append("…")
-        remedy = "repair the file"
-        if self.limit > 0:
-            remedy += ", or skip more lines, such as a tenth by --max_bad_lines 0.1"
+            quoted += "; …"
         raise UserError(
             f"{self.file}: {self.bad} of the first {self.lines} lines are bad, more than "
-            f"max_bad_lines={self.limit:g} allows ({'; '.join(quoted)}); {remedy}"
+            f"max_bad_lines={self.limit:g} allows ({quoted}); repair the file, or allow more"
         )
 
     def finish(self) -> None:
@@ -226,7 +210,9 @@ def read_tables(file: BitextFile, audit: LineAudit) -> Iterator[pa.Table]:
             audit.lines = line
             try:
                 source, target = file_format.parse(content)
-                _require_no_empty_side(source, target)
+                for name, side in zip(SIDES, (source, target)):
+                    if is_blank(side):
+                        raise UserError(f"empty {name} side")
             except (ValueError, RecursionError) as error:  # RecursionError: deeply nested JSON
                 audit.reject(error)
                 continue
@@ -242,14 +228,6 @@ def read_tables(file: BitextFile, audit: LineAudit) -> Iterator[pa.Table]:
         raise UserError(f"{file}: holds no pair of language {file.language!r}; remove or fill it")
 
 
-def _require_no_empty_side(source: str, target: str) -> None:
-    """Raise `UserError` if a side of a pair holds nothing that a reader sees."""
-    if is_blank(source):
-        raise UserError("empty source side")
-    if is_blank(target):
-        raise UserError("empty target side")
-
-
 # ------------------------------------------------------------------------------ lines of text
 
 
@@ -261,97 +239,45 @@ def read_numbered_lines(file: BitextFile) -> Numbered:
     return enumerate(read_lines(file.paths[0]), 1)
 
 
-def read_tsv(file: BitextFile) -> Iterator[tuple[int, "TSVLine"]]:
+def read_tsv(file: BitextFile) -> Iterator[tuple[int, TSVLine]]:
     """Yield (number, `TSVLine`) of each line of a TSV file. Numbers start at 1.
 
-    In a table that mining has written, the header is left out and the sentences are found. In other
-    files a warning tells if the first line holds column names, or if a cell has the quotes of CSV.
-    Both are read as text.
+    The header of a table that mining has written is left out.
     """
     lines = read_lines(file.paths[0])
-    first_lines = list(islice(lines, JUDGED_LINES))
-    first = 1
-    columns = file.columns
-    if first_lines[:1] == [MINED_HEADER]:
-        first = 2
-        columns = MINED_COLUMNS
-        first_lines.pop(0)
-    elif first_lines:
-        _warn_of_column_names(file, first_lines[0])
-    if columns is None:
-        _require_text(file, first_lines)
-    is_warned = columns is MINED_COLUMNS
-    counts = Counter(line.count(b"\t") + 1 for line in first_lines if b"\t" in line)
-    count = max(counts, key=counts.__getitem__, default=0)
-    for number, line in enumerate(chain(first_lines, lines), first):
-        if not is_warned and b'""' in line and _has_csv_quotes(line):
-            is_warned = True
-            text = (
-                "%s, line %d: a cell has the quotes of CSV, and they become part of the text; "
-                "write the pairs as Parquet or JSON lines instead"
-            )
-            _warn_once(text, file, number)
-        yield number, TSVLine(line, count, columns)
-
-
-def _warn_of_column_names(file: BitextFile, line: bytes) -> None:
-    """Log a warning if the first line of a TSV file seems to name the columns of the two texts."""
-    cells = line.decode(errors="replace").split("\t")
-    numbers = file.columns or (1, 2)
-    if len(cells) < max(numbers):
-        return
-    chosen = [cells[number - 1].strip() for number in numbers]
-    known = _COLUMN_NAMES | set(NAMES) | {name.lower() for name in NAMES.values()}
-    if all(cell.lower() in known for cell in chosen):
-        text = "%s, line 1 is read as a pair (%r, %r); remove it if it names the columns"
-        _warn_once(text, file, *chosen)
-
-
-def _has_csv_quotes(line: bytes) -> bool:
-    """Tell whether a cell is in quotes and has doubled quotes inside, as CSV writes them."""
-    for cell in line.split(b"\t"):
-        inner = cell[1:-1]
-        is_quoted = len(cell) > 2 and cell.startswith(b'"') and cell.endswith(b'"')
-        if is_quoted and b'""' in inner and b'"' not in inner.replace(b'""', b""):
-            return True
-    return False
+    head = list(islice(lines, JUDGED_LINES))
+    is_mined = head[:1] == [MINED_HEADER]
+    if is_mined:
+        head.pop(0)
+    else:
+        _require_text(file, head)
+    counts = Counter(line.count(b"\t") + 1 for line in head if b"\t" in line)
+    count = max(counts, key=counts.__getitem__, default=2)
+    for number, line in enumerate(chain(head, lines), 1 + is_mined):
+        yield number, TSVLine(line, count, int(is_mined))
 
 
 def _require_text(file: BitextFile, lines: Sequence[bytes]) -> None:
-    """Raise `UserError` if the first or second column holds numbers, ids or addresses.
-
-    This is so if at least 90% of the column's cells in the given lines are of this kind.
-    """
+    """Raise `UserError` if at least 90% of the first or second column's cells hold no text."""
     rows = [line.decode(errors="replace").split("\t") for line in lines]
     for column in (0, 1):
         cells = [row[column].strip()[:_JUDGED] for row in rows if len(row) > column]
         no_text = [cell for cell in cells if _NO_TEXT.fullmatch(cell)]
         is_all = len(no_text) == len(cells)
-        is_most = len(no_text) >= max(2, NO_TEXT_SHARE * (len(cells) - 1))
+        is_most = len(no_text) >= max(2, NO_TEXT_SHARE * (len(cells) - 1))  # -1: a header
         if no_text and (is_all or is_most):
             raise UserError(
                 f"{file}: column {column + 1} holds numbers or addresses ({no_text[0]!r}), no "
-                "text; choose the columns of source and target, such as --columns 2 3"
+                "text; keep only the columns of source and target: cut -f2,3"
             )
 
 
 def parse_tsv(line: TSVLine) -> Sequence[str]:
     """Return [source, target] of a line of a TSV file."""
     cells = decode_line(line.content).split("\t")
-    if line.columns:
-        if len(cells) < max(line.columns):
-            chosen = " ".join(map(str, line.columns))
-            found = counted(len(cells), "column")
-            raise UserError(f"{found}, but --columns {chosen} are asked for")
-        return [cells[column - 1] for column in line.columns]
-    if len(cells) < 2:
-        raise UserError("one column, expected source<TAB>target")
     if len(cells) != line.count:
-        raise UserError(
-            f"{len(cells)} columns, but other lines have {line.count}; choose those of source and "
-            "target, such as --columns 1 2"
-        )
-    return cells[:2]
+        raise UserError(f"{counted(len(cells), 'column')}, expected {line.count}")
+    return cells[line.first : line.first + 2]
 
 
 def parse_json(line: bytes) -> Sequence[str]:
@@ -379,7 +305,7 @@ def texts_of(sides: Sequence[Any]) -> Sequence[str]:
     texts = []
     for name, side in zip(SIDES, sides):
         if isinstance(side, bytes):
-            side = decode(side)
+            side = side.decode()
         if not isinstance(side, str):
             raise UserError(f"{name} side is {side!r}, expected text")
         texts.append(side)
@@ -391,25 +317,13 @@ def read_moses(file: BitextFile) -> Numbered:
 
     Line i of one file translates line i of the other. The lines are bytes.
     """
-    lengths = []
-    for path in file.paths:
-        lengths.append(sum(1 for _ in read_lines(path)))
-    if lengths[0] != lengths[1]:
+    source, target = (sum(1 for _ in read_lines(path)) for path in file.paths)
+    if source != target:
         raise UserError(
-            f"the two sides differ in length: {file.paths[0]} has {counted(lengths[0], 'line')}, "
-            f"{file.paths[1]} has {lengths[1]}; line i of one must translate line i of the other"
+            f"the two sides differ in length: {file.paths[0]} has {counted(source, 'line')}, "
+            f"{file.paths[1]} has {target}; line i of one must translate line i of the other"
         )
-    return enumerate(_line_pairs(file), 1)
-
-
-def _line_pairs(file: BitextFile) -> Iterator[tuple[bytes, bytes]]:
-    """Yield (source line, target line) of a Moses pair of files, as bytes without line ends."""
-    try:
-        yield from zip(*map(read_lines, file.paths), strict=True)
-    except ValueError as error:
-        if isinstance(error, UserError):
-            raise
-        raise UserError(f"{file}: a side changed while it was read; run again") from error
+    return enumerate(zip(*map(read_lines, file.paths), strict=True), 1)
 
 
 def parse_moses(lines: Sequence[bytes]) -> Sequence[str]:
@@ -423,33 +337,15 @@ def parse_moses(lines: Sequence[bytes]) -> Sequence[str]:
 def read_parquet(file: BitextFile) -> Numbered:
     """Yield (number, (source, target)) of each row of a Parquet file. Numbers start at 1.
 
-    Texts are bytes that are not decoded yet. A missing text is None.
+    Texts are bytes that are not decoded yet, so that one text of invalid UTF-8 does not stop the
+    reading of the whole block. A missing text is None.
     """
-    try:
-        with pq.ParquetFile(file.paths[0]) as table:
-            names = table.schema_arrow.names
-            if any(names.count(side) != 1 for side in SIDES):
-                raise UserError(
-                    f"{file}: columns are {names}; expected 'source' and 'target', once each: "
-                    "rename them"
-                )
-            first = 1
-            for block in table.iter_batches(BATCH, columns=list(SIDES)):
-                sources, targets = (_bytes_of(block[side]) for side in SIDES)
-                yield from enumerate(zip(sources, targets), first)
-                first += len(block)
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # the last: a column's name
-        raise UserError(
-            f"{file}: damaged or no Parquet file of text ({error}); fetch or write it again"
-        ) from error
-
-
-def _bytes_of(column: pa.Array) -> list[bytes | None]:
-    """Return a column's values as bytes, and None for missing ones.
-
-    So one text of invalid UTF-8 does not stop the reading of the whole block.
-    """
-    return column.cast(pa.large_binary()).to_pylist()
+    with reading(file), pq.ParquetFile(file.paths[0]) as table:
+        first = 1
+        for block in table.iter_batches(BATCH, columns=list(SIDES)):
+            texts = [block[side].cast(pa.large_binary()).to_pylist() for side in SIDES]
+            yield from enumerate(zip(*texts), first)
+            first += len(block)
 
 
 def hub_dataset(
@@ -458,7 +354,6 @@ def hub_dataset(
     """Load the training split of a Hub dataset.
 
     Args:
-        dataset: id of the dataset, such as "user/name".
         config: name of a configuration, or None for the default one.
         streaming: whether to read the rows without downloading the dataset first.
     """
@@ -478,24 +373,15 @@ def read_hub(file: BitextFile) -> Numbered:
     dataset = hub_dataset(file.paths[0], file.config, file.streaming)
     first_language = re.match(r"([A-Za-z]{2,3})[-_]", file.config or "")
     is_swapped = bool(first_language) and base_language(first_language[1]) == file.target_language
+    source, target = reversed(SIDES) if is_swapped else SIDES
 
     with reading(f"the rows of {file}"):  # the Hub's client raises any error if a stream breaks off
-        columns = dataset.column_names
-        if not columns:  # a stream may know its columns only from its first row
-            columns = list(next(iter(dataset), {}))
-        has_translations = "translation" in columns
-        if not has_translations and not {"source", "target"} <= set(columns):
-            raise UserError(
-                f"{file}: columns are {columns}; expected 'source' and 'target', or 'translation'"
-            )
         for number, row in enumerate(dataset, 1):
-            if has_translations:
+            if "translation" in row:
                 texts = {base_language(code): text for code, text in row["translation"].items()}
                 yield number, (texts.get(file.language), texts.get(file.target_language))
-            elif is_swapped:
-                yield number, (row["target"], row["source"])
             else:
-                yield number, (row["source"], row["target"])
+                yield number, (row[source], row[target])
 
 
 # ----------------------------------------------------------------------------------- formats

@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
-from xml.etree.ElementTree import Element, ParseError, iterparse
+from xml.etree.ElementTree import Element, iterparse
 
-from dap_transformers.errors import UserError, counted, refusals
+from dap_transformers.errors import UserError, counted, reading
 from dap_transformers.languages import base_language, is_blank
 from dap_transformers.text.archives import open_file
 
@@ -29,14 +29,6 @@ logger = logging.getLogger(__name__)
 CODES = frozenset({"bpt", "ept", "it", "ph", "ut"})
 
 _XML_LANG = "{http://www.w3.org/XML/1998/namespace}lang"
-#: The strings of a PO file's header, and one string of them.
-_HEADER = re.compile(
-    rb'^[ \t]*msgid[ \t]+""\s+(?:(?:""|#[^\r\n]*)\s+)*'
-    rb'msgstr((?:\s*"(?:[^"\\\r\n]|\\.)*")+)',
-    re.MULTILINE,
-)
-_STRING = re.compile(rb'"((?:[^"\\\r\n]|\\.)*)"')
-
 #: The number of a unit or line, and (source, target).
 NumberedPair = tuple[int, tuple[str, str]]
 
@@ -53,6 +45,14 @@ def unwrap(text: str) -> str:
     return " ".join(part for part in parts if part)
 
 
+def language_in(path: str | Path, tag: str) -> str:
+    """Return the language code of a tag without region. An error names the file."""
+    try:
+        return base_language(tag)
+    except ValueError as error:
+        raise UserError(f"{path}: {error}") from error
+
+
 # ------------------------------------------------------------------------- translation memories
 
 
@@ -60,14 +60,6 @@ def memory_languages(path: str | Path, target: str) -> set[str]:
     """Return the source languages of a TMX file, by reading the whole file.
 
     These are the languages of texts beside a text of the target language.
-
-    Args:
-        path: the TMX file.
-        target: the target language.
-
-    Returns:
-        Language codes without regions. The set is empty if no unit has a text in the target
-        language.
     """
     found: set[str] = set()
     with open_file(path) as stream:
@@ -82,11 +74,6 @@ def memory_pairs(path: str, source: str, target: str) -> Iterator[NumberedPair]:
 
     Within a unit, each text of the source language is paired with each text of the target
     language. Pairs with an empty text are left out, and the log states their number.
-
-    Args:
-        path: the TMX file.
-        source: the source language.
-        target: the target language.
     """
     empty = 0
     with open_file(path) as stream:
@@ -111,25 +98,15 @@ def read_units(stream: BinaryIO, name: str) -> Iterator[dict[str, list[str]]]:
         name: the file's name, for error messages.
     """
     body = None
-    try:
-        for event, element in iterparse(stream, events=("start", "end")):
-            tag = _local_name(element)
-            if event == "start" and body is None and tag != "tmx":
-                raise UserError(f"{name}: the root element is <{tag}>, expected <tmx>")
-            if event == "start" and (body is None or tag == "body"):
-                body = element
-            elif event == "end" and tag == "tu":
-                yield _texts_of_unit(element, name)
-                body.clear()  # otherwise all units would stay in memory
-    except ParseError as error:
-        line, _ = error.position
-        raise UserError(
-            f"{name}, line {line}: damaged or truncated TMX ({error}); fetch or repair it"
-        ) from error
-    except UserError:
-        raise
-    except (ValueError, LookupError) as error:  # LookupError: an unknown encoding
-        raise UserError(f"{name}: no TMX that can be read ({error})") from error
+    for event, element in iterparse(stream, events=("start", "end")):
+        tag = _local_name(element)
+        if event == "start" and body is None and tag != "tmx":
+            raise UserError(f"{name}: the root element is <{tag}>, expected <tmx>")
+        if event == "start" and (body is None or tag == "body"):
+            body = element
+        elif event == "end" and tag == "tu":
+            yield _texts_of_unit(element, name)
+            body.clear()  # otherwise all units would stay in memory
 
 
 def _texts_of_unit(unit: Element, name: str) -> dict[str, list[str]]:
@@ -145,9 +122,7 @@ def _texts_of_unit(unit: Element, name: str) -> dict[str, list[str]]:
             continue
         _remove_codes(segment)
         text = unwrap("".join(segment.itertext()))
-        with refusals(f"{name}, xml:lang"):
-            code = base_language(language)
-        texts = found.setdefault(code, [])
+        texts = found.setdefault(language_in(name, language), [])
         if text not in texts:
             texts.append(text)
     return found
@@ -175,37 +150,8 @@ def _local_name(element: Element) -> str:
 
 def catalogue_language(path: str | Path) -> str | None:
     """Return the language that the header of a PO file states, or None if it states none."""
-    code = _header_of(_read_po(path)).get("language")
-    if not code:
-        return None
-    with refusals(f"{path}, Language"):
-        return base_language(code)
-
-
-def _read_po(path: str | Path) -> bytes:
-    """Return the bytes of a PO file, unpacked and without a byte order mark."""
-    with open_file(path) as stream:
-        return stream.read().removeprefix(codecs.BOM_UTF8)
-
-
-def _header_of(data: bytes) -> dict[str, str]:
-    """Return the fields of a PO file's header, which is the entry with an empty `msgid`.
-
-    The header is read as Latin-1, because one of its fields names the file's encoding.
-
-    Returns:
-        Values by the name of the field in small letters, such as "language". Empty if there is no
-        header.
-    """
-    entry = _HEADER.search(data)
-    if not entry:
-        return {}
-    text = b"".join(_STRING.findall(entry[1])).decode("latin-1")
-    fields = {}
-    for line in text.split("\\n"):
-        name, _, value = line.partition(":")
-        fields[name.strip().lower()] = value.strip()
-    return fields
+    tag = _parse_po(path).metadata.get("Language")
+    return language_in(path, tag) if tag else None
 
 
 def catalogue_pairs(path: str) -> Iterator[NumberedPair]:
@@ -215,7 +161,7 @@ def catalogue_pairs(path: str) -> Iterator[NumberedPair]:
     left out, and the log states their number.
     """
     left_out: Counter[str] = Counter()
-    for entry in _parse_po(_read_po(path), path):
+    for entry in _parse_po(path):
         if entry.translated():
             line = max(1, entry.linenum)  # without a header, polib says 0 for the first entry
             for translation, original in _pairs_of_entry(entry):
@@ -247,30 +193,14 @@ def _pairs_of_entry(entry: "polib.POEntry") -> list[tuple[str, str]]:
     return [plural]
 
 
-def _parse_po(data: bytes, name: str) -> "polib.POFile":
-    """Parse the content of a PO file in the encoding that its header declares. Default: UTF-8."""
+def _parse_po(path: str | Path) -> "polib.POFile":
+    """Parse a PO file in the encoding that its header declares. Default: UTF-8."""
     import polib
 
-    charset = "utf-8"
-    declared = re.search(r"charset=([^;\s]+)", _header_of(data).get("content-type", ""))
-    if declared and declared[1] != "CHARSET":  # templates say CHARSET
-        charset = declared[1]
-    try:
-        data.decode(charset)
-        # polib would split a string at U+2028, but not a file.
-        with tempfile.TemporaryDirectory() as folder:
-            copy = Path(folder, "copy.po")
-            copy.write_bytes(data)
-            return polib.pofile(str(copy), encoding=charset)
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise UserError(
-            f"{name}, line {line}: not in its encoding {charset} ({error.reason}); repair it"
-        ) from error
-    except (LookupError, UnicodeError) as error:  # also of codecs that are not of text
-        raise UserError(
-            f"{name}: its header names the unknown charset {charset[:80]!r}; repair it"
-        ) from error
-    except OSError as error:
-        reason = re.sub(r" in po file .*?\(line", " (line", str(error))
-        raise UserError(f"{name}: no PO file that can be read ({reason}); repair it") from error
+    with open_file(path) as stream:
+        data = stream.read().removeprefix(codecs.BOM_UTF8)
+    # polib would split a string at U+2028, but not a file.
+    with reading(path), tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder, "copy.po")
+        copy.write_bytes(data)
+        return polib.pofile(str(copy))

@@ -9,8 +9,7 @@ import numpy as np
 from datasets import Dataset, IterableDataset
 
 from dap_transformers.errors import UserError
-from dap_transformers.languages import normalise_all
-from dap_transformers.text_keys import ranks, text_keys
+from dap_transformers.languages import normalise_all, ranks, text_keys
 
 logger = logging.getLogger(__name__)
 

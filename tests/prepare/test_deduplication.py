@@ -8,7 +8,7 @@ import polars as pl
 import pytest
 import xxhash
 
-from dap_transformers.languages import _is_ignored, is_letter, normalise_all
+from dap_transformers.languages import _is_ignored, is_letter, normalise_all, ranks, text_keys
 from dap_transformers.prepare.deduplication import (
     Admission,
     count_distinct,
@@ -16,7 +16,6 @@ from dap_transformers.prepare.deduplication import (
     repeated,
     sample,
 )
-from dap_transformers.text_keys import ranks, text_keys
 
 IGNORED = _is_ignored()
 

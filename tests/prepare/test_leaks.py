@@ -14,11 +14,10 @@ from written import zip_of
 
 from dap_transformers.errors import UserError
 from dap_transformers.files import write_json
-from dap_transformers.languages import normalise, normalise_all
+from dap_transformers.languages import normalise, normalise_all, text_keys
 from dap_transformers.prepare.evaluation_sets import read_evaluation
 from dap_transformers.prepare.filters import repair
 from dap_transformers.prepare.leaks import BANDS, LeakIndex, load_index
-from dap_transformers.text_keys import text_keys
 
 WORDS = {
     "latin": "the train leaves station at eight old birds sing over harbour Straße où élève mañana",

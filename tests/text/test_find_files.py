@@ -1,24 +1,20 @@
 """The languages of files are found from names, headers and content. Other files are named."""
 
 import json
-import lzma
 import os
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from written import PAIRS, many, pairs_of, read, text_of, write, write_format, zip_of
+from written import PAIRS, many, read, text_of, write, write_format, zip_of
 
 from dap_transformers.errors import UserError
 from dap_transformers.prepare.evaluation_sets import read_evaluation
 from dap_transformers.text.corpus import load_bitext
 from dap_transformers.text.find import find_bitext, find_hub_files
-from dap_transformers.text.formats import BitextFile, read_pairs
+from dap_transformers.text.formats import read_pairs
 from dap_transformers.xnli.data import find_nli
-
-SHARED = Path(__file__).resolve().parents[3] / "shared"
 
 
 @pytest.mark.parametrize("sides", [("de", "en"), ("deu", "eng")])
@@ -52,14 +48,12 @@ def test_a_target_language_other_than_english(tmp_path: Path) -> None:
         find_bitext(tmp_path, target_language="german")
 
 
-@pytest.mark.parametrize(
-    "name", ["missing/de-en.tsv", "gone.tsv", "/no/such/folder", "some-user/no-such-dataset"]
-)
+@pytest.mark.parametrize("name", ["missing/de-en.tsv", "/no/folder", "some-user/no-such-dataset"])
 def test_a_missing_path_is_refused_with_what_was_looked_for(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(FileNotFoundError, match=f"{name}: no such file or folder.*xx}}-en.tsv"):
+    with pytest.raises(FileNotFoundError, match=rf"{name}: no such file or folder.*xx}}-en\."):
         load_bitext(name)
 
 
@@ -81,43 +75,23 @@ def test_a_name_that_tells_no_language_is_refused_or_left_out_of_a_folder(
         assert f"{name} is left out" in caplog.text
 
 
-def test_a_folder_of_folders_is_refused_with_their_names_except_for_train(tmp_path: Path) -> None:
-    write(tmp_path / "report.json", "{}")
-    for name in ("dev", "test"):
-        write(tmp_path / name / "de-en.tsv", "a\tb\n")
-    with pytest.raises(UserError, match=rf"report.json; .*{tmp_path}/dev/ or {tmp_path}/test/"):
+def test_a_subfolder_train_stands_for_its_folder(tmp_path: Path) -> None:
+    write(tmp_path / "dev" / "de-en.tsv", "a\tb\n")
+    with pytest.raises(UserError, match="subfolders"):
         find_bitext(tmp_path)
     write(tmp_path / "train" / "fr-en.tsv", "a\tb\n")
     assert list(find_bitext(tmp_path)) == ["fr"]
 
 
-def make_link_to_nothing(path: Path) -> None:
-    path.symlink_to("absent")
-
-
-def make_link_to_itself(path: Path) -> None:
-    path.symlink_to(path)
-
-
-def make_pipe(path: Path) -> None:
-    os.mkfifo(path)
-
-
-@pytest.mark.parametrize("make", [make_link_to_nothing, make_link_to_itself, make_pipe])
-def test_a_file_of_a_folder_that_cannot_be_read_is_refused(
-    make: Callable[[Path], None], tmp_path: Path
-) -> None:
+def test_a_file_of_a_folder_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
     folder = write(tmp_path / "raw/de-en.tsv", "ja\tyes\n").parent
-    make(folder / "fr-en.tsv")
-    for look in (find_bitext, find_nli, lambda path: read_evaluation([path])):
-        with pytest.raises(UserError, match=f"^{re.escape(str(folder))}/fr-en.tsv"):
-            look(str(folder))
-
-
-def test_links_to_files_are_read(tmp_path: Path) -> None:
-    folder = write(tmp_path / "raw/de-en.tsv", "ja\tyes\n").parent
-    (folder / "fr-en.tsv").symlink_to(write(tmp_path / "elsewhere", "oui\tyes\n"))
-    assert list(find_bitext(folder)) == ["de", "fr"]
+    odd = folder / "fr-en.tsv"
+    for make in (os.mkfifo, lambda path: path.symlink_to("absent")):
+        make(odd)
+        for look in (find_bitext, find_nli, lambda path: read_evaluation([path])):
+            with pytest.raises(UserError, match=f"^{re.escape(str(odd))}"):
+                look(str(folder))
+        odd.unlink()
 
 
 def test_hidden_files_are_left_out_of_a_folder_but_read_if_they_are_given(tmp_path: Path) -> None:
@@ -129,21 +103,6 @@ def test_hidden_files_are_left_out_of_a_folder_but_read_if_they_are_given(tmp_pa
     assert read_folder(folder) == {"de": [("ja", "yes")], "fr": [("oui", "yes")]}
     assert sorted(read_evaluation([str(folder)])) == ["ja", "oui", "yes"]
     assert read(hidden) == [("Mac OS X", "attributes")]
-
-
-def test_beside_a_target_side_only_files_of_its_name_are_looked_at(tmp_path: Path) -> None:
-    write_format(tmp_path, "news.XX", PAIRS)
-    (tmp_path / "other").symlink_to("absent")
-    assert list(find_bitext(tmp_path / "news.en")) == ["de"]
-    (tmp_path / "news.fr").symlink_to("absent")
-    with pytest.raises(UserError, match="news.fr"):
-        find_bitext(tmp_path / "news.en")
-
-
-def test_a_file_name_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
-    write(tmp_path / os.fsdecode(b"b\xff.de-en.tsv"), "ja\tyes\n")
-    with pytest.raises(UserError, match=r"/b\\xff\.de-en\.tsv"):
-        find_bitext(tmp_path)
 
 
 LANGUAGES = {
@@ -168,7 +127,7 @@ def test_common_endings_are_not_taken_for_languages(
 ) -> None:
     write_format(tmp_path, "x.XX", PAIRS)
     write(tmp_path / "x.xh", "umbala\n")
-    for ending in ("txt", "ids", "log", "bak", "tmp", "csv", "md", "txt.gz", "tar.xz"):
+    for ending in ("txt", "ids", "bak", "txt.gz"):
         path = write(tmp_path / f"x.{ending}", text_of(PAIRS))
         with pytest.raises(UserError, match=path.name):
             find_bitext(path)
@@ -179,16 +138,11 @@ def test_common_endings_are_not_taken_for_languages(
 
 def hub_folder(folder: Path, records: dict[str, list[dict]]) -> str:
     """Make a local dataset folder, which is loaded by the same code as one of the Hub."""
-    header = ["configs:"]
+    header = "configs:\n"
     for config, rows in records.items():
         write(folder / f"{config}.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
-        header += [
-            f"- config_name: {config}",
-            "  data_files:",
-            "  - split: train",
-            f"    path: {config}.jsonl",
-        ]
-    write(folder / "README.md", "\n".join(["---", *header, "---", ""]))
+        header += f"- config_name: {config}\n  data_files: {config}.jsonl\n"
+    write(folder / "README.md", f"---\n{header}---\n")
     return str(folder)
 
 
@@ -207,36 +161,13 @@ def test_hub_datasets_have_columns_of_sides_or_of_translations(
     found = find_hub_files(name, "en")
     assert [file.language for file in found] == ["de", "fr", "sw"]
     assert find_hub_files(f"{name}:de-en", "en") == found[:1]
+    write(tmp_path / "hub/de-fr.jsonl", '{"de": "a", "fr": "b"}\n')
+    with pytest.raises(UserError, match="hub:de-fr"):
+        read(replace(found[0], config="de-fr", streaming=streaming))
     for file in found:
         assert read(replace(file, streaming=streaming)) == PAIRS
     with pytest.raises(UserError, match=name):
         find_hub_files(name, "zh")
-
-
-@pytest.mark.parametrize("streaming", [False, True])
-def test_hub_datasets_with_bad_rows_or_other_columns_are_refused_by_name(
-    tmp_path: Path, streaming: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "datasets")
-    records = {
-        "it-en": [
-            {"translation": {"en": "a", "it": None}},
-            {"translation": {"en": "b", "it": "c"}},
-        ],
-        "tr-en": [{"de": "a", "en": "b"}],
-        "de-en": [{"source": "a", "target": "b"}],
-    }
-    name = hub_folder(tmp_path / "hub", records)
-    write(tmp_path / "hub/de-en.jsonl", json.dumps(records["de-en"][0]) + "\n{")  # it breaks off
-    write(tmp_path / "script/script.py", "")
-
-    def dataset(language: str, folder: str = name) -> BitextFile:
-        return BitextFile(language, (folder,), "hub", config=f"{language}-en", streaming=streaming)
-
-    assert read(dataset("it"), 0.5) == [("c", "b")]
-    for bad in (*map(dataset, ("it", "tr", "de")), dataset("de", str(tmp_path / "script"))):
-        with pytest.raises(UserError, match=re.escape(str(bad))):
-            read(bad)
 
 
 def read_folder(folder: Path) -> dict[str, list[tuple[str, ...]]]:
@@ -257,19 +188,6 @@ def test_a_tatoeba_folder_is_read_without_tolerance(tmp_path: Path) -> None:
     write_format(tmp_path, "tatoeba.swh-eng.XX", [*many(5000), (" ", "x")], ("swh", "eng"))
     with pytest.raises(ValueError, match="line 5001"):
         read_folder(tmp_path)
-
-
-@pytest.mark.skipif(not SHARED.is_dir(), reason="needs the real data of ../shared")
-def test_real_data_is_found_and_read(tmp_path: Path) -> None:
-    texts = read_folder(SHARED / "data/tatoeba")
-    assert len(texts) == 36
-    assert sum(map(len, texts.values())) == 31_692
-    assert list(find_bitext(SHARED / "data/train")) == list(texts)
-    path = SHARED / "data/train/jv-en.tsv.xz"
-    lines = lzma.decompress(path.read_bytes()).decode().split("\n")[:-1]
-    assert pairs_of(load_bitext(path, cache_dir=tmp_path)["jv"]) == [
-        tuple(line.split("\t")[:2]) for line in lines
-    ]
 
 
 @pytest.mark.parametrize("code", ["sh", "vec", "src"])

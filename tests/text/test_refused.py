@@ -1,0 +1,83 @@
+"""Files whose text cannot be trusted are refused, with the file's name and the place."""
+
+import zipfile
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from written import json_of, many, read, text_of, write, write_format, zip_of
+
+from dap_transformers.text import archives
+
+UNIT = '<tu><tuv xml:lang="en"><seg>{}</seg></tuv><tuv xml:lang="{}"><seg>y</seg></tuv></tu>\n'
+TMX = "<tmx>\n<body>\n" + UNIT
+PO = 'msgid ""\nmsgstr ""\n"Language: {}\\n"\n\nmsgid "a"\nmsgstr "b"\n'
+
+#: (name of the file, its text, what the message says after the name)
+REFUSED = [
+    ("de-en.tsv.gz", ("\ufeff" + "ja\tyes\n" * 50).encode("utf-16-le"), "UTF-16"),
+    ("de-en.tsv", ("\ufeff" + "ja\tyes\n" * 50).encode("utf-16-be"), "UTF-16"),
+    ("de-en.tsv.xz", "ja\tyes\n" * 200 + "ja\tyes\r" * 200, "line 201: lines end in CR"),
+    ("de-en.tsv", "a\tb\n" * 321 + "x" * 100_000, "line 322: longer"),
+    ("de-en.tsv", "1.25\teins\tone\n0.75\tzwei\ttwo\n", "column 1 holds numbers"),
+    ("de-en.tsv", "http://a.de/x\thttp://a.uk\teins\tone\n" * 3, "column 1 holds"),
+    ("de-en.tsv", "score\tde\ten\n" + "  ١٫٢٣\teins\tone\n" * 4, "column 1 holds"),
+    ("de-en.tsv", "one\tid-7\teins\n" * 3, "column 2 holds"),
+    ("de-en.tsv", "eins\tone\nzwei\ttwo\ndrei\tx\tthree\n", "line 3: 3 columns, expected 2"),
+    ("de-en.tsv", "\n", "line 1: 1 column"),
+    ("de-en.parquet", "no parquet", "parquet"),
+    ("m.tmx", TMX.format("x", "de"), "line 4"),
+    ("m.tmx", TMX.format("a & b", "de"), "line 3"),
+    ("m.tmx", "<xliff/>", "xliff"),
+    ("m.tmx", '<?xml version="1.0" encoding="klingon"?><tmx/>', "encoding"),
+    ("m.tmx", TMX.format("x", "../evil"), "'../evil'"),
+    ("x.po", PO.format("German"), "'German'"),
+    ("de.po", b'msgid "a"\nmsgstr "\xff"\n', "0xff"),
+    ("de.po", 'msgid "a"\nmsgstr "b"c"\n', "line 2"),
+]
+
+
+@pytest.mark.parametrize(("name", "text", "says"), REFUSED)
+def test_what_is_refused(
+    tmp_path: Path, name: str, text: str | bytes, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(archives, "MAX_LINE", 5000)
+    with pytest.raises(ValueError, match=f"(?s){name}.*{says}"):
+        read(write(tmp_path / name, text), 0.01)
+
+
+@pytest.mark.parametrize("name", ["de-en.tsv.gz", "de-en.tsv.xz", "de-en.txt.zip"])
+@pytest.mark.parametrize("cut", [0, 0.5, -10])
+def test_a_packed_file_that_is_cut_off_is_refused(tmp_path: Path, name: str, cut: float) -> None:
+    write_format(tmp_path, name, many(2000))
+    path = tmp_path / name
+    data = path.read_bytes()
+    path.write_bytes(data[: int(cut * len(data)) if cut >= 0 else cut])
+    with pytest.raises(ValueError, match=name):
+        read(path, 1.0)
+
+
+@pytest.mark.parametrize("names", [["de", "en"], ["source", "target", "source"]])
+def test_a_table_without_the_two_columns_is_refused(tmp_path: Path, names: list[str]) -> None:
+    path = tmp_path / "de-en.parquet"
+    pq.write_table(pa.table([pa.array(["a"])] * len(names), names=names), path)
+    with pytest.raises(ValueError, match=r"de-en\.parquet.*source"):
+        read(path)
+
+
+def test_a_member_of_an_archive_never_leads_outside_of_it(tmp_path: Path) -> None:
+    outside = write(tmp_path / "de-en.tsv", text_of([("außen", "outside")]))
+    path = zip_of(tmp_path / "a.zip", {"x": b""})
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr(zipfile.ZipInfo(str(outside)), text_of([("innen", "inside")]))
+    assert read(path) == [("innen", "inside")]
+
+
+def test_an_encrypted_member_is_refused(tmp_path: Path) -> None:
+    path = zip_of(tmp_path / "a.zip", {"de-en.jsonl": json_of(many(3))})
+    data = bytearray(path.read_bytes())
+    data[data.index(b"PK\x01\x02") + 8] = 1
+    path.write_bytes(data)
+    with pytest.raises(ValueError, match=r"a\.zip/de-en\.jsonl.*encrypted"):
+        read(path)
