@@ -26,14 +26,7 @@ PROBE = (
 
 
 def load_tokenizer(name: str | Path, **hub: Any) -> PreTrainedTokenizerBase:
-    """Load the tokenizer of a folder or Hub id, and check that it works.
-
-    It gives the tokens of `tokenizer.json` if there is such a file (`as_in_file`).
-
-    Args:
-        name: folder or Hub id of a model or tokenizer.
-        **hub: arguments of `AutoTokenizer.from_pretrained`, such as `revision`.
-    """
+    """Load the tokenizer of a folder or Hub id, and check that it works (`as_in_file`)."""
     with reading(f"the tokenizer of {name}"):
         tokenizer = AutoTokenizer.from_pretrained(name, **hub)
         # Some damage only shows in use.
@@ -49,15 +42,12 @@ def load_tokenizer(name: str | Path, **hub: Any) -> PreTrainedTokenizerBase:
 def as_in_file(
     tokenizer: PreTrainedTokenizerBase, name: str | Path, **hub: Any
 ) -> PreTrainedTokenizerBase:
-    """Return a tokenizer that gives the same tokens as the folder's `tokenizer.json`.
+    """Return a tokenizer that gives the tokens of the folder's `tokenizer.json`, if there is one.
 
     Transformers builds some tokenizers anew from their vocabulary, by the rules of their class.
     Without a `tokenizer_class` it takes the class of the model, such as WordPiece for BERT, even
-    if the vocabulary was made for other rules.
-
-    Returns:
-        The given tokenizer if its tokens are right, if there is no `tokenizer.json`, or if its
-        class comes with the checkpoint. Otherwise a tokenizer made from the file, with a warning.
+    if the vocabulary was made for other rules. Then a tokenizer is made from the file, with a
+    warning, unless its class comes with the checkpoint.
     """
     is_of_repository = type(tokenizer).__module__.startswith("transformers_modules")
     own_file = _find_file(name, "tokenizer.json", **hub)
