@@ -359,7 +359,7 @@ def hub_dataset(
     """
     from datasets import load_dataset
 
-    with reading(f"the training split of {dataset}"):
+    with reading(f"the training split of {dataset}" + (f":{config}" if config else "")):
         return load_dataset(dataset, config, split="train", streaming=streaming)
 
 
