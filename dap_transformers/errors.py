@@ -5,8 +5,6 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from huggingface_hub.errors import StrictDataclassError
-
 #: Control characters, apart from tabs and line feeds, which may occur in other arguments.
 _CONTROL = re.compile(r"[\x00-\x08\x0B-\x1F\x7F-\x9F]")
 #: In an address: what stands before the login, and what stands before the query.
@@ -81,26 +79,6 @@ def require_plain_name(path: object) -> None:
         raise UserError(f"the file name {name!r} is not UTF-8: rename the file") from None
     if _CONTROL.search(str(path)):
         raise UserError(f"the file name {str(path)!r} holds control characters: rename the file")
-
-
-@contextmanager
-def refusals(subject: str = "") -> Iterator[None]:
-    """Turn errors of a library about the user's values, within the block, into `UserError`.
-
-    This is a context manager, and also works as a decorator. Use it only around the few calls
-    that build something from the user's values, because it would hide bugs elsewhere.
-
-    Args:
-        subject: the argument and its value, put before the message, because libraries seldom name
-            them. Without a subject, `OSError` and `UserError` pass through unchanged.
-    """
-    try:
-        yield
-    except (ValueError, OSError, ImportError, StrictDataclassError) as error:
-        if not subject and isinstance(error, UserError | OSError):
-            raise
-        message = one_line(error)
-        raise UserError(f"{subject}: {message}" if subject else message) from error
 
 
 @contextmanager

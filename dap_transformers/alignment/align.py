@@ -139,8 +139,6 @@ def align_words(
         print(aligned.pharaoh())  # 0-0 1-1 2-2 3-3
 
     Args:
-        source: P sentences.
-        target: P translations.
         token_budget: most tokens of a batch, padding included.
         options: fields of `AlignmentOptions`, such as `method="itermax"`.
     """
@@ -271,7 +269,6 @@ def read_bitext(
     A malformed line becomes a pair of empty sentences.
 
     Args:
-        files: files, folders or ids of Hub datasets.
         language: the source language. None takes the only one.
         max_bad_lines: share of malformed lines that a file may have.
     """

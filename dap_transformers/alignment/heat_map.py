@@ -26,9 +26,6 @@ def heat_map(alignment: WordAlignment) -> str:
     The source words stand at the rows, the target words at the columns. A cell has the cosine, on a
     blue that is darker the higher the cosine is among those of the pair. A red frame marks a link.
 
-    Args:
-        alignment: words, links and cosines of the sentence pair.
-
     Returns:
         HTML that needs no other file.
     """

@@ -42,13 +42,12 @@ def format_links(links: np.ndarray) -> str:
 
 
 def parse_links(line: str, first: int = 0) -> GoldLinks:
-    """Parse a line in Pharaoh format.
+    """Parse a line in Pharaoh format, which may begin with a number and a tab.
 
     >>> parse_links("0-1 2p0").possible.tolist()
     [[2, 0]]
 
     Args:
-        line: the links. A number and a tab may stand before them.
         first: number that the line gives the first word of a sentence, 0 or 1.
 
     Returns:
@@ -71,7 +70,6 @@ def read_links(path: str | Path, first: int = 0) -> list[GoldLinks]:
     """Read a file in Pharaoh format, which may be compressed as `.gz` or `.xz`.
 
     Args:
-        path: the file.
         first: number that the file gives the first word of a sentence, 0 or 1.
 
     Returns:

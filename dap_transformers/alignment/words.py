@@ -45,7 +45,6 @@ def tokenizer_words(
     [(0, 2), (2, 3)]
 
     Args:
-        sentence: the text.
         token_spans: S spans, as `TokenPlaces.spans` has them.
         token_words: S numbers of the tokenizer's words, as `TokenPlaces.words` has them.
     """
@@ -75,10 +74,6 @@ def with_word_marks(sentence: str, token_spans: Sequence[Span]) -> list[Span]:
     """Extend the span of each token that covers only spaces by the next token's first character.
 
     SentencePiece has such tokens. They mark where a word starts, so they belong to that word.
-
-    Args:
-        sentence: the text.
-        token_spans: span of each token.
 
     Returns:
         Span of each token. Spans of other tokens, and of the last one, are unchanged.

@@ -164,7 +164,6 @@ class EncoderArguments(BaseEncoderArguments):
         Args:
             protocol: how the results were measured, such as "Tatoeba, cosine, index match".
             settings: further settings by name, such as the data. They win over the encoder's.
-            seconds: wall-clock time of the evaluation.
         """
         own: dict[str, Any] = {}
         for name in ("pooling", "prefix", "max_seq_length", "bf16"):

@@ -90,8 +90,6 @@ def guarded(
         files: output files, by the flag that names them, such as "--output".
         folders: output folders, by the flag that names them. They are created. A folder that is
             still empty at the end is removed.
-        inputs: files and folders that the run reads.
-        model: the model that the run reads, if it is a folder.
         is_writer: False for processes of a distributed run that write nothing. They take no lock.
     """
     files = dict(files or {})

@@ -124,7 +124,6 @@ def given(name: str, argv: list[str]) -> bool:
 
     Args:
         name: name of the argument without dashes before it, such as "max_steps".
-        argv: the command line.
     """
     flags = [argument.split("=", 1)[0].replace("-", "_") for argument in argv]
     return f"__{name}" in flags
@@ -136,9 +135,6 @@ def recipe_flags(path: Path, without: Collection[str] = ()) -> list[str]:
     A list becomes several values, and a mapping becomes JSON. An argument without a value (null)
     is left out. `no`, which YAML reads as false, becomes "no" again for arguments such as
     `eval_strategy`.
-
-    Args:
-        without: arguments of the recipe to leave out.
     """
     with reading(path):
         recipe = dict(yaml.safe_load(path.read_text(encoding="utf-8")))

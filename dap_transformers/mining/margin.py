@@ -99,9 +99,7 @@ def neighbourhoods(
     Args:
         source: vectors of the source sentences, (N, D).
         target: vectors of the target sentences, (M, D).
-        k: number of neighbours of each sentence.
         search: `mutual_neighbours`, or an approximate search with the same arguments.
-        extra: number of neighbours to find beyond k, if there are so many.
 
     Returns:
         Cosines and rows of the k + `extra` nearest neighbours, in both directions. There are fewer
@@ -120,10 +118,6 @@ def neighbourhoods(
 
 def nearest_k(neighbours: Neighbours, k: int) -> Neighbours:
     """Keep only the k nearest of the neighbours that were found for each row.
-
-    Args:
-        neighbours: k or more neighbours of each row, in both directions, nearest first.
-        k: number of neighbours to keep.
 
     Returns:
         The k nearest neighbours of each row, in both directions.
@@ -157,10 +151,8 @@ def margin_of(
     [1.5]
 
     Args:
-        cosine: cosine of each pair, an array of any shape.
         source_mean: mean cosine of the source sentence and its k nearest targets. Its shape is that
             of `cosine`, or can be broadcast to it.
-        target_mean: mean cosine of the target sentence and its k nearest sources.
         kind: one of `MARGINS`.
 
     Returns:
@@ -192,7 +184,6 @@ def candidate_pairs(
     ([0, 1, 2], [2, 0, 1], [2.0, 2.0, 2.0])
 
     Args:
-        neighbours: the k nearest neighbours of all rows in both directions.
         margin: one of `MARGINS`.
         retrieval: "forward", "backward", "intersection" or "max".
 
@@ -312,7 +303,6 @@ def score_pairs(
         target: vectors of the target, (M, D). They need not be normalised.
         source_rows: (P,) source row of each pair.
         target_rows: (P,) target row of each pair.
-        neighbours: the k nearest neighbours of all rows in both directions.
         margin: one of `MARGINS`.
 
     Returns:

@@ -203,9 +203,7 @@ def score_texts(
     Lines that are empty on one side are left out.
 
     Args:
-        texts: two texts with the same number of lines.
         vectors: vectors of their distinct sentences, (N, D) and (M, D).
-        search: finds the neighbours with which the margin compares.
     """
     neighbours = neighbourhoods(*vectors, options.k, search)
     lines = texts.filled_lines()  # (P,)
@@ -240,7 +238,6 @@ def mine_vectors(
 
     Args:
         vectors: vectors of the source (N, D) and of the target (M, D).
-        options: how to score pairs and to choose the threshold.
         search: function that finds nearest neighbours, such as `mutual_neighbours`.
         known: vectors of the sources and the targets of K known translations, (K, D) each. Their
             scores calibrate the estimated precision. None calibrates nothing.
@@ -277,10 +274,7 @@ def choose(
     """Choose the threshold, and estimate the precision where the scores allow it.
 
     Args:
-        candidates: all candidates, best first.
         neighbours: the `k` + 1 nearest neighbours of all rows, or `k` if there are no more.
-        options: how to choose.
-        k: number of neighbours whose mean cosine the margin compares with.
         known_scores: (K,) margin scores of known translations, which calibrate the estimate. None
             calibrates nothing.
 
@@ -338,7 +332,6 @@ def remark_on(model: ScoreModel, precision: float | None) -> str:
     an estimate is often wrong.
 
     Args:
-        model: the two groups of scores.
         precision: estimated precision at a threshold that was chosen, 0 to 1. None if the threshold
             was given.
     """
@@ -377,7 +370,6 @@ def score_known(known: Vectors, vectors: Vectors, k: int = 4, margin: str = "rat
     Args:
         known: vectors of the sources and the targets of K known translations, (K, D) each.
         vectors: vectors of the two texts, (N, D) and (M, D).
-        k: number of neighbours whose mean cosine the margin compares with.
         margin: "ratio", "distance" or "absolute" (`dap_transformers.mining.margin.margin_of`).
 
     Returns:

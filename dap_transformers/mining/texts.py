@@ -381,7 +381,6 @@ def write_pairs(pairs: MinedPairs, texts: TextPair, path: str | Path) -> None:
 
     Args:
         pairs: pairs of lines, counted from 0. They are written counted from 1.
-        texts: the texts of these lines.
         path: the file, which is compressed if its name ends in `.gz` or `.xz`.
     """
     with compressed_file(path) as output:

@@ -109,9 +109,7 @@ def runner_up_scores(
     The mean cosine of a sentence's neighbourhood is also computed without its partner.
 
     Args:
-        pairs: P pairs of source rows and target rows.
         neighbours: the `k` + 1 nearest neighbours of all rows in both directions.
-        k: number of neighbours whose mean cosine the margin compares with.
         margin: "ratio", "distance" or "absolute" (`dap_transformers.mining.margin.margin_of`).
 
     Returns:
@@ -297,10 +295,6 @@ def precision_table(model: ScoreModel, candidates: int) -> list[dict[str, Any]]:
     There is a row for the lowest threshold of each precision in `TABLE_ROWS` that is reached, and
     one for all pairs.
 
-    Args:
-        model: the two groups, perhaps fitted to a sample of the candidates.
-        candidates: number of all candidates.
-
     Returns:
         One dictionary per threshold: "threshold", "kept" (number of pairs that score at least as
         high) and "precision" (their estimated share of translations, 0 to 1). The highest threshold
@@ -348,8 +342,6 @@ def choose_row(
     """Choose the threshold with the best expected F1, or the lowest one with a wanted precision.
 
     Args:
-        model: the two groups, perhaps fitted to a sample of the candidates.
-        candidates: number of all candidates.
         min_precision: the wanted precision, 0 to 1. None means the best expected F1.
 
     Returns:
