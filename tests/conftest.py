@@ -218,10 +218,15 @@ def run(flags: list[str]) -> None:
 
 def built(flags: list[str]) -> DAPTrainer:
     """The trainer that a command of `train_dap.py` makes."""
+    return built_and_described(flags)[0]
+
+
+def built_and_described(flags: list[str]) -> tuple[DAPTrainer, dict[str, Any]]:
+    """The trainer that a command of `train_dap.py` makes, and the record of the run."""
     from dap_transformers.commands.recipes import parse_arguments
     from dap_transformers.training.run import build_trainer
 
-    return build_trainer(*parse_arguments(flags))[0]
+    return build_trainer(*parse_arguments(flags))
 
 
 def squeezed(table: str) -> str:

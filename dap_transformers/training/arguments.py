@@ -173,6 +173,9 @@ class PretrainingDataArguments:
         0.001, "Share of malformed lines that a file may have.", changes_weights=False
     )
 
+    def __post_init__(self) -> None:
+        require_least(self, dev_pairs=0, shuffle_buffer=0)
+
 
 @dataclass
 class DAPTrainingArguments(TrainingArguments):

@@ -2,17 +2,16 @@
 
 A pair passes these steps in order:
 
-1. `text/corpus.py` reads it, map-style or as a stream.
-2. `dev_split.py` holds out a dev set, or removes the targets of a given one.
+1. `dap_transformers.text.corpus.load_bitext` reads it, map-style or as a stream.
+2. `split_validation` holds out a dev set, or `drop_targets` removes the targets of a given one.
 3. `tokenize_bitext` turns both sides into token ids.
-4. `mixing.py` draws it into an epoch, or into an endless stream.
+4. `LanguageMixSampler` draws it into an epoch, or `mix_streams` into an endless stream.
 5. `BitextCollator` pads it with the other pairs of its batch.
 
 Shapes: B pairs of a batch, S tokens of the longest sentence.
 """
 
 import hashlib
-import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,7 +22,6 @@ import torch
 from datasets import (
     Dataset,
     Features,
-    IterableDataset,
     List,
     Value,
     are_progress_bars_disabled,
@@ -35,13 +33,10 @@ from transformers import PreTrainedTokenizerBase
 
 from dap_transformers.errors import UserError
 from dap_transformers.tokenizers import plain_backend, require_room
-
-logger = logging.getLogger(__name__)
+from dap_transformers.training.dev_split import PairsByLanguage
 
 PAIRS_WITH_BAR = 50_000  # pairs of a language whose tokenisation shows a progress bar
 CACHE_VERSION = 2
-
-PairsByLanguage = Mapping[str, Dataset] | Mapping[str, IterableDataset]  # language -> its pairs
 
 
 def tokenize_bitext(
@@ -72,10 +67,6 @@ def tokenize_bitext(
     Returns:
         Tokenised pairs by language.
     """
-    if not tokenizer.is_fast:
-        raise UserError(
-            f"{type(tokenizer).__name__} is a slow tokenizer; load it with AutoTokenizer"
-        )
     require_room(tokenizer, max_seq_length, prefix)
     backend = cutting_backend(tokenizer, max_seq_length)
     state = hashlib.sha256(backend.to_str().encode()).hexdigest()
@@ -201,9 +192,6 @@ def tokenize_pairs(
     return [dict(zip(columns, row)) for row in zip(*columns.values())]
 
 
-# ---------------------------------------------------------------------------------------------- mix
-
-
 @dataclass
 class BitextCollator:
     """Makes tensors of a batch of tokenised pairs. Each side is padded to its longest sentence.
@@ -221,7 +209,7 @@ class BitextCollator:
     A row of a language that is not in `languages` raises `UserError`.
 
     Attributes:
-        pad_token_id: the tokenizer's padding id. None raises `UserError`.
+        pad_token_id: the tokenizer's padding id.
         languages: all source languages of the run.
         negatives: function that returns the token ids of a hard negative for each row, such as
             `HardNegatives`. An empty list stands for no negative. None adds no hard negatives.
@@ -235,8 +223,6 @@ class BitextCollator:
     teacher: np.ndarray | None = None
 
     def __post_init__(self) -> None:
-        if self.pad_token_id is None:
-            raise UserError("the tokenizer has no padding token; set tokenizer.pad_token")
         self._index = {language: number for number, language in enumerate(self.languages)}
 
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -265,12 +251,7 @@ class BitextCollator:
         return batch
 
     def _pad(self, sequences: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
-        """Pad sequences of token ids to the longest one.
-
-        Returns:
-            Token ids int64 (B, S) with S of at least 1, and a mask bool (B, S) that is True for
-            real tokens.
-        """
+        """Return padded token ids int64 (B, S), S at least 1, and a mask (B, S) of real tokens."""
         lengths = np.array([len(sequence) for sequence in sequences])  # (B,)
         longest = max(1, lengths.max())
         mask = np.arange(longest) < lengths[:, None]  # (B, S)

@@ -40,7 +40,7 @@ from dap_transformers.errors import counted
 from dap_transformers.files import whole_file, write_json
 from dap_transformers.training.batches import BitextCollator
 from dap_transformers.training.grad_cache import seeded
-from dap_transformers.training.head_reading import EncoderWithHeads, HeadReading
+from dap_transformers.training.head_reading import HeadReading
 from dap_transformers.training.resume import differences
 from dap_transformers.training.trainer import DAPTrainer
 from modeling_dap import DAPForPreTraining
@@ -52,7 +52,7 @@ logger = logging.getLogger(__name__)
 HEADS_FILE = "trained_heads.safetensors"
 RESULTS_FILE = "head_results.json"
 
-#: How the heads are trained. `--head_steps` and `--head_pairs` decide how long.
+#: How the heads are trained. `head_steps` and `head_pairs` decide how long.
 LEARNING_RATE = 2e-3
 BETAS = (0.9, 0.98)
 WARMUP_STEPS = 50
@@ -67,11 +67,11 @@ Rows = list[dict[str, Any]]  # tokenised pairs, as `tokenize_bitext` makes them
 
 
 def train_missing_heads(trainer: DAPTrainer, run: Mapping[str, Any]) -> None:
-    """Train the heads of RTL and BOW if they have random weights.
+    """Train the heads of RTL and BOW on the frozen encoder if they have random weights.
 
     If an earlier start of the same run has trained them already, load them from the output
-    folder. The function does nothing if `head_steps` is 0, or if the heads come from a checkpoint.
-    If the encoder is frozen in the whole run, it only sets the bias of the head's output.
+    folder. Nothing is done if `head_steps` is 0. If the encoder is frozen in the whole run, only
+    the bias of the prediction head is set.
 
     With several processes, the first one trains and sends the heads to the others. Neither the
     encoder's weights nor the random numbers of the joint training change. The heads
@@ -79,6 +79,7 @@ def train_missing_heads(trainer: DAPTrainer, run: Mapping[str, Any]) -> None:
     folder.
 
     Args:
+        trainer: its model's heads are trained, on pairs of its training dataset.
         run: record of the run (`describe_run`). Heads in the output folder are loaded only if they
             were saved with an equal record.
     """
@@ -89,8 +90,7 @@ def train_missing_heads(trainer: DAPTrainer, run: Mapping[str, Any]) -> None:
         return
     if args.freeze_encoder:
         start_bias(model, first_pairs(trainer, args.head_pairs))
-        return
-    if args.head_steps == 0:
+    if args.freeze_encoder or args.head_steps == 0:
         return
 
     if args.process_index == 0:
@@ -101,16 +101,13 @@ def train_missing_heads(trainer: DAPTrainer, run: Mapping[str, Any]) -> None:
                 results = train_heads(trainer, readers)
             write_json(results, file.with_name(RESULTS_FILE))
             save_heads(model, file, run)
-    share_heads(model, args.world_size, args.device)
+    if args.world_size > 1:
+        share_heads(model, args.device)
     model.has_random_head = False
 
 
 def train_heads(trainer: DAPTrainer, readers: Sequence[Objective]) -> dict[str, float]:
     """Train the heads, and measure before and after how much they use the source.
-
-    Args:
-        trainer: the trainer of the run. The heads of its model are changed.
-        readers: the objectives whose heads are trained, RTL and BOW.
 
     Returns:
         Values by name: the numbers of pairs and steps, the seconds of encoding and training, and
@@ -118,41 +115,38 @@ def train_heads(trainer: DAPTrainer, readers: Sequence[Objective]) -> dict[str, 
         end in "_before" and "_after", if there are dev pairs.
     """
     args = trainer.args
-    model = trainer.model
-    steps = number_of_steps(trainer, readers)
+    steps = args.head_steps
+    if steps is None:
+        steps = 200 if any(reader.name == "rtl" for reader in readers) else 400
     before = measure(trainer)
     rows = first_pairs(trainer, args.head_pairs)
-
-    start_bias(model, rows)
+    start_bias(trainer.model, rows)
 
     cpu_began = time.process_time()
     encoding_began = time.perf_counter()
     kept = encode_once(trainer, readers, rows)
     training_began = time.perf_counter()
-    loss = train_on_kept(trainer, readers, kept)
+    loss = train_on_kept(trainer, readers, kept, steps)
     training_ended = time.perf_counter()
-    cpu_seconds = time.process_time() - cpu_began
+    results = {
+        "pairs": len(rows),
+        "steps": steps,
+        "loss": round(loss, 4),
+        "encoding_seconds": round(training_began - encoding_began, 1),
+        "training_seconds": round(training_ended - training_began, 1),
+        "cpu_seconds": round(time.process_time() - cpu_began, 1),
+    }
 
     after = measure(trainer)
-
-    seconds = training_ended - encoding_began
-    text = counted(len(rows), "pair")
-    learned = f"heads trained on {text} in {counted(steps, 'step')}, {seconds:.0f} s"
-    logger.info("%s: loss %.2f nats per token", learned, loss)
-    for name in (f"{reader.name}_source_nats" for reader in readers):
-        if name in after:
-            values = (name, before[name], after[name])
-            logger.info(
-                "%s, by which the source lowers the loss: %.2f nats per token before, %.2f after",
-                *values,
-            )
-    results = {"pairs": len(rows), "steps": steps, "loss": round(loss, 4)}
-    results["encoding_seconds"] = round(training_began - encoding_began, 1)
-    results["training_seconds"] = round(training_ended - training_began, 1)
-    results["cpu_seconds"] = round(cpu_seconds, 1)
     results |= {f"{name}_before": value for name, value in before.items()}
     results |= {f"{name}_after": value for name, value in after.items()}
-    model.train()
+    text = f"{counted(len(rows), 'pair')} in {counted(steps, 'step')}"
+    logger.info("heads trained on %s: loss %.2f nats per token", text, loss)
+    for reader in readers:
+        name = f"{reader.name}_source_nats"
+        if name in after:
+            logger.info("%s: %.2f before, %.2f after", name, before[name], after[name])
+    trainer.model.train()
     return results
 
 
@@ -160,7 +154,10 @@ def train_heads(trainer: DAPTrainer, readers: Sequence[Objective]) -> dict[str, 
 
 
 def first_pairs(trainer: DAPTrainer, count: int) -> Rows:
-    """Return the first `count` tokenised pairs that the joint training will draw."""
+    """Return the first `count` tokenised pairs that the joint training will draw, or all if fewer.
+
+    A row has the columns of `tokenize_bitext` as keys.
+    """
     dataset = trainer.train_dataset
     if isinstance(dataset, IterableDataset):
         return list(dataset.take(count))
@@ -172,13 +169,11 @@ def start_bias(model: DAPForPreTraining, rows: Rows) -> None:
     """Set the bias of the head's output to the logarithm of the targets' token frequencies.
 
     The head then does not spend its first steps on learning them. Nothing is done if the bias is
-    not all zeros, or if the head also predicts source tokens.
+    not all zeros, because it was copied, or if the head also predicts source tokens.
     """
     config = model.config
     predicts_sources = any(each.predicts == "tokens" for each in model.objectives)
-    if "rtl" in config.objectives and config.rtl_direction != "source-to-target":
-        predicts_sources = True
-    if predicts_sources or model.prediction_head.bias.any():
+    if predicts_sources or config.reconstructs_sources or model.prediction_head.bias.any():
         return
 
     # Only RTL predicts the token that ends a sentence.
@@ -210,15 +205,7 @@ class KeptPairs:
     states: dict[str, list[Tensor]]
 
     def batch(self, numbers: Sequence[int], device: torch.device) -> tuple[Pairs, Encoded]:
-        """Make a padded batch of some of the pairs.
-
-        Args:
-            numbers: positions of B pairs in `rows`.
-            device: where the heads are trained.
-
-        Returns:
-            The token ids of the pairs, and the kept outputs of the encoder for them.
-        """
+        """Make a padded batch of the pairs with these B numbers, on the device."""
         pairs = pad_pairs([self.rows[number] for number in numbers], self.collator, device)
         states = {}
         for name, kept in self.states.items():
@@ -232,16 +219,7 @@ class KeptPairs:
 
 
 def pad_pairs(rows: Rows, collator: BitextCollator, device: torch.device) -> Pairs:
-    """Pad tokenised pairs to a batch, and draw the noise that decides which tokens are masked.
-
-    Args:
-        rows: B tokenised pairs.
-        collator: pads them.
-        device: where the batch is needed.
-
-    Returns:
-        The token ids, masks, noise and language ids of the batch, on the device.
-    """
+    """Pad B tokenised pairs to a batch, and draw the noise that decides which tokens are masked."""
     inputs = collator(rows)
     sides = []
     for side in ("source", "target"):
@@ -255,15 +233,9 @@ def pad_pairs(rows: Rows, collator: BitextCollator, device: torch.device) -> Pai
 
 @torch.no_grad()
 def encode_once(trainer: DAPTrainer, readers: Sequence[Objective], rows: Rows) -> KeptPairs:
-    """Encode tokenised pairs, and keep only the outputs that the heads need.
+    """Encode tokenised pairs, and keep only the outputs that the readers' heads need.
 
-    Args:
-        trainer: the trainer of the run, with the encoder. Its model is left in evaluation mode.
-        readers: the objectives whose heads will be trained.
-        rows: N tokenised pairs.
-
-    Returns:
-        The pairs with these outputs.
+    The trainer's model is left in evaluation mode.
     """
     model = trainer.model.eval()
     device = trainer.args.device
@@ -304,13 +276,10 @@ def encode_once(trainer: DAPTrainer, readers: Sequence[Objective], rows: Rows) -
 # ---------------------------------------------------------------------------- 3. train the heads
 
 
-def train_on_kept(trainer: DAPTrainer, readers: Sequence[Objective], kept: KeptPairs) -> float:
-    """Train the heads on the kept outputs of the encoder.
-
-    Args:
-        trainer: the trainer of the run. The heads of its model are changed, its encoder is not.
-        readers: the objectives whose losses are added up.
-        kept: the pairs to learn from.
+def train_on_kept(
+    trainer: DAPTrainer, readers: Sequence[Objective], kept: KeptPairs, steps: int
+) -> float:
+    """Train the heads on the kept outputs of the encoder, which stays unchanged.
 
     Returns:
         Mean loss of the last tenth of the steps, in nats per token. Losses of several objectives
@@ -318,7 +287,6 @@ def train_on_kept(trainer: DAPTrainer, readers: Sequence[Objective], kept: KeptP
     """
     args = trainer.args
     model = trainer.model
-    steps = number_of_steps(trainer, readers)
     heads = list(head_parameters(model).values())
     optimizer = torch.optim.AdamW(heads, lr=LEARNING_RATE, betas=BETAS)
     warmup = min(WARMUP_STEPS, steps // 4)
@@ -328,46 +296,25 @@ def train_on_kept(trainer: DAPTrainer, readers: Sequence[Objective], kept: KeptP
 
     model.train()
     model.dap.eval()
-    with tqdm(range(steps), desc="train the heads", disable=args.disable_tqdm) as bar:
-        for _ in bar:
-            pairs, encoded = kept.batch(next(draws), args.device)
-            with mixed_precision(args.device):
-                loss = 0.0
-                for reader in readers:
-                    loss += reader.mean(*reader.loss_from_source(pairs, encoded, model))
-            loss.backward()
-            clip_grad_norm_(heads, LARGEST_GRADIENT_NORM)
-            optimizer.step()
-            schedule.step()
-            optimizer.zero_grad()
-            losses.append(loss.detach())
-            if len(losses) % 20 == 0 or len(losses) == steps:
-                _require_finite(loss.item(), len(losses))
-                bar.set_postfix(loss=f"{loss.item():.2f}")
+    for step in tqdm(range(1, steps + 1), desc="train the heads", disable=args.disable_tqdm):
+        pairs, encoded = kept.batch(next(draws), args.device)
+        with mixed_precision(args.device):
+            loss = 0.0
+            for reader in readers:
+                loss += reader.mean(*reader.loss_from_source(pairs, encoded, model))
+        loss.backward()
+        clip_grad_norm_(heads, LARGEST_GRADIENT_NORM)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+        losses.append(loss.detach())
+        if (step % 20 == 0 or step == steps) and not math.isfinite(loss.item()):
+            raise FloatingPointError(
+                f"the loss of the heads is {loss.item()} at step {step} of their training: check "
+                "the weights of the start model, or leave this training out (head_steps=0)"
+            )
     last = losses[-max(1, steps // 10) :]
     return torch.stack(last).mean().item()
-
-
-def _require_finite(loss: float, step: int) -> None:
-    """Raise `FloatingPointError` if the loss of a step is NaN or infinite."""
-    if not math.isfinite(loss):
-        raise FloatingPointError(
-            f"the loss of the heads is {loss} at step {step} of their training: check the weights "
-            "of the start model, or give --head_steps 0"
-        )
-
-
-def number_of_steps(trainer: DAPTrainer, readers: Sequence[Objective]) -> int:
-    """Return `--head_steps` or, if it is None, 200 with RTL and 400 without.
-
-    Args:
-        trainer: the trainer with the arguments.
-        readers: the objectives whose heads are trained.
-    """
-    steps = trainer.args.head_steps
-    if steps is not None:
-        return steps
-    return 200 if any(reader.name == "rtl" for reader in readers) else 400
 
 
 def endless_batches(count: int) -> Iterator[list[int]]:
@@ -388,14 +335,8 @@ def measure(trainer: DAPTrainer) -> dict[str, float]:
     """Measure how much the heads use the source, if the trainer has an evaluator for it."""
     for each in trainer.evaluators:
         if isinstance(each, HeadReading):
-            encoder = EncoderWithHeads(
-                trainer.model,
-                trainer.processing_class,
-                prefix=trainer.prefix,
-                max_seq_length=trainer.max_seq_length,
-            )
             with mixed_precision(trainer.args.device):
-                return replace(each, count=MEASURED_PAIRS, ratios=())(encoder)
+                return replace(each, count=MEASURED_PAIRS, ratios=())(trainer.encoder())
     return {}
 
 
@@ -421,15 +362,7 @@ def head_parameters(model: DAPForPreTraining) -> dict[str, torch.nn.Parameter]:
 
 @contextmanager
 def frozen_encoder(model: DAPForPreTraining, device: torch.device) -> Iterator[None]:
-    """Freeze the encoder and move the model to a device, as a context manager.
-
-    When the block ends, the model goes back to its device, and the parameters that were trainable
-    are so again.
-
-    Args:
-        model: the model, which is changed in place.
-        device: where the heads are trained.
-    """
+    """Freeze the encoder and move the model to a device until the block ends."""
     home = model.device
     learning = [each for each in model.dap.parameters() if each.requires_grad]
     model.to(device)
@@ -446,13 +379,7 @@ def frozen_encoder(model: DAPForPreTraining, device: torch.device) -> Iterator[N
 
 
 def save_heads(model: DAPForPreTraining, file: Path, run: Mapping[str, Any]) -> None:
-    """Save the heads in a safetensors file, with the record of the run in its metadata.
-
-    Args:
-        model: the model with the heads. The projection of translation ranking is not saved.
-        file: the file to write.
-        run: record of the run, by which `load_heads` tells whether the heads fit.
-    """
+    """Save the trained heads in a safetensors file, with the record of the run in its metadata."""
     heads = {name: value.detach().cpu() for name, value in head_parameters(model).items()}
     with whole_file(file) as opened:
         opened.write(save(heads, metadata={"run": json.dumps(run)}))
@@ -461,11 +388,6 @@ def save_heads(model: DAPForPreTraining, file: Path, run: Mapping[str, Any]) -> 
 @torch.no_grad()
 def load_heads(model: DAPForPreTraining, file: Path, run: Mapping[str, Any]) -> bool:
     """Load heads that an earlier start of the same run has trained.
-
-    Args:
-        model: its heads get the weights.
-        file: the file that `save_heads` wrote, or would have written.
-        run: record of the run, which must equal the one in the file.
 
     Returns:
         True if the heads were loaded, False if there is no such file or its record differs.
@@ -483,18 +405,8 @@ def load_heads(model: DAPForPreTraining, file: Path, run: Mapping[str, Any]) -> 
 
 
 @torch.no_grad()
-def share_heads(model: DAPForPreTraining, processes: int, device: torch.device) -> None:
-    """Copy the weights of the first process's heads to all other processes.
-
-    All processes call this together.
-
-    Args:
-        model: this process's model.
-        processes: number of processes. With one, nothing is done.
-        device: where the processes exchange tensors.
-    """
-    if processes == 1:
-        return
+def share_heads(model: DAPForPreTraining, device: torch.device) -> None:
+    """Copy the weights of the first process's heads to all others, which call this together."""
     for parameter in head_parameters(model).values():
         value = parameter.to(device)
         broadcast(value, src=0)

@@ -4,7 +4,6 @@ import dataclasses
 import hashlib
 import json
 import logging
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from datasets import Dataset
+from torch import nn
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME, TRAINING_ARGS_NAME
 from transformers.trainer_utils import align_special_tokens, sort_checkpoints
@@ -34,9 +34,9 @@ logger = logging.getLogger(__name__)
 #: Written last, so this file marks a finished run.
 FINISHED = "train_results.json"
 
-#: The parts of a checkpoint, and the file names that Trainer, DeepSpeed and FSDP give them.
+#: The parts of a checkpoint, and the file names that Trainer, DeepSpeed and FSDP give them. The
+#: Trainer writes its own state last. It would resume without some of the others and say nothing.
 PARTS = {
-    "configuration": ["config.json"],
     "weights": ["model*.safetensors", "pytorch_model*", "global_step*"],
     "optimizer": ["optimizer*", "global_step*"],
     "scheduler": ["scheduler.pt"],
@@ -60,8 +60,8 @@ REPLACED = ("per_device_train_batch_size", "total_train_batch_size", "validation
 
 #: Arguments that may be paths. The record has their last parts.
 PATHS = (
-    "model_name_or_path", "config_name", "tokenizer_name", "init_heads_from",
-    "train_data", "plugin", "distill_from",
+    "model_name_or_path", "config_name", "tokenizer_name", "init_heads_from", "train_data",
+    "plugin", "distill_from",
 )  # fmt: skip
 
 #: Arguments that decide the order of a stream. Text that is read at once has a digest instead.
@@ -74,7 +74,7 @@ PAIRS_IN_DIGEST = 2000
 # ----------------------------------------------------------------------------- finding a checkpoint
 
 
-def find_resumable(args: DAPTrainingArguments) -> str | None:
+def find_resumable(args: TrainingArguments) -> str | None:
     """Find the checkpoint to resume from.
 
     This is the one that `resume_from_checkpoint` names, or else the last complete one of the run
@@ -99,20 +99,11 @@ def find_resumable(args: DAPTrainingArguments) -> str | None:
             raise UserError(f"{wanted}: its {', '.join(lacking)} is missing: name another")
         return wanted
 
-    checkpoints = sort_checkpoints(str(folder)) if folder.is_dir() else []
-    if checkpoints and args.save_only_model:
-        raise UserError(
-            f"{folder} holds a run with save_only_model, which cannot be resumed: give another "
-            "folder, or resume_from_checkpoint false to begin anew"
-        )
-    for checkpoint in reversed(checkpoints):
+    for checkpoint in reversed(sort_checkpoints(str(folder)) if folder.is_dir() else []):
         lacking = missing_parts(Path(checkpoint))
         if lacking:
-            logger.warning(
-                "%s is skipped: it was only partly saved, its %s is missing",
-                checkpoint,
-                ", ".join(lacking),
-            )
+            what = ", ".join(lacking)
+            logger.warning("%s is skipped: it lacks its %s", checkpoint, what)
         elif is_of_another_run(folder, Path(checkpoint)):
             logger.warning("%s is skipped: it is from an earlier run in %s", checkpoint, folder)
         else:
@@ -121,42 +112,27 @@ def find_resumable(args: DAPTrainingArguments) -> str | None:
 
 
 def is_of_another_run(folder: Path, checkpoint: Path) -> bool:
-    """Tell whether a checkpoint is left over from an earlier run in the same folder.
+    """Tell whether a checkpoint is left over from an earlier run in the same output folder.
 
-    Args:
-        folder: output folder of the run, with the run's record (`run.json`).
-        checkpoint: a checkpoint in it, with the record of the run that made it.
-
-    Returns:
-        True if the two records differ. False if one of them does not exist.
+    This is so if the record of the folder's run and that of the checkpoint differ. False if one of
+    them does not exist.
     """
     of_run = folder / RECORD
     of_checkpoint = checkpoint / RECORD
     if not of_run.exists() or not of_checkpoint.exists():
         return False
-    with reading(checkpoint):
-        record = read_json(of_checkpoint)
-    return bool(differences(read_json(of_run), record))
+    return bool(differences(read_json(of_run), read_json(of_checkpoint)))
 
 
 def missing_parts(checkpoint: Path) -> list[str]:
-    """List the parts of a checkpoint that are missing or not readable.
-
-    The Trainer writes its own state last, so a checkpoint with a readable state is complete.
-
-    Returns:
-        Names for a message, such as "weights" or "trainer_state.json". Empty if the checkpoint is
-        complete.
-    """
+    """List the parts of a checkpoint that are missing or, as its state may be, half written."""
     lacking = []
     for part, names in PARTS.items():
-        found = [path for name in names for path in checkpoint.glob(name)]
-        # DeepSpeed's part is a folder. The Trainer would skip another folder without a word.
-        if not any(path.is_file() or any(path.glob("*.pt")) for path in found):
+        if not any(path for name in names for path in checkpoint.glob(name)):
             lacking.append(part)
     try:
         trainer_state(checkpoint)
-    except (FileNotFoundError, NotADirectoryError, IsADirectoryError, UserError):
+    except (UserError, OSError):
         lacking.append(TRAINER_STATE_NAME)
     return lacking
 
@@ -166,24 +142,17 @@ def trainer_state(checkpoint: str | Path) -> dict[str, Any]:
     return read_json(Path(checkpoint) / TRAINER_STATE_NAME)
 
 
-def _is_no_comparison(record: logging.LogRecord) -> bool:
-    """Tell whether a message is not the comparison of `Trainer` with the stopped run.
-
-    It takes a share such as `eval_steps: 0.2` for another value than its number of steps. The
-    arguments that matter are compared by `require_same_run`.
-    """
-    return "do not match the ones in the `trainer_state.json`" not in record.getMessage()
-
-
 class ResumableTrainer(Trainer):
-    """A `Trainer` that refuses a checkpoint with missing weights, instead of a warning.
+    """A `Trainer` that stops if a checkpoint lacks weights or the moments of its optimizer.
+
+    `Trainer` itself only warns of missing weights, and accepts an optimizer's state that does not
+    belong to the weights.
 
     Nothing that it saves holds a path of this machine, because users publish and move folders.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        logging.getLogger("transformers.trainer_utils").addFilter(_is_no_comparison)
         self.add_callback(ResumedSchedule())
         self.add_callback(RecordInCheckpoints())
 
@@ -202,15 +171,42 @@ class ResumableTrainer(Trainer):
         if self.args.should_save:
             save_without_paths(self.state, Path(self.args.output_dir))
 
+    def _load_from_checkpoint(self, checkpoint: str, model: nn.Module | None = None) -> None:
+        with reading(f"the weights of {checkpoint}"):
+            super()._load_from_checkpoint(checkpoint, model)
+
     def _issue_warnings_after_load(self, load_result: Any) -> None:
         """Raise `ValueError` for weights that are missing or too many, except tied ones."""
         missing = set(load_result.missing_keys)
         if missing == set(self.model._keys_to_ignore_on_save or ()):
             missing = set()
-        for problem, names in (("lacks", missing), ("also has", load_result.unexpected_keys)):
-            if names:
-                raise ValueError(f"it {problem} {len(names)} weights, such as {min(names)}")
-        super()._issue_warnings_after_load(load_result)
+        others = {*missing, *load_result.unexpected_keys}
+        if others:
+            raise ValueError(f"{len(others)} weights are missing or too many, see {min(others)}")
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        if checkpoint is None:
+            return
+        with reading(f"the optimizer of {checkpoint}"):
+            super()._load_optimizer_and_scheduler(checkpoint)
+            optimizer = getattr(self.optimizer, "optimizer", self.optimizer)
+            if isinstance(optimizer, torch.optim.Adam):  # also AdamW
+                check_moments(optimizer)
+
+
+def check_moments(optimizer: torch.optim.Adam) -> None:
+    """Raise `ValueError` if an Adam optimizer lacks the moments of its weights.
+
+    Moments are running means of gradients and of their squares. A parameter that no loss uses has
+    none, and is not checked.
+    """
+    if not optimizer.state:
+        raise ValueError("there are no moments")
+    for parameter, state in optimizer.state.items():
+        for name in ("exp_avg", "exp_avg_sq"):
+            if state[name].shape != parameter.shape:
+                shapes = f"{tuple(state[name].shape)} for a weight of {tuple(parameter.shape)}"
+                raise ValueError(f"{name} has shape {shapes}")
 
 
 # ----------------------------------------------------------------------- training from a checkpoint
@@ -224,34 +220,21 @@ def train_to_end(trainer: Trainer, checkpoint: str | None) -> dict[str, float]:
     step, before it had saved everything.
 
     Args:
+        trainer: the trainer of the run.
         checkpoint: folder of the checkpoint to resume from. None trains from the start.
 
     Returns:
         The metrics of the training by name. If only the model was loaded, these are `steps` and
         `epoch`.
     """
-    is_last = False
-    if checkpoint is not None:
-        with reading(checkpoint):
-            is_last = has_ended(checkpoint, trainer.args.max_steps)
-        if not is_last:
-            warn_of_random_states(trainer.args, Path(checkpoint))
-    if not is_last:
+    if checkpoint is None or not has_ended(checkpoint, trainer.args.max_steps):
+        if checkpoint is not None:
+            check_random_states(trainer.args, Path(checkpoint))
         try:
             return trainer.train(resume_from_checkpoint=checkpoint).metrics
-        except RuntimeError as error:
-            if "DataLoader worker (pid" not in str(error):
-                raise
-            raise UserError(
-                "a process that reads batches was killed, perhaps because memory ran out: give "
-                "the same command again to resume, with a smaller dataloader_num_workers"
-            ) from error
-        except (UserError, OSError) as error:
-            if " in DataLoader worker process " not in str(error):
-                raise
-            # The message of the worker's own error stands below its traceback.
-            message = re.split(r"\n[\w.]+Error: ", str(error))[-1]
-            raise UserError(message) from error
+        except UserError as error:
+            # A process that reads batches puts its traceback before the message.
+            raise UserError(str(error).rsplit("UserError: ", 1)[-1]) from error
 
     trainer.state = TrainerState.load_from_json(str(Path(checkpoint) / TRAINER_STATE_NAME))
     ResumedSchedule().on_train_begin(trainer.args, trainer.state, trainer.control)
@@ -262,28 +245,28 @@ def train_to_end(trainer: Trainer, checkpoint: str | None) -> dict[str, float]:
     return {"steps": trainer.state.global_step, "epoch": trainer.state.epoch}
 
 
-def warn_of_random_states(args: TrainingArguments, checkpoint: Path) -> None:
-    """Log a warning if a process has no state of the random numbers in a checkpoint.
+def check_random_states(args: TrainingArguments, checkpoint: Path) -> None:
+    """Raise `UserError` if a process would not find its random numbers in a checkpoint.
 
-    `Trainer` would draw other dropout without a word, such as with another number of processes.
+    `Trainer` would draw other dropout without a word. A run that is resumed by another number of
+    processes has no such states. It only gets a warning.
     """
     name = f"rng_state_{args.process_index}.pth" if args.world_size > 1 else "rng_state.pth"
     is_missing = not (checkpoint / name).is_file()
     missing = int(sum_over_processes(torch.tensor(int(is_missing), device=args.device)))
-    if missing:
-        logger.warning(
-            "%s lacks the random states of %s: their dropout and masks are drawn anew",
-            checkpoint,
-            counted(missing, "process", "es"),
-        )
+    if not missing:
+        return
+    what = f"the random states of {counted(missing, 'process', 'es')}"
+    path = record_path(checkpoint)
+    if path is not None and read_json(path).get("processes") == args.world_size:
+        raise UserError(f"{checkpoint} lacks {what}: remove it, to resume from the one before")
+    logger.warning("%s lacks %s: dropout and masks are drawn anew", checkpoint, what)
 
 
 def has_ended(checkpoint: str, max_steps: int) -> bool:
     """Tell whether no step is left after a checkpoint, because of its step or an early stop.
 
-    Args:
-        max_steps: number of steps of the run. If it is 0 or less, the number in the checkpoint
-            counts, which follows from the epochs.
+    If `max_steps` is 0 or less, the number in the checkpoint counts, which follows from the epochs.
     """
     state = trainer_state(checkpoint)
     control = (state.get("stateful_callbacks") or {}).get("TrainerControl", {})
@@ -323,10 +306,13 @@ def describe_run(
 
     These are the arguments that can change the weights, the model's configuration, the number of
     processes and pairs per step, and digests of the text. The record can be written as JSON.
-    Absolute paths are without the folders above them.
+    Absolute paths are without the folders above them, and streams have no digest.
 
     Args:
-        train: training pairs by language, map-style or streamed. Streams have no digest.
+        config: the model's configuration.
+        arguments: the arguments of the model, the text and the training.
+        train: training pairs by language, map-style or streamed.
+        dev: dev pairs by language.
     """
     model, data, training = arguments
     given = dataclasses.asdict(model) | dataclasses.asdict(data) | training.to_dict()
@@ -377,9 +363,6 @@ def record_run(run: dict[str, Any], training: DAPTrainingArguments, checkpoint: 
 
     The record is written to `run.json` in the output folder, by the first process. For a resumed
     run this is done only if the folder has none.
-
-    Args:
-        checkpoint: folder of the checkpoint to resume from. None for a new run.
     """
     here = Path(training.output_dir) / RECORD
     if checkpoint is not None:
@@ -400,24 +383,20 @@ def require_same_run(run: dict[str, Any], checkpoint: Path) -> None:
             checkpoint / RECORD,
         )
         return
-    with reading(checkpoint):
-        before = read_json(record)
+    before = read_json(record)
     if not run.get("streaming"):
         before.pop("processes", None)  # only a stream is shared out by process
     differing = differences(before, run)
     if differing:
         raise UserError(
-            f"{checkpoint} is of a run with {'; '.join(differing)}: give the same arguments, or "
-            "another folder, or resume_from_checkpoint false to begin anew"
+            f"{checkpoint} is of a run with {'; '.join(differing)}: give the same arguments; or "
+            "another output folder, and this checkpoint as the model to train further; or "
+            "resume_from_checkpoint=false to begin anew"
         )
 
 
 def record_path(checkpoint: Path) -> Path | None:
-    """Return the path of the record of a checkpoint's run, in its folder or the one above it.
-
-    Returns:
-        The path, or None if there is no record.
-    """
+    """Return the path of the record of a checkpoint's run, in its folder or the one above it."""
     places = [checkpoint / RECORD, checkpoint.parent / RECORD]
     return next((place for place in places if place.exists()), None)
 
@@ -450,9 +429,9 @@ class ResumedSchedule(TrainerCallback):
     """Callback that corrects the state of a resumed run before its first step.
 
     - The intervals of logging, evaluation and saving become those of this start's arguments.
-    - The path of the best checkpoint so far is changed to this output folder, because the folder
-      may have been moved. If that checkpoint is missing, the best one is chosen anew, with a
-      warning.
+    - The path of the best checkpoint so far is looked up in this output folder, because the folder
+      may have been moved, or beside the checkpoint to resume from. If that checkpoint is missing,
+      the best one is chosen anew, with a warning.
     """
 
     def on_train_begin(
@@ -462,19 +441,14 @@ class ResumedSchedule(TrainerCallback):
         if not state.best_global_step:
             return
         name = f"checkpoint-{state.best_global_step}"
-        here = Path(args.output_dir) / name
-        places = [here]
-        if not here.with_name(f"checkpoint-{state.global_step}").is_dir():
-            # The run is resumed from a checkpoint of another folder, perhaps of an older version.
-            resumed = Path(str(args.resume_from_checkpoint))
-            places += [resumed.with_name(name)] if resumed.is_dir() else []
-            places += map(Path, filter(None, [state.best_model_checkpoint]))
+        places = [Path(args.output_dir, name)]
+        resumed = Path(str(args.resume_from_checkpoint))
+        if resumed.is_dir():
+            places.append(resumed.with_name(name))
         best = next((place for place in places if place.is_dir()), None)
         state.best_model_checkpoint = None if best is None else str(best)
         if best is None:
-            logger.warning(
-                "%s, the best checkpoint so far, is missing: the best is chosen anew", here
-            )
+            logger.warning("%s, the best one so far, is missing: it is chosen anew", places[0])
             state.best_metric = None
             state.best_global_step = None
 

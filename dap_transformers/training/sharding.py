@@ -18,19 +18,15 @@ def prepare_sharding(trainer: Trainer) -> None:
     """Change the settings of accelerate so that FSDP shards the encoder layer by layer.
 
     Also switches off FSDP's own mixed precision, because the trainer uses autocast. Without FSDP,
-    do nothing.
-
-    Args:
-        trainer: trainer of a DAP model, before its model is wrapped.
+    do nothing. This is called before the trainer's model is wrapped.
     """
+    is_sharded = trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled
+    if is_sharded and trainer.args.peft_lora_rank is not None:
+        raise UserError("LoRA does not work with FSDP and DeepSpeed: use DDP")
     if not trainer.is_fsdp_enabled:
-        is_asked_for = os.environ.get("ACCELERATE_USE_FSDP") == "true" or trainer.args.fsdp
-        if is_asked_for:
+        if os.environ.get("ACCELERATE_USE_FSDP") == "true" or trainer.args.fsdp:
             kind = trainer.args.device.type
-            raise UserError(
-                f"accelerate has no FSDP on {kind}, it would use DDP: give "
-                "configs/accelerate/ddp.yaml."
-            )
+            raise UserError(f"accelerate has no FSDP on {kind}, it would use DDP: use DDP")
         return
 
     plugin = trainer.accelerator.state.fsdp_plugin
@@ -47,9 +43,6 @@ def check_fsdp(plugin: FullyShardedDataParallelPlugin) -> None:
     """Raise `UserError` for FSDP version 1, or if checkpoints would be saved in shards.
 
     `from_pretrained` could not load a checkpoint in shards.
-
-    Args:
-        plugin: accelerate's settings of FSDP.
     """
     kind = getattr(plugin.state_dict_type, "name", plugin.state_dict_type)
     settings = (("version", plugin.fsdp_version, 2), ("state_dict_type", kind, "FULL_STATE_DICT"))

@@ -1,6 +1,11 @@
-"""What a training logs of its steps, and two callbacks."""
+"""What training steps log, the check that they are finite, and two callbacks.
+
+Values stay on the device until a line is logged, because reading them at each step would let a GPU
+wait for the host.
+"""
 
 import time
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -8,11 +13,15 @@ from torch import Tensor
 from torch.utils.data import Sampler
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from dap_transformers.errors import SHOWN, UserError
 from losses_dap import sum_over_processes
 from modeling_dap import DAPForPreTrainingOutput
 
 #: Distance of the seeds of two processes, so that they are no seeds of other runs.
 SEEDS_BETWEEN_PROCESSES = 1_000_003
+
+#: Checks that are kept on the device, where lines are logged more rarely.
+UNCHECKED_AT_MOST = 1000
 
 
 class StepMeter:
@@ -66,6 +75,67 @@ class StepMeter:
         self.steps = 0
         self.pairs = 0
         return values
+
+
+class FiniteCheck:
+    """Remembers whether losses and gradients were finite, and raises an error later if not.
+
+    Attributes:
+        pairs: ids of the pairs since the last optimizer step, such as "de:17".
+    """
+
+    def __init__(self) -> None:
+        self.pairs: list[str] = []
+        self.unchecked: list[tuple[Tensor, Callable[[], Exception]]] = []
+
+    def is_finite(self, what: str, value: Tensor, step: int, parts: Mapping[str, Tensor]) -> None:
+        """Check later that a loss or gradient is finite.
+
+        Args:
+            what: "loss" or "gradient", for the message.
+            value: a scalar.
+            step: number of the present step, from 1.
+            parts: values to name in the message, such as the loss of each objective.
+        """
+        pairs = self.pairs.copy()
+        parts = {name: part.detach() for name, part in parts.items()}
+
+        def failure() -> FloatingPointError:
+            listed = ", ".join(f"{name}={part.item()}" for name, part in parts.items())
+            languages = ", ".join(sorted({pair.split(":", 1)[0] for pair in pairs}))
+            return FloatingPointError(
+                f"the {what} is not finite at step {step} ({listed}); languages: {languages}; "
+                f"pairs: {' '.join(pairs)}. Nothing was saved after it: resume from the last "
+                "checkpoint with a lower learning rate, or look at these pairs"
+            )
+
+        self._later(value.isfinite(), failure)
+
+    def has_negatives(self, negatives: Tensor, step: int) -> None:
+        """Check later that the sentences of a batch had negatives, a scalar number."""
+        error = UserError(
+            f"the batch of step {step} has no negatives, because all its sources or targets are "
+            f"equal (pairs: {' '.join(self.pairs[:SHOWN])} ...): give a larger batch, or remove "
+            "repeated sentences from the text"
+        )
+        self._later(negatives != 0, lambda: error)
+
+    def _later(self, is_fine: Tensor, failure: Callable[[], Any]) -> None:
+        """Keep a condition, a bool scalar on the device, for the next `raise_if_not_fine`."""
+        self.unchecked.append((is_fine.detach(), failure))
+        if len(self.unchecked) >= UNCHECKED_AT_MOST:
+            self.raise_if_not_fine()
+
+    def raise_if_not_fine(self) -> None:
+        """Raise the error of the first condition since the last call that did not hold."""
+        checks = self.unchecked
+        self.unchecked = []
+        if not checks:
+            return
+        are_fine = torch.stack([is_fine for is_fine, _ in checks]).tolist()
+        for (_, failure), is_fine in zip(checks, are_fine, strict=True):
+            if not is_fine:
+                raise failure()
 
 
 class EpochOfSampler(TrainerCallback):

@@ -46,7 +46,7 @@ def add_teacher(
         name: folder or Hub id of the teacher.
         text: training pairs by language, as text.
         train: the same pairs, tokenised, in the same order.
-        folder: where to keep the vectors.
+        folder: where to keep the vectors. Runs may share it.
 
     Returns:
         The tokenised pairs with the column `teacher_row`, and the vectors (N, T), which are mapped

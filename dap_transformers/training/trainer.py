@@ -10,9 +10,8 @@ Beside what `Trainer` does, it
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -22,17 +21,12 @@ from datasets import Dataset
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import Sampler
-from transformers import (
-    EarlyStoppingCallback,
-    TrainingArguments,
-)
+from transformers import EarlyStoppingCallback, TrainingArguments
 from transformers.trainer_callback import ExportableState
-from transformers.utils import logging as transformers_logging
 
-from dap_transformers import errors
 from dap_transformers.encoding.encoder import SentenceEncoder
 from dap_transformers.encoding.modules import LibrarySettings, write_modules
-from dap_transformers.errors import SHOWN, UserError, counted
+from dap_transformers.errors import UserError, counted, reading
 from dap_transformers.evaluation.evaluator import Evaluator, evaluate
 from dap_transformers.training.arguments import DAPTrainingArguments
 from dap_transformers.training.grad_cache import CachedBatch
@@ -40,26 +34,15 @@ from dap_transformers.training.head_reading import EncoderWithHeads
 from dap_transformers.training.lora import add_adapters, load_adapters, save_adapters
 from dap_transformers.training.resume import ResumableTrainer
 from dap_transformers.training.sharding import own_class, prepare_sharding, whole_model
-from dap_transformers.training.step_log import DrawsOfProcess, EpochOfSampler, StepMeter
+from dap_transformers.training.step_log import (
+    DrawsOfProcess,
+    EpochOfSampler,
+    FiniteCheck,
+    StepMeter,
+)
 from heads_dap import whole
 from losses_dap import world_size
 from modeling_dap import DAPForPreTrainingOutput
-
-#: Checks that are kept on the device, where lines are logged more rarely.
-UNCHECKED_AT_MOST = 1000
-
-
-@dataclass
-class Check:
-    """A condition on a loss or gradient, to be tested later so that a GPU need not wait.
-
-    Attributes:
-        is_fine: bool scalar on the device, True if the condition holds.
-        failure: makes the error to raise if it does not hold.
-    """
-
-    is_fine: Tensor
-    failure: Callable[[], Exception]
 
 
 class DAPTrainer(ResumableTrainer):
@@ -79,10 +62,6 @@ class DAPTrainer(ResumableTrainer):
             allows.
         train_sampler: draws the training rows, such as `LanguageMixSampler`. Default: the shuffle
             of `Trainer`.
-
-    Raises:
-        UserError: `args` are other training arguments, an argument of `Trainer` would have no
-            effect here, or the pairs do not fill one batch.
     """
 
     args: DAPTrainingArguments
@@ -103,8 +82,7 @@ class DAPTrainer(ResumableTrainer):
         self.library = library or LibrarySettings()
         self.train_sampler = train_sampler
         self.meter = StepMeter()
-        self.step_pairs: list[str] = []  # ids of the pairs since the last optimizer step
-        self.unchecked: list[Check] = []  # checks of losses and gradients that are still to do
+        self.check = FiniteCheck()
         self.head_rate = 0.0  # learning rate of the heads, for the log
         if self.evaluators:
             # `Trainer` does not evaluate without a dataset.
@@ -117,16 +95,14 @@ class DAPTrainer(ResumableTrainer):
             # The next batch is copied and prepared while the GPU still computes this step.
             self.accelerator.dataloader_config.non_blocking = True
 
+        if self.args.peft_lora_rank is not None:
+            add_adapters(self.model.dap.encoder, self.args.peft_lora_rank)
         if self.args.freeze_word_embeddings:
             # The prediction head shares this matrix, so its output embeddings are frozen as well.
             self.model.get_input_embeddings().weight.requires_grad_(False)
         if self.args.freeze_encoder:
             self.model.dap.requires_grad_(False)
-        if self.args.peft_lora_rank is not None:
-            add_adapters(self.model.dap.encoder, self.args.peft_lora_rank)
-        self._add_callbacks()
 
-    def _add_callbacks(self) -> None:
         self.add_callback(DrawsOfProcess())
         if hasattr(self.train_sampler, "set_epoch"):
             self.add_callback(EpochOfSampler(self.train_sampler))
@@ -136,7 +112,7 @@ class DAPTrainer(ResumableTrainer):
     def init_hf_repo(self, *args: Any, **kwargs: Any) -> None:
         """Create the Hub repository before the first step, so that a refusal costs no training."""
         repo_id = self.args.hub_model_id or Path(self.args.output_dir).absolute().name
-        with errors.reading(f"{repo_id} was not pushed"):
+        with reading(f"{repo_id} was not pushed"):
             super().init_hf_repo(*args, **kwargs)
 
     def _get_train_sampler(self, train_dataset: Dataset | None = None) -> Sampler | None:
@@ -147,9 +123,6 @@ class DAPTrainer(ResumableTrainer):
 
         With `head_learning_rate`, the parameter groups of the heads are the last ones. Without
         it, the optimizer is that of `Trainer`, unchanged.
-
-        Args:
-            model: the model to train. None: that of the trainer.
         """
         optimizer = super().create_optimizer(model)
         rate = self.args.head_learning_rate
@@ -157,8 +130,8 @@ class DAPTrainer(ResumableTrainer):
             return optimizer
 
         wrapped = self.model if model is None else model
-        whole = self.accelerator.unwrap_model(wrapped, keep_torch_compile=False)
-        encoder = {id(parameter) for parameter in whole.dap.parameters()}
+        unwrapped = self.accelerator.unwrap_model(wrapped, keep_torch_compile=False)
+        encoder = {id(parameter) for parameter in unwrapped.dap.parameters()}
         of_encoder = []
         of_heads = []
         for group in optimizer.param_groups:
@@ -183,20 +156,15 @@ class DAPTrainer(ResumableTrainer):
         return_outputs: bool = False,
         num_items_in_batch: Tensor | int | None = None,
     ) -> Tensor | tuple[Tensor, DAPForPreTrainingOutput]:
-        """Compute the loss of one batch. If it is not finite, `do_checks` raises an error later.
-
-        Args:
-            model: the model, perhaps wrapped for several processes.
-            inputs: the batch that `BitextCollator` made.
-            return_outputs: also return the model's output.
-            num_items_in_batch: not used.
+        """Compute the loss of one batch of `BitextCollator`.
 
         Returns:
-            The loss or, with `return_outputs`, (loss, output).
+            The loss or, with `return_outputs`, (loss, output). If it is not finite, an error is
+            raised when the next line is logged.
         """
         inputs = self._begin(inputs)
         out = model(**inputs)
-        self._observe(out, len(inputs["source_input_ids"]) if model.training else 0)
+        self._observe(out, len(inputs["source_input_ids"]))
         return (out.loss, out) if return_outputs else out.loss
 
     def training_step(
@@ -209,11 +177,6 @@ class DAPTrainer(ResumableTrainer):
 
         A batch that is not larger than `mini_batch_size` runs at once, and so does every batch if
         `mini_batch_size` is None.
-
-        Args:
-            model: the model, perhaps wrapped for several processes.
-            inputs: the batch that `BitextCollator` made.
-            num_items_in_batch: not used in chunks.
 
         Returns:
             The loss, divided by the number of batches per optimizer step.
@@ -262,8 +225,7 @@ class DAPTrainer(ResumableTrainer):
     def _begin(self, inputs: dict[str, Any]) -> dict[str, Any]:
         """Start the clock, and return a batch without the ids of its pairs: the model's arguments.
 
-        The ids are remembered in `step_pairs`, for error messages. A frozen encoder is set to run
-        without dropout.
+        The ids are remembered for error messages.
         """
         self.meter.start()
         if self.args.freeze_encoder:
@@ -271,101 +233,42 @@ class DAPTrainer(ResumableTrainer):
             # without dropout.
             self.model.dap.eval()
         inputs = dict(inputs)
-        self.step_pairs += inputs.pop("pair_ids", [])
+        self.check.pairs += inputs.pop("pair_ids", [])
         return inputs
 
     def _observe(self, out: DAPForPreTrainingOutput, pairs: int) -> None:
-        """Add a batch's losses to those for the log, and leave its checks to `do_checks`.
-
-        `do_checks` raises an error if the loss is not finite, or if a training batch has no
-        negatives for translation ranking. In evaluation only the loss is checked, and nothing is
-        added to the log.
-        """
+        """Add a batch's losses to those for the log, and check them when it is written."""
+        step = self.state.global_step + 1
         losses = {name: value for name, value in out.measures.items() if name.endswith("_loss")}
-        self._check_later(out.loss.isfinite(), self._not_finite("loss", losses))
-        if pairs and out.negatives is not None:
-            names = " ".join(self.step_pairs[:SHOWN])
-            no_negatives = UserError(
-                f"the batch of step {self.state.global_step + 1} has no negatives, because all its "
-                f"sources or targets are equal (pairs: {names} ...): "
-                "give a larger batch, or remove repeated sentences from the text"
-            )
-            self._check_later(out.negatives != 0, lambda: no_negatives)
-        if pairs:
-            self.meter.add(out, pairs)
+        self.check.is_finite("loss", out.loss, step, losses)
+        if out.negatives is not None:
+            self.check.has_negatives(out.negatives, step)
+        self.meter.add(out, pairs)
 
     def _get_grad_norm(
         self, model: nn.Module, grad_norm: Tensor | float | None = None
     ) -> Tensor | float | None:
         """Return the norm of the gradient, which `Trainer` asks for before each optimizer step.
 
-        If it is not finite, `do_checks` raises an error later. With float16 this is no error,
-        because the gradient scaler skips such a step. The list of the step's pairs (`step_pairs`)
-        is emptied.
+        If it is not finite, an error is raised when the next line is logged. With float16 this is
+        no error, because the gradient scaler skips such a step.
         """
         norm = super()._get_grad_norm(model, grad_norm)
         is_scaled = getattr(self.accelerator, "scaler", None) is not None
         if norm is not None and not is_scaled:
             # Under FSDP the norm is sharded, too.
-            values = {"norm": whole(torch.as_tensor(norm, device=self.args.device))}
-            self._check_later(values["norm"].isfinite(), self._not_finite("gradient", values))
-        self.step_pairs = []
+            value = whole(torch.as_tensor(norm, device=self.args.device))
+            self.check.is_finite("gradient", value, self.state.global_step + 1, {"norm": value})
+        self.check.pairs = []
         return norm
 
-    def _check_later(self, is_fine: Tensor, failure: Callable[[], Exception]) -> None:
-        """Store a condition that the next `do_checks` tests. Call it now if many are stored."""
-        self.unchecked.append(Check(is_fine.detach(), failure))
-        if len(self.unchecked) >= UNCHECKED_AT_MOST:
-            self.do_checks()
-
-    def do_checks(self) -> None:
-        """Check the losses and gradients of all steps since the last call.
-
-        This is done when a line is logged, and before an evaluation and before anything is saved.
-        To check each step at once would let a GPU wait for the host.
-        """
-        checks = self.unchecked
-        self.unchecked = []
-        if not checks:
-            return
-        are_fine = torch.stack([check.is_fine for check in checks]).tolist()
-        for check, is_fine in zip(checks, are_fine, strict=True):
-            if not is_fine:
-                raise check.failure()
-
-    def _not_finite(self, what: str, values: Mapping[str, Tensor]) -> Callable[[], Exception]:
-        """Return a function that makes the error for a loss or gradient that is not finite.
-
-        The error, a `FloatingPointError`, names the present step and its pairs.
-        """
-        pairs = self.step_pairs.copy()
-        step = self.state.global_step + 1
-        values = {name: value.detach() for name, value in values.items()}
-
-        def failure() -> FloatingPointError:
-            listed = ", ".join(f"{name}={value.item()}" for name, value in values.items())
-            languages = ", ".join(sorted({pair.split(":", 1)[0] for pair in pairs}))
-            folder = self.args.output_dir
-            kept = self.state.best_model_checkpoint or f"the last checkpoint in {folder}"
-            return FloatingPointError(
-                f"the {what} is not finite at step {step} ({listed}); "
-                f"languages: {languages}; pairs: {' '.join(pairs)}. Nothing was saved after it: "
-                f"resume from {kept} with a lower learning rate, or look at these pairs."
-            )
-
-        return failure
-
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Log a line of metrics. First check all losses and gradients (`do_checks`).
+        """Log a line of metrics. First check all losses and gradients since the last line.
 
         A line with the training loss also gets each objective's mean loss and the pairs per
         second since the last such line, and the heads' learning rate if they have their own.
-
-        Args:
-            logs: metrics by name.
-            start_time: as in `Trainer.log`.
         """
-        self.do_checks()
+        self.check.raise_if_not_fine()
         if "loss" in logs:
             logs = dict(logs)
             if self.args.head_learning_rate is not None:
@@ -390,7 +293,7 @@ class DAPTrainer(ResumableTrainer):
             What the evaluators log, and the seconds that it took. All processes return the same.
         """
         started = time.perf_counter()
-        self.do_checks()
+        self.check.raise_if_not_fine()
         evaluators = self.evaluators if eval_dataset is None else eval_dataset
         found = evaluate(self.encoder(), evaluators)
         metrics = {}
@@ -419,7 +322,7 @@ class DAPTrainer(ResumableTrainer):
         )
 
     def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
-        self.do_checks()
+        self.check.raise_if_not_fine()
         started = time.perf_counter()
         for callback in (*self.callback_handler.callbacks, self.control):
             if isinstance(callback, ExportableState):
@@ -445,8 +348,8 @@ class DAPTrainer(ResumableTrainer):
         self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None
     ) -> None:
         """Save the model, and the files that sentence-transformers needs to pool it correctly."""
-        self.do_checks()
-        with own_class(self.model), no_bars():
+        self.check.raise_if_not_fine()
+        with own_class(self.model):
             super()._save(output_dir, state_dict)
         # Under FSDP all processes come here.
         if self.args.should_save:
@@ -460,25 +363,13 @@ class DAPTrainer(ResumableTrainer):
                 save_adapters(model.encoder, folder)
 
 
-@contextmanager
-def no_bars() -> Iterator[None]:
-    """Hide progress bars of Transformers within the block, such as the bar for writing weights."""
-    were_shown = transformers_logging.is_progress_bar_enabled()
-    transformers_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if were_shown:
-            transformers_logging.enable_progress_bar()
-
-
 def require_batch(pairs: int, args: TrainingArguments) -> None:
     """Raise `UserError` if there are too few training pairs for one batch of all processes."""
     batch = args.per_device_train_batch_size * args.world_size
     if pairs < batch:
         raise UserError(
             f"{counted(pairs, 'training pair')} cannot fill one batch of {batch}: lower the batch "
-            "size."
+            "size"
         )
 
 

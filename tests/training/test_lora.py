@@ -10,7 +10,6 @@ from safetensors.torch import load_file
 from tiny_models import make_batch
 from transformers import AutoModel
 
-from dap_transformers.errors import UserError
 from dap_transformers.training.lora import ADAPTERS_FILE, adapter_parameters, add_adapters
 from dap_transformers.training.resume import FINISHED
 from encoder_dap import build_encoder
@@ -88,9 +87,3 @@ def test_every_tested_encoder_gets_adapters_and_keeps_its_names(model_type: str)
     assert after.keys() == before.keys()
     assert all(torch.equal(value, after[name]) for name, value in before.items())
     assert not any(encoder.load_state_dict(before))
-
-
-def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dap_transformers.training.lora.find_spec", lambda *_: None)
-    with pytest.raises(UserError, match="pip install peft"):
-        add_adapters(build_encoder(tiny_config("bert")), 2)

@@ -2,22 +2,21 @@
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from conftest import built, results, run, state, synthetic_pairs, tiny_config
+from conftest import built, built_and_described, results, run, state, synthetic_pairs, tiny_config
 from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer
 from tokenizers import processors
 from transformers import AutoTokenizer, BertModel, PreTrainedTokenizerFast
 
-from dap_transformers.commands.recipes import parse_arguments
 from dap_transformers.encoding.encoder import SentenceEncoder
 from dap_transformers.encoding.modules import write_modules
 from dap_transformers.evaluation.retrieval import retrieval_accuracy
-from dap_transformers.training.run import build_trainer
 
 # A DAP checkpoint
 
@@ -52,7 +51,7 @@ def scratch(
     bitext_dir: Path,
     tiny_tokenizer: PreTrainedTokenizerFast,
 ) -> tuple[Path, list[str]]:
-    """A folder with an encoder (`mlm`) trained from random weights, and the flags that made it."""
+    """A folder with an encoder (`mlm`) trained from random weights, and flags for any start."""
     folder = tmp_path_factory.mktemp("scratch")
     tiny_config("bert").save_pretrained(folder / "shape")
     tiny_tokenizer.save_pretrained(folder / "tokenizer")
@@ -61,40 +60,15 @@ def scratch(
         "--learning_rate 1e-2 --logging_steps 6 --report_to none --use_cpu --disable_tqdm true "
         "--save_strategy no"
     )
-    flags = ["--tokenizer_name", str(folder / "tokenizer"), "--train_data", str(bitext_dir)]
-    flags += ["--config_name", str(folder / "shape" / "config.json"), *settings.split()]
-    run([*flags, "--objective", "mlm", "--pooling", "mean", "--output_dir", str(folder / "mlm")])
+    flags = ["--train_data", str(bitext_dir), *settings.split()]
+    mlm = ["--objective", "mlm", "--pooling", "mean", "--output_dir", str(folder / "mlm")]
+    run([*flags, *from_shape(folder), *mlm])
     return folder, flags
 
 
-def changed_tokenizer(
-    scratch: tuple[Path, list[str]], folder: Path, **tokens: str | None
-) -> PreTrainedTokenizerFast:
-    """Save that encoder's tokenizer with other special tokens."""
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(scratch[0] / "tokenizer")
-    for name, token in tokens.items():
-        setattr(tokenizer, name, token)
-    tokenizer.save_pretrained(folder)
-    return tokenizer
-
-
-def without(flags: list[str], *names: str) -> list[str]:
-    """Return the flags without some that have a value."""
-    left = list(flags)
-    for name in names:
-        place = left.index(name)
-        del left[place : place + 2]
-    return left
-
-
-def from_mlm(scratch: tuple[Path, list[str]]) -> list[str]:
-    """Return the flags of a training that starts from the encoder made here."""
-    folder, flags = scratch
-    return [
-        *without(flags, "--config_name", "--tokenizer_name"),
-        "--model_name_or_path",
-        str(folder / "mlm"),
-    ]
+def from_shape(folder: Path, shape: str = "shape", tokenizer: str = "tokenizer") -> list[str]:
+    """Flags that start from random weights."""
+    return ["--config_name", str(folder / shape), "--tokenizer_name", str(folder / tokenizer)]
 
 
 def test_an_encoder_learns_from_random_weights(scratch: tuple[Path, list[str]]) -> None:
@@ -111,13 +85,15 @@ def test_an_encoder_learns_from_random_weights(scratch: tuple[Path, list[str]]) 
 def test_an_encoder_made_here_starts_dual_alignment(
     restricted: str, scratch: tuple[Path, list[str]], tmp_path: Path
 ) -> None:
+    folder, flags = scratch
     more = f"--objective tr+rtl --rtl_layers 2 --restrict_target_vocabulary {restricted}"
-    trainer = built([*from_mlm(scratch), *more.split(), "--output_dir", str(tmp_path)])
+    start = ["--model_name_or_path", str(folder / "mlm"), "--output_dir", str(tmp_path)]
+    trainer = built([*flags, *start, *more.split()])
     assert (trainer.model.config.objective, trainer.model.config.pooling) == ("tr+rtl", "mean")
 
     # Encoder and prediction head are those of the checkpoint.
     found = trainer.model.state_dict()
-    made = load_file(scratch[0] / "mlm" / "model.safetensors")
+    made = load_file(folder / "mlm" / "model.safetensors")
     ids = found.pop("prediction_head.token_ids", torch.arange(250))
     assert (len(ids) < 250) == (restricted == "true")
     bias = made.pop("prediction_head.bias")[ids]
@@ -138,46 +114,35 @@ def test_masked_language_modelling_continues(
 ) -> None:
     folder, flags = scratch
     more = f"--model_name_or_path {folder / 'mlm'} --max_steps 1 --mlm_probability 0.3"
-    command = [*without(flags, "--config_name", "--max_steps"), *more.split()]
-    run([*command, "--learning_rate", "0", "--output_dir", str(tmp_path / "more")])
-    config = json.loads((tmp_path / "more" / "config.json").read_text())
+    run([*flags, *more.split(), "--learning_rate", "0", "--output_dir", str(tmp_path)])
+    config = json.loads((tmp_path / "config.json").read_text())
     assert (config["objective"], config["mlm_probability"]) == ("mlm", 0.3)
     assert config["pooling"] == "mean"
     first = load_file(folder / "mlm" / "model.safetensors")
-    second = load_file(tmp_path / "more" / "model.safetensors")
+    second = load_file(tmp_path / "model.safetensors")
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
 def test_the_mask_token_is_that_of_the_given_tokenizer(
     scratch: tuple[Path, list[str]], tmp_path: Path
 ) -> None:
-    tokenizer = changed_tokenizer(scratch, tmp_path / "other", mask_token="a")
-    flags = [*from_mlm(scratch), "--tokenizer_name", str(tmp_path / "other"), "--pooling", "mean"]
-    flags += ["--output_dir", str(tmp_path / "out")]
-    trainer = built([*flags, "--objective", "tr+rtl"])
+    folder, flags = scratch
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder / "tokenizer", mask_token="a")
+    tokenizer.save_pretrained(tmp_path / "other")
+    start = ["--model_name_or_path", str(folder / "mlm"), "--tokenizer_name"]
+    start += [str(tmp_path / "other"), "--pooling", "mean", "--output_dir", str(tmp_path)]
+    trainer = built([*flags, *start, "--objective", "tr+rtl"])
     assert trainer.model.config.mask_token_id == tokenizer.mask_token_id != 4
     with pytest.raises(ValueError, match=f"mask token 4, .*other has {tokenizer.mask_token_id}"):
-        built([*flags, "--objective", "mlm"])
+        built([*flags, *start, "--objective", "mlm"])
 
 
-def test_a_dap_checkpoint_can_give_the_shape_of_an_encoder(
+def test_dual_alignment_can_start_from_the_shape_of_a_checkpoint(
     scratch: tuple[Path, list[str]], tmp_path: Path
 ) -> None:
     folder, flags = scratch
-    more = f"--config_name {folder / 'mlm'} --objective mlm --per_device_train_batch_size 1"
-    command = [*without(flags, "--config_name"), *more.split(), "--output_dir", str(tmp_path)]
-    found = built(command).model.state_dict()
-    made = load_file(folder / "mlm" / "model.safetensors")
-    for name, value in found.items():
-        assert value.shape == made[name].shape
-    name = "dap.encoder.embeddings.word_embeddings.weight"
-    assert not torch.equal(found[name], made[name])
-
-
-def test_dual_alignment_can_start_from_random_weights(
-    scratch: tuple[Path, list[str]], tmp_path: Path
-) -> None:
-    model = built([*scratch[1], "--output_dir", str(tmp_path)]).model
+    start = from_shape(folder, "mlm")
+    model = built([*flags, *start, "--output_dir", str(tmp_path)]).model
     config = model.config
     assert (config.objective, config.mask_token_id) == ("tr+rtl", 4)
     assert config.encoder_config.pad_token_id == 1
@@ -185,33 +150,11 @@ def test_dual_alignment_can_start_from_random_weights(
     assert config.target_vocab_size == len(ids) < 250
     assert ids[0] > 0  # CLS is not predicted
 
-
-def test_a_configuration_that_does_not_fit_the_tokenizer_is_refused(
-    scratch: tuple[Path, list[str]], tmp_path: Path
-) -> None:
-    flags = without(scratch[1], "--config_name", "--tokenizer_name")
-    flags += ["--output_dir", str(tmp_path / "out")]
-    shape = scratch[0] / "shape"
-    whole = scratch[0] / "tokenizer"
-    small = tmp_path / "small"
-    tiny_config("bert", vocab_size=99).save_pretrained(small)
-    bare = changed_tokenizer(scratch, tmp_path / "maskless", mask_token=None)
-    bare.backend_tokenizer.post_processor = processors.Sequence([])
-    bare.save_pretrained(tmp_path / "bare")
-    for config, tokenizer, named in (
-        (small, whole, "vocab_size=99"),
-        (shape, None, "--tokenizer_name"),
-        (shape, tmp_path / "bare", "special token before and after"),
-        (shape, tmp_path / "maskless", "no mask token"),
-    ):
-        given = ["--config_name", str(config)]
-        if tokenizer is not None:
-            given += ["--tokenizer_name", str(tokenizer)]
-        with pytest.raises(ValueError, match=named):
-            built([*flags, *given])
-
-    # The given objective is the one that needs a mask token.
-    built([*flags, *given, "--objective", "tr+bow"])
+    # The weights are not those of the checkpoint.
+    name = "dap.encoder.embeddings.word_embeddings.weight"
+    made = load_file(folder / "mlm" / "model.safetensors")[name]
+    assert model.state_dict()[name].shape == made.shape
+    assert not torch.equal(model.state_dict()[name], made)
 
 
 # A sentence-transformers folder
@@ -236,24 +179,29 @@ def from_library(flags: list[str], tiny_bert_dir: Path, tmp_path: Path) -> list[
     """The flags of a TR training from a sentence-transformers folder, without a length."""
     settings = {"pooling": "mean", "prefix": "ka: ", "max_seq_length": 9}
     flags[1] = str(library_folder(tmp_path / "start", tiny_bert_dir, **settings))
-    command = [*without(flags, "--max_seq_length"), "--objective", "tr"]
-    return [*command, "--output_dir", str(tmp_path / "out")]
+    place = flags.index("--max_seq_length")
+    del flags[place : place + 2]
+    return [*flags, "--objective", "tr", "--output_dir", str(tmp_path / "out")]
 
 
 def test_training_takes_the_settings_of_a_sentence_transformers_folder(
     from_library: list[str],
 ) -> None:
-    trainer, record = build_trainer(*parse_arguments(from_library))
+    trainer, record = built_and_described([*from_library, "--tr_hard_negatives", "1"])
     assert (record["pooling"], record["prefix"], record["max_seq_length"]) == ("mean", "ka: ", 9)
     tokenizer = trainer.processing_class
 
-    # Training pairs have the prefix.
+    # Training pairs have the prefix, and so have hard negatives.
     row = trainer.train_dataset[7]
     language, number = row["pair_id"].split(":")
     source, target = synthetic_pairs(language)[int(number)]
     for side, text in (("source", source), ("target", target)):
         expected = tokenizer("ka: " + text, truncation=True, max_length=9)["input_ids"]
         assert row[f"{side}_input_ids"] == expected
+    copies = trainer.data_collator.negatives([trainer.train_dataset[row] for row in range(8)])
+    kept = tokenizer("ka:")["input_ids"][:-1]
+    assert any(copies)
+    assert all(copy[: len(kept)] == kept for copy in copies if copy)
 
     # So do dev pairs.
     sides = list(zip(*trainer.evaluators[0].pairs["de"], strict=True))
@@ -287,19 +235,69 @@ def test_the_saved_model_keeps_the_settings_of_a_sentence_transformers_folder(
 
 def test_arguments_override_a_sentence_transformers_folder(from_library: list[str]) -> None:
     other = ["--pooling", "cls", "--prefix", "", "--max_seq_length", "12"]
-    _, record = build_trainer(*parse_arguments([*from_library, *other]))
+    _, record = built_and_described([*from_library, *other])
     assert (record["pooling"], record["prefix"], record["max_seq_length"]) == ("cls", "", 12)
 
 
-def test_hard_negatives_keep_the_prefix_of_a_sentence_transformers_folder(
-    from_library: list[str],
+# What is refused
+
+
+def without_mask(folder: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+    tokenizer.mask_token = None
+
+
+def without_edges(folder: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+    tokenizer.backend_tokenizer.post_processor = processors.Sequence([])
+
+
+def smaller(folder: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+    tiny_config("bert", vocab_size=99).save_pretrained(folder / "shape")
+
+
+def with_dense(folder: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+    kinds = ("Transformer", "Pooling", "Dense")
+    modules = [{"path": kind, "type": f"sentence_transformers.models.{kind}"} for kind in kinds]
+    (folder / "shape" / "modules.json").write_text(json.dumps(modules))
+    (folder / "shape" / "Pooling").mkdir()
+    (folder / "shape" / "Pooling" / "config.json").write_text('{"pooling_mode": "mean"}')
+
+
+@pytest.mark.parametrize(
+    ("change", "more", "named"),
+    [
+        (smaller, "--train_data nowhere", "vocab_size=99"),
+        (without_edges, "--train_data nowhere", "special token before and after"),
+        (without_mask, "--train_data nowhere", "no mask token"),
+        (with_dense, "--train_data nowhere --model_name_or_path shape", "the module Dense"),
+        (None, "--train_data nowhere --tokenizer_name nowhere", "tokenizer of nowhere"),
+        (None, "--train_data nowhere --model_name_or_path nowhere", "configuration of nowhere"),
+        (None, "--train_data nowhere --init_heads_from nowhere", "weights of nowhere"),
+        (None, "--train_data nowhere --tr_margin -1", "tr_margin=-1"),
+        (None, "--train_data nowhere --rtl_direction both --rtl_layers 99", "rtl_layers=99"),
+        (None, "--train_data nowhere --max_seq_length 90", "max_seq_length=90"),
+        (None, "--train_data nowhere --distill_from shape", "need each other"),
+        (None, "--train_data nowhere --objective tr+distill", "need each other"),
+        (None, "--streaming --max_steps 0", "give max_steps"),
+        (None, "--dev_pairs 0 --eval_strategy steps", "no dev pairs"),
+        (None, "--freeze_encoder --save_strategy best --eval_strategy steps", "eval_rtl_loss"),
+        (None, "--objective tr --per_device_train_batch_size 1024", "batch of 1,?024"),
+    ],
+)
+def test_a_start_that_does_not_fit_is_refused(
+    change: Callable[..., None] | None,
+    more: str,
+    named: str,
+    scratch: tuple[Path, list[str]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    trainer = built([*from_library, "--tr_hard_negatives", "1"])
-    rows = [trainer.train_dataset[row] for row in range(8)]
-    copies = [copy for copy in trainer.data_collator.negatives(rows) if copy]
-    kept = trainer.processing_class("ka:")["input_ids"][:-1]
-    assert copies
-    assert all(copy[: len(kept)] == kept for copy in copies)
-
-
-# The bias of a prediction head
+    folder, flags = scratch
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(folder / "shape", "shape")
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder / "tokenizer")
+    if change is not None:
+        change(tmp_path, tokenizer)
+    tokenizer.save_pretrained("tokenizer")
+    start = [] if "--model_name_or_path" in more else from_shape(tmp_path)
+    with pytest.raises(ValueError, match=named):
+        built([*flags, *start, *more.split(), "--output_dir", "out"])

@@ -1,0 +1,182 @@
+"""Flags override recipes, which override defaults; and what a training sets for itself."""
+
+import json
+import os
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import REPOSITORY
+
+from configuration_dap import DAPConfig
+from dap_transformers.commands.recipes import RECIPES, find_recipe, parse_arguments
+from dap_transformers.training.arguments import (
+    CONFIG_FIELDS,
+    FROM_TEXT,
+    DAPTrainingArguments,
+    check_launched,
+    given_fields,
+    share_of_batch,
+)
+from dap_transformers.training.mixing import mix_weights
+from dap_transformers.training.resume import changes_weights
+from dap_transformers.training.start import is_changeable
+from study.recipes import read_recipe
+
+OUT = ["--output_dir", "out"]
+
+
+# Recipes
+
+
+@pytest.mark.parametrize("name", ["mbert", "xlmr", "tr", "tlm"])
+def test_recipes_hold_the_papers_values(name: str) -> None:
+    model, data, training = parse_arguments([name, *OUT])
+    assert (data.max_seq_length, training.learning_rate, training.max_steps) == (32, 5e-5, 100_000)
+    assert data.train_data == ["corpus"]
+    assert training.total_train_batch_size == training.per_device_train_batch_size == 1024
+
+    config = DAPConfig(**given_fields(model))
+    assert (config.rtl_layers, config.rtl_weight) == (2, 1.0)
+    assert (config.tlm_probability, config.tlm_weight) == (0.2, 0.1)
+    assert config.pooling == "cls"
+    assert config.objective == {"tr": "tr", "tlm": "tr+tlm"}.get(name, "tr+rtl")
+
+
+def test_the_recipe_for_hard_negatives_trains_what_the_study_shows() -> None:
+    parts = parse_arguments(["hard-negatives", *OUT])
+    given = vars(DAPConfig(**given_fields(parts[0])))
+    for part in parts:
+        given |= vars(part)
+
+    shown = read_recipe(REPOSITORY / "study" / "recipes" / "edits.yaml").runs["best"].arguments
+    compared = {name for name, value in shown.items() if "{" not in str(value)}
+    compared -= {"bf16", "use_cpu", "report_to", "eval_strategy"}
+    assert {name: given[name] for name in compared} == {name: shown[name] for name in compared}
+    assert len(compared) > 10
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in RECIPES.glob("*.yaml")))
+def test_every_recipe_is_accepted(name: str) -> None:
+    start = ["--model_name_or_path", "a", "--train_data", "x"]
+    parse_arguments([name, *start, *OUT, "--use_cpu"])
+
+
+def test_flags_override_the_recipe(tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(
+        "model_name_or_path: a\ntrain_data: [x, y]\nlearning_rate: 1e-4\nsave_strategy: no\n"
+        "tr_bidirectional: true\nrevision: null\nlr_scheduler_kwargs: {a: 1}\n"
+    )
+    model, data, training = parse_arguments([str(recipe), "--learning_rate", "2e-4", *OUT])
+    assert (model.model_name_or_path, model.tr_bidirectional, model.revision) == ("a", True, None)
+    assert (data.train_data, training.learning_rate) == (["x", "y"], 2e-4)
+    assert (training.save_strategy, training.lr_scheduler_kwargs) == ("no", {"a": 1})
+
+
+def test_a_flag_replaces_the_argument_of_the_recipe_that_says_the_same() -> None:
+    flags = ["--per-device-train-batch-size=16", "--num_train_epochs", "2", "--config_name", "b"]
+    model, _, training = parse_arguments(["xlmr", *flags, *OUT])
+    assert (training.total_train_batch_size, training.per_device_train_batch_size) == (None, 16)
+    assert (training.num_train_epochs, training.max_steps) == (2, -1)
+    assert (model.model_name_or_path, model.config_name) == (None, "b")
+
+
+def test_a_path_wins_over_the_name_of_a_recipe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert find_recipe("xlmr") == RECIPES / "xlmr.yaml"
+    Path("xlmr").write_text("seed: 3\n")
+    assert find_recipe("xlmr") == Path("xlmr")
+
+
+# Arguments
+
+
+def test_every_field_that_a_user_chooses_is_an_argument() -> None:
+    start = ["--model_name_or_path", "a", "--train_data", "x"]
+    flags = ["--tr_bidirectional", "--mlm_probability", "0.3", "--projection", "mlp"]
+    model, _, _ = parse_arguments([*start, *flags, *OUT])
+    given = {"tr_bidirectional": True, "mlm_probability": 0.3, "projection": "mlp"}
+    assert given_fields(model) == given
+    chosen = {name for name in CONFIG_FIELDS if name not in FROM_TEXT}
+    assert chosen == {name for name in vars(model) if name in CONFIG_FIELDS}
+
+
+def test_metadata_tells_which_fields_shape_the_weights() -> None:
+    assert is_changeable("tr_temperature")
+    assert is_changeable("bow_weight")
+    assert not is_changeable("objective")
+    for name in ("mlm_probability", "language_mix", "head_learning_rate", "max_steps"):
+        assert changes_weights(name)
+    for name in ("mini_batch_size", "max_bad_lines", "save_steps", "report_to", "no_argument"):
+        assert not changes_weights(name)
+
+
+def arguments(**given: object) -> DAPTrainingArguments:
+    return DAPTrainingArguments(output_dir="out", report_to=[], **given)
+
+
+def test_what_the_losses_rest_on_is_set() -> None:
+    args = arguments(
+        dataloader_drop_last=False,
+        remove_unused_columns=True,
+        accelerator_config={"split_batches": True, "dispatch_batches": True},
+        auto_find_batch_size=True,
+        hub_strategy="every_save",
+    )
+    assert args.dataloader_drop_last
+    assert not args.remove_unused_columns
+    assert not args.auto_find_batch_size
+    assert not args.accelerator_config.split_batches
+    assert not args.accelerator_config.dispatch_batches
+    assert args.hub_strategy == "end"
+    assert not args.ddp_broadcast_buffers
+    assert not arguments(use_cpu=True).dataloader_pin_memory
+    assert arguments().dataloader_pin_memory == torch.cuda.is_available()
+
+
+def test_logs_hold_no_path_and_pickles_no_token(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_other")
+    args = DAPTrainingArguments(output_dir=str(tmp_path / "out"), hub_token="hf_secret")
+    logged = json.loads(args.to_json_string())
+    assert (logged["output_dir"], logged["optim"]) == ("out", "adamw_torch_fused")
+    assert os.environ["HF_TOKEN"] == "hf_secret"
+    assert b"hf_secret" not in pickle.dumps(args)
+
+
+def test_a_plateau_schedule_follows_the_direction_of_the_metric() -> None:
+    options = {"eval_strategy": "steps", "lr_scheduler_type": "reduce_lr_on_plateau"}
+    for metric, mode in (("eval_mean_accuracy", "max"), ("eval_rtl_loss", "min")):
+        args = arguments(**options, metric_for_best_model=metric)
+        assert args.lr_scheduler_kwargs == {"mode": mode}
+    args = arguments(**options, lr_scheduler_kwargs={"mode": "min"})
+    assert args.lr_scheduler_kwargs == {"mode": "min"}
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda: parse_arguments(["absent"]), "no such recipe.* xlmr"),
+        (lambda: parse_arguments(["setup.py"]), "setup.py: .*Error"),
+        (lambda: parse_arguments(["--max_steps", "1", "--num_train_epochs=1"]), "say the same"),
+        (lambda: parse_arguments(["tr", *OUT, "--dev_pairs", "-1"]), "dev_pairs=-1"),
+        (lambda: arguments(mini_batch_size=0), "mini_batch_size=0"),
+        (lambda: arguments(head_pairs=-1), "head_pairs=-1"),
+        (lambda: share_of_batch(3, 8), "give 8,"),
+        (lambda: share_of_batch(1023, 2), "give 1024,"),
+        (lambda: check_launched(2), "world_size=2"),
+        (lambda: mix_weights([3, 1], "flat"), "flat"),
+    ],
+)
+def test_what_is_refused(
+    call: Callable[[], object], says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(REPOSITORY)
+    with pytest.raises(ValueError, match=says):
+        call()

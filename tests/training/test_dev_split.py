@@ -1,0 +1,95 @@
+"""The dev split: no target of a dev set is trained on, and the same result for a seed."""
+
+import logging
+from pathlib import Path
+
+import pytest
+from datasets import Dataset, IterableDataset
+
+from dap_transformers.languages import normalise
+from dap_transformers.text.corpus import load_bitext
+from dap_transformers.training.dev_split import drop_targets, split_validation
+
+
+def streams(datasets: dict[str, Dataset]) -> dict[str, IterableDataset]:
+    return {language: dataset.to_iterable_dataset() for language, dataset in datasets.items()}
+
+
+def leaky() -> dict[str, Dataset]:
+    """Languages that share English sentences, written differently."""
+    english = {
+        "de": [f"Sentence {row}." for row in range(300)],
+        "fr": [f"sentence  {row % 200} !" for row in range(300)],
+        "sw": [f"SENTENCE-{row + 150}" for row in range(300)],
+    }
+    data = {}
+    for language, texts in english.items():
+        sources = [f"{language} {row}" for row in range(300)]
+        data[language] = Dataset.from_dict({"source": sources, "target": texts})
+    return data
+
+
+def test_dev_sets_depend_only_on_the_seed_and_share_sentences() -> None:
+    first = split_validation(leaky(), 20, 1)[1]
+    again = split_validation(leaky(), 20, 1)[1]
+    other = split_validation(leaky(), 20, 2)[1]
+    assert first["de"]["row"][:] == again["de"]["row"][:] != other["de"]["row"][:]
+
+    # Other languages change nothing.
+    without_others = split_validation({"de": leaky()["de"]}, 20, seed=1)[1]
+    assert without_others["de"]["row"][:] == first["de"]["row"][:]
+
+    # Of the 60 pairs that are held out, many are the same sentences.
+    assert len({normalise(text) for split in first.values() for text in split["target"]}) < 40
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_no_dev_target_is_in_any_train_set(streaming: bool) -> None:
+    data = leaky()
+    train, dev = split_validation(streams(data) if streaming else data, 20, seed=1)
+    held = {normalise(text) for split in dev.values() for text in split["target"]}
+    for language in data:
+        left = [row["source"] for row in train[language]]
+        naive = [row["source"] for row in data[language] if normalise(row["target"]) not in held]
+        assert left == naive
+        assert len(set(dev[language]["target"])) == len(dev[language]) == 20
+        assert set(dev[language]["source"]) <= set(data[language]["source"])
+
+
+def test_small_languages_hold_out_a_tenth(caplog: pytest.LogCaptureFixture) -> None:
+    data = leaky()
+    for language, size in (("jv", 57), ("xx", 9)):
+        targets = [f"{language} {row}" for row in range(size)]
+        data[language] = Dataset.from_dict({"source": ["x"] * size, "target": targets})
+    train, dev = split_validation(data, 1000, seed=0)
+    sizes = {language: len(split) for language, split in dev.items()}
+    assert sizes == {"de": 30, "fr": 30, "sw": 30, "jv": 5}
+    assert (len(train["jv"]), len(train["xx"])) == (52, 9)
+    assert "xx: too few pairs for a dev set (9)" in caplog.text
+    assert split_validation(data, 0, seed=0) == (data, {})
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_targets_of_a_given_dev_set_are_dropped(
+    streaming: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    dropped = {"de": {7, 250}, "fr": {7, 207}, "sw": {100}}  # rows
+    data = leaky()
+    given = streams(data) if streaming else data
+    with caplog.at_level(logging.INFO, "dap_transformers.training.dev_split"):
+        left = drop_targets(given, ["Sentence, 7", "SENTENCE 250!", "elsewhere"])
+    for language in data:
+        sources = data[language]["source"][:]
+        naive = [text for text in sources if int(text.split()[1]) not in dropped[language]]
+        assert [row["source"] for row in left[language]] == naive
+    if not streaming:
+        assert left["fr"]["row"][6:8] == [6, 8]
+        assert "fr: 2 of 300 pairs are not trained on" in caplog.text
+        assert drop_targets(data, ["elsewhere"])["de"] is data["de"]
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_language_of_which_nothing_is_left_is_refused(streaming: bool, bitext_dir: Path) -> None:
+    data = load_bitext(bitext_dir, streaming=streaming)
+    with pytest.raises(ValueError, match="^de: .*nothing is left"):
+        drop_targets(data, [row["target"] for row in data["de"]])

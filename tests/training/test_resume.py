@@ -1,0 +1,341 @@
+"""A killed run resumes to the same weights, and another run does not resume."""
+
+import json
+import os
+import shutil
+import signal
+from pathlib import Path
+from unittest import mock
+
+import pytest
+import torch
+from conftest import results, run, state, training_flags
+from forked import processes
+from safetensors.torch import load_file, save_file
+from transformers import TrainerControl, TrainerState
+
+from dap_transformers.files import read_json, write_json
+from dap_transformers.reports import RECORD
+from dap_transformers.training.arguments import DAPTrainingArguments
+from dap_transformers.training.resume import (
+    FINISHED,
+    RecordInCheckpoints,
+    ResumedSchedule,
+    check_random_states,
+    find_resumable,
+)
+from dap_transformers.training.trainer import DAPTrainer
+
+CHECKPOINT_FILES = ("model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth")
+
+
+def saved_checkpoint(folder: Path, without: str = "") -> Path:
+    """Make a folder with the files of a checkpoint."""
+    folder.mkdir(parents=True)
+    for name in CHECKPOINT_FILES:
+        (folder / name).touch()
+    (folder / "trainer_state.json").write_text("{}")
+    if without:
+        (folder / without).unlink()
+    return folder
+
+
+def assert_equal_weights(folder: Path, other: Path) -> None:
+    found = load_file(folder / "model.safetensors")
+    expected = load_file(other / "model.safetensors")
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[key], expected[key]) for key in expected)
+
+
+# Finding a checkpoint
+
+
+def test_incomplete_checkpoints_and_those_of_an_earlier_run_are_skipped(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for step, seed in ((4, 7), (8, 42)):
+        write_json({"seed": seed}, saved_checkpoint(tmp_path / f"checkpoint-{step}") / RECORD)
+    write_json({"seed": 7}, tmp_path / RECORD)
+    broken = saved_checkpoint(tmp_path / "checkpoint-20", "optimizer.pt")
+    saved_checkpoint(tmp_path / "checkpoint-30").joinpath("trainer_state.json").write_text("{")
+    args = DAPTrainingArguments(output_dir=str(tmp_path))
+    assert find_resumable(args) == str(tmp_path / "checkpoint-4")
+    assert "checkpoint-30 is skipped: it lacks its trainer_state.json" in caplog.text
+    assert "checkpoint-20 is skipped: it lacks its optimizer" in caplog.text
+    assert "checkpoint-8 is skipped: it is from an earlier run" in caplog.text
+    args.resume_from_checkpoint = "false"
+    assert find_resumable(args) is None
+    args.resume_from_checkpoint = str(broken)
+    with pytest.raises(ValueError, match="checkpoint-20: its optimizer is missing"):
+        find_resumable(args)
+    (tmp_path / FINISHED).touch()
+    with pytest.raises(ValueError, match="holds a finished run"):
+        find_resumable(args)
+
+
+def test_the_best_checkpoint_is_found_if_the_run_was_moved(tmp_path: Path) -> None:
+    def best(**fields: object) -> str | None:
+        remembering = TrainerState(global_step=9, best_global_step=5, **fields)
+        ResumedSchedule().on_train_begin(args, remembering, TrainerControl())
+        return remembering.best_model_checkpoint
+
+    args = DAPTrainingArguments(output_dir=str(tmp_path / "here"))
+    saved = saved_checkpoint(tmp_path / "here" / "checkpoint-5")
+    gone = str(tmp_path / "gone" / "checkpoint-5")
+    assert best() == best(best_model_checkpoint=gone) == str(saved)
+
+    # The run resumes from a checkpoint of another folder, or the best one was removed.
+    saved.rename(saved_checkpoint(tmp_path / "there" / "checkpoint-9").with_name("checkpoint-5"))
+    assert best() is None
+    args.resume_from_checkpoint = str(tmp_path / "there" / "checkpoint-9")
+    assert best() == str(tmp_path / "there" / "checkpoint-5")
+
+
+def test_a_checkpoint_has_the_whole_record_of_its_run_or_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint = saved_checkpoint(tmp_path / "checkpoint-5")
+    args = DAPTrainingArguments(output_dir=str(tmp_path))
+    (tmp_path / RECORD).write_text('{"seed": 1}')
+    event = args, TrainerState(global_step=5), TrainerControl()
+
+    # The run is stopped at the moment in which the written file gets its name.
+    with monkeypatch.context() as stopped:
+        stopped.setattr("os.replace", mock.Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            RecordInCheckpoints().on_save(*event)
+    assert not (checkpoint / RECORD).exists()
+    RecordInCheckpoints().on_save(*event)
+    assert read_json(checkpoint / RECORD) == {"seed": 1}
+
+
+# Stopped runs
+
+
+def run_killed_at(step: int, flags: list[str]) -> None:
+    """Run a training that kills its own process as that step begins."""
+    training_step = DAPTrainer.training_step
+
+    def kill(self: DAPTrainer, *args: object) -> torch.Tensor:
+        if self.state.global_step == step:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return training_step(self, *args)
+
+    DAPTrainer.training_step = kill
+    run(flags)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        "--rtl_ratio 0.7 --tr_hard_negatives 0.5",
+        "--streaming --shuffle_buffer 20",
+        "--streaming --shuffle_buffer 20 --dataloader_num_workers 1",
+    ],
+)
+def test_a_killed_run_resumes_to_the_same_weights(
+    more: str, short_flags: list[str], tmp_path: Path
+) -> None:
+    # An epoch has 5 steps.
+    steps = "--max_steps 7 --save_strategy steps --save_steps 3"
+    flags = [*short_flags, *steps.split(), *more.split()]
+    killed = tmp_path / "killed"
+    whole = tmp_path / "whole"
+    command = [*flags, "--output_dir", str(killed)]
+    process = processes.Process(target=run_killed_at, args=(4, command))
+    process.start()
+    process.join(300)
+    assert process.exitcode == -signal.SIGKILL
+    assert [path.name for path in killed.glob("checkpoint-*")] == ["checkpoint-3"]
+    assert not (killed / FINISHED).exists()
+
+    run(command)
+    run([*flags, "--output_dir", str(whole)])
+    assert_equal_weights(killed, whole)
+
+
+def test_a_run_killed_after_its_last_step_needs_no_other_step(
+    flags: list[str], tmp_path: Path
+) -> None:
+    schedule = "--max_steps 6 --save_strategy steps --save_steps 3 --lr_scheduler_type constant"
+    out = tmp_path / "out"
+    command = [*flags, *schedule.split(), "--output_dir", str(out)]
+    run(command)
+    shutil.copytree(out, tmp_path / "whole")
+    for name in (FINISHED, "model.safetensors", "eval_results.json"):
+        (out / name).unlink()
+
+    run(command)
+    assert_equal_weights(out, tmp_path / "whole")
+    assert state(out)["global_step"] == 6
+    assert results(out, "train")["steps"] == 6
+    checkpoints = sorted(path.name for path in out.glob("checkpoint-*"))
+    assert checkpoints == ["checkpoint-3", "checkpoint-6"]
+
+
+@pytest.fixture(scope="module")
+def stopped(
+    tmp_path_factory: pytest.TempPathFactory, tiny_bert_dir: Path, bitext_dir: Path
+) -> list[str]:
+    """The command of a run that was stopped after two of its four steps."""
+    folder = tmp_path_factory.mktemp("stopped")
+    steps = "--max_steps 4 --use_cpu --save_strategy steps --save_steps 2"
+    command = [*training_flags(tiny_bert_dir, bitext_dir), *steps.split()]
+    command += ["--output_dir", str(folder)]
+    run(command)
+    (folder / FINISHED).unlink()
+    shutil.rmtree(folder / "checkpoint-4")
+    return command
+
+
+def test_a_run_with_other_arguments_does_not_resume(
+    stopped: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(stopped[1], "other")
+    changed = (
+        "--rtl_weight 0.5 --learning_rate 1e-4 --language_mix uniform --num_train_epochs 1 "
+        "--adam_beta2 0.98 --per_device_train_batch_size 32 --model_name_or_path other"
+    )
+    with pytest.raises(ValueError, match="checkpoint-2 is of a run with .*: give") as refused:
+        run([*without(stopped, "--max_steps"), *changed.split()])
+    for named in (
+        "rtl_weight=1.0, now 0.5",
+        "learning_rate=0.001, now 0.0001",
+        "language_mix='natural', now 'uniform'",
+        "max_steps=4, now -1",
+        "adam_beta2=0.999, now 0.98",
+        "bf16=False, now True",
+        "pairs a step=16, now 32",
+        f"model_name_or_path={Path(stopped[1]).name!r}, now 'other'",
+    ):
+        assert named in str(refused.value)
+
+
+def without(flags: list[str], name: str) -> list[str]:
+    """Return the flags without one that has a value."""
+    place = flags.index(name)
+    return [*flags[:place], *flags[place + 2 :]]
+
+
+def test_a_run_with_other_text_does_not_resume(stopped: list[str], tmp_path: Path) -> None:
+    # The same lines, of which two changed places.
+    shutil.copytree(stopped[3], tmp_path / "text")
+    file = tmp_path / "text" / "de-en.tsv"
+    first, second, *others = file.read_text().splitlines(keepends=True)
+    file.write_text("".join([second, first, *others]))
+    message = r"training text=\{'de': '180 pairs, \w{12}'\}, now \{'de': '180 pairs, \w{12}'\}"
+    with pytest.raises(ValueError, match=message):
+        run([*stopped, "--train_data", str(tmp_path / "text")])
+
+
+def test_a_stream_with_other_files_order_or_processes_does_not_resume(
+    flags: list[str], tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    streamed = [*flags, "--streaming", "--max_steps", "4", "--save_steps", "2"]
+    streamed += ["--output_dir", str(out)]
+    run(streamed)
+    (out / FINISHED).unlink()
+    shutil.copytree(flags[3], tmp_path / "text")
+    changed = ["--train_data", str(tmp_path / "text"), "--shuffle_buffer", "5"]
+    changed += ["--dataloader_num_workers", "1"]
+    for record in out.rglob(RECORD):
+        write_json(read_json(record) | {"processes": 2}, record)
+    named = (
+        "train_data=.*now .*text.*shuffle_buffer=4000, now 5; dataloader_num_workers=0, now 1; "
+        "processes=2, now 1"
+    )
+    with pytest.raises(ValueError, match=named):
+        run([*streamed, *changed])
+
+
+def test_arguments_that_do_not_change_the_weights_may_differ(
+    stopped: list[str], tmp_path: Path
+) -> None:
+    # The text and the output folder may be elsewhere.
+    text = tmp_path / "text"
+    out = tmp_path / "run"
+    shutil.copytree(stopped[3], text)
+    shutil.copytree(stopped[-1], out)
+
+    # Another version may have kept other arguments, and the processes may have been others.
+    for place in out.rglob(RECORD):
+        record = read_json(place) | {"of an older version": 1, "processes": 2}
+        del record["max_grad_norm"]
+        write_json(record, place)
+
+    free = (
+        "--logging_steps 1 --save_steps 1 --eval_strategy steps --eval_steps 1 "
+        "--save_total_limit 2 --run_name x --early_stopping_patience 9 --load_best_model_at_end "
+        "--dataloader_num_workers 1 --max_bad_lines 0.1 --attn_implementation eager"
+    )
+    run([*stopped[:3], str(text), *stopped[4:-1], str(out), *free.split()])
+    assert state(out)["global_step"] == 4
+    logged = [line["step"] for line in state(out)["log_history"] if "loss" in line]
+    assert logged == [3, 4]
+
+
+def test_a_run_that_resumes_in_another_folder_is_recorded_there(
+    stopped: list[str], tmp_path: Path
+) -> None:
+    (last,) = Path(stopped[-1]).glob("checkpoint-*")
+    run([*stopped[:-1], str(tmp_path), "--resume_from_checkpoint", str(last)])
+    assert read_json(tmp_path / RECORD) == read_json(Path(stopped[-1]) / RECORD)
+
+
+def test_no_file_of_a_training_has_a_path_of_this_machine(flags: list[str], tmp_path: Path) -> None:
+    steps = "--max_steps 2 --save_steps 1 --eval_steps 1 --eval_strategy steps"
+    run([*flags, *steps.split(), "--load_best_model_at_end", "--output_dir", str(tmp_path)])
+    assert state(tmp_path)["best_global_step"]
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    roots = [str(tmp_path).encode(), str(Path(flags[1]).parent).encode()]
+    assert not [path for path in files if any(root in path.read_bytes() for root in roots)]
+    assert not list(tmp_path.rglob("training_args.bin"))
+
+
+# What `Trainer` would not notice
+
+
+def one_weight_less(checkpoint: Path) -> None:
+    weights = load_file(checkpoint / "model.safetensors")
+    del weights[max(weights)]
+    save_file(weights, checkpoint / "model.safetensors", {"format": "pt"})
+
+
+def no_moments(checkpoint: Path) -> None:
+    saved = torch.load(checkpoint / "optimizer.pt", weights_only=True)
+    torch.save(saved | {"state": {}}, checkpoint / "optimizer.pt")
+
+
+def moments_of_another_model(checkpoint: Path) -> None:
+    saved = torch.load(checkpoint / "optimizer.pt", weights_only=True)
+    for moments in saved["state"].values():
+        moments["exp_avg"] = moments["exp_avg"][..., :3]
+    torch.save(saved, checkpoint / "optimizer.pt")
+
+
+@pytest.mark.parametrize("harm", [one_weight_less, no_moments, moments_of_another_model])
+def test_a_checkpoint_without_weights_or_moments_is_refused(
+    harm: object, stopped: list[str], tmp_path: Path
+) -> None:
+    shutil.copytree(stopped[-1], tmp_path / "out")
+    harm(tmp_path / "out" / "checkpoint-2")
+    with pytest.raises(ValueError, match="checkpoint-2: ValueError"):
+        run([*stopped[:-1], str(tmp_path / "out")])
+
+
+def test_a_checkpoint_that_lacks_the_random_state_of_a_process_is_refused(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    args = DAPTrainingArguments(output_dir=str(tmp_path))
+    checkpoint = saved_checkpoint(tmp_path / "checkpoint-5")
+    check_random_states(args, checkpoint)
+    (checkpoint / "rng_state.pth").rename(checkpoint / "rng_state_0.pth")
+    (checkpoint / RECORD).write_text(json.dumps({"processes": 2}))
+    check_random_states(args, checkpoint)
+    assert "lacks the random states of 1 process: dropout" in caplog.text
+    (checkpoint / RECORD).write_text(json.dumps({"processes": 1}))
+    with pytest.raises(ValueError, match="lacks the random states of 1 process"):
+        check_random_states(args, checkpoint)
