@@ -33,11 +33,7 @@ Counts = Mapping[str, Mapping[str, Any]]
 
 
 def total(languages: Counts) -> Counter[str]:
-    """Add up each count over all languages, by name. Entries that are not integers are left out.
-
-    Args:
-        languages: language code -> its counts by name.
-    """
+    """Add up each count over all languages, by name. Entries that are not integers are left out."""
     sums: Counter[str] = Counter()
     for counts in languages.values():
         sums.update({name: value for name, value in counts.items() if isinstance(value, int)})
@@ -48,9 +44,6 @@ def counts_table(languages: Counts) -> str:
     """Format the counts as a text table with one row per language, and one of their sums.
 
     Repairs and reasons that concern no pair have no column.
-
-    Args:
-        languages: language code -> its counts by name, as `prepare` returns them.
     """
     sums = total(languages)
     used = [name for name in (*REPAIRS, "unreadable", *LOSSES) if sums[name]]
@@ -75,8 +68,7 @@ def describe(folder: Path, report: Mapping[str, Any]) -> None:
 
     metadata = DatasetCardData(
         language=[*languages, target],
-        license=_licence_tag(languages, report["licences"]),
-        size_categories=[size_category(sums["train"] + sums["dev"])],
+        license="other",
         task_categories=["translation", "sentence-similarity"],
         configs=_configurations(languages, target),
     )
@@ -104,9 +96,6 @@ def _configurations(languages: Counts, target: str) -> list[dict[str, Any]]:
 
     "default" has all languages, and for example "de-en" has one. A split without pairs is left
     out, and so is a configuration without splits.
-
-    Returns:
-        Dictionaries with `config_name` and `data_files` (split and path pattern).
     """
     configurations = []
     for code, counts in [("*", total(languages)), *languages.items()]:
@@ -118,34 +107,6 @@ def _configurations(languages: Counts, target: str) -> list[dict[str, Any]]:
             name = "default" if code == "*" else f"{code}-{target}"
             configurations.append({"config_name": name, "data_files": files})
     return configurations
-
-
-def size_category(pairs: int) -> str:
-    """Return the Hub's tag for the size of a dataset.
-
-    Args:
-        pairs: number of pairs in all splits.
-
-    >>> size_category(999), size_category(1_000), size_category(3_000_000)
-    ('n<1K', '1K<n<10K', '1M<n<10M')
-    """
-    if pairs < 1_000:
-        return "n<1K"
-    names = ("1K", "10K", "100K", "1M", "10M", "100M", "1B", "10B", "100B", "1T")
-    power = len(str(pairs)) - 4  # of 1,000 pairs: 0
-    if power >= len(names) - 1:
-        return "n>1T"
-    return f"{names[power]}<n<{names[power + 1]}"
-
-
-def _licence_tag(languages: Counts, licences: Mapping[str, str]) -> str:
-    """Return the Hub's tag for the licences of all corpora: "other" or "unknown".
-
-    It is "other" if the licence of each corpus is stated, because the card's table has the
-    wording. It is "unknown" if one is not stated.
-    """
-    origins = {origin for counts in languages.values() for origin in counts["origins"]}
-    return "other" if origins <= licences.keys() else "unknown"
 
 
 def _origins_table(languages: Counts, licences: Mapping[str, str]) -> str:

@@ -20,14 +20,7 @@ RANGE_ROWS = 4_000_000
 def pair_keys(source: np.ndarray, target: np.ndarray) -> np.ndarray:
     """Combine the hashes of source and target to one hash per pair.
 
-    Swapping the two sides gives another hash.
-
-    Args:
-        source: hashes of the source texts, uint64 (N,).
-        target: hashes of the target texts, uint64 (N,).
-
-    Returns:
-        Hashes of the pairs, uint64 (N,).
+    Swapping the two sides gives another hash. All are uint64 (N,).
     """
     salt = np.uint64(0x9E3779B97F4A7C15)
     return scramble(scramble(source ^ salt) ^ target)
@@ -74,13 +67,7 @@ class Admission:
 
 
 def count_distinct(rows: pl.LazyFrame, key: str, range_rows: int = RANGE_ROWS) -> int:
-    """Return the number of different values in a column.
-
-    Args:
-        rows: a table of any size.
-        key: name of a column of hashes, uint64.
-        range_rows: number of rows to process at a time.
-    """
+    """Return the number of different values in a column of hashes, uint64."""
     count = 0
     for part in _ranges(rows, key, range_rows):
         count += part.select(pl.col(key).n_unique()).collect(engine="streaming").item()
@@ -90,13 +77,8 @@ def count_distinct(rows: pl.LazyFrame, key: str, range_rows: int = RANGE_ROWS) -
 def repeated(rows: pl.LazyFrame, key: str, range_rows: int = RANGE_ROWS) -> pl.DataFrame:
     """Find the values that occur more than once in a column.
 
-    Args:
-        rows: a table of any size.
-        key: name of a column of hashes, uint64.
-        range_rows: number of rows to process at a time.
-
     Returns:
-        A table with this column: each such value once, in no particular order.
+        A table with this column, uint64: each such value once, in no particular order.
     """
     found = [rows.select(key).head(0).collect()]
     for part in _ranges(rows, key, range_rows):
@@ -118,7 +100,6 @@ def sample(
         rows: a table of any size. The column `row` numbers its rows.
         key: name of the column, which holds hashes or ranks, uint64.
         size: largest number of rows to choose. None chooses the first row of each value.
-        range_rows: number of rows to process at a time.
 
     Returns:
         The chosen rows with all their columns, in ascending order of the column.

@@ -7,7 +7,7 @@ from typing import Any
 
 import polars as pl
 
-from dap_transformers.errors import UserError
+from dap_transformers.errors import UserError, reading
 from dap_transformers.files import plain_suffix
 from dap_transformers.languages import BLANKS, is_blank
 from dap_transformers.prepare.filters import repair_texts
@@ -16,7 +16,7 @@ from dap_transformers.text.find import find_bitext
 from dap_transformers.text.formats import FORMATS, read_pairs
 
 #: Files that are not lines of text. Read as lines, their sentences would never be found.
-NOT_LINES = (".csv", ".json", ".xml")
+NOT_LINES = ("csv", "json", "xml")
 #: Formats of parallel text whose lines are read here, so that also Moses sides of different length
 #: and JSONL without pairs can be checked.
 READ_AS_LINES = ("tsv", "jsonl", "moses")
@@ -43,11 +43,10 @@ def read_evaluation(paths: Sequence[str | Path]) -> list[str]:
             texts += _sentences(file)
 
     repaired = repair_texts(pl.Series(texts, dtype=pl.String))
-    sentences = (
-        repaired.filter(repaired.str.contains(f"[^{BLANKS}]")).unique(maintain_order=True).to_list()
-    )
+    visible = repaired.filter(repaired.str.contains(f"[^{BLANKS}]"))
+    sentences = visible.unique(maintain_order=True).to_list()
     if paths and not sentences:
-        raise UserError(f"--evaluation_data {' '.join(map(str, paths))} holds no sentence")
+        raise UserError(f"{' '.join(map(str, paths))}: no evaluation sentence")
     return sentences
 
 
@@ -60,13 +59,16 @@ def _sentences(path: Path) -> Iterator[str]:
     is_parallel = kind in FORMATS and kind not in READ_AS_LINES
     if is_parallel or kind == "zip" or not disk_path(path).is_file():
         yield from _sentences_of_pairs(path)
-    elif f".{kind}" in NOT_LINES:
-        raise UserError(
-            f"{path}: .{kind} is not read for evaluation sentences; give lines of text, JSONL, or "
-            "parallel text under a name that tells its language (de-en.parquet)"
-        )
+    elif kind in NOT_LINES:
+        raise UserError(f"{path}: .{kind} is not read; give lines of text or parallel text")
+    elif kind == "jsonl":
+        for number, line in enumerate(read_sentences(path), 1):
+            if not is_blank(line):
+                with reading(f"{path}, line {number}"):
+                    yield from _strings(json.loads(line))
     else:
-        yield from _sentences_of_lines(path, is_json=kind == "jsonl")
+        for line in read_sentences(path):
+            yield from line.split("\t")
 
 
 def _sentences_of_pairs(path: Path) -> Iterator[str]:
@@ -85,21 +87,6 @@ def _sentences_of_pairs(path: Path) -> Iterator[str]:
                     yield from pair.values()
 
 
-def _sentences_of_lines(path: Path, is_json: bool) -> Iterator[str]:
-    """Yield the sentences of a text file."""
-    for number, line in enumerate(read_sentences(path), 1):
-        if not is_json:
-            yield from line.split("\t")
-            continue
-        if is_blank(line):
-            continue
-        try:
-            record = json.loads(line)
-            yield from _strings(record)
-        except (ValueError, RecursionError) as error:
-            raise UserError(f"{path}, line {number}: no JSON ({error}); repair the line") from error
-
-
 def _strings(value: Any) -> Iterator[str]:
     """Yield all strings in a JSON value, at any depth, without the names of fields.
 
@@ -107,9 +94,6 @@ def _strings(value: Any) -> Iterator[str]:
     """
     if isinstance(value, str):
         yield value.encode("utf-8", "replace").decode()  # "\\ud800" is valid JSON but no text
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from _strings(item)
-    elif isinstance(value, list):
-        for item in value:
+    elif isinstance(value, dict | list):
+        for item in value.values() if isinstance(value, dict) else value:
             yield from _strings(item)

@@ -265,19 +265,21 @@ def load_tokenizer(name: str) -> Any:
     """Load a fast tokenizer whose `backend_tokenizer` neither truncates nor pads.
 
     The result is cached for further calls with the same name.
-
-    Args:
-        name: a folder or a Hub id.
     """
     from dap_transformers.tokenizers import forget_calls
     from dap_transformers.tokenizers import load_tokenizer as load
 
     tokenizer = load(name)
-    if not tokenizer.is_fast:
-        kind = type(tokenizer).__name__
-        raise UserError(f"tokenizer {name} is a slow one ({kind}); give a fast one")
     forget_calls(tokenizer)
     return tokenizer
+
+
+def load_helpers(options: PrepareOptions) -> None:
+    """Load the tokenizer and try the language identifier, so that wrong names are found at once."""
+    if options.tokenizer:
+        load_tokenizer(options.tokenizer)
+    if options.language_identifier:
+        identified(options.language_identifier, ["One sentence."])
 
 
 def identified(name: str, texts: list[str]) -> list[str]:

@@ -189,12 +189,10 @@ class BandIndex:
             A text that is near to several sentences has several rows.
         """
         n = self.band.n
-        smallest = max(self.band.shortest - n + 1, 1)  # n-grams of a sentence
-        largest = max(self.band.longest - n + 1, 1)
-        size = pl.col("length") - n + 1
-        fits = size.is_between(
-            smallest * self.threshold - _ROUNDING, largest / self.threshold + _ROUNDING
-        )
+        smallest = max(self.band.shortest - n + 1, 1) * self.threshold
+        largest = max(self.band.longest - n + 1, 1) / self.threshold
+        size = pl.col("length") - n + 1  # n-grams of a text
+        fits = size.is_between(smallest - _ROUNDING, largest + _ROUNDING)
         texts = texts.filter(fits, is_wide=self.band.is_wide).with_columns(size=size)
 
         candidates = self._candidates(texts)
@@ -280,10 +278,6 @@ def containment(text: str, sentence: str, n: int) -> float:
     Returns:
         A number from 0 to 1.
     """
-    one, other = _count_grams(text, n), _count_grams(sentence, n)
+    one = Counter(text[first : first + n] for first in range(len(text) - n + 1))
+    other = Counter(sentence[first : first + n] for first in range(len(sentence) - n + 1))
     return (one & other).total() / max(one.total(), other.total())
-
-
-def _count_grams(text: str, n: int) -> Counter[str]:
-    """Return how often each n-gram of n characters occurs in a text."""
-    return Counter(text[first : first + n] for first in range(len(text) - n + 1))

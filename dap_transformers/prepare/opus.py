@@ -5,17 +5,12 @@ The releases of the paper's six corpora are fixed.
 
 import logging
 import os
-import re
 import zipfile
 import zlib
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import NamedTuple
-
-import requests
-from requests.adapters import HTTPAdapter
-from tqdm import tqdm
-from urllib3.util import Retry
+from urllib.error import HTTPError
 
 from dap_transformers.errors import UserError
 from dap_transformers.languages import TATOEBA_36, to_iso1
@@ -25,14 +20,6 @@ logger = logging.getLogger(__name__)
 #: The file store of OPUS. Its files are `OPUS-{corpus}/{version}/moses/{pair}.txt.zip`. The two
 #: codes of a pair are in alphabetical order.
 STORE = "https://object.pouta.csc.fi"
-#: Lines of the README in an archive from OPUS: a field and its value.
-_README_FIELD = re.compile(r"^\s*(Corpus Name|Release|Website|License)\s*:\s*(\S.*?)\s*$", re.M)
-_README_SIZE = 100_000  # bytes to read of it
-#: How often a connection is tried.
-TRIES = 5
-#: Seconds without an answer before a try fails.
-PATIENCE = 60
-BLOCK = 2**20  # bytes that are written at a time
 
 
 class OpusCorpus(NamedTuple):
@@ -133,31 +120,6 @@ def download_corpora(
     return found
 
 
-def corpus_of_archive(path: str | Path) -> OpusCorpus | None:
-    """Return the corpus that the README in an archive from OPUS names.
-
-    Args:
-        path: a file of any type.
-
-    Returns:
-        The corpus with its release, its licence and the address of its page (OPUS itself if the
-        README has none). None if the file is no zip archive, or has no README with name, release
-        and licence.
-    """
-    if not zipfile.is_zipfile(path):
-        return None
-    try:
-        with zipfile.ZipFile(path) as archive, archive.open("README") as file:
-            text = file.read(_README_SIZE).decode("utf-8", "replace")
-    except (KeyError, RuntimeError, zipfile.BadZipFile, zlib.error, NotImplementedError):
-        return None  # no README, or one that cannot be read
-    fields = dict(_README_FIELD.findall(text))
-    if not {"Corpus Name", "Release", "License"} <= fields.keys():
-        return None
-    home = fields.get("Website", "https://opus.nlpl.eu")
-    return OpusCorpus(fields["Corpus Name"], fields["Release"], home, fields["License"])
-
-
 def _wanted_files(
     names: Sequence[str], languages: Sequence[str], without: Collection[tuple[str, str]]
 ) -> list[tuple[OpusCorpus, str]]:
@@ -187,23 +149,16 @@ def download(url: str, path: Path) -> None:
 
     Until it is complete and tested it is called `PATH.part`. A stopped download starts anew.
     """
+    from torch.hub import download_url_to_file
+
     if path.exists():
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     part = Path(f"{path}.part")
-    session = requests.Session()
-    session.mount("https://", HTTPAdapter(max_retries=Retry(TRIES, backoff_factor=1.0)))
-    with session.get(url, stream=True, timeout=PATIENCE) as response:
-        if response.status_code == requests.codes.not_found:
-            raise FileNotFoundError(f"{url}: the server has no such file")
-        response.raise_for_status()
-        size = int(response.headers.get("Content-Length", 0))
-        bar = tqdm(total=size, unit="B", unit_scale=True, desc=path.name, disable=None)
-        with bar, part.open("wb") as file:
-            for block in response.iter_content(BLOCK):
-                file.write(block)
-                bar.update(len(block))
-
+    try:
+        download_url_to_file(url, str(part))
+    except HTTPError as error:
+        raise FileNotFoundError(f"{url}: {error}") from error
     try:
         damaged = zipfile.ZipFile(part).testzip()
     except (zipfile.BadZipFile, zlib.error, EOFError) as error:  # also a file that is cut off

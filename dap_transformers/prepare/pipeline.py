@@ -27,7 +27,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -37,7 +36,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dap_transformers.errors import UserError, counted, joined
+from dap_transformers.errors import UserError, joined
 from dap_transformers.files import DiskFullError, read_json, whole_file, whole_folder, write_json
 from dap_transformers.languages import normalise_all, ranks, text_keys
 from dap_transformers.prepare.deduplication import (
@@ -47,9 +46,8 @@ from dap_transformers.prepare.deduplication import (
     repeated,
     sample,
 )
-from dap_transformers.prepare.filters import SIDES, clean, identified, load_tokenizer
+from dap_transformers.prepare.filters import SIDES, clean
 from dap_transformers.prepare.leaks import LeakIndex, load_index
-from dap_transformers.prepare.options import PrepareOptions
 from dap_transformers.prepare.run_folder import Plan, RawFile
 from dap_transformers.text.formats import LineAudit, read_tables
 
@@ -78,9 +76,7 @@ _LISTED = ("origin", "line", "side", "text", "evaluation", "equal", "containment
 
 #: Name of a call, such as a language -> arguments.
 Calls = Mapping[str, tuple]
-#: Calls a function for each of `Calls`, given the name of the step. Returns: name -> result.
-RunCalls = Callable[[str, Callable[..., Any], Calls], dict[str, Any]]
-#: Calls a function for each of `Calls` on a cluster, and yields (name, result).
+#: Calls a function for each of `Calls`, and yields (name, result) in the order of the results.
 OnCluster = Callable[[Callable[..., Any], Calls], Iterator[tuple[str, Any]]]
 
 
@@ -103,31 +99,16 @@ def prepare(
     for raw in files:
         languages.setdefault(raw.file.language, []).append(raw)
     of_languages = {language: (plan, language, own) for language, own in languages.items()}
-
     of_files = {}
     for raw in sorted(files, key=lambda raw: raw.bytes, reverse=True):  # the largest file first
         of_files[f"{raw.file}, {raw.file.language}"] = (plan, raw)
-    size = sum(raw.bytes for raw in files) / 2**20
-    amount = f"{counted(len(files), 'file')} of {size:,.0f} MiB"
-    logger.info("%s, %s", amount, counted(len(languages), "language"))
 
-    with workers(num_workers, on_cluster) as run:
-        run("clean", clean_file, of_files)
-        selected = run("select", select_language, of_languages)
-        find_shared(plan, list(languages))
-        written = run("write", write_language, of_languages)
+    each = on_cluster or partial(each_in_processes, num_workers)
+    run_all("clean", clean_file, of_files, each)
+    selected = run_all("select", select_language, of_languages, each)
+    find_shared(plan, list(languages))
+    written = run_all("write", write_language, of_languages, each)
     return {language: selected[language] | written[language] for language in languages}
-
-
-def check_names(options: PrepareOptions) -> None:
-    """Load the tokenizer and the language identifier, so that wrong names are found at once.
-
-    What is loaded is cached for later use. The identifier is tried on one sentence.
-    """
-    if options.tokenizer:
-        load_tokenizer(options.tokenizer)
-    if options.language_identifier:
-        identified(options.language_identifier, ["One sentence."])
 
 
 # ------------------------------------------------------------------------------- 1. cleaning
@@ -143,10 +124,6 @@ def clean_file(plan: Plan, raw: RawFile) -> None:
       of `clean`.
 
     If the folder exists already, nothing is done.
-
-    Args:
-        plan: the paths of the run, and its options.
-        raw: the file.
     """
     if plan.cleaned(raw).exists():  # by a run that was stopped
         return
@@ -174,7 +151,14 @@ def clean_file(plan: Plan, raw: RawFile) -> None:
             pairs, found = clean(pl.from_arrow(table), raw.file.language, options)
             letters = [normalise_all(pairs[side].to_list()) for side in SIDES]
             side_keys = [text_keys(side) for side in letters]
-            pairs = _with_keys(pairs, side_keys, raw.origin, options.seed)
+            text_hash = pair_keys(*side_keys)
+            pairs = pairs.with_row_index("row").with_columns(
+                origin=pl.lit(raw.origin),
+                text_hash=text_hash,
+                exact=pl.struct(*SIDES).hash(),
+                rank=ranks(text_hash, options.seed),
+                english=ranks(side_keys[1], options.seed),
+            )
 
             passed = pairs
             if index is not None:
@@ -189,31 +173,6 @@ def clean_file(plan: Plan, raw: RawFile) -> None:
             admitted = passed.filter(is_admitted)
             rows.write_table(admitted.select(_ROWS.names).to_arrow().cast(_ROWS))
         write_json(counts | {"unreadable": audit.bad}, folder / "counts.json")
-
-
-def _with_keys(
-    pairs: pl.DataFrame, side_keys: Sequence[np.ndarray], origin: str, seed: int
-) -> pl.DataFrame:
-    """Add the columns with the hashes and ranks of pairs, their corpus and their row number.
-
-    - `row`: position in the table, from 0.
-    - `origin`: the name of the corpus.
-    - `text_hash`: hash of the normalised pair. `exact`: hash of the unchanged pair.
-    - `rank`: the pair's place in a random order. `english`: the place of its target sentence in
-      such an order.
-
-    Args:
-        side_keys: hashes of the normalised sources and of the normalised targets, uint64 (N,) each.
-    """
-    source, target = side_keys
-    text_hash = pair_keys(source, target)
-    return pairs.with_row_index("row").with_columns(
-        origin=pl.lit(origin),
-        text_hash=text_hash,
-        exact=pl.struct(*SIDES).hash(),
-        rank=ranks(text_hash, seed),
-        english=ranks(target, seed),
-    )
 
 
 def _find_leaks(
@@ -253,13 +212,7 @@ def select_language(plan: Plan, language: str, files: Sequence[RawFile]) -> dict
     - Then the `max_pairs` pairs of smallest rank are drawn.
     - The dev set takes the pairs whose English sentence has the smallest rank, at most
       `dev_pairs` and at most a tenth of the kept pairs. `split_validation` of
-      `dap_transformers.training` chooses
-      the same.
-
-    Args:
-        plan: the paths of the run, and its options.
-        language: code of the source language.
-        files: the cleaned files of this language.
+      `dap_transformers.training` chooses the same.
 
     Returns:
         The counts of `clean_file`, summed over all files, and also `exact_duplicate`,
@@ -283,8 +236,7 @@ def select_language(plan: Plan, language: str, files: Sequence[RawFile]) -> dict
     # Write the numbers of the rows.
     is_dev = pl.col("row").is_in(dev["row"].implode())
     kept = kept.sort("row").select("row", "english", dev=is_dev)
-    with whole_file(plan.selected(language)) as file:
-        pq.write_table(kept.to_arrow(), file)
+    _write_table(kept, plan.selected(language))
 
     # Count what was dropped.
     passed = keys.select(pl.len()).collect().item()
@@ -309,10 +261,6 @@ def find_shared(plan: Plan, languages: Iterable[str]) -> None:
 
     `held.parquet` has the sentences of the dev sets of all languages. `repeated.parquet` has the
     sentences that occur in several kept pairs, of any language.
-
-    Args:
-        plan: the paths of the run.
-        languages: all source languages.
     """
     kept = _scan([plan.selected(language) for language in languages])
     held = kept.filter("dev").select(pl.col("english").unique()).collect()
@@ -321,10 +269,7 @@ def find_shared(plan: Plan, languages: Iterable[str]) -> None:
 
 
 def _scan(paths: Sequence[Path]) -> pl.LazyFrame:
-    """Return a lazy table of the rows of Parquet files, one file after the other.
-
-    The characters `[` and `*` in a path have no special meaning.
-    """
+    """Return a lazy table of the rows of Parquet files. `[` and `*` in a path mean themselves."""
     return pl.scan_parquet(paths, glob=False)
 
 
@@ -339,11 +284,6 @@ def _write_table(table: pl.DataFrame, path: Path) -> None:
 
 def write_language(plan: Plan, language: str, files: Sequence[RawFile]) -> dict[str, Any]:
     """Write the shards of a language to `train/` and `dev/`, in the order of the files.
-
-    Args:
-        plan: the paths of the run, and its options.
-        language: code of the source language.
-        files: the cleaned files of this language.
 
     Returns:
         Counts by name:
@@ -407,57 +347,52 @@ def _write_shard(path: Path, rows: pl.LazyFrame, pairs: pl.DataFrame) -> None:
 # ------------------------------------------------------------------------------- processes
 
 
-@contextmanager
-def workers(count: int, on_cluster: OnCluster | None = None) -> Iterator[RunCalls]:
-    """Start worker processes, and yield a function that shares calls among them.
+def run_all(
+    step: str, function: Callable[..., Any], calls: Calls, each: OnCluster
+) -> dict[str, Any]:
+    """Call a function for each of `calls`, and return the results by name.
 
-    It is called as `run(step, function, calls)`. `step` is a name for the log, and `calls` maps
-    the name of each call to the function's arguments. It returns the result of each call by name.
     If a call fails because of its input, the other calls are still made, and then the errors are
     raised together. A full disk is raised at once.
-
-    Args:
-        count: number of processes. With 1, the calls are made in this process.
-        on_cluster: makes the calls instead, such as `each_on_cluster` of Ray.
     """
-    pool = None
-    if count > 1 and on_cluster is None:
-        context = multiprocessing.get_context("spawn")
-        pool = ProcessPoolExecutor(
-            count, mp_context=context, initializer=_start_worker, initargs=(count,)
-        )
+    started = time.perf_counter()
+    found = {}
+    for name, outcome in each(partial(_result_or_error, function), calls):
+        found[name] = outcome
+        seconds = time.perf_counter() - started
+        logger.info("%s: %d of %d done, %.0f s", step, len(found), len(calls), seconds)
+    errors = [found[name] for name in calls if isinstance(found[name], Exception)]
+    if errors:
+        raise joined(errors)
+    return found
 
-    def run(step: str, function: Callable[..., Any], calls: Calls) -> dict[str, Any]:
-        started = time.perf_counter()
-        attempt = partial(_result_or_error, function)
-        if on_cluster is not None:
-            outcomes = on_cluster(attempt, calls)
-        elif pool is not None:
-            names = {pool.submit(attempt, *arguments): name for name, arguments in calls.items()}
-            outcomes = ((names[job], job.result()) for job in as_completed(names))
-        else:
-            outcomes = ((name, attempt(*arguments)) for name, arguments in calls.items())
 
-        found = {}
-        for name, outcome in outcomes:
-            found[name] = outcome
-            seconds = time.perf_counter() - started
-            logger.info("%s: %d of %d done, %.0f s", step, len(found), len(calls), seconds)
-        errors = [found[name] for name in calls if isinstance(found[name], Exception)]
-        if errors:
-            raise joined(errors)
-        return found
+def each_in_processes(
+    count: int, function: Callable[..., Any], calls: Calls
+) -> Iterator[tuple[str, Any]]:
+    """Share calls among processes, or make them in this process if `count` is 1.
 
+    Yields:
+        (name, result) of each call, in the order in which they end.
+    """
+    if count == 1:
+        for name, arguments in calls.items():
+            yield name, function(*arguments)
+        return
+
+    context = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(count, context, initializer=_start_worker, initargs=(count,))
     try:
-        yield run
+        names = {pool.submit(function, *arguments): name for name, arguments in calls.items()}
+        for job in as_completed(names):
+            yield names[job], job.result()
     except BrokenProcessPool as error:
         raise UserError(
             "a process was ended from outside, perhaps because memory ran out; give the same "
             "command again to continue, with fewer workers"
         ) from error
     finally:
-        if pool is not None:
-            pool.shutdown(cancel_futures=True)
+        pool.shutdown(cancel_futures=True)
 
 
 def _result_or_error(function: Callable[..., Any], *arguments: Any) -> Any:

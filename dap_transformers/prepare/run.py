@@ -4,8 +4,9 @@ import hashlib
 import json
 import logging
 import os
+import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -16,17 +17,11 @@ from dap_transformers.files import content_digest, public_name, read_json, whole
 from dap_transformers.languages import base_language
 from dap_transformers.prepare.card import describe
 from dap_transformers.prepare.evaluation_sets import read_evaluation
+from dap_transformers.prepare.filters import load_helpers
 from dap_transformers.prepare.options import PrepareOptions, RawText
-from dap_transformers.prepare.opus import NOT_IN_RELEASE, corpus_of_archive, download_corpora
-from dap_transformers.prepare.pipeline import OnCluster, check_names, prepare
-from dap_transformers.prepare.run_folder import (
-    LEAKS,
-    Plan,
-    RawFile,
-    begin,
-    finished_report,
-    remove,
-)
+from dap_transformers.prepare.opus import NOT_IN_RELEASE, download_corpora
+from dap_transformers.prepare.pipeline import OnCluster, prepare
+from dap_transformers.prepare.run_folder import LEAKS, Plan, RawFile, begin, finished_report
 from dap_transformers.reports import versions
 from dap_transformers.text.archives import disk_path
 from dap_transformers.text.find import find_bitext
@@ -50,11 +45,11 @@ def prepare_text(
         The report, as written to `report.json`.
     """
     started = time.perf_counter()
+    plan = Plan(Path(text.output_dir), options)
+    require_outside(plan.output_dir, text.inputs(options))
     files, licences = find_files(text, options)
-    require_outside(text, options, files)
 
     # Return the report if the same run has finished before.
-    plan = Plan(Path(text.output_dir), options)
     settings = {
         "data": text.data,
         "opus": text.opus,
@@ -67,33 +62,35 @@ def prepare_text(
     report = finished_report(plan, fingerprint, text.overwrite)
     if report:
         logger.info("%s is finished already", text.output_dir)
-        if report["licences"] != licences:
-            report["licences"] = licences
-            describe(plan.output_dir, report)
-        remove(plan.work_dir)  # a killed run may have left it
+        report["licences"] = licences
+        describe(plan.output_dir, report)
+        shutil.rmtree(plan.work_dir, ignore_errors=True)  # a killed run may have left it
         return report
 
-    # Prepare.
-    check_names(options)
+    # Read everything, so that a wrong name is found before an earlier result is removed.
+    load_helpers(options)
     sentences = read_evaluation(text.evaluation_data)
+
+    # Prepare.
     begin(plan, files)
     if sentences:
         threshold = options.leak_threshold or None
         write_json({"sentences": sentences, "threshold": threshold}, plan.leaks)
     languages = prepare(plan, files, text.num_workers, on_cluster)
-    empty = [code for code, counts in languages.items() if not counts["train"]]
-    if empty:
-        logger.warning("%s: no training pair is left; the table tells why", " ".join(empty))
 
-    # Describe the result.
+    # Describe the result. Paths are shown without folders of this machine.
     if sentences:
         with whole_file(plan.output_dir / LEAKS) as listed:
             for file in files:
                 listed.write((plan.cleaned(file) / LEAKS).read_bytes())
+    for name in ("data", "evaluation_data"):
+        settings[name] = [public_name(path) for path in settings[name]]
+    if options.tokenizer:
+        settings["tokenizer"] = public_name(options.tokenizer)
     report = {
         "fingerprint": fingerprint,
         "languages": languages,
-        "settings": settings | _shown(settings),
+        "settings": settings,
         "licences": licences,
         "evaluation_sentences": len(sentences),
         "num_workers": text.num_workers,
@@ -101,18 +98,24 @@ def prepare_text(
         "versions": versions(),
     }
     describe(plan.output_dir, report)
-    remove(plan.work_dir)
-    for path in plan.output_dir.glob("*/.*.tmp"):  # half-written files of workers that were lost
-        path.unlink()
+    shutil.rmtree(plan.work_dir)
     return report
+
+
+def require_outside(output: Path, inputs: Iterable[str]) -> None:
+    """Raise `UserError` if an input lies in the output folder, where it could be deleted."""
+    for path in inputs:
+        place = Path(path).expanduser()
+        if place.exists() and place.resolve().is_relative_to(output.resolve()):
+            raise UserError(f"the input {path} lies in the output folder {output}")
 
 
 def find_files(text: RawText, options: PrepareOptions) -> tuple[list[RawFile], dict[str, str]]:
     """Find the input files, and download those from OPUS.
 
     Returns:
-        The files, sorted by language, and the licences by the name of the corpus or file.
-        Licences are known for archives from OPUS, and for files in `text.licences`.
+        The files, sorted by language, and the licences by the name of the corpus or file. Known
+        are those of corpora from OPUS, and those in `text.licences`.
     """
     # Download from OPUS.
     corpora = {}
@@ -131,40 +134,27 @@ def find_files(text: RawText, options: PrepareOptions) -> tuple[list[RawFile], d
         raise UserError(f"languages {' '.join(absent)}: there is text only in {' '.join(found)}")
 
     # The key of a file depends on what shapes its cleaning.
-    shaping = asdict(options)
-    for name in ("dev_pairs", "shard_size"):
-        del shaping[name]
-    read = [*text.evaluation_data]
-    read += filter(None, (options.tokenizer, options.language_identifier))
-    states_of_read = [_file_state(path) for path in read]
+    shaping = asdict(replace(options, dev_pairs=0, shard_size=0))
+    others = [*text.evaluation_data, options.tokenizer, options.language_identifier]
+    states_of_others = [_file_state(path) for path in filter(None, others)]
     files = []
     licences = {}
     for language in sorted(wanted):
         for file in found[language]:
-            is_of_hub = file.format == "hub"
-            file = replace(file, streaming=is_of_hub)
-            origin = str(file) if is_of_hub else Path(file.paths[0]).name
-            archive = str(disk_path(file.paths[0]))
-            corpus = corpora.get(archive) or corpus_of_archive(archive)
+            origin = Path(file.paths[0]).name
+            if file.format == "hub":
+                file = replace(file, streaming=True)
+                origin = str(file)
+            corpus = corpora.get(str(disk_path(file.paths[0])))
             if corpus:
                 origin = str(corpus)
                 licences[origin] = f"{corpus.licence} ({corpus.home})"
             states = [_file_state(path) for path in file.paths]
-            key = _fingerprint(shaping, states_of_read, asdict(file), origin, states)
+            key = _fingerprint(shaping, states_of_others, asdict(file), origin, states)
             files.append(RawFile(file, origin, key))
 
     given = read_json(text.licences) if text.licences else {}
     return files, licences | given
-
-
-def require_outside(text: RawText, options: PrepareOptions, files: Sequence[RawFile]) -> None:
-    """Raise `UserError` if an input lies in the output folder, where it could be deleted."""
-    output = Path(text.output_dir).resolve()
-    found = [str(disk_path(path)) for raw in files for path in raw.file.paths]
-    for path in [*text.inputs(options), *found]:
-        place = Path(path).expanduser()
-        if place.exists() and place.resolve().is_relative_to(output):
-            raise UserError(f"the input {path} lies in the output folder {text.output_dir}")
 
 
 def _fingerprint(*content: Any) -> str:
@@ -183,13 +173,3 @@ def _file_state(path: str) -> Any:
         names = sorted(os.listdir(place))
         return [(name, _file_state(os.path.join(place, name))) for name in names]
     return content_digest(place) if os.path.isfile(place) else None
-
-
-def _shown(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that are paths without folders of this machine."""
-    shown: dict[str, Any] = {}
-    for name in ("data", "evaluation_data"):
-        shown[name] = [public_name(path) for path in settings[name]]
-    if settings["tokenizer"]:
-        shown["tokenizer"] = public_name(settings["tokenizer"])
-    return shown
