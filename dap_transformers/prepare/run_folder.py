@@ -112,11 +112,12 @@ def begin(plan: Plan, files: Sequence[RawFile]) -> None:
     # The work folder comes first, so that a killed run can be recognised as one of this command.
     plan.work_dir.mkdir(parents=True, exist_ok=True)
     kept = {plan.cleaned(raw) for raw in files}
-    for folder in plan.work_dir.glob("clean-*"):
-        if folder not in kept:
-            shutil.rmtree(folder)
-    written = [output / REPORT, output / LEAKS, output / CARD, plan.leaks]
-    written += output.glob("*/[0-9]*.*-*.parquet")
-    written += output.glob("*/.*.tmp")  # half-written files of workers that were lost
-    for path in written:
-        path.unlink(missing_ok=True)
+    old = [folder for folder in plan.work_dir.glob("clean-*") if folder not in kept]
+    old += [output / REPORT, output / LEAKS, output / CARD, plan.leaks]
+    old += output.glob("*/[0-9]*.*-*.parquet")
+    old += output.glob("*/.*.tmp")  # half-written by processes that were lost
+    for path in old:
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)

@@ -113,12 +113,6 @@ def test_sample_by_ranges_is_that_of_a_loop(part: int, size: int | None) -> None
     assert sample(frame(keys[:0]), "key", size, part)["row"].to_list() == []
 
 
-def test_extreme_values_have_a_range() -> None:
-    values = np.array([0, 2**64 - 1, 2**63, 0, 2**64 - 1], np.uint64)
-    assert count_distinct(frame(values), "key", 2) == 3
-    assert sample(frame(values), "key", None, 1)["row"].to_list() == [0, 2, 1]
-
-
 @pytest.mark.parametrize("size", [None, 1, 100])
 def test_admission_lets_in_all_that_the_sample_needs(size: int | None) -> None:
     values = random_keys(20_000, 8000)

@@ -10,14 +10,12 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-from written import zip_of
 
 from dap_transformers.errors import UserError
-from dap_transformers.files import write_json
 from dap_transformers.languages import normalise, normalise_all, text_keys
 from dap_transformers.prepare.evaluation_sets import read_evaluation
 from dap_transformers.prepare.filters import repair
-from dap_transformers.prepare.leaks import BANDS, LeakIndex, load_index
+from dap_transformers.prepare.leaks import BANDS, LeakIndex
 
 WORDS = {
     "latin": "the train leaves station at eight old birds sing over harbour Straße où élève mañana",
@@ -143,20 +141,6 @@ def test_a_replaced_word_in_a_short_sentence_is_near(sentence: str, text: str) -
     assert find(LeakIndex([sentence]), [text])["row"].to_list() == [0]
 
 
-def test_without_texts_or_sentences_nothing_is_found() -> None:
-    assert find(LeakIndex(["Look both ways before you cross the road."]), [])["row"].to_list() == []
-    assert find(LeakIndex([]), ["Look both ways before you cross the road."])["row"].to_list() == []
-
-
-def test_a_saved_index_finds_the_same(tmp_path: Path) -> None:
-    evaluation = sentences(80, 0)
-    write_json({"sentences": evaluation, "threshold": 0.7}, tmp_path / "leaks.json")
-    texts = altered(evaluation, 3)
-    found = find(LeakIndex(evaluation), texts)
-    assert find(load_index(tmp_path / "leaks.json", 0), texts).equals(found)
-    assert len(found) > 20
-
-
 def test_evaluation_sets_are_read_from_pairs_and_plain_text(tmp_path: Path) -> None:
     (tmp_path / "sets").mkdir()
     (tmp_path / "sets/de-en.tsv").write_text("eins\tone\nzwei\ttwo\n")
@@ -189,11 +173,6 @@ def test_evaluation_sentences_are_repaired_as_training_text_is(text: str, tmp_pa
         assert find(LeakIndex(sentences, None), trained)["row"].to_list() == [0]
 
 
-def test_an_archive_in_a_folder_of_evaluation_sets_is_read_once(tmp_path: Path) -> None:
-    zip_of(tmp_path / "de-en.txt.zip", {"x.de-en.de": "eins\n", "x.de-en.en": "one\n"})
-    assert sorted(read_evaluation([tmp_path])) == ["eins", "one"]
-
-
 def test_every_string_of_jsonl_records_is_a_sentence(tmp_path: Path) -> None:
     records = [
         {"id": 1, "sentence": "one\ttwo", "translations": {"de": ["eins", None]}},
@@ -207,7 +186,7 @@ def test_every_string_of_jsonl_records_is_a_sentence(tmp_path: Path) -> None:
         read_evaluation([path])
 
 
-@pytest.mark.parametrize("name", ["test.json", "test.csv", "test.parquet", "test.json.gz"])
+@pytest.mark.parametrize("name", ["test.csv", "test.parquet", "test.json.gz"])
 def test_a_file_that_is_neither_lines_nor_pairs_is_refused_by_name(
     name: str, tmp_path: Path
 ) -> None:

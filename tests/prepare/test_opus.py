@@ -11,7 +11,7 @@ import pytest
 
 from dap_transformers.errors import UserError
 from dap_transformers.prepare import opus
-from dap_transformers.prepare.opus import corpus_of_archive, download, download_corpora
+from dap_transformers.prepare.opus import download, download_corpora
 from dap_transformers.text.corpus import find_bitext, load_bitext
 
 PAIRS = {
@@ -119,20 +119,3 @@ def test_a_file_that_was_cut_off_is_never_taken_for_a_whole_one(
     download(url, tmp_path / "a.zip")
     assert [path.name for path in tmp_path.iterdir()] == ["a.zip"]
     assert (tmp_path / "a.zip").read_bytes() == DE
-
-
-def test_the_readme_of_an_archive_names_corpus_and_licence(tmp_path: Path) -> None:
-    readme = """Corpus Name: Tatoeba
-     Package: Tatoeba.de-en in Moses format
-     Website: http://opus.nlpl.eu/Tatoeba/corpus/version/v2023-04-12
-     Release: v2023-04-12
-     License: CC-BY 2.0 FR
-"""
-    path = tmp_path / "de-en.txt.zip"
-    with zipfile.ZipFile(path, "w") as opened:
-        opened.writestr("README", readme)
-    corpus = corpus_of_archive(path)
-    assert str(corpus) == "Tatoeba v2023-04-12"
-    assert corpus.licence == "CC-BY 2.0 FR"
-    path.write_bytes(DE)  # its README says nothing
-    assert corpus_of_archive(path) is None

@@ -23,7 +23,7 @@ from dap_transformers.files import write_json
 from dap_transformers.languages import normalise
 from dap_transformers.prepare.filters import REASONS
 from dap_transformers.prepare.options import PrepareOptions
-from dap_transformers.prepare.pipeline import SCHEMA, prepare, workers
+from dap_transformers.prepare.pipeline import SCHEMA, each_in_processes, prepare
 from dap_transformers.prepare.run_folder import Plan, RawFile, begin
 from dap_transformers.text.corpus import find_bitext, load_bitext
 from dap_transformers.training.dev_split import split_validation
@@ -223,41 +223,20 @@ def test_the_sample_depends_on_the_seed_but_not_on_the_order_of_the_files(
     assert chosen[0] == chosen[1] != chosen[2]
 
 
-def test_a_sample_of_each_corpus_is_drawn_before_that_of_the_language(
-    raw: Path, tmp_path: Path
-) -> None:
-    plan = plan_of(tmp_path, max_corpus_pairs=60, max_pairs=0, dev_pairs=0)
-    counts = prepare(plan, files_of(raw), 1)
-    for language in LANGUAGES:
-        found = counts[language]
-        first = found["origins"][f"part0.{language}-en.tsv"]
-        second = found["origins"][f"part1.{language}-en.tsv"]
-        assert first == 60
-        assert 40 < second <= 60  # without the pairs that the first corpus also has
-        assert found["train"] == first + second
-        different = set(map(normalised, good_pairs(raw, language)))
-        assert found["train"] + found["not_sampled"] == len(different)
-
-
-def test_the_sample_of_a_language_takes_all_corpora_alike(tmp_path: Path) -> None:
+def test_samples_of_corpora_are_drawn_before_that_of_the_language(tmp_path: Path) -> None:
     for name, size in (("large", 1500), ("small", 150)):
         lines = []
         for number in range(size):
             source = f"{name} Haus Garten Licht {number}"
             lines.append(f"{source}\t{name} house garden light {number}\n")
         (tmp_path / f"{name}.de-en.tsv").write_text("".join(lines))
-    plan = plan_of(tmp_path / "out", max_corpus_pairs=100, max_pairs=100, dev_pairs=0)
-    origins = prepare(plan, files_of(tmp_path), 1)["de"]["origins"]
+    found = {}
+    for most in (0, 100):
+        plan = plan_of(tmp_path / f"{most}", max_corpus_pairs=100, max_pairs=most, dev_pairs=0)
+        found[most] = prepare(plan, files_of(tmp_path), 1)["de"]["origins"]
+    assert list(found[0].values()) == [100, 100]
     # If both samples used the same rank, it would be about 10.
-    assert 35 < origins["small.de-en.tsv"] < 65
-
-
-def test_a_dev_set_is_at_most_a_tenth_of_its_language(raw: Path, tmp_path: Path) -> None:
-    counts = prepare(plan_of(tmp_path, dev_pairs=10_000), files_of(raw), 1)
-    assert [found["dev"] for found in counts.values()] == [18] * 3
-    parts = load_bitext(tmp_path / "train", cache_dir=tmp_path / "cache")
-    _, again = split_validation(parts, 5, 0)  # the trainer may split once more
-    assert [len(part) for part in again.values()] == [5] * 3
+    assert 35 < found[100]["small.de-en.tsv"] < 65
 
 
 def test_dev_sets_equal_those_of_the_trainer(raw: Path, tmp_path: Path) -> None:
@@ -304,21 +283,6 @@ def test_leaks_are_left_out_and_listed_in_the_order_of_the_file(
         listed = [json.loads(record) for record in records]
         assert [(leak["line"], leak["side"], leak["text"]) for leak in listed] == expected
         assert all(normalise(leak["evaluation"]) == normalise(leak["text"]) for leak in listed)
-
-
-def test_the_share_of_bad_lines_is_that_of_the_whole_file(tmp_path: Path) -> None:
-    lines = []
-    for number in range(3000):
-        lines.append(f"Satz Nummer {number} steht hier\tsentence number {number} is here\n")
-    for number in (1, 502, 1003, 1504, 2005, 2506, 3007):
-        lines.insert(number - 1, "one column\n")
-    (tmp_path / "de-en.tsv").write_text("".join(lines))
-    plan = plan_of(tmp_path / "a", max_bad_lines=0.003, max_pairs=50)
-    assert prepare(plan, files_of(tmp_path), 1)["de"]["unreadable"] == 7
-    strict = plan_of(tmp_path / "b", max_bad_lines=0.002)
-    for _ in range(2):  # it is also refused when the command is given again
-        with pytest.raises(UserError, match="7 of the first 3007 lines"):
-            prepare(strict, files_of(tmp_path), 1)
 
 
 def test_text_that_the_sample_cannot_need_is_dropped_while_cleaning(
@@ -398,5 +362,5 @@ def test_a_killed_run_is_resumed_and_the_result_is_the_same(
 
 
 def test_a_killed_process_ends_the_run_with_one_message() -> None:
-    with pytest.raises(UserError, match="fewer workers"), workers(2) as run:
-        run("kill", signal.raise_signal, {"de": (signal.SIGKILL,)})
+    with pytest.raises(UserError, match="fewer workers"):
+        list(each_in_processes(2, signal.raise_signal, {"de": (signal.SIGKILL,)}))
