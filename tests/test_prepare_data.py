@@ -207,22 +207,6 @@ def test_after_a_file_is_repaired_only_this_file_is_cleaned(raw: Path, tmp_path:
     assert contents(out) == contents(tmp_path / "other")
 
 
-def test_a_stopped_run_that_overwrites_is_resumed(raw: Path, tmp_path: Path) -> None:
-    def times() -> dict[Path, int]:
-        return {path: path.stat().st_mtime_ns for path in (out / ".prepare_data").glob("clean-*")}
-
-    out = tmp_path / "out"
-    prepared(raw, out)
-    stopped(raw, out, seed=1, overwrite=True)
-    assert not (out / "report.json").exists()
-    before = times()
-    stopped(raw, out, seed=1, overwrite=True)
-    assert times() == before
-    prepared(raw, out, seed=1, overwrite=True)
-    prepared(raw, tmp_path / "other", seed=1)
-    assert contents(out) == contents(tmp_path / "other")
-
-
 def test_a_full_disk_is_named_and_the_run_is_resumed_once_there_is_space(
     raw: Path, tmp_path: Path
 ) -> None:

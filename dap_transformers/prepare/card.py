@@ -1,7 +1,7 @@
 """Describe prepared pairs: the table of counts, the report and the data card."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,6 @@ from dap_transformers.tables import markdown_table, text_table
 
 #: Our folders -> splits of `datasets`. The folders' names are also those of their counts.
 SPLITS = {"train": "train", "dev": "validation"}
-#: Counts of each language in the card.
-CARD_COUNTS = ("read", *SPLITS, "target_repeated")
 #: Why pairs are not in the training set, in the order of the steps. These counts, with `train` and
 #: `dev`, add up to `read`.
 LOSSES = REASONS | {
@@ -40,18 +38,18 @@ def total(languages: Counts) -> Counter[str]:
     return sums
 
 
-def counts_table(languages: Counts) -> str:
-    """Format the counts as a text table with one row per language, and one of their sums.
+def counts_table(languages: Counts, table: Callable[..., str] = text_table) -> str:
+    """Format the counts as a table with one row per language, and one of their sums.
 
     Repairs and reasons that concern no pair have no column.
     """
     sums = total(languages)
     used = [name for name in (*REPAIRS, "unreadable", *LOSSES) if sums[name]]
-    columns = ["read", *used, "train", "dev", "target_repeated"]
+    columns = ["read", *used, *SPLITS, "target_repeated"]
     rows = []
     for code, counts in [*languages.items(), ("all", sums)]:
         rows.append([code, *(counts.get(name, 0) for name in columns)])
-    return text_table(["", *columns], rows)
+    return table(["", *columns], rows)
 
 
 def describe(folder: Path, report: Mapping[str, Any]) -> None:
@@ -83,7 +81,7 @@ def describe(folder: Path, report: Mapping[str, Any]) -> None:
         target=NAMES.get(target, "one more"),
         evaluation=", ".join(settings["evaluation_data"]),
         origins=_origins_table(languages, report["licences"]),
-        pairs=_pairs_table(languages),
+        pairs=counts_table(languages, markdown_table),
         dropped=markdown_table(["reason", "pairs", ""], losses),
         settings=markdown_table(["setting", "value"], values),
     )
@@ -118,11 +116,3 @@ def _origins_table(languages: Counts, licences: Mapping[str, str]) -> str:
     for origin, count in pairs.most_common():
         rows.append([origin, f"{count:,}", licences.get(origin, UNKNOWN)])
     return markdown_table(["origin", "training pairs", "licence"], rows)
-
-
-def _pairs_table(languages: Counts) -> str:
-    """Make a Markdown table with one row per language: pairs read, written and repeated targets."""
-    rows = []
-    for code, counts in languages.items():
-        rows.append([code, NAMES.get(code, ""), *(f"{counts[name]:,}" for name in CARD_COUNTS)])
-    return markdown_table(["", "language", *CARD_COUNTS], rows)

@@ -416,6 +416,6 @@ def _start_worker(count: int) -> None:
         os._exit(1)
 
     threads = max((os.cpu_count() or 1) // count, 1)
-    for name in ("POLARS_MAX_THREADS", "RAYON_NUM_THREADS", "OMP_NUM_THREADS"):
+    for name in ("POLARS_MAX_THREADS", "RAYON_NUM_THREADS"):
         os.environ.setdefault(name, str(threads))
     threading.Thread(target=end_with_parent, daemon=True).start()

@@ -42,14 +42,6 @@ def reasons(language: str, *pairs: tuple[str, str], **options: float | str) -> l
     return found
 
 
-@pytest.mark.parametrize("language", GOOD)
-def test_good_pairs_stay(language: str) -> None:
-    kept, counts = clean(frame(GOOD[language], GOOD[language]), language, PrepareOptions())
-    expected = [tuple(unicodedata.normalize("NFC", side) for side in GOOD[language])] * 2
-    assert kept.rows() == expected
-    assert sum(counts[reason] for reason in REASONS) == 0
-
-
 def test_the_released_code_keeps_short_pairs_that_share_words_and_removes_quotes() -> None:
     pair = ('Wir "sehen" uns OK Tom', "See you OK Tom")
     longer = ("a b c d e OK Tom X", "f g h OK Tom X")
