@@ -1,7 +1,6 @@
 """The steps give the same shards with any number of processes and after a kill."""
 
 import hashlib
-import json
 import os
 import pickle
 import random
@@ -19,13 +18,12 @@ from datasets import Dataset
 from written import text_of
 
 from dap_transformers.errors import UserError
-from dap_transformers.files import write_json
 from dap_transformers.languages import normalise
 from dap_transformers.prepare.filters import REASONS
 from dap_transformers.prepare.options import PrepareOptions
 from dap_transformers.prepare.pipeline import SCHEMA, each_in_processes, prepare
 from dap_transformers.prepare.run_folder import Plan, RawFile, begin
-from dap_transformers.text.corpus import find_bitext, load_bitext
+from dap_transformers.text.corpus import find_bitext
 from dap_transformers.training.dev_split import split_validation
 
 LANGUAGES = ("de", "fr", "sw")
@@ -68,7 +66,7 @@ def files_of(folder: Path) -> list[RawFile]:
     return files
 
 
-def plan_of(output: Path, leaks: list[str] | None = None, **changes: Any) -> Plan:
+def plan_of(output: Path, **changes: Any) -> Plan:
     settings = {
         "max_shared": 2,
         "max_pairs": 180,
@@ -79,8 +77,6 @@ def plan_of(output: Path, leaks: list[str] | None = None, **changes: Any) -> Pla
     }
     plan = Plan(output, PrepareOptions(**settings))
     plan.work_dir.mkdir(parents=True)
-    if leaks is not None:
-        write_json({"sentences": leaks, "threshold": None}, plan.leaks)
     return plan
 
 
@@ -194,20 +190,12 @@ def test_english_sentences_of_several_training_pairs_are_marked(
         assert counts[language]["target_repeated"] == sum(marks) > 10
 
 
-def test_the_trainer_reads_the_shards(
-    prepared: tuple[Path, dict[str, Any]], tmp_path: Path
-) -> None:
+def test_shards_have_their_size_and_columns(prepared: tuple[Path, dict[str, Any]]) -> None:
     folder, counts = prepared
-    loaded = load_bitext(folder / "train", cache_dir=tmp_path)
-    assert list(loaded) == list(counts)
-    for language, part in loaded.items():
-        assert len(part) == counts[language]["train"]
     paths = sorted((folder / "train").glob("*.de-en.parquet"))
     sizes = [pq.read_metadata(path).num_rows for path in paths]
     assert sizes[:-1] == [70] * (len(sizes) - 1)
     assert counts["de"]["train_shards"] == len(sizes) > 1
-    origins = {row["origin"] for row in rows(folder, "train", "de")}
-    assert origins == {"part0.de-en.tsv", "part1.de-en.tsv"}
     assert pq.read_schema(paths[0]).equals(SCHEMA)
 
 
@@ -248,40 +236,6 @@ def test_dev_sets_equal_those_of_the_trainer(raw: Path, tmp_path: Path) -> None:
     for language in LANGUAGES:
         prepared = {normalise(pair["target"]) for pair in rows(tmp_path, "dev", language)}
         assert {normalise(target) for target in dev[language]["target"]} == prepared
-
-
-def test_leaks_are_left_out_and_listed_in_the_order_of_the_file(
-    raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("dap_transformers.text.formats.BATCH", 50)
-    pairs = good_pairs(raw, "de")
-    sentences = [pairs[0][0].upper(), pairs[5][1] + "?", "nothing of the kind"]
-    for pair in pairs[::9]:
-        sentences += pair
-    plan = plan_of(tmp_path, sentences, max_pairs=0, dev_pairs=0)
-    counts = prepare(plan, files_of(raw), 1)
-    held = set(map(normalise, sentences))
-    for language in LANGUAGES:
-        keys = list(map(normalised, good_pairs(raw, language)))
-        without_leak = [pair for pair in keys if not held & set(pair)]
-        assert counts[language]["leak"] == len(keys) - len(without_leak)
-        assert counts[language]["train"] == len(set(without_leak))
-        assert not rows(tmp_path, "dev", language)
-        for row in rows(tmp_path, "train", language):
-            assert not held & {normalise(row["source"]), normalise(row["target"])}
-    assert counts["de"]["leak"] >= 20
-
-    for file in files_of(raw):
-        expected = []
-        lines = Path(file.file.paths[0]).read_text().splitlines()
-        for number, line in enumerate(lines, 1):
-            for side, text in zip(("source", "target"), line.split("\t")):
-                if normalise(text) in held:
-                    expected.append((number, side, text))
-        records = (plan.cleaned(file) / "leaks.jsonl").read_text().splitlines()
-        listed = [json.loads(record) for record in records]
-        assert [(leak["line"], leak["side"], leak["text"]) for leak in listed] == expected
-        assert all(normalise(leak["evaluation"]) == normalise(leak["text"]) for leak in listed)
 
 
 def test_text_that_the_sample_cannot_need_is_dropped_while_cleaning(
