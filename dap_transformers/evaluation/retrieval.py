@@ -11,6 +11,7 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
 from dap_transformers.encoding.encoder import Encoder
 from dap_transformers.errors import UserError
@@ -20,7 +21,10 @@ from dap_transformers.languages import NAMES, TATOEBA_14, TATOEBA_28, TATOEBA_36
 from dap_transformers.search.exact import Array, first_equal_rows, nearest, nearest_neighbours
 from dap_transformers.tables import text_table
 from dap_transformers.text.formats import BitextFile, read_pairs
+from losses_dap import translation_ranking_loss
 
+#: Pairs of a language among which the ranking loss compares.
+LOSS_PAIRS = 2_000
 GROUPS: dict[int, tuple[str, ...]] = {14: TATOEBA_14, 28: TATOEBA_28, 36: TATOEBA_36}
 
 
@@ -32,11 +36,13 @@ class Retrieval(Evaluator):
         pairs: language code -> (source, target) sentences. The numbers call the targets English.
         pool: also measure the pool that holds the other sentences of the query's language.
         target_language: code of the targets' language, for the names in a training's log.
+        loss: also measure the ranking loss, which tells encoders of equal accuracy apart.
     """
 
     pairs: PairsByLanguage
     pool: bool = False
     target_language: str = "en"
+    loss: bool = False
     name = "retrieval"
     primary = "mean_accuracy"
 
@@ -45,14 +51,20 @@ class Retrieval(Evaluator):
 
     def __call__(self, encoder: Encoder) -> Numbers:
         found = {}
+        names = [*DIRECTIONS]
+        if self.pool:
+            names += POOL_KEYS
+        if self.loss:
+            names.append("loss")
         for code, rows in self.pairs.items():
             source, target = (encoder.encode(list(side)) for side in zip(*rows, strict=True))
             found[code] = retrieval_accuracy(source, target)
             if self.pool:
                 to_target, to_source = multilingual_pool_accuracy(source, target)
                 found[code] += (*to_target, *to_source)
+            if self.loss:
+                found[code] += (ranking_loss(source, target),)
 
-        names = (*DIRECTIONS, *POOL_KEYS)
         languages = {}
         for code, values in found.items():
             languages[code] = {"pairs": len(self.pairs[code])} | dict(zip(names, values))
@@ -72,6 +84,9 @@ class Retrieval(Evaluator):
         found["mean_accuracy"] = float(np.mean(list(found.values())))
         if self.pool:
             found["mean_pool_accuracy"] = float(np.mean(in_pool))
+        if self.loss:
+            losses = [each["loss"] for each in numbers["languages"].values()]
+            found["tr_loss"] = float(np.mean(losses))
         return found
 
 
@@ -125,6 +140,20 @@ def require_pairs(source_embeds: Array, target_embeds: Array) -> None:
 def _share_of_own_lines(found: np.ndarray) -> float:
     """Return the share of lines (N,) that have found the line of their own number, in percent."""
     return 100 * int((found == np.arange(len(found))).sum()) / len(found)
+
+
+def ranking_loss(source_embeds: Array, target_embeds: Array) -> float:
+    """Compute the mean TR loss of both directions, in nats per pair: cosine, temperature 0.05.
+
+    Only the first `LOSS_PAIRS` rows of both sides (N, D) are compared.
+
+    >>> round(ranking_loss(np.eye(2), np.eye(2)), 4) == round(np.log1p(np.exp(-20)), 4)
+    True
+    """
+    source, target = (torch.as_tensor(side[:LOSS_PAIRS]) for side in (source_embeds, target_embeds))
+    forward = translation_ranking_loss(source, target).loss
+    backward = translation_ranking_loss(target, source).loss
+    return float(forward + backward) / 2
 
 
 class PoolAccuracy(NamedTuple):

@@ -139,7 +139,7 @@ def build_trainer(
     pairs = {}
     for code, part in dev.items():
         pairs[code] = list(zip(part["source"][:], part["target"][:], strict=True))
-    evaluators = [Retrieval(pairs, True, data.target_language), HeadReading(pairs)]
+    evaluators = [Retrieval(pairs, True, data.target_language, loss=True), HeadReading(pairs)]
     trainer = DAPTrainer(
         model=model,
         args=training,

@@ -309,6 +309,24 @@ class DAPTrainer(ResumableTrainer):
         self.meter.leave_out(time.perf_counter() - started)
         return metrics
 
+    def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
+        """Tell whether this evaluation is the best so far. Of equal metrics, the lower loss wins."""
+        if super()._determine_best_metric(metrics, trial):
+            return True
+        name = "eval_" + self.args.metric_for_best_model.removeprefix("eval_")
+        losses = {
+            line["step"]: line["eval_tr_loss"]
+            for line in self.state.log_history
+            if "eval_tr_loss" in line
+        }
+        best = losses.get(self.state.best_global_step)
+        if best is None or metrics[name] != self.state.best_metric:
+            return False
+        if not metrics["eval_tr_loss"] < best:
+            return False
+        self.state.best_global_step = self.state.global_step
+        return True
+
     def encoder(self) -> EncoderWithHeads:
         """Return an encoder with the present weights. With FSDP, all processes call this."""
         model = whole_model(self.accelerator.unwrap_model(self.model, keep_torch_compile=False))

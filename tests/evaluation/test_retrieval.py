@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from sentence_transformers.sentence_transformer.evaluation import TranslationEvaluator
 
 from dap_transformers.evaluation.evaluator import Evaluator, evaluate
@@ -168,5 +169,12 @@ def test_evaluators_share_vectors_and_their_numbers_have_names() -> None:
     assert logged["mean_accuracy"] == pytest.approx((forward + backward) / 2)
     in_pool = (pool[0].accuracy + pool[1].accuracy) / 2
     assert logged["mean_pool_accuracy"] == pytest.approx(in_pool)
+    with_loss = Retrieval(pairs, loss=True)
+    queries, candidates = (F.normalize(torch.tensor(side)) for side in (source, target))
+    logits = queries.double() @ candidates.double().T / 0.05
+    own = torch.arange(20)
+    expected_loss = (F.cross_entropy(logits, own) + F.cross_entropy(logits.T, own)) / 2
+    loss = with_loss.logged(with_loss(encoder))["tr_loss"]
+    assert loss == pytest.approx(float(expected_loss), rel=1e-5)
     plain = Retrieval(pairs)
     assert "mean_pool_accuracy" not in plain.logged(plain(encoder))

@@ -63,7 +63,7 @@ def make_trainer(
             train_sampler=LanguageMixSampler([200, 200, 200], "natural", 0.5, seed=0),
             data_collator=BitextCollator(tiny_tokenizer.pad_token_id, sorted(tokenized)),
             processing_class=tiny_tokenizer,
-            evaluators=[Retrieval(dev, pool=True), HeadReading(dev)],
+            evaluators=[Retrieval(dev, pool=True, loss=True), HeadReading(dev)],
             max_seq_length=16,
         )
 
@@ -195,6 +195,18 @@ def test_evaluation_is_retrieval_of_the_dev_pairs(
     assert metrics["eval_mean_accuracy"] == pytest.approx(np.mean(accuracies))
     # an untrained encoder prefers the query's language
     assert metrics["eval_mean_pool_accuracy"] < metrics["eval_mean_accuracy"]
+
+
+def test_of_equal_accuracies_the_lower_loss_is_the_best(make_trainer: MakeTrainer) -> None:
+    trainer = make_trainer("tr", eval_strategy="steps", save_steps=1)
+    found = []
+    for step, accuracy, loss in ((1, 90, 0.5), (2, 90, 0.6), (3, 90, 0.4), (4, 80, 0.1)):
+        metrics = {"eval_mean_accuracy": accuracy, "eval_tr_loss": loss}
+        trainer.state.global_step = step
+        trainer.log(metrics)
+        found.append(trainer._determine_best_metric(metrics, trial=None))
+    assert found == [True, False, True, False]
+    assert (trainer.state.best_global_step, trainer.state.best_metric) == (3, 90)
 
 
 # Steps
