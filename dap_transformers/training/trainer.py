@@ -310,7 +310,7 @@ class DAPTrainer(ResumableTrainer):
         return metrics
 
     def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
-        """Tell whether this evaluation is the best so far. Of equal metrics, the lower loss wins."""
+        """Tell whether this evaluation is the best. Of equal metrics, the lower loss wins."""
         if super()._determine_best_metric(metrics, trial):
             return True
         name = "eval_" + self.args.metric_for_best_model.removeprefix("eval_")
