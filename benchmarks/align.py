@@ -19,7 +19,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from benchmarks.timing import CPU, WALL, alternate, machine_parser, prepare_machine, save
+from benchmarks.timing import CPU, WALL, alternate, machine_parser, save
 from dap_transformers.alignment.align import align_words
 from dap_transformers.encoding.encoder import SentenceEncoder
 from dap_transformers.tables import text_table
@@ -119,7 +119,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--pairs", type=int, default=200, help="first pairs to align")
     parser.add_argument("--layer", type=int, default=8, help="hidden layer of the token states")
     args = parser.parse_args(argv)
-    prepare_machine(args)
     records = compare(args)
     print(table(records))
     save(args, {"alignment": records})

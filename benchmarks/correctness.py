@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
-from benchmarks.timing import machine_parser, prepare_machine, save
+from benchmarks.timing import machine_parser, save
 from benchmarks.workload import OBJECTIVES, Batch, backward, cached_backward
 from dap_transformers.tables import text_table
 from modeling_dap import DAPConfig, DAPForPreTraining
@@ -154,7 +154,7 @@ def reference(model: DAPForPreTraining, batch: Batch) -> tuple[float, Tensor]:
         The loss, and the gradients of all parameters as one float64 vector.
     """
     plain = padded(copy.deepcopy(model).double())
-    loss = backward(lambda batch: plain(**batch).loss, batch)
+    loss = backward(plain, batch)
     return loss.item(), gradient(plain)
 
 
@@ -199,7 +199,7 @@ def by_path(path: str, model: DAPForPreTraining, batch: Batch) -> tuple[float | 
         return None, gradient(model)
     if path == "compiled":
         compile_layers(model)
-    loss = backward(lambda batch: model(**batch).loss, batch, bf16=path == "bf16")
+    loss = backward(model, batch, bf16=path == "bf16")
     return loss.item(), gradient(model)
 
 
@@ -482,7 +482,6 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--paths", nargs="+", choices=paths, default=paths)
     parser.add_argument("--draws", type=int, default=200, help="draws of dropout masks")
     args = parser.parse_args(argv)
-    prepare_machine(args)
     found = []
     if any(path in ALLOWED for path in args.paths):
         found += compare(args)

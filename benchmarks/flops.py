@@ -16,8 +16,8 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 from benchmarks.cost_table import HEADER, cost_rows
-from benchmarks.timing import alternate, machine_parser, prepare_machine, save
-from benchmarks.workload import Batch, Loss, Workload, add_workload_arguments, backward
+from benchmarks.timing import alternate, machine_parser, save
+from benchmarks.workload import Batch, Model, Workload, add_workload_arguments, backward
 from dap_transformers.tables import text_table
 
 #: Lengths whose fifth is whole. So the number of masked tokens, and with it the FLOPs, are an exact
@@ -59,12 +59,10 @@ def with_noise(batch: Batch, distance: int = 5) -> Batch:
     return noisy
 
 
-def pair_flops(loss: Loss, workload: Workload, source: int, target: int) -> int:
+def pair_flops(model: Model, workload: Workload, source: int, target: int) -> int:
     """Count the forward FLOPs of products and attention for one pair without padding.
 
     Args:
-        loss: function that computes the loss of a batch.
-        workload: makes the pair.
         source: number of tokens of the source sentence.
         target: number of tokens of the target sentence.
 
@@ -73,25 +71,20 @@ def pair_flops(loss: Loss, workload: Workload, source: int, target: int) -> int:
     """
     batch = with_noise(workload.batch_of([source], [target]))
     with torch.no_grad(), FlopCounterMode(display=False, custom_mapping=MORE) as counter:
-        loss(batch)
+        model(**batch)
     return counter.get_total_flops()
 
 
-def real_token_flops(loss: Loss, workload: Workload, lengths: list[tuple[int, int]]) -> float:
+def real_token_flops(model: Model, workload: Workload, lengths: list[tuple[int, int]]) -> float:
     """Compute the forward FLOPs of many pairs together, as if nothing were padded.
 
     Without padding, the FLOPs of a pair are a quadratic form of both lengths. So a few lengths are
     measured, and the form is fitted to them.
 
     Args:
-        loss: function that computes the loss of a batch.
-        workload: makes the pairs that are measured.
         lengths: numbers of tokens (source, target) of each pair.
-
-    Returns:
-        FLOPs of all pairs together.
     """
-    measured = np.array([pair_flops(loss, workload, *pair) for pair in FITTED_LENGTHS], float)
+    measured = np.array([pair_flops(model, workload, *pair) for pair in FITTED_LENGTHS], float)
     form = np.linalg.lstsq(_terms(FITTED_LENGTHS), measured, rcond=None)[0]
     if (error := np.abs(_terms(FITTED_LENGTHS) @ form / measured - 1).max()) > 0.01:
         raise ValueError(
@@ -107,17 +100,10 @@ def _terms(lengths: Any) -> np.ndarray:
     return np.stack([np.ones_like(x), x, y, x * x, x * y, y * y], 1)
 
 
-def step(model: torch.nn.Module, loss: Loss, batch: Batch, bf16: bool) -> None:
-    """Run a forward and a backward pass, after the gradients are cleared.
-
-    Args:
-        model: the model whose gradients are cleared.
-        loss: function that computes the model's loss of a batch.
-        batch: the pairs.
-        bf16: run the forward pass under bfloat16 autocast.
-    """
-    model.zero_grad(set_to_none=True)
-    backward(loss, batch, bf16)
+def step(model: torch.nn.Module, batch: Batch, bf16: bool) -> None:
+    """Run a forward and a backward pass, after the gradients are cleared."""
+    model.zero_grad()
+    backward(model, batch, bf16)
 
 
 def measure(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
@@ -131,16 +117,16 @@ def measure(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
         training step), and "runs" (the single times).
     """
     workload = Workload(args)
-    losses = workload.losses()
     counted = {}
-    for name, loss in losses.items():
-        counted[name] = pair_flops(loss, workload, args.tokens, args.tokens)
+    for name, model in workload.models.items():
+        counted[name] = pair_flops(model, workload, args.tokens, args.tokens)
 
+    workload.models.to(args.device)
     lengths = [args.tokens] * args.batch_size
-    batch = workload.to(args.device).batch_of(lengths, lengths)
+    batch = workload.batch_of(lengths, lengths)
     steps = {}
-    for name, loss in losses.items():
-        steps[name] = partial(step, workload.models[name], loss, batch, args.bf16)
+    for name, model in workload.models.items():
+        steps[name] = partial(step, model, batch, args.bf16)
     timed = alternate(steps, args.repeats, args.device)
     return {name: {"flops": flops} | timed[name] for name, flops in counted.items()}
 
@@ -155,7 +141,6 @@ def main(argv: list[str] | None = None) -> None:
     add_workload_arguments(parser, batch_size=8)
     parser.add_argument("--tokens", type=int, default=32, help="tokens of each sentence")
     args = parser.parse_args(argv)
-    prepare_machine(args)
     found = measure(args)
     print(text_table(HEADER, cost_rows(found, args.batch_size)))
     save(args, {"pair": found})

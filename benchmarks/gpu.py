@@ -32,7 +32,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.timing import WALL, show
+from benchmarks.timing import show
 from dap_transformers.files import read_json
 from dap_transformers.reports import machine, versions
 from dap_transformers.tables import text_table
@@ -57,8 +57,8 @@ NEEDED = {
 }
 
 XLMR, TINY = "--size xlmr --bf16", "--size tiny --repeats 1"
-STEP = f"train_step {XLMR} --batch_size 1024 --mini_batch_size 1024 --optimizer"
-DRY_STEP = f"train_step {TINY} --batch_size 4 --matrix_seconds 0.01 --no_library"
+STEP = f"train_step {XLMR} --batch_size 1024 --optimizer"
+DRY_STEP = f"train_step {TINY} --batch_size 4 --no_library"
 DROPOUT_PATHS = "dropout 'dropout, bf16'"
 #: Name -> module and arguments, the most valuable first.
 STAGES = {
@@ -71,11 +71,10 @@ STAGES = {
     "mining": "mining --rows 200000 --contenders ours --repeats 2",
     "tests": "tests",
     "correctness, GradCache": "correctness --paths cached 'dropout, cached'",
-    "GradCache": f"train_step {XLMR} --batch_size 2048 --mini_batch_size 512 --repeats 3",
     "memory": f"memory {XLMR} --tokens 4096 16384 32768 --vocabularies 37000 250002 --hidden 768 "
     "--grad_cache 8192 --mini_batch_size 64",
     "FLOPs": "flops --size base --batch_size 512 --bf16 --repeats 5",
-    "step, float32": "train_step --batch_size 256 --mini_batch_size 256 --repeats 5 --warm_up 2",
+    "step, float32": "train_step --batch_size 256 --repeats 5 --warm_up 2",
     "correctness, compiled": "correctness --encoders xlm-roberta --paths compiled "
     "'dropout, compiled' --draws 1000",
     "step, compiled": f"{STEP} --compile --no_library --repeats 10 --warm_up 3",
@@ -89,7 +88,6 @@ DRY = {
     "encoding": f"encode {TINY} --sentences 40 --batch_sizes 8",
     "mining": "mining --rows 500 --dimensions 16 --contenders ours --repeats 1",
     "correctness, GradCache": "correctness --encoders bert --paths cached 'dropout, cached'",
-    "GradCache": f"{DRY_STEP} --mini_batch_size 2",
     "memory": f"memory {TINY} --same_process --tokens 16 --vocabularies 100",
     "FLOPs": f"flops {TINY} --batch_size 2 --tokens 8",
     "step, float32": DRY_STEP,
@@ -104,9 +102,7 @@ def step_share(found: dict[str, Any]) -> float:
     Args:
         found: content of the JSON file of `benchmarks.train_step`.
     """
-    from benchmarks.train_step import shares  # here, because it needs more than torch
-
-    return shares(found["contenders"], WALL)["DAP"]
+    return found["contenders"]["DAP"]["wall_share"]
 
 
 #: Name -> goal for an H100, a share of a rate, and a function that reads the share from the JSON.

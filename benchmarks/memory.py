@@ -28,7 +28,6 @@ from benchmarks.timing import (
     kernel_bytes,
     machine_parser,
     peak_memory,
-    prepare_machine,
     save,
 )
 from benchmarks.workload import (
@@ -62,7 +61,6 @@ def loss_memory(
     Returns:
         "bytes" -> peak above the memory before the forward pass, in bytes.
     """
-    prepare_machine(args)
 
     def run(rows: int) -> None:
         generator = torch.Generator(args.device).manual_seed(0)
@@ -94,16 +92,15 @@ def step_memory(args: argparse.Namespace, contender: str, pairs: int) -> dict[st
     Returns:
         "bytes" -> peak above the memory before the forward pass, in bytes.
     """
-    prepare_machine(args)
     objective, _, cached = contender.partition(" ")
-    workload = Workload(args, [objective]).to(args.device)
-    model = workload.models[objective]
+    workload = Workload(args, [objective])
+    model = workload.models[objective].to(args.device)
     if cached:
         gradients = partial(cached_backward, model, args.mini_batch_size, bf16=args.bf16)
     else:
-        gradients = partial(backward, workload.losses()[objective], bf16=args.bf16)
-    batch, first = workload.batch(pairs), workload.batch(2, seed=1)
-    gradients(batch=first)
+        gradients = partial(backward, model, bf16=args.bf16)
+    batch = workload.batch(pairs)
+    gradients(batch=workload.batch(2))
     model.zero_grad(set_to_none=True)
     with peak_memory(args.device) as peak:
         gradients(batch=batch)
@@ -228,7 +225,6 @@ def main(argv: list[str] | None = None) -> None:
         "--same_process", action="store_true", help="all points in this process: less exact"
     )
     args = parser.parse_args(argv)
-    prepare_machine(args)
     found = compare(args)
     print(tables(found))
     save(args, {"points": found})

@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.timing import machine_parser, prepare_machine, save
+from benchmarks.timing import machine_parser, save
 from dap_transformers.commands.arguments import EncoderArguments
 from dap_transformers.encoding.encoder import Encoder
 from dap_transformers.encoding.shards import embed_to_disk, model_fingerprint
@@ -364,7 +364,6 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--pairs", type=int, default=2000, help="most pairs of each language")
     parser.add_argument("--vectors", type=Path, default=Path("build/thresholds"))
     args = parser.parse_args(argv)
-    prepare_machine(args)
 
     results: dict[str, list[dict[str, Any]]] = {}
     for spec in args.models:

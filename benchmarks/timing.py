@@ -12,13 +12,11 @@ import multiprocessing
 import re
 import statistics
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from functools import partial
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -34,30 +32,15 @@ WALL, CPU = "wall", "cpu"
 
 
 def machine_parser(description: str, repeats: int) -> argparse.ArgumentParser:
-    """Return a command-line parser with the options of every benchmark.
+    """Return a parser with the options of every benchmark: `--repeats`, `--device` and `--json`.
 
-    They are `--repeats`, `--device` and `--json`.
-
-    Args:
-        description: docstring of the benchmark. Its first line is shown by `--help`.
-        repeats: default of `--repeats`.
+    The first line of the description is shown by `--help`.
     """
     parser = argparse.ArgumentParser(description=description.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=repeats, help="turns of each contender")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--json", type=Path, help="file to write")
     return parser
-
-
-def prepare_machine(args: argparse.Namespace) -> None:
-    """Set torch's random seed.
-
-    Args:
-        args: the command line, which has the device.
-    """
-    if args.device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("--device cuda: PyTorch sees no GPU on this machine; leave the option out")
-    torch.manual_seed(0)
 
 
 def synchronise(device: str) -> None:
@@ -67,11 +50,7 @@ def synchronise(device: str) -> None:
 
 
 def once(step: Step, device: str) -> Numbers:
-    """Run a function once, and measure its time.
-
-    Args:
-        step: the function.
-        device: "cuda" also waits for the work that it starts on the GPU.
+    """Run a function once, and measure its time, with the work that it starts on the GPU.
 
     Returns:
         `WALL` -> wall-clock seconds. `CPU` -> CPU seconds of all threads of this process.
@@ -87,25 +66,25 @@ def once(step: Step, device: str) -> Numbers:
 def in_turn(
     measures: Mapping[str, Callable[[], Numbers]], repeats: int
 ) -> dict[str, dict[str, Any]]:
-    """Measure several contenders, one after the other in each round.
+    """Measure several contenders `repeats` times, one after the other in each round.
 
     So a slow minute of the machine does not hit one of them only. Each measurement is printed to
     standard error.
 
     Args:
         measures: contender -> function that measures it once, and returns name -> number.
-        repeats: turns of each contender.
 
     Returns:
         Contender -> the median of each number under its name, and the list of single measurements
         under "runs".
     """
     runs: dict[str, list[Numbers]] = {name: [] for name in measures}
-    for _, (name, measure) in product(range(repeats), measures.items()):
-        numbers = measure()
-        runs[name].append(numbers)
-        text = ", ".join(f"{key} {value:.5g}" for key, value in numbers.items())
-        show(f"{name}: {text}")
+    for _ in range(repeats):
+        for name, measure in measures.items():
+            numbers = measure()
+            runs[name].append(numbers)
+            text = ", ".join(f"{key} {value:.5g}" for key, value in numbers.items())
+            show(f"{name}: {text}")
     found: dict[str, dict[str, Any]] = {}
     for name, part in runs.items():
         found[name] = {"runs": part}
@@ -117,17 +96,10 @@ def in_turn(
 def alternate(
     contenders: Mapping[str, Step], repeats: int, device: str, warm_up: int = 1
 ) -> dict[str, dict[str, Any]]:
-    """Time several contenders, one after the other in each round.
-
-    Args:
-        contenders: contender -> function to time.
-        repeats: turns of each contender.
-        device: "cuda" also waits for work on the GPU.
-        warm_up: calls of each contender before the first round, which are not timed.
+    """Time several contenders by `in_turn`, after `warm_up` calls of each that are not timed.
 
     Returns:
-        Contender -> `WALL` and `CPU` (median wall-clock and CPU seconds), and "runs" (the list of
-        single measurements).
+        Contender -> `WALL` and `CPU` (median seconds), and "runs" (the single measurements).
     """
     for step in contenders.values():
         for _ in range(warm_up):
@@ -137,15 +109,7 @@ def alternate(
 
 
 def in_own_process(work: Callable[..., Any], *args: Any) -> Any:
-    """Call a function in a new process, which starts with the present environment variables.
-
-    Args:
-        work: the function. It must be importable, or a `partial` of such a function.
-        args: its arguments.
-
-    Returns:
-        The function's result.
-    """
+    """Call an importable function in a new process, which starts with our environment variables."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         return pool.submit(work, *args).result()
 
@@ -176,41 +140,8 @@ def peak_memory(device: str) -> Iterator[dict[str, int]]:
     found["bytes"] = kernel_bytes("/proc/self/status", "VmHWM") - before
 
 
-@contextmanager
-def peak_anonymous() -> Iterator[dict[str, int]]:
-    """Measure how far the memory of a block rises above the memory before it, at its peak.
-
-    Pages of mapped files do not count, unlike in `peak_memory`. The memory is read every 10 ms, so
-    short peaks are missed.
-
-    Yields:
-        A dictionary that has the peak so far under "bytes".
-    """
-    found = {"bytes": 0}
-    over = threading.Event()
-    before = kernel_bytes("/proc/self/status", "RssAnon")
-
-    def watch() -> None:
-        while not over.wait(0.01):
-            used = kernel_bytes("/proc/self/status", "RssAnon") - before
-            found["bytes"] = max(found["bytes"], used)
-
-    watching = threading.Thread(target=watch)
-    watching.start()
-    try:
-        yield found
-    finally:
-        over.set()
-        watching.join()
-
-
 def kernel_bytes(file: str, name: str) -> int:
-    """Return an amount of memory from a file in /proc, in bytes.
-
-    Args:
-        file: path, such as /proc/meminfo.
-        name: name of the line, such as "MemAvailable".
-    """
+    """Return an amount of memory from a file in /proc, such as "MemAvailable", in bytes."""
     return 1024 * int(re.search(rf"{name}:\s+(\d+)", Path(file).read_text())[1])
 
 
@@ -219,30 +150,27 @@ def show(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-class MatrixWork:
+def product_rate(device: str, dtype: torch.dtype = torch.float32, size: int = 4096) -> float:
+    """Measure how fast this machine multiplies square matrices, in 10⁹ operations per second."""
+    matrix = torch.rand(size, size, device=device).to(dtype)
+    out = torch.empty_like(matrix)
+    torch.mm(matrix, matrix, out=out)  # the first product also loads libraries
+    times = once(lambda: [torch.mm(matrix, matrix, out=out) for _ in range(3)], device)
+    return 3 * 2 * size**3 / times[WALL] / 1e9
+
+
+class LayerProducts:
     """Work to time: the six matrix products of an encoder layer's weights over T tokens.
 
-    A call computes the products of so many layers that it takes about `seconds`, because a single
-    layer is too short to give a steady rate. The constructor measures how many.
-
-    Args:
-        config: configuration of the encoder, which gives the shapes.
-        tokens: number of tokens, T.
-        device: where to compute.
-        dtype: type of states and weights.
-        seconds: about how long a call takes.
+    A call computes the products of so many layers that it takes about half a second, because a
+    single layer is too short to give a steady rate. The constructor measures how many.
 
     Attributes:
         flops: floating-point operations of a call.
     """
 
     def __init__(
-        self,
-        config: PreTrainedConfig,
-        tokens: int,
-        device: str,
-        dtype: torch.dtype,
-        seconds: float = 0.5,
+        self, config: PreTrainedConfig, tokens: int, device: str, dtype: torch.dtype
     ) -> None:
         hidden = config.hidden_size
         inner = config.intermediate_size
@@ -255,7 +183,7 @@ class MatrixWork:
         self.weights = [torch.randn(shape, **options) for shape in shapes]
         self.layers = 1
         self()
-        self.layers = max(1, int(seconds / once(self, device)[WALL]))
+        self.layers = max(1, int(0.5 / once(self, device)[WALL]))
         self.flops = self.layers * 2 * tokens * sum(a * b for a, b in shapes)
 
     def __call__(self) -> None:
@@ -268,10 +196,6 @@ def save(args: argparse.Namespace, found: Mapping[str, Any]) -> None:
     """Write a benchmark's results to the file of `--json`, if it is given.
 
     Arguments, machine and library versions are added.
-
-    Args:
-        args: the command line.
-        found: name -> result.
     """
     if not args.json:
         return

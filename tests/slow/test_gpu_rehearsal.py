@@ -18,7 +18,7 @@ LACKING = {
     *("liger_kernel",),
 }
 #: Stages that need one of them.
-FAILING = {"correctness, GradCache", "GradCache", "pipeline"}
+FAILING = {"correctness, GradCache"}
 
 
 def bare_environment(folder: Path) -> Path:
