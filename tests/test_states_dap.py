@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import tiny_config
-from tiny_models import ENCODERS, gradients, make_batch, step, tiny_model
+from tiny_models import ENCODERS, gradients, make_batch, tiny_model
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -25,35 +25,54 @@ from states_dap import (
     use_packing,
 )
 
-QUERIES, KEYS = [2, 2, 3, 1], [4, 4, 4, 6]  # tokens of four rows
+QUERIES, KEYS = [1, 2, 1, 1], [4, 4, 9, 40]  # fewer queries in all than keys in the last row
+
+
+def packed_encoder(model_type: str) -> PreTrainedModel:
+    encoder = build_encoder(tiny_config(model_type)).eval()
+    use_packing(encoder)
+    return encoder
 
 
 def one_by_one(encoder: torch.nn.Module, ids: Tensor, mask: Tensor) -> Tensor:
-    rows = [
-        encoder(input_ids=row[real.bool()][None]).last_hidden_state[0]
-        for row, real in zip(ids, mask)
-    ]
-    return torch.stack([F.pad(row, (0, 0, 0, ids.shape[1] - len(row))) for row in rows])
+    expected = torch.zeros(*ids.shape, 32)
+    for row, real in enumerate(mask.bool()):
+        expected[row, real] = encoder(input_ids=ids[row, real][None]).last_hidden_state[0]
+    return expected
+
+
+def mask_of(lengths: list[int]) -> Tensor:
+    return (torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]).long()
 
 
 @pytest.mark.parametrize("asks_some", [False, True])
 @pytest.mark.parametrize(
-    ("model_type", "device"), [*((name, "cpu") for name in ENCODERS), ("deberta-v2", "cuda")]
+    ("model_type", "device", "lengths"),
+    [
+        *((name, "cpu", [30, 3, 12, 12, 1]) for name in ENCODERS),
+        ("deberta-v2", "cuda", [30, 3, 12, 12, 1]),
+        ("modernbert", "cpu", [5, 5]),  # the longest row within a window
+        ("modernbert", "cpu", [6, 6]),
+    ],
 )
 def test_states_are_those_of_each_row_alone(
-    model_type: str, device: str, asks_some: bool, monkeypatch: pytest.MonkeyPatch
+    model_type: str,
+    device: str,
+    lengths: list[int],
+    asks_some: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if device == "cuda":  # where rows are padded
         monkeypatch.setattr(states_dap, "grouped_states", states_dap.padded_states)
     encoder = packed_encoder(model_type)
     assert takes_packed(encoder) == (model_type != "deberta-v2")
-    lengths = torch.tensor([30, 3, 12, 12, 1])  # ModernBERT's window here is 4 on either side
-    mask = (torch.arange(30) < lengths[:, None]).long()
+    mask = F.pad(mask_of(lengths), (1, 1)).roll(1, 1)  # padding on both sides
+    mask[0] = mask[0].flip(0)
     ids = torch.randint(5, 250, mask.shape)
     asked = None
     real = mask.bool()
     if asks_some:  # also for padding, which is ignored
-        asked = (torch.rand(mask.shape) < 0.3).index_fill(1, torch.tensor([0]), True)
+        asked = (torch.rand(mask.shape) < 0.3) | first_tokens(mask)
         real = real & asked
     weight = torch.randn(*mask.shape, 32) * real.unsqueeze(-1)
     found = last_states(encoder, mask, asked, input_ids=ids)
@@ -67,37 +86,45 @@ def test_states_are_those_of_each_row_alone(
     assert (gradient - gradients(encoder)).norm() < 1e-5 * gradient.norm()
 
 
-def test_tokens_come_back_to_where_they_stood() -> None:
-    mask = torch.tensor([[0, 1, 1, 0, 1], [1, 0, 0, 0, 0], [0, 0, 0, 1, 1]])
-    values = torch.randn(3, 5, 2)
-    asked = torch.tensor([[0, 0, 1, 0, 0], [0, 0, 0, 0, 0], [0, 0, 0, 1, 1]])
-    for packing, own, lengths in zip(pack(mask, asked), (mask, asked), ([1, 2, 3], [0, 2, 1])):
-        assert packing.lengths == lengths
-        assert torch.equal(
-            packing.take(values)[0], torch.cat([values[row][own[row].bool()] for row in (1, 2, 0)])
-        )
-        assert torch.equal(packing.put_back(packing.take(values)), values * own.unsqueeze(-1))
-
-
-def states_of(lengths: list[int]) -> Tensor:
-    return torch.randn(sum(lengths), 2, 8, dtype=torch.float64)
-
-
 def naive_attention(query: Tensor, key: Tensor, value: Tensor, window: int) -> Tensor:
-    """(T, H, d) of one row."""
-    distance = (torch.arange(len(query))[:, None] - torch.arange(len(key))).abs()
-    scores = torch.einsum("qhd,khd->hqk", query, key) * 0.5
-    weights = scores.masked_fill(distance >= window, float("-inf")).softmax(-1)
-    return torch.einsum("hqk,khd->qhd", weights, value)
+    """(H, T, d) of one row."""
+    distance = (torch.arange(query.shape[1])[:, None] - torch.arange(key.shape[1])).abs()
+    scores = (query @ key.mT * 0.5).masked_fill(distance >= window, float("-inf"))
+    return scores.softmax(-1) @ value
 
 
-@pytest.mark.parametrize(("lengths", "window"), [(QUERIES, None), (KEYS, 2)])
-def test_attention_keeps_rows_apart(lengths: list[int], window: int | None) -> None:
-    query, key, value = states_of(lengths), states_of(KEYS), states_of(KEYS)
-    rows = zip(query.split(lengths), key.split(KEYS), value.split(KEYS))
-    expected = torch.cat([naive_attention(*row, window or 99) for row in rows])
-    found = attention_by_length(query, key, value, lengths, KEYS, scaling=0.5, window=window)
-    torch.testing.assert_close(found, expected)
+on_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "queries", "window"),
+    [
+        ("cpu", torch.float64, QUERIES, None),
+        ("cpu", torch.float64, KEYS, 2),
+        pytest.param("cuda", torch.bfloat16, QUERIES, None, marks=on_cuda),
+        pytest.param("cuda", torch.float32, QUERIES, None, marks=on_cuda),
+    ],
+)
+def test_packed_attention_is_that_of_each_row(
+    device: str, dtype: torch.dtype, queries: list[int], window: int | None
+) -> None:
+    packings = pack(mask_of(KEYS).to(device), mask_of(queries).to(device))
+    arguments = attention_arguments(packed_encoder("bert"), *packings)
+    states = [torch.randn(1, 2, sum(part), 8, dtype=dtype) for part in (queries, KEYS, KEYS)]
+    given = [part.to(device).requires_grad_() for part in states]
+    module = torch.nn.Module()
+    found, _ = packed_attention(module, *given, scaling=0.5, sliding_window=window, **arguments)
+
+    query, key, value = (part[0].double().requires_grad_() for part in states)
+    rows = zip(query.split(queries, 1), key.split(KEYS, 1), value.split(KEYS, 1))
+    expected = torch.cat([naive_attention(*row, window or 99) for row in rows], 1).transpose(0, 1)
+    tolerance = 0.02 if device == "cuda" else 1e-9
+    near = {"rtol": tolerance, "atol": tolerance}
+    torch.testing.assert_close(found[0].cpu().double(), expected, **near)
+    weight = torch.randn_like(expected)
+    ours = torch.autograd.grad((found[0] * weight.to(device)).sum(), given[1])[0]
+    theirs = torch.autograd.grad((expected * weight).sum(), key)[0]
+    torch.testing.assert_close(ours[0].cpu().double(), theirs, **near)
 
 
 def flash_on_the_cpu(
@@ -122,45 +149,6 @@ def test_flash_attention_is_given_queries_and_keys_of_their_own_lengths(
     torch.testing.assert_close(model(**batch).loss, expected)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_packed_attention_on_a_gpu_is_that_of_each_row(dtype: torch.dtype) -> None:
-    torch.manual_seed(0)
-    lengths = {"q": [1, 2, 1, 1], "k": [4, 4, 9, 40]}  # fewer queries in all than keys in a row
-    arguments = {}
-    for letter, own in lengths.items():
-        ends = torch.tensor([0, *own], dtype=torch.int32).cumsum(0, dtype=torch.int32)
-        arguments[f"cu_seq_lens_{letter}"] = ends.cuda()
-        arguments[f"row_lengths_{letter}"] = own
-        arguments[f"max_length_{letter}"] = max(own)
-    query, key, value = (
-        torch.randn(1, 2, sum(lengths[letter]), 8, device="cuda", dtype=dtype, requires_grad=True)
-        for letter in "qkk"
-    )
-    found, _ = packed_attention(torch.nn.Module(), query, key, value, None, 0.0, 0.5, **arguments)
-    rows = [states[0].transpose(0, 1).double() for states in (query, key, value)]
-    expected = attention_by_length(*rows, lengths["q"], lengths["k"], scaling=0.5)
-    torch.testing.assert_close(found[0].double(), expected, rtol=0.02, atol=0.02)
-    weight = torch.randn_like(expected)
-    ours = torch.autograd.grad((found[0] * weight).sum(), key)[0]
-    theirs = torch.autograd.grad((expected * weight).sum(), key)[0]
-    torch.testing.assert_close(ours, theirs, rtol=0.02, atol=0.02)
-
-
-def packed_encoder(model_type: str) -> PreTrainedModel:
-    encoder = build_encoder(tiny_config(model_type)).eval()
-    use_packing(encoder)
-    return encoder
-
-
-@pytest.mark.parametrize("length", [5, 6])
-def test_the_window_begins_at_the_first_row_that_is_longer(length: int) -> None:
-    encoder, ids = packed_encoder("modernbert"), torch.randint(5, 250, (2, length))
-    mask = torch.ones_like(ids)
-    found = last_states(encoder, mask, input_ids=ids)
-    torch.testing.assert_close(found, one_by_one(encoder, ids, mask))
-
-
 def test_the_last_layer_of_some_tokens_has_dropout_in_training() -> None:
     encoder, ids = packed_encoder("bert"), torch.randint(5, 250, (2, 6))
     encoder.encoder.layer[-1].attention.self.dropout.p = 0.5
@@ -172,21 +160,16 @@ def test_the_last_layer_of_some_tokens_has_dropout_in_training() -> None:
         assert torch.equal(once, again) != is_training
 
 
-def test_padded_rows_are_computed_as_by_sdpa() -> None:
-    encoder = build_encoder(tiny_config("modernbert")).eval()
+@pytest.mark.parametrize("model_type", ["bert", "modernbert"])
+def test_padded_rows_are_computed_as_by_sdpa_and_compiled_whole(model_type: str) -> None:
+    encoder = build_encoder(tiny_config(model_type)).eval()
     batch = make_batch(longest=20)
     given = {name: batch[f"source_{name}"] for name in ("input_ids", "attention_mask")}
     expected = encoder(**given).last_hidden_state
     use_packing(encoder)
     assert encoder.config._attn_implementation == PACKED
     assert torch.equal(encoder(**given).last_hidden_state, expected)
-
-
-def test_padded_rows_are_compiled_whole() -> None:
-    encoder, batch = packed_encoder("bert"), make_batch()
-    given = {name: batch[f"source_{name}"] for name in ("input_ids", "attention_mask")}
     compiled = torch.compile(encoder, fullgraph=True, backend="eager")
-    expected = encoder(**given).last_hidden_state
     torch.testing.assert_close(compiled(**given).last_hidden_state, expected)
 
 
@@ -208,16 +191,6 @@ def test_an_encoder_that_drops_the_arguments_is_not_given_wrong_attention() -> N
     with pytest.raises(RuntimeError, match="attn_mask"):
         packed_attention(encoder, states, states, states, mask)
     packed_attention(encoder, states, states, states, None)  # nothing else is wrong
-
-
-@pytest.mark.parametrize("model_type", ["bert", "xlm-roberta", "roberta"])
-@pytest.mark.parametrize("layers", [1, 3])
-def test_the_last_layer_is_right_for_the_queries(model_type: str, layers: int) -> None:
-    model, batch = tiny_model(model_type, rtl_layers=layers, objective="rtl"), make_batch()
-    _, packed = step(model, batch)
-    model.set_attn_implementation("sdpa")
-    _, padded = step(model, batch)
-    assert (packed - padded).norm() < 1e-5 * padded.norm()
 
 
 def test_mean_in_half_precision_does_not_overflow() -> None:
