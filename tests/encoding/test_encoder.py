@@ -1,4 +1,4 @@
-"""`SentenceEncoder` equals encoding one sentence at a time, in float64 and with other libraries."""
+"""`SentenceEncoder` gives the vectors of sentence-transformers, whatever the batches are."""
 
 import copy
 import itertools
@@ -13,8 +13,16 @@ import pytest
 import torch
 import transformers
 from conftest import LANGUAGES, save, save_bert, synthetic_pairs, tiny_config
+from damaged_files import damage
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import (
+    Dense,
+    Normalize,
+    Pooling,
+    Transformer,
+)
 from tokenizers.processors import TemplateProcessing
-from transformers import AutoModel, BertModel, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import AutoModel, PreTrainedConfig, PreTrainedTokenizerFast
 from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
 
 from dap_transformers.encoding.encoder import SentenceEncoder, length_batches
@@ -41,86 +49,84 @@ def load(tiny_bert_dir: Path) -> Callable[..., SentenceEncoder]:
     return load
 
 
-def tiny_t5(tokenizer: PreTrainedTokenizerFast) -> transformers.T5Config:
-    """A one-layer configuration of T5."""
-    shape = {"d_model": 32, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2}
-    vocabulary = {"vocab_size": len(tokenizer), "decoder_start_token_id": 0}
-    return transformers.T5Config(**shape, **vocabulary)
-
-
-def naive_encode(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerFast,
-    pooling: str,
-    prefix: str = "",
-) -> np.ndarray:
-    """Encode `SENTENCES` one at a time in float64, so that there is no padding."""
-    model = copy.deepcopy(model).double().eval()
-    rows = []
-    for sentence in SENTENCES:
-        text = prefix + sentence
-        ids = tokenizer(text, truncation=True, max_length=40, return_tensors="pt")["input_ids"]
-        more = {"decoder_input_ids": ids[:, :1]} if model.config.is_encoder_decoder else {}
-        out = model(input_ids=ids, **more)
-        states = (out.encoder_last_hidden_state if more else out.last_hidden_state)[0].detach()
-        pooled = {"cls": states[0], "mean": states.mean(0), "lasttoken": states[-1]}
-        rows.append(pooled[pooling].numpy())
-    return np.stack(rows)
+def config_of(model_type: str) -> PreTrainedConfig:
+    """A tiny configuration, also of models that can only be encoded with."""
+    if model_type == "t5":
+        shape = {"d_model": 32, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2}
+        return transformers.T5Config(vocab_size=250, decoder_start_token_id=0, **shape)
+    if model_type == "xlnet":
+        shape = {"d_model": 32, "n_layer": 2, "n_head": 4, "d_inner": 48, "pad_token_id": 1}
+        return transformers.XLNetConfig(vocab_size=250, **shape)
+    return tiny_config(model_type)
 
 
 # ------------------------------------------------------------------------------- sentence vectors
 
 
 @pytest.mark.parametrize(
-    ("pooling", "prefix"), [("cls", ""), ("mean", "query: "), ("lasttoken", "")]
+    ("model_type", "pooling", "kinds", "named", "length"),
+    [
+        ("bert", "cls", ("Normalize",), 33, 33),
+        ("bert", "mean", ("Dense",), 33, 33),
+        ("bert", "lasttoken", ("Dense", "Normalize"), 33, 33),
+        ("deberta-v2", "mean", (), 33, 33),
+        ("t5", "mean", ("older Dense", "Normalize"), 33, 33),
+        # The tokenizer has no limit. The library counts the whole table of positions, and fails
+        # beyond its end.
+        ("modernbert", "mean", (), None, 80),
+        ("xlm-roberta", "cls", (), None, 78),
+        ("xlnet", "mean", (), None, VERY_LARGE_INTEGER),
+    ],
 )
-def test_equals_one_sentence_at_a_time(
-    load: Callable, tiny_tokenizer: PreTrainedTokenizerFast, pooling: str, prefix: str
+def test_a_folder_of_sentence_transformers_gives_its_vectors(
+    model_type: str,
+    pooling: str,
+    kinds: tuple[str, ...],
+    named: int | None,
+    length: int,
+    tmp_path: Path,
+    tiny_tokenizer: PreTrainedTokenizerFast,
 ) -> None:
-    encoder = load(pooling, prefix=prefix, max_seq_length=40)
-    expected = naive_encode(encoder.model, tiny_tokenizer, pooling, prefix)
-    computed = []  # input of the last layer's feed-forward network, (1, T, 32) each
+    tokenizer = copy.deepcopy(tiny_tokenizer)
+    tokenizer.model_max_length = VERY_LARGE_INTEGER
+    plain = save(tmp_path / "plain", AutoModel.from_config(config_of(model_type)), tokenizer)
+    more = {"Dense": Dense(32, 8), "Normalize": Normalize()}
+    older = more["older Dense"] = Dense(32, 8, False, torch.nn.Identity())
+    modules = [Transformer(str(plain)), Pooling(32, pooling), *(more[kind] for kind in kinds)]
+    prompts = {"prompts": {"query": "query: "}, "default_prompt_name": "query"}
+    library = SentenceTransformer(modules=modules, device="cpu", **prompts)
+    if named:
+        library.max_seq_length = named
+    library.save_pretrained(str(tmp_path / "saved"))
+    if "older Dense" in kinds:
+        torch.save(older.state_dict(), tmp_path / "saved/2_Dense/pytorch_model.bin")
+        (tmp_path / "saved/2_Dense/model.safetensors").unlink()
+    library.max_seq_length = length
 
-    def record(module: torch.nn.Module, inputs: tuple, output: torch.Tensor) -> None:
-        computed.append(inputs[0])
-
-    encoder.model.encoder.layer[-1].intermediate.register_forward_hook(record)
-    vectors = encoder.encode(SENTENCES)
-    assert vectors.dtype == np.float32
-    np.testing.assert_allclose(vectors, expected, atol=1e-5)
-
-    # Nothing is computed for padding, and in the last layer only the token that is pooled.
-    texts = [prefix + sentence for sentence in set(SENTENCES)]
-    ids = tiny_tokenizer(texts, truncation=True, max_length=40)["input_ids"]
-    needed = sum(map(len, ids)) if pooling == "mean" else len(ids)
-    assert sum(states.numel() for states in computed) == 32 * needed
+    encoder = SentenceEncoder.from_pretrained(str(tmp_path / "saved"))
+    assert (encoder.pooling, encoder.max_seq_length, encoder.prefix) == (pooling, length, "query: ")
+    found = encoder.encode(SENTENCES)
+    np.testing.assert_allclose(found, library.encode(SENTENCES), atol=1e-5)
+    assert found.shape[1] == encoder.dimensions == (32 if kinds in ((), ("Normalize",)) else 8)
+    assert encoder.encode_tokens(["ka"])[0].shape[1] == 32
+    if named:  # a plain folder, also of T5 with its decoder, takes the settings from the caller
+        by_hand = SentenceEncoder.from_pretrained(str(plain), pooling, "query: ", named)
+        by_hand.after = encoder.after
+        np.testing.assert_allclose(by_hand.encode(SENTENCES), found, atol=1e-5)
+    assert SentenceEncoder.from_pretrained(str(tmp_path / "saved"), prefix="").prefix == ""
 
 
-@pytest.mark.parametrize("model_type", ["deberta-v2", "modernbert", "dap"])
-def test_encoders_of_other_kinds_equal_one_sentence_at_a_time(
-    tiny_tokenizer: PreTrainedTokenizerFast, model_type: str
+@pytest.mark.parametrize("pooling", ["cls", "mean", "lasttoken"])
+def test_nothing_is_computed_for_padding_and_for_tokens_that_are_not_pooled(
+    load: Callable, pooling: str
 ) -> None:
-    if model_type == "dap":
-        model = DAPModel(DAPConfig(tiny_config("bert", len(tiny_tokenizer))))
-        plain = model.encoder
-    else:
-        model = plain = AutoModel.from_config(tiny_config(model_type, len(tiny_tokenizer)))
-    expected = naive_encode(plain, tiny_tokenizer, "mean")
-    vectors = SentenceEncoder(model.eval(), tiny_tokenizer, "mean", None, 40).encode(SENTENCES)
-    np.testing.assert_allclose(vectors, expected, atol=1e-5)
-
-
-def test_an_encoder_of_t5_needs_no_decoder(
-    tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast
-) -> None:
-    whole = AutoModel.from_config(tiny_t5(tiny_tokenizer)).eval()
-    expected = naive_encode(whole, tiny_tokenizer, "mean")
-    alone = transformers.T5EncoderModel(copy.deepcopy(whole.config))
-    alone.encoder.load_state_dict(whole.encoder.state_dict())
-    for name, model in (("whole", whole), ("alone", alone)):
-        folder = save(tmp_path / name, model, tiny_tokenizer)
-        encoder = SentenceEncoder.from_pretrained(str(folder), "mean", max_seq_length=40)
-        np.testing.assert_allclose(encoder.encode(SENTENCES), expected, atol=1e-5)
+    encoder = load(pooling, max_seq_length=40)
+    counts = []  # tokens in each call of the last layer's feed-forward network
+    last = encoder.model.encoder.layer[-1].intermediate
+    last.register_forward_pre_hook(lambda _, inputs: counts.append(inputs[0].shape[1]))
+    assert encoder.encode(SENTENCES).dtype == np.float32
+    ids = encoder.tokenizer([*set(SENTENCES)], truncation=True, max_length=40)["input_ids"]
+    assert sum(counts) == (sum(map(len, ids)) if pooling == "mean" else len(ids))
 
 
 @pytest.mark.parametrize(("token_budget", "full"), [(1, 64), (50, 1), (100_000, 1), (100_000, 64)])
@@ -161,19 +167,27 @@ def test_no_sentences_give_no_vectors(load: Callable) -> None:
     assert load().encode_tokens([]) == []
 
 
-def test_the_model_returns_to_training_mode(tiny_tokenizer: PreTrainedTokenizerFast) -> None:
-    config = tiny_config("bert", len(tiny_tokenizer))
-    config.hidden_dropout_prob = 0.5
-    model = BertModel(config).train()
-    encoder = SentenceEncoder(model, tiny_tokenizer)
+def test_the_model_returns_to_training_mode(load: Callable) -> None:
+    encoder = load()
+    encoder.model.train()
+    encoder.model.embeddings.dropout.p = 0.5
     np.testing.assert_array_equal(encoder.encode(["ka lo"]), encoder.encode(["ka lo"]))
-    assert model.training
+    assert encoder.model.training
 
 
-def test_bf16_stays_near_float32(load: Callable) -> None:
-    rough = load(bf16=True).encode(SENTENCES)
+on_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+
+
+@pytest.mark.parametrize(
+    ("options", "tolerance"),
+    [({"bf16": True}, 0.1), pytest.param({"device": "cuda"}, 1e-4, marks=on_cuda)],
+)
+def test_other_arithmetic_stays_near_float32_on_a_cpu(
+    load: Callable, options: dict[str, Any], tolerance: float
+) -> None:
+    rough = load(**options).encode(SENTENCES)
     assert rough.dtype == np.float32
-    assert 0 < np.abs(rough - load().encode(SENTENCES)).max() < 0.1
+    assert 0 < np.abs(rough - load(device="cpu").encode(SENTENCES)).max() < tolerance
 
 
 @pytest.mark.parametrize("full", [1, 30, 200])
@@ -188,12 +202,6 @@ def test_batches_hold_every_row_once_within_the_budget(full: int) -> None:
         assert full > 1 or len(set(batch_lengths)) == 1
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_cuda_equals_cpu(load: Callable) -> None:
-    on_cpu, on_cuda = (load(device=device).encode(SENTENCES) for device in ("cpu", "cuda"))
-    np.testing.assert_allclose(on_cuda, on_cpu, atol=1e-4)
-
-
 # ---------------------------------------------------------------------------------- token states
 
 
@@ -203,18 +211,15 @@ def test_token_states_leave_out_special_tokens_padding_and_prefix(
     load: Callable, prefix: str, layer: int | None
 ) -> None:
     encoder = load(prefix=prefix)
-    sentences = ["kaban loder", "", "mifin"]
-    states = encoder.encode_tokens(sentences, layer=layer)
-    prefix_ids = encoder.tokenizer(prefix.rstrip(), add_special_tokens=False)["input_ids"]
+    first = 1 + len(encoder.tokenizer.tokenize(prefix.rstrip()))
+    sentences = ["kaban loder", "mifin"]
+    *states, empty = encoder.encode_tokens([*sentences, ""], layer=layer)
     for sentence, found in zip(sentences, states, strict=True):
         ids = encoder.tokenizer(prefix + sentence, return_tensors="pt")["input_ids"]
         hidden = encoder.model(input_ids=ids, output_hidden_states=True).hidden_states
-        expected = hidden[-1 if layer is None else layer][0, 1 + len(prefix_ids) : -1]
-        if not sentence:  # the space at the prefix's end may be a token of its own
-            expected = expected[expected.shape[0] - len(found) :]
-        np.testing.assert_allclose(found, expected.detach().numpy(), atol=1e-5)
-    assert len(states[1]) == 0
-    assert len(states[0]) >= 2
+        expected = hidden[-1 if layer is None else layer][0, first:-1].detach()
+        np.testing.assert_allclose(found, expected, atol=1e-5)
+    assert empty.shape == (0, 32)
 
 
 # ------------------------------------------------------------------------------------ checkpoints
@@ -244,166 +249,77 @@ def test_the_pooling_of_a_plain_encoder_is_a_guess(
     assert "does not say how it pools: using 'cls'" in caplog.text
 
 
-def library_model(folder: Path, *more: Any, pooling: str = "mean", **options: Any) -> Any:
-    """Return a model of sentence-transformers with a folder's encoder and modules behind it."""
-    library = pytest.importorskip("sentence_transformers")
-    modules = pytest.importorskip("sentence_transformers.sentence_transformer.modules")
-    parts = [modules.Transformer(str(folder)), modules.Pooling(32, pooling), *more]
-    return library.SentenceTransformer(modules=parts, device="cpu", **options)
+Write = Callable[..., SentenceEncoder]
 
 
-@pytest.mark.parametrize("kinds", [(), ("Normalize",), ("Dense",), ("Dense", "Normalize")])
-@pytest.mark.parametrize("pooling", ["mean", "lasttoken"])
-def test_a_folder_of_sentence_transformers_gives_its_vectors(
-    tmp_path: Path, tiny_bert_dir: Path, kinds: tuple[str, ...], pooling: str
-) -> None:
-    modules = pytest.importorskip("sentence_transformers.sentence_transformer.modules")
-    made = {"Dense": modules.Dense(32, 8), "Normalize": modules.Normalize()}
-    more = [made[kind] for kind in kinds]
-    prompts = {"prompts": {"query": "query: "}, "default_prompt_name": "query"}
-    library = library_model(tiny_bert_dir, *more, pooling=pooling, **prompts)
-    library.max_seq_length = 33
-    library.save_pretrained(str(tmp_path))
-    encoder = SentenceEncoder.from_pretrained(str(tmp_path))
-    assert (encoder.pooling, encoder.max_seq_length, encoder.prefix) == (pooling, 33, "query: ")
-    found = encoder.encode(SENTENCES)
-    np.testing.assert_allclose(found, library.encode(SENTENCES), atol=1e-5)
-    assert found.shape[1] == encoder.dimensions == (8 if "Dense" in kinds else 32)
-    assert encoder.encode_tokens(["ka"])[0].shape[1] == 32
-    assert SentenceEncoder.from_pretrained(str(tmp_path), prefix="").prefix == ""
+@pytest.fixture
+def written(tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast) -> Write:
+    """Return a function that writes a sentence-transformers folder by hand, and loads it."""
 
+    def write(
+        pooling: dict, *more: str, form: str = "models.{0}", **transformer: object
+    ) -> SentenceEncoder:
+        modules = []
+        for number, kind in enumerate(("Transformer", "Pooling", *more)):
+            dotted = "sentence_transformers." + form.format(kind, kind.lower())
+            modules.append({"path": f"{number}_{kind}" if number else "", "type": dotted})
+        contents = {"modules.json": modules, "1_Pooling/config.json": pooling}
+        contents["sentence_bert_config.json"] = transformer
+        save_bert(tmp_path, tiny_tokenizer)
+        (tmp_path / "1_Pooling").mkdir()
+        for name, content in contents.items():
+            (tmp_path / name).write_text(json.dumps(content))
+        return SentenceEncoder.from_pretrained(str(tmp_path))
 
-def test_a_dense_module_of_an_older_library_and_of_another_activation(
-    tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast
-) -> None:
-    modules = pytest.importorskip("sentence_transformers.sentence_transformer.modules")
-    t5 = transformers.T5EncoderModel(tiny_t5(tiny_tokenizer))
-    folder = save(tmp_path / "t5", t5, tiny_tokenizer)
-    dense = modules.Dense(32, 4, bias=False, activation_function=torch.nn.Identity())
-    library = library_model(folder, dense, modules.Normalize())
-    library.save_pretrained(str(tmp_path / "saved"))
-    torch.save(dense.state_dict(), tmp_path / "saved/2_Dense/pytorch_model.bin")
-    (tmp_path / "saved/2_Dense/model.safetensors").unlink()
-    encoder = SentenceEncoder.from_pretrained(str(tmp_path / "saved"))
-    np.testing.assert_allclose(encoder.encode(SENTENCES), library.encode(SENTENCES), atol=1e-5)
+    return write
 
 
 @pytest.mark.parametrize(
-    ("model_type", "expected"),
-    [("modernbert", 80), ("xlm-roberta", 78), ("xlnet", VERY_LARGE_INTEGER)],
-)
-def test_length_of_a_folder_whose_tokenizer_has_no_limit(
-    tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast, model_type: str, expected: int
-) -> None:
-    size = {"d_model": 32, "n_layer": 2, "n_head": 4, "d_inner": 48, "pad_token_id": 1}
-    xlnet = transformers.XLNetConfig(vocab_size=len(tiny_tokenizer), **size)
-    config = xlnet if model_type == "xlnet" else tiny_config(model_type, len(tiny_tokenizer))
-    tokenizer = copy.deepcopy(tiny_tokenizer)
-    tokenizer.model_max_length = VERY_LARGE_INTEGER
-    folder = save(tmp_path / "plain", AutoModel.from_config(config), tokenizer)
-    library = library_model(folder)
-    library.save_pretrained(str(tmp_path / "saved"))
-    encoder = SentenceEncoder.from_pretrained(str(tmp_path / "saved"))
-    assert encoder.max_seq_length == expected
-    # The library counts the whole table of positions, and fails beyond its end.
-    library.max_seq_length = expected
-    np.testing.assert_allclose(encoder.encode(SENTENCES), library.encode(SENTENCES), atol=1e-5)
-
-
-def write_folder(
-    folder: Path, paths: str, pooling: dict, more: tuple[str, ...] = (), **transformer: object
-) -> None:
-    """Write the files of a sentence-transformers folder by hand.
-
-    Args:
-        paths: "legacy" or "new", the version of the library whose class names to write.
-        pooling: content of the pooling module's config.
-        more: modules behind transformer and pooling.
-        transformer: content of the transformer's config.
-    """
-    modules = []
-    for number, kind in enumerate(("Transformer", "Pooling", *more)):
-        dotted = f"sentence_transformers.models.{kind}"
-        if paths == "new":
-            dotted = f"sentence_transformers.base.modules.{kind.lower()}.{kind}"
-        path = f"{number}_{kind}" if number else ""
-        modules.append({"idx": number, "name": str(number), "path": path, "type": dotted})
-    (folder / "modules.json").write_text(json.dumps(modules))
-    (folder / "1_Pooling").mkdir()
-    (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
-    (folder / "sentence_bert_config.json").write_text(json.dumps(transformer))
-
-
-@pytest.mark.parametrize(
-    ("names", "pooling", "more"),
-    [("legacy", LEGACY_POOLING, ("Normalize",)), ("new", NEW_POOLING, ())],
+    ("form", "pooling", "more"),
+    [
+        ("models.{0}", LEGACY_POOLING, ["Normalize"]),
+        ("base.modules.{1}.{0}", NEW_POOLING, []),
+    ],
 )
 def test_folders_of_earlier_sentence_transformers(
-    tmp_path: Path,
-    tiny_tokenizer: PreTrainedTokenizerFast,
-    names: str,
-    pooling: dict,
-    more: tuple[str, ...],
+    form: str, pooling: dict, more: list[str], written: Write
 ) -> None:
-    write_folder(save_bert(tmp_path, tiny_tokenizer), names, pooling, more, max_seq_length=33)
-    encoder = SentenceEncoder.from_pretrained(str(tmp_path))
-    assert (encoder.pooling, encoder.max_seq_length, encoder.prefix) == ("mean", 33, "")
-    expected = naive_encode(encoder.model, copy.deepcopy(tiny_tokenizer), "mean")[:-1]
-    lengths = np.linalg.norm(expected, axis=1, keepdims=True) if more else 1
-    np.testing.assert_allclose(encoder.encode(SENTENCES[:-1]), expected / lengths, atol=1e-5)
+    encoder = written(pooling, *more, form=form, max_seq_length=82)
     # A length above the table of positions is lowered.
-    (tmp_path / "sentence_bert_config.json").write_text('{"max_seq_length": 82}')
-    assert SentenceEncoder.from_pretrained(str(tmp_path)).max_seq_length == 80
+    assert (encoder.pooling, encoder.max_seq_length, encoder.prefix) == ("mean", 80, "")
+    assert [type(module).__name__ for module in encoder.after] == more
 
 
 # ---------------------------------------------------------------------------------------- refused
 
 
+def lacking_a_layer(load: Callable, written: Write) -> None:
+    folder = written(NEW_POOLING).tokenizer.name_or_path
+    damage(Path(folder), "config.json", {"num_hidden_layers": 4})
+    SentenceEncoder.from_pretrained(folder)
+
+
+CANNOT_RUN = "cannot run here"
+
+
 @pytest.mark.parametrize(
     ("call", "says"),
     [
-        (lambda load: load().encode("a string"), "list of strings"),
-        (lambda load: load().encode_tokens("a string"), "list of strings"),
-        (lambda load: load().encode_tokens(["a"], layer=4), "layer=4: .* 3"),
-        (lambda load: load().encode_tokens(["a"], layer=-1), "layer=-1: .* 3"),
-        (lambda load: load(max_seq_length=2), "max_seq_length=2 .* 3"),
-        (lambda load: load(max_seq_length=3, prefix="query: "), "max_seq_length=3 .*'query: '"),
-        (lambda load: load(max_seq_length=81), "max_seq_length=81 .* 80"),
-        (lambda load: SentenceEncoder.from_pretrained("no/such/model"), "no/such/model"),
+        (lambda load, _: load().encode("a string"), "list of strings"),
+        (lambda load, _: load().encode_tokens("a string"), "list of strings"),
+        (lambda load, _: load().encode_tokens(["a"], layer=4), "layer=4: .* 3"),
+        (lambda load, _: load().encode_tokens(["a"], layer=-1), "layer=-1: .* 3"),
+        (lambda load, _: load(max_seq_length=2), "max_seq_length=2 .* 3"),
+        (lambda load, _: load(max_seq_length=3, prefix="query: "), "max_seq_length=3 .*'query: '"),
+        (lambda load, _: load(max_seq_length=81), "max_seq_length=81 .* 80"),
+        (lambda *_: SentenceEncoder.from_pretrained("no/such/model"), "no/such/model"),
+        (lacking_a_layer, "lacks 16 weights"),
+        (lambda _, written: written({"pooling_mode": ["cls", "mean"]}), CANNOT_RUN),
+        (lambda _, written: written({"pooling_mode_max_tokens": True}), CANNOT_RUN),
+        (lambda _, written: written(NEW_POOLING, do_lower_case=True), CANNOT_RUN),
+        (lambda _, written: written(NEW_POOLING, "CNN"), CANNOT_RUN),
     ],
 )
-def test_what_is_refused(load: Callable, call: Callable, says: str) -> None:
+def test_what_is_refused(load: Callable, written: Write, call: Callable, says: str) -> None:
     with pytest.raises(ValueError, match=says):
-        call(load)
-
-
-def test_a_checkpoint_that_lacks_weights_is_refused(
-    tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast
-) -> None:
-    config = tiny_config("bert", len(tiny_tokenizer))
-    save_bert(tmp_path, tiny_tokenizer)
-    config.num_hidden_layers += 1
-    config.save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="lacks 16 weights"):
-        SentenceEncoder.from_pretrained(str(tmp_path))
-
-
-@pytest.mark.parametrize(
-    ("pooling", "more", "transformer"),
-    [
-        (NEW_POOLING | {"pooling_mode": ["cls", "mean"]}, (), {}),
-        (LEGACY_POOLING | {"pooling_mode_max_tokens": True}, (), {}),
-        (NEW_POOLING, (), {"do_lower_case": True}),
-        (NEW_POOLING, ("CNN",), {}),
-    ],
-)
-def test_folders_that_cannot_run_here_are_refused(
-    tmp_path: Path,
-    tiny_tokenizer: PreTrainedTokenizerFast,
-    pooling: dict,
-    more: tuple[str, ...],
-    transformer: dict,
-) -> None:
-    write_folder(save_bert(tmp_path, tiny_tokenizer), "new", pooling, more, **transformer)
-    with pytest.raises(ValueError, match="cannot run here"):
-        SentenceEncoder.from_pretrained(str(tmp_path))
+        call(load, written)
