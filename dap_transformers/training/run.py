@@ -41,13 +41,7 @@ from dap_transformers.training.resume import (
     record_run,
     train_to_end,
 )
-from dap_transformers.training.start import (
-    Start,
-    check_settings,
-    is_streamed,
-    load_model,
-    read_start,
-)
+from dap_transformers.training.start import Start, is_streamed, load_model, read_start
 from dap_transformers.training.teacher import add_teacher
 from dap_transformers.training.trainer import DAPTrainer, require_batch
 from modeling_dap import DAPForPreTraining
@@ -96,11 +90,10 @@ def build_trainer(
         # The given prefix replaces the prompts of a sentence-transformers folder.
         library = replace(library, prompts={})
     complete_data_arguments(data, start)
-    check_settings(start)
     if data.streaming and training.max_steps < 1:
         raise UserError("streamed text has no end, so it has no epochs: give max_steps")
 
-    distills = "distill" in start.settings["objective"].split("+")
+    distills = "distill" in start.planned.objectives
     if distills != (model_args.distill_from is not None):
         raise UserError("the objective distill and a teacher (distill_from) need each other")
 
@@ -135,6 +128,11 @@ def build_trainer(
         seed = training.seed_of_text
         negatives = HardNegatives(start.tokenizer, data.max_seq_length, share, seed, data.prefix)
     languages = model.config.rtl_languages or sorted(train)
+    if unknown := set(train) - set(languages):
+        raise UserError(
+            f"the RTL head knows {' '.join(languages)}, but the text also has "
+            f"{' '.join(sorted(unknown))}: leave it out, or start from a plain encoder"
+        )
     collator = BitextCollator(start.tokenizer.pad_token_id, languages, negatives, teacher)
     pairs = {}
     for code, part in dev.items():

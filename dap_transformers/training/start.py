@@ -31,7 +31,7 @@ from dap_transformers.training.arguments import (
     given_fields,
 )
 from modeling_dap import DAPConfig, DAPForPreTraining
-from objectives_dap import OBJECTIVES, Objective
+from objectives_dap import Objective, objectives_of
 
 logger = logging.getLogger(__name__)
 
@@ -42,17 +42,15 @@ class Start:
 
     Attributes:
         name: folder or Hub id of the checkpoint or of the configuration.
-        tokenizer: the tokenizer of the text.
-        tokenizer_name: folder or Hub id of the tokenizer.
         config: configuration of the checkpoint, or of an encoder that gets random weights.
         continues: whether a DAP checkpoint is trained further with its heads. A checkpoint of
             masked language modelling ("mlm") counts as a plain encoder for other objectives.
-        settings: the value of every field of `DAPConfig`. Given values come first, then those of
-            the checkpoint, then the defaults.
+        planned: the model's configuration, except what the text decides. Given values come first,
+            then those of the checkpoint, then the defaults.
+        predicting: its objectives that predict tokens.
         heads: the model to copy heads from, or None.
         library: pooling, prefix and length that a sentence-transformers folder gives as defaults.
-        positions: largest number of tokens that the encoder has positions for. None if there is
-            no limit.
+        positions: tokens that the encoder has positions for. None if there is no limit.
     """
 
     name: str
@@ -60,17 +58,11 @@ class Start:
     tokenizer_name: str
     config: PreTrainedConfig
     continues: bool
-    settings: dict[str, Any]
+    planned: DAPConfig
+    predicting: list[Objective]
     heads: DAPForPreTraining | None
     library: LibrarySettings
     positions: int | None
-
-    @property
-    def predicting(self) -> dict[str, type[Objective]]:
-        """Return the objectives that predict tokens, by name. The model refuses unknown names."""
-        names = self.settings["objective"].split("+")
-        kinds = {name: OBJECTIVES[name] for name in names if name in OBJECTIVES}
-        return {name: kind for name, kind in kinds.items() if kind.predicts}
 
 
 # ---------------------------------------------------------------------- tokenizer and configuration
@@ -124,14 +116,25 @@ def read_start(args: PretrainingModelArguments) -> Start:
     elif library.pooling is not None:
         saved = {"pooling": library.pooling}
 
+    # Build the model's configuration now, because reading the text may take minutes.
+    settings = CONFIG_DEFAULTS | saved | given_fields(args)
+    settings["rtl_languages"] = settings["rtl_languages"] or ["of the text"]
+    with reading("the settings of the model"):
+        planned = DAPConfig(getattr(config, "encoder_config", config), **settings)
+        predicting = [each for each in objectives_of(planned) if each.predicts]
+
+    heads = None
+    if args.init_heads_from is not None:
+        heads = load_complete(args.init_heads_from, DAPForPreTraining)
     start = Start(
         name=name,
         tokenizer=tokenizer,
         tokenizer_name=tokenizer_name,
         config=config,
         continues=continues,
-        settings=CONFIG_DEFAULTS | saved | given_fields(args),
-        heads=None if args.init_heads_from is None else read_heads(args.init_heads_from),
+        planned=planned,
+        predicting=predicting,
+        heads=heads,
         library=library,
         positions=longest_input(shape),
     )
@@ -165,26 +168,17 @@ def check_tokenizer(start: Start) -> None:
         )
     require_embeddings(tokenizer, start.config, start.name)
     require_padding(tokenizer, name)
-    masks = any(each.masks for each in start.predicting.values())
+    masks = any(each.masks for each in start.predicting)
     if masks and tokenizer.mask_token_id is None:
         raise UserError(
             f"the tokenizer of {name} has no mask token, which objective "
-            f"{start.settings['objective']!r} needs: give another tokenizer, or objective 'tr+bow'."
+            f"{start.planned.objective!r} needs: give another tokenizer, or objective 'tr+bow'."
         )
     if start.continues and start.config.mask_token_id not in (None, tokenizer.mask_token_id):
         raise UserError(
             f"{start.name} was trained with mask token {start.config.mask_token_id}, the tokenizer "
             f"{name} has {tokenizer.mask_token_id}: give the tokenizer of the checkpoint."
         )
-
-
-def check_settings(start: Start) -> None:
-    """Build the model's configuration early, because reading the text may take minutes."""
-    settings = dict(start.settings)
-    if settings["rtl_direction"] != "source-to-target" and not settings["rtl_languages"]:
-        settings["rtl_languages"] = ["of the text"]  # any name: the text will tell the languages
-    with reading("the settings of the model"):
-        DAPConfig(getattr(start.config, "encoder_config", start.config), **settings)
 
 
 # ---------------------------------------------------------------------------------------- the model
@@ -198,8 +192,6 @@ def load_model(
 ) -> DAPForPreTraining:
     """Load a DAP checkpoint, or build a new model around an encoder.
 
-    The encoder comes from a checkpoint, or has random weights (`config_name`).
-
     Args:
         train: tokenised pairs by language, map-style or streamed. A new model may take its
             languages and the token ids that it predicts from them.
@@ -211,7 +203,7 @@ def load_model(
     from_text = vocabulary_of_text(args, start, train)
 
     if start.continues:
-        check_changes(start, given, train)
+        check_changes(start, given)
         model = load_complete(start.name, DAPForPreTraining, **attention, **hub)
         for key, value in given.items():
             setattr(model.config, key, value)
@@ -219,7 +211,7 @@ def load_model(
     else:
         fields = {
             "mask_token_id": start.tokenizer.mask_token_id if start.predicting else None,
-            "pooling": start.settings["pooling"],
+            "pooling": start.planned.pooling,
             **given,
             **from_text,
             "distill_size": teacher_size,
@@ -254,8 +246,8 @@ def is_changeable(field: str) -> bool:
     return field not in FIELDS or FIELDS[field].metadata.get("changeable", False)
 
 
-def check_changes(start: Start, given: Mapping[str, Any], train: Mapping[str, Any]) -> None:
-    """Refuse settings and languages that differ from those that a checkpoint was trained with."""
+def check_changes(start: Start, given: Mapping[str, Any]) -> None:
+    """Refuse settings that differ from those that a checkpoint was trained with."""
     for key, value in given.items():
         saved = getattr(start.config, key, None)
         if value != saved and not is_changeable(key):
@@ -263,60 +255,28 @@ def check_changes(start: Start, given: Mapping[str, Any], train: Mapping[str, An
                 f"{start.name} was trained with {key}={saved!r}, not {value!r}: leave {key} out, "
                 "or start from a plain encoder."
             )
-    check_languages(start.name, start.config, train)
-
-
-def check_languages(name: str, config: DAPConfig, train: Mapping[str, Any]) -> None:
-    """Check that the RTL head has an embedding for every language of the text, if it needs one.
-
-    It needs them only if it predicts source tokens. Otherwise `config.rtl_languages` is None.
-    """
-    known = config.rtl_languages
-    if known is None:
-        return
-    new = sorted(set(train) - set(known))
-    if new:
-        raise UserError(
-            f"{name} was trained with rtl_direction={config.rtl_direction!r} on {' '.join(known)}, "
-            f"but the text also has {' '.join(new)}: leave it out, or start from a plain encoder."
-        )
-
-
-# ------------------------------------------------------------------------ heads of another training
-
-
-def read_heads(name: str) -> DAPForPreTraining:
-    """Load the DAP checkpoint that heads are copied from, with its encoder."""
-    return load_complete(name, DAPForPreTraining)
 
 
 def copy_heads(model: DAPForPreTraining, other: DAPForPreTraining) -> list[str]:
-    """Copy the weights of all heads that both models have, by name. Their shapes must be equal.
+    """Copy the weights of all heads that both models have, and return their names.
 
-    If the encoders have different word embeddings, a warning says so.
-
-    Returns:
-        The names of the copied heads.
+    Their shapes must be equal. If the encoders have different word embeddings, a warning says so.
     """
-    fields = [name for name in CONFIG_DEFAULTS if name.startswith("rtl_")]
-    for field in [name for name in fields if not is_changeable(name)]:
-        own = getattr(model.config, field)
-        theirs = getattr(other.config, field)
-        if "rtl" in model.config.objectives and theirs != own:
-            raise UserError(f"{field}={theirs!r} there, but {own!r} here: give {theirs!r}")
-    if reads_vectors(model) != reads_vectors(other):
+    own = {each.name for each in model.objectives if each.predicts}
+    theirs = {each.name for each in other.objectives if each.predicts}
+    # BOW without another objective that predicts tokens reads sentence vectors.
+    if (own == {"bow"}) != (theirs == {"bow"}):
         raise UserError("its prediction head does not read what this one reads, states or vectors")
 
     taken = []
     for name, head in model.named_children():
-        theirs = getattr(other, name, None)
-        if name != "dap" and theirs is not None:
-            head.load_state_dict(theirs.state_dict())
+        source = getattr(other, name, None)
+        if name != "dap" and source is not None:
+            head.load_state_dict(source.state_dict())
             taken.append(name)
     if not taken:
         raise UserError(f"objective {other.config.objective!r} has no head that this model has")
-    own_objectives = {each.name for each in model.objectives if each.predicts}
-    if own_objectives <= set(other.config.objectives):
+    if own <= theirs:
         model.has_random_head = False
 
     words = other.get_input_embeddings().weight
@@ -328,11 +288,6 @@ def copy_heads(model: DAPForPreTraining, other: DAPForPreTraining) -> list[str]:
     return taken
 
 
-def reads_vectors(model: DAPForPreTraining) -> bool:
-    """Tell whether the prediction head reads sentence vectors: only BOW predicts tokens."""
-    return {each.name for each in model.objectives if each.predicts} == {"bow"}
-
-
 # ------------------------------------------------------------------------------- read from the text
 
 
@@ -341,33 +296,20 @@ def vocabulary_of_text(
 ) -> dict[str, Any]:
     """Return the settings of a new model that depend on the training text.
 
-    Returns:
-        One of
-
-        - `{"rtl_languages": language codes}`, if RTL predicts source tokens,
-        - `{"target_token_ids": ids}`, if only target tokens are predicted, from a restricted
-          vocabulary. The ids come from the text, or from the model whose heads are copied.
-        - `{}` otherwise, such as for a DAP checkpoint that is trained further, or for streamed
-          text.
+    If RTL predicts source tokens, these are the language codes `rtl_languages`. If only target
+    tokens are predicted, from a restricted vocabulary, they are the ids `target_token_ids`. Both
+    come from the model whose heads are copied, if there is one. Streamed text restricts nothing.
     """
-    predicts_targets = "targets" in {each.predicts for each in start.predicting.values()}
-    predicts_only_targets = predicts_targets and (
-        "rtl" not in start.predicting or start.settings["rtl_direction"] == "source-to-target"
-    )
-    if start.continues or not predicts_targets:
+    predicts = {each.predicts for each in start.predicting}
+    if start.continues or "targets" not in predicts:
         return {}
-    heads = start.heads
-    if heads is not None and all(each.predicts != "targets" for each in heads.objectives):
-        heads = None
-    if not predicts_only_targets:
-        if heads is not None:
-            check_languages(args.init_heads_from, heads.config, train)
-        languages = None if heads is None else heads.config.rtl_languages
-        return {"rtl_languages": languages or sorted(train)}
+    if start.planned.reconstructs_sources:
+        known = None if start.heads is None else start.heads.config.rtl_languages
+        return {"rtl_languages": known or sorted(train)}
     if not args.restrict_target_vocabulary:
         return {}
-    if heads is not None:
-        ids = heads.prediction_head.token_ids
+    if start.heads is not None:
+        ids = getattr(start.heads.prediction_head, "token_ids", None)
         return {} if ids is None else {"target_token_ids": ids.tolist()}
     if is_streamed(train):
         return {}

@@ -27,8 +27,7 @@ from dap_transformers.errors import counted
 
 logger = logging.getLogger(__name__)
 
-#: Name of the file with the vectors of all shards, in the folder of the teacher's vectors. A hash
-#: of the teacher and the targets takes the star's place.
+#: File with the vectors. A hash of the teacher and the targets takes the star's place.
 VECTORS = "targets-*.npy"
 #: Column of the training pairs with the row of the target's vector.
 ROW = "teacher_row"
@@ -40,17 +39,15 @@ def add_teacher(
     """Encode the distinct targets with the teacher, and give each pair the row of its vector.
 
     Vectors that are in the folder already are not computed again. The processes of a launch share
-    the work.
+    the work, and runs may share the folder.
 
     Args:
-        name: folder or Hub id of the teacher.
         text: training pairs by language, as text.
         train: the same pairs, tokenised, in the same order.
-        folder: where to keep the vectors. Runs may share it.
 
     Returns:
-        The tokenised pairs with the column `teacher_row`, and the vectors (N, T), which are mapped
-        into memory.
+        The tokenised pairs with the column `teacher_row`, and the vectors (N, T), mapped into
+        memory.
     """
     row_of: dict[str, int] = {}
     with_rows = {}
