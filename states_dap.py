@@ -38,6 +38,8 @@ LIKE_BERT = ("bert", "camembert", "electra", "roberta", "xlm-roberta")
 TOKENS_PER_GROUP = 128
 #: Name of torch's attention that also takes packed rows.
 PACKED = "dap_packed"
+#: Arguments of Transformers' attention that packed attention does not compute.
+CHANGES_SCORES = ("position_bias", "s_aux", "softcap")
 
 
 # --------------------------------------------------------------------------------------- pooling
@@ -236,8 +238,11 @@ def use_packing(encoder: PreTrainedModel) -> None:
 
 
 def takes_packed(encoder: PreTrainedModel) -> bool:
-    """Tell whether an encoder's attention takes packed rows."""
-    return encoder.config._attn_implementation.startswith((PACKED, "flash_attention"))
+    """Tell whether an encoder takes packed rows: by its attention, and with no other mixing."""
+    # Other kinds of layers, such as convolutions, would mix the tokens of neighbouring rows.
+    kinds = set(getattr(encoder.config, "layer_types", None) or ())
+    takes_lengths = encoder.config._attn_implementation.startswith((PACKED, "flash_attention"))
+    return takes_lengths and kinds <= {"full_attention", "sliding_attention"}
 
 
 class Packing(NamedTuple):
@@ -305,7 +310,7 @@ def packed_states(
     if read is None or not can_skip_tokens(encoder):
         (packing,) = pack(mask)
         packed = _packed_inputs(encoder, packing, inputs)
-        out = encoder(**packed, **attention_arguments(encoder, packing))
+        out = encoder(**packed, use_cache=False, **attention_arguments(encoder, packing))
         return packing.put_back(out.last_hidden_state)  # from (1, T, D)
 
     # All layers but the last for all tokens, the last one only for the tokens that are read.
@@ -421,6 +426,22 @@ def attention_arguments(
     return arguments
 
 
+class Attention(NamedTuple):
+    """How the tokens of one layer attend to the tokens of their row.
+
+    Attributes:
+        dropout: share of the attention weights that become 0.
+        scaling: factor of the products of queries and keys. None is 1/sqrt(d).
+        is_causal: whether a token sees no later tokens.
+        window: a token sees the tokens fewer than this many places away. None means all.
+    """
+
+    dropout: float
+    scaling: float | None
+    is_causal: bool
+    window: int | None
+
+
 def packed_attention(
     module: nn.Module,
     query: Tensor,
@@ -429,33 +450,35 @@ def packed_attention(
     attention_mask: Tensor | None,
     dropout: float = 0.0,
     scaling: float | None = None,
+    is_causal: bool | None = None,
+    sliding_window: int | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Compute attention for packed or padded rows, as Transformers' attention interface asks.
 
     With the arguments of `attention_arguments` the rows (1, H, T, d) are packed. Otherwise they are
-    padded, (B, H, S, d), and this is Transformers' `sdpa`. `scaling` None is 1/sqrt(d).
+    padded, (B, H, S, d), and this is Transformers' `sdpa`. Keys and values may have fewer heads.
     """
     if kwargs.get("cu_seq_lens_q") is None:
         return sdpa_attention_forward(
-            module, query, key, value, attention_mask, dropout, scaling, **kwargs
+            module, query, key, value, attention_mask, dropout, scaling, is_causal, **kwargs
         )
-    return _attention_of_rows(query, key, value, dropout, scaling, **kwargs), None
+    unknown = [name for name in CHANGES_SCORES if kwargs.get(name) is not None]
+    if unknown:
+        raise ValueError(f"{type(module).__name__} attends with {unknown}: use 'eager' attention")
+    if is_causal is None:
+        is_causal = module.is_causal
+    kind = Attention(dropout, scaling, is_causal, sliding_window)
+    return _attention_of_rows(query, key, value, kind, **kwargs), None
 
 
 @torch.compiler.disable
 def _attention_of_rows(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    dropout: float,
-    scaling: float | None,
-    **kwargs: Any,
+    query: Tensor, key: Tensor, value: Tensor, kind: Attention, **kwargs: Any
 ) -> Tensor:
     """Compute attention of packed rows (1, H, T, d), and return (1, T, H, d).
 
-    It stays outside compiled graphs, which cannot hold the lengths of the rows. In a layer with a
-    sliding window (ModernBERT) a token sees tokens less than `sliding_window` away.
+    It stays outside compiled graphs, which cannot hold the lengths of the rows.
     """
     query, key, value = (states[0].transpose(0, 1) for states in (query, key, value))  # (T, H, d)
     device = query.device.type
@@ -463,15 +486,12 @@ def _attention_of_rows(
         # Rotary positions leave queries and keys in float32, for which there is no flash attention.
         half = torch.get_autocast_dtype(device)
         query, key, value = (states.to(half) for states in (query, key, value))
-    window = kwargs.get("sliding_window")
-    if window is not None and kwargs["max_length_k"] <= window:
-        window = None  # no row is longer than the window
 
-    if window is None and can_use_flash(query, key, value, dropout):
-        out = flash_attention(query, key, value, dropout, scaling, **kwargs)
+    if can_use_flash(query, key, value, kind):
+        out = flash_attention(query, key, value, kind, **kwargs)
     else:
         lengths = (kwargs["row_lengths_q"], kwargs["row_lengths_k"])
-        out = attention_by_length(query, key, value, *lengths, dropout, scaling, window)
+        out = attention_by_length(query, key, value, *lengths, kind)
     return out.unsqueeze(0)  # from (T, H, d)
 
 
@@ -481,16 +501,15 @@ def attention_by_length(
     value: Tensor,
     query_lengths: list[int],
     key_lengths: list[int],
-    dropout: float = 0.0,
-    scaling: float | None = None,
-    window: int | None = None,
+    kind: Attention,
 ) -> Tensor:
     """Compute attention (T, H, d) over packed rows, neighbours with equal lengths in one call.
 
-    There is no padding and, without a window, no mask. Queries are (T, H, d). Keys and values are
-    (T', H, d). With a `window`, a token sees the tokens fewer than this many places away, and each
-    row must have as many queries as keys. `scaling` None is 1/sqrt(d).
+    There is no padding, and no mask but for rows longer than a window. Queries are (T, H, d). Keys
+    and values are (T', H', d), where a key serves H/H' heads. Rows must have as many queries as
+    keys if attention is causal or has a window.
     """
+    is_grouped = query.shape[1] != key.shape[1]
     lengths = zip(query_lengths, key_lengths, strict=True)
     # Runs of rows that have as many queries and as many keys: (queries, keys, rows).
     runs = [(*size, len(list(rows))) for size, rows in groupby(lengths)]
@@ -501,36 +520,44 @@ def attention_by_length(
     parts = []
     for (_, length, rows), *states in zip(runs, queries, keys, values, strict=True):
         q, k, v = (part.unflatten(0, (rows, -1)).transpose(1, 2) for part in states)
-        mask = None if window is None else within_window(length, window, query.device)
+        mask = None
+        if kind.window is not None and length > kind.window:
+            mask = within_window(length, kind, query.device)
         out = F.scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, dropout_p=dropout, scale=scaling
+            q,
+            k,
+            v,
+            attn_mask=mask,
+            dropout_p=kind.dropout,
+            is_causal=kind.is_causal and mask is None,
+            scale=kind.scaling,
+            enable_gqa=is_grouped,
         )  # (rows, H, length, d)
         parts.append(out.transpose(1, 2).flatten(0, 1))
     return torch.cat(parts)
 
 
-def within_window(length: int, window: int, device: torch.device) -> Tensor:
-    """Tell which tokens of a row are less than `window` apart: (length, length) bool."""
+def within_window(length: int, kind: Attention, device: torch.device) -> Tensor:
+    """Tell which tokens of a row a token sees: (length, length) bool."""
     column = torch.arange(length, device=device)
-    return (column[:, None] - column).abs() < window
+    distance = column[:, None] - column
+    if kind.is_causal:
+        return (distance >= 0) & (distance < kind.window)
+    return distance.abs() < kind.window
 
 
-def can_use_flash(query: Tensor, key: Tensor, value: Tensor, dropout: float) -> bool:
+def can_use_flash(query: Tensor, key: Tensor, value: Tensor, kind: Attention) -> bool:
     """Tell whether `flash_attention` can run: on CUDA, with a head size that is a multiple of 8."""
     if query.device.type != "cuda" or query.shape[-1] % 8:
         return False
     batches = [states.transpose(0, 1).unsqueeze(0) for states in (query, key, value)]
-    limits = SDPAParams(*batches, None, dropout, False, False)  # no mask, not causal, no groups
+    is_grouped = query.shape[1] != key.shape[1]
+    limits = SDPAParams(*batches, None, kind.dropout, kind.is_causal, is_grouped)  # None: no mask
     return can_use_flash_attention(limits)
 
 
 def flash_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    dropout: float,
-    scaling: float | None,
-    **kwargs: Any,
+    query: Tensor, key: Tensor, value: Tensor, kind: Attention, **kwargs: Any
 ) -> Tensor:
     """Compute attention (T, H, d) over packed rows by torch's flash attention, one kernel for all.
 
@@ -539,9 +566,20 @@ def flash_attention(
     """
     ends = kwargs["cu_seq_lens_q"], kwargs["cu_seq_lens_k"]
     longest = kwargs["max_length_q"], kwargs["max_length_k"]
+    reach = -1 if kind.window is None else kind.window - 1  # tokens seen on either side, -1: all
     out, *_ = torch.ops.aten._flash_attention_forward(
-        query, key, value, *ends, *longest, dropout, False, False, scale=scaling
-    )  # False, False: not causal, no mask for debugging
+        query,
+        key,
+        value,
+        *ends,
+        *longest,
+        kind.dropout,
+        kind.is_causal,
+        False,  # no mask for debugging
+        scale=kind.scaling,
+        window_size_left=reach,
+        window_size_right=0 if kind.is_causal else reach,
+    )
     return out
 
 

@@ -87,7 +87,7 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def tiny_config(model_type: str, vocab_size: int = 250) -> PreTrainedConfig:
-    """A three-layer configuration of one of the supported encoder classes, without dropout."""
+    """Return a three-layer configuration of an encoder class, without dropout."""
     import transformers
 
     shape = {
@@ -122,6 +122,20 @@ def tiny_config(model_type: str, vocab_size: int = 250) -> PreTrainedConfig:
         return transformers.DistilBertConfig(
             **named, max_position_embeddings=80, dropout=0.0, attention_dropout=0.0
         )
+    if model_type == "t5":
+        sizes = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 3, "num_heads": 4}
+        sizes |= {"vocab_size": vocab_size, "pad_token_id": 1, "dropout_rate": 0.0}
+        return transformers.T5Config(**sizes)
+    if model_type in ("eurobert", "gemma3_text", "lfm2", "llama", "mistral", "qwen3"):
+        shape |= {"num_key_value_heads": 2, "head_dim": 8}
+    if model_type in ("gemma3_text", "mistral", "qwen3"):
+        shape |= {"sliding_window": 6, "use_sliding_window": True}
+    if model_type in ("gemma3_text", "qwen3"):
+        shape["layer_types"] = ["sliding_attention", "full_attention", "sliding_attention"]
+    if model_type == "lfm2":
+        shape["layer_types"] = ["conv", "full_attention", "conv"]
+    if model_type == "gemma3_text":
+        shape["use_bidirectional_attention"] = True
     return transformers.AutoConfig.for_model(model_type, **shape, **quiet)
 
 

@@ -249,16 +249,20 @@ def flash_attention(
     return_debug_mask: bool,
     *,
     scale: float | None = None,
+    window_size_left: int = -1,
+    window_size_right: int = -1,
 ) -> tuple[Tensor, ...]:
     """Compute `aten._flash_attention_forward` row by row. Dropout is left out."""
     if query.dtype not in (torch.float16, torch.bfloat16):
         raise RuntimeError("FlashAttention only support fp16 and bf16 data type")
+    window = (window_size_left, 0 if is_causal else window_size_right)
     out = []
     logs = query.new_zeros(query.shape[1], len(query), dtype=torch.float32)  # (H, T)
     for (q0, q1), (k0, k1) in zip(pairwise(query_ends.tolist()), pairwise(key_ends.tolist())):
-        logits = attention_logits(query[q0:q1], key[k0:k1], scale)  # (H, q, k)
+        logits = attention_logits(query[q0:q1], key[k0:k1], scale, window)  # (H, q, k)
         logs[:, q0:q1] = logits.logsumexp(-1)
-        out.append(torch.einsum("hqk,khd->qhd", logits.softmax(-1), value[k0:k1].float()))
+        values = for_each_head(value[k0:k1], query)
+        out.append(torch.einsum("hqk,khd->qhd", logits.softmax(-1), values))
     seed = torch.zeros(2, dtype=torch.uint64)
     offset = torch.zeros((), dtype=torch.uint64)
     return torch.cat(out).to(query.dtype), logs, seed, offset, query.new_zeros(0)
@@ -273,26 +277,49 @@ def flash_attention_backward(
     logs: Tensor,
     query_ends: Tensor,
     key_ends: Tensor,
+    max_q: int,
+    max_k: int,
+    dropout: float,
+    is_causal: bool,
     *_: Any,
     scale: float | None = None,
+    window_size_left: int = -1,
+    window_size_right: int = -1,
 ) -> tuple[Tensor, ...]:
     """Compute the gradients of `flash_attention` for queries, keys and values."""
+    window = (window_size_left, 0 if is_causal else window_size_right)
     found = []
     for (q0, q1), (k0, k1) in zip(pairwise(query_ends.tolist()), pairwise(key_ends.tolist())):
-        q, k, v, g = query[q0:q1], key[k0:k1], value[k0:k1].float(), gradient[q0:q1].float()
-        weights = attention_logits(q, k, scale).softmax(-1)  # (H, q, k)
+        q, g = query[q0:q1], gradient[q0:q1].float()
+        k, v = (for_each_head(states[k0:k1], query) for states in (key, value))
+        weights = attention_logits(q, key[k0:k1], scale, window).softmax(-1)  # (H, q, k)
         of_weights = torch.einsum("qhd,khd->hqk", g, v)
         of_logits = weights * (of_weights - (weights * of_weights).sum(-1, keepdim=True))
         of_logits = of_logits * (scale or q.shape[-1] ** -0.5)
-        of_query = torch.einsum("hqk,khd->qhd", of_logits, k.float())
+        of_query = torch.einsum("hqk,khd->qhd", of_logits, k)
         of_key = torch.einsum("hqk,qhd->khd", of_logits, q.float())
-        found.append((of_query, of_key, torch.einsum("hqk,qhd->khd", weights, g)))
+        of_value = torch.einsum("hqk,qhd->khd", weights, g)
+        groups = (key.shape[1], -1)
+        found.append((of_query, *(of.unflatten(1, groups).sum(2) for of in (of_key, of_value))))
     return tuple(torch.cat(parts).to(query.dtype) for parts in zip(*found))
 
 
-def attention_logits(query: Tensor, key: Tensor, scale: float | None) -> Tensor:
+def attention_logits(
+    query: Tensor, key: Tensor, scale: float | None, window: tuple[int, int]
+) -> Tensor:
+    """Return logits (H, q, k). A query sees `window` keys to the left and right, -1 means all."""
     factor = query.shape[-1] ** -0.5 if scale is None else scale
-    return torch.einsum("qhd,khd->hqk", query.float(), key.float()) * factor  # (H, q, k)
+    logits = torch.einsum("qhd,khd->hqk", query.float(), for_each_head(key, query)) * factor
+    before = torch.arange(len(query))[:, None] - torch.arange(len(key))  # (q, k)
+    for distance, reach in zip((before, -before), window):
+        if reach >= 0:
+            logits = logits.masked_fill(distance > reach, float("-inf"))
+    return logits
+
+
+def for_each_head(states: Tensor, query: Tensor) -> Tensor:
+    """Return keys or values (k, H', d) as (k, H, d), for all heads of the query: float32."""
+    return states.float().repeat_interleave(query.shape[1] // states.shape[1], 1)
 
 
 def product_in(a: Tensor, b: Tensor, out_dtype: torch.dtype) -> Tensor:

@@ -117,24 +117,37 @@ def test_a_model_trains_as_on_the_cpu(waits: Counter[str]) -> None:
     torch.testing.assert_close(trained("cuda"), trained("cpu"))
 
 
-def test_the_stand_in_for_flash_attention_is_attention(waits: Counter[str]) -> None:
-    states = torch.randn(3, 6, 2, 4, dtype=torch.bfloat16)  # query, key, value: (T, H, d)
-    rows = states.float().requires_grad_()
+@pytest.mark.parametrize(
+    ("is_causal", "window"), [(False, (-1, -1)), (True, (-1, -1)), (False, (1, 1)), (True, (2, 0))]
+)
+def test_the_stand_in_for_flash_attention_is_attention(
+    is_causal: bool, window: tuple[int, int], waits: Counter[str]
+) -> None:
+    query = torch.randn(6, 4, 4, dtype=torch.bfloat16)  # (T, H, d)
+    key, value = torch.randn(2, 6, 2, 4, dtype=torch.bfloat16)  # two heads share a key
+    states = [part.float().requires_grad_() for part in (query, key, value)]
+    distance = torch.arange(6)[:, None] - torch.arange(6)
+    left, right = (99 if reach < 0 else reach for reach in window)
+    sees = (distance <= left) & (-distance <= (0 if is_causal else right))
     parts = []
-    for row in rows.split([2, 4], 1):
-        heads = row.transpose(1, 2)  # (3, H, t, d)
-        parts.append(F.scaled_dot_product_attention(*heads, scale=0.3).transpose(0, 1))
+    for start, end in ((0, 2), (2, 6)):
+        heads = [part[start:end].transpose(0, 1).unsqueeze(0) for part in states]  # (1, H, t, d)
+        mask = sees[: end - start, : end - start]
+        out = F.scaled_dot_product_attention(*heads, attn_mask=mask, scale=0.3, enable_gqa=True)
+        parts.append(out[0].transpose(0, 1))
     expected = torch.cat(parts)
     expected.square().sum().backward()
 
-    packed = states.to("cuda").requires_grad_()
+    packed = [part.to("cuda").requires_grad_() for part in (query, key, value)]
     ends = torch.tensor([0, 2, 6], dtype=torch.int32, device="cuda")
-    arguments = (ends, ends, 4, 4, 0.0, False, False)
-    found, *_ = torch.ops.aten._flash_attention_forward(*packed, *arguments, scale=0.3)
+    arguments = (ends, ends, 4, 4, 0.0, is_causal, False)
+    reach = dict(zip(("window_size_left", "window_size_right"), window))
+    found, *_ = torch.ops.aten._flash_attention_forward(*packed, *arguments, scale=0.3, **reach)
     found.float().square().sum().backward()
     close = {"rtol": 0.02, "atol": 0.02}
     torch.testing.assert_close(found.float().cpu(), expected, **close)
-    torch.testing.assert_close(packed.grad.float().cpu(), rows.grad, **close)
+    for ours, theirs in zip(packed, states):
+        torch.testing.assert_close(ours.grad.float().cpu(), theirs.grad, **close)
 
 
 # ------------------------------------------------------------------------------------- our code

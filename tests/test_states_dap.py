@@ -6,9 +6,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import tiny_config
-from tiny_models import ENCODERS, gradients, make_batch, tiny_model
+from pretend_gpu import flash_attention
+from tiny_models import ENCODERS, MORE_ENCODERS, gradients, make_batch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import AutoModelForTextEncoding, PreTrainedModel
 
 import states_dap
 from encoder_dap import build_encoder
@@ -16,7 +17,6 @@ from states_dap import (
     PACKED,
     POOLINGS,
     attention_arguments,
-    attention_by_length,
     first_tokens,
     last_states,
     pack,
@@ -29,13 +29,14 @@ QUERIES, KEYS = [1, 2, 1, 1], [4, 4, 9, 40]  # fewer queries in all than keys in
 
 
 def packed_encoder(model_type: str) -> PreTrainedModel:
-    encoder = build_encoder(tiny_config(model_type)).eval()
+    build = AutoModelForTextEncoding.from_config if model_type == "t5" else build_encoder
+    encoder = build(tiny_config(model_type)).eval()
     use_packing(encoder)
     return encoder
 
 
 def one_by_one(encoder: torch.nn.Module, ids: Tensor, mask: Tensor) -> Tensor:
-    expected = torch.zeros(*ids.shape, 32)
+    expected = torch.zeros(*ids.shape, 32, dtype=encoder.dtype)
     for row, real in enumerate(mask.bool()):
         expected[row, real] = encoder(input_ids=ids[row, real][None]).last_hidden_state[0]
     return expected
@@ -45,27 +46,40 @@ def mask_of(lengths: list[int]) -> Tensor:
     return (torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]).long()
 
 
-@pytest.mark.parametrize("asks_some", [False, True])
+ROWS = [12, 3, 7, 7, 30, 1, 2]  # all windows here are shorter than the longest row
+
+
+@pytest.mark.parametrize(
+    ("dtype", "asks_some", "recomputes"),
+    [
+        (torch.float32, False, False),
+        (torch.float64, True, False),
+        (torch.float64, False, True),  # gradient checkpointing
+    ],
+)
 @pytest.mark.parametrize(
     ("model_type", "device", "lengths"),
     [
-        *((name, "cpu", [30, 3, 12, 12, 1]) for name in ENCODERS),
-        ("deberta-v2", "cuda", [30, 3, 12, 12, 1]),
-        ("modernbert", "cpu", [5, 5]),  # the longest row within a window
-        ("modernbert", "cpu", [6, 6]),
+        *((name, "cpu", ROWS) for name in (*ENCODERS, *MORE_ENCODERS, "lfm2")),
+        ("deberta-v2", "cuda", ROWS),
+        *(("modernbert", "cpu", [length] * 2) for length in (5, 6)),  # within a window, and above
+        *(("mistral", "cpu", [length] * 2) for length in (6, 7)),
     ],
 )
 def test_states_are_those_of_each_row_alone(
     model_type: str,
     device: str,
     lengths: list[int],
+    dtype: torch.dtype,
     asks_some: bool,
+    recomputes: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if device == "cuda":  # where rows are padded
         monkeypatch.setattr(states_dap, "grouped_states", states_dap.padded_states)
-    encoder = packed_encoder(model_type)
-    assert takes_packed(encoder) == (model_type != "deberta-v2")
+    encoder = packed_encoder(model_type).to(dtype)
+    # Relative positions, and convolutions over a row.
+    assert takes_packed(encoder) == (model_type not in ("deberta-v2", "lfm2", "t5"))
     mask = F.pad(mask_of(lengths), (1, 1)).roll(1, 1)  # padding on both sides
     mask[0] = mask[0].flip(0)
     ids = torch.randint(5, 250, mask.shape)
@@ -74,22 +88,30 @@ def test_states_are_those_of_each_row_alone(
     if asks_some:  # also for padding, which is ignored
         asked = (torch.rand(mask.shape) < 0.3) | first_tokens(mask)
         real = real & asked
-    weight = torch.randn(*mask.shape, 32) * real.unsqueeze(-1)
-    found = last_states(encoder, mask, asked, input_ids=ids)
-    (found * weight).sum().backward()
-    gradient = gradients(encoder)
-    encoder.zero_grad()
+    weight = torch.randn(*mask.shape, 32, dtype=dtype) * real.unsqueeze(-1)
     expected = one_by_one(encoder, ids, mask)
     (expected * weight).sum().backward()
-    torch.testing.assert_close(found[real], expected[real], rtol=1e-4, atol=1e-5)
+    gradient = gradients(encoder)
+    encoder.zero_grad()
+
+    if recomputes:
+        encoder.train().gradient_checkpointing_enable()
+    found = last_states(encoder, mask, asked, input_ids=ids)
+    (found * weight).sum().backward()
+    near = {torch.float32: 1e-5, torch.float64: 1e-8}[dtype]  # norms of Gemma are in float32
+    torch.testing.assert_close(found[real], expected[real], rtol=near, atol=near)
     assert not found[mask == 0].any()
-    assert (gradient - gradients(encoder)).norm() < 1e-5 * gradient.norm()
+    assert (gradients(encoder) - gradient).norm() < near * gradient.norm()
 
 
-def naive_attention(query: Tensor, key: Tensor, value: Tensor, window: int) -> Tensor:
+def naive_attention(
+    query: Tensor, key: Tensor, value: Tensor, window: int, is_causal: bool
+) -> Tensor:
     """(H, T, d) of one row."""
-    distance = (torch.arange(query.shape[1])[:, None] - torch.arange(key.shape[1])).abs()
-    scores = (query @ key.mT * 0.5).masked_fill(distance >= window, float("-inf"))
+    key, value = (part.repeat_interleave(len(query) // len(key), 0) for part in (key, value))
+    distance = torch.arange(query.shape[1])[:, None] - torch.arange(key.shape[1])
+    hidden = (distance.abs() >= window) | (is_causal & (distance < 0))
+    scores = (query @ key.mT * 0.5).masked_fill(hidden, float("-inf"))
     return scores.softmax(-1) @ value
 
 
@@ -97,27 +119,39 @@ on_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 
 
 @pytest.mark.parametrize(
-    ("device", "dtype", "queries", "window"),
+    ("device", "dtype"),
     [
-        ("cpu", torch.float64, QUERIES, None),
-        ("cpu", torch.float64, KEYS, 2),
-        pytest.param("cuda", torch.bfloat16, QUERIES, None, marks=on_cuda),
-        pytest.param("cuda", torch.float32, QUERIES, None, marks=on_cuda),
+        ("cpu", torch.float64),
+        pytest.param("cuda", torch.bfloat16, marks=on_cuda),
+        pytest.param("cuda", torch.float32, marks=on_cuda),
     ],
 )
+@pytest.mark.parametrize(
+    ("queries", "window", "is_causal"),
+    [(QUERIES, None, False), (KEYS, 2, False), (KEYS, None, True), (KEYS, 5, True)],
+)
+@pytest.mark.parametrize("key_heads", [4, 2, 1])
 def test_packed_attention_is_that_of_each_row(
-    device: str, dtype: torch.dtype, queries: list[int], window: int | None
+    device: str,
+    dtype: torch.dtype,
+    queries: list[int],
+    window: int | None,
+    is_causal: bool,
+    key_heads: int,
 ) -> None:
     packings = pack(mask_of(KEYS).to(device), mask_of(queries).to(device))
     arguments = attention_arguments(packed_encoder("bert"), *packings)
-    states = [torch.randn(1, 2, sum(part), 8, dtype=dtype) for part in (queries, KEYS, KEYS)]
+    sizes = ((4, queries), (key_heads, KEYS), (key_heads, KEYS))
+    states = [torch.randn(1, heads, sum(part), 8, dtype=dtype) for heads, part in sizes]
     given = [part.to(device).requires_grad_() for part in states]
     module = torch.nn.Module()
+    module.is_causal = is_causal
     found, _ = packed_attention(module, *given, scaling=0.5, sliding_window=window, **arguments)
 
     query, key, value = (part[0].double().requires_grad_() for part in states)
     rows = zip(query.split(queries, 1), key.split(KEYS, 1), value.split(KEYS, 1))
-    expected = torch.cat([naive_attention(*row, window or 99) for row in rows], 1).transpose(0, 1)
+    alone = [naive_attention(*row, window or 99, is_causal) for row in rows]
+    expected = torch.cat(alone, 1).transpose(0, 1)
     tolerance = 0.02 if device == "cuda" else 1e-9
     near = {"rtol": tolerance, "atol": tolerance}
     torch.testing.assert_close(found[0].cpu().double(), expected, **near)
@@ -127,26 +161,30 @@ def test_packed_attention_is_that_of_each_row(
     torch.testing.assert_close(ours[0].cpu().double(), theirs, **near)
 
 
-def flash_on_the_cpu(
-    query: Tensor, key: Tensor, value: Tensor, *limits: Any, scale: float | None
-) -> tuple[Tensor, None]:
-    """Do what `aten._flash_attention_forward` does on a GPU, which also checks these limits."""
-    query_ends, key_ends, most_queries, most_keys, dropout, *_ = limits
-    assert query_ends.dtype == key_ends.dtype == torch.int32
-    lengths = query_ends.diff().tolist(), key_ends.diff().tolist()
-    assert (most_queries, most_keys) == (max(lengths[0]), max(lengths[1]))
-    return attention_by_length(query, key, value, *lengths, dropout, scale), None
-
-
-@pytest.mark.parametrize("pooling", POOLINGS)
-def test_flash_attention_is_given_queries_and_keys_of_their_own_lengths(
-    pooling: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("model_type", ["bert", "gemma3_text", "mistral", "modernbert", "qwen3"])
+@pytest.mark.parametrize("asks_some", [False, True])
+def test_flash_attention_is_told_rows_windows_and_order(
+    model_type: str, asks_some: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model, batch = tiny_model(pooling=pooling), make_batch()
-    expected = model(**batch).loss
+    encoder, mask = packed_encoder(model_type), mask_of(ROWS)
+    ids = torch.randint(5, 250, mask.shape)
+    asked = first_tokens(mask) if asks_some else None
+    expected = last_states(encoder, mask, asked, input_ids=ids)
+    calls = []
+
+    def flash(query: Tensor, key: Tensor, value: Tensor, *limits: Any, **more: Any) -> list[Tensor]:
+        query_ends, key_ends, most_queries, most_keys, *_ = limits
+        assert query_ends.dtype == key_ends.dtype == torch.int32
+        assert (most_queries, most_keys) == (query_ends.diff().max(), key_ends.diff().max())
+        calls.append(limits)
+        out, *_ = flash_attention(query.half(), key.half(), value.half(), *limits, **more)
+        return [out.float()]
+
     monkeypatch.setattr(states_dap, "can_use_flash", lambda *_: True)
-    monkeypatch.setattr(torch.ops.aten, "_flash_attention_forward", flash_on_the_cpu)
-    torch.testing.assert_close(model(**batch).loss, expected)
+    monkeypatch.setattr(torch.ops.aten, "_flash_attention_forward", flash)
+    found = last_states(encoder, mask, asked, input_ids=ids)
+    assert len(calls) == 3
+    torch.testing.assert_close(found, expected, rtol=0.01, atol=0.01)
 
 
 def test_the_last_layer_of_some_tokens_has_dropout_in_training() -> None:
@@ -174,7 +212,7 @@ def test_padded_rows_are_computed_as_by_sdpa_and_compiled_whole(model_type: str)
 
 
 def test_flash_attention_is_told_by_its_own_arguments() -> None:
-    encoder = build_encoder(tiny_config("bert"))
+    encoder = packed_encoder("bert")
     encoder.config._attn_implementation = "flash_attention_2"
     arguments = attention_arguments(encoder, *pack(torch.tensor([[1, 1, 1], [1, 0, 0]])))
     assert set(arguments) == {"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"}
@@ -183,14 +221,18 @@ def test_flash_attention_is_told_by_its_own_arguments() -> None:
     assert arguments["max_length_q"] == 3
 
 
-def test_an_encoder_that_drops_the_arguments_is_not_given_wrong_attention() -> None:
+def test_an_encoder_is_not_given_wrong_attention() -> None:
     encoder = packed_encoder("bert")
     (packing,) = pack(torch.ones(2, 3, dtype=torch.long))
     mask = attention_arguments(encoder, packing)["attention_mask"]
     states = torch.randn(1, 4, 6, 8)
     with pytest.raises(RuntimeError, match="attn_mask"):
         packed_attention(encoder, states, states, states, mask)
+    encoder.is_causal = False
     packed_attention(encoder, states, states, states, None)  # nothing else is wrong
+    arguments = attention_arguments(encoder, packing) | {"softcap": 30.0}
+    with pytest.raises(ValueError, match="softcap"):
+        packed_attention(encoder, states[:1], states[:1], states[:1], **arguments)
 
 
 def test_mean_in_half_precision_does_not_overflow() -> None:

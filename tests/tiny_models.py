@@ -18,6 +18,8 @@ from objectives_dap import OBJECTIVES
 #: The head of the released code.
 RELEASED = {"rtl_tied": False, "rtl_reembed": True}
 ENCODERS = ("bert", "xlm-roberta", "roberta", "deberta-v2", "modernbert", "distilbert")
+#: Encoders without a masked-LM head, and those that few objectives are tested with.
+MORE_ENCODERS = ("eurobert", "gemma3_text", "gte", "llama", "mistral", "nomic_bert", "qwen3", "t5")
 ALL = "+".join(OBJECTIVES)
 #: Every objective by itself, the paper's two, and all together: a new one is tested by being
 #: registered.
