@@ -25,6 +25,9 @@ ALL = "+".join(OBJECTIVES)
 #: registered.
 COMBINATIONS = (*OBJECTIVES, "tr+rtl", ALL)
 MASK, PAD = 4, 1
+#: A small shape for configurations of classes that `tiny_config` does not have.
+SHAPE = {"vocab_size": 250, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4}
+SHAPE |= {"intermediate_size": 48, "pad_token_id": 1}
 LETTERS = "abcdefghijklmnopqrst"
 
 

@@ -1,22 +1,38 @@
 """From plain encoders to DAP models, to disk and back."""
 
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 import transformers
-from conftest import save, tiny_config
+from conftest import save, save_bert, tiny_config
 from forked import run_python
-from tiny_models import COMBINATIONS, ENCODERS, MASK, make_batch, tiny_model
-from transformers import AutoModel, AutoModelForMaskedLM, BertModel, PreTrainedTokenizerFast
+from tiny_models import COMBINATIONS, ENCODERS, MASK, SHAPE, make_batch, tiny_model
+from transformers import (
+    AutoModel,
+    AutoModelForMaskedLM,
+    AutoModelForPreTraining,
+    AutoModelForSequenceClassification,
+    BertModel,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
 
 import modeling_dap
 from encoder_dap import require_encoder
 from modeling_dap import DAPConfig, DAPForPreTraining, DAPForSequenceClassification, DAPModel
 from states_dap import layer_stack
+
+
+def started(model: PreTrainedModel, folder: Path, objective: str = "tr") -> DAPForPreTraining:
+    """Save an encoder, and start training from it."""
+    model.save_pretrained(folder)
+    options = {"objective": objective, "mask_token_id": MASK}
+    return DAPForPreTraining.from_encoder(str(folder), **options)
 
 
 @pytest.mark.parametrize(
@@ -68,72 +84,61 @@ def test_from_encoder_without_masked_lm_head_warns_and_restricts_the_vocabulary(
         torch.testing.assert_close(mine.state_dict(), its.state_dict())
 
 
-def test_a_masked_lm_head_with_an_untied_matrix_is_not_used(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_masked_lm_head_with_an_untied_matrix_is_not_used(tmp_path: Path) -> None:
     config = tiny_config("bert")
     config.tie_word_embeddings = False
-    transformers.BertForMaskedLM(config).save_pretrained(tmp_path)
-    modeling_dap.logger.addHandler(caplog.handler)
-    model = DAPForPreTraining.from_encoder(str(tmp_path), objective="tr+tlm", mask_token_id=MASK)
-    assert "the prediction head starts from random weights" in caplog.text
-    assert not torch.equal(
-        model.prediction_head.dense.weight,
-        transformers.BertForMaskedLM.from_pretrained(
-            tmp_path
-        ).cls.predictions.transform.dense.weight,
-    )
+    plain = transformers.BertForMaskedLM(config)
+    model = started(plain, tmp_path, "tr+tlm")
+    own = plain.cls.predictions.transform.dense.weight
+    assert not torch.equal(model.prediction_head.dense.weight, own)
 
 
 def test_an_encoder_from_scratch_has_the_requested_precision_and_attention() -> None:
     config = tiny_config("bert")
     config.dtype = torch.float16
-    model = DAPForPreTraining.from_scratch(config, objective="tr")
-    assert {part.dtype for part in model.parameters()} == {torch.float32}
+
+    def precisions(**options: Any) -> set[torch.dtype]:
+        model = DAPForPreTraining.from_scratch(config, objective="tr", **options)
+        return {part.dtype for part in model.parameters()}
+
+    assert precisions() == {torch.float32}
     assert config.dtype == torch.float16  # the caller's own stays
+    for dtype in (torch.bfloat16, "bfloat16"):
+        assert precisions(dtype=dtype) == {torch.bfloat16}
     eager = DAPForPreTraining.from_scratch(config, objective="tr", attn_implementation="eager")
     assert eager.dap.encoder.config._attn_implementation == "eager"
-    for dtype in (torch.bfloat16, "bfloat16"):
-        half = DAPForPreTraining.from_scratch(config, objective="tr", dtype=dtype)
-        assert {part.dtype for part in half.parameters()} == {torch.bfloat16}
 
 
-SHAPE = {"vocab_size": 250, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4}
-SHAPE |= {"intermediate_size": 48, "pad_token_id": 1}
+ALBERT = transformers.AlbertConfig(**SHAPE, embedding_size=16)  # one layer, used three times
 UNTESTED = [
     transformers.BigBirdConfig(**SHAPE, attention_type="original_full"),  # has a pooler
     transformers.EuroBertConfig(**SHAPE, num_key_value_heads=4),  # has no part called embeddings
     transformers.XLMConfig(vocab_size=250, emb_dim=32, n_layers=3, n_heads=4),
     transformers.ElectraConfig(**SHAPE, embedding_size=16),  # embeddings narrower than the states
-    transformers.AlbertConfig(**SHAPE, embedding_size=16),  # one layer, used three times
+    ALBERT,
     transformers.LongformerConfig(**SHAPE, attention_window=4),  # pads its input to the window
 ]
-SEES_PADDING = [
-    transformers.FNetConfig(
-        vocab_size=250, hidden_size=32, num_hidden_layers=3, intermediate_size=48
-    ),
-    transformers.ConvBertConfig(**SHAPE, embedding_size=32),  # its convolution sees padding
-    transformers.EsmConfig(**SHAPE, mask_token_id=MASK, token_dropout=True),  # scales ids only
-]
+# Their states depend on padding, or they do more with ids than to embed them.
+FNET = transformers.FNetConfig(
+    vocab_size=250, hidden_size=32, num_hidden_layers=3, intermediate_size=48
+)
+CONV_BERT = transformers.ConvBertConfig(**SHAPE, embedding_size=32)
+ESM = transformers.EsmConfig(**SHAPE, mask_token_id=MASK, token_dropout=True)
 
 
 @pytest.mark.parametrize("config", UNTESTED, ids=lambda config: config.model_type)
 def test_encoders_without_tests_train_with_sentence_vectors_and_masked_text(
-    config: transformers.PreTrainedConfig, tmp_path: Path
+    config: PreTrainedConfig, tmp_path: Path
 ) -> None:
-    AutoModelForMaskedLM.from_config(config).save_pretrained(tmp_path)
-    options = {"objective": "tr+tlm", "mask_token_id": MASK}
-    model = DAPForPreTraining.from_encoder(str(tmp_path), **options)
+    model = started(AutoModelForMaskedLM.from_config(config), tmp_path, "tr+tlm")
     assert model.training
     assert torch.isfinite(model(**make_batch()).loss)
-    if config.model_type == "albert":
-        with pytest.raises(ValueError, match="no list of 3 layers"):
-            DAPForPreTraining.from_encoder(str(tmp_path), mask_token_id=MASK)
 
 
 GPT2 = transformers.GPT2Config(vocab_size=250, n_embd=32, n_layer=2, n_head=4)
 T5 = transformers.T5Config(vocab_size=250, d_model=32, d_ff=32, num_layers=2, num_heads=4)
 REMOTE = type("NewConfig", (transformers.BertConfig,), {"__module__": "transformers_modules.new"})
+NO_ENCODER = "not a bidirectional encoder"
 
 
 def bert_without_some_weights() -> BertModel:
@@ -142,64 +147,59 @@ def bert_without_some_weights() -> BertModel:
     return model
 
 
+def plain_as_dap(folder: Path) -> None:
+    BertModel(tiny_config("bert")).save_pretrained(folder)
+    DAPModel.from_pretrained(folder)
+
+
 @pytest.mark.parametrize(
-    ("build", "says"),
+    ("call", "says"),
     [
-        *((partial(AutoModelForMaskedLM.from_config, config), "alone") for config in SEES_PADDING),
-        (partial(transformers.GPT2LMHeadModel, GPT2), "'gpt2'.* not a bidirectional encoder"),
-        (partial(transformers.T5ForConditionalGeneration, T5), "'t5'.* not a bidirectional"),
-        (partial(tiny_model, objective="tr"), "from_pretrained"),
-        (bert_without_some_weights, "lacks 4 weights of its encoder"),
+        (lambda place: started(transformers.FNetModel(FNET), place), "alone"),
+        (lambda place: started(transformers.ConvBertModel(CONV_BERT), place), "alone"),
+        (lambda place: started(transformers.EsmModel(ESM), place), "alone"),
+        (lambda place: started(transformers.AlbertModel(ALBERT), place, "rtl"), "no list of 3"),
+        (lambda place: started(transformers.GPT2Model(GPT2), place), f"'gpt2'.* {NO_ENCODER}"),
+        (lambda place: started(transformers.T5Model(T5), place), f"'t5'.* {NO_ENCODER}"),
+        (lambda place: started(tiny_model(objective="tr"), place), "from_pretrained"),
+        (lambda place: started(bert_without_some_weights(), place), "lacks 4 weights"),
+        (lambda _: require_encoder(REMOTE(), "some/encoder"), NO_ENCODER),
+        (lambda _: DAPModel(DAPConfig(GPT2, objective="tr")), f"encoder_config .* {NO_ENCODER}"),
+        (plain_as_dap, "plain 'bert' checkpoint.*from_encoder"),
     ],
 )
-def test_which_checkpoints_are_no_encoders(
-    build: Callable[[], transformers.PreTrainedModel], says: str, tmp_path: Path
-) -> None:
-    build().save_pretrained(tmp_path)
+def test_what_is_no_encoder(call: Callable[[Path], object], says: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=says):
-        DAPForPreTraining.from_encoder(str(tmp_path), objective="tr")
-
-
-def test_which_configurations_are_no_encoders(tiny_bert_dir: Path) -> None:
-    with pytest.raises(ValueError, match="not a bidirectional encoder"):
-        require_encoder(REMOTE(), "some/encoder")
-    with pytest.raises(ValueError, match="encoder_config .* not a bidirectional encoder"):
-        DAPModel(DAPConfig(GPT2, objective="tr"))
-    with pytest.raises(ValueError, match="plain 'bert' checkpoint.*from_encoder"):
-        DAPModel.from_pretrained(tiny_bert_dir)
+        call(tmp_path)
 
 
 def test_a_tokenizer_without_mask_token_is_enough_for_tr(
-    tiny_bert_dir: Path, tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast
+    tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast
 ) -> None:
-    encoder = BertModel.from_pretrained(tiny_bert_dir, add_pooling_layer=False)
-    backend = tiny_tokenizer.backend_tokenizer
-    save(tmp_path, encoder, PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="<pad>"))
+    without = PreTrainedTokenizerFast(tokenizer_object=tiny_tokenizer.backend_tokenizer)
+    folder = str(save(save_bert(tmp_path, tiny_tokenizer), without))
     with pytest.raises(ValueError, match="needs a mask token"):
-        DAPForPreTraining.from_encoder(str(tmp_path))
-    model = DAPForPreTraining.from_encoder(str(tmp_path), objective="tr")
+        DAPForPreTraining.from_encoder(folder)
+    model = DAPForPreTraining.from_encoder(folder, objective="tr")
     assert model.config.mask_token_id is None
 
 
+@pytest.mark.parametrize("objective", ["tr", "tr+tlm", "tr+rtl"])
 @pytest.mark.parametrize("model_type", ENCODERS)
 def test_an_encoder_from_scratch_starts_every_objective_with_its_weights(
-    model_type: str, tmp_path: Path
+    model_type: str, objective: str, tmp_path: Path
 ) -> None:
-    options = {"objective": "mlm", "pooling": "mean", "mask_token_id": MASK}
-    made = DAPForPreTraining.from_scratch(tiny_config(model_type), **options)
-    for parameter in made.parameters():
-        torch.nn.init.normal_(parameter, std=0.3)
+    made = tiny_model(model_type, objective="mlm", pooling="mean")
     made.save_pretrained(tmp_path)
-    for objective in ("tr", "tr+tlm", "tr+rtl"):
-        model = DAPForPreTraining.from_encoder(str(tmp_path), objective=objective)
-        assert (model.config.objective, model.config.pooling) == (objective, "mean")
-        state = model.state_dict()
-        shared = {name: value for name, value in made.state_dict().items() if name in state}
-        heads = 0 if objective == "tr" else len(made.prediction_head.state_dict())
-        assert len(shared) == len(made.dap.state_dict()) + heads
-        assert all(torch.equal(state[name], value) for name, value in shared.items())
-        assert torch.isfinite(model(**make_batch()).loss)
-    assert DAPForPreTraining.from_encoder(str(tmp_path), pooling="cls").config.pooling == "cls"
+    model = DAPForPreTraining.from_encoder(str(tmp_path), objective=objective)
+    assert (model.config.objective, model.config.pooling) == (objective, "mean")
+    state = model.state_dict()
+    for name, value in made.state_dict().items():
+        if objective != "tr" or name.startswith("dap."):
+            assert torch.equal(state[name], value), name
+    assert torch.isfinite(model(**make_batch()).loss)
+    again = DAPForPreTraining.from_encoder(str(tmp_path), objective="tr", pooling="cls")
+    assert again.config.pooling == "cls"
 
 
 @pytest.mark.parametrize("objective", COMBINATIONS)
@@ -211,7 +211,7 @@ def test_saved_model_loads_the_same_through_every_auto_class(
     if options:
         model.set_target_vocabulary(list(range(50, 250)))
     model.save_pretrained(tmp_path)
-    again = transformers.AutoModelForPreTraining.from_pretrained(tmp_path).train()
+    again = AutoModelForPreTraining.from_pretrained(tmp_path).train()
     assert isinstance(again, DAPForPreTraining)
     assert again(**batch).loss.item() == pytest.approx(model(**batch).loss.item())
 
@@ -221,8 +221,7 @@ def test_saved_model_loads_the_same_through_every_auto_class(
     vectors = encoder(*inputs).pooler_output
     torch.testing.assert_close(vectors, model.dap(*inputs).pooler_output)
 
-    kind = transformers.AutoModelForSequenceClassification
-    classifier = kind.from_pretrained(tmp_path, num_labels=3)
+    classifier = AutoModelForSequenceClassification.from_pretrained(tmp_path, num_labels=3)
     assert isinstance(classifier, DAPForSequenceClassification)
     labels = torch.arange(6) % 3
     out = classifier(*inputs, labels=labels)
@@ -259,8 +258,5 @@ for name in ("first", "second", "first"):
 """
     environment = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path), "PATH": ""}
     done = run_python(["-c", script], environment, tmp_path)
-    assert done.stdout.splitlines() == [
-        "first first first",
-        "second second second",
-        "first first first",
-    ], done.stderr
+    lines = [f"{name} {name} {name}" for name in ("first", "second", "first")]
+    assert done.stdout.splitlines() == lines, done.stderr

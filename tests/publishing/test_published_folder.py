@@ -9,14 +9,16 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from conftest import save, synthetic_pairs, tiny_config
-from safetensors import safe_open
-from tiny_models import make_batch, tiny_model
+from conftest import save, save_bert, synthetic_pairs
+from damaged_files import damage
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Dense
+from tiny_models import SHAPE, make_batch, tiny_model
 from transformers import (
     AutoModel,
     AutoModelForPreTraining,
     AutoTokenizer,
-    BertModel,
+    PreTrainedConfig,
     PreTrainedTokenizerFast,
 )
 
@@ -31,28 +33,33 @@ from dap_transformers.publishing.layout import (
 from dap_transformers.publishing.publish import PublishOptions, publish
 from modeling_dap import DAPForPreTraining, DAPForSequenceClassification, DAPModel
 
-#: Classes whose pooler has another shape or place, beside those that the other tests have.
-POOLERS = ("Bert", "XLMRoberta", "Albert", "BigBird", "MPNet")
+POOLERS = [
+    transformers.BertConfig(**SHAPE),
+    transformers.XLMRobertaConfig(**SHAPE),
+    transformers.AlbertConfig(**SHAPE, embedding_size=16),
+    transformers.BigBirdConfig(**SHAPE, attention_type="original_full"),
+    transformers.MPNetConfig(**SHAPE),
+]
 LONG = " ".join(target for _, target in synthetic_pairs("fr", 30))
+SETTINGS = "config_sentence_transformers.json"
 SENTENCES = [source for source, _ in synthetic_pairs("de", 4)] + ["", "ka", LONG]
 
 
+Make = Callable[..., Path]
+
+
 @pytest.fixture
-def checkpoint(tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast) -> Callable[..., Path]:
-    """Return a function that saves a DAP checkpoint of random weights in `dap`."""
+def checkpoint(tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast) -> Make:
+    """Return a function that saves a DAP checkpoint in several files of weights."""
 
     def make(model_type: str = "bert", **config: Any) -> Path:
-        model = tiny_model(model_type, **config)
-        for parameter in model.parameters():
-            torch.nn.init.normal_(parameter, std=0.2)
-        return save(tmp_path / "dap", model, tiny_tokenizer)
+        tiny_model(model_type, **config).save_pretrained(tmp_path / "dap", max_shard_size="20KB")
+        return save(tmp_path / "dap", tiny_tokenizer)
 
     return make
 
 
 def library_vectors(folder: Path, method: str = "encode", **options: Any) -> np.ndarray:
-    from sentence_transformers import SentenceTransformer
-
     library = SentenceTransformer(str(folder), device="cpu", **options)
     return getattr(library, method)(SENTENCES)
 
@@ -76,64 +83,58 @@ def read(path: Path) -> dict[str, Any]:
     ],
 )
 def test_every_library_gives_the_checkpoints_vectors(
-    model_type: str, pooling: str, checkpoint: Callable[..., Path], tmp_path: Path
+    model_type: str, pooling: str, checkpoint: Make, tmp_path: Path
 ) -> None:
-    source = checkpoint(model_type, pooling=pooling, objective="tr")
-    published = build(source, tmp_path / "out")
+    source, out = checkpoint(model_type, pooling=pooling, objective="tr"), tmp_path / "out"
+    published = build(source, out)
     expected = own_vectors(source)
     assert published.pooling == pooling
-    np.testing.assert_allclose(library_vectors(tmp_path / "out"), expected, atol=1e-5)
-    np.testing.assert_allclose(own_vectors(tmp_path / "out"), expected)
-    plain = AutoModel.from_pretrained(tmp_path / "out")
+    np.testing.assert_allclose(library_vectors(out), expected, atol=1e-5)
+    np.testing.assert_allclose(own_vectors(out), expected)
+    plain, report = AutoModel.from_pretrained(out, output_loading_info=True)
+    assert not report["unexpected_keys"]
     assert published.has_pooler == ("pooler_output" in plain(torch.tensor([[0, 5, 2]])))
     assert published.has_pooler == (model_type in ("bert", "xlm-roberta"))
-    assert published.pools_itself == (model_type == "bert")
     assert type(plain).__module__.startswith("transformers.")
-    assert "auto_map" not in (tmp_path / "out/config.json").read_text()
+    assert "auto_map" not in (out / "config.json").read_text()
+    assert [path.name for path in out.glob("*.safetensors")] == ["model.safetensors"]
 
 
-def test_the_root_has_no_random_weight_pickle_local_path_or_training_leftover(
-    tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast
+def test_no_pickle_local_path_or_training_leftover_is_published(
+    tmp_path: Path, tiny_bert_dir: Path
 ) -> None:
-    torch.manual_seed(1)
-    plain = BertModel(tiny_config("bert", len(tiny_tokenizer)))
-    save(tmp_path / "encoder", plain, tiny_tokenizer)
-    model = DAPForPreTraining.from_encoder(str(tmp_path / "encoder"), objective="tr")
-    model.save_pretrained(tmp_path / "dap")
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "encoder")
+    source, out = tmp_path / "dap", tmp_path / "out"
+    tokenizer = AutoTokenizer.from_pretrained(tiny_bert_dir)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<de>"]})
     tokenizer(["ka"], truncation=True, max_length=3, padding="max_length")
-    tokenizer.save_pretrained(tmp_path / "dap")
-    (tmp_path / "dap/training_args.bin").write_bytes(b"pickle")
-    for source, own in (("dap", {"with_heads": True}), ("encoder", {"pooling": "mean"})):
-        out = tmp_path / f"out-{source}"
-        publish(tmp_path / source, "user/tiny", PublishOptions(dry_run=True, **own), out)
-        with safe_open(out / "model.safetensors", framework="pt") as weights:
-            names = set(weights.keys())
-            pooler = weights.get_tensor("pooler.dense.weight")
-        scale = POOLER_SCALE if source == "dap" else 0.0
-        torch.testing.assert_close(pooler, scale * torch.eye(32))
-        assert names <= set(plain.state_dict())
-        unsaved = set(plain.state_dict()) - names
-        assert unsaved == (set() if source == "dap" else {"pooler.dense.bias"})
-        files = [path for path in out.rglob("*") if path.is_file()]
-        assert {path.suffix for path in files} <= {".json", ".safetensors", ".py", ".md"}
-        for path in files:
-            assert str(tmp_path).encode() not in path.read_bytes(), path
-        settings = read(out / "tokenizer_config.json")
-        assert settings["tokenizer_class"] == "PreTrainedTokenizerFast"
-        assert not {"max_length", "is_local"} & set(settings)
-        content = read(out / "tokenizer.json")
-        assert content["truncation"] is content["padding"] is None
+    model = DAPForPreTraining.from_encoder(str(tiny_bert_dir))
+    model.resize_token_embeddings(len(tokenizer))
+    save(source, model, tokenizer)
+    (source / "training_args.bin").write_bytes(b"pickle")
+    publish(source, "user/tiny", PublishOptions(dry_run=True, with_heads=True), out)
+    files = [path for path in out.rglob("*") if path.is_file()]
+    assert {path.suffix for path in files} <= {".json", ".safetensors", ".py", ".md"}
+    for path in files:
+        content = path.read_bytes()
+        assert not [own for own in (source, tiny_bert_dir) if str(own).encode() in content], path
+    content = read(out / "tokenizer.json")
+    assert content["truncation"] is content["padding"] is None
+    # What Transformers 4 knows.
+    settings = read(out / "tokenizer_config.json")
+    assert settings["tokenizer_class"] == "PreTrainedTokenizerFast"
+    assert settings["additional_special_tokens"] == ["<de>"]
+    assert not {"max_length", "is_local", "extra_special_tokens"} & set(settings)
+    assert "<de>" in AutoTokenizer.from_pretrained(out).all_special_tokens
 
 
 def test_the_files_of_sentence_transformers_have_names_that_servers_know(
-    checkpoint: Callable[..., Path], tmp_path: Path
+    checkpoint: Make, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
     build(checkpoint(), out, Options(normalize=True))
-    kinds = [module["type"] for module in read(out / "modules.json")]
-    expected = ("Transformer", "Pooling", "Normalize")
-    assert kinds == [f"sentence_transformers.models.{kind}" for kind in expected]
+    kinds = [module["type"].rpartition(".") for module in read(out / "modules.json")]
+    assert {package for package, _, _ in kinds} == {"sentence_transformers.models"}
+    assert [name for *_, name in kinds] == ["Transformer", "Pooling", "Normalize"]
     pooling = read(out / "1_Pooling/config.json")
     set_names = [name for name, value in pooling.items() if value is True]
     assert set_names == ["pooling_mode_cls_token", "include_prompt"]
@@ -145,38 +146,29 @@ def test_the_files_of_sentence_transformers_have_names_that_servers_know(
     assert read(out / "tokenizer_config.json")["model_max_length"] == 64
 
 
-@pytest.mark.parametrize("name", POOLERS)
+@pytest.mark.parametrize("pooling", ["cls", "mean"])
+@pytest.mark.parametrize("config", POOLERS, ids=lambda config: config.model_type)
 def test_pooler_output_is_the_sentence_vector_or_zero_but_never_random(
-    name: str, tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast
+    config: PreTrainedConfig,
+    pooling: str,
+    tmp_path: Path,
+    tiny_tokenizer: PreTrainedTokenizerFast,
 ) -> None:
-    config_class = getattr(transformers, f"{name}Config")
-    shape = tiny_config("bert", len(tiny_tokenizer)).to_diff_dict()
-    shape.pop("model_type")
-    extra = {"attention_type": "original_full", "emb_size": 32, "embedding_size": 32}
-    more = {key: value for key, value in extra.items() if hasattr(config_class(), key)}
-    model = AutoModel.from_config(config_class(**shape, **more))
-    for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, std=0.3)
-    save(tmp_path / "plain", model, tiny_tokenizer)
-    for pooling in ("cls", "mean"):
-        out = tmp_path / pooling
-        published = build(tmp_path / "plain", out, Options(pooling=pooling))
-        tokenizer = AutoTokenizer.from_pretrained(out)
-        batch = tokenizer(SENTENCES, padding=True, truncation=True, return_tensors="pt")
-        again, report = AutoModel.from_pretrained(out, output_loading_info=True)
-        # A mean cannot be computed by a pooler: its missing bias makes loading print a warning.
-        missing = {key.rsplit(".", 1)[-1] for key in report["missing_keys"]}
-        assert missing == (set() if pooling == "cls" else {"bias"})
-        assert not report["unexpected_keys"]
-        with torch.no_grad():
-            pooled = again(**batch).pooler_output
-        assert published.pools_itself == (pooling == "cls")
-        if pooling == "mean":
-            assert not pooled.any()
-            continue
-        expected = torch.from_numpy(own_vectors(out))
-        assert float(torch.cosine_similarity(pooled.double(), expected.double()).min()) > 1 - 1e-6
-        torch.testing.assert_close(pooled, POOLER_SCALE * expected, rtol=1e-3, atol=1e-6)
+    out = tmp_path / "out"
+    plain = save(tmp_path / "plain", AutoModel.from_config(config), tiny_tokenizer)
+    published = build(plain, out, Options(pooling=pooling))
+    is_cls = pooling == "cls"
+    assert published.pools_itself == is_cls
+    again, report = AutoModel.from_pretrained(out, output_loading_info=True)
+    # A pooler cannot compute a mean: its missing bias makes loading print a warning.
+    missing = {key.rsplit(".", 1)[-1] for key in report["missing_keys"]}
+    assert missing == (set() if is_cls else {"bias"})
+    assert not report["unexpected_keys"]
+    tokenizer = AutoTokenizer.from_pretrained(out)
+    batch = tokenizer(SENTENCES, padding=True, truncation=True, return_tensors="pt")
+    pooled = again(**batch).pooler_output.detach().numpy()
+    expected = POOLER_SCALE * own_vectors(out) if is_cls else 0.0
+    np.testing.assert_allclose(pooled, expected, rtol=1e-3, atol=1e-6 if is_cls else 0)
 
 
 def test_write_modules_makes_a_checkpoint_load_in_sentence_transformers(
@@ -191,105 +183,67 @@ def test_write_modules_makes_a_checkpoint_load_in_sentence_transformers(
     for options in ({}, {"trust_remote_code": True}):
         np.testing.assert_allclose(library_vectors(folder, **options), expected, atol=1e-5)
     np.testing.assert_allclose(own_vectors(folder), expected)
-    library = read(folder / "config_sentence_transformers.json")
-    assert library == {"prompts": {}, "default_prompt_name": None, "similarity_fn_name": "dot"}
+    assert read(folder / SETTINGS) == {
+        "prompts": {},
+        "default_prompt_name": None,
+        "similarity_fn_name": "dot",
+    }
 
 
 def test_publishing_again_keeps_prefix_length_and_normalisation(
-    checkpoint: Callable[..., Path], tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast
+    checkpoint: Make, tmp_path: Path
 ) -> None:
     source = checkpoint(objective="tr")
     build(source, tmp_path / "first", Options(prefix="kaban: ", max_seq_length=9, normalize=True))
     again = build(tmp_path / "first", tmp_path / "second")
     assert (again.prefix, again.max_seq_length, again.normalize) == ("kaban: ", 9, True)
-    model = AutoModel.from_pretrained(source)
-    expected = []
-    for sentence in SENTENCES:
-        cut = {"truncation": True, "max_length": 9, "return_tensors": "pt"}
-        batch = tiny_tokenizer(["kaban: " + sentence], **cut)
-        with torch.no_grad():
-            vector = model(batch["input_ids"]).pooler_output[0].double()
-        expected.append((vector / vector.norm()).numpy())
     build(tmp_path / "first", tmp_path / "bare", Options(prefix=""))
-    bare = own_vectors(tmp_path / "bare")
-    bare /= np.linalg.norm(bare, axis=1, keepdims=True)
-    for method in ("encode", "encode_query", "encode_document"):
-        for folder in ("first", "second"):
+    for folder, prefix in (("first", "kaban: "), ("second", "kaban: "), ("bare", "")):
+        encoder = SentenceEncoder.from_pretrained(str(source), None, prefix, 9)
+        expected = encoder.encode(SENTENCES, normalize=True)
+        for method in ("encode", "encode_query", "encode_document"):
             found = library_vectors(tmp_path / folder, method)
-            np.testing.assert_allclose(found, np.array(expected), atol=1e-5)
-        np.testing.assert_allclose(library_vectors(tmp_path / "bare", method), bare, atol=1e-5)
+            np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
-def test_publishing_again_keeps_similarity_and_prompts(
-    checkpoint: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_publishing_again_keeps_similarity_and_prompts(checkpoint: Make, tmp_path: Path) -> None:
     build(checkpoint(tr_similarity="dot"), tmp_path / "first")
-    path = tmp_path / "first/config_sentence_transformers.json"
     prompts = {"query": "kaban: ", "passage": "loder: "}
     own = {"prompts": prompts, "default_prompt_name": "passage"}
-    path.write_text(json.dumps(read(path) | own))
+    damage(tmp_path / "first", SETTINGS, own)
     build(tmp_path / "first", tmp_path / "second")
     prompts["document"] = "loder: "  # encode_document needs a prompt of this name
-    again = read(tmp_path / "second/config_sentence_transformers.json")
-    assert again == own | {"similarity_fn_name": "dot"}
+    assert read(tmp_path / "second" / SETTINGS) == own | {"similarity_fn_name": "dot"}
 
 
 def test_heads_load_from_the_subfolder_and_can_be_trained(
     tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast
 ) -> None:
-    model = tiny_model(target_vocab_size=100)
+    model, out = tiny_model(target_vocab_size=100), tmp_path / "out"
     model.set_target_vocabulary(list(range(50, 150)))
-    save(tmp_path / "dap", model, tiny_tokenizer)
-    out = tmp_path / "out"
-    build(tmp_path / "dap", out, Options(with_heads=True))
+    build(save(tmp_path / "dap", model, tiny_tokenizer), out, Options(with_heads=True))
     again = AutoModelForPreTraining.from_pretrained(out, subfolder="pretraining").train()
     assert isinstance(again, DAPForPreTraining)
     expected = model(**make_batch()).loss.item()
     assert again(**make_batch()).loss.item() == pytest.approx(expected, rel=1e-6)
-    assert again.prediction_head.token_ids.tolist() == list(range(50, 150))
-    config = read(out / "pretraining/config.json")
     # Transformers looks at the root, and the subfolder also works by itself
+    references = read(out / "pretraining/config.json")["auto_map"].values()
+    needed = {"losses_dap.py", *(f"{name.split('.')[0]}.py" for name in references)}
     for place in (out, out / "pretraining"):
-        for reference in config["auto_map"].values():
-            assert (place / f"{reference.split('.')[0]}.py").exists()
-        assert (place / "losses_dap.py").exists()
+        assert needed <= {path.name for path in place.iterdir()}
     assert isinstance(AutoModel.from_pretrained(out / "pretraining"), DAPModel)
 
 
-def test_a_sharded_checkpoint_becomes_one_file(
-    tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast
-) -> None:
-    tiny_model(objective="tr").save_pretrained(tmp_path / "dap", max_shard_size="20KB")
-    tiny_tokenizer.save_pretrained(tmp_path / "dap")
-    assert len(list((tmp_path / "dap").glob("model-*.safetensors"))) > 1
-    build(tmp_path / "dap", tmp_path / "out")
-    assert [path.name for path in (tmp_path / "out").glob("*.safetensors")] == ["model.safetensors"]
-
-
-def test_a_list_of_extra_tokens_has_the_name_that_transformers_4_knows(
-    checkpoint: Callable[..., Path], tmp_path: Path
-) -> None:
-    source = checkpoint()
-    tokenizer = AutoTokenizer.from_pretrained(source)
-    tokenizer.add_special_tokens({"additional_special_tokens": ["<de>"]})
-    tokenizer.save_pretrained(source)
-    build(source, tmp_path / "out")
-    settings = read(tmp_path / "out/tokenizer_config.json")
-    assert not isinstance(settings.get("extra_special_tokens"), list)
-    assert settings["additional_special_tokens"] == ["<de>"]
-    assert "<de>" in AutoTokenizer.from_pretrained(tmp_path / "out").all_special_tokens
-
-
 def test_a_folder_that_is_not_empty_stays_and_an_empty_one_is_filled(
-    checkpoint: Callable[..., Path], tmp_path: Path
+    checkpoint: Make, tmp_path: Path
 ) -> None:
-    source = checkpoint()
+    source, options = checkpoint(), PublishOptions(dry_run=True)
     (tmp_path / "out/mine").mkdir(parents=True)
     with pytest.raises(ValueError, match="is not empty"):
-        publish(source, "user/tiny", PublishOptions(dry_run=True), tmp_path / "out")
+        publish(source, "user/tiny", options, tmp_path / "out")
     (tmp_path / "empty").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "empty")
-    done = publish(source, "user/tiny", PublishOptions(dry_run=True), tmp_path / "link")
+    done = publish(source, "user/tiny", options, tmp_path / "link")
     assert done.commit is None
     assert done.files["README.md"] == (tmp_path / "empty/README.md").stat().st_size
     assert {path.name for path in tmp_path.iterdir()} == {"out", "dap", "empty", "link"}
@@ -299,16 +253,14 @@ def saved(folder: Path, kind: str, tokenizer: PreTrainedTokenizerFast) -> None:
     """Save a checkpoint that cannot be published."""
     model = tiny_model()
     if kind in ("plain", "dense"):
-        model = BertModel(tiny_config("bert", len(tokenizer)))
+        save_bert(folder, tokenizer)
     elif kind == "classifier":
-        model = DAPForSequenceClassification(model.config)
+        save(folder, DAPForSequenceClassification(model.config), tokenizer)
     elif kind == "without heads":
-        model = DAPModel(model.config)
-    save(folder, model, *([] if kind == "without tokenizer" else [tokenizer]))
+        save(folder, model.dap, tokenizer)
+    else:
+        save(folder, model, *([] if kind == "without tokenizer" else [tokenizer]))
     if kind == "dense":
-        from sentence_transformers import SentenceTransformer
-        from sentence_transformers.sentence_transformer.modules import Dense
-
         library = SentenceTransformer(str(folder), device="cpu")
         library.append(Dense(32, 32))
         library.save_pretrained(str(folder))
