@@ -1,16 +1,19 @@
-"""Run the code of docs/architecture.md; its objective is in test_objectives_dap.py."""
+"""Run the code of docs/architecture.md."""
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from conftest import REPOSITORY
+from tiny_models import make_batch, step, tiny_model, widen
 
 from dap_transformers.evaluation.evaluator import evaluate
 from dap_transformers.text.find import find_bitext
 from dap_transformers.text.formats import FORMATS, read_pairs
+from objectives_dap import OBJECTIVES
 
 PAGE = (REPOSITORY / "docs" / "architecture.md").read_text(encoding="utf-8")
 
@@ -23,39 +26,51 @@ def code_of_section(title: str) -> str:
 
 def run_section(title: str) -> dict[str, object]:
     """Run the code of a section and return its names."""
-    names: dict[str, object] = {}
+    names: dict[str, object] = {"__name__": "page"}
     exec(code_of_section(title), names)
     return names
 
 
-@pytest.fixture
-def csv_format() -> Iterator[None]:
-    """Register the page's format, and remove it afterwards."""
+def test_the_objective_trains_and_does_not_see_padding_or_chunks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(OBJECTIVES, "bag", None)  # which removes the page's objective afterwards
+    run_section("An objective")
+    batch = make_batch()
+    for objective in ("bag", "tr+bag", "tr+rtl+bag"):
+        model = tiny_model(objective=objective, bag_weight=0.5)
+        loss, expected = step(model, batch)
+        order = torch.randperm(6)
+        shuffled = {key: value[order] for key, value in batch.items()}
+        for changed, size in ((widen(batch, 5), None), (shuffled, None), (batch, 4)):
+            again, found = step(model, changed, size)
+            assert again == pytest.approx(loss, rel=1e-5)
+            assert (found - expected).norm() < 1e-4 * expected.norm()
+        torch.optim.SGD(model.parameters(), lr=1e-3).step()
+        out = model(**batch)
+        assert out.loss.item() < loss
+        weighted = [each.weight * getattr(out, f"{each.name}_loss") for each in model.objectives]
+        torch.testing.assert_close(out.loss, sum(weighted))
+        assert model.objectives[-1].weight == 0.5
+
+
+def test_the_format_is_found_and_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(FORMATS, "csv", None)
     run_section("A format of parallel text")
-    yield
-    del FORMATS["csv"]
-
-
-def test_the_format_is_found_and_read(csv_format: None, tmp_path: Path) -> None:
     (tmp_path / "de-en.csv").write_text("Guten Tag;Good day\nDanke;Thank you\n", encoding="utf-8")
     (file,) = find_bitext(tmp_path)["de"]
     pairs = [(pair["source"], pair["target"]) for pair in read_pairs(file)]
     assert pairs == [("Guten Tag", "Good day"), ("Danke", "Thank you")]
 
 
-class Fixed:
-    """An encoder that knows the vectors of some sentences."""
-
-    vectors = dict(zip("abcABC", np.eye(3, dtype=np.float32)[[0, 1, 2, 0, 2, 1]]))
-
-    def encode(self, sentences: list[str], *_: object, **__: object) -> np.ndarray:
-        return np.array([self.vectors[sentence] for sentence in sentences]).reshape(-1, 3)
-
-
 def test_the_evaluator_is_the_mean_reciprocal_rank() -> None:
+    vector_of = dict(zip("abcABC", np.eye(3, dtype=np.float32)[[0, 1, 2, 0, 2, 1]]))
+    encode = lambda texts, *_, **__: np.array([vector_of[text] for text in texts])  # noqa: E731
     evaluator = run_section("An evaluator")["ReciprocalRank"]([("a", "A"), ("b", "B"), ("c", "C")])
     # The first pair ranks first, the others rank last, behind a tie.
-    assert evaluate(Fixed(), [evaluator])["reciprocal_rank"]["mean"] == pytest.approx(5 / 9)
+    assert evaluate(SimpleNamespace(encode=encode), [evaluator])["reciprocal_rank"][
+        "mean"
+    ] == pytest.approx(5 / 9)
 
 
 def test_the_trainer_of_transformers_trains_the_model(

@@ -221,9 +221,9 @@ def test_what_hangs_on_the_embeddings_takes_part() -> None:
     assert torch.equal(model(**batch).loss, plain.loss)
 
 
-@pytest.mark.parametrize("objective", ["tr", ALL])
-def test_vocabulary_can_be_resized(objective: str) -> None:
-    model, batch = tiny_model(objective=objective), make_batch()
+@pytest.mark.parametrize("options", [{"objective": "tr"}, {"objective": ALL}, {"rtl_tied": False}])
+def test_vocabulary_can_be_resized(options: dict) -> None:
+    model, batch = tiny_model(**options), make_batch()
     model.resize_token_embeddings(260)
     batch["target_input_ids"][0, 1] = 255
     assert model.config.vocab_size == model.config.encoder_config.vocab_size == 260
@@ -299,6 +299,7 @@ def with_targets(objective: str, **more: Any) -> None:
         (partial(run_changed, "teacher_embeds", left_out, objective="distill"), "teacher_embeds"),
         (lambda: tiny_model(**BOTH)(**make_batch()), "language_ids"),
         (lambda: DAPForPreTraining(DAPConfig(tiny_config("bert"))), "mask_token_id"),
+        (lambda: tiny_model(objective="tr+rtk"), "there is no rtk, but tr, rtl, tlm, mlm"),
         (cut_below_the_target_vocabulary, "id 249: give 250"),
         (partial(with_targets, "mlm"), "1 target tokens .*'mlm'"),
         (partial(with_targets, "tr"), "1 target tokens .*'tr'"),

@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Sequence
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from tiny_models import (
     tokens_of,
     with_negatives,
 )
-from torch import Tensor
+from torch import Tensor, nn
 
 from modeling_dap import DAPConfig, DAPForPreTraining
 from states_dap import position_offset
@@ -26,12 +27,35 @@ from states_dap import position_offset
 pytestmark = pytest.mark.usefixtures("small_groups")
 
 
-def token_loss(model: DAPForPreTraining, state: Tensor, label: int | Tensor) -> Tensor:
-    """Cross entropy of one label among all ids, given its state (D,)."""
+def vector_of(model: DAPForPreTraining, batch: dict[str, Tensor], side: str, row: int) -> Tensor:
+    """Return the sentence vector (D,) of one sentence."""
+    return model.dap(tokens_of(batch, side, row)[None]).pooler_output[0]
+
+
+def token_losses(
+    model: DAPForPreTraining,
+    states: Tensor,
+    labels: Sequence[int],
+    transform: nn.Module | None = None,
+) -> list[Tensor]:
+    """Return the cross entropy of each label that the vocabulary has, given its state (T, D)."""
     head = model.prediction_head
-    state = head.norm(head.activation(head.dense(state)))
-    logits = state @ model.get_input_embeddings().weight.T + head.bias
-    return logits.exp().sum().log() - logits[label]
+    before = transform or head
+    weight, bias = model.get_input_embeddings().weight, head.bias
+    ids = [*range(250)]
+    if head.token_ids is not None:
+        ids = head.token_ids.tolist()
+        weight = weight[ids]
+        bias = bias if head.is_narrow else bias[ids]
+    if head.decoder is not None:
+        weight = head.decoder.weight
+    losses = []
+    for state, label in zip(states, labels, strict=True):
+        if label in ids:
+            state = before.norm(before.activation(before.dense(state)))
+            surprise = -(weight @ state + bias).log_softmax(0)
+            losses.append(surprise[ids.index(label)])
+    return losses
 
 
 def reconstruct(
@@ -40,25 +64,37 @@ def reconstruct(
     row: int,
     sides: Sequence[str] = ("source", "target"),
     added: Sequence[Tensor | float] = (0.0, 0.0),
-) -> list[tuple[int, Tensor]]:
-    """Return label and loss of each token of a pair's answer (eq. g^0 and L_RTL).
+) -> list[Tensor]:
+    """Return the loss of each token of a pair's answer (eq. g^0 and L_RTL).
+
+    The released head embeds the masks again. Its blocks count the first tokens, which they do not
+    see.
 
     Args:
         sides: the context and the answer.
         added: embeddings of their languages.
     """
-    encoder = model.dap.encoder
+    encoder, blocks = model.dap.encoder, model.rtl_head.blocks
     context, answer = (tokens_of(batch, side, row) for side in sides)
     states = encoder(context[None]).last_hidden_state[:, 1:]  # without CLS
-    masks = encoder.embeddings(torch.full_like(answer, MASK)[None])[:, 1:]
     visible = encoder(answer[None]).last_hidden_state[:, 1:]
+    masks = encoder.embeddings(torch.full_like(answer, MASK)[None])
+    given = {}
+    if model.config.rtl_reembed:
+        words = model.get_input_embeddings()(torch.full_like(answer, MASK)[None])
+        places = torch.arange(len(context) + len(answer))[None] + position_offset(blocks)
+        own = places[:, : len(answer)]
+        masks = blocks.embeddings(input_ids=None, inputs_embeds=words, position_ids=own)
+        _, context_places, _, answer_places = places.split(
+            [1, len(context) - 1, 1, len(answer) - 1], 1
+        )
+        given["position_ids"] = torch.cat([context_places, answer_places], 1)
     noise = batch[f"{sides[1]}_noise"][row, 1 : len(answer)]
     chosen = noise < model.config.rtl_ratio
-    queries = torch.where(chosen[:, None], masks, visible)
+    queries = torch.where(chosen[:, None], masks[:, 1:], visible)
     joined = torch.cat([states + added[0], queries + added[1]], 1)
-    out = model.rtl_head.blocks(inputs_embeds=joined).last_hidden_state[0, states.shape[1] :]
-    labels = answer[1:][chosen].tolist()
-    return [(label, token_loss(model, state, label)) for state, label in zip(out[chosen], labels)]
+    out = blocks(inputs_embeds=joined, **given).last_hidden_state[0, states.shape[1] :]
+    return token_losses(model, out[chosen], answer[1:][chosen].tolist())
 
 
 def mean(losses: list[Tensor]) -> float:
@@ -66,78 +102,59 @@ def mean(losses: list[Tensor]) -> float:
 
 
 @pytest.mark.parametrize(
-    ("model_type", "ratio"), [*zip(ENCODERS, itertools.repeat(0.5)), ("bert", 1.0)]
+    ("model_type", "options"),
+    [
+        *((name, {"rtl_ratio": 0.5}) for name in ENCODERS),
+        ("bert", {"rtl_ratio": 1.0}),
+        *(
+            (model_type, RELEASED)
+            for model_type in ("bert", "xlm-roberta", "roberta", "distilbert")
+        ),
+    ],
+    ids=str,
 )
 def test_rtl_is_the_mean_over_real_target_tokens_of_unpadded_pairs(
-    model_type: str, ratio: float
+    model_type: str, options: dict[str, Any]
 ) -> None:
-    model, batch, losses = tiny_model(model_type, rtl_ratio=ratio).double(), make_batch(), []
+    model, batch, losses = tiny_model(model_type, **options).double(), make_batch(), []
     for row in range(6):
-        losses += [loss for _, loss in reconstruct(model, batch, row)]
+        losses += reconstruct(model, batch, row)
     assert model(**batch).rtl_loss.item() == pytest.approx(mean(losses), rel=1e-9)
 
 
-@pytest.mark.parametrize("direction", ["target-to-source", "both"])
-def test_directions_swap_sides_and_read_languages(direction: str) -> None:
+@pytest.mark.parametrize(
+    ("direction", "pairs"),
+    [("target-to-source", 6), ("both", 6), ("both", 1)],  # of one pair, no direction is reversed
+)
+def test_directions_swap_sides_and_read_languages(direction: str, pairs: int) -> None:
     languages = ["de", "fr", "sw"]
     model = tiny_model(rtl_direction=direction, rtl_languages=languages).double()
-    batch, ids = make_batch(), torch.tensor([0, 1, 2, 0, 1, 2])
-    embeddings, losses = model.rtl_head.language_embeddings.weight, {False: [], True: []}
-    for row in range(6):
+    batch, ids = make_batch(pairs), torch.tensor([0, 1, 2, 0, 1, 2])[:pairs]
+    embeddings, losses = model.rtl_head.language_embeddings.weight, {}
+    for row in range(pairs):
         sides, added = ("source", "target"), (embeddings[ids[row] + 1], embeddings[0])
-        reverse = direction == "target-to-source" or row % 2 == 1
-        if reverse:
+        is_reversed = direction == "target-to-source" or row % 2 == 1
+        if is_reversed:
             sides, added = sides[::-1], added[::-1]
-        losses[reverse] += [loss for _, loss in reconstruct(model, batch, row, sides, added)]
-    means = [mean(part) for part in losses.values() if part]
-    assert len(means) == (2 if direction == "both" else 1)
+        own = reconstruct(model, batch, row, sides, added)
+        losses.setdefault(is_reversed, []).extend(own)
+    means = [mean(part) for part in losses.values()]
     found = model(**batch, language_ids=ids).rtl_loss.item()
     assert found == pytest.approx(sum(means) / len(means), rel=1e-9)
 
 
 @pytest.mark.parametrize("objective", ["tr+rtl", "tr+rtl+tlm"])
 def test_target_vocabulary_is_the_softmax_over_its_ids_and_ignores_others(objective: str) -> None:
-    model, full = tiny_model(objective=objective, target_vocab_size=140), tiny_model()
-    batch, ids = make_batch(), sorted({2, *range(60, 199)})
-    model.set_target_vocabulary(ids)
-    own = ("prediction_head.token_ids", "prediction_head.bias")
-    shared = {key: value for key, value in model.state_dict().items() if key not in own}
-    full.load_state_dict(shared, strict=False)
-    with torch.no_grad():
-        full.prediction_head.bias.fill_(float("-inf"))
-        bias = model.prediction_head.bias  # TLM predicts all ids, so that it needs all biases
-        full.prediction_head.bias[ids] = bias if objective == "tr+rtl" else bias[ids]
-    pairs = [pair for row in range(6) for pair in reconstruct(full, batch, row)]
-    kept = [loss for label, loss in pairs if label in ids]
-    out = model(**batch)
-    assert 0 < len(kept) < len(pairs)
-    assert out.rtl_loss.item() == pytest.approx(mean(kept), rel=1e-5)
-    assert out.ignored_tokens.item() == len(pairs) - len(kept)
-
-
-@pytest.mark.parametrize("model_type", ["bert", "xlm-roberta", "roberta", "distilbert"])
-def test_the_released_head_embeds_again_and_has_a_matrix_of_its_own(model_type: str) -> None:
-    """Compare with the released code, where the first tokens are there but nothing sees them."""
-    model, batch, losses = tiny_model(model_type, **RELEASED).double(), make_batch(), []
-    decoder, prediction = model.rtl_head.blocks, model.prediction_head
-    offset = position_offset(decoder)
+    model, batch = tiny_model(objective=objective, target_vocab_size=140), make_batch()
+    model.set_target_vocabulary([2, *range(60, 199)])
+    assert model.prediction_head.is_narrow == (objective == "tr+rtl")  # TLM predicts all ids
+    kept = []
     for row in range(6):
-        source, target = tokens_of(batch, "source", row), tokens_of(batch, "target", row)
-        states = model.dap.encoder(source[None]).last_hidden_state  # (1, S_x, D)
-        masks = model.get_input_embeddings()(torch.full_like(target, MASK))[None]  # (1, S_y, E)
-        positions = torch.arange(len(source) + len(target))[None] + offset
-        masks = decoder.embeddings(
-            input_ids=None, inputs_embeds=masks, position_ids=positions[:, : len(target)]
-        )
-        seen = torch.ones_like(positions)
-        seen[0, [0, len(source)]] = 0
-        joined = torch.cat([states, masks], 1)
-        given = {"inputs_embeds": joined, "attention_mask": seen, "position_ids": positions}
-        out = decoder(**given).last_hidden_state[0]
-        hidden = prediction.norm(prediction.activation(prediction.dense(out[len(source) + 1 :])))
-        logits = hidden @ prediction.decoder.weight.T + prediction.bias
-        losses += F.cross_entropy(logits, target[1:], reduction="none")
-    assert model(**batch).rtl_loss.item() == pytest.approx(mean(losses), rel=1e-9)
+        kept += reconstruct(model, batch, row)
+    out = model(**batch)
+    assert out.rtl_loss.item() == pytest.approx(mean(kept), rel=1e-5)
+    labels = int(batch["target_attention_mask"][:, 1:].sum())
+    assert out.ignored_tokens.item() == labels - len(kept) > 0
 
 
 @pytest.mark.parametrize("ids", [None, [2, *range(150, 250)]])
@@ -153,18 +170,11 @@ def test_a_matrix_of_its_own_starts_as_the_word_embeddings_and_learns_apart(
     tied.load_state_dict({name: state[name] for name in tied.state_dict()})
     loss = model(**batch).rtl_loss
     torch.testing.assert_close(loss, tied(**batch).rtl_loss)
-    table, matrix = model.get_input_embeddings().weight, model.prediction_head.decoder.weight
-    assert torch.equal(matrix, table if ids is None else table[ids])
     loss.backward()
+    table = model.get_input_embeddings().weight
     read = torch.cat([batch["source_input_ids"].flatten(), torch.tensor([MASK])])
     unread = ~torch.isin(torch.arange(250), read)
     assert not table.grad[unread].any()  # no gradient of the softmax
-    table.requires_grad_(False)
-    assert matrix.requires_grad
-    if ids is None:
-        model.resize_token_embeddings(260)
-        assert model.prediction_head.decoder.weight.shape == (260, 32)
-        assert torch.isfinite(model(**batch).rtl_loss)
 
 
 def rank(config: DAPConfig, own: Tensor, candidates: list[Tensor]) -> tuple[Tensor, int, bool]:
@@ -173,6 +183,7 @@ def rank(config: DAPConfig, own: Tensor, candidates: list[Tensor]) -> tuple[Tens
     for each in candidates:
         length = own.norm() * each.norm() if config.tr_similarity == "cosine" else 1
         scores.append(own @ each / length / config.tr_temperature)
+    scores[0] = scores[0] - config.tr_margin / config.tr_temperature
     loss = torch.stack(scores).logsumexp(0) - scores[0]
     return loss, len(scores) - 1, bool(scores[0] == max(scores))
 
@@ -181,7 +192,7 @@ def rank(config: DAPConfig, own: Tensor, candidates: list[Tensor]) -> tuple[Tens
     ("model_type", "options"),
     [
         *zip(ENCODERS, itertools.cycle([{}, {"projection": "mlp"}, {"tr_mask_duplicates": False}])),
-        ("bert", {"tr_similarity": "cosine", "tr_temperature": 0.3}),
+        ("bert", {"tr_similarity": "cosine", "tr_temperature": 0.3, "tr_margin": 0.25}),
         ("bert", {"tr_same_side_negatives": True}),
         ("bert", {"tr_same_side_negatives": True, "tr_mask_duplicates": False}),
         ("bert", {"tr_matryoshka_dims": [8, 16]}),
@@ -198,46 +209,44 @@ def test_a_source_is_ranked_over_all_targets_and_all_hard_negatives(
     """
     settings = {"tr_bidirectional": True, "tr_similarity": "dot", "tr_temperature": 3.0, **options}
     model = tiny_model(model_type, objective="tr", tr_hard_negatives=0.7, **settings).double()
-    batch = make_batch()
+    config, batch = model.config, make_batch()
     for side, row, other in (("target", 4, 5), ("source", 2, 3)):
         for name in (f"{side}_input_ids", f"{side}_attention_mask"):
             batch[name][row] = batch[name][other]
     batch = with_negatives(batch)
+    out = model(**batch)
 
-    def vector_of(side: str, row: int) -> Tensor:
-        vector = model.dap(tokens_of(batch, side, row)[None]).pooler_output[0]
-        return vector if model.projection is None else model.projection(vector)
+    def vectors_of(side: str, rows: Sequence[int]) -> Tensor:
+        return torch.stack([vector_of(model, batch, side, row) for row in rows])
 
-    vectors = [[vector_of(side, row) for row in range(6)] for side in ("source", "target")]
-    copies = {row: vector_of("negative", row) for row in (0, 1, 3, 4)}
-    config = model.config
-    duplicates = {4: [5], 5: [4], 2: [3], 3: [2]} if config.tr_mask_duplicates else {}
+    vectors = [vectors_of(side, range(6)) for side in ("source", "target")]
+    torch.testing.assert_close([out.source_embeds, out.target_embeds], vectors)
+    copied = [0, 1, 3, 4]
+    vectors.append(vectors_of("negative", copied))
+    if model.projection is not None:
+        vectors = [model.projection(side) for side in vectors]
+    duplicates = {4: 5, 5: 4, 2: 3, 3: 2} if config.tr_mask_duplicates else {}
     ranked = []
     for size in (32, *(config.tr_matryoshka_dims or ())):
-        x, y = ([vector[:size] for vector in side] for side in vectors)
+        x, y, copies = (side[:, :size] for side in vectors)
         for i in range(6):
-            others = [j for j in range(6) if j != i and j not in duplicates.get(i, [])]
-            forward = [y[j] for j in (i, *others)]
-            backward = [x[j] for j in (i, *others)]
-            for j, copy in copies.items():
-                is_own_target = (i, j) == (0, 1)
-                if not (config.tr_mask_duplicates and is_own_target):
-                    forward.append(copy[:size])
+            others = [j for j in range(6) if j not in (i, duplicates.get(i))]
+            known = [j for j in copied if not (config.tr_mask_duplicates and (i, j) == (0, 1))]
+            forward = [*y[[i, *others]], *copies[[copied.index(j) for j in known]]]
+            backward = [*x[[i, *others]]]
             if config.tr_same_side_negatives:
-                forward += [x[j] for j in others]
-                backward += [y[j] for j in others]
+                forward += [*x[others]]
+                backward += [*y[others]]
             ranked += [rank(config, x[i], forward), rank(config, y[i], backward)]
     losses, negatives, hits = zip(*ranked)
     expected = torch.stack(losses).mean()
-    out = model(**batch)
     assert out.tr_loss.item() == pytest.approx(expected.item(), rel=1e-9)
     assert out.negatives.item() == pytest.approx(sum(negatives) / len(negatives))
     if config.tr_mask_duplicates:  # else there are ties
         assert out.accuracy.item() == pytest.approx(sum(hits[:12]) / 12)  # of whole vectors
     table = model.get_input_embeddings().weight
-    (found,) = torch.autograd.grad(out.loss, table)
-    (gradient,) = torch.autograd.grad(expected, table)
-    torch.testing.assert_close(found, gradient)
+    found = torch.autograd.grad(out.loss, table)
+    torch.testing.assert_close(found, torch.autograd.grad(expected, table))
 
 
 def texts_of(objective: str, batch: dict[str, Tensor], row: int) -> list[tuple[Tensor, ...]]:
@@ -258,25 +267,23 @@ def test_masked_modelling_is_the_mean_over_masked_tokens_of_unpadded_text(
 ) -> None:
     options = {"tlm_probability": 0.6, "mlm_probability": 0.6, "projection": "mlp"}
     model = tiny_model(model_type, objective=objective, **options).double()
-    batch, encoder, losses, kinds = make_batch(), model.dap.encoder, [], set()
+    batch, encoder, losses, shares = make_batch(), model.dap.encoder, [], []
     for row in range(6):
         for ids, noise, columns in texts_of(objective, batch, row):
-            is_special = (ids == 0) | (ids == 2)
-            chosen = ((noise < 0.6) & ~is_special).nonzero()[:, 0].tolist()
+            chosen = (noise < 0.6) & (ids != 0) & (ids != 2)
             shown = ids.clone()
-            for i in chosen:
-                kind = "masked" if noise[i] < 0.8 * 0.6 else "kept"
-                if 0.8 * 0.6 <= noise[i] < 0.9 * 0.6:
-                    kind = "random"
-                    shown[i] = int(noise[i].item() * 2**24) * 10368889 % 2**24 * 250 // 2**24
-                elif kind == "masked":
+            for i in chosen.nonzero()[:, 0].tolist():
+                share = noise[i].item() / 0.6
+                if share < 0.8:
                     shown[i] = MASK
-                kinds.add(kind)
+                elif share < 0.9:  # a random id
+                    shown[i] = int(noise[i].item() * 2**24) * 10368889 % 2**24 * 250 // 2**24
+                shares.append(share)
             offset = position_offset(encoder)
             given = {} if offset is None else {"position_ids": columns[None] + offset}
             states = encoder(shown[None], **given).last_hidden_state[0]
-            losses += [token_loss(model, states[i], ids[i]) for i in chosen]
-    assert len(kinds) == 3
+            losses += token_losses(model, states[chosen], ids[chosen].tolist())
+    assert min(shares) < 0.8 < 0.9 < max(shares)
     out = model(**batch)
     assert getattr(out, f"{objective}_loss").item() == pytest.approx(mean(losses), rel=1e-9)
     absent = (out.tr_loss, out.accuracy, out.negatives, out.source_embeds, out.target_embeds)
@@ -286,44 +293,33 @@ def test_masked_modelling_is_the_mean_over_masked_tokens_of_unpadded_text(
 @pytest.mark.parametrize("options", [{}, {"rtl_tied": False}, {"objective": "rtl+bow"}])
 def test_bow_tells_the_targets_words_from_either_sentence_vector(options: dict[str, Any]) -> None:
     options = {"objective": "bow", "target_vocab_size": 150, "pooling": "mean", **options}
-    model, batch = tiny_model(**options).double(), make_batch()
+    model, batch, means = tiny_model(**options).double(), make_batch(), []
     batch["target_input_ids"][1, 1:3] = 100  # a word that occurs twice counts twice
-    vocabulary = [2, *range(60, 209)]
-    model.set_target_vocabulary(vocabulary)
-    head, losses = model.prediction_head, []
-    weight = model.get_input_embeddings().weight[vocabulary]
-    if head.decoder is not None:
-        weight = head.decoder.weight
-    before = head if model.bow_transform is None else model.bow_transform
-    assert (before is head) == ("rtl" not in options["objective"])
+    model.set_target_vocabulary([2, *range(60, 209)])
+    assert (model.bow_transform is None) == ("rtl" not in options["objective"])
     for side in ("source", "target"):
-        losses.append([])
+        losses = []
         for row in range(6):
-            vector = model.dap(tokens_of(batch, side, row)[None]).pooler_output[0]
-            state = before.norm(before.activation(before.dense(vector / vector.norm() * 32**0.5)))
-            surprise = -(weight @ state + head.bias).log_softmax(0)
+            vector = vector_of(model, batch, side, row)
             words = tokens_of(batch, "target", row)[1:-1].tolist()
-            known = [vocabulary.index(word) for word in words if word in vocabulary]
-            losses[-1] += [surprise[place] for place in known]
-    expected = (mean(losses[0]) + mean(losses[1])) / 2
-    assert model(**batch).bow_loss.item() == pytest.approx(expected, rel=1e-9)
+            states = (vector / vector.norm() * 32**0.5).expand(len(words), -1)
+            losses += token_losses(model, states, words, model.bow_transform)
+        means.append(mean(losses))
+    assert model(**batch).bow_loss.item() == pytest.approx(sum(means) / 2, rel=1e-9)
 
 
 @pytest.mark.parametrize("size", [32, 24])
 def test_distillation_is_the_mean_of_1_minus_cosine_over_both_sides(size: int) -> None:
-    model = tiny_model(objective="distill", distill_size=size).eval()
-    batch = make_batch()
+    model, batch = tiny_model(objective="distill", distill_size=size).eval(), make_batch()
     batch["teacher_embeds"] = torch.randn(6, size)
     expected = []
-    for row in range(6):
+    for row, teacher in enumerate(batch["teacher_embeds"]):
         for side in ("source", "target"):
-            vector = model.dap(tokens_of(batch, side, row)[None]).pooler_output[0]
+            vector = vector_of(model, batch, side, row)
             if size != 32:
                 vector = model.teacher_projection(vector)
-            teacher = batch["teacher_embeds"][row]
-            cosine = vector.double() @ teacher.double() / (vector.norm() * teacher.norm())
-            expected.append(1 - cosine.item())
-    assert model(**batch).distill_loss.item() == pytest.approx(sum(expected) / 12, rel=1e-5)
+            expected.append(1 - F.cosine_similarity(vector.double(), teacher.double(), dim=0))
+    assert model(**batch).distill_loss.item() == pytest.approx(mean(expected), rel=1e-5)
 
 
 def test_mlm_masks_anew_in_each_step_and_never_special_tokens(
@@ -331,25 +327,14 @@ def test_mlm_masks_anew_in_each_step_and_never_special_tokens(
 ) -> None:
     model = tiny_model(objective="mlm", mlm_probability=0.5)
     batch = {name: value for name, value in make_batch().items() if "noise" not in name}
-    ids = torch.cat([batch["source_input_ids"], batch["target_input_ids"]])  # (12, 9)
-    encode_text, shown = model.encode_text, []
-    monkeypatch.setattr(
-        model, "encode_text", lambda ids, *rest: shown.append(ids) or encode_text(ids, *rest)
-    )
+    encode_text = Mock(wraps=model.encode_text)
+    monkeypatch.setattr(model, "encode_text", encode_text)
     for _ in range(20):
         model(**batch)
-    assert len({tuple(step.flatten().tolist()) for step in shown}) == 20
+    shown = torch.stack([call.args[0] for call in encode_text.call_args_list])  # (20, 12, 9)
+    assert len(shown.unique(dim=0)) == 20
+    ids = torch.cat([batch["source_input_ids"], batch["target_input_ids"]])  # (12, 9)
     special = (ids == 0) | (ids == 2) | (ids == PAD)
-    assert all(torch.equal(step[special], ids[special]) for step in shown)
-    share = sum((step == MASK).sum().item() for step in shown) / (20 * (~special).sum().item())
+    assert (shown == ids)[:, special].all()
+    share = (shown == MASK)[:, ~special].float().mean().item()
     assert 0.35 < share < 0.45  # 80% of a half
-
-
-def test_a_direction_without_pairs_does_not_count() -> None:
-    both = tiny_model(objective="rtl", rtl_direction="both", rtl_languages=["de"])
-    torch.nn.init.zeros_(both.rtl_head.language_embeddings.weight)
-    forward = tiny_model(objective="rtl")
-    forward.load_state_dict(both.state_dict(), strict=False)
-    batch = make_batch(1)  # of two pairs, the second one would go the other way
-    found = both(**batch, language_ids=torch.tensor([0])).loss
-    torch.testing.assert_close(found, forward(**batch).loss)

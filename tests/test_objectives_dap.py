@@ -1,15 +1,10 @@
-"""Test combinations of objectives, and the one that docs/architecture.md adds."""
-
-import re
-from collections.abc import Iterator
+"""Combinations of objectives; test_architecture_page.py adds one."""
 
 import pytest
 import torch
-from conftest import REPOSITORY, tiny_config
-from tiny_models import COMBINATIONS, MASK, NoFloat64, make_batch, step, tiny_model, widen
+from tiny_models import COMBINATIONS, NoFloat64, make_batch, step, tiny_model
 
-from modeling_dap import DAPConfig, DAPForPreTraining
-from objectives_dap import OBJECTIVES
+from modeling_dap import DAPForPreTraining
 
 WEIGHTS = {"tr_weight": 0.7, "rtl_weight": 0.5, "tlm_weight": 0.3}
 WEIGHTS |= {"mlm_weight": 0.2, "bow_weight": 0.6, "distill_weight": 0.4}
@@ -60,48 +55,6 @@ def test_the_order_of_names_changes_nothing() -> None:
     )
     assert loss == again
     assert torch.equal(found, expected)
-
-
-def test_every_objective_has_a_title_and_unknown_ones_are_refused() -> None:
-    assert all(each.title for each in OBJECTIVES.values())
-    config = DAPConfig(tiny_config("bert"), objective="tr+rtk", mask_token_id=MASK)
-    with pytest.raises(ValueError, match="there is no rtk, but tr, rtl, tlm, mlm, bow, distill"):
-        DAPForPreTraining(config)
-
-
-@pytest.fixture
-def added() -> Iterator[str]:
-    """Register the objective of docs/architecture.md by the code of the page."""
-    page = (REPOSITORY / "docs" / "architecture.md").read_text(encoding="utf-8")
-    section = page.split("### An objective")[1]
-    code = re.search(r"```py\n(.*?)```", section, re.DOTALL)[1]
-    before = set(OBJECTIVES)
-    exec(code, {"__name__": "page"})
-    (name,) = set(OBJECTIVES) - before
-    yield name
-    del OBJECTIVES[name]
-
-
-def test_the_objective_of_the_page_trains_and_does_not_see_padding_or_chunks(added: str) -> None:
-    batch = make_batch()
-    for objective in (added, f"tr+{added}", f"tr+rtl+{added}"):
-        model = tiny_model(objective=objective, **{f"{added}_weight": 0.5})
-        loss, expected = step(model, batch)
-        order = torch.randperm(6)
-        shuffled = {key: value[order] for key, value in batch.items()}
-        for changed, size in ((widen(batch, 5), None), (shuffled, None), (batch, 4)):
-            again, found = step(model, changed, size)
-            assert again == pytest.approx(loss, rel=1e-5)
-            assert (found - expected).norm() < 1e-4 * expected.norm()
-        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-        for _ in range(2):
-            step(model, batch)
-            optimizer.step()
-        out = model(**batch)
-        assert out.loss.item() < loss
-        weighted = [each.weight * getattr(out, f"{each.name}_loss") for each in model.objectives]
-        torch.testing.assert_close(out.loss, sum(weighted))
-        assert model.objectives[-1].weight == 0.5
 
 
 @pytest.mark.parametrize("size", [None, 4])
