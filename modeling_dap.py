@@ -9,8 +9,7 @@ The file ships with every checkpoint, beside the files it imports. Read
 
 Shapes in the comments: `B` pairs of one process, `W` processes, `S` tokens (`S_x` of the source,
 `S_y` of the target), `D` hidden size, `E` width of the word embeddings, `V` vocabulary, `R` rows
-of text. Every sentence starts with its CLS token, ends with a separator, and is padded on the
-right.
+of text. Behind the entry of `forward`, all sentences are padded on the right.
 """
 
 import copy
@@ -238,7 +237,7 @@ class DAPForPreTrainingOutput(ModelOutput):
         compared: vectors that an objective such as TR compares, by the objective's name. This is
             the only field that is set in the first pass of GradCache; otherwise it is None.
         hidden_states: on request, the embeddings and each layer's states (2·B, S, D): sources, then
-            targets (then hard negatives), padded to one length.
+            targets (then hard negatives), padded on the right to one length.
         attentions: on request, each layer's attention weights (2·B, heads, S, S).
     """
 
@@ -327,7 +326,7 @@ class DAPForPreTraining(DAPPreTrainedModel):
         """Compute the losses of B translation pairs.
 
         Args:
-            source_input_ids: (B, S_x) token ids, CLS first, padded on the right.
+            source_input_ids: (B, S_x) token ids, padded on either side.
             source_attention_mask: (B, S_x), 1 for real tokens.
             target_input_ids: (B, S_y) token ids of the translations.
             target_attention_mask: (B, S_y), 1 for real tokens.
@@ -357,10 +356,12 @@ class DAPForPreTraining(DAPPreTrainedModel):
             target_noise = draw_noise(target_input_ids)
         negatives = None
         if negative_input_ids is not None:
-            negatives = Sentences(negative_input_ids, negative_attention_mask)
+            negatives = Sentences(negative_input_ids, negative_attention_mask).padded_right()
+        source = Sentences(source_input_ids, source_attention_mask, source_noise)
+        target = Sentences(target_input_ids, target_attention_mask, target_noise)
         pairs = Pairs(
-            source=Sentences(source_input_ids, source_attention_mask, source_noise),
-            target=Sentences(target_input_ids, target_attention_mask, target_noise),
+            source=source.padded_right(),
+            target=target.padded_right(),
             negatives=negatives,
             language_ids=language_ids,
             first=None if chunk is None else chunk.first,
@@ -689,9 +690,6 @@ def _stack(pairs: Pairs) -> tuple[Tensor, Tensor]:
     missing = [length - side.ids.shape[1] for side in sides]
     ids = torch.cat([F.pad(side.ids, (0, count)) for side, count in zip(sides, missing)])
     mask = torch.cat([F.pad(side.mask, (0, count)) for side, count in zip(sides, missing)])
-    is_padded_right = mask[:, :-1] >= mask[:, 1:]  # no 1 stands behind a 0
-    if not torch.compiler.is_compiling() and not bool(is_padded_right.all()):
-        raise ValueError("an attention mask has padding before a real token: pad on the right.")
     mask[:, 0] = 1
     return ids, mask
 

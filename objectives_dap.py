@@ -45,6 +45,7 @@ try:
         mean_over_processes,
         ranking_loss_over_processes,
     )
+    from .states_dap import gather_columns, real_tokens_first
 except ImportError:  # a checkout, where these files are top-level modules
     from configuration_dap import DAPConfig
     from heads_dap import (
@@ -63,6 +64,7 @@ except ImportError:  # a checkout, where these files are top-level modules
         mean_over_processes,
         ranking_loss_over_processes,
     )
+    from states_dap import gather_columns, real_tokens_first
 
 Measures = dict[str, Tensor]  # scalars to log, by name
 
@@ -76,6 +78,12 @@ class Sentences(NamedTuple):
     ids: Tensor  # (B, S), CLS first, a separator last, padded on the right
     mask: Tensor  # (B, S), 1 for real tokens
     noise: Tensor | None = None  # (B, S) random in [0, 1), choose masked tokens. None: no masks
+
+    def padded_right(self) -> "Sentences":
+        """Return the sentences with their padding, which may stand anywhere, on the right."""
+        order = real_tokens_first(self.mask)  # (B, S)
+        parts = [part if part is None else gather_columns(part, order) for part in self]
+        return Sentences(*parts)
 
 
 class Pairs(NamedTuple):

@@ -154,7 +154,10 @@ class DAPLoss(CachedLossMixin, nn.Module):
         The trainer adds them up and logs them. The columns are source, target and perhaps a hard
         negative, each `input_ids` and `attention_mask` (B, S). The labels are language ids (B,).
         """
-        texts = list(sentence_features)
+        texts = []
+        for text in sentence_features:
+            sentences = Sentences(text["input_ids"], text["attention_mask"]).padded_right()
+            texts.append({"input_ids": sentences.ids, "attention_mask": sentences.mask})
         self._check(texts)
         self.dap.train(self.dap.dap.encoder.training)  # the trainer does not know the heads
 

@@ -20,6 +20,7 @@ from tiny_models import (
     RELEASED,
     gradients,
     make_batch,
+    padded_left,
     step,
     tiny_model,
     widen,
@@ -61,7 +62,8 @@ def test_padding_and_order_change_nothing(model_type: str, options: dict) -> Non
     batch = with_negatives(make_batch()) if "tr_hard_negatives" in options else make_batch()
     loss, expected = step(model, batch)
     order = torch.randperm(6)
-    for changed in (widen(batch, 5), {key: value[order] for key, value in batch.items()}):
+    reordered = {key: value[order] for key, value in batch.items()}
+    for changed in (widen(batch, 5), reordered, padded_left(batch)):
         again, found = step(model, changed)
         assert again == pytest.approx(loss, rel=1e-5)
         assert (found - expected).norm() < 1e-4 * expected.norm()
@@ -232,9 +234,9 @@ def test_vocabulary_can_be_resized(options: dict) -> None:
 
 @pytest.mark.parametrize("pooling", POOLINGS)
 @pytest.mark.parametrize(
-    ("objective", "expected"), [("tr", 2), ("tr+bow", 2), ("tr+rtl", 4), ("tr+tlm", 4)]
+    ("objective", "expected"), [("tr", 1), ("tr+bow", 1), ("tr+rtl", 3), ("tr+tlm", 3)]
 )
-def test_a_step_waits_for_a_gpu_as_often_as_the_docs_say(
+def test_a_step_seldom_waits_for_a_gpu(
     objective: str, expected: int, pooling: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lists = []
@@ -260,10 +262,11 @@ def test_a_misspelt_loss_of_the_output_is_an_error() -> None:
 # ---------------------------------------------------------------------------- what is refused
 
 
-def run_changed(name: str, change: Callable[[Tensor], Tensor | None], **options: Any) -> None:
-    """Run a model on a batch with hard negatives of which one entry is changed."""
+def run_changed(part: str, change: Callable[[Tensor], Tensor | None], **options: Any) -> None:
+    """Run a model on a batch with hard negatives, the entries of one part changed."""
     batch = with_negatives(make_batch())
-    tiny_model(**options)(**batch | {name: change(batch[name].clone())})
+    changed = {name: change(value) for name, value in batch.items() if name.startswith(part)}
+    tiny_model(**options)(**batch | changed)
 
 
 def first_four(values: Tensor) -> Tensor:
@@ -272,10 +275,6 @@ def first_four(values: Tensor) -> Tensor:
 
 def left_out(values: Tensor) -> None:
     return None
-
-
-def without_the_first(mask: Tensor) -> Tensor:
-    return mask.index_fill(1, torch.tensor([0]), 0)
 
 
 def cut_below_the_target_vocabulary() -> None:
@@ -292,11 +291,10 @@ def with_targets(objective: str, **more: Any) -> None:
 @pytest.mark.parametrize(
     ("call", "says"),
     [
-        (partial(run_changed, "target_input_ids", first_four, objective="tr"), r"\[6, 4, 6\]"),
-        (partial(run_changed, "target_input_ids", first_four, objective="bow"), r"\[6, 4, 6\]"),
-        (partial(run_changed, "negative_input_ids", first_four, objective="tr"), r"\[6, 6, 4\]"),
-        (partial(run_changed, "source_attention_mask", without_the_first), "padding"),
-        (partial(run_changed, "teacher_embeds", left_out, objective="distill"), "teacher_embeds"),
+        (partial(run_changed, "target", first_four, objective="tr"), r"\[6, 4, 6\]"),
+        (partial(run_changed, "target", first_four, objective="bow"), r"\[6, 4, 6\]"),
+        (partial(run_changed, "negative", first_four, objective="tr"), r"\[6, 6, 4\]"),
+        (partial(run_changed, "teacher", left_out, objective="distill"), "teacher_embeds"),
         (lambda: tiny_model(**BOTH)(**make_batch()), "language_ids"),
         (lambda: DAPForPreTraining(DAPConfig(tiny_config("bert"))), "mask_token_id"),
         (lambda: tiny_model(objective="tr+rtk"), "there is no rtk, but tr, rtl, tlm, mlm"),

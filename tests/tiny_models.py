@@ -94,6 +94,16 @@ def widen(batch: dict[str, Tensor], extra: int) -> dict[str, Tensor]:
     return wide
 
 
+def padded_left(batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The same batch with its padding before the sentences, all but the teacher's vectors."""
+    moved = {}
+    for key, value in batch.items():
+        side = key.split("_", 1)[0]
+        mask = batch.get(f"{side}_attention_mask")
+        moved[key] = value if mask is None else value.gather(1, mask.argsort(dim=1, stable=True))
+    return moved
+
+
 def tokens_of(batch: dict[str, Tensor], side: str, row: int) -> Tensor:
     """The real tokens of one sentence."""
     return batch[f"{side}_input_ids"][row][batch[f"{side}_attention_mask"][row].bool()]

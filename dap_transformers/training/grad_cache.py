@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from losses_dap import at_least_float32, columns_of, first_row
+from losses_dap import at_least_float32, first_row
 from modeling_dap import DAPForPreTraining, DAPForPreTrainingOutput, draw_noise
 from objectives_dap import Chunk, Comparison, Pairs, Sentences, needs_of
 
@@ -182,7 +182,7 @@ def split(
         noise = inputs.pop(f"{side}_noise", None)
         if is_noisy and noise is None and side != "negative":
             noise = draw_noise(ids)
-        sides[side] = Sentences(ids, inputs[f"{side}_attention_mask"], noise)
+        sides[side] = Sentences(ids, inputs[f"{side}_attention_mask"], noise).padded_right()
     pairs = Pairs(
         source=sides["source"],
         target=sides["target"],
@@ -196,7 +196,7 @@ def split(
     # Tokens of the longest row of each side in each chunk, read back from a GPU at once.
     widths = []
     for side in sides.values():
-        lengths = (side.mask * (columns_of(side.mask) + 1)).amax(1).clamp(min=1)  # (B,)
+        lengths = side.mask.sum(1).clamp(min=1)  # (B,)
         widths.append(torch.stack([part.amax() for part in lengths.split(size)]))
     widths = torch.stack(widths, 1).tolist()  # for each chunk, one number per side
     seeds = torch.randint(2**62, (len(widths),)).tolist()

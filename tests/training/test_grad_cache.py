@@ -11,7 +11,7 @@ from test_distributed import (
     micro_batch,
     step_gradients,
 )
-from tiny_models import COMBINATIONS, gradients, make_batch, tiny_model
+from tiny_models import COMBINATIONS, gradients, make_batch, padded_left, step, tiny_model
 
 import losses_dap
 from dap_transformers.training.grad_cache import CachedBatch, seeded
@@ -126,8 +126,11 @@ def test_a_part_is_as_wide_as_its_own_longest_row() -> None:
     assert all(bool(part.inputs["source_attention_mask"][:, -1].any()) for part in parts)
 
 
-def test_padding_on_the_left_is_still_refused() -> None:
-    model, batch = tiny_model(objective="tr"), make_batch(4)
-    batch = {name: value.flip(1) for name, value in batch.items()}
-    with pytest.raises(ValueError, match="padding before a real token"):
-        CachedBatch(model, model, batch, 2)
+def test_padding_may_stand_on_the_left() -> None:
+    model, batch = tiny_model(objective="tr+rtl"), make_batch(4)
+    batch["target_input_ids"][1] = batch["target_input_ids"][0]  # these are not compared
+    batch["target_attention_mask"][1] = batch["target_attention_mask"][0]
+    loss, expected = step(model, batch)
+    again, found = step(model, padded_left(batch), 2)
+    assert again == pytest.approx(loss, rel=1e-5)
+    assert (found - expected).norm() < 1e-4 * expected.norm()
