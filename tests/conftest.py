@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from dap_transformers.training.trainer import DAPTrainer
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-SPECIAL = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
 LANGUAGES = ("de", "fr", "sw")
 
 
@@ -67,23 +66,57 @@ def synthetic_pairs(language: str, count: int = 200, seed: int = 0) -> list[tupl
     return [(source, target) for target, source in pairs.items()]
 
 
-@pytest.fixture(scope="session")
-def tiny_tokenizer() -> PreTrainedTokenizerFast:
+def bpe_tokenizer(tokens: dict[str, str], **options: Any) -> PreTrainedTokenizerFast:
+    """Train a tokenizer of 250 ids on made-up text.
+
+    Args:
+        tokens: kind -> special token, such as "bos". The first ids are theirs, in this order.
+    """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
     from transformers import PreTrainedTokenizerFast
 
-    tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
+    special = [*dict.fromkeys(tokens.values())]
+    tokenizer = Tokenizer(models.BPE(unk_token=tokens["unk"]))
     tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
     text = [side for language in LANGUAGES for pair in synthetic_pairs(language) for side in pair]
-    trainer = trainers.BpeTrainer(vocab_size=250, special_tokens=SPECIAL, show_progress=False)
+    trainer = trainers.BpeTrainer(vocab_size=250, special_tokens=special, show_progress=False)
     tokenizer.train_from_iterator(text + ["abcdefghijklmnopqrstuvwxyz .,?!"], trainer)
+    first, last = tokens["bos"], tokens["eos"]
+    ids = [(token, special.index(token)) for token in (first, last)]
     tokenizer.post_processor = processors.TemplateProcessing(
-        single="<s> $A </s>", pair="<s> $A </s> $B </s>", special_tokens=[("<s>", 0), ("</s>", 2)]
+        single=f"{first} $A {last}", pair=f"{first} $A {last} $B {last}", special_tokens=ids
     )
-    names = {"bos": "<s>", "cls": "<s>", "eos": "</s>", "sep": "</s>"}
-    names |= {"pad": "<pad>", "unk": "<unk>", "mask": "<mask>"}
-    tokens = {f"{name}_token": token for name, token in names.items()}
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=64, **tokens)
+    names = {f"{kind}_token": token for kind, token in tokens.items()}
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names, **options)
+
+
+@pytest.fixture(scope="session")
+def tiny_tokenizer() -> PreTrainedTokenizerFast:
+    tokens = {"bos": "<s>", "pad": "<pad>", "eos": "</s>", "unk": "<unk>", "mask": "<mask>"}
+    return bpe_tokenizer(tokens | {"cls": "<s>", "sep": "</s>"}, model_max_length=64)
+
+
+#: Fields of `tiny_config` that only one class has.
+OWN_FIELDS = {
+    "deberta-v2": {
+        "relative_attention": True,
+        "position_buckets": 16,
+        "pos_att_type": ["p2c", "c2p"],
+        "position_biased_input": False,
+        "type_vocab_size": 0,
+        "norm_rel_ebd": "layer_norm",
+        "share_att_key": True,
+    },
+    "modernbert": {
+        "local_attention": 8,
+        "global_attn_every_n_layers": 3,
+        "bos_token_id": 0,
+        "eos_token_id": 2,
+        "cls_token_id": 0,
+        "sep_token_id": 2,
+    },
+    "distilbert": {"hidden_dim": 48, "dropout": 0.0, "attention_dropout": 0.0},
+}
 
 
 def tiny_config(model_type: str, vocab_size: int = 250) -> PreTrainedConfig:
@@ -95,33 +128,13 @@ def tiny_config(model_type: str, vocab_size: int = 250) -> PreTrainedConfig:
         "hidden_size": 32,
         "num_hidden_layers": 3,
         "num_attention_heads": 4,
+        "intermediate_size": 48,
+        "max_position_embeddings": 80,
+        "pad_token_id": 1,
+        "hidden_dropout_prob": 0.0,
+        "attention_probs_dropout_prob": 0.0,
+        **OWN_FIELDS.get(model_type, {}),
     }
-    shape |= {"intermediate_size": 48, "max_position_embeddings": 80, "pad_token_id": 1}
-    quiet = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-    if model_type == "deberta-v2":
-        relative = {
-            "relative_attention": True,
-            "position_buckets": 16,
-            "pos_att_type": ["p2c", "c2p"],
-        }
-        relative |= {"position_biased_input": False, "type_vocab_size": 0}
-        return transformers.DebertaV2Config(
-            **shape, **quiet, **relative, norm_rel_ebd="layer_norm", share_att_key=True
-        )
-    if model_type == "modernbert":
-        ids = {"bos_token_id": 0, "eos_token_id": 2, "cls_token_id": 0, "sep_token_id": 2}
-        return transformers.ModernBertConfig(
-            **shape, **ids, local_attention=8, global_attn_every_n_layers=3
-        )
-    if model_type == "distilbert":
-        shape |= {"dim": 32, "n_layers": 3, "n_heads": 4, "hidden_dim": 48}
-        named = {
-            key: shape[key]
-            for key in ("vocab_size", "dim", "n_layers", "n_heads", "hidden_dim", "pad_token_id")
-        }
-        return transformers.DistilBertConfig(
-            **named, max_position_embeddings=80, dropout=0.0, attention_dropout=0.0
-        )
     if model_type == "t5":
         sizes = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 3, "num_heads": 4}
         sizes |= {"vocab_size": vocab_size, "pad_token_id": 1, "dropout_rate": 0.0}
@@ -136,7 +149,7 @@ def tiny_config(model_type: str, vocab_size: int = 250) -> PreTrainedConfig:
         shape["layer_types"] = ["conv", "full_attention", "conv"]
     if model_type == "gemma3_text":
         shape["use_bidirectional_attention"] = True
-    return transformers.AutoConfig.for_model(model_type, **shape, **quiet)
+    return transformers.AutoConfig.for_model(model_type, **shape)
 
 
 def save(folder: Path, *parts: Any) -> Path:
