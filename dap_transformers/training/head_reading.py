@@ -4,7 +4,7 @@ A head that only knows the target language also reaches a low loss, and then tea
 nothing. So the loss on dev pairs is compared with the loss with sources of other pairs. The
 difference is the *information from the source*, in nats per token.
 
-Shapes in the comments: `N` pairs, `S` tokens, `D` hidden size, `G` groups of labels.
+Shapes in the comments: `N` pairs, `n` of them, `S` tokens, `D` hidden size, `G` groups of labels.
 """
 
 import copy
@@ -15,29 +15,25 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from dap_transformers.encoding.encoder import SentenceEncoder
 from dap_transformers.evaluation.evaluator import Evaluator, PairsByLanguage
 from dap_transformers.training.batches import BitextCollator, cutting_backend, tokenize_pairs
-from modeling_dap import DAPForPreTraining, needs_of
-from objectives_dap import Encoded, Objective, Pairs, Sentences, objectives_of
+from modeling_dap import DAPForPreTraining, draw_noise, needs_of
+from objectives_dap import Encoded, Objective, Pairs, Sentences, Words, objectives_of
 
 #: Number of pairs that are encoded at a time.
-PAIRS_AT_A_TIME = 64
+PAIRS_AT_A_TIME = 128
 #: Information from the source, in nats per token, below which a head hardly uses it.
 HARDLY = 0.1
 
 
 class EncoderWithHeads(SentenceEncoder):
-    """A sentence encoder that also has the prediction heads of its model.
-
-    Args:
-        model: the model with its heads, not sharded.
-        tokenizer: its tokenizer.
-        options: further options of `SentenceEncoder`.
-    """
+    """A sentence encoder that also has the prediction heads of its model, which is not sharded."""
 
     def __init__(
         self, model: DAPForPreTraining, tokenizer: PreTrainedTokenizerBase, **options: Any
@@ -97,31 +93,24 @@ class HeadReading(Evaluator):
         others = others.to(model.device)
         autocast = torch.autocast(model.device.type, torch.bfloat16)
         with autocast if encoder.bf16 else nullcontext():
-            pairs, encoded = encode_all(model, readers, inputs)
+            kept = encode_once(model, readers, pairs_of(inputs, model.device), model.dtype)
             found = {}
             for reader in readers:
-                found |= self._read(model, reader, pairs, encoded, others)
+                found |= self._read(kept, reader, others)
         return {name: round(value, 4) + 0.0 for name, value in found.items()}
 
-    def _read(
-        self,
-        model: DAPForPreTraining,
-        reader: Objective,
-        pairs: Pairs,
-        encoded: Encoded,
-        others: Tensor,
-    ) -> dict[str, float]:
+    def _read(self, kept: "KeptPairs", reader: Objective, others: Tensor) -> dict[str, float]:
         """Return the values of one objective. `others` (N,) has the rows of the other pairs."""
         name = reader.name
-        configured = model.config.rtl_ratio
+        configured = kept.model.config.rtl_ratio
         found = {}
         ratios = (configured, *self.ratios) if name == "rtl" else (configured,)
         for ratio in dict.fromkeys(ratios):
             reader.config.rtl_ratio = ratio
             step = 1 if ratio == configured else 4
             rows = torch.arange(0, len(others), step, device=others.device)
-            loss = mean_loss(model, reader, pairs, encoded, rows, rows)
-            shuffled = mean_loss(model, reader, pairs, encoded, rows, others[rows])
+            loss = mean_loss(kept, reader, rows, rows)
+            shuffled = mean_loss(kept, reader, others[rows], rows)
             if ratio == configured:
                 found |= {f"{name}_loss": loss, f"{name}_loss_shuffled": shuffled}
                 found[f"{name}_source_nats"] = shuffled - loss
@@ -136,15 +125,13 @@ def sample_pairs(
     """Take the same number of pairs of each language, evenly spread, or all if it has fewer.
 
     Args:
-        pairs: language code -> (source, target) sentences.
-        encoder: has the tokenizer, the prefix and the number of tokens of a sentence.
         languages: all languages that the model knows, in the order of its language ids.
         count: number of pairs over all languages, as in `HeadReading`.
 
     Returns:
         Arguments of `DAPForPreTraining.forward` for N pairs, with noise that does not depend on
-        the seed of the run. Also a tensor (N,): for each pair, the row of another pair whose
-        source replaces its own in the comparison.
+        the seed of the run. Also, for each pair, the row of another pair whose source replaces its
+        own in the comparison: (N,).
     """
     backend = cutting_backend(encoder.tokenizer, encoder.max_seq_length)
     rows, blocks = [], []
@@ -168,71 +155,96 @@ def sample_pairs(
     return inputs, torch.cat(others)
 
 
-def encode_all(
-    model: DAPForPreTraining, readers: Sequence[Objective], inputs: Mapping[str, Tensor]
-) -> tuple[Pairs, Encoded]:
-    """Encode N pairs, `PAIRS_AT_A_TIME` at a time, and keep what the readers need.
+@dataclass
+class KeptPairs:
+    """N pairs with those outputs of the encoder that heads read.
 
-    Args:
-        inputs: the first result of `sample_pairs`.
-
-    Returns:
-        The pairs on the model's device, and the encoder's outputs for them.
+    Attributes:
+        pairs: the pairs. If they have no noise, each batch draws its own.
+        words: word embeddings for the heads.
+        states: "source_states" or "target_states" -> (N, S, D). Only those that a head reads.
+        embeds: sentence vectors of the sources, (N, D).
     """
-    inputs = {name: value.to(model.device) for name, value in inputs.items()}
-    sides = []
-    for side in ("source", "target"):
-        parts = (inputs[f"{side}_{part}"] for part in ("input_ids", "attention_mask", "noise"))
-        sides.append(Sentences(*parts))
-    pairs = Pairs(*sides, language_ids=inputs["language_ids"])
-    parts = []
-    for rows in torch.arange(len(pairs.source.ids), device=model.device).split(PAIRS_AT_A_TIME):
-        parts.append(model.encode(take_rows(pairs, rows, rows), needs_of(readers))[:5])
-    words, *outputs = zip(*parts, strict=True)
-    return pairs, Encoded(words[0], *map(torch.cat, outputs))
+
+    model: DAPForPreTraining
+    pairs: Pairs
+    words: Words
+    states: dict[str, Tensor]
+    embeds: Tensor
+
+    def batch(self, sources: Tensor, targets: Tensor) -> tuple[Pairs, Encoded]:
+        """Combine the sources of some pairs, rows (n,), with the targets of others, rows (n,)."""
+        pairs = take_rows(self.pairs, sources, targets)
+        states = {}
+        for name, values in self.states.items():
+            is_source = name == "source_states"
+            rows, side = (sources, pairs.source) if is_source else (targets, pairs.target)
+            states[name] = values[rows, : side.ids.shape[1]].to(self.model.dtype)
+        return pairs, Encoded(self.words, source_embeds=self.embeds[sources], **states)
 
 
 def take_rows(pairs: Pairs, sources: Tensor, targets: Tensor) -> Pairs:
-    """Combine the sources of some of N pairs, rows (n,), with the targets of others, rows (n,)."""
-    return Pairs(
-        source=Sentences(*(value[sources] for value in pairs.source)),
-        target=Sentences(*(value[targets] for value in pairs.target)),
-        language_ids=pairs.language_ids[sources],
-    )
+    """Combine the sources of some of N pairs with the targets of others, as `KeptPairs.batch`.
+
+    Each side is cut to its longest sentence.
+    """
+    sides = []
+    for side, rows in ((pairs.source, sources), (pairs.target, targets)):
+        longest = int(side.mask[rows].sum(1).max())
+        ids = side.ids[rows, :longest]
+        noise = draw_noise(ids) if side.noise is None else side.noise[rows, :longest]
+        sides.append(Sentences(ids, side.mask[rows, :longest], noise))
+    return Pairs(*sides, language_ids=pairs.language_ids[sources])
 
 
-def mean_loss(
+def pairs_of(inputs: Mapping[str, Any], device: torch.device) -> Pairs:
+    """Return a batch of `BitextCollator`, which may have noise, as pairs on a device."""
+    inputs = {name: value.to(device) for name, value in inputs.items() if name != "pair_ids"}
+    sides = []
+    for side in ("source", "target"):
+        parts = (inputs.get(f"{side}_{part}") for part in ("input_ids", "attention_mask", "noise"))
+        sides.append(Sentences(*parts))
+    return Pairs(*sides, language_ids=inputs["language_ids"])
+
+
+@torch.no_grad()
+def encode_once(
     model: DAPForPreTraining,
-    reader: Objective,
+    readers: Sequence[Objective],
     pairs: Pairs,
-    encoded: Encoded,
-    targets: Tensor,
-    sources: Tensor,
-) -> float:
+    dtype: torch.dtype,
+    shows_progress: bool = False,
+) -> KeptPairs:
+    """Encode N pairs, and keep in `dtype` the token states that the readers' heads need."""
+    needs = needs_of(readers)
+    states = {name: [] for name in ("source_states", "target_states") if name in needs}
+    embeds = []
+    chunks = torch.arange(len(pairs.source.ids), device=model.device).split(PAIRS_AT_A_TIME)
+    for rows in tqdm(chunks, desc="encode pairs for the heads", disable=not shows_progress):
+        part = take_rows(pairs, rows, rows)
+        if "target_states" not in needs:
+            # Do not spend time on targets that nobody reads: encode only their first token.
+            part = part._replace(target=Sentences(*(value[:, :1] for value in part.target)))
+        found = model.encode(part, needs)
+        embeds.append(found.source_embeds.to(model.dtype))
+        for name, kept in states.items():
+            side = pairs.source if name == "source_states" else pairs.target
+            values = getattr(found, name).to(dtype)
+            kept.append(F.pad(values, (0, 0, 0, side.ids.shape[1] - values.shape[1])))
+
+    whole = {name: torch.cat(kept) for name, kept in states.items()}
+    return KeptPairs(model, pairs, found.words, whole, torch.cat(embeds))
+
+
+def mean_loss(kept: KeptPairs, reader: Objective, sources: Tensor, targets: Tensor) -> float:
     """Compute the mean loss of predicting targets from sources, in nats per token.
 
-    For RTL in both directions, sources are predicted from targets as well.
-
-    Args:
-        reader: the objective that predicts, RTL or BOW.
-        pairs: N pairs.
-        encoded: the encoder's outputs for them.
-        targets: rows (n,) of the pairs whose targets are predicted.
-        sources: rows (n,) of the pairs whose sources they are predicted from.
+    For RTL in both directions, sources are predicted from targets as well. `sources` (n,) and
+    `targets` (n,) are rows of the kept pairs.
     """
     totals = []  # loss and tokens of each part
-    for target_rows, source_rows in zip(
-        targets.split(PAIRS_AT_A_TIME), sources.split(PAIRS_AT_A_TIME)
-    ):
-        part = take_rows(pairs, source_rows, target_rows)
-        states = Encoded(
-            words=encoded.words,
-            source_states=encoded.source_states[source_rows],
-            target_states=encoded.target_states[target_rows],
-            source_embeds=encoded.source_embeds[source_rows],
-            target_embeds=encoded.target_embeds[target_rows],
-        )
-        sums, counts = reader.loss_from_source(part, states, model)
+    for rows in zip(sources.split(PAIRS_AT_A_TIME), targets.split(PAIRS_AT_A_TIME)):
+        sums, counts = reader.loss_from_source(*kept.batch(*rows), kept.model)
         loss_and_tokens = torch.stack([sums, counts]).cpu().double()  # (2, G)
         totals.append(loss_and_tokens.sum(1))
     loss, tokens = torch.stack(totals).sum(0).tolist()

@@ -32,7 +32,7 @@ from dap_transformers.training.batches import BitextCollator, tokenize_bitext
 from dap_transformers.training.dev_split import drop_targets, split_validation
 from dap_transformers.training.hard_negatives import HardNegatives
 from dap_transformers.training.head_reading import HARDLY, HeadReading
-from dap_transformers.training.heads import HEADS_FILE, train_missing_heads
+from dap_transformers.training.heads import train_missing_heads
 from dap_transformers.training.mixing import LanguageMixSampler, mix_streams, mix_weights
 from dap_transformers.training.resume import (
     FINISHED,
@@ -63,7 +63,7 @@ def train(
     trainer, record = build_trainer(model_args, data, training)
     record_run(record, training, checkpoint)
     if checkpoint is None:
-        train_missing_heads(trainer, record)
+        train_missing_heads(trainer)
     metrics = train_to_end(trainer, checkpoint)
     finish(trainer, metrics, model_args)
 
@@ -288,7 +288,6 @@ def finish(
         made["base_commit"] = commit
     if find_spec("matplotlib"):
         plot_curves(history, folder / CURVES, kept=step)
-    (folder / HEADS_FILE).unlink(missing_ok=True)  # the saved model has these heads
     write_json(metrics | made, folder / FINISHED)
 
     accuracy = found.get("eval_mean_accuracy")
