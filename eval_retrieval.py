@@ -24,7 +24,12 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from dap_transformers.commands.arguments import ArgumentParser, EncoderArguments, load
+from dap_transformers.commands.arguments import (
+    ArgumentParser,
+    EncoderArguments,
+    load,
+    token_budget,
+)
 from dap_transformers.commands.edge import command, guarded
 from dap_transformers.encoding.encoder import tokens_of_a_batch
 from dap_transformers.encoding.shards import launched
@@ -72,10 +77,7 @@ class RetrievalArguments:
     embeddings_dir: str | None = arg(
         None, "Folder that keeps the vectors for other runs of the same model on the same text."
     )
-    token_budget: int | None = arg(
-        None,
-        "Most tokens per batch. It does not change the results. Default: 4096, on CUDA 32768.",
-    )
+    token_budget: int | None = token_budget()
 
 
 def flag_of(name: str) -> tuple[str, type, Any]:

@@ -34,7 +34,6 @@ from dap_transformers.encoding.shards import embed_to_disk, model_fingerprint
 from dap_transformers.errors import UserError
 from dap_transformers.evaluation.bucc import Bucc, best_threshold, count_gold, score_at
 from dap_transformers.evaluation.retrieval import read_languages
-from dap_transformers.mining.margin import MinedPairs
 from dap_transformers.mining.mine import MiningOptions, mine_vectors
 from dap_transformers.tables import text_table
 from dap_transformers.text.find import find_bitext
@@ -140,8 +139,8 @@ def made_case(
     source = rows[:size]
     target = np.concatenate([rows[:common], rows[size : 2 * size - common]])
 
-    def truth(pairs: MinedPairs) -> tuple[np.ndarray, np.ndarray]:
-        is_true = source[pairs.source] == target[pairs.target]
+    def truth(pairs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        is_true = source[pairs["source"]] == target[pairs["target"]]
         return np.ones(len(pairs), int), is_true.astype(int)
 
     return Case(name, share, vectors[0][source], vectors[1][target], common, truth, kept_out)
@@ -208,8 +207,8 @@ def bucc_case(encoder: Encoder, args: argparse.Namespace, folder: Path) -> Case:
             embed_to_disk(encoder, side, place, shard_size=2048, fingerprint=fingerprint)
         )
 
-    def truth(pairs: MinedPairs) -> tuple[np.ndarray, np.ndarray]:
-        return count_gold(pairs, task.gold, task.source.rows, task.target.rows)
+    def truth(pairs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return count_gold(pairs, task)
 
     return Case("bucc.zh-en", None, *vectors, len(task.gold), truth)
 
@@ -231,7 +230,7 @@ def measure(case: Case) -> dict[str, Any]:
     everything = MiningOptions(threshold="none")
     _, candidates, _ = mine_vectors(vectors, everything)
     extracted, correct = case.truth(candidates)
-    scores = np.array(candidates.scores)
+    scores = np.array(candidates["score"])
     numbers["candidates"] = len(scores)
     if case.gold:
         best = best_threshold(scores, extracted, correct, case.gold)

@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import BinaryIO
 
@@ -63,6 +63,12 @@ def row_blocks(count: int, size: int | None = None) -> Iterator[slice]:
         yield slice(start, min(start + size, count))
 
 
+def blocks_of(array: np.ndarray, size: int | None = None) -> Iterator[np.ndarray]:
+    """Yield the array in blocks of `size` or `BLOCK_ROWS` rows, an empty one if it has no rows."""
+    for block in row_blocks(len(array), size):
+        yield array[block]
+
+
 def concatenate_on_disk(arrays: Iterable[np.ndarray]) -> np.ndarray:
     """Concatenate arrays along their first axis in a temporary file, one of them in memory.
 
@@ -80,6 +86,14 @@ def zeros_on_disk(shape: tuple[int, ...], dtype: type) -> np.ndarray:
     rows, *row_shape = shape
     blocks = (np.zeros((block.stop - block.start, *row_shape), dtype) for block in row_blocks(rows))
     return concatenate_on_disk(blocks)
+
+
+def records_on_disk(records: Iterator[tuple], dtype: np.dtype) -> np.ndarray:
+    """Write tuples into a temporary file, and return them as a structured array."""
+    with temporary_file() as file:
+        while len(block := np.fromiter(islice(records, BLOCK_ROWS), dtype)):
+            file.write(block.data)
+        return map_file(file, dtype)
 
 
 def sort_records(blocks: Iterable[np.ndarray]) -> Iterator[tuple]:
@@ -107,5 +121,5 @@ def sort_records(blocks: Iterable[np.ndarray]) -> Iterator[tuple]:
 
 def _read_run(run: np.ndarray, size: int) -> Iterator[tuple]:
     """Yield the records of a structured array as tuples, reading `size` records at a time."""
-    for block in row_blocks(len(run), size):
-        yield from run[block].tolist()
+    for block in blocks_of(run, size):
+        yield from block.tolist()

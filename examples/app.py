@@ -189,9 +189,8 @@ def mine_files(
     except UserError:  # no group of translations stands out
         _, found, choice = mine_vectors(vectors, MiningOptions(threshold="none"))
     rows = []
-    for score, i, j in zip(found.scores, found.source, found.target, strict=True):
-        score = round(float(score), 4)
-        rows.append(Mined(score, source[i], target[j], source_lines[i], target_lines[j]))
+    for score, i, j in found.tolist():
+        rows.append(Mined(round(score, 4), source[i], target[j], source_lines[i], target_lines[j]))
     lowest = min(row.score for row in rows)
     threshold = lowest if choice.threshold is None else max(lowest, choice.threshold)
     return rows, threshold

@@ -29,7 +29,7 @@ from dap_transformers.alignment.align import (
     read_lines,
     stream_alignments,
 )
-from dap_transformers.commands.arguments import ArgumentParser, EncoderArguments
+from dap_transformers.commands.arguments import ArgumentParser, EncoderArguments, token_budget
 from dap_transformers.commands.edge import command, guarded
 from dap_transformers.encoding.encoder import tokens_of_a_batch
 from dap_transformers.errors import UserError, counted
@@ -69,9 +69,7 @@ class AlignmentArguments:
     max_bad_lines: float = arg(
         0.001, "Share of malformed lines that parallel text may have. They get no links."
     )
-    token_budget: int | None = arg(
-        None, "Most tokens per batch. It does not change the results. Default: 4096, on CUDA 32768."
-    )
+    token_budget: int | None = token_budget()
     report_file: str | None = arg(None, "JSON report. Default: OUTPUT.json.")
 
     def __post_init__(self) -> None:

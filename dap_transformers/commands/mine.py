@@ -27,7 +27,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dap_transformers.commands.arguments import ArgumentParser, EncoderArguments, load
+from dap_transformers.commands.arguments import (
+    ArgumentParser,
+    EncoderArguments,
+    load,
+    token_budget,
+)
 from dap_transformers.commands.edge import command, guarded
 from dap_transformers.disk_arrays import temporary_folder
 from dap_transformers.encoding.encoder import tokens_of_a_batch
@@ -35,24 +40,14 @@ from dap_transformers.encoding.shards import SHARD_SIZE, launched
 from dap_transformers.errors import UserError
 from dap_transformers.evaluation.bucc import PROTOCOLS, Bucc
 from dap_transformers.files import public_name, write_json
-from dap_transformers.mining.mine import MiningOptions, mine_texts, score_texts
-from dap_transformers.mining.texts import (
-    TextPair,
-    encode_known,
-    encode_texts,
-    read_known,
-    read_texts,
-    require_writable,
-    write_pairs,
-)
+from dap_transformers.mining.mine import GivenPairs, MiningOptions, TwoTexts
+from dap_transformers.mining.texts import TextPair, encode_texts, require_writable, write_pairs
 from dap_transformers.options import arg, require_least
 from dap_transformers.ray.connection import Cluster
 from dap_transformers.ray.search import cluster_neighbours
 from dap_transformers.search.approximate import approximate_neighbours, recall_at_k
 from dap_transformers.search.exact import Search, mutual_neighbours
 
-MINING = "bitext mining by margin over nearest neighbours"
-SCORING = "margin of given pairs over nearest neighbours"
 USAGE = """%(prog)s SOURCE TARGET --model MODEL --output FILE [options]
        %(prog)s --bucc FOLDER --pair fr-en --model MODEL [options]
 The two texts come first, side by side; what is below names the options."""
@@ -99,10 +94,7 @@ class MiningArguments:
     shard_size: int = arg(
         SHARD_SIZE, "Sentences per shard of vectors. A killed process loses at most one shard."
     )
-    token_budget: int | None = arg(
-        None,
-        "Most tokens per batch. It does not change the results. Default: 4096, on CUDA 32768.",
-    )
+    token_budget: int | None = token_budget()
     report_file: str | None = arg(None, "JSON report. Default: OUTPUT.json.")
 
     def __post_init__(self) -> None:
@@ -127,20 +119,14 @@ def parse(
     """Parse the command line. The last result are the names of the two texts."""
     types = (EncoderArguments, MiningArguments, MiningOptions, Cluster)
     parser = ArgumentParser(types, description=__doc__.splitlines()[0], usage=USAGE)
-    parser.add_argument(
-        "files",
-        nargs="*",
-        help="source text and target text with one sentence per line, before all options",
-    )
-    *groups, positional, rest = parser.parse_args_into_dataclasses(
-        args=argv, return_remaining_strings=True
-    )
-    model_args, args, options, cluster = groups
+    text = "source text and target text with one sentence per line, before all options"
+    parser.add_argument("files", nargs="*", help=text)
+    model_args, args, options, cluster, positional = parser.parse_args_into_dataclasses(args=argv)
     files = positional.files
-    if rest or len(files) != (0 if args.bucc else 2):
+    if len(files) != (0 if args.bucc else 2):
         raise UserError(
-            f"{' '.join(rest or files) or 'no text'}: name a source text and a target text first, "
-            "side by side, or --bucc without texts"
+            f"{' '.join(files) or 'no text'}: name a source text and a target text first, side by "
+            "side, or --bucc without texts"
         )
     for name in WITHOUT_EFFECT[args.mode]:
         group = options if hasattr(options, name) else args
@@ -148,6 +134,8 @@ def parse(
             raise UserError(f"--{name} has no effect on {args.mode}: leave it out")
     if args.bucc and not args.pair:
         raise UserError("--bucc needs --pair, such as --pair fr-en")
+    if args.score_only and options.threshold == "auto":
+        options.threshold = "none"
     if not args.embeddings_dir:
         args.embeddings_dir = vector_folder(args, model_args, files)
     return model_args, args, options, cluster, files
@@ -176,31 +164,34 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
     is_main = launched().is_main_process
     level = logging.WARNING if is_main else logging.ERROR
     logging.basicConfig(format="%(levelname)s: %(message)s", level=level)
-    bucc = Bucc(args.bucc, args.pair, args.protocol, options) if args.bucc else None
-    inputs = [*files, *([args.calibrate] if args.calibrate else [])]
-    for split in bucc.splits if bucc else []:
-        inputs += [split.source, split.target, split.gold]
+    if args.bucc:
+        task = Bucc(args.bucc, args.pair, args.protocol, options)
+    else:
+        task = (GivenPairs if args.score_only else TwoTexts)(*files, options, args.calibrate)
     outputs = {"--output": args.output, "--report_file": args.report_file}
     folders = {"--embeddings_dir": args.embeddings_dir}
 
     with (
-        guarded(outputs, folders, inputs, model_args.model_name_or_path, is_main),
+        guarded(outputs, folders, task.inputs(), model_args.model_name_or_path, is_main),
         temporary_folder(args.embeddings_dir),
         cluster.connect(),
     ):
-        # read the texts
-        texts = bucc.read() if bucc else [read_texts(*files, args.score_only)]
-        known_pairs = read_known(args.calibrate) if args.calibrate else []
-
-        # encode them
+        # read and encode the texts
+        texts = task.read()
         started = time.perf_counter()
         encoder = load(model_args, cluster)
         if is_main:
-            print(*(f"{pair.source}\n{pair.target}" for pair in texts), sep="\n")
+            for pair in texts:
+                print(*pair.sides().values(), sep="\n")
             print(model_args.summary(encoder))
-        place = (args.embeddings_dir, args.shard_size, tokens_of_a_batch(args.token_budget))
-        vectors = encode_texts(encoder, texts, *place, progress=is_main)
-        known = encode_known(encoder, known_pairs, *place) if known_pairs else None
+        vectors = encode_texts(
+            encoder,
+            texts,
+            args.embeddings_dir,
+            shard_size=args.shard_size,
+            token_budget=tokens_of_a_batch(args.token_budget),
+            progress=is_main,
+        )
         if cluster.ray:
             encoder.end()
         if not is_main:
@@ -208,35 +199,30 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
         encoded = time.perf_counter()
 
         # mine
-        search = search_function(args.index, bool(cluster.ray))
-        scores: dict[str, Any] = {}
-        if bucc:
-            protocol = f"BUCC {bucc.protocol}: {bucc.meaning}"
-            scores, found = bucc.mine(texts, vectors, search)
-        elif args.score_only:
-            protocol = SCORING
-            found = score_texts(texts[0], vectors[0], options, search)
-        else:
-            protocol = MINING
-            found = mine_texts(texts[0], vectors[0], options, search, known)
+        found = task.mine(texts, vectors, search_function(args.index, bool(cluster.ray)))
         recall = recall_at_k(found.neighbours, *vectors[-1]) if args.index else None
         searched = time.perf_counter()
 
         # write the pairs and the report
         write_pairs(found.kept, texts[-1], args.output)
-        numbers = found.numbers(texts[-1]) | scores
-        numbers["recall_at_k"] = recall
+        numbers = found.numbers(texts[-1]) | {"recall_at_k": recall}
         numbers["seconds_by_part"] = {
             "encoding": round(encoded - started, 2),
             "search": round(searched - encoded, 2),
         }
-        chosen = settings(args, options, files, texts)
-        content = model_args.report(encoder, protocol, numbers, chosen, searched - started)
+        chosen = asdict(options) | {"index": args.index, "text": hash_of(texts)}
+        if args.bucc:
+            chosen |= {"bucc": public_name(args.bucc), "pair": args.pair}
+        else:
+            chosen["data"] = [public_name(path) for path in files]
+        for name in WITHOUT_EFFECT[args.mode]:
+            chosen.pop(name, None)
+        content = model_args.report(encoder, task.description, numbers, chosen, searched - started)
         write_json(content, args.report_file)
 
     if recall is not None:
         print(f"{args.index}: recall@{options.k} {recall:.4f} of the exact search, on a sample")
-    print(bucc.table(content, Path(content["model"]).name) if bucc else found)
+    print(task.table(content, Path(content["model"]).name) if args.bucc else found)
     written = f"written to {args.output} and {args.report_file}"
     print(f"{written}; vectors are kept in {args.embeddings_dir}")
     return content
@@ -251,21 +237,10 @@ def search_function(index: str | None, on_cluster: bool) -> Search:
     return partial(mutual_neighbours, progress=True)
 
 
-def settings(
-    args: MiningArguments, options: MiningOptions, files: list[str], texts: Sequence[TextPair]
-) -> dict[str, Any]:
-    """Return the options and a hash of the text, name -> value, for the report."""
+def hash_of(texts: Sequence[TextPair]) -> str:
+    """Return 12 hexadecimal digits of a hash of the texts that are mined."""
     digests = "".join(pair.digest() for pair in texts)
-    chosen = asdict(options) | {
-        "index": args.index,
-        "text": hashlib.sha256(digests.encode()).hexdigest()[:12],
-    }
-    if args.bucc:
-        chosen |= {"bucc": public_name(args.bucc), "pair": args.pair}
-    else:
-        chosen["data"] = [public_name(path) for path in files]
-    without = WITHOUT_EFFECT[args.mode]
-    return {name: value for name, value in chosen.items() if name not in without}
+    return hashlib.sha256(digests.encode()).hexdigest()[:12]
 
 
 main = command(run)

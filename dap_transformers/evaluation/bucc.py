@@ -18,7 +18,7 @@ Legend: `P` mined pairs, `G` gold pairs, `L` lines.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from dap_transformers.encoding.encoder import Encoder
 from dap_transformers.errors import UserError, reading
 from dap_transformers.evaluation.evaluator import Evaluator
 from dap_transformers.evaluation.paper import bucc_table
-from dap_transformers.mining.margin import MinedPairs, candidate_pairs, neighbourhoods, select
+from dap_transformers.mining.margin import candidate_pairs, neighbourhoods, select
 from dap_transformers.mining.mine import MiningOptions, MiningResult
 from dap_transformers.mining.texts import DistinctSentences, TextPair, Vectors
 from dap_transformers.search.exact import Search, mutual_neighbours
@@ -61,13 +61,8 @@ PROTOCOLS: dict[str, tuple[str, tuple[tuple[str, ...], ...]]] = {
 }
 
 
-@dataclass(frozen=True)
-class Split:
-    """The files of one split of a BUCC language pair. Each may be compressed."""
-
-    source: Path
-    target: Path
-    gold: Path
+#: The files of a split: source, target and gold. Each may be compressed.
+Split = Sequence[Path]
 
 
 @dataclass(frozen=True)
@@ -110,18 +105,25 @@ class Bucc(Evaluator):
     primary = "f1"
 
     def __post_init__(self) -> None:
-        self.protocol = self.protocol or default_protocol(self.folder, self.pair)
-        self.meaning, splits = PROTOCOLS[self.protocol]
-        self.splits = [_find_split(Path(self.folder), self.pair, names) for names in splits]
+        folders = (Path(self.folder), Path(self.folder, self.pair))
+        if self.protocol is None:
+            has_training = any(any(each.glob(f"{self.pair}.training.*")) for each in folders)
+            self.protocol = "training-optimal" if has_training else "sample"
+        meaning, splits = PROTOCOLS[self.protocol]
+        self.description = f"BUCC {self.protocol}: {meaning}"
+        self.splits = [_find_split(folders, self.pair, names) for names in splits]
 
     def __call__(self, encoder: Encoder) -> dict[str, Any]:
         texts = self.read()
         vectors = []
         for split in texts:
-            sides = (split.source, split.target)
-            vectors.append(tuple(encoder.encode(list(side)) for side in sides))
-        numbers, _ = self.mine(texts, vectors)
-        return numbers
+            source, target = split.sides().values()
+            vectors.append((encoder.encode(list(source)), encoder.encode(list(target))))
+        return self.mine(texts, vectors).measured
+
+    def inputs(self) -> list[Path]:
+        """Return the files that are read."""
+        return list(chain.from_iterable(self.splits))
 
     def read(self) -> list[TextPair]:
         """Read the texts of each split with their gold pairs."""
@@ -132,30 +134,27 @@ class Bucc(Evaluator):
         texts: Sequence[TextPair],
         vectors: Sequence[Vectors],
         search: Search = mutual_neighbours,
-    ) -> tuple[dict[str, Any], MiningResult]:
+    ) -> MiningResult:
         """Mine each split, and score its pairs at the best threshold of the first split.
 
-        `vectors` (N, D) and (M, D) are of each split's distinct sentences. The numbers of the last
-        split are under "pairs", with what was found in it. With two splits, the numbers of the
-        first one are under "threshold_split".
+        `vectors` (N, D) and (M, D) are of each split's distinct sentences. The result is that of
+        the last split, with its numbers under "pairs". With two splits, the numbers of the first
+        one are under "threshold_split".
         """
         threshold = None
         scores = []
         for split, sides in zip(texts, vectors, strict=True):
             neighbours = neighbourhoods(*sides, self.options.k, search)
             pairs = candidate_pairs(neighbours, self.options.margin, self.options.retrieval)
-            extracted, correct = count_gold(
-                pairs, split.gold, split.source.rows, split.target.rows
-            )  # (P,), (P,)
-            counts = pairs.scores, extracted, correct, len(split.gold)
+            counts = pairs["score"], *count_gold(pairs, split), len(split.gold)
             if threshold is None:
                 threshold = best_threshold(*counts)
             scores.append(score_at(threshold, *counts))
-        numbers = {"pairs": {self.pair: scores[-1].rounded()}}
+        measured = {"pairs": {self.pair: scores[-1].rounded()}}
         if len(scores) > 1:
-            numbers["threshold_split"] = {self.pair: scores[0].rounded()}
+            measured["threshold_split"] = {self.pair: scores[0].rounded()}
         kept = texts[-1].first_lines(select(pairs, threshold))
-        return numbers, MiningResult(neighbours, pairs, kept)
+        return MiningResult(neighbours, len(pairs), kept, measured=measured)
 
     def logged(self, numbers: dict[str, Any]) -> dict[str, float]:
         return numbers["pairs"][self.pair]
@@ -174,41 +173,28 @@ class Bucc(Evaluator):
 # The files
 
 
-def default_protocol(folder: str | Path, pair: str) -> str:
-    """Return "training-optimal" if the folder has files of a training split, else "sample"."""
-    for place in (Path(folder), Path(folder, pair)):
-        if any(place.glob(f"{pair}.training.*")):
-            return "training-optimal"
-    return "sample"
-
-
-def _find_split(folder: Path, pair: str, names: tuple[str, ...]) -> Split:
-    """Find the three files of a split, in the folder or in the pair's own folder."""
-    for place, name in product((folder, folder / pair), names):
-        endings = (*pair.split("-"), "gold")
-        files = [_existing(place / f"{pair}.{name}.{ending}") for ending in endings]
-        if all(files):
-            return Split(*files)
-    raise FileNotFoundError(f"{folder} has no {pair}.{names[0]}.gold with its two texts")
-
-
-def _existing(path: Path) -> Path | None:
-    """Return the file with this name, or with `.gz` or `.xz` behind it. None if there is none."""
-    for suffix in ("", ".gz", ".xz"):
-        file = path.with_name(path.name + suffix)
-        if file.is_file():
-            return file
-    return None
+def _find_split(folders: Sequence[Path], pair: str, names: tuple[str, ...]) -> Split:
+    """Find the three files of a split, also with `.gz` or `.xz`, in one of the folders."""
+    for folder, name in product(folders, names):
+        files = []
+        for ending in (*pair.split("-"), "gold"):
+            path = folder / f"{pair}.{name}.{ending}"
+            packed = (path.with_name(path.name + suffix) for suffix in ("", ".gz", ".xz"))
+            files += [file for file in packed if file.is_file()][:1]
+        if len(files) == 3:
+            return files
+    raise FileNotFoundError(f"{folders[0]} has no {pair}.{names[0]}.gold with its two texts")
 
 
 def read_split(split: Split) -> TextPair:
     """Read the two texts and the gold pairs of a split."""
-    ids: list[dict[str, int]] = []
-    sides = []
-    for path in (split.source, split.target):
-        ids.append({})
-        sides.append(DistinctSentences(read_text(path, ids[-1]), path))
-    return TextPair(*sides, read_gold(split.gold, *ids))
+    source, target, gold = split
+    ids: tuple[dict[str, int], dict[str, int]] = {}, {}
+    return TextPair(
+        DistinctSentences(read_text(source, ids[0]), source),
+        DistinctSentences(read_text(target, ids[1]), target),
+        read_gold(gold, *ids),
+    )
 
 
 def read_text(path: Path, ids: dict[str, int]) -> Iterator[str]:
@@ -240,29 +226,27 @@ def read_gold(
 # From pairs to numbers
 
 
-def count_gold(
-    pairs: MinedPairs, gold: np.ndarray, source_rows: np.ndarray, target_rows: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
+def count_gold(pairs: np.ndarray, split: TextPair) -> tuple[np.ndarray, np.ndarray]:
     """Return how many pairs of ids each mined pair (P,) stands for, and how many are gold (P,).
 
-    A sentence may be on several lines, each of which has an id. `gold` has lines (G, 2), from 0.
-    `source_rows` and `target_rows` are `DistinctSentences.rows`, -1 for an empty line.
+    A sentence may be on several lines, each of which has an id.
     """
     # a sentence on a lines paired with a sentence on b lines stands for a·b pairs of ids
+    source_rows, target_rows = split.source.rows, split.target.rows
     source_copies = np.bincount(source_rows[source_rows >= 0])
     target_copies = np.bincount(target_rows[target_rows >= 0])
-    extracted = source_copies[pairs.source] * target_copies[pairs.target]
+    extracted = source_copies[pairs["source"]] * target_copies[pairs["target"]]
 
     # count the gold pairs of each pair of sentences, which is numbered by one integer key
     width = len(target_copies)
-    gold_source = source_rows[gold[:, 0]]
-    gold_target = target_rows[gold[:, 1]]
+    gold_source = source_rows[split.gold[:, 0]]
+    gold_target = target_rows[split.gold[:, 1]]
     is_filled = (gold_source >= 0) & (gold_target >= 0)
     gold_keys = gold_source[is_filled] * width + gold_target[is_filled]
     keys, counts = np.unique(gold_keys, return_counts=True)
 
     # look up the count of each mined pair
-    mined_keys = pairs.source * width + pairs.target
+    mined_keys = pairs["source"] * width + pairs["target"]
     position = np.searchsorted(keys, mined_keys)  # len(keys) if all keys are smaller
     is_found = np.append(keys, -1)[position] == mined_keys
     return extracted, np.where(is_found, np.append(counts, 0)[position], 0)

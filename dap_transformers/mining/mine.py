@@ -1,24 +1,25 @@
 """Mine two texts, or score given pairs: from vectors to scored pairs and a threshold.
 
-`mine` is the function for other programs. The command calls `mine_texts` and `score_texts`.
+`mine` is the function for other programs. The command runs `TwoTexts` or `GivenPairs`.
 
 Legend: `N` source rows, `M` target rows, `D` dimensions, `P` pairs, `K` known translations.
 """
 
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import torch
 
 from dap_transformers.disk_arrays import concatenate_on_disk, row_blocks
-from dap_transformers.errors import UserError, counted, reading
+from dap_transformers.errors import UserError, counted
 from dap_transformers.mining.margin import (
     MARGINS,
+    PAIR,
     RETRIEVALS,
-    MinedPairs,
     candidate_pairs,
     margin_of,
     nearest_k,
@@ -26,18 +27,20 @@ from dap_transformers.mining.margin import (
     score_pairs,
     select,
 )
-from dap_transformers.mining.texts import SCHEMA, DistinctSentences, TextPair, Vectors
+from dap_transformers.mining.texts import (
+    DistinctSentences,
+    TextPair,
+    Vectors,
+    read_known,
+    read_texts,
+)
 from dap_transformers.mining.threshold import (
     CLEAR_PAIRS,
     CLEAR_SHARE,
-    FEWEST,
     LOW_PRECISION,
     ScoreModel,
-    choose_row,
     fit_scores,
-    precision_table,
     runner_up_scores,
-    sample_of,
 )
 from dap_transformers.options import arg, require_least
 from dap_transformers.search.exact import (
@@ -48,8 +51,14 @@ from dap_transformers.search.exact import (
     unit_rows,
 )
 
+#: With fewer candidates nothing is estimated.
+FEWEST = 50
+#: At most this many candidates, evenly spread over the ranks, are used for the estimate.
+SAMPLE = 200_000
 #: Fewest known translations that mining must be able to find, to calibrate an estimate by them.
 FEWEST_FOUND = 10
+#: Given pairs whose vectors are in memory at a time.
+VECTOR_BLOCK = 4096
 
 
 @dataclass
@@ -67,7 +76,7 @@ class MiningOptions:
         "Which candidates are kept: 'forward' those of the source sentences, 'backward' those of "
         "the target sentences, 'intersection' those of both, 'max' the best of both with no "
         "sentence twice.",
-        choices=RETRIEVALS,
+        choices=tuple(RETRIEVALS),
     )
     k: int = arg(4, "Number of neighbours of each sentence.")
     threshold: str | None = arg(
@@ -84,14 +93,9 @@ class MiningOptions:
         require_least(self, k=1, top_n=1)
         if self.min_precision is not None and self.threshold != "auto":
             raise ValueError("min_precision chooses the threshold: leave threshold out")
+        self.lowest: float | None = None  # the threshold as a number. None: "auto" or all pairs
         if self.threshold not in ("auto", "none", None):
-            with reading("threshold"):
-                self.threshold = float(self.threshold)
-
-    @property
-    def lowest(self) -> float | None:
-        """Return the threshold as a number. It is None for "auto", and to keep all pairs."""
-        return self.threshold if isinstance(self.threshold, float) else None
+            self.threshold = self.lowest = float(self.threshold)
 
 
 @dataclass(frozen=True)
@@ -104,8 +108,7 @@ class Choice:
             not be estimated.
         share: estimated share of translations among all candidates, 0 to 1. None if it could not be
             estimated.
-        table: rows of `dap_transformers.mining.threshold.precision_table`. Empty if nothing could
-        be estimated.
+        table: rows of `ScoreModel.table`. Empty if nothing could be estimated.
         note: one sentence on how the threshold was chosen.
         calibrated: whether known translations were used for the estimate.
         remark: what to know about the estimate. Empty if there is nothing special.
@@ -145,87 +148,109 @@ class MiningResult:
 
     Attributes:
         neighbours: the nearest neighbours of all sentences, with which the margin compares.
-        candidates: all pairs of lines, counted from 0.
-        kept: those that reach the threshold, at most `top_n`, in the order of `candidates`.
+        candidates: number of all pairs.
+        kept: pairs of lines, from 0, that reach the threshold, at most `top_n`.
         choice: how the threshold was chosen. None if none was chosen.
+        measured: numbers of an evaluation, by name.
     """
 
     neighbours: Neighbours
-    candidates: MinedPairs
-    kept: MinedPairs
+    candidates: int
+    kept: np.ndarray
     choice: Choice | None = None
+    measured: dict[str, Any] = field(default_factory=dict)
 
     def numbers(self, texts: TextPair) -> dict[str, Any]:
-        """Return the counts of lines, sentences and pairs, and the choice, for a report."""
-        numbers = {
-            "source": texts.source.counts(),
-            "target": texts.target.counts(),
-            "candidates": len(self.candidates),
-            "kept": len(self.kept),
-        }
-        return numbers | ({"threshold_choice": asdict(self.choice)} if self.choice else {})
+        """Return all numbers for a report: counts of lines, sentences and pairs, and the choice."""
+        numbers = {name: text.counts() for name, text in texts.sides().items()}
+        numbers |= {"candidates": self.candidates, "kept": len(self.kept)}
+        if self.choice:
+            numbers["threshold_choice"] = asdict(self.choice)
+        return numbers | self.measured
 
     def __str__(self) -> str:
         """Return text that says how many pairs are kept and why, and a table of thresholds."""
         kept = counted(len(self.kept), "pair")
         if self.choice is None:
-            return f"{kept} kept of {len(self.candidates):,} given ones"
-        return f"{kept} kept of {counted(len(self.candidates), 'candidate')}: {self.choice}"
+            return f"{kept} kept of {self.candidates:,} given ones"
+        return f"{kept} kept of {counted(self.candidates, 'candidate')}: {self.choice}"
 
 
-def mine_texts(
-    texts: TextPair,
-    vectors: Vectors,
-    options: MiningOptions,
-    search: Search = mutual_neighbours,
-    known: Vectors | None = None,
-) -> MiningResult:
-    """Find the pairs of sentences that are translations, best first.
+@dataclass
+class TwoTexts:
+    """Mining: find the pairs of sentences of two text files that are translations, best first.
 
-    Args:
-        vectors: vectors of the texts' distinct sentences, (N, D) and (M, D).
-        known: vectors of K known translations, (K, D) each, which calibrate the threshold.
+    `known` is a file of known translations, which calibrate the threshold.
     """
-    neighbours, rows, choice = mine_vectors(vectors, options, search, known)
-    candidates = texts.first_lines(rows)
-    kept = select_some(candidates, choice.threshold, options.top_n)
-    return MiningResult(neighbours, candidates, kept, choice)
+
+    source: str
+    target: str
+    options: MiningOptions
+    known: str | None = None
+    description = "bitext mining by margin over nearest neighbours"
+
+    def inputs(self) -> list[str]:
+        """Return the files that are read."""
+        return [self.source, self.target, *([self.known] if self.known else [])]
+
+    def read(self) -> list[TextPair]:
+        """Read the known translations, if any, and the two texts, which come last."""
+        known = [read_known(self.known)] if self.known else []
+        return [*known, read_texts(self.source, self.target)]
+
+    def mine(
+        self,
+        texts: Sequence[TextPair],
+        vectors: Sequence[Vectors],
+        search: Search = mutual_neighbours,
+    ) -> MiningResult:
+        """Find the pairs, given the vectors of the distinct sentences of what `read` returned."""
+        known = None
+        if self.known:
+            source, target = vectors[0]
+            known = source[texts[0].source.rows], target[texts[0].target.rows]
+        neighbours, candidates, choice = mine_vectors(vectors[-1], self.options, search, known)
+        kept = select(candidates, choice.threshold)[: self.options.top_n]
+        return MiningResult(neighbours, len(candidates), texts[-1].first_lines(kept), choice)
 
 
-def score_texts(
-    texts: TextPair,
-    vectors: Vectors,
-    options: MiningOptions,
-    search: Search = mutual_neighbours,
-) -> MiningResult:
-    """Score each pair of lines with the same number by its margin, in the order of the texts.
+@dataclass
+class GivenPairs(TwoTexts):
+    """Scoring: score line i of one file with line i of the other by margin, in their order.
 
     Lines that are empty on one side are left out.
-
-    Args:
-        vectors: vectors of their distinct sentences, (N, D) and (M, D).
     """
-    neighbours = neighbourhoods(*vectors, options.k, search)
-    lines = texts.filled_lines()  # (P,)
-    blocks = list(row_blocks(len(lines)))
-    source_rows = concatenate_on_disk(texts.source.rows[lines[block]] for block in blocks)
-    target_rows = concatenate_on_disk(texts.target.rows[lines[block]] for block in blocks)
-    scored = score_pairs(*vectors, source_rows, target_rows, neighbours, options.margin)
-    given = MinedPairs(scored.scores, lines, lines)
-    kept = select_some(given, options.lowest, options.top_n) if len(given) else given
-    return MiningResult(neighbours, given, kept)
 
+    description = "margin of given pairs over nearest neighbours"
 
-def select_some(pairs: MinedPairs, threshold: float | None, top_n: int | None) -> MinedPairs:
-    """Keep pairs as `select` does, and raise `UserError` if none reaches the threshold."""
-    kept = select(pairs, threshold, top_n)
-    if not len(kept):
-        best = float(pairs.scores.max()) if len(pairs) else float("nan")
-        raise UserError(
-            f"threshold={threshold}: no pair scores so high, the best of {len(pairs)} has "
-            f"{best:.6f}; give a lower one"
-        )
-    return kept
+    def read(self) -> list[TextPair]:
+        return [read_texts(self.source, self.target, is_parallel=True)]
+
+    def mine(
+        self,
+        texts: Sequence[TextPair],
+        vectors: Sequence[Vectors],
+        search: Search = mutual_neighbours,
+    ) -> MiningResult:
+        rows = texts[0].source.rows, texts[0].target.rows  # (L,) each
+        options = self.options
+        neighbours = neighbourhoods(*vectors[0], options.k, search)
+
+        def scored_blocks() -> Iterator[np.ndarray]:
+            for block in row_blocks(len(rows[0]), VECTOR_BLOCK):
+                lines = np.flatnonzero((rows[0][block] >= 0) & (rows[1][block] >= 0)) + block.start
+                pairs = np.empty(len(lines), PAIR)
+                pairs["source"] = pairs["target"] = lines
+                chosen = rows[0][lines], rows[1][lines]
+                pairs["score"] = score_pairs(*vectors[0], *chosen, neighbours, options.margin)
+                yield pairs
+
+        given = concatenate_on_disk(scored_blocks())
+        kept = select(given, options.lowest)
+        if options.top_n is not None:
+            best = np.argsort(-kept["score"], kind="stable")  # in memory, of equal ones the first
+            kept = kept[np.sort(best[: options.top_n])]
+        return MiningResult(neighbours, len(given), kept)
 
 
 def mine_vectors(
@@ -233,14 +258,14 @@ def mine_vectors(
     options: MiningOptions,
     search: Search = mutual_neighbours,
     known: Vectors | None = None,
-) -> tuple[Neighbours, MinedPairs, Choice]:
+) -> tuple[Neighbours, np.ndarray, Choice]:
     """Find the pairs of two texts that may be translations, and choose the threshold.
 
     Args:
         vectors: vectors of the source (N, D) and of the target (M, D).
         search: function that finds nearest neighbours, such as `mutual_neighbours`.
         known: vectors of the sources and the targets of K known translations, (K, D) each. Their
-            scores calibrate the estimated precision. None calibrates nothing.
+            scores calibrate the estimated precision.
 
     Returns:
         The k nearest neighbours of all rows, all candidates (best first), and the choice of the
@@ -265,7 +290,7 @@ def mine_vectors(
 
 
 def choose(
-    candidates: MinedPairs,
+    candidates: np.ndarray,
     neighbours: Neighbours,
     options: MiningOptions,
     k: int,
@@ -273,75 +298,63 @@ def choose(
 ) -> Choice:
     """Choose the threshold, and estimate the precision where the scores allow it.
 
+    A threshold that the options give is kept, and only the precision is estimated. With fewer than
+    `FEWEST` candidates, or without a `k` + 1st neighbour, nothing is estimated, and "auto" keeps
+    all pairs. Nothing is estimated either for a given threshold if no translations stand out.
+
     Args:
         neighbours: the `k` + 1 nearest neighbours of all rows, or `k` if there are no more.
-        known_scores: (K,) margin scores of known translations, which calibrate the estimate. None
-            calibrates nothing.
-
-    Returns:
-        The choice. A threshold that the options give is kept, and only the precision is estimated.
-        With fewer than `FEWEST` candidates, or without a `k` + 1st neighbour, nothing is estimated,
-        and "auto" keeps all pairs. Nothing is estimated either for a given threshold if no group of
-        translations stands out.
+        known_scores: (K,) margin scores of known translations, which calibrate the estimate.
     """
     is_auto = options.threshold == "auto"
-    given = options.lowest
-    if len(candidates) < FEWEST or neighbours.forward_scores.shape[1] <= k:
+    count = len(candidates)
+    if count < FEWEST or neighbours.forward_scores.shape[1] <= k:
+        note = f"too few candidates for an estimate of the precision ({count})"
         if options.min_precision is not None:
-            raise UserError(
-                f"min_precision={options.min_precision:g}: too few candidates for an estimate "
-                f"({len(candidates)}); give a threshold"
-            )
-        note = f"too few candidates for an estimate of the precision ({len(candidates)})"
+            raise UserError(f"min_precision={options.min_precision:g}: {note}; give a threshold")
         if is_auto:
             note += "; all are kept"
-        return Choice(given, None, None, [], note)
+        return Choice(options.lowest, None, None, [], note)
 
-    as_given = "all are kept" if given is None else "threshold as given"
-    sample = sample_of(candidates)
+    rows = np.linspace(0, count - 1, min(count, SAMPLE)).astype(np.int64)
+    sample = np.array(candidates[rows])
     runner_ups = runner_up_scores(sample, neighbours, k, options.margin)
-    model = fit_scores(sample.scores, runner_ups, known_scores)
-    if not is_auto and not model.is_clear:
-        remark = "no group of translations stands out, so the precision cannot be estimated"
-        return Choice(given, None, None, [], as_given, remark=remark)
+    model = fit_scores(sample["score"], runner_ups, known_scores, count)
 
-    table = precision_table(model, len(candidates))
     if is_auto:
-        row = choose_row(model, len(candidates), options.min_precision)
+        row = model.choose(options.min_precision)
         wanted = options.min_precision
         goal = "expected F1" if wanted is None else f"estimated precision of at least {wanted:g}"
         note = f"threshold {row['threshold']:.6f}, chosen by {goal}"
+        threshold, precision = row["threshold"], row["precision"]
+        remark = remark_on(model, precision)
     else:
-        lowest = -np.inf if given is None else given
-        kept = model.scores >= lowest
-        precision = round(float(model.probabilities[kept].mean()), 4) if kept.any() else None
-        row = {"threshold": given, "precision": precision}
-        note = as_given
+        threshold = options.lowest
+        note = "all are kept" if threshold is None else "threshold as given"
+        if not model.is_clear:
+            remark = "no group of translations stands out, so the precision cannot be estimated"
+            return Choice(threshold, None, None, [], note, remark=remark)
+        kept = model.probabilities[model.scores >= (-np.inf if threshold is None else threshold)]
+        precision = round(float(kept.mean()), 4) if len(kept) else None
+        remark = remark_on(model)
     share = round(model.share, 4)
-    threshold, precision = row["threshold"], row["precision"]
-    calibrated = model.calibrated
-    remark = remark_on(model, precision if is_auto else None)
-    return Choice(threshold, precision, share, table, note, calibrated, remark)
+    return Choice(threshold, precision, share, model.table(), note, model.calibrated, remark)
 
 
-def remark_on(model: ScoreModel, precision: float | None) -> str:
+def remark_on(model: ScoreModel, precision: float | None = None) -> str:
     """Return what to know about the estimates of a model of the scores, or an empty string.
 
     Four cases are special: almost all candidates look like translations, none does, so few that
-    similar sentences may be among them, or the chosen threshold has a low estimated precision. Such
-    an estimate is often wrong.
-
-    Args:
-        precision: estimated precision at a threshold that was chosen, 0 to 1. None if the threshold
-            was given.
+    similar sentences may be among them, or the threshold was chosen and has a low estimated
+    `precision`. Such an estimate is often wrong.
     """
-    if model.share * model.pairs < 1:
+    if model.translations < 1:
         return "no candidate looks like a translation"
     if model.share > 0.99:
         return "almost all candidates look like translations"
     few = None
-    if model.calibrated and model.share * model.pairs < CLEAR_PAIRS:
-        few = f"about {model.share * model.pairs:.0f}"
+    if model.calibrated and model.translations < CLEAR_PAIRS:
+        few = f"about {model.translations:.0f}"
     elif not model.calibrated and model.share < CLEAR_SHARE:
         few = f"{100 * model.share:.0f}%"
     if few is not None:
@@ -370,7 +383,6 @@ def score_known(known: Vectors, vectors: Vectors, k: int = 4, margin: str = "rat
     Args:
         known: vectors of the sources and the targets of K known translations, (K, D) each.
         vectors: vectors of the two texts, (N, D) and (M, D).
-        margin: "ratio", "distance" or "absolute" (`dap_transformers.mining.margin.margin_of`).
 
     Returns:
         Margin scores of the pairs that are not left out, at most K.
@@ -423,34 +435,22 @@ def mine(
         from dap_transformers.encoding.encoder import SentenceEncoder
 
         model = SentenceEncoder.from_pretrained(model)
-    sides = [_in_memory(source, "source", model), _in_memory(target, "target", model)]
-    _, candidates, choice = mine_vectors((sides[0][1], sides[1][1]), chosen)
-    kept = select_some(candidates, choice.threshold, chosen.top_n)
+    texts = []
+    vectors = []
+    for name, side in (("source", source), ("target", target)):
+        text = None
+        if torch.is_tensor(side):
+            side = side.numpy(force=True)
+        if isinstance(side, str):
+            raise UserError(f"{name}: one string; give a list of sentences, or vectors")
+        if not isinstance(side, np.ndarray) or side.dtype.kind != "f":
+            text = DistinctSentences(side, name)
+            side = np.asarray(model.encode(list(text)))
+        texts.append(text)
+        vectors.append(side)
 
-    columns: dict[str, Any] = {"score": np.round(kept.scores, 6)}
-    for name, (sentences, _), rows in zip(("source", "target"), sides, (kept.source, kept.target)):
-        if sentences is None:
-            columns[f"{name}_line"] = rows + 1
-        else:
-            columns[name] = [sentences[row] for row in rows.tolist()]
-            columns[f"{name}_line"] = sentences.first_line[rows]
-    table = pa.table({name: columns[name] for name in SCHEMA.names if name in columns})
+    pair = TextPair(*texts)
+    _, candidates, choice = mine_vectors((vectors[0], vectors[1]), chosen)
+    kept = select(candidates, choice.threshold)[: chosen.top_n]
+    table = pair.table(pair.first_lines(kept))
     return table.replace_schema_metadata({"mining": json.dumps(asdict(choice))})
-
-
-def _in_memory(
-    text: Sequence[str] | np.ndarray, name: str, model: Any
-) -> tuple[DistinctSentences | None, np.ndarray]:
-    """Return the distinct sentences of a text and their vectors, or None and the given vectors."""
-    if not isinstance(text, np.ndarray) and hasattr(text, "numpy"):
-        text = text.detach().cpu().numpy()
-    if isinstance(text, np.ndarray) and text.dtype.kind == "f":
-        return None, text
-    if isinstance(text, str):
-        raise UserError(f"{name}: one string; give a list of sentences, or vectors")
-    sentences = DistinctSentences(text, name)
-    if not len(sentences):
-        raise UserError(f"the {name} text has no sentences: nothing can be mined")
-    if model is None:
-        raise UserError(f"{name}: sentences need a model that encodes them")
-    return sentences, np.asarray(model.encode(list(sentences)))

@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 
 from dap_transformers import disk_arrays
 from dap_transformers.disk_arrays import (
+    blocks_of,
     concatenate_on_disk,
     map_file,
     row_blocks,
@@ -29,23 +30,17 @@ from dap_transformers.disk_arrays import (
     zeros_on_disk,
 )
 from dap_transformers.encoding.encoder import Encoder
-from dap_transformers.encoding.shards import (
-    SHARD_SIZE,
-    SentenceError,
-    embed_to_disk,
-    model_fingerprint,
-)
+from dap_transformers.encoding.shards import SentenceError, embed_to_disk, model_fingerprint
 from dap_transformers.errors import UserError, counted, joined
 from dap_transformers.files import compressed_file, plain_suffix
-from dap_transformers.languages import is_blank
-from dap_transformers.mining.margin import MinedPairs
+from dap_transformers.languages import is_blank, text_keys
 from dap_transformers.text.archives import read_sentences
 
 logger = logging.getLogger(__name__)
 
 #: Vectors of source and target.
 Vectors = tuple[np.ndarray, np.ndarray]
-#: Columns of the file of mined pairs, and their types. Lines count from 1.
+#: Columns of the table of mined pairs, and their types. Lines count from 1.
 SCHEMA = pa.schema(
     {
         "score": pa.float64(),
@@ -57,12 +52,10 @@ SCHEMA = pa.schema(
 )
 #: Endings of formats that are not written.
 OTHER_FORMATS = (".csv", ".json", ".arrow", ".xlsx", ".bz2", ".zst", ".zip")
-#: Sentences that are tokenised at a time.
-TOKENIZED = 10_000
-#: Rows of a Parquet row group.
+#: Pairs that are written at a time, a row group of Parquet.
 GROUP_ROWS = 2**16
-#: A sentence's hash in two halves, and the number of its line, from 1.
-HASHED_LINE = np.dtype([("high", np.uint64), ("low", np.uint64), ("line", np.int64)])
+#: A sentence's key (`text_keys`), and the number of its line, from 1.
+KEYED_LINE = np.dtype([("key", np.uint64), ("line", np.int64)])
 
 
 class DistinctSentences:
@@ -72,8 +65,8 @@ class DistinctSentences:
     different sentences. The text and all arrays are in temporary files.
 
     >>> text = DistinctSentences(["a", " ", "b", "a"])
-    >>> list(text), text.rows.tolist(), text.first_line.tolist(), text.empty, text.repeated
-    (['a', 'b'], [0, -1, 1, 0], [1, 3], 1, 1)
+    >>> list(text), text.rows.tolist(), text.first_line.tolist()
+    (['a', 'b'], [0, -1, 1, 0], [1, 3])
 
     Args:
         lines: the lines of the text. They are read once.
@@ -82,59 +75,60 @@ class DistinctSentences:
     Attributes:
         rows: (L,) for each line the number of its sentence, from 0. It is -1 for an empty line.
         first_line: (N,) for each sentence the number of the first line that holds it, from 1.
-        empty: number of empty lines.
-        repeated: number of lines whose sentence is already on an earlier line.
     """
 
     def __init__(self, lines: Iterable[str], name: str | Path = "text") -> None:
         self.name = str(name)
-        # write the text, and sort the hashes of its sentences
         with temporary_file() as text, temporary_file() as ends:
-            hashed_lines = sort_records(_store_lines(lines, text, ends))
+            keyed_lines = sort_records(_store_lines(lines, text, ends))
             self._text = memoryview(map_file(text, np.uint8))
             self._ends = memoryview(map_file(ends, np.int64))
 
         # find for each line the first line with the same sentence
-        line_count = len(self._ends) - 1
-        earliest = zeros_on_disk((line_count,), np.int64)  # (L,), 0 for an empty line
-        _fill_in_earliest(earliest, hashed_lines)
+        earliest = zeros_on_disk((len(self._ends) - 1,), np.int64)  # (L,), 0 for an empty line
+        output = memoryview(earliest)  # single elements are written faster than through numpy
+        previous = None
+        for key, line in keyed_lines:
+            if key != previous:
+                previous = key
+                first = line
+            output[line - 1] = first
 
         # number the sentences
         self.first_line = concatenate_on_disk(_first_lines(earliest))
-        self.rows = concatenate_on_disk(_sentence_numbers(earliest, self.first_line))
-        self.empty = sum(int((self.rows[block] < 0).sum()) for block in row_blocks(line_count))
-        self.repeated = line_count - self.empty - len(self)
+        self.rows = concatenate_on_disk(
+            np.where(block == 0, -1, np.searchsorted(self.first_line, block))
+            for block in blocks_of(earliest)
+        )
 
     def __len__(self) -> int:
         return len(self.first_line)
 
     def __getitem__(self, row: int) -> str:
         line = int(self.first_line[row])
-        start = self._ends[line - 1]
-        end = self._ends[line]
-        return str(self._text[start:end], errors="surrogatepass")
+        return str(self._text[self._ends[line - 1] : self._ends[line]], "utf-8")
 
     def __iter__(self) -> Iterator[str]:
         return (self[row] for row in range(len(self)))
 
     def __str__(self) -> str:
-        lines = counted(len(self.rows), "line")
-        sentences = counted(len(self), "sentence")
-        return (
-            f"{self.name}: {lines}, {self.empty:,} empty, {self.repeated:,} repeated, {sentences}"
-        )
+        counts = self.counts()
+        lines = counted(counts["lines"], "line")
+        left_out = f"{counts['empty']:,} empty, {counts['repeated']:,} repeated"
+        return f"{self.name}: {lines}, {left_out}, {counted(len(self), 'sentence')}"
 
-    def line(self, number: int) -> str:
-        """Return the sentence of a line that is not empty. Its number counts from 0."""
-        return self[self.rows[number]]
+    def place(self, row: int) -> str:
+        """Return the file and the line of a sentence, for messages."""
+        return f"{self.name}, line {self.first_line[row]}"
 
     def counts(self) -> dict[str, Any]:
         """Return the name of the text's file, and its numbers of lines and sentences."""
+        empty = sum(int((block < 0).sum()) for block in blocks_of(self.rows))
         return {
             "file": Path(self.name).name,
             "lines": len(self.rows),
-            "empty": self.empty,
-            "repeated": self.repeated,
+            "empty": empty,
+            "repeated": len(self.rows) - empty - len(self),
             "distinct": len(self),
         }
 
@@ -149,44 +143,26 @@ class DistinctSentences:
 
 
 def _store_lines(lines: Iterable[str], text: BinaryIO, ends: BinaryIO) -> Iterator[np.ndarray]:
-    """Write all lines to files, and yield blocks of `HASHED_LINE`, without the empty lines."""
+    """Write all lines to files, and yield blocks of `KEYED_LINE`, without the empty lines."""
     stream = iter(lines)
     size = 0  # bytes of text so far
     ends.write(size.to_bytes(8, "little"))
     for first_line in count(1, disk_arrays.BLOCK_ROWS):
         block = list(islice(stream, disk_arrays.BLOCK_ROWS))
-        sentences = [_bytes_of(line) for line in block]
-        lengths = np.array([len(sentence) for sentence in sentences], np.int64)
-        text.writelines(sentences)
+        sentences = ["" if is_blank(line) else line for line in block]
+        encoded = [sentence.encode() for sentence in sentences]
+        lengths = np.array([len(sentence) for sentence in encoded], np.int64)
+        text.writelines(encoded)
         ends.write(size + lengths.cumsum())
         size += int(lengths.sum())
 
-        hashes = [hashlib.blake2b(sentence, digest_size=16).digest() for sentence in sentences]
-        halves = np.frombuffer(b"".join(hashes), np.uint64).reshape(-1, 2)
-        hashed_lines = np.empty(len(block), HASHED_LINE)
-        hashed_lines["high"] = halves[:, 0]
-        hashed_lines["low"] = halves[:, 1]
-        hashed_lines["line"] = np.arange(first_line, first_line + len(block))
-        yield hashed_lines[lengths > 0]
+        keyed_lines = np.empty(len(block), KEYED_LINE)
+        keyed_lines["key"] = text_keys(sentences)
+        keyed_lines["line"] = np.arange(first_line, first_line + len(block))
+        yield keyed_lines[lengths > 0]
 
         if len(block) < disk_arrays.BLOCK_ROWS:
             return
-
-
-def _bytes_of(line: str) -> bytes:
-    """Return the sentence of a line in UTF-8. It is b"" for a line without visible characters."""
-    return b"" if is_blank(line) else line.encode(errors="surrogatepass")
-
-
-def _fill_in_earliest(earliest: np.ndarray, hashed_lines: Iterable[tuple[int, int, int]]) -> None:
-    """Write for each line (L,) the number, from 1, of the first line with the same hash."""
-    output = memoryview(earliest)  # single elements are written faster than through numpy
-    previous_hash = None
-    for high, low, line in hashed_lines:
-        if (high, low) != previous_hash:
-            previous_hash = (high, low)
-            first = line
-        output[line - 1] = first
 
 
 def _first_lines(earliest: np.ndarray) -> Iterator[np.ndarray]:
@@ -196,24 +172,23 @@ def _first_lines(earliest: np.ndarray) -> Iterator[np.ndarray]:
         yield lines[earliest[block] == lines]
 
 
-def _sentence_numbers(earliest: np.ndarray, first_line: np.ndarray) -> Iterator[np.ndarray]:
-    """Yield in blocks the number of each line's sentence, from 0, or -1 for an empty line."""
-    for block in row_blocks(len(earliest)):
-        lines = earliest[block]
-        yield np.where(lines == 0, -1, np.searchsorted(first_line, lines))
-
-
 @dataclass(frozen=True)
 class TextPair:
     """Two texts to mine and, if they are a split of BUCC, their true pairs.
 
     Attributes:
+        source: None if only its vectors are known. The same holds for the target.
         gold: (G, 2) int64, source line and target line of each true pair, from 0. None if unknown.
     """
 
-    source: DistinctSentences
-    target: DistinctSentences
+    source: DistinctSentences | None
+    target: DistinctSentences | None
     gold: np.ndarray | None = None
+
+    def sides(self) -> dict[str, DistinctSentences]:
+        """Return the texts that are known, by "source" and "target"."""
+        sides = {"source": self.source, "target": self.target}
+        return {name: text for name, text in sides.items() if text is not None}
 
     def digest(self) -> str:
         """Return the SHA-256 of both texts and their gold pairs, as 64 hexadecimal digits."""
@@ -221,26 +196,26 @@ class TextPair:
         gold = b"" if self.gold is None else self.gold.astype("<i8").tobytes()
         return hashlib.sha256(text.encode() + gold).hexdigest()
 
-    def first_lines(self, pairs: MinedPairs) -> MinedPairs:
+    def first_lines(self, pairs: np.ndarray) -> np.ndarray:
         """Turn pairs of distinct sentences into pairs of the first lines that hold them, from 0."""
 
-        def converted_blocks() -> Iterator[MinedPairs]:
-            for block in pairs.blocks():
-                i = self.source.first_line[block.source] - 1
-                j = self.target.first_line[block.target] - 1
-                yield MinedPairs(block.scores, i, j)
+        def converted_blocks() -> Iterator[np.ndarray]:
+            for block in blocks_of(pairs):
+                block = block.copy()
+                for name, text in self.sides().items():
+                    block[name] = text.first_line[block[name]] - 1
+                yield block
 
-        return MinedPairs.concatenate(converted_blocks())
+        return concatenate_on_disk(converted_blocks())
 
-    def filled_lines(self) -> np.ndarray:
-        """Return the numbers, from 0, of the lines that are empty on neither side: (P,)."""
-
-        def filled_blocks() -> Iterator[np.ndarray]:
-            for block in row_blocks(len(self.source.rows)):
-                is_filled = (self.source.rows[block] >= 0) & (self.target.rows[block] >= 0)
-                yield block.start + np.flatnonzero(is_filled)
-
-        return concatenate_on_disk(filled_blocks())
+    def table(self, pairs: np.ndarray) -> pa.Table:
+        """Return pairs of lines, from 0, with their sentences, in the columns of `SCHEMA`."""
+        columns = {"score": pairs["score"].round(6)}
+        for name in ("source", "target"):
+            columns[f"{name}_line"] = pairs[name] + 1
+        for name, text in self.sides().items():
+            columns[name] = [text[row] for row in text.rows[pairs[name]].tolist()]
+        return pa.table(columns, schema=pa.schema([f for f in SCHEMA if f.name in columns]))
 
 
 # -------------------------------------------------------------------------- from files to vectors
@@ -272,92 +247,45 @@ def read_texts(source_file: str, target_file: str, is_parallel: bool = False) ->
     return TextPair(source, target)
 
 
-def read_known(path: str | Path) -> list[tuple[str, str]]:
+def read_known(path: str | Path) -> TextPair:
     """Read known translations, lines `source<TAB>target`, without repeated pairs."""
     pairs: dict[tuple[str, str], None] = {}
     for number, line in enumerate(read_sentences(path), 1):
-        columns = line.split("\t")
-        if len(columns) < 2 or is_blank(columns[0]) or is_blank(columns[1]):
+        source, _, target = line.partition("\t")
+        target = target.partition("\t")[0]
+        if is_blank(source) or is_blank(target):
             raise UserError(f"{path}, line {number}: expected source, tab, target")
-        pairs[columns[0], columns[1]] = None
-    return list(pairs)
+        pairs[source, target] = None
+    source = DistinctSentences((source for source, _ in pairs), path)
+    target = DistinctSentences((target for _, target in pairs), path)
+    return TextPair(source, target)
 
 
 def encode_texts(
-    encoder: Encoder,
-    texts: Sequence[TextPair],
-    folder: str | Path,
-    shard_size: int = SHARD_SIZE,
-    token_budget: int = 4096,
-    progress: bool = False,
+    encoder: Encoder, texts: Sequence[TextPair], folder: str | Path, **options: Any
 ) -> list[Vectors]:
     """Encode the distinct sentences of all texts. Vectors of an earlier run are read instead.
 
     Several processes share the work, and only the first one gets the vectors (N, D). In the others
-    they have no rows. A warning tells how many sentences are cut. Sentences that cannot be encoded
-    are named only after all texts are tried.
+    they have no rows. Sentences that cannot be encoded are named only after all texts are tried.
 
     Args:
-        folder: keeps the vectors, in shards of `shard_size` sentences.
-        token_budget: most tokens of a batch, padding included.
+        folder: keeps the vectors.
+        options: `shard_size`, `token_budget` and `progress` of `embed_to_disk`.
     """
-    fingerprint = model_fingerprint(encoder)
+    options["fingerprint"] = model_fingerprint(encoder)
     failed: list[SentenceError] = []
-
-    def encode_side(role: str, text: DistinctSentences) -> np.ndarray | None:
-        warn_of_cut_sentences(encoder, text)
-        place = Path(folder, f"{role}.{Path(text.name).name}")
-
-        def where(row: int) -> str:
-            return f"{text.name}, line {text.first_line[row]}"
-
-        try:
-            options = (shard_size, token_budget, progress, where, fingerprint)
-            return embed_to_disk(encoder, text, place, *options)
-        except SentenceError as error:
-            failed.append(error)
-            return None
-
     vectors = []
     for pair in texts:
-        source = encode_side("source", pair.source)
-        target = encode_side("target", pair.target)
-        vectors.append((source, target))
+        for role, text in pair.sides().items():
+            place = Path(folder, f"{role}.{Path(text.name).name}")
+            try:
+                vectors.append(embed_to_disk(encoder, text, place, where=text.place, **options))
+            except SentenceError as error:
+                failed.append(error)
     if failed:
         raise joined(failed)
-    return vectors
-
-
-def encode_known(
-    encoder: Encoder,
-    pairs: Sequence[tuple[str, str]],
-    folder: str | Path,
-    shard_size: int = SHARD_SIZE,
-    token_budget: int = 4096,
-) -> Vectors:
-    """Encode K known translations (K, D) as `encode_texts` encodes the texts."""
-    source, target = zip(*pairs, strict=True)
-    options = (shard_size, token_budget)
-    return (
-        embed_to_disk(encoder, source, Path(folder, "known-source"), *options),
-        embed_to_disk(encoder, target, Path(folder, "known-target"), *options),
-    )
-
-
-def warn_of_cut_sentences(encoder: Encoder, text: DistinctSentences) -> None:
-    """Log a warning that says how many sentences have more tokens than the encoder reads."""
-    limit = encoder.max_seq_length
-    marks = encoder.tokenizer.num_special_tokens_to_add()
-    cut = 0
-    sentences = (encoder.prefix + sentence for sentence in text)
-    while block := list(islice(sentences, TOKENIZED)):
-        # Hardly a token has less than a byte, so short sentences need not be tokenised.
-        long = [each for each in block if len(each.encode(errors="replace")) + marks > limit]
-        if long:
-            cut += sum(len(ids) > limit for ids in encoder.tokenizer(long, verbose=False).input_ids)
-    if cut:
-        message = "%s: %s cut after max_seq_length=%d tokens"
-        logger.warning(message, text.name, counted(cut, "sentence"), limit)
+    return list(zip(vectors[::2], vectors[1::2], strict=True))
 
 
 # ------------------------------------------------------------------------------ the file of pairs
@@ -372,57 +300,41 @@ def require_writable(path: str | Path) -> None:
         )
 
 
-def write_pairs(pairs: MinedPairs, texts: TextPair, path: str | Path) -> None:
-    """Write the pairs as a table with the columns `SCHEMA`, in the format that the name says.
+def write_pairs(pairs: np.ndarray, texts: TextPair, path: str | Path) -> None:
+    """Write pairs of lines, which count from 0, as a table in the format that the name says.
 
     `.parquet` and `.jsonl` keep every sentence unchanged. All other names give a table with tabs,
     where only a tab in a sentence becomes a space. Quotation marks are text there, as in every file
-    that we read.
-
-    Args:
-        pairs: pairs of lines, counted from 0. They are written counted from 1.
-        path: the file, which is compressed if its name ends in `.gz` or `.xz`.
+    that we read. The file is compressed if its name ends in `.gz` or `.xz`.
     """
+    write = WRITERS.get(plain_suffix(path), _write_tsv)
     with compressed_file(path) as output:
-        write = WRITERS.get(plain_suffix(path), _write_tsv)
-        write(_rows(pairs, texts), output)
+        write((texts.table(block) for block in blocks_of(pairs, GROUP_ROWS)), output)
 
 
-Row = tuple[float, str, str, int, int]  # values of the columns
-
-
-def _rows(pairs: MinedPairs, texts: TextPair) -> Iterator[Row]:
-    """Yield the row of each pair of lines."""
-    for block in pairs.blocks():
-        columns = block.scores.tolist(), block.source.tolist(), block.target.tolist()
-        for score, i, j in zip(*columns, strict=True):
-            yield round(score, 6), texts.source.line(i), texts.target.line(j), i + 1, j + 1
-
-
-def _write_tsv(rows: Iterable[Row], output: BinaryIO) -> None:
+def _write_tsv(tables: Iterable[pa.Table], output: BinaryIO) -> None:
     """Write rows of literal text, below a header."""
     output.write("\t".join(SCHEMA.names).encode() + b"\n")
-    for score, *sentences, source_line, target_line in rows:
-        source, target = (sentence.replace("\t", " ") for sentence in sentences)
-        line = f"{score:.6f}\t{source}\t{target}\t{source_line}\t{target_line}\n"
-        output.write(line.encode(errors="surrogatepass"))
+    for table in tables:
+        for row in table.to_pylist():
+            row["score"] = f"{row['score']:.6f}"
+            cells = (str(value).replace("\t", " ") for value in row.values())
+            output.write("\t".join(cells).encode() + b"\n")
 
 
-def _write_jsonl(rows: Iterable[Row], output: BinaryIO) -> None:
+def _write_jsonl(tables: Iterable[pa.Table], output: BinaryIO) -> None:
     """Write an object per row, with the columns as its fields."""
-    for row in rows:
-        line = json.dumps(dict(zip(SCHEMA.names, row, strict=True)), ensure_ascii=False)
-        output.write(f"{line}\n".encode(errors="surrogatepass"))
+    for table in tables:
+        for row in table.to_pylist():
+            output.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
 
 
-def _write_parquet(rows: Iterable[Row], output: BinaryIO) -> None:
-    """Write a Parquet file in groups of `GROUP_ROWS` rows."""
-    rows = iter(rows)
+def _write_parquet(tables: Iterable[pa.Table], output: BinaryIO) -> None:
+    """Write a Parquet file, a row group per table."""
     with pq.ParquetWriter(output, SCHEMA) as writer:
-        while block := list(islice(rows, GROUP_ROWS)):
-            columns = [list(column) for column in zip(*block, strict=True)]
-            writer.write_table(pa.table(columns, schema=SCHEMA))
+        for table in tables:
+            writer.write_table(table)
 
 
-#: Ending of a file's name -> function that writes rows to an open file. Others give a table.
+#: Ending of a file's name -> function that writes tables to an open file. Others have tabs.
 WRITERS = {".jsonl": _write_jsonl, ".parquet": _write_parquet}

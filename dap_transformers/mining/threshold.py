@@ -31,13 +31,9 @@ import numpy as np
 import torch
 
 from dap_transformers.errors import UserError, counted
-from dap_transformers.mining.margin import MinedPairs, margin_of
+from dap_transformers.mining.margin import margin_of
 from dap_transformers.search.exact import Neighbours
 
-#: With fewer candidates nothing is estimated.
-FEWEST = 50
-#: At most this many candidates, evenly spread over the ranks, are used to fit the two groups.
-SAMPLE = 200_000
 #: Tails of the other pairs' scores that are fitted: the mean of the exponential part, in standard
 #: deviations of the normal part. Their results are averaged. The one with the highest likelihood
 #: would be a worse choice: the many scores in the middle decide it, and not the few in the tail.
@@ -71,22 +67,30 @@ class ScoreModel:
     """The result of fitting the two groups: how likely a pair with some score is a translation.
 
     Attributes:
-        share: estimated share of the candidates that are translations, 0 to 1.
+        candidates: number of all candidates, of which P are a sample.
+        scores: (P,) scores of the candidates, best first.
+        probabilities: (P,) for each score, the probability that its pair is a translation. They
+            never rise.
         distance: difference of the two groups' mean scores, in standard deviations of the other
             pairs' scores.
-        pairs: number of candidates that the model was fitted to, P.
-        scores: (P,) their scores in ascending order.
-        probabilities: (P,) for each score, the probability that its pair is a translation. They
-            never fall.
         calibrated: whether the scores of known translations were given.
     """
 
-    share: float
-    distance: float
-    pairs: int
+    candidates: int
     scores: np.ndarray
     probabilities: np.ndarray
-    calibrated: bool = False
+    distance: float
+    calibrated: bool
+
+    @property
+    def share(self) -> float:
+        """Return the estimated share of the candidates that are translations, 0 to 1."""
+        return float(self.probabilities.mean())
+
+    @property
+    def translations(self) -> float:
+        """Return the estimated number of translations among the P candidates."""
+        return self.share * len(self.scores)
 
     @property
     def is_clear(self) -> bool:
@@ -98,47 +102,102 @@ class ScoreModel:
         """
         if self.calibrated or self.share >= CLEAR_SHARE:
             return True
-        return self.share * self.pairs >= CLEAR_PAIRS and self.distance >= CLEAR_DISTANCE
+        return self.translations >= CLEAR_PAIRS and self.distance >= CLEAR_DISTANCE
+
+    @property
+    def precisions(self) -> np.ndarray:
+        """Return the estimated precision, 0 to 1, of the i + 1 best pairs at each place i: (P,)."""
+        return self.probabilities.cumsum() / np.arange(1, len(self.scores) + 1)
+
+    def row(self, place: int) -> dict[str, Any]:
+        """Return a row of `table`, for a threshold at the score of the pair at a place, from 0."""
+        threshold = float(self.scores[place])
+        count = int((self.scores >= threshold).sum())  # all pairs of an equal score
+        return {
+            "threshold": round_down(threshold),
+            "kept": round(count * self.candidates / len(self.scores)),
+            "precision": round(float(self.precisions[count - 1]), 4),
+        }
+
+    def table(self) -> list[dict[str, Any]]:
+        """Estimate for several thresholds how many pairs they keep, and the precision of these.
+
+        There is a row for the lowest threshold of each precision in `TABLE_ROWS` that is reached,
+        and one for all pairs. The highest threshold comes first.
+
+        Returns:
+            A dictionary per threshold: "threshold", "kept" (number of pairs that score at least as
+            high) and "precision" (their estimated share of translations, 0 to 1).
+        """
+        places = []
+        for wanted in TABLE_ROWS:
+            places += np.flatnonzero(self.precisions >= wanted)[-1:].tolist()
+        rows = map(self.row, [*places, len(self.scores) - 1])
+        return list({row["kept"]: row for row in rows}.values())
+
+    def choose(self, min_precision: float | None = None) -> dict[str, Any]:
+        """Choose the threshold with the best expected F1, or the lowest with a precision, 0 to 1.
+
+        Returns:
+            The chosen threshold as a row of `table`.
+        """
+        if not self.is_clear:
+            parts = []
+            for share in (0.01, 0.05, 0.2):
+                row = self.row(int(share * len(self.scores)))
+                parts.append(f"{row['threshold']} keeps {counted(row['kept'], 'pair')}")
+            raise UserError(
+                f"no group of translations stands out among {counted(self.candidates, 'candidate')}"
+                ": the texts have few or none, or the model cannot tell; give known translations, "
+                f"or a threshold: {', '.join(parts)}"
+            )
+        precisions = self.precisions
+        if min_precision is None:
+            count = np.arange(1, len(self.scores) + 1)
+            f1 = 2 * precisions * count / (count + self.translations)
+            return self.row(int(f1.argmax()))
+        reached = np.flatnonzero(precisions >= min_precision)
+        if not len(reached):
+            raise UserError(
+                f"min_precision={min_precision:g}: the estimated precision is at most "
+                f"{precisions.max():.2f}; give a lower one"
+            )
+        return self.row(int(reached[-1]))
+
+
+def round_down(threshold: float) -> float:
+    """Round a threshold down to six decimals, so that pairs with exactly this score are kept.
+
+    >>> round_down(1.0234567)
+    1.023456
+    """
+    return math.floor(threshold * 1e6) / 1e6
 
 
 def runner_up_scores(
-    pairs: MinedPairs, neighbours: Neighbours, k: int, margin: str = "ratio"
+    pairs: np.ndarray, neighbours: Neighbours, k: int, margin: str = "ratio"
 ) -> np.ndarray:
-    """Score the runner-up of each pair: the next best pair that has one of its two sentences.
+    """Score the runner-up of each pair (P,): the next best pair that has one of its two sentences.
 
-    The mean cosine of a sentence's neighbourhood is also computed without its partner.
-
-    Args:
-        neighbours: the `k` + 1 nearest neighbours of all rows in both directions.
-        margin: "ratio", "distance" or "absolute" (`dap_transformers.mining.margin.margin_of`).
-
-    Returns:
-        Margin scores, (P,) float64.
+    The mean cosine of a sentence's neighbourhood is also computed without its partner. `neighbours`
+    are the `k` + 1 nearest ones of all rows in both directions.
     """
     forward = neighbours.forward_scores, neighbours.forward_indices
     backward = neighbours.backward_scores, neighbours.backward_indices
-    of_source = _runner_ups(forward, backward, pairs.source, pairs.target, k, margin)
-    of_target = _runner_ups(backward, forward, pairs.target, pairs.source, k, margin)
+    of_source = _runner_ups(forward, backward[0], pairs["source"], pairs["target"], k, margin)
+    of_target = _runner_ups(backward, forward[0], pairs["target"], pairs["source"], k, margin)
     return np.maximum(of_source, of_target)
 
 
 def _runner_ups(
     own: tuple[np.ndarray, np.ndarray],
-    other: tuple[np.ndarray, np.ndarray],
+    other_cosines: np.ndarray,
     rows: np.ndarray,
     partners: np.ndarray,
     k: int,
     margin: str,
 ) -> np.ndarray:
-    """Score the best neighbour of one sentence of each pair, other than the pair's other sentence.
-
-    Args:
-        rows: (P,) row of each pair on this side.
-        partners: (P,) row of each pair on the other side.
-
-    Returns:
-        Margin scores, (P,).
-    """
+    """Score the best neighbour (P,) of one sentence of each pair, other than its partner."""
     cosines = own[0][rows, : k + 1].astype(np.float64)  # (P, k + 1)
     indices = own[1][rows, : k + 1]
 
@@ -150,23 +209,23 @@ def _runner_ups(
     indices = indices[kept].reshape(-1, k)
 
     own_means = cosines.mean(1, keepdims=True)  # (P, 1)
-    other_means = other[0][indices, :k].mean(2, dtype=np.float64)  # (P, k)
+    other_means = other_cosines[indices, :k].mean(2, dtype=np.float64)  # (P, k)
     return margin_of(cosines, own_means, other_means, margin).max(1)
 
 
 def fit_scores(
-    scores: np.ndarray, runner_ups: np.ndarray, known: np.ndarray | None = None
+    scores: np.ndarray,
+    runner_ups: np.ndarray,
+    known: np.ndarray | None = None,
+    candidates: int | None = None,
 ) -> ScoreModel:
     """Fit the distributions of translations' scores and of other pairs' scores.
 
     Args:
-        scores: (P,) margin scores of the candidates.
+        scores: (P,) margin scores of the candidates, or of a sample of all `candidates`.
         runner_ups: (P,) scores of their runner-ups (`runner_up_scores`).
         known: (K,) scores of known translations, which fix the translations' distribution. None
             estimates it from the candidates.
-
-    Returns:
-        The fitted model: how likely each candidate is a translation.
     """
     order = np.argsort(scores)
     scores, runner_ups = scores[order], runner_ups[order]
@@ -180,21 +239,14 @@ def fit_scores(
         distances.append(distance)
     mean = np.mean(probabilities, axis=0)  # (P,)
     distance = float(np.mean(distances))
-    return ScoreModel(float(mean.mean()), distance, len(scores), scores, mean, known is not None)
+    count = len(scores) if candidates is None else candidates
+    return ScoreModel(count, scores[::-1], mean[::-1], distance, known is not None)
 
 
 def _fit(
     scores: np.ndarray, runner_ups: np.ndarray, known: np.ndarray | None, tail: float
 ) -> tuple[np.ndarray, float]:
-    """Fit both groups of scores, translations and other pairs, by EM for a given tail.
-
-    Args:
-        scores: (P,) scores of the candidates in ascending order.
-        runner_ups: (P,) scores of their runner-ups, less their lead.
-        known: (K,) scores of known translations, which fix the translations' distribution. None
-            estimates it from the candidates.
-        tail: shape of the other pairs' scores, one of `TAILS`: the mean of their exponential part,
-            in standard deviations of their normal part.
+    """Fit both groups by EM for one of `TAILS`. Scores (P,) are in ascending order.
 
     Returns:
         The probabilities (P,) that a pair is a translation, and the distance of the two means in
@@ -262,9 +314,6 @@ def _mean_and_deviation(
     Each is the average of two estimates: from the weighted moments, and from the quartiles. The
     first is too large if some translations are among the values. The second is too small if the
     tail is heavy.
-
-    Returns:
-        Mean and standard deviation.
     """
     mean, deviation = _moments(values, weights)
     total = weights[order].cumsum()
@@ -287,98 +336,3 @@ def _log_skewed(values: np.ndarray, mean: float, deviation: float, tail: float) 
     z = (values - mean + exponential) / normal
     below = torch.special.log_ndtr(torch.from_numpy(z - 1 / tail)).numpy()
     return 0.5 / tail**2 - z / tail + below - math.log(exponential)
-
-
-def precision_table(model: ScoreModel, candidates: int) -> list[dict[str, Any]]:
-    """Estimate for several thresholds how many pairs they keep, and the precision of these.
-
-    There is a row for the lowest threshold of each precision in `TABLE_ROWS` that is reached, and
-    one for all pairs.
-
-    Returns:
-        One dictionary per threshold: "threshold", "kept" (number of pairs that score at least as
-        high) and "precision" (their estimated share of translations, 0 to 1). The highest threshold
-        comes first. The last one keeps all pairs.
-    """
-    precision = _precisions(model)
-    rows = []
-    for wanted in TABLE_ROWS:
-        reached = np.flatnonzero(precision >= wanted)
-        if len(reached):
-            rows.append(_row(model, int(reached[-1]), candidates))
-    rows.append(_row(model, model.pairs - 1, candidates))
-    distinct = {row["kept"]: row for row in rows}
-    return list(distinct.values())
-
-
-def _precisions(model: ScoreModel) -> np.ndarray:
-    """Return the estimated precision, 0 to 1, of the i + 1 best pairs at each position i: (P,)."""
-    return model.probabilities[::-1].cumsum() / np.arange(1, model.pairs + 1)
-
-
-def _row(model: ScoreModel, last: int, candidates: int) -> dict[str, Any]:
-    """Return a row of `precision_table`, for a threshold at the score of a given pair."""
-    threshold = float(model.scores[::-1][last])
-    last = int((model.scores >= threshold).sum()) - 1  # all pairs of an equal score
-    return {
-        "threshold": round_down(threshold),
-        "kept": round((last + 1) * candidates / model.pairs),
-        "precision": round(float(_precisions(model)[last]), 4),
-    }
-
-
-def round_down(threshold: float) -> float:
-    """Round a threshold down to six decimals, so that pairs with exactly this score are kept.
-
-    >>> round_down(1.0234567)
-    1.023456
-    """
-    return math.floor(threshold * 1e6) / 1e6
-
-
-def choose_row(
-    model: ScoreModel, candidates: int, min_precision: float | None = None
-) -> dict[str, Any]:
-    """Choose the threshold with the best expected F1, or the lowest one with a wanted precision.
-
-    Args:
-        min_precision: the wanted precision, 0 to 1. None means the best expected F1.
-
-    Returns:
-        The chosen threshold as a row of `precision_table`.
-    """
-    if not model.is_clear:
-        raise UserError(
-            f"no group of translations stands out among {counted(candidates, 'candidate')}: the "
-            "texts have few or none, or the model cannot tell; give known translations, or a "
-            f"threshold: {_best_shares(model, candidates)}"
-        )
-    precision = _precisions(model)
-    if min_precision is None:
-        count = np.arange(1, model.pairs + 1)
-        f1 = 2 * precision * count / (count + model.probabilities.sum())
-        return _row(model, int(f1.argmax()), candidates)
-    reached = np.flatnonzero(precision >= min_precision)
-    if not len(reached):
-        raise UserError(
-            f"min_precision={min_precision:g}: the estimated precision is at most "
-            f"{precision.max():.2f}; give a lower one"
-        )
-    return _row(model, int(reached[-1]), candidates)
-
-
-def _best_shares(model: ScoreModel, candidates: int) -> str:
-    """Return a list of thresholds that keep the best 1%, 5% and 20%, for a message."""
-    parts = []
-    for share in (0.01, 0.05, 0.2):
-        row = _row(model, int(share * model.pairs), candidates)
-        parts.append(f"{row['threshold']} keeps {counted(row['kept'], 'pair')}")
-    return ", ".join(parts)
-
-
-def sample_of(pairs: MinedPairs) -> MinedPairs:
-    """Return at most `SAMPLE` of the pairs, evenly spread over their order, as arrays in memory."""
-    count = min(len(pairs), SAMPLE)
-    rows = np.linspace(0, len(pairs) - 1, count).astype(np.int64)
-    chosen = pairs[rows]
-    return MinedPairs(np.array(chosen.scores), np.array(chosen.source), np.array(chosen.target))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from dap_transformers.errors import UserError
-from dap_transformers.mining.margin import MinedPairs, neighbourhoods, score_pairs
+from dap_transformers.mining.margin import PAIR, neighbourhoods, score_pairs
 from dap_transformers.mining.mine import MiningOptions, mine, mine_vectors, score_known
 from dap_transformers.mining.threshold import fit_scores, runner_up_scores
 
@@ -27,14 +27,14 @@ def test_the_estimated_precision_and_the_chosen_threshold_are_close_to_the_truth
 ) -> None:
     common = round(share * 600)
     _, candidates, choice = mine_vectors(texts(600, common), MiningOptions())
-    is_true = (candidates.source == candidates.target) & (candidates.source < common)
+    is_true = (candidates["source"] == candidates["target"]) & (candidates["source"] < common)
     f1 = {}
-    for threshold in [choice.threshold, *candidates.scores.tolist()]:
-        kept = candidates.scores >= threshold
+    for threshold in [choice.threshold, *candidates["score"].tolist()]:
+        kept = candidates["score"] >= threshold
         f1[threshold] = 2 * is_true[kept].sum() / (kept.sum() + common)
     assert f1[choice.threshold] > max(f1.values()) - 0.03
     for row in choice.table:
-        kept = candidates.scores >= row["threshold"]
+        kept = candidates["score"] >= row["threshold"]
         assert row["kept"] == kept.sum()
         assert row["precision"] == pytest.approx(is_true[kept].mean(), abs=0.1)
 
@@ -56,7 +56,7 @@ def test_texts_without_translations_are_not_given_a_threshold_unless_calibrated(
     known = texts(60, 60)
     _, candidates, choice = mine_vectors(vectors, MiningOptions(), known=known)
     assert choice.share < 0.03
-    assert (candidates.scores >= choice.threshold).sum() < 15
+    assert (candidates["score"] >= choice.threshold).sum() < 15
     few = mine_vectors(texts(600, 12), MiningOptions(), known=known)[2]
     assert "check a few pairs" in few.remark
 
@@ -76,7 +76,7 @@ def test_known_pairs_score_as_pairs_of_the_texts_do() -> None:
     source, target = texts(50, 20)
     rows = np.arange(20)
     inside = score_known((source[:20], target[:20]), (source, target))
-    expected = score_pairs(source, target, rows, rows, neighbourhoods(source, target)).scores
+    expected = score_pairs(source, target, rows, rows, neighbourhoods(source, target))
     np.testing.assert_allclose(inside, expected, atol=1e-5)
     for row in range(3):
         others = np.delete(source, row, 0), np.delete(target, row, 0)
@@ -94,11 +94,9 @@ def test_known_pairs_that_mining_would_not_find_do_not_calibrate() -> None:
     np.testing.assert_array_equal(score_known(both, vectors), expected)
     with pytest.raises(UserError, match="only 0 of the 30 known translations"):
         mine_vectors(vectors, MiningOptions(), known=wrong)
-    given, plain = (
-        MiningOptions(threshold=1.1),
-        mine_vectors(vectors, MiningOptions(threshold=1.1))[2],
-    )
-    assert mine_vectors(vectors, given, known=wrong)[2] == plain
+    given = MiningOptions(threshold=1.1)
+    plain = mine_vectors(vectors, given)
+    assert mine_vectors(vectors, given, known=wrong)[2] == plain[2]
 
 
 def test_known_pairs_fix_where_translations_score() -> None:
@@ -115,7 +113,8 @@ def test_runner_ups_agree_with_a_loop() -> None:
     source, target = texts(30, 15)
     unit = [side / np.linalg.norm(side, axis=1, keepdims=True) for side in (source, target)]
     cosine = (unit[0] @ unit[1].T).astype(float)
-    pairs = MinedPairs(np.zeros(30), np.arange(30), np.arange(30))
+    pairs = np.empty(30, PAIR)
+    pairs["source"] = pairs["target"] = np.arange(30)
     found = runner_up_scores(pairs, neighbourhoods(source, target, 4, extra=1), 4)
     source_means = np.sort(cosine, axis=1)[:, -4:].mean(1)
     target_means = np.sort(cosine, axis=0)[-4:].mean(0)
@@ -167,12 +166,14 @@ def test_the_function_mines_sentences_or_vectors_into_a_table() -> None:
         (lambda: mine(*texts(200, 100), threshold=9), "no pair scores so high, the best of"),
         (lambda: mine(*texts(10, 10), min_precision=0.9), "too few candidates for an estimate"),
         (lambda: mine(np.array([[1.0, 2], [np.nan, 1]]), np.eye(2)), "row 1 .* NaN"),
-        (lambda: mine(np.eye(3), np.eye(3), retrieval="both"), "retrieval='both'"),
-        (lambda: mine(["a"], ["b"]), "sentences need a model"),
-        (lambda: mine([], ["1"], Encoder()), "source text has no sentences"),
+        (lambda: mine(np.eye(3), np.eye(3), retrieval="both"), "both"),
+        (lambda: mine(np.eye(3), np.eye(3), threshold="high"), "high"),
+        (lambda: mine(np.eye(3), np.eye(3), k=0), "k=0: at least 1"),
+        (lambda: mine(np.eye(3), np.eye(3), min_precision=0.9, threshold=1), "min_precision"),
+        (lambda: mine([], ["1"], Encoder()), "0 rows"),
         (lambda: mine("one", ["1"], Encoder()), "source: one string"),
     ],
 )
 def test_what_is_refused(call: Callable[[], object], says: str) -> None:
-    with pytest.raises(ValueError, match=says):
+    with pytest.raises((ValueError, KeyError), match=says):
         call()

@@ -60,7 +60,7 @@ def test_rows_whose_lists_are_short_have_true_neighbours_too() -> None:
         np.testing.assert_allclose(scores, np.take_along_axis(side, indices, 1), atol=1e-5)
         assert (np.diff(scores) <= 0).all()
     # means are of true cosines only, so no margin is inflated
-    assert (candidate_pairs(found).scores <= candidate_pairs(exact).scores.max() * 1.5).all()
+    assert (candidate_pairs(found)["score"] <= candidate_pairs(exact)["score"].max() * 1.5).all()
     # the index is approximate where its lists are long enough
     assert (found.forward_indices != exact.forward_indices).any()
 
