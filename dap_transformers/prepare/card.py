@@ -25,7 +25,6 @@ LOSSES = REASONS | {
     "not_sampled": "beyond the number of pairs for a language",
     "held_out": "English sentence of a dev set, of any language",
 }
-UNKNOWN = "not stated; see the source"
 #: Language -> name -> count.
 Counts = Mapping[str, Mapping[str, Any]]
 
@@ -60,40 +59,34 @@ def describe(folder: Path, report: Mapping[str, Any]) -> None:
         report: the report of the run. Its counts, licences and settings are shown on the card.
     """
     languages = report["languages"]
-    settings = report["settings"]
-    target = settings["target_language"]
-    sums = total(languages)
-
-    metadata = DatasetCardData(
-        language=[*languages, target],
-        license="other",
-        task_categories=["translation", "sentence-similarity"],
-        configs=_configurations(languages, target),
-    )
-    losses = [[name, f"{sums[name]:,}", reason] for name, reason in LOSSES.items()]
-    values = [[name, f"`{value}`"] for name, value in settings.items()]
+    target = report["settings"]["target_language"]
+    origins: Counter[str] = Counter()
+    for counts in languages.values():
+        origins.update(counts["origins"])
     card = DatasetCard.from_template(
-        metadata,
+        DatasetCardData(
+            language=[*languages, target],
+            license="other",
+            task_categories=["translation", "sentence-similarity"],
+            configs=_configurations(languages, target),
+        ),
         template_path=str(Path(__file__).with_name("data_card.md")),
-        sums=sums,
         counted=counted,
-        languages=languages,
-        target=NAMES.get(target, "one more"),
-        evaluation=", ".join(settings["evaluation_data"]),
-        origins=_origins_table(languages, report["licences"]),
+        losses=LOSSES,
+        origins=origins.most_common(),
         pairs=counts_table(languages, markdown_table),
-        dropped=markdown_table(["reason", "pairs", ""], losses),
-        settings=markdown_table(["setting", "value"], values),
+        sums=total(languages),
+        target=NAMES.get(target, "one more"),
+        **report,
     )
-    (folder / CARD).write_text(f"{card}\n", encoding="utf-8")
+    (folder / CARD).write_text(str(card), encoding="utf-8")
     write_json(report, folder / REPORT)
 
 
 def _configurations(languages: Counts, target: str) -> list[dict[str, Any]]:
-    """List the configurations that the card declares, so that `datasets` can load each by name.
+    """List the configurations of the card: "default" with all languages, and "de-en" with one.
 
-    "default" has all languages, and for example "de-en" has one. A split without pairs is left
-    out, and so is a configuration without splits.
+    A split without pairs is left out, and so is a configuration without splits.
     """
     configurations = []
     for code, counts in [("*", total(languages)), *languages.items()]:
@@ -105,14 +98,3 @@ def _configurations(languages: Counts, target: str) -> list[dict[str, Any]]:
             name = "default" if code == "*" else f"{code}-{target}"
             configurations.append({"config_name": name, "data_files": files})
     return configurations
-
-
-def _origins_table(languages: Counts, licences: Mapping[str, str]) -> str:
-    """Make a Markdown table of the corpora, with their training pairs and their licences."""
-    pairs: Counter[str] = Counter()
-    for counts in languages.values():
-        pairs.update(counts["origins"])
-    rows = []
-    for origin, count in pairs.most_common():
-        rows.append([origin, f"{count:,}", licences.get(origin, UNKNOWN)])
-    return markdown_table(["origin", "training pairs", "licence"], rows)

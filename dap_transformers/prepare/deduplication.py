@@ -22,38 +22,22 @@ def pair_keys(source: np.ndarray, target: np.ndarray) -> np.ndarray:
 
 
 class Admission:
-    """Filters rows while they are read: drops those that a later `sample` cannot choose.
+    """Tells while rows are read which of them a later `sample` may still choose.
 
-    The sample takes the `size` rows of smallest rank. The object remembers the smallest ranks
-    that it has seen, and admits only rows that may still be among them. Call it with the ranks of
-    the next rows.
-
-    Args:
-        size: number of rows of the sample. None admits all rows.
+    The sample takes the `size` rows of smallest rank. The object remembers the smallest ranks so
+    far. If `size` is 0, it admits all rows.
     """
 
-    def __init__(self, size: int | None) -> None:
+    def __init__(self, size: int) -> None:
         self.size = size
         self.limit = np.uint64(2**64 - 1)  # the largest rank that is admitted
         self._seen = np.empty(0, np.uint64)
 
     def __call__(self, ranks: np.ndarray) -> np.ndarray:
-        """Tell which of the next rows a sample may still need.
-
-        These are the rows whose rank may be among the smallest `size` ranks of all rows so far.
-        The ranks are remembered for the next call.
-
-        Args:
-            ranks: rank of each row, uint64 (N,).
-
-        Returns:
-            bool (N,), True for rows that the sample may need. All are True if `size` is None.
-        """
+        """Tell for the ranks of the next rows, uint64 (N,), whether the rows are admitted: bool."""
         admitted = ranks <= self.limit
-        if self.size is None:
-            return admitted
-
-        self._seen = np.concatenate([self._seen, ranks[admitted]])
+        if self.size:
+            self._seen = np.concatenate([self._seen, ranks[admitted]])
         if len(self._seen) > 2 * self.size:
             self._seen = np.unique(self._seen)[: self.size]
             if len(self._seen) == self.size:
@@ -64,8 +48,7 @@ class Admission:
 def count_distinct(rows: pl.LazyFrame, key: str, part_rows: int = PART_ROWS) -> int:
     """Return the number of different values in a column of hashes, uint64.
 
-    They are counted in parts by their remainder, of about `part_rows` rows each. A few hundred MB
-    of memory are enough for any number of pairs.
+    They are counted in parts of about `part_rows` rows, so a few hundred MB of memory are enough.
     """
     parts = rows.select(pl.len()).collect().item() // part_rows + 1
     count = 0
@@ -75,25 +58,11 @@ def count_distinct(rows: pl.LazyFrame, key: str, part_rows: int = PART_ROWS) -> 
     return count
 
 
-def repeated(rows: pl.LazyFrame, key: str) -> pl.DataFrame:
-    """Return a table with the values that occur more than once in a column, in any order."""
-    counts = rows.group_by(key).len()
-    return counts.filter(pl.col("len") > 1).select(key).collect(engine="streaming")
-
-
 def sample(rows: pl.LazyFrame, key: str, size: int | None) -> pl.DataFrame:
-    """Choose the rows with the smallest values in a column, one row for each value.
+    """Choose the `size` rows with the smallest values in a column, and only one for each value.
 
     Of rows with the same value, the first one (by `row`) is kept. If the column holds random
-    ranks, this draws a sample without duplicates.
-
-    Args:
-        rows: a table. The column `row` numbers its rows.
-        key: name of the column, which holds hashes or ranks, uint64.
-        size: largest number of rows to choose. None chooses the first row of each value.
-
-    Returns:
-        The chosen rows with all their columns, in ascending order of the column.
+    ranks, this draws a sample without duplicates. The result is in the order of the column.
     """
     ordered = rows.sort(key, "row").collect()
     first = ordered.unique(key, keep="first", maintain_order=True)

@@ -1,5 +1,6 @@
 """Read the sentences of evaluation sets, in any form, for the leak check."""
 
+import itertools
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -10,16 +11,16 @@ import polars as pl
 from dap_transformers.errors import UserError, reading
 from dap_transformers.files import plain_suffix
 from dap_transformers.languages import BLANKS, is_blank
-from dap_transformers.prepare.filters import repair_texts
+from dap_transformers.prepare.filters import tidy
 from dap_transformers.text.archives import disk_path, list_folder, read_sentences
 from dap_transformers.text.find import find_bitext
-from dap_transformers.text.formats import FORMATS, read_pairs
+from dap_transformers.text.formats import FORMATS, BitextFile, read_pairs
 
 #: Files that are not lines of text. Read as lines, their sentences would never be found.
 NOT_LINES = ("csv", "json", "xml")
 #: Formats of parallel text whose lines are read here, so that also Moses sides of different length
 #: and JSONL without pairs can be checked.
-READ_AS_LINES = ("tsv", "jsonl", "moses")
+READ_AS_LINES = {"tsv", "jsonl", "moses"}
 
 
 def read_evaluation(paths: Sequence[str | Path]) -> list[str]:
@@ -30,19 +31,14 @@ def read_evaluation(paths: Sequence[str | Path]) -> list[str]:
     - Any other file is plain text: one sentence per line, or several between tabs, such as XNLI's
       premise and hypothesis.
 
-    Args:
-        paths: files, folders (without their subfolders) and ids of Hub datasets.
-
-    Returns:
-        The sentences in their order, without repetitions and blank ones. Empty if there are no
-        paths.
+    The subfolders of folders are not searched. Repeated and blank sentences are left out.
     """
     texts: list[str] = []
     for path in map(Path, paths):
         for file in list_folder(path) if path.is_dir() else [path]:
             texts += _sentences(file)
 
-    repaired = repair_texts(pl.Series(texts, dtype=pl.String))
+    repaired = tidy(pl.Series(texts, dtype=pl.String).str.normalize("NFC"))
     visible = repaired.filter(repaired.str.contains(f"[^{BLANKS}]"))
     sentences = visible.unique(maintain_order=True).to_list()
     if paths and not sentences:
@@ -51,14 +47,12 @@ def read_evaluation(paths: Sequence[str | Path]) -> list[str]:
 
 
 def _sentences(path: Path) -> Iterator[str]:
-    """Yield the sentences of a file or Hub dataset, including blank ones.
-
-    The file name decides how it is read, as `read_evaluation` describes.
-    """
+    """Yield the sentences of a file or Hub dataset, including blank ones."""
     kind = plain_suffix(path).lower().removeprefix(".")
-    is_parallel = kind in FORMATS and kind not in READ_AS_LINES
-    if is_parallel or kind == "zip" or not disk_path(path).is_file():
-        yield from _sentences_of_pairs(path)
+    is_parallel = kind in {"zip", *FORMATS} - READ_AS_LINES
+    if is_parallel or not disk_path(path).is_file():
+        for file in itertools.chain(*find_bitext(path).values()):
+            yield from _sentences_of_pairs(file)
     elif kind in NOT_LINES:
         raise UserError(f"{path}: .{kind} is not read; give lines of text or parallel text")
     elif kind == "jsonl":
@@ -71,27 +65,18 @@ def _sentences(path: Path) -> Iterator[str]:
             yield from line.split("\t")
 
 
-def _sentences_of_pairs(path: Path) -> Iterator[str]:
-    """Yield both sides of all pairs in a file of parallel text, an archive or a Hub dataset.
-
-    Members of an archive that consist of lines (TSV, JSONL, Moses) are read line by line instead,
-    so that all their sentences are found.
-    """
-    for files in find_bitext(path).values():
-        for file in files:
-            if file.format in READ_AS_LINES:  # a member of an archive
-                for side in file.paths:
-                    yield from _sentences(Path(side))
-            else:
-                for pair in read_pairs(file):
-                    yield from pair.values()
+def _sentences_of_pairs(file: BitextFile) -> Iterator[str]:
+    """Yield both sides of all pairs, or all sentences of a member of an archive that has lines."""
+    if file.format in READ_AS_LINES:
+        for side in file.paths:
+            yield from _sentences(Path(side))
+    else:
+        for pair in read_pairs(file):
+            yield from pair.values()
 
 
 def _strings(value: Any) -> Iterator[str]:
-    """Yield all strings in a JSON value, at any depth, without the names of fields.
-
-    Characters that UTF-8 cannot hold (lone surrogates) become "?".
-    """
+    """Yield all strings in a JSON value, at any depth, without the names of fields."""
     if isinstance(value, str):
         yield value.encode("utf-8", "replace").decode()  # "\\ud800" is valid JSON but no text
     elif isinstance(value, dict | list):

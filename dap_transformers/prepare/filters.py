@@ -5,9 +5,8 @@ filters and their defaults are those of the paper's released code. The checks of
 language are additions.
 
 *Tokens* are those of a subword tokenizer if one is given, as in the released code. Otherwise they
-are words: runs of characters between spaces. The scripts of `CHARACTERS_PER_WORD` put no spaces
-between words. There a fixed number of characters counts as one word: 1.5 Han, 3 kana or 5 Thai
-characters. Otherwise these sentences would seem too short beside their translations.
+are words: runs of characters between spaces. In scripts without spaces between words, a fixed
+number of characters counts as one word (`CHARACTERS_PER_WORD`).
 
 Shapes: N pairs of the table.
 """
@@ -16,7 +15,6 @@ import pkgutil
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
-from unicodedata import normalize
 
 import polars as pl
 
@@ -60,60 +58,38 @@ def clean(
 
     Args:
         pairs: a table with the columns `source` and `target`. Other columns are kept.
-        language: code of the source language. If it is not one of the 36 languages, the script of
-            its text is not checked.
-        options: which filters are used, and their limits.
+        language: code of the source language.
 
     Returns:
         The pairs that pass, and counts by name. `control_characters` and `nfc` count repaired
-        pairs (`repair`), also those that are then dropped. The keys of `REASONS` count dropped
-        pairs, each under the first reason.
+        pairs, also those that are then dropped. The keys of `REASONS` count dropped pairs, each
+        under the first reason.
     """
     languages = {"source": language, "target": options.target_language}
     if options.strip_quotes:
         pairs = pairs.with_columns(pl.col(*SIDES).str.replace_all('"', "", literal=True))
     pairs, counts = repair(pairs)
 
-    measures: dict[str, pl.Series] = {}
+    measured = pairs
     for side, code in languages.items():
-        measures |= _measure(pairs[side], code, options)
-    reason = _reason(pairs.with_columns(**measures), options)
-    passed = pairs.filter(reason.is_null())
-    dropped = dict(reason.drop_nulls().value_counts().iter_rows())
+        measured = measured.with_columns(**_measures(pairs[side], code, options))
+    reason = _reason(measured, options)
+    counts |= dict.fromkeys(REASONS, 0) | dict(reason.drop_nulls().value_counts().iter_rows())
+    kept = pairs.filter(reason.is_null())
 
     # The language identifier is slow, so it sees only the pairs that pass the filters above.
-    kept = passed
     if options.language_identifier:
         for side, code in languages.items():
-            codes = identified(options.language_identifier, kept[side].to_list())
-            kept = kept.filter([_is_language(found, code) for found in codes])
-    dropped["language"] = len(passed) - len(kept)
-
-    for name in REASONS:
-        counts[name] = dropped.get(name, 0)
+            is_right = _is_language(kept[side].to_list(), code, options.language_identifier)
+            counts["language"] += is_right.count(False)
+            kept = kept.filter(is_right)
     return kept, counts
 
 
-def _is_language(found: str, wanted: str) -> bool:
-    """Tell whether a code means the wanted language, in any region or script."""
-    try:
-        return base_language(found) == wanted
-    except UserError:
-        return False
+def _measures(texts: pl.Series, language: str, options: PrepareOptions) -> dict[str, pl.Series]:
+    """Compute the tokens, their number, and whether the script is wrong, for one side: (N,) each.
 
-
-def _measure(texts: pl.Series, language: str, options: PrepareOptions) -> dict[str, pl.Series]:
-    """Compute the tokens and the check of the script for one side of the pairs.
-
-    Args:
-        texts: (N,) str. The series is named "source" or "target".
-
-    Returns:
-        Three series by name. For the source they are:
-
-        - `source_tokens`: the tokens, (N,) lists of words, or of ids if a tokenizer is given.
-        - `source_count`: the number of tokens or words, (N,) int.
-        - `source_foreign`: whether too many letters are of other scripts, (N,) bool.
+    The names begin with the series' own name, as in `source_tokens`.
     """
     scripts = SCRIPTS.get(language, ())
     if options.tokenizer is None:
@@ -123,6 +99,7 @@ def _measure(texts: pl.Series, language: str, options: PrepareOptions) -> dict[s
         encodings = backend.encode_batch_fast(texts.to_list(), add_special_tokens=False)
         tokens = pl.Series([each.ids for each in encodings], dtype=pl.List(pl.UInt32))
         count = tokens.list.len()
+
     side = texts.name
     return {
         f"{side}_tokens": tokens,
@@ -132,14 +109,8 @@ def _measure(texts: pl.Series, language: str, options: PrepareOptions) -> dict[s
 
 
 def _reason(measured: pl.DataFrame, options: PrepareOptions) -> pl.Series:
-    """Find the first reason to drop each pair, in the order of `REASONS`.
-
-    The last reason, "language", is slow. `clean` tries it later.
-
-    Returns:
-        (N,) str: a key of `REASONS`, or null for a pair that passes.
-    """
-    source, target = pl.col("source"), pl.col("target")
+    """Find the first reason to drop each pair, or null: (N,) str. "language" is tried later."""
+    sides = pl.col(*SIDES)
     shorter = pl.min_horizontal("source_count", "target_count")
     longer = pl.max_horizontal("source_count", "target_count")
 
@@ -150,12 +121,12 @@ def _reason(measured: pl.DataFrame, options: PrepareOptions) -> pl.Series:
     share_is_too_large = (common > 0) & (common >= options.max_shared * fewer_different)
 
     failures = {
-        "empty": ~pl.all_horizontal(pl.col(*SIDES).str.contains(f"[^{BLANKS}]")),
-        "url": pl.any_horizontal(pl.col(*SIDES).str.contains(options.url_pattern)),
+        "empty": ~pl.all_horizontal(sides.str.contains(f"[^{BLANKS}]")),
+        "url": pl.any_horizontal(sides.str.contains(options.url_pattern)),
         "short": shorter < options.min_tokens,
         "length_ratio": (longer > options.ratio_beyond) & (longer > options.max_ratio * shorter),
         "long": shorter > options.max_tokens,
-        "identical": source == target,
+        "identical": pl.col("source") == pl.col("target"),
         "shared": (shorter > options.shared_beyond) & share_is_too_large,
         "script": pl.col("source_foreign") | pl.col("target_foreign"),
     }
@@ -169,46 +140,35 @@ def repair(pairs: pl.DataFrame) -> tuple[pl.DataFrame, dict[str, int]]:
 
     Each run of white space and control characters becomes one space, and none stays at the ends.
 
-    Args:
-        pairs: a table with the columns `source` and `target`.
-
     Returns:
         The repaired pairs, and two counts: `control_characters`, the pairs that held control
         characters such as tabs, and `nfc`, the pairs that were not in form NFC.
     """
-    composed = pairs.with_columns(_compose(pairs[side]) for side in SIDES)
-    changed = (composed["source"] != pairs["source"]) | (composed["target"] != pairs["target"])
-    has_control = pl.any_horizontal(pl.col(*SIDES).str.contains(_CONTROL))
-    control = pairs.select(has_control.sum()).item()
-    tidy = composed.with_columns(_tidy(composed[side]) for side in SIDES)
-    return tidy, {"control_characters": control, "nfc": int(changed.sum())}
+    sides = pl.col(*SIDES)
+    composed = pairs.with_columns(sides.str.normalize("NFC"))
+    is_changed = composed.select(SIDES) != pairs.select(SIDES)
+    has_control = pairs.select(sides.str.contains(_CONTROL))
+    is_one = pl.any_horizontal(SIDES).sum()
+    counts = {
+        "control_characters": has_control.select(is_one).item(),
+        "nfc": is_changed.select(is_one).item(),
+    }
+    return composed.with_columns(tidy(sides)), counts
 
 
-def repair_texts(texts: pl.Series) -> pl.Series:
-    """Return repaired texts, such as evaluation sentences: (N,) str.
+def tidy(texts: Any) -> Any:
+    """Replace each run of white space and control characters by one space, and strip both ends.
 
-    Characters are composed (NFC), and white space is tidied as in `repair`.
+    Takes and returns a series or an expression of polars.
     """
-    return _tidy(_compose(texts))
-
-
-def _compose(texts: pl.Series) -> pl.Series:
-    """Return each text with its characters composed (Unicode NFC): (N,) str."""
-    return pl.Series(texts.name, [normalize("NFC", text) for text in texts.to_list()], pl.String)
-
-
-def _tidy(texts: pl.Series) -> pl.Series:
-    """Replace each run of white space and control characters by one space, and strip both ends."""
     return texts.str.replace_all(_UNTIDY, " ").str.strip_chars(" ")
 
 
 def words(texts: pl.Series, scripts: Sequence[str]) -> tuple[pl.Series, pl.Series]:
     """Split repaired texts into words, to compare sentence lengths across languages.
 
-    Words are what stands between spaces. Scripts without spaces between words are those of
-    `CHARACTERS_PER_WORD`: Chinese characters, kana and Thai. There the tokens are single
-    characters, and the runs of other characters between them. The number of words is then
-    estimated from the number of characters, and smaller than the number of tokens.
+    In the scripts of `CHARACTERS_PER_WORD`, the tokens are single characters and the runs of other
+    characters between them. The number of words is then smaller than the number of tokens.
 
     Args:
         texts: (N,) str.
@@ -234,67 +194,41 @@ def words(texts: pl.Series, scripts: Sequence[str]) -> tuple[pl.Series, pl.Serie
 
 
 def wrong_script(texts: pl.Series, scripts: Sequence[str], least: float) -> pl.Series:
-    """Tell for each text whether too few of its letters are in the scripts of its language.
+    """Tell for each text whether less than the share `least` of its letters is in some scripts.
 
-    Args:
-        texts: (N,) str.
-        scripts: names of the Unicode scripts of their language. If empty, all results are False.
-        least: share of the letters that must be in these scripts, 0 to 1. With 0 all results are
-            False.
-
-    Returns:
-        (N,) bool, True for a text to drop. A text without letters is also True.
+    A text without letters is also True: (N,) bool. Without scripts, or if `least` is 0, all are
+    False.
     """
     if not scripts or not least:
-        return pl.Series([False] * len(texts), dtype=pl.Boolean)
-
-    # Most texts have no foreign letter. Only the letters of the others are counted.
+        return pl.repeat(False, len(texts), eager=True)
     own = "".join(rf"\p{{{script}}}" for script in scripts)
-    has_foreign = texts.str.contains(rf"[\p{{L}}--[{own}]]")
-    has_own = texts.str.contains(rf"[\p{{L}}&&[{own}]]")
-    doubtful = has_foreign | ~has_own
-
-    letters = texts.filter(doubtful).str.replace_all(r"\P{L}+", "")
-    own_count = letters.str.replace_all(f"[^{own}]+", "").str.len_chars()
-    is_wrong = (letters == "") | (own_count < least * letters.str.len_chars())
-    return doubtful.scatter(doubtful.arg_true(), is_wrong)
+    native = texts.str.count_matches(rf"[\p{{L}}&&[{own}]]")
+    foreign = texts.str.count_matches(rf"[\p{{L}}--[{own}]]")
+    letters = native + foreign
+    return (letters == 0) | (native < least * letters)
 
 
 @cache
 def load_tokenizer(name: str) -> Any:
-    """Load a fast tokenizer whose `backend_tokenizer` neither truncates nor pads.
+    """Load a fast tokenizer whose `backend_tokenizer` neither truncates nor pads."""
+    from dap_transformers import tokenizers
 
-    The result is cached for further calls with the same name.
-    """
-    from dap_transformers.tokenizers import forget_calls
-    from dap_transformers.tokenizers import load_tokenizer as load
-
-    tokenizer = load(name)
-    forget_calls(tokenizer)
+    tokenizer = tokenizers.load_tokenizer(name)
+    tokenizers.forget_calls(tokenizer)
     return tokenizer
 
 
-def load_helpers(options: PrepareOptions) -> None:
-    """Load the tokenizer and try the language identifier, so that wrong names are found at once."""
-    if options.tokenizer:
-        load_tokenizer(options.tokenizer)
-    if options.language_identifier:
-        identified(options.language_identifier, ["One sentence."])
-
-
-def identified(name: str, texts: list[str]) -> list[str]:
-    """Return the language codes that the user's language identifier gives for some texts.
-
-    Args:
-        name: `module:function`. The function takes a list of texts and returns their codes. It is
-            not called if there are no texts.
-        texts: N texts.
-
-    Returns:
-        N codes as the function returned them, which need not be valid language codes.
-    """
-    identify = pkgutil.resolve_name(name)
+def _is_language(texts: list[str], language: str, identifier: str) -> list[bool]:
+    """Tell which texts are in a language, in any region or script, by the user's identifier."""
+    identify = pkgutil.resolve_name(identifier)
     codes = list(identify(texts)) if texts else []
     if len(codes) != len(texts):
-        raise UserError(f"{name} gave {len(codes)} codes for {len(texts)} texts; give one each")
-    return codes
+        raise UserError(f"{identifier} gave {len(codes)} codes for {len(texts)} texts")
+
+    is_right = []
+    for code in codes:
+        try:
+            is_right.append(base_language(code) == language)
+        except UserError:  # not a language code, such as "unknown"
+            is_right.append(False)
+    return is_right

@@ -3,15 +3,10 @@
 Texts are compared after `dap_transformers.languages.normalise`: letters and digits, case folded.
 
 Two texts are *near* if each contains at least the share `threshold` of the other's character
-n-grams, counted with repetitions: |A ∩ B| ≥ threshold · max(|A|, |B|). The length n depends on the
-evaluation sentence (`BANDS`):
-
-- Short sentences have a smaller n, because one changed word spoils most of their longer n-grams.
-- Sentences mostly in Chinese characters, kana or hangul have a smaller n, because one such
-  character says more. A text of this kind is never near to a text of the other kind.
-- Texts with fewer than n letters are only compared for equality.
-
-In very short sentences one replaced word spoils most n-grams, so some near copies are not found.
+n-grams, counted with repetitions: |A ∩ B| ≥ threshold · max(|A|, |B|). Evaluation sentences with
+few letters, or mostly in Chinese characters, kana or hangul, have a smaller n (`BANDS`), because
+one changed word spoils more of their n-grams. Texts of the two kinds of script are never near, and
+texts with fewer than n letters are only compared for equality.
 
 The search is exact. Most texts are ruled out by its first step, because less than the share
 `threshold` of their n-grams occurs in any evaluation sentence. A text of T n-grams shares at least
@@ -25,24 +20,18 @@ Shapes: N texts, G n-grams.
 from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import polars as pl
 
-from dap_transformers.files import read_json
 from dap_transformers.languages import code_points, normalise_all, text_keys
 
 
 class Band(NamedTuple):
-    """A range of lengths of evaluation sentences, which are compared by n-grams of the same n.
+    """Evaluation sentences of `shortest` to `longest` letters, which are compared by n-grams.
 
-    Attributes:
-        is_wide: whether the sentences are mostly Chinese characters, kana or hangul.
-        n: letters of an n-gram.
-        shortest: smallest number of letters of a sentence.
-        longest: largest number of letters of a sentence.
+    `is_wide` tells whether they are mostly Chinese characters, kana or hangul.
     """
 
     is_wide: bool
@@ -65,8 +54,6 @@ BANDS = (
 COMMON = 4
 #: Characters from the CJK blocks on. Hangul and kana are above them.
 _WIDE = r"[\x{2E80}-\x{10FFFF}]"
-#: Slots in the table of n-grams for each n-gram, at least.
-_SPARSITY = 4
 _ROUNDING = 1e-9
 
 
@@ -75,85 +62,61 @@ class LeakIndex:
 
     Args:
         sentences: the evaluation sentences, not normalised.
-        threshold: two texts are nearly equal if they share at least this share of their character
-            n-grams, above 0 and up to 1 (see `containment`). None finds only texts that are equal
-            after normalising.
+        threshold: the least share of n-grams that near texts have in common, up to 1. With 0 only
+            texts are found that are equal after normalising.
     """
 
-    def __init__(self, sentences: Sequence[str], threshold: float | None = 0.7) -> None:
-        letters = normalise_all(sentences)
-        measured = _measured(letters, text_keys(letters))
-        measured = measured.with_columns(pl.Series("evaluation", sentences, pl.String))
-        self._sentences = measured.unique("key", keep="first", maintain_order=True)
+    def __init__(self, sentences: Sequence[str], threshold: float = 0.7) -> None:
+        table = measured(pl.Series("evaluation", sentences, pl.String))
+        self._sentences = table.unique("key", keep="first", maintain_order=True)
         self._bands = []
-        if threshold is not None:
+        if threshold:
             self._bands = [BandIndex(self._sentences, band, threshold) for band in BANDS]
 
-    def __call__(self, letters: Sequence[str], keys: np.ndarray) -> pl.DataFrame:
-        """Find the texts that equal or nearly equal an evaluation sentence.
-
-        Args:
-            letters: N texts, normalised by `dap_transformers.languages.normalise_all`.
-            keys: their hashes (`dap_transformers.languages.text_keys`), uint64 (N,).
+    def __call__(self, texts: pl.DataFrame) -> pl.DataFrame:
+        """Find the texts of a table of `measured` that equal or nearly equal a sentence.
 
         Returns:
-            A table with one row for each text that was found, in the order of the texts:
+            The rows of these texts, in their order, with three more columns:
 
-            - `row`: the number of the text, from 0.
             - `evaluation`: the evaluation sentence that is most similar to it, as it was given.
             - `equal`: whether both are equal after normalising.
             - `containment`: the share of n-grams in common (see `containment`), 1 for equal texts.
         """
-        texts = _measured(letters, keys)
-        equal = texts.join(self._sentences.select("key", "evaluation"), on="key")
-        others = texts.join(self._sentences, on="key", how="anti")
-        found = [equal.select("row", "evaluation", equal=True, containment=1.0)]
-        found += [band.near(others) for band in self._bands]
+        sentences = self._sentences.select("key", evaluation="text")
+        equal = texts.join(sentences, on="key").with_columns(equal=True, containment=1.0)
+        others = texts.join(sentences, on="key", how="anti")
+        found = [equal, *(band.near(others) for band in self._bands)]
 
         best_first = pl.concat(found).sort("containment", descending=True, maintain_order=True)
-        best = best_first.unique("row", keep="first", maintain_order=True)
-        return best.sort("row")
+        return best_first.unique("row", keep="first", maintain_order=True).sort("row")
 
 
-@lru_cache(maxsize=1)
-def load_index(path: Path, changed: int) -> LeakIndex:
-    """Build a `LeakIndex` from a file, once per process.
+#: Builds a `LeakIndex`, once per process.
+load_index = lru_cache(maxsize=1)(LeakIndex)
 
-    Args:
-        path: a JSON file with the arguments of `LeakIndex`: `sentences` and `threshold`.
-        changed: the file's modification time. If it differs from that of the last call, the index
-            is built again.
+
+def measured(texts: pl.Series) -> pl.DataFrame:
+    """Make a table of N texts with their letters and what decides their `Band`.
+
+    The columns are `row` (the number of the text), `side` (the name of the series), `text`,
+    `letters` (the normalised text), `key` (the hash of the letters), `length` (in letters) and
+    `is_wide` (mostly Chinese characters, kana or hangul).
     """
-    return LeakIndex(**read_json(path))
-
-
-def _measured(letters: Sequence[str], keys: np.ndarray) -> pl.DataFrame:
-    """Make a table of normalised texts, with the length and script that decide their `Band`.
-
-    Args:
-        keys: their hashes, uint64 (N,).
-
-    Returns:
-        N rows with the columns `row` (number of the text, from 0), `letters` (the text), `key`
-        (its hash), `length` (in characters) and `is_wide` (mostly Chinese characters, kana or
-        hangul).
-    """
-    schema = {"letters": pl.String, "key": pl.UInt64}
-    texts = pl.DataFrame({"letters": letters, "key": keys}, schema=schema).with_row_index("row")
-    length = pl.col("letters").str.len_chars()
+    letters = pl.Series(normalise_all(texts.to_list()), dtype=pl.String)
+    table = pl.DataFrame({"text": texts, "letters": letters, "key": text_keys(letters)})
+    length = pl.col("letters").str.len_chars().cast(pl.Int64)
     wide_letters = pl.col("letters").str.count_matches(_WIDE)
-    return texts.with_columns(length=length.cast(pl.Int64), is_wide=2 * wide_letters > length)
+    return table.with_row_index("row").with_columns(
+        side=pl.lit(texts.name), length=length, is_wide=2 * wide_letters > length
+    )
 
 
 class BandIndex:
-    """An index of the n-grams of all evaluation sentences of one band.
+    """An index of the n-grams of the evaluation sentences of one band.
 
     Args:
-        sentences: the evaluation sentences of all bands: a table of `_measured`, with the
-            sentences as they were given in the column `evaluation`.
-        band: only the sentences of this range of lengths are indexed.
-        threshold: two texts are near if they share at least this share of their n-grams (see
-            `containment`).
+        sentences: the evaluation sentences of all bands: a table of `measured`.
     """
 
     def __init__(self, sentences: pl.DataFrame, band: Band, threshold: float) -> None:
@@ -162,96 +125,70 @@ class BandIndex:
         in_band = pl.col("length").is_between(band.shortest, band.longest)
         self._sentences = sentences.filter(in_band, is_wide=band.is_wide)
 
-        # Which sentences hold which n-grams. `other_size` is the number of a sentence's n-grams.
-        owners, grams = _grams(self._sentences["letters"], band.n)  # (G,), (G,)
-        holders = pl.DataFrame({"sentence": owners, "gram": grams})
-        self._holders = holders.with_columns(other_size=pl.len().over("sentence")).unique()
-
-        # A table of how many sentences hold an n-gram, by the first bits of its hash. Different
-        # n-grams may share a slot, so a count may be too large but not too small.
-        bits = max((len(self._holders) * _SPARSITY).bit_length(), 10)
-        self._shift = np.uint64(64 - bits)
-        slots = self._holders["gram"].to_numpy() >> self._shift
-        counts = np.bincount(slots, minlength=1 << bits)
-        self._holder_counts = np.minimum(counts, 2**16 - 1).astype(np.uint16)
+        # Which sentences hold which n-grams, and how many sentences hold an n-gram.
+        grams = _grams(self._sentences["letters"], band.n)
+        self._holders = grams.unique().rename({"text": "sentence", "size": "sentence_size"})
+        self._counts = self._holders.group_by("gram").len("holders")
 
     def near(self, texts: pl.DataFrame) -> pl.DataFrame:
-        """Find the texts that are near to an evaluation sentence of this index.
+        """Return the texts of a table of `measured` that are near to a sentence of this index.
 
-        Two texts are near if they share at least the share `threshold` of their n-grams (see
-        `containment`).
-
-        Args:
-            texts: a table of `_measured`.
-
-        Returns:
-            A table with the columns that a call of `LeakIndex` returns. `equal` is always False.
-            A text that is near to several sentences has several rows.
+        The columns are added that a call of `LeakIndex` returns. A text that is near to several
+        sentences has several rows.
         """
-        n = self.band.n
-        smallest = max(self.band.shortest - n + 1, 1) * self.threshold
-        largest = max(self.band.longest - n + 1, 1) / self.threshold
-        size = pl.col("length") - n + 1  # n-grams of a text
-        fits = size.is_between(smallest - _ROUNDING, largest + _ROUNDING)
-        texts = texts.filter(fits, is_wide=self.band.is_wide).with_columns(size=size)
+        shortest = self.band.shortest * self.threshold - _ROUNDING
+        longest = self.band.longest / self.threshold + _ROUNDING
+        fits = pl.col("length").is_between(shortest, longest)
+        texts = texts.filter(fits, is_wide=self.band.is_wide)
 
         candidates = self._candidates(texts)
         text = texts[candidates["text"]]
         sentence = self._sentences[candidates["sentence"]]
         shares = []
         for one, other in zip(text["letters"], sentence["letters"]):
-            shares.append(containment(one, other, n))
+            shares.append(containment(one, other, self.band.n))
 
-        found = text.select("row", sentence["evaluation"], pl.lit(False).alias("equal"))
-        found = found.with_columns(pl.Series("containment", shares, pl.Float64))
-        return found.filter(pl.col("containment") >= self.threshold - _ROUNDING)
+        evaluation = sentence["text"].alias("evaluation")
+        share = pl.Series("containment", shares, pl.Float64)
+        near = text.with_columns(evaluation, pl.lit(False).alias("equal"), share)
+        return near.filter(pl.col("containment") >= self.threshold - _ROUNDING)
 
     def _candidates(self, texts: pl.DataFrame) -> pl.DataFrame:
         """Find the pairs of a text and a sentence that must be compared in full.
 
         Such a pair shares at least `COMMON` of the text's rarest n-grams (see the module's
-        docstring), and both have a similar number of n-grams. All near pairs are among the
-        candidates.
-
-        Returns:
-            A table of pairs. The column `text` has the position of the text in `texts`, and
-            `sentence` that of the evaluation sentence in the index.
+        docstring), and both have a similar number of n-grams. All near pairs are among them. The
+        columns `text` and `sentence` have the places in `texts` and in the index.
         """
-        owners, grams = _grams(texts["letters"], self.band.n)  # (G,), (G,)
-        holder_counts = self._holder_counts[grams >> self._shift]  # (G,)
+        size, sentence_size = pl.col("size"), pl.col("sentence_size")
+        needed = self._needed(size)
+        common = pl.min_horizontal(needed, COMMON)
 
         # Drop the texts with too many n-grams that no sentence holds.
-        known = np.bincount(owners[holder_counts > 0], minlength=len(texts))  # (N,)
-        is_hopeful = known >= self._needed(texts["size"]).to_numpy()  # (N,)
-        asked = pl.DataFrame({"text": owners, "gram": grams, "holders": holder_counts})
-        asked = asked.filter(is_hopeful[owners])
+        held = _grams(texts["letters"], self.band.n).join(self._counts, on="gram")
+        held = held.with_columns(spare=pl.len().over("text") - needed).filter(pl.col("spare") >= 0)
 
         # Take the rarest n-grams of each text.
-        size, other_size = pl.col("size"), pl.col("other_size")
-        common = pl.min_horizontal(self._needed(size), COMMON)
-        ordered = asked.sort("text", "holders").with_columns(
-            size=pl.len().over("text"), place=pl.int_range(pl.len()).over("text")
-        )
-        rarest = ordered.filter(pl.col("place") < size - self._needed(size) + common)
+        place = pl.int_range(pl.len()).over("text")
+        rarest = held.sort("text", "holders").filter(place < pl.col("spare") + common)
 
         # Find the sentences of similar size that hold enough of them.
-        larger = pl.max_horizontal(size, other_size)
-        has_similar_size = pl.min_horizontal(size, other_size) >= self._needed(larger)
+        larger = pl.max_horizontal(size, sentence_size)
+        has_similar_size = pl.min_horizontal(size, sentence_size) >= self._needed(larger)
         joined = rarest.join(self._holders, on="gram").filter(has_similar_size)
         shared = joined.group_by("text", "sentence", "size").len()
         return shared.filter(pl.col("len") >= common).sort("text", "sentence")
 
-    def _needed(self, size: pl.Series | pl.Expr) -> pl.Series | pl.Expr:
+    def _needed(self, size: pl.Expr) -> pl.Expr:
         """Return how many n-grams two near texts have in common at least: the share `threshold`."""
         return (size * self.threshold - _ROUNDING).ceil()
 
 
-def _grams(letters: pl.Series, n: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the hashes of all n-grams of texts. An n-gram lies within one text.
+def _grams(letters: pl.Series, n: int) -> pl.DataFrame:
+    """Return a table of the n-grams of N texts, with G rows.
 
-    Returns:
-        For each n-gram, the number of its text, int64 (G,), and its hash, uint64 (G,). Texts with
-        fewer than n letters have none.
+    `text` is the number of the text, `gram` a hash of the n-gram, and `size` the number of n-grams
+    of the text. Texts with fewer than n letters have none.
     """
     codes = code_points("".join(f"{text}\n" for text in letters))
     places = max(len(codes) - n, 0)
@@ -262,7 +199,8 @@ def _grams(letters: pl.Series, n: int) -> tuple[np.ndarray, np.ndarray]:
 
     owners = np.repeat(np.arange(len(letters)), letters.str.len_chars() + 1)
     is_within_text = owners[:places] == owners[n:]  # others run into the next text
-    return owners[:places][is_within_text], grams[is_within_text]
+    table = pl.DataFrame({"text": owners[:places], "gram": grams}).filter(is_within_text)
+    return table.with_columns(size=pl.len().over("text"))
 
 
 def containment(text: str, sentence: str, n: int) -> float:
@@ -273,10 +211,6 @@ def containment(text: str, sentence: str, n: int) -> float:
     Args:
         text: a normalised text of n letters or more.
         sentence: another one.
-        n: letters of an n-gram.
-
-    Returns:
-        A number from 0 to 1.
     """
     one = Counter(text[first : first + n] for first in range(len(text) - n + 1))
     other = Counter(sentence[first : first + n] for first in range(len(sentence) - n + 1))

@@ -6,13 +6,13 @@ The releases of the paper's six corpora are fixed.
 import logging
 import os
 import zipfile
-import zlib
 from collections.abc import Collection, Sequence
+from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 from urllib.error import HTTPError
 
-from dap_transformers.errors import UserError
+from dap_transformers.errors import UserError, reading
 from dap_transformers.languages import TATOEBA_36, to_iso1
 
 logger = logging.getLogger(__name__)
@@ -23,14 +23,7 @@ STORE = "https://object.pouta.csc.fi"
 
 
 class OpusCorpus(NamedTuple):
-    """One release of a corpus.
-
-    Attributes:
-        name: its name in OPUS.
-        version: its version in OPUS.
-        home: the address of its page.
-        licence: what its publishers state, in their words.
-    """
+    """One release of a corpus. `licence` is what its publishers state, in their words."""
 
     name: str
     version: str
@@ -103,30 +96,6 @@ def download_corpora(
         Path of each file -> its corpus, also for files that were there already. Files that OPUS
         does not have are left out.
     """
-    wanted = _wanted_files(names, languages, without)
-    found = {}
-    for corpus, code in wanted:
-        pair = "-".join(sorted((code, "en")))
-        url = f"{STORE}/OPUS-{corpus.name}/{corpus.version}/moses/{pair}.txt.zip"
-        path = Path(folder) / f"{corpus.name}_{corpus.version}.{pair}.txt.zip"
-        try:
-            download(url, path)
-        except FileNotFoundError:
-            logger.info("OPUS has no %s %s: %s", corpus, pair, url)
-        else:
-            found[path] = corpus
-    if not found:
-        raise UserError(f"OPUS has none of the {len(wanted)} files of {' '.join(names)}")
-    return found
-
-
-def _wanted_files(
-    names: Sequence[str], languages: Sequence[str], without: Collection[tuple[str, str]]
-) -> list[tuple[OpusCorpus, str]]:
-    """List the files to download, each as (corpus, OPUS' code of the language).
-
-    A language may have several files in a corpus, such as "zh_cn" and "zh_tw" (`CODES`).
-    """
     if list(names) == ["all"]:
         names = list(CORPORA)
     unknown = set(names) - set(CORPORA)
@@ -135,34 +104,45 @@ def _wanted_files(
             f"{' '.join(sorted(unknown))}: known are {', '.join(CORPORA)}; download any other "
             "corpus from https://opus.nlpl.eu, and give its files as data"
         )
-    wanted = []
-    for name in names:
-        for language in dict.fromkeys(map(to_iso1, languages or TATOEBA_36)):
-            if (name, language) not in without:
-                codes = CODES.get((name, language), (language,))
-                wanted += [(CORPORA[name], code) for code in codes]
-    return wanted
+    found = {}
+    codes = dict.fromkeys(map(to_iso1, languages or TATOEBA_36))
+    for name, language in product(names, codes):
+        if (name, language) in without:
+            continue
+        corpus = CORPORA[name]
+        for code in CODES.get((name, language), [language]):
+            pair = "-".join(sorted((code, "en")))
+            url = f"{STORE}/OPUS-{name}/{corpus.version}/moses/{pair}.txt.zip"
+            path = Path(folder) / f"{name}_{corpus.version}.{pair}.txt.zip"
+            if download(url, path):
+                found[path] = corpus
+    if not found:
+        raise UserError(f"OPUS has none of the files of {' '.join(names)} in these languages")
+    return found
 
 
-def download(url: str, path: Path) -> None:
+def download(url: str, path: Path) -> bool:
     """Download a zip archive, unless it is there already, and test it for damage.
 
     Until it is complete and tested it is called `PATH.part`. A stopped download starts anew.
+
+    Returns:
+        Whether there is such a file.
     """
     from torch.hub import download_url_to_file
 
     if path.exists():
-        return
+        return True
     path.parent.mkdir(parents=True, exist_ok=True)
     part = Path(f"{path}.part")
     try:
         download_url_to_file(url, str(part))
     except HTTPError as error:
-        raise FileNotFoundError(f"{url}: {error}") from error
-    try:
+        logger.info("OPUS has no %s: %s", url, error)
+        return False
+    with reading(f"{url} is damaged, run again to download it anew"):
         damaged = zipfile.ZipFile(part).testzip()
-    except (zipfile.BadZipFile, zlib.error, EOFError) as error:  # also a file that is cut off
-        damaged = error
-    if damaged:
-        raise UserError(f"{url}: the file is damaged ({damaged}); run again to download it anew")
+        if damaged:
+            raise zipfile.BadZipFile(damaged)
     os.replace(part, path)
+    return True

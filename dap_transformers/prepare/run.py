@@ -12,30 +12,34 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import polars as pl
+
 from dap_transformers.errors import UserError
-from dap_transformers.files import content_digest, public_name, read_json, whole_file, write_json
+from dap_transformers.files import content_digest, public_name, read_json, whole_file
 from dap_transformers.languages import base_language
 from dap_transformers.prepare.card import describe
 from dap_transformers.prepare.evaluation_sets import read_evaluation
-from dap_transformers.prepare.filters import load_helpers
+from dap_transformers.prepare.filters import clean
 from dap_transformers.prepare.options import PrepareOptions, RawText
-from dap_transformers.prepare.opus import NOT_IN_RELEASE, download_corpora
+from dap_transformers.prepare.opus import NOT_IN_RELEASE, OpusCorpus, download_corpora
 from dap_transformers.prepare.pipeline import OnCluster, prepare
-from dap_transformers.prepare.run_folder import LEAKS, Plan, RawFile, begin, finished_report
+from dap_transformers.prepare.run_folder import LEAKS, WORK, Plan, RawFile, begin, finished_report
 from dap_transformers.reports import versions
 from dap_transformers.text.archives import disk_path
 from dap_transformers.text.find import find_bitext
 
 logger = logging.getLogger(__name__)
 
+#: What shapes the result, apart from `PrepareOptions`.
+SHAPING = ("data", "opus", "recipe", "languages", "evaluation_data")
 #: Version of the work folder and of the result. A run does not continue one of another version.
-VERSION = 11
+VERSION = 12
 
 
 def prepare_text(
     text: RawText, options: PrepareOptions, on_cluster: OnCluster | None = None
 ) -> dict[str, Any]:
-    """Prepare raw text, or only return the report if the same run has finished before.
+    """Prepare raw text, or only describe the result again if the same run has finished before.
 
     Args:
         on_cluster: makes the calls of the steps, such as `each_on_cluster` of Ray. None makes them
@@ -45,60 +49,43 @@ def prepare_text(
         The report, as written to `report.json`.
     """
     started = time.perf_counter()
-    plan = Plan(Path(text.output_dir), options)
-    require_outside(plan.output_dir, text.inputs(options))
+    output_dir = Path(text.output_dir)
+    require_outside(output_dir, text.inputs(options))
     files, licences = find_files(text, options)
-
-    # Return the report if the same run has finished before.
-    settings = {
-        "data": text.data,
-        "opus": text.opus,
-        "recipe": text.recipe,
-        "languages": text.languages,
-        "evaluation_data": text.evaluation_data,
-        **asdict(options),
-    }
+    settings = {name: getattr(text, name) for name in SHAPING} | asdict(options)
     fingerprint = _fingerprint(settings, [file.key for file in files])
-    report = finished_report(plan, fingerprint, text.overwrite)
+
+    report = finished_report(output_dir, fingerprint, text.overwrite)
     if report:
         logger.info("%s is finished already", text.output_dir)
-        report["licences"] = licences
-        describe(plan.output_dir, report)
-        shutil.rmtree(plan.work_dir, ignore_errors=True)  # a killed run may have left it
-        return report
+    else:
+        # Read everything, so that a wrong name is found before an earlier result is removed.
+        clean(pl.DataFrame({"source": [""], "target": [""]}), "en", options)
+        plan = Plan(output_dir, options, tuple(read_evaluation(text.evaluation_data)))
+        begin(plan, files)
+        languages = prepare(plan, files, text.num_workers, on_cluster)
+        if plan.evaluation:
+            with whole_file(output_dir / LEAKS) as listed:
+                for file in files:
+                    listed.write((plan.cleaned(file) / LEAKS).read_bytes())
 
-    # Read everything, so that a wrong name is found before an earlier result is removed.
-    load_helpers(options)
-    sentences = read_evaluation(text.evaluation_data)
-
-    # Prepare.
-    begin(plan, files)
-    if sentences:
-        threshold = options.leak_threshold or None
-        write_json({"sentences": sentences, "threshold": threshold}, plan.leaks)
-    languages = prepare(plan, files, text.num_workers, on_cluster)
-
-    # Describe the result. Paths are shown without folders of this machine.
-    if sentences:
-        with whole_file(plan.output_dir / LEAKS) as listed:
-            for file in files:
-                listed.write((plan.cleaned(file) / LEAKS).read_bytes())
-    for name in ("data", "evaluation_data"):
-        settings[name] = [public_name(path) for path in settings[name]]
-    if options.tokenizer:
-        settings["tokenizer"] = public_name(options.tokenizer)
-    report = {
-        "fingerprint": fingerprint,
-        "languages": languages,
-        "settings": settings,
-        "licences": licences,
-        "evaluation_sentences": len(sentences),
-        "num_workers": text.num_workers,
-        "seconds": round(time.perf_counter() - started, 1),
-        "versions": versions(),
-    }
-    describe(plan.output_dir, report)
-    shutil.rmtree(plan.work_dir)
+        # The report shows paths without the folders of this machine.
+        for name in ("data", "evaluation_data"):
+            settings[name] = [public_name(path) for path in settings[name]]
+        if options.tokenizer:
+            settings["tokenizer"] = public_name(options.tokenizer)
+        report = {
+            "fingerprint": fingerprint,
+            "languages": languages,
+            "settings": settings,
+            "evaluation_sentences": len(plan.evaluation),
+            "num_workers": text.num_workers,
+            "seconds": round(time.perf_counter() - started, 1),
+            "versions": versions(),
+        }
+    report["licences"] = licences
+    describe(output_dir, report)
+    shutil.rmtree(output_dir / WORK, ignore_errors=True)
     return report
 
 
@@ -117,26 +104,21 @@ def find_files(text: RawText, options: PrepareOptions) -> tuple[list[RawFile], d
         The files, sorted by language, and the licences by the name of the corpus or file. Known
         are those of corpora from OPUS, and those in `text.licences`.
     """
-    # Download from OPUS.
-    corpora = {}
-    names = [name for given in text.opus for name in given.split(",")]
-    if names:
+    corpora: dict[Path, OpusCorpus] = {}
+    if text.opus:
+        names = ",".join(text.opus).split(",")
+        folder = os.path.abspath(text.download_dir)
         without = NOT_IN_RELEASE if text.recipe else ()
-        downloaded = download_corpora(names, text.languages, text.download_dir, without)
-        for path, corpus in downloaded.items():
-            corpora[os.path.abspath(path)] = corpus
+        corpora = download_corpora(names, text.languages, folder, without)
 
-    # Find the languages.
     found = find_bitext([*text.data, *corpora], options.target_language)
     wanted = {base_language(code) for code in text.languages} or set(found)
     absent = sorted(wanted - set(found))
     if absent:
         raise UserError(f"languages {' '.join(absent)}: there is text only in {' '.join(found)}")
 
-    # The key of a file depends on what shapes its cleaning.
-    shaping = asdict(replace(options, dev_pairs=0, shard_size=0))
-    others = [*text.evaluation_data, options.tokenizer, options.language_identifier]
-    states_of_others = [_file_state(path) for path in filter(None, others)]
+    others = filter(None, [*text.evaluation_data, options.tokenizer])
+    states_of_others = [_file_state(path) for path in others]
     files = []
     licences = {}
     for language in sorted(wanted):
@@ -145,12 +127,12 @@ def find_files(text: RawText, options: PrepareOptions) -> tuple[list[RawFile], d
             if file.format == "hub":
                 file = replace(file, streaming=True)
                 origin = str(file)
-            corpus = corpora.get(str(disk_path(file.paths[0])))
+            corpus = corpora.get(disk_path(file.paths[0]))
             if corpus:
                 origin = str(corpus)
                 licences[origin] = f"{corpus.licence} ({corpus.home})"
             states = [_file_state(path) for path in file.paths]
-            key = _fingerprint(shaping, states_of_others, asdict(file), origin, states)
+            key = _fingerprint(asdict(options), states_of_others, asdict(file), origin, states)
             files.append(RawFile(file, origin, key))
 
     given = read_json(text.licences) if text.licences else {}
@@ -163,13 +145,12 @@ def _fingerprint(*content: Any) -> str:
     return hashlib.sha256(joined.encode()).hexdigest()[:16]
 
 
-def _file_state(path: str) -> Any:
+def _file_state(path: str | Path) -> Any:
     """Return a hash of a file's content, or (name, hash) of each file in a folder.
 
     For a member of an archive it is the hash of the archive. None if there is no such file.
     """
-    place = str(disk_path(path))
-    if os.path.isdir(place):
-        names = sorted(os.listdir(place))
-        return [(name, _file_state(os.path.join(place, name))) for name in names]
-    return content_digest(place) if os.path.isfile(place) else None
+    place = disk_path(path)
+    if place.is_dir():
+        return [(child.name, _file_state(child)) for child in sorted(place.iterdir())]
+    return content_digest(place) if place.is_file() else None

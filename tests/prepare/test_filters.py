@@ -2,7 +2,7 @@
 
 import random
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -42,35 +42,45 @@ def reasons(language: str, *pairs: tuple[str, str], **options: float | str) -> l
     return found
 
 
-def test_the_released_code_keeps_short_pairs_that_share_words_and_removes_quotes() -> None:
-    pair = ('Wir "sehen" uns OK Tom', "See you OK Tom")
-    longer = ("a b c d e OK Tom X", "f g h OK Tom X")
-    assert reasons("de", pair, longer, shared_beyond=5) == [None, "shared"]
-    assert reasons("de", pair) == ["shared"]
-    kept, _ = clean(frame(pair), "de", PrepareOptions(shared_beyond=5, strip_quotes=True))
-    assert kept.rows() == [("Wir sehen uns OK Tom", pair[1])]
+def lengths(source: int, target: int) -> tuple[str, str]:
+    return " ".join(f"s{i}" for i in range(source)), " ".join(f"t{i}" for i in range(target))
 
 
-def test_the_limits_are_those_of_the_released_code() -> None:
-    def pair(source: int, target: int) -> tuple[str, str]:
-        return " ".join(f"s{i}" for i in range(source)), " ".join(f"t{i}" for i in range(target))
+SHARED = ("a b c d e f", "a b c x y z w")
+QUOTED = ('Wir "sehen" uns OK Tom', "See you OK Tom")
+#: (language, pair, options, why it is dropped)
+LIMITS = [
+    ("de", lengths(3, 4), {}, "short"),
+    ("de", lengths(4, 4), {}, None),
+    ("de", lengths(3, 4), {"min_tokens": 3}, None),
+    ("de", lengths(32, 15), {}, None),
+    ("de", lengths(33, 16), {}, "length_ratio"),
+    ("de", lengths(34, 17), {}, None),
+    ("de", lengths(20, 9), {"ratio_beyond": 10}, "length_ratio"),
+    ("de", lengths(20, 9), {"ratio_beyond": 10, "max_ratio": 3.0}, None),
+    ("de", lengths(65, 64), {}, None),
+    ("de", lengths(65, 65), {}, "long"),
+    ("de", lengths(40, 41), {"max_tokens": 39}, "long"),
+    ("de", SHARED, {}, "shared"),
+    ("de", SHARED, {"max_shared": 0.6}, None),
+    ("de", ("a b c d e f g", SHARED[1]), {}, None),
+    ("de", ("a a a a a a b", "a c d e f g"), {}, "shared"),  # one of two different tokens
+    ("de", QUOTED, {}, "shared"),
+    ("de", QUOTED, {"shared_beyond": 5}, None),
+    ("de", ("a b c d e OK Tom X", "f g h OK Tom X"), {"shared_beyond": 5}, "shared"),
+    ("de", GOOD["de"], {"url_pattern": "Zug"}, "url"),
+    ("ka", GOOD["ka"], {"url_pattern": r"\p{Georgian}"}, "url"),  # as polars writes it
+    ("de", GOOD["ka"], {}, "script"),
+    ("de", GOOD["ka"], {"min_script": 0.0}, None),
+    ("xh", GOOD["ka"], {}, None),  # of unknown script
+]
 
-    assert reasons("de", pair(3, 4), pair(4, 4)) == ["short", None]
-    assert reasons("de", pair(32, 15), pair(33, 16), pair(34, 17)) == [None, "length_ratio", None]
-    assert reasons("de", pair(65, 64), pair(65, 65)) == [None, "long"]
-    shared = ("a b c d e f", "a b c x y z w")
-    assert reasons("de", shared, ("a b c d e f g", "a b c x y z w")) == ["shared", None]
-    # One of two different tokens is shared.
-    assert reasons("de", ("a a a a a a b", "a c d e f g")) == ["shared"]
-    assert reasons("de", shared, max_shared=0.6) == [None]
-    assert reasons("de", pair(3, 4), pair(40, 41), min_tokens=3, max_tokens=39) == [None, "long"]
-    assert reasons("de", pair(20, 9), ratio_beyond=10, max_ratio=3.0) == [None]
-    assert reasons("de", pair(20, 9), ratio_beyond=10) == ["length_ratio"]
-    assert reasons("de", GOOD["de"], url_pattern="Zug") == ["url"]
-    # The syntax of polars, not of Python.
-    assert reasons("ka", GOOD["ka"], url_pattern=r"\p{Georgian}") == ["url"]
-    assert reasons("de", GOOD["ka"], min_script=0.0) == [None]
-    assert reasons("xh", GOOD["ka"]) == [None]  # of unknown script
+
+@pytest.mark.parametrize(("language", "pair", "options", "reason"), LIMITS)
+def test_the_limits_are_those_of_the_released_code(
+    language: str, pair: tuple[str, str], options: dict[str, Any], reason: str | None
+) -> None:
+    assert reasons(language, pair, **options) == [reason]
 
 
 def test_text_is_repaired_and_counted() -> None:
@@ -86,12 +96,11 @@ def test_text_is_repaired_and_counted() -> None:
     assert counts == {"control_characters": 2, "nfc": 3}
 
 
-def test_other_columns_stay_beside_their_pair() -> None:
-    pairs = frame(GOOD["de"], ("zu kurz", "too short"), GOOD["de"]).with_columns(
-        line=pl.Series([7, 8, 9])
-    )
-    assert clean(pairs, "de", PrepareOptions())[0]["line"].to_list() == [7, 9]
-    assert clean(pairs.clear(), "de", PrepareOptions())[0].rows() == []
+def test_other_columns_stay_and_quotes_go_if_wanted() -> None:
+    pairs = frame(QUOTED, ("zu kurz", "too short"), QUOTED).with_columns(line=pl.Series([7, 8, 9]))
+    options = PrepareOptions(shared_beyond=5, strip_quotes=True)
+    kept = ("Wir sehen uns OK Tom", QUOTED[1])
+    assert clean(pairs, "de", options)[0].rows() == [(*kept, 7), (*kept, 9)]
 
 
 # Against a plain loop
@@ -211,34 +220,23 @@ def test_a_tokenizer_counts_instead_of_words(
         assert clean(frame(pair), "de", options)[1]["short"] == dropped
 
 
-Identify = Callable[[Callable[[list[str]], Any]], PrepareOptions]
-
-
-@pytest.fixture
-def identified_by(monkeypatch: pytest.MonkeyPatch) -> Identify:
-    """Make options whose language identifier is a given function."""
-
-    def options(function: Callable[[list[str]], Any]) -> PrepareOptions:
-        monkeypatch.setitem(globals(), "identify", function)
-        return PrepareOptions(language_identifier=f"{__name__}:identify")
-
-    return options
-
-
-def test_the_identifier_decides_about_the_pairs_that_pass_all_else(identified_by: Identify) -> None:
+def test_the_identifier_decides_about_the_pairs_that_pass_all_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     asked: list[str] = []
 
     def identify(texts: list[str]) -> list[str]:
         asked.extend(texts)
         codes = {GOOD["de"][0]: "deu_Latn", GOOD["de"][1]: "eng-GB"}
-        return [codes.get(text, "nl") for text in texts]
+        return [codes.get(text, "unknown") for text in texts]
 
+    options = PrepareOptions(language_identifier=f"{__name__}:identify")
+    monkeypatch.setitem(globals(), "identify", identify)
     dutch = ("De trein vertrekt om acht uur.", "The train leaves at eight o'clock.")
-    options = identified_by(identify)
     kept, counts = clean(frame(GOOD["de"], dutch, ("kurz", "short")), "de", options)
     assert kept.rows() == [GOOD["de"]]
     assert (counts["language"], counts["short"]) == (1, 1)
     assert "kurz" not in asked
-    assert clean(frame(("kurz", "short")), "de", options)[1]["language"] == 0
+    monkeypatch.setitem(globals(), "identify", lambda texts: ["de"])
     with pytest.raises(UserError, match="1 codes for 2 texts"):
-        clean(frame(GOOD["de"], dutch), "de", identified_by(lambda texts: ["de"]))
+        clean(frame(GOOD["de"], dutch), "de", options)

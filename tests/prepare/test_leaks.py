@@ -12,10 +12,10 @@ import polars as pl
 import pytest
 
 from dap_transformers.errors import UserError
-from dap_transformers.languages import normalise, normalise_all, text_keys
+from dap_transformers.languages import normalise
 from dap_transformers.prepare.evaluation_sets import read_evaluation
 from dap_transformers.prepare.filters import repair
-from dap_transformers.prepare.leaks import BANDS, LeakIndex
+from dap_transformers.prepare.leaks import BANDS, LeakIndex, measured
 
 WORDS = {
     "latin": "the train leaves station at eight old birds sing over harbour Straße où élève mañana",
@@ -83,12 +83,11 @@ def compare(text: str, sentence: str) -> float:
 
 
 def find(index: LeakIndex, texts: list[str]) -> pl.DataFrame:
-    letters = normalise_all(texts)
-    return index(letters, text_keys(letters))
+    return index(measured(pl.Series("source", texts)))
 
 
-@pytest.mark.parametrize("threshold", [None, 0.3, 0.7, 1.0])
-def test_the_index_finds_what_comparing_all_with_all_finds(threshold: float | None) -> None:
+@pytest.mark.parametrize("threshold", [0.0, 0.3, 0.7, 1.0])
+def test_the_index_finds_what_comparing_all_with_all_finds(threshold: float) -> None:
     evaluation = sentences(150, 0)
     texts = sentences(150, 1) + altered(evaluation, 2)
     found = find(LeakIndex(evaluation, threshold), texts)
@@ -97,65 +96,50 @@ def test_the_index_finds_what_comparing_all_with_all_finds(threshold: float | No
     held = set(map(normalise, evaluation))
     for row, text in enumerate(texts):
         best = max(compare(text, sentence) for sentence in evaluation)
-        is_near = threshold is not None and best >= threshold - 1e-9
-        if normalise(text) in held or is_near:
+        if normalise(text) in held or (threshold and best >= threshold - 1e-9):
             expected[row] = best
     assert found["row"].to_list() == list(expected)
     assert found["containment"].to_list() == pytest.approx(list(expected.values()))
-
-    for row, sentence, equal, share in found.iter_rows():
-        assert compare(texts[row], sentence) == pytest.approx(share)
-        assert equal == (normalise(texts[row]) == normalise(sentence))
+    for row in found.iter_rows(named=True):
+        assert compare(row["text"], row["evaluation"]) == pytest.approx(row["containment"])
+        assert row["equal"] == (normalise(row["text"]) == normalise(row["evaluation"]))
     assert found["equal"].sum() >= 20
-    if threshold not in (None, 1.0):
+    if threshold in (0.3, 0.7):
         assert (~found["equal"]).sum() >= 20
 
 
-def test_equal_and_near_texts_of_each_kind() -> None:
-    sentences = [
-        "Look both ways before you cross the road.",
-        "他们在火车站等了八个小时才上车。",
-        "Why?",
-    ]
-    texts = [
-        "LOOK both ways; before you cross the road",
-        "Look both ways before you cross a road",
-        "Look both ways",
-    ]
-    texts += ["他们在火车站等了八个小时才下车", "火车", "why", "Why not?"]
-    found = find(LeakIndex(sentences), texts)
-    assert found["row"].to_list() == [0, 1, 3, 5]
-    assert found["equal"].to_list() == [True, False, False, True]
-    assert found["evaluation"].to_list() == [sentences[number] for number in (0, 0, 1, 2)]
-
-
 @pytest.mark.parametrize(
-    ("sentence", "text"),
+    ("sentence", "text", "is_found"),
     [
-        ("He bought a red bicycle yesterday.", "He bought a new bicycle yesterday."),
-        ("Сегодня я не хочу идти домой.", "Сегодня я не хочу идти назад."),
-        ("他昨天买了一辆红色的自行车。", "他昨天买了一辆新的自行车。"),
+        ("Look both ways before you cross it.", "LOOK both ways; before you cross it", True),
+        ("Look both ways before you cross the road.", "Look both ways", False),
+        ("Why?", "why", True),
+        ("Why?", "Why not?", False),
+        ("He bought a red bicycle yesterday.", "He bought a new bicycle yesterday.", True),
+        ("Сегодня я не хочу идти домой.", "Сегодня я не хочу идти назад.", True),
+        ("他昨天买了一辆红色的自行车。", "他昨天买了一辆新的自行车。", True),
+        ("他们在火车站等了八个小时才上车。", "火车", False),
     ],
 )
-def test_a_replaced_word_in_a_short_sentence_is_near(sentence: str, text: str) -> None:
-    assert find(LeakIndex([sentence]), [text])["row"].to_list() == [0]
+def test_equal_and_near_texts_of_each_kind(sentence: str, text: str, is_found: bool) -> None:
+    assert find(LeakIndex([sentence]), [text]).height == is_found
 
 
-def test_evaluation_sets_are_read_from_pairs_and_plain_text(tmp_path: Path) -> None:
-    (tmp_path / "sets").mkdir()
-    (tmp_path / "sets/de-en.tsv").write_text("eins\tone\nzwei\ttwo\n")
-    (tmp_path / "sets/zh-en.dev.zh").write_text("zh-1\t三\nzh-2\t四\n")
-    (tmp_path / "sets/zh-en.dev.en").write_text("en-1\tthree\n")  # fewer, as in BUCC
-    (tmp_path / "sets/xnli.xz").write_bytes(lzma.compress(b"premise\thypothesis\n\none\n"))
-    (tmp_path / "plain.txt").write_text("five\n \n")
-    expected = [
-        *("eins", "zwei", "one", "two"),
-        *("zh-1", "zh-2", "en-1", "三", "四", "three"),
-        *("premise", "hypothesis"),
-    ]
-    assert set(read_evaluation([tmp_path / "sets"])) == set(expected)
-    found = read_evaluation([tmp_path / "plain.txt", str(tmp_path / "sets/de-en.tsv")])
-    assert sorted(found) == ["eins", "five", "one", "two", "zwei"]
+def test_evaluation_sets_are_read_in_every_form(tmp_path: Path) -> None:
+    sets = tmp_path / "sets"
+    sets.mkdir()
+    (sets / "de-en.tsv").write_text("eins\tone\n\u200b\ttwo\n")
+    (sets / "zh-en.dev.zh").write_text("zh-1\t三\nzh-2\t四\n")
+    (sets / "zh-en.dev.en").write_text("en-1\tthree\n")  # fewer, as in BUCC
+    (sets / "xnli.xz").write_bytes(lzma.compress(b"premise\thypothesis\n\none\n"))
+    record = {"id": 1, "sentence": "five\tsix", "translations": {"de": ["fünf", None]}}
+    (sets / "flores.jsonl").write_text(json.dumps(record) + "\n\n")
+    expected = {"eins", "one", "two", "zh-1", "zh-2", "en-1", "三", "四", "three", "fünf"}
+    expected |= {"premise", "hypothesis", "five six"}
+    found = read_evaluation([sets])
+    assert set(found) == expected
+    assert len(found) == len(expected)
+    assert set(read_evaluation([sets / "xnli.xz", str(sets / "de-en.tsv")])) < expected
     with pytest.raises(FileNotFoundError, match="absent"):
         read_evaluation([tmp_path / "absent"])
 
@@ -165,31 +149,15 @@ def test_evaluation_sets_are_read_from_pairs_and_plain_text(tmp_path: Path) -> N
 )
 def test_evaluation_sentences_are_repaired_as_training_text_is(text: str, tmp_path: Path) -> None:
     trained = repair(pl.DataFrame({"source": [text], "target": ["x"]}))[0]["source"].to_list()
-    for form in ("NFC", "NFD"):
-        written = unicodedata.normalize(form, text) if form == "NFD" else text
+    for written in (text, unicodedata.normalize("NFD", text)):
         (tmp_path / "test.txt").write_text(f"{written}\n\ufeff\n", encoding="utf-8")
-        sentences = read_evaluation([tmp_path / "test.txt"])
-        assert sentences == trained  # a line that is blank after the repair is left out
-        assert find(LeakIndex(sentences, None), trained)["row"].to_list() == [0]
+        assert read_evaluation([tmp_path / "test.txt"]) == trained
 
 
-def test_every_string_of_jsonl_records_is_a_sentence(tmp_path: Path) -> None:
-    records = [
-        {"id": 1, "sentence": "one\ttwo", "translations": {"de": ["eins", None]}},
-        {"sentence": "three"},
-    ]
-    path = tmp_path / "flores.jsonl"
-    path.write_text("".join(json.dumps(record) + "\n\n" for record in records))
-    assert sorted(read_evaluation([path])) == ["eins", "one two", "three"]
-    path.write_text('{"sentence": "one"}\n{"sen')
-    with pytest.raises(UserError, match="flores.jsonl, line 2"):
-        read_evaluation([path])
-
-
-@pytest.mark.parametrize("name", ["test.csv", "test.parquet", "test.json.gz"])
+@pytest.mark.parametrize("name", ["test.csv", "test.parquet", "test.json.gz", "test.jsonl"])
 def test_a_file_that_is_neither_lines_nor_pairs_is_refused_by_name(
     name: str, tmp_path: Path
 ) -> None:
-    (tmp_path / name).write_bytes(b"{}")
+    (tmp_path / name).write_bytes(b"{")
     with pytest.raises(UserError, match=name):
         read_evaluation([tmp_path / name])
