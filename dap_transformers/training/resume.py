@@ -11,12 +11,11 @@ from typing import Any
 import numpy as np
 import torch
 from datasets import Dataset
-from torch import nn
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME, TRAINING_ARGS_NAME
 from transformers.trainer_utils import align_special_tokens, sort_checkpoints
 
-from dap_transformers.errors import UserError, counted, reading
+from dap_transformers.errors import UserError
 from dap_transformers.files import public_name, read_json, whole_file, write_json
 from dap_transformers.reports import RECORD
 from dap_transformers.training.arguments import (
@@ -26,7 +25,6 @@ from dap_transformers.training.arguments import (
     DAPTrainingArguments,
     added_weights,
 )
-from losses_dap import sum_over_processes
 from modeling_dap import DAPConfig
 
 logger = logging.getLogger(__name__)
@@ -36,11 +34,12 @@ FINISHED = "train_results.json"
 
 #: The parts of a checkpoint, and the file names that Trainer, DeepSpeed and FSDP give them. The
 #: Trainer writes its own state last. It would resume without some of the others and say nothing.
+RANDOM = "state of the random numbers"
 PARTS = {
     "weights": ["model*.safetensors", "pytorch_model*", "global_step*"],
     "optimizer": ["optimizer*", "global_step*"],
     "scheduler": ["scheduler.pt"],
-    "state of the random numbers": ["rng_state*.pth"],
+    RANDOM: ["rng_state*.pth"],
 }
 
 #: Arguments of Transformers that can change the weights. Our own fields tell it in their metadata.
@@ -75,14 +74,11 @@ PAIRS_IN_DIGEST = 2000
 
 
 def find_resumable(args: TrainingArguments) -> str | None:
-    """Find the checkpoint to resume from.
+    """Find the folder of the checkpoint to resume from, or None to begin from the start.
 
     This is the one that `resume_from_checkpoint` names, or else the last complete one of the run
-    in `output_dir`. Incomplete checkpoints, and those of an earlier run, are skipped with a
-    warning. With `resume_from_checkpoint="false"` the run begins anew.
-
-    Returns:
-        The folder of the checkpoint, or None to begin from the start.
+    in `output_dir`. Incomplete checkpoints, and those of an earlier run in the same folder, are
+    skipped with a warning. With `resume_from_checkpoint="false"` the run begins anew.
     """
     folder = Path(args.output_dir)
     if (folder / FINISHED).exists():
@@ -99,40 +95,33 @@ def find_resumable(args: TrainingArguments) -> str | None:
             raise UserError(f"{wanted}: its {', '.join(lacking)} is missing: name another")
         return wanted
 
+    record = record_in(folder)
     for checkpoint in reversed(sort_checkpoints(str(folder)) if folder.is_dir() else []):
         lacking = missing_parts(Path(checkpoint))
         if lacking:
             what = ", ".join(lacking)
             logger.warning("%s is skipped: it lacks its %s", checkpoint, what)
-        elif is_of_another_run(folder, Path(checkpoint)):
+        elif differences(record, record_in(Path(checkpoint))):
             logger.warning("%s is skipped: it is from an earlier run in %s", checkpoint, folder)
         else:
             return checkpoint
     return None
 
 
-def is_of_another_run(folder: Path, checkpoint: Path) -> bool:
-    """Tell whether a checkpoint is left over from an earlier run in the same output folder.
-
-    This is so if the record of the folder's run and that of the checkpoint differ. False if one of
-    them does not exist.
-    """
-    of_run = folder / RECORD
-    of_checkpoint = checkpoint / RECORD
-    if not of_run.exists() or not of_checkpoint.exists():
-        return False
-    return bool(differences(read_json(of_run), read_json(of_checkpoint)))
-
-
 def missing_parts(checkpoint: Path) -> list[str]:
     """List the parts of a checkpoint that are missing or, as its state may be, half written."""
     lacking = []
     for part, names in PARTS.items():
-        if not any(path for name in names for path in checkpoint.glob(name)):
+        found = [path for name in names for path in checkpoint.glob(name)]
+        wanted = 1
+        if part == RANDOM:
+            # Each process has its own. Without it, other dropout would be drawn.
+            wanted = record_of_run(checkpoint).get("processes", 1)
+        if len(found) < wanted:
             lacking.append(part)
     try:
         trainer_state(checkpoint)
-    except (UserError, OSError):
+    except (ValueError, OSError):
         lacking.append(TRAINER_STATE_NAME)
     return lacking
 
@@ -140,6 +129,17 @@ def missing_parts(checkpoint: Path) -> list[str]:
 def trainer_state(checkpoint: str | Path) -> dict[str, Any]:
     """Read a checkpoint's `trainer_state.json`."""
     return read_json(Path(checkpoint) / TRAINER_STATE_NAME)
+
+
+def record_in(folder: Path) -> dict[str, Any]:
+    """Read the record of a run in a folder. It is empty if there is none."""
+    path = folder / RECORD
+    return read_json(path) if path.exists() else {}
+
+
+def record_of_run(checkpoint: Path) -> dict[str, Any]:
+    """Read the record of a checkpoint's run, in its folder or the one above it."""
+    return record_in(checkpoint) or record_in(checkpoint.parent)
 
 
 class ResumableTrainer(Trainer):
@@ -171,65 +171,45 @@ class ResumableTrainer(Trainer):
         if self.args.should_save:
             save_without_paths(self.state, Path(self.args.output_dir))
 
-    def _load_from_checkpoint(self, checkpoint: str, model: nn.Module | None = None) -> None:
-        with reading(f"the weights of {checkpoint}"):
-            super()._load_from_checkpoint(checkpoint, model)
-
     def _issue_warnings_after_load(self, load_result: Any) -> None:
-        """Raise `ValueError` for weights that are missing or too many, except tied ones."""
+        """Raise `UserError` for weights that are missing or too many, except tied ones."""
         missing = set(load_result.missing_keys)
         if missing == set(self.model._keys_to_ignore_on_save or ()):
             missing = set()
         others = {*missing, *load_result.unexpected_keys}
         if others:
-            raise ValueError(f"{len(others)} weights are missing or too many, see {min(others)}")
+            raise UserError(
+                f"the checkpoint does not fit: {len(others)} weights are missing or too many, "
+                f"such as {min(others)}"
+            )
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        if checkpoint is None:
-            return
-        with reading(f"the optimizer of {checkpoint}"):
-            super()._load_optimizer_and_scheduler(checkpoint)
-            optimizer = getattr(self.optimizer, "optimizer", self.optimizer)
-            if isinstance(optimizer, torch.optim.Adam):  # also AdamW
-                check_moments(optimizer)
+        super()._load_optimizer_and_scheduler(checkpoint)
+        optimizer = getattr(self.optimizer, "optimizer", self.optimizer)
+        is_adam = isinstance(optimizer, torch.optim.Adam)  # also AdamW
+        if checkpoint is not None and is_adam and not has_moments(optimizer):
+            raise UserError(f"{checkpoint}: its optimizer has no moments of these weights")
 
 
-def check_moments(optimizer: torch.optim.Adam) -> None:
-    """Raise `ValueError` if an Adam optimizer lacks the moments of its weights.
-
-    Moments are running means of gradients and of their squares. A parameter that no loss uses has
-    none, and is not checked.
-    """
-    if not optimizer.state:
-        raise ValueError("there are no moments")
+def has_moments(optimizer: torch.optim.Adam) -> bool:
+    """Tell whether an optimizer has moments (running means of gradients) of its weights' shapes."""
     for parameter, state in optimizer.state.items():
-        for name in ("exp_avg", "exp_avg_sq"):
-            if state[name].shape != parameter.shape:
-                shapes = f"{tuple(state[name].shape)} for a weight of {tuple(parameter.shape)}"
-                raise ValueError(f"{name} has shape {shapes}")
+        if state["exp_avg"].shape != parameter.shape:
+            return False
+    return bool(optimizer.state)
 
 
 # ----------------------------------------------------------------------- training from a checkpoint
 
 
 def train_to_end(trainer: Trainer, checkpoint: str | None) -> dict[str, float]:
-    """Train to the last step, from the start or from a checkpoint.
+    """Train to the last step, from the start or from a checkpoint, and return metrics by name.
 
     If the checkpoint is already of the last step, only the model is loaded. With
     `load_best_model_at_end` it is the best model. This happens if a run was killed after its last
-    step, before it had saved everything.
-
-    Args:
-        trainer: the trainer of the run.
-        checkpoint: folder of the checkpoint to resume from. None trains from the start.
-
-    Returns:
-        The metrics of the training by name. If only the model was loaded, these are `steps` and
-        `epoch`.
+    step, before it had saved everything. The metrics are then `steps` and `epoch`.
     """
     if checkpoint is None or not has_ended(checkpoint, trainer.args.max_steps):
-        if checkpoint is not None:
-            check_random_states(trainer.args, Path(checkpoint))
         try:
             return trainer.train(resume_from_checkpoint=checkpoint).metrics
         except UserError as error:
@@ -243,24 +223,6 @@ def train_to_end(trainer: Trainer, checkpoint: str | None) -> dict[str, float]:
     # `train` does this, too: the saved configuration must have the tokenizer's special tokens.
     align_special_tokens(trainer.model, trainer.processing_class)
     return {"steps": trainer.state.global_step, "epoch": trainer.state.epoch}
-
-
-def check_random_states(args: TrainingArguments, checkpoint: Path) -> None:
-    """Raise `UserError` if a process would not find its random numbers in a checkpoint.
-
-    `Trainer` would draw other dropout without a word. A run that is resumed by another number of
-    processes has no such states. It only gets a warning.
-    """
-    name = f"rng_state_{args.process_index}.pth" if args.world_size > 1 else "rng_state.pth"
-    is_missing = not (checkpoint / name).is_file()
-    missing = int(sum_over_processes(torch.tensor(int(is_missing), device=args.device)))
-    if not missing:
-        return
-    what = f"the random states of {counted(missing, 'process', 'es')}"
-    path = record_path(checkpoint)
-    if path is not None and read_json(path).get("processes") == args.world_size:
-        raise UserError(f"{checkpoint} lacks {what}: remove it, to resume from the one before")
-    logger.warning("%s lacks %s: dropout and masks are drawn anew", checkpoint, what)
 
 
 def has_ended(checkpoint: str, max_steps: int) -> bool:
@@ -280,10 +242,9 @@ def has_ended(checkpoint: str, max_steps: int) -> bool:
 
 
 def changes_weights(argument: str) -> bool:
-    """Tell whether an argument of a training can change the trained weights.
+    """Tell whether an argument of a training, of any name, can change the trained weights.
 
-    A resumed run must have the same values of these arguments, and may change the others. For an
-    unknown name the answer is False.
+    A resumed run must have the same values of these arguments, and may change the others.
 
     >>> changes_weights("learning_rate"), changes_weights("logging_steps")
     (True, False)
@@ -305,14 +266,8 @@ def describe_run(
     """Return the record of a run: everything that must stay the same when it is resumed.
 
     These are the arguments that can change the weights, the model's configuration, the number of
-    processes and pairs per step, and digests of the text. The record can be written as JSON.
-    Absolute paths are without the folders above them, and streams have no digest.
-
-    Args:
-        config: the model's configuration.
-        arguments: the arguments of the model, the text and the training.
-        train: training pairs by language, map-style or streamed.
-        dev: dev pairs by language.
+    processes and pairs per step, and digests of the text. Absolute paths are without the folders
+    above them, and streams have no digest. `train` and `dev` have the pairs by language.
     """
     model, data, training = arguments
     given = dataclasses.asdict(model) | dataclasses.asdict(data) | training.to_dict()
@@ -359,64 +314,43 @@ def describe_text(part: Dataset) -> str:
 
 
 def record_run(run: dict[str, Any], training: DAPTrainingArguments, checkpoint: str | None) -> None:
-    """Check that a resumed run is the same run, or write the record of a new one.
+    """Check that a resumed run is the same run, and write its record to `run.json`.
 
-    The record is written to `run.json` in the output folder, by the first process. For a resumed
-    run this is done only if the folder has none.
+    Raises:
+        UserError: if the checkpoint was made by a run with another record.
     """
-    here = Path(training.output_dir) / RECORD
     if checkpoint is not None:
-        require_same_run(run, Path(checkpoint))
-    if training.process_index == 0 and (checkpoint is None or not here.exists()):
-        write_json(run, here)
-
-
-def require_same_run(run: dict[str, Any], checkpoint: Path) -> None:
-    """Raise `UserError` if a checkpoint was made by a run with another record.
-
-    If the checkpoint and its parent folder hold no record, only warn.
-    """
-    record = record_path(checkpoint)
-    if record is None:
-        logger.warning(
-            "%s is missing, so nobody can tell whether the arguments are the same as before",
-            checkpoint / RECORD,
-        )
-        return
-    before = read_json(record)
-    if not run.get("streaming"):
-        before.pop("processes", None)  # only a stream is shared out by process
-    differing = differences(before, run)
-    if differing:
-        raise UserError(
-            f"{checkpoint} is of a run with {'; '.join(differing)}: give the same arguments; or "
-            "another output folder, and this checkpoint as the model to train further; or "
-            "resume_from_checkpoint=false to begin anew"
-        )
-
-
-def record_path(checkpoint: Path) -> Path | None:
-    """Return the path of the record of a checkpoint's run, in its folder or the one above it."""
-    places = [checkpoint / RECORD, checkpoint.parent / RECORD]
-    return next((place for place in places if place.exists()), None)
+        differing = differences(record_of_run(Path(checkpoint)), run)
+        if differing:
+            raise UserError(
+                f"{checkpoint} is of a run with {'; '.join(differing)}: give the same arguments; "
+                "or another output folder, and this checkpoint as the model to train further; or "
+                "resume_from_checkpoint=false to begin anew"
+            )
+    if training.process_index == 0:
+        write_json(run, Path(training.output_dir) / RECORD)
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """List the entries that differ between the records of two runs, as texts for a message.
 
-    A name that only one record has is skipped, because another version wrote that record. If both
-    values are mappings, only the keys that differ are shown.
+    A name that only one record has is skipped, because another version wrote that record. The
+    number of processes only matters for a stream, which they share out. If both values are
+    mappings, only the keys that differ are shown.
 
     >>> old = {"seed": 1, "text": {"de": 5, "fr": 7}}
     >>> differences(old, {"seed": 1, "text": {"de": 6, "fr": 7}, "new": 3})
     ["text={'de': 5}, now {'de': 6}"]
     """
     found = []
+    ignored = set() if new.get("streaming") else {"processes"}
     for name in old:
-        before = _without_folders(old[name]) if name in PATHS else old[name]
-        if name not in new or before == new[name]:
+        if name not in new or name in ignored:
             continue
+        before = old[name]
         now = new[name]
+        if before == now:
+            continue
         if isinstance(before, dict) and isinstance(now, dict):
             keys = [key for key in before | now if before.get(key) != now.get(key)]
             before = {key: before[key] for key in keys if key in before}
@@ -462,12 +396,12 @@ class RecordInCheckpoints(TrainerCallback):
     def on_save(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
-        record = Path(args.output_dir) / RECORD
-        checkpoint = Path(args.output_dir) / f"checkpoint-{state.global_step}"
-        if state.is_world_process_zero and record.exists() and checkpoint.is_dir():
-            write_json(read_json(record), checkpoint / RECORD)
-        if args.should_save and checkpoint.is_dir():
+        folder = Path(args.output_dir)
+        checkpoint = folder / f"checkpoint-{state.global_step}"
+        if args.should_save:
             save_without_paths(state, checkpoint)
+            if record := record_in(folder):
+                write_json(record, checkpoint / RECORD)
 
 
 def save_without_paths(state: TrainerState, folder: Path) -> None:

@@ -1,6 +1,5 @@
 """A killed run resumes to the same weights, and another run does not resume."""
 
-import json
 import os
 import shutil
 import signal
@@ -21,7 +20,6 @@ from dap_transformers.training.resume import (
     FINISHED,
     RecordInCheckpoints,
     ResumedSchedule,
-    check_random_states,
     find_resumable,
 )
 from dap_transformers.training.trainer import DAPTrainer
@@ -58,8 +56,10 @@ def test_incomplete_checkpoints_and_those_of_an_earlier_run_are_skipped(
     write_json({"seed": 7}, tmp_path / RECORD)
     broken = saved_checkpoint(tmp_path / "checkpoint-20", "optimizer.pt")
     saved_checkpoint(tmp_path / "checkpoint-30").joinpath("trainer_state.json").write_text("{")
+    write_json({"processes": 2}, saved_checkpoint(tmp_path / "checkpoint-40") / RECORD)
     args = DAPTrainingArguments(output_dir=str(tmp_path))
     assert find_resumable(args) == str(tmp_path / "checkpoint-4")
+    assert "checkpoint-40 is skipped: it lacks its state of the random numbers" in caplog.text
     assert "checkpoint-30 is skipped: it lacks its trainer_state.json" in caplog.text
     assert "checkpoint-20 is skipped: it lacks its optimizer" in caplog.text
     assert "checkpoint-8 is skipped: it is from an earlier run" in caplog.text
@@ -254,6 +254,8 @@ def test_a_stream_with_other_files_order_or_processes_does_not_resume(
     changed += ["--dataloader_num_workers", "1"]
     for record in out.rglob(RECORD):
         write_json(read_json(record) | {"processes": 2}, record)
+    for random_state in out.rglob("rng_state.pth"):
+        shutil.copy(random_state, random_state.with_name("rng_state_1.pth"))
     named = (
         "train_data=.*now .*text.*shuffle_buffer=4000, now 5; dataloader_num_workers=0, now 1; "
         "processes=2, now 1"
@@ -276,6 +278,8 @@ def test_arguments_that_do_not_change_the_weights_may_differ(
         record = read_json(place) | {"of an older version": 1, "processes": 2}
         del record["max_grad_norm"]
         write_json(record, place)
+    for random_state in out.rglob("rng_state.pth"):
+        shutil.copy(random_state, random_state.with_name("rng_state_1.pth"))
 
     free = (
         "--logging_steps 1 --save_steps 1 --eval_strategy steps --eval_steps 1 "
@@ -333,20 +337,5 @@ def test_a_checkpoint_without_weights_or_moments_is_refused(
 ) -> None:
     shutil.copytree(stopped[-1], tmp_path / "out")
     harm(tmp_path / "out" / "checkpoint-2")
-    with pytest.raises(ValueError, match="checkpoint-2: ValueError"):
+    with pytest.raises(ValueError, match="does not fit|has no moments"):
         run([*stopped[:-1], str(tmp_path / "out")])
-
-
-def test_a_checkpoint_that_lacks_the_random_state_of_a_process_is_refused(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    args = DAPTrainingArguments(output_dir=str(tmp_path))
-    checkpoint = saved_checkpoint(tmp_path / "checkpoint-5")
-    check_random_states(args, checkpoint)
-    (checkpoint / "rng_state.pth").rename(checkpoint / "rng_state_0.pth")
-    (checkpoint / RECORD).write_text(json.dumps({"processes": 2}))
-    check_random_states(args, checkpoint)
-    assert "lacks the random states of 1 process: dropout" in caplog.text
-    (checkpoint / RECORD).write_text(json.dumps({"processes": 1}))
-    with pytest.raises(ValueError, match="lacks the random states of 1 process"):
-        check_random_states(args, checkpoint)
