@@ -182,18 +182,6 @@ def test_what_the_encoder_does_on_its_way_is_given_with_the_same_losses(model_ty
     assert [tuple(weights.shape) for weights in seen.attentions] == [(12, 4, 9, 9)] * 3
 
 
-def test_configured_outputs_are_given_as_tuples() -> None:
-    more = {"objective": "tr", "num_labels": 3, "return_dict": False}
-    ids = torch.tensor([[0, 7, 2]])
-    outputs = DAPModel(DAPConfig(tiny_config("bert"), output_hidden_states=True, **more))(ids)
-    assert len(outputs[2]) == 4  # embeddings and three layers
-    model = DAPForSequenceClassification(DAPConfig(tiny_config("bert"), **more)).eval()
-    logits = model(ids, return_dict=True).logits
-    for mask in (None, torch.ones_like(ids)):
-        (same,) = model(ids, mask)
-        torch.testing.assert_close(same, logits)
-
-
 @pytest.mark.parametrize("kind", [DAPModel, DAPForSequenceClassification])
 @pytest.mark.parametrize("pooling", POOLINGS)
 def test_a_trace_and_an_export_hold_for_other_sentences(kind: type, pooling: str) -> None:
@@ -230,26 +218,6 @@ def test_vocabulary_can_be_resized(options: dict) -> None:
     batch["target_input_ids"][0, 1] = 255
     assert model.config.vocab_size == model.config.encoder_config.vocab_size == 260
     assert torch.isfinite(model(**batch).loss)
-
-
-@pytest.mark.parametrize("pooling", POOLINGS)
-@pytest.mark.parametrize(
-    ("objective", "expected"), [("tr", 1), ("tr+bow", 1), ("tr+rtl", 3), ("tr+tlm", 3)]
-)
-def test_a_step_seldom_waits_for_a_gpu(
-    objective: str, expected: int, pooling: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lists = []
-    monkeypatch.setattr(Tensor, "tolist", lambda self: lists.append(self) or self.numpy().tolist())
-    # The kernel of the GPU takes the lengths as a tensor. Its CPU twin reads them.
-    one_kernel = lambda query, key, value, *_: query * value.sum()  # noqa: E731
-    monkeypatch.setattr(states_dap, "attention_by_length", one_kernel)
-    model = tiny_model(objective=objective, pooling=pooling)
-    with torch.profiler.profile() as profile:
-        model(**make_batch()).loss.backward()
-    names = [event.name for event in profile.events()]  # reads of a scalar, and uses of a mask
-    waits = names.count("aten::_local_scalar_dense") + names.count("aten::nonzero")
-    assert waits + len(lists) == expected
 
 
 def test_a_misspelt_loss_of_the_output_is_an_error() -> None:
@@ -346,18 +314,13 @@ def stock_trainer(
     return Trainer(model, arguments, train_dataset=data, eval_dataset=data)
 
 
-def classifier() -> DAPForSequenceClassification:
-    torch.manual_seed(0)
-    config = DAPConfig(tiny_config("bert"), num_labels=3, objective="tr")
-    return DAPForSequenceClassification(config)
-
-
 def test_trainer_keeps_token_types_for_classification(tmp_path: Path) -> None:
     columns = {"input_ids": [[0, 5, 2]], "token_type_ids": [[0, 0, 1]], "labels": [1]}
-    trainer = stock_trainer(classifier(), columns | {"premise": ["text"]}, tmp_path)
+    model = DAPForSequenceClassification(DAPConfig(tiny_config("bert"), num_labels=3))
+    trainer = stock_trainer(model, columns | {"premise": ["text"]}, tmp_path)
     batch = next(iter(trainer.get_train_dataloader()))
     assert set(batch) == set(columns)
-    model = trainer.model.eval()
+    model.eval()
     assert not torch.equal(model(**batch).logits, model(input_ids=batch["input_ids"]).logits)
 
 
@@ -367,13 +330,3 @@ def test_the_stock_trainer_evaluates_by_the_loss(tmp_path: Path) -> None:
     expected = model.eval()(**batch).loss.item()
     found = stock_trainer(model, columns, tmp_path).evaluate()["eval_loss"]
     assert found == pytest.approx(expected, rel=1e-5)
-
-
-def test_accumulation_of_the_stock_trainer_keeps_the_classifiers_loss(tmp_path: Path) -> None:
-    columns = {"input_ids": [[3, 9, 8 + row, 4] for row in range(6)], "labels": [0, 1, 2] * 2}
-    losses = []
-    for steps in (1, 3):
-        options = {"per_device_train_batch_size": 6 // steps, "gradient_accumulation_steps": steps}
-        trainer = stock_trainer(classifier(), columns, tmp_path, max_steps=1, **options)
-        losses.append(trainer.train().training_loss)
-    assert losses[1] == pytest.approx(losses[0], rel=1e-4)

@@ -4,8 +4,6 @@ import pytest
 import torch
 from tiny_models import COMBINATIONS, NoFloat64, make_batch, step, tiny_model
 
-from modeling_dap import DAPForPreTraining
-
 WEIGHTS = {"tr_weight": 0.7, "rtl_weight": 0.5, "tlm_weight": 0.3}
 WEIGHTS |= {"mlm_weight": 0.2, "bow_weight": 0.6, "distill_weight": 0.4}
 OPTIONS = {
@@ -17,21 +15,14 @@ OPTIONS = {
 }
 
 
-def model_of(objective: str) -> DAPForPreTraining:
-    model = tiny_model(objective=objective, **OPTIONS)
-    if any(each.predicts == "targets" for each in model.objectives):
-        model.set_target_vocabulary([2, *range(60, 199)])
-    return model
-
-
 @pytest.mark.parametrize("objective", [name for name in COMBINATIONS if "+" in name])
 def test_each_loss_of_a_combination_is_that_of_the_objective_alone(objective: str) -> None:
-    model, batch = model_of(objective), make_batch()
+    model, batch = tiny_model(objective=objective, **OPTIONS), make_batch()
     out = model(**batch)
     total = torch.zeros(())
     state = model.state_dict()
     for name in objective.split("+"):
-        alone = model_of(name)
+        alone = tiny_model(objective=name, **OPTIONS)
         own = {key: state[key] for key in alone.state_dict()}
         if name == "bow" and model.bow_transform is not None:
             transform = model.bow_transform.state_dict()
@@ -50,9 +41,8 @@ def test_each_loss_of_a_combination_is_that_of_the_objective_alone(objective: st
 
 
 def test_the_order_of_names_changes_nothing() -> None:
-    (loss, expected), (again, found) = (
-        step(model_of(objective), make_batch()) for objective in ("tr+rtl+mlm", "mlm+rtl+tr")
-    )
+    models = [tiny_model(objective=name, **OPTIONS) for name in ("tr+rtl+mlm", "mlm+rtl+tr")]
+    (loss, expected), (again, found) = (step(model, make_batch()) for model in models)
     assert loss == again
     assert torch.equal(found, expected)
 
@@ -60,7 +50,7 @@ def test_the_order_of_names_changes_nothing() -> None:
 @pytest.mark.parametrize("size", [None, 4])
 @pytest.mark.parametrize("objective", COMBINATIONS)
 def test_a_device_without_float64_trains(objective: str, size: int | None) -> None:
-    model = model_of(objective)
+    model = tiny_model(objective=objective, **OPTIONS)
     batch = {name: value for name, value in make_batch().items() if "noise" not in name}
     with NoFloat64():
         loss, _ = step(model, batch, size)

