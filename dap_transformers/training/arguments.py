@@ -156,7 +156,9 @@ class PretrainingDataArguments:
         "sentence-transformers folder, otherwise none.",
     )
     language_mix: str = arg(
-        "natural", "How often to draw each language: natural, uniform or temperature."
+        "natural",
+        "How often to draw each language.",
+        choices=("natural", "uniform", "temperature"),
     )
     mix_alpha: float = arg(0.5, "Exponent of the temperature mix, 0 to 1.")
     streaming: bool = arg(
@@ -304,19 +306,6 @@ class DAPTrainingArguments(TrainingArguments):
     def seed_of_text(self) -> int:
         """Return the seed that chooses and orders text: `data_seed`, or `seed` if it is None."""
         return self.seed if self.data_seed is None else self.data_seed
-
-    @property
-    def chooses(self) -> bool:
-        """Tell whether the run uses a metric of the evaluations.
-
-        It does so for an early stop, for the best checkpoint, or for a learning rate that falls
-        when the metric gets no better.
-        """
-        follows = (
-            self.lr_scheduler_type == SchedulerType.REDUCE_ON_PLATEAU
-            or self.save_strategy == "best"
-        )
-        return bool(follows or self.load_best_model_at_end or self.early_stopping_patience)
 
 
 def set_precision(args: TrainingArguments) -> None:

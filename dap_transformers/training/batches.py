@@ -31,7 +31,6 @@ from datasets import (
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerBase
 
-from dap_transformers.errors import UserError
 from dap_transformers.tokenizers import plain_backend, require_room
 from dap_transformers.training.dev_split import PairsByLanguage
 
@@ -206,8 +205,6 @@ class BitextCollator:
     - with `negatives`, also `negative_input_ids`, `negative_attention_mask`: int64 (B, S_n). The
       mask of a pair without a negative is all 0.
 
-    A row of a language that is not in `languages` raises `UserError`.
-
     Attributes:
         pad_token_id: the tokenizer's padding id.
         languages: all source languages of the run.
@@ -226,11 +223,6 @@ class BitextCollator:
         self._index = {language: number for number, language in enumerate(self.languages)}
 
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        unknown = {row["language"] for row in rows} - self._index.keys()
-        if unknown:
-            raise UserError(
-                f"languages {sorted(unknown)} are not among the collator's {list(self.languages)}"
-            )
         sides = {
             "source": [row["source_input_ids"] for row in rows],
             "target": [row["target_input_ids"] for row in rows],

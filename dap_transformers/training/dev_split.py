@@ -125,15 +125,8 @@ def _without(
         rows = np.flatnonzero(~np.isin(own, known))
         if not len(rows):
             raise _nothing_left(language)
-        dropped = len(own) - len(rows)
-        if dropped:
+        if len(rows) < len(own):
             dataset = _numbered(dataset).select(rows)
-            logger.info(
-                "%s: %d of %d pairs are not trained on, because their targets are in the dev set",
-                language,
-                dropped,
-                len(own),
-            )
         left[language] = dataset
     return left
 

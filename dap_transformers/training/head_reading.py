@@ -7,7 +7,6 @@ difference is the *information from the source*, in nats per token.
 Shapes in the comments: `N` pairs, `n` of them, `S` tokens, `D` hidden size, `G` groups of labels.
 """
 
-import copy
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from dap_transformers.encoding.encoder import SentenceEncoder
 from dap_transformers.evaluation.evaluator import Evaluator, PairsByLanguage
 from dap_transformers.training.batches import BitextCollator, cutting_backend, tokenize_pairs
 from modeling_dap import DAPForPreTraining, draw_noise, needs_of
-from objectives_dap import Encoded, Objective, Pairs, Sentences, Words, objectives_of
+from objectives_dap import Encoded, Objective, Pairs, Sentences, Words
 
 #: Number of pairs that are encoded at a time.
 PAIRS_AT_A_TIME = 128
@@ -55,13 +54,10 @@ class HeadReading(Evaluator):
             embedding are left out.
         count: about how many pairs are measured over all languages. Every language gives the same
             number, at least two, or all its pairs if it has fewer.
-        ratios: values of `rtl_ratio` (the share of the target tokens to reconstruct) that are
-            measured beside the configured one, on every fourth pair.
     """
 
     pairs: PairsByLanguage
     count: int = 512
-    ratios: Sequence[float] = (0.25, 0.5, 0.75)
     name = "head_reading"
     primary = "rtl_loss"
 
@@ -71,9 +67,8 @@ class HeadReading(Evaluator):
 
         Returns:
             Values in nats per token: `rtl_loss`, `rtl_loss_shuffled` (with other sources), and
-            their difference `rtl_source_nats`. For a ratio of 0.25 the difference is
-            `rtl_source_nats_rho25`. BOW has the same three values, but none for other ratios. An
-            empty dictionary if there are fewer than two pairs, or neither objective.
+            their difference `rtl_source_nats`. BOW has the same three values. An empty dictionary
+            if there are fewer than two pairs, or neither objective.
         """
         model = encoder.with_heads.eval()
         known = model.config.rtl_languages
@@ -81,42 +76,24 @@ class HeadReading(Evaluator):
         for language, rows in self.pairs.items():
             if known is None or language in known:
                 used[language] = rows
-        # The readers have a configuration of their own, in which the ratio can be changed. The
-        # smallest ratio shows the most targets, so everything is encoded that any ratio needs.
-        config = copy.copy(model.config)
-        config.rtl_ratio = min(self.ratios, default=config.rtl_ratio)
-        readers = [each for each in objectives_of(config) if each.from_source is not None]
+        readers = [each for each in model.objectives if each.from_source is not None]
         if not readers or sum(map(len, used.values())) < 2:
             return {}
 
         inputs, others = sample_pairs(used, encoder, known or list(used), self.count)
         others = others.to(model.device)
+        rows = torch.arange(len(others), device=model.device)
         autocast = torch.autocast(model.device.type, torch.bfloat16)
+        found = {}
         with autocast if encoder.bf16 else nullcontext():
             kept = encode_once(model, readers, pairs_of(inputs, model.device), model.dtype)
-            found = {}
             for reader in readers:
-                found |= self._read(kept, reader, others)
+                loss = mean_loss(kept, reader, rows, rows)
+                shuffled = mean_loss(kept, reader, others, rows)
+                found[f"{reader.name}_loss"] = loss
+                found[f"{reader.name}_loss_shuffled"] = shuffled
+                found[f"{reader.name}_source_nats"] = shuffled - loss
         return {name: round(value, 4) + 0.0 for name, value in found.items()}
-
-    def _read(self, kept: "KeptPairs", reader: Objective, others: Tensor) -> dict[str, float]:
-        """Return the values of one objective. `others` (N,) has the rows of the other pairs."""
-        name = reader.name
-        configured = kept.model.config.rtl_ratio
-        found = {}
-        ratios = (configured, *self.ratios) if name == "rtl" else (configured,)
-        for ratio in dict.fromkeys(ratios):
-            reader.config.rtl_ratio = ratio
-            step = 1 if ratio == configured else 4
-            rows = torch.arange(0, len(others), step, device=others.device)
-            loss = mean_loss(kept, reader, rows, rows)
-            shuffled = mean_loss(kept, reader, others[rows], rows)
-            if ratio == configured:
-                found |= {f"{name}_loss": loss, f"{name}_loss_shuffled": shuffled}
-                found[f"{name}_source_nats"] = shuffled - loss
-            if name == "rtl" and ratio in self.ratios:
-                found[f"rtl_source_nats_rho{100 * ratio:.0f}"] = shuffled - loss
-        return found
 
 
 def sample_pairs(

@@ -214,7 +214,7 @@ def measure(trainer: DAPTrainer) -> dict[str, float]:
     for each in trainer.evaluators:
         if isinstance(each, HeadReading):
             with mixed_precision(trainer.args.device):
-                return replace(each, count=MEASURED_PAIRS, ratios=())(trainer.encoder())
+                return replace(each, count=MEASURED_PAIRS)(trainer.encoder())
     return {}
 
 

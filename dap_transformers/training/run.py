@@ -4,7 +4,6 @@
 """
 
 import logging
-import shlex
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -44,7 +43,7 @@ from dap_transformers.training.resume import (
 from dap_transformers.training.start import Start, is_streamed, load_model, read_start
 from dap_transformers.training.teacher import add_teacher
 from dap_transformers.training.trainer import DAPTrainer, require_batch
-from modeling_dap import DAPForPreTraining
+from modeling_dap import DAPConfig
 
 logger = logging.getLogger(__name__)
 
@@ -78,11 +77,8 @@ def build_trainer(
 ) -> tuple[DAPTrainer, dict[str, Any]]:
     """Read the text, load the model, and make a trainer of them.
 
-    Args:
-        data: the prefix and the length are filled in if they are None.
-
-    Returns:
-        The trainer, and the record of the run (`describe_run`).
+    The prefix and the length of `data` are filled in if they are None. Also return the record of
+    the run (`describe_run`).
     """
     start = read_start(model_args)
     library = start.library
@@ -90,8 +86,6 @@ def build_trainer(
         # The given prefix replaces the prompts of a sentence-transformers folder.
         library = replace(library, prompts={})
     complete_data_arguments(data, start)
-    if data.streaming and training.max_steps < 1:
-        raise UserError("streamed text has no end, so it has no epochs: give max_steps")
 
     distills = "distill" in start.planned.objectives
     if distills != (model_args.distill_from is not None):
@@ -112,15 +106,11 @@ def build_trainer(
     set_seed(training.seed)
     teacher_size = None if teacher is None else teacher.shape[1]
     model = load_model(model_args, start, train, teacher_size)
-    if not dev and training.eval_strategy != "no":
-        raise UserError(
-            "there are no dev pairs to evaluate on: raise dev_pairs, give validation_data, or "
-            "eval_strategy no and load_best_model_at_end false"
-        )
-    by_accuracy = training.chooses and training.metric_for_best_model.endswith("accuracy")
+    chooses = training.load_best_model_at_end or training.early_stopping_patience
+    by_accuracy = chooses and training.metric_for_best_model.endswith("accuracy")
     if by_accuracy and training.freeze_encoder:
         raise UserError("with freeze_encoder, no accuracy changes: choose by eval_rtl_loss")
-    logger.info("%s", summarise(model, train, dev, training))
+    logger.info("%s", summarise(model.config, train, dev, training))
 
     dataset, sampler = mix_languages(train, data, training)
     negatives = None
@@ -223,11 +213,8 @@ def mix_languages(
     return mix_streams(train, weights, data.shuffle_buffer, seed), None
 
 
-def summarise(
-    model: DAPForPreTraining, train: dict, dev: dict, training: DAPTrainingArguments
-) -> str:
-    """Return a line for the log that describes the run: objective, text, batch and vocabulary."""
-    config = model.config
+def summarise(config: DAPConfig, train: dict, dev: dict, training: DAPTrainingArguments) -> str:
+    """Return a line for the log that describes the run: objective, text and batch."""
     languages = counted(len(train), "language")
     text = "streamed pairs"
     if not is_streamed(train):
@@ -239,16 +226,9 @@ def summarise(
     batch = training.per_device_train_batch_size * training.world_size
     accumulated = training.gradient_accumulation_steps
     step = f"{counted(batch * accumulated, 'pair')} per step"
-    if training.mini_batch_size:
-        step += f" in chunks of {training.mini_batch_size}"
     if "tr" in config.objectives and accumulated > 1:
         step += " (gradient accumulation adds pairs, but no targets to rank)"
-
-    line = f"{config.objective} with {config.pooling} pooling on {languages}, {text}; {step}"
-    if model.prediction_head is not None:
-        size = config.target_vocab_size or config.vocab_size
-        line += f"; predicted vocabulary: {counted(size, 'token')}"
-    return line
+    return f"{config.objective} with {config.pooling} pooling on {languages}, {text}; {step}"
 
 
 # --------------------------------------------------------------------------------- the end of a run
@@ -303,9 +283,8 @@ def finish(
 def kept_step(trainer: DAPTrainer) -> int:
     """Return the step of the weights that are saved: the best step or the last one."""
     state = trainer.state
-    if trainer.args.load_best_model_at_end and state.best_model_checkpoint:
-        return state.best_global_step or state.global_step
-    return state.global_step
+    keeps_best = trainer.args.load_best_model_at_end and state.best_model_checkpoint
+    return state.best_global_step if keeps_best else state.global_step
 
 
 def warn_of_idle_heads(metrics: dict[str, float]) -> None:
@@ -322,15 +301,12 @@ def warn_of_idle_heads(metrics: dict[str, float]) -> None:
 
 def push(training: DAPTrainingArguments, repo_id: str) -> None:
     """Publish the model of a finished run. An error has the command that publishes it later."""
-    private = bool(training.hub_private_repo)
-    options = PublishOptions(with_heads=True, private=private)
+    options = PublishOptions(with_heads=True, private=bool(training.hub_private_repo))
     try:
         outcome = publish(training.output_dir, repo_id, options, branch=training.hub_revision)
     except ValueError as error:
-        later = ["push-to-hub", training.output_dir, "--repo_id", repo_id, "--with_heads"]
-        if private:
-            later.append("--private")
+        later = f"push-to-hub {training.output_dir} --repo_id {repo_id} --with_heads"
         raise UserError(
-            f"the training is finished and saved, but {error}; push it by {shlex.join(later)}"
+            f"the training is finished and saved, but {error}; push it by {later}"
         ) from error
     logger.info("published as %s, commit %s", repo_id, outcome.commit)

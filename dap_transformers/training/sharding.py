@@ -1,6 +1,5 @@
-"""Adjust accelerate's FSDP2 to DAP models, and refuse settings of FSDP that do not work here."""
+"""Adjust accelerate's FSDP2 to DAP models."""
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -15,51 +14,42 @@ from states_dap import layer_stack
 
 
 def prepare_sharding(trainer: Trainer) -> None:
-    """Change the settings of accelerate so that FSDP shards the encoder layer by layer.
+    """Make accelerate's FSDP shard the encoder layer by layer, and save whole checkpoints.
 
-    Also switches off FSDP's own mixed precision, because the trainer uses autocast. Without FSDP,
-    do nothing. This is called before the trainer's model is wrapped.
+    Without FSDP, do nothing. This is called before the trainer's model is wrapped.
     """
     is_sharded = trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled
     if is_sharded and trainer.args.peft_lora_rank is not None:
         raise UserError("LoRA does not work with FSDP and DeepSpeed: use DDP")
     if not trainer.is_fsdp_enabled:
-        if os.environ.get("ACCELERATE_USE_FSDP") == "true" or trainer.args.fsdp:
-            kind = trainer.args.device.type
-            raise UserError(f"accelerate has no FSDP on {kind}, it would use DDP: use DDP")
         return
 
     plugin = trainer.accelerator.state.fsdp_plugin
-    check_fsdp(plugin)
-    # FSDP's own mixed precision would also round losses and gradients. The trainer uses autocast.
-    plugin.mixed_precision_policy = None
+    adjust(plugin)
     if plugin.transformer_cls_names_to_wrap is None:
         # By default accelerate would also wrap the embeddings, and shard them a second time.
         _, blocks = layer_stack(trainer.model.dap.encoder)
         plugin.transformer_cls_names_to_wrap = [type(blocks[0]).__name__]
 
 
-def check_fsdp(plugin: FullyShardedDataParallelPlugin) -> None:
-    """Raise `UserError` for FSDP version 1, or if checkpoints would be saved in shards.
-
-    `from_pretrained` could not load a checkpoint in shards.
-    """
-    kind = getattr(plugin.state_dict_type, "name", plugin.state_dict_type)
-    settings = (("version", plugin.fsdp_version, 2), ("state_dict_type", kind, "FULL_STATE_DICT"))
-    for name, value, needed in settings:
-        if value != needed:
-            raise UserError(
-                f"fsdp_{name}={value} is not supported: give {needed}, as in "
-                "configs/accelerate/fsdp2.yaml."
-            )
+def adjust(plugin: FullyShardedDataParallelPlugin) -> None:
+    """Set what this project needs of FSDP2."""
+    if plugin.fsdp_version != 2:
+        raise UserError(
+            "fsdp_version=1 is not supported: give 2, as in configs/accelerate/fsdp2.yaml"
+        )
+    # FSDP's own mixed precision would also round losses and gradients. The trainer uses autocast.
+    plugin.mixed_precision_policy = None
+    # `from_pretrained` cannot load a checkpoint in shards.
+    plugin.set_state_dict_type("FULL_STATE_DICT")
 
 
 @contextmanager
 def own_class(model: nn.Module) -> Iterator[None]:
-    """Give a sharded model its own class back, as a context manager, until the block ends.
+    """Give a sharded model its own class back until the block ends.
 
     FSDP replaces the class by one of torch's. `save_pretrained` would then copy torch's file into
-    the checkpoint instead of ours. A model that is not sharded keeps its class.
+    the checkpoint instead of ours.
     """
     sharded = type(model)
     model.__class__ = next(kind for kind in sharded.__mro__ if not hasattr(kind, "unshard"))

@@ -5,7 +5,7 @@ wait for the host.
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import Sampler
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from dap_transformers.errors import SHOWN, UserError
+from dap_transformers.errors import UserError
 from losses_dap import sum_over_processes
 from modeling_dap import DAPForPreTrainingOutput
 
@@ -25,10 +25,7 @@ UNCHECKED_AT_MOST = 1000
 
 
 class StepMeter:
-    """Averages the model's losses and measures the pairs per second between two lines of the log.
-
-    The clock starts with the first batch.
-    """
+    """Averages losses and measures the pairs per second between two lines of the log."""
 
     def __init__(self) -> None:
         self.started: float | None = None
@@ -54,13 +51,10 @@ class StepMeter:
         self.pairs += pairs
 
     def read(self, processes: int) -> dict[str, float]:
-        """Return the mean of each loss since the last call, over batches and processes.
+        """Return the mean of each loss since the last call, and begin again from zero.
 
-        All sums and the clock start again from zero. All processes call this together.
-
-        Returns:
-            Mean losses by name, and `pairs_per_second` of all processes together. An empty
-            dictionary if no batch was added.
+        The means are over batches and processes, which all call this together. `pairs_per_second`
+        is of all processes. The result is empty if no batch was added.
         """
         if not self.steps:
             return {}
@@ -77,8 +71,8 @@ class StepMeter:
         return values
 
 
-class FiniteCheck:
-    """Remembers whether losses and gradients were finite, and raises an error later if not.
+class StepChecks:
+    """Remembers conditions that each step must fulfil, and raises an error later if one did not.
 
     Attributes:
         pairs: ids of the pairs since the last optimizer step, such as "de:17".
@@ -86,63 +80,34 @@ class FiniteCheck:
 
     def __init__(self) -> None:
         self.pairs: list[str] = []
-        self.unchecked: list[tuple[Tensor, Callable[[], Exception]]] = []
+        self.unchecked: list[tuple[Tensor, str, Mapping[str, Tensor], list[str]]] = []
 
-    def is_finite(self, what: str, value: Tensor, step: int, parts: Mapping[str, Tensor]) -> None:
-        """Check later that a loss or gradient is finite.
+    def later(self, is_fine: Tensor, message: str, values: Mapping[str, Tensor]) -> None:
+        """Keep a condition, a bool scalar on the device, for the next `raise_if_not_fine`.
 
-        Args:
-            what: "loss" or "gradient", for the message.
-            value: a scalar.
-            step: number of the present step, from 1.
-            parts: values to name in the message, such as the loss of each objective.
+        The error will have the message, the values (scalars) and the present pairs.
         """
-        pairs = self.pairs.copy()
-        parts = {name: part.detach() for name, part in parts.items()}
-
-        def failure() -> FloatingPointError:
-            listed = ", ".join(f"{name}={part.item()}" for name, part in parts.items())
-            languages = ", ".join(sorted({pair.split(":", 1)[0] for pair in pairs}))
-            return FloatingPointError(
-                f"the {what} is not finite at step {step} ({listed}); languages: {languages}; "
-                f"pairs: {' '.join(pairs)}. Nothing was saved after it: resume from the last "
-                "checkpoint with a lower learning rate, or look at these pairs"
-            )
-
-        self._later(value.isfinite(), failure)
-
-    def has_negatives(self, negatives: Tensor, step: int) -> None:
-        """Check later that the sentences of a batch had negatives, a scalar number."""
-        error = UserError(
-            f"the batch of step {step} has no negatives, because all its sources or targets are "
-            f"equal (pairs: {' '.join(self.pairs[:SHOWN])} ...): give a larger batch, or remove "
-            "repeated sentences from the text"
-        )
-        self._later(negatives != 0, lambda: error)
-
-    def _later(self, is_fine: Tensor, failure: Callable[[], Any]) -> None:
-        """Keep a condition, a bool scalar on the device, for the next `raise_if_not_fine`."""
-        self.unchecked.append((is_fine.detach(), failure))
+        self.unchecked.append((is_fine.detach(), message, values, self.pairs.copy()))
         if len(self.unchecked) >= UNCHECKED_AT_MOST:
             self.raise_if_not_fine()
 
     def raise_if_not_fine(self) -> None:
-        """Raise the error of the first condition since the last call that did not hold."""
-        checks = self.unchecked
+        """Raise `UserError` for the first condition since the last call that did not hold."""
+        unchecked = self.unchecked
         self.unchecked = []
-        if not checks:
+        if not unchecked:
             return
-        are_fine = torch.stack([is_fine for is_fine, _ in checks]).tolist()
-        for (_, failure), is_fine in zip(checks, are_fine, strict=True):
+        are_fine = torch.stack([is_fine for is_fine, *_ in unchecked]).tolist()
+        for (_, message, values, pairs), is_fine in zip(unchecked, are_fine, strict=True):
             if not is_fine:
-                raise failure()
+                listed = ", ".join(f"{name}={value.item()}" for name, value in values.items())
+                raise UserError(f"{message} ({listed}; pairs: {' '.join(pairs)})")
 
 
 class EpochOfSampler(TrainerCallback):
     """Callback that tells the sampler which epoch begins (`set_epoch`).
 
-    This is needed because accelerate does not do so if a resumed run of several processes skips
-    batches.
+    accelerate does not do so if a resumed run of several processes skips batches.
     """
 
     def __init__(self, sampler: Sampler) -> None:
@@ -155,11 +120,9 @@ class EpochOfSampler(TrainerCallback):
 
 
 class DrawsOfProcess(TrainerCallback):
-    """Callback that lets every process draw its own dropout and masks.
+    """Callback that gives each process except the first its own seed when training begins.
 
-    `Trainer` gives all processes the same seed, so that they build the same model and order the
-    text in the same way. When training begins, each process except the first gets a seed of its
-    own.
+    `Trainer` gives all processes the same seed, so they would draw the same dropout and masks.
     """
 
     def on_train_begin(

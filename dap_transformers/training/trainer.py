@@ -26,7 +26,7 @@ from transformers.trainer_callback import ExportableState
 
 from dap_transformers.encoding.encoder import SentenceEncoder
 from dap_transformers.encoding.modules import LibrarySettings, write_modules
-from dap_transformers.errors import UserError, counted, reading
+from dap_transformers.errors import UserError, counted
 from dap_transformers.evaluation.evaluator import Evaluator, evaluate
 from dap_transformers.training.arguments import DAPTrainingArguments
 from dap_transformers.training.grad_cache import CachedBatch
@@ -37,7 +37,7 @@ from dap_transformers.training.sharding import own_class, prepare_sharding, whol
 from dap_transformers.training.step_log import (
     DrawsOfProcess,
     EpochOfSampler,
-    FiniteCheck,
+    StepChecks,
     StepMeter,
 )
 from heads_dap import whole
@@ -53,15 +53,11 @@ class DAPTrainer(ResumableTrainer):
 
     Args:
         evaluators: what to measure, such as `Retrieval`, which logs `eval_de-en_accuracy` and
-            `eval_mean_accuracy`, and `HeadReading`, which logs `eval_rtl_source_nats`. None: no
-            evaluation.
+            `eval_mean_accuracy`, and `HeadReading`, which logs `eval_rtl_source_nats`.
         max_seq_length: largest number of tokens of a dev sentence, with special tokens.
         prefix: text to put before every dev sentence. The saved model has it as its default prompt.
-        library: settings of a sentence-transformers folder that the saved model keeps: length,
-            normalisation and prompts. The default length is 128, or the most that the model
-            allows.
-        train_sampler: draws the training rows, such as `LanguageMixSampler`. Default: the shuffle
-            of `Trainer`.
+        library: settings of a sentence-transformers folder that the saved model keeps.
+        train_sampler: draws the training rows. None takes the shuffle of `Trainer`.
     """
 
     args: DAPTrainingArguments
@@ -82,7 +78,7 @@ class DAPTrainer(ResumableTrainer):
         self.library = library or LibrarySettings()
         self.train_sampler = train_sampler
         self.meter = StepMeter()
-        self.check = FiniteCheck()
+        self.checks = StepChecks()
         self.head_rate = 0.0  # learning rate of the heads, for the log
         if self.evaluators:
             # `Trainer` does not evaluate without a dataset.
@@ -109,21 +105,11 @@ class DAPTrainer(ResumableTrainer):
         if self.args.early_stopping_patience is not None:
             self.add_callback(EarlyStoppingCallback(self.args.early_stopping_patience))
 
-    def init_hf_repo(self, *args: Any, **kwargs: Any) -> None:
-        """Create the Hub repository before the first step, so that a refusal costs no training."""
-        repo_id = self.args.hub_model_id or Path(self.args.output_dir).absolute().name
-        with reading(f"{repo_id} was not pushed"):
-            super().init_hf_repo(*args, **kwargs)
-
     def _get_train_sampler(self, train_dataset: Dataset | None = None) -> Sampler | None:
         return self.train_sampler or super()._get_train_sampler(train_dataset)
 
     def create_optimizer(self, model: nn.Module | None = None) -> Optimizer:
-        """Create the optimizer of `Trainer`, and give the heads their own learning rate.
-
-        With `head_learning_rate`, the parameter groups of the heads are the last ones. Without
-        it, the optimizer is that of `Trainer`, unchanged.
-        """
+        """Create the optimizer. With `head_learning_rate`, the last groups have the heads."""
         optimizer = super().create_optimizer(model)
         rate = self.args.head_learning_rate
         if rate is None:
@@ -137,11 +123,9 @@ class DAPTrainer(ResumableTrainer):
         for group in optimizer.param_groups:
             inside = [each for each in group["params"] if id(each) in encoder]
             outside = [each for each in group["params"] if id(each) not in encoder]
-            if inside:
-                of_encoder.append({**group, "params": inside})
-            if outside:
-                of_heads.append({**group, "params": outside, "lr": rate})
-        optimizer.param_groups[:] = of_encoder + of_heads
+            of_encoder.append({**group, "params": inside})
+            of_heads.append({**group, "params": outside, "lr": rate})
+        optimizer.param_groups[:] = [each for each in of_encoder + of_heads if each["params"]]
         return optimizer
 
     def _get_learning_rate(self) -> float:
@@ -156,12 +140,7 @@ class DAPTrainer(ResumableTrainer):
         return_outputs: bool = False,
         num_items_in_batch: Tensor | int | None = None,
     ) -> Tensor | tuple[Tensor, DAPForPreTrainingOutput]:
-        """Compute the loss of one batch of `BitextCollator`.
-
-        Returns:
-            The loss or, with `return_outputs`, (loss, output). If it is not finite, an error is
-            raised when the next line is logged.
-        """
+        """Compute the loss of a batch of `BitextCollator`. It is checked when a line is logged."""
         inputs = self._begin(inputs)
         out = model(**inputs)
         self._observe(out, len(inputs["source_input_ids"]))
@@ -175,11 +154,7 @@ class DAPTrainer(ResumableTrainer):
     ) -> Tensor:
         """Compute the loss and add the gradients of a batch, in chunks of `mini_batch_size` pairs.
 
-        A batch that is not larger than `mini_batch_size` runs at once, and so does every batch if
-        `mini_batch_size` is None.
-
-        Returns:
-            The loss, divided by the number of batches per optimizer step.
+        The returned loss is divided by the number of batches per optimizer step.
         """
         size = self.args.mini_batch_size
         if size is None or size >= len(inputs["source_input_ids"]):
@@ -223,52 +198,60 @@ class DAPTrainer(ResumableTrainer):
         return self.accelerator.autocast() if self.is_fsdp_enabled else nullcontext()
 
     def _begin(self, inputs: dict[str, Any]) -> dict[str, Any]:
-        """Start the clock, and return a batch without the ids of its pairs: the model's arguments.
-
-        The ids are remembered for error messages.
-        """
+        """Start the clock, and return a batch without its pairs' ids, which are remembered."""
         self.meter.start()
         if self.args.freeze_encoder:
             # `Trainer` puts the whole model into training mode at each step. A frozen encoder runs
             # without dropout.
             self.model.dap.eval()
         inputs = dict(inputs)
-        self.check.pairs += inputs.pop("pair_ids", [])
+        self.checks.pairs += inputs.pop("pair_ids", [])
         return inputs
 
     def _observe(self, out: DAPForPreTrainingOutput, pairs: int) -> None:
         """Add a batch's losses to those for the log, and check them when it is written."""
         step = self.state.global_step + 1
-        losses = {name: value for name, value in out.measures.items() if name.endswith("_loss")}
-        self.check.is_finite("loss", out.loss, step, losses)
+        measures = {name: value.detach() for name, value in out.measures.items()}
+        self.checks.later(
+            out.loss.isfinite(),
+            f"the loss is not finite at step {step}: resume from the last checkpoint with a lower "
+            "learning rate, or look at its pairs",
+            measures,
+        )
         if out.negatives is not None:
-            self.check.has_negatives(out.negatives, step)
+            self.checks.later(
+                out.negatives != 0,
+                f"the batch of step {step} has no negatives, because all its sources or targets "
+                "are equal: give a larger batch, or remove repeated sentences from the text",
+                measures,
+            )
         self.meter.add(out, pairs)
 
     def _get_grad_norm(
         self, model: nn.Module, grad_norm: Tensor | float | None = None
     ) -> Tensor | float | None:
-        """Return the norm of the gradient, which `Trainer` asks for before each optimizer step.
+        """Return the norm of the gradient, which is checked when a line is logged.
 
-        If it is not finite, an error is raised when the next line is logged. With float16 this is
-        no error, because the gradient scaler skips such a step.
+        With float16 the gradient scaler skips a step whose norm is not finite.
         """
         norm = super()._get_grad_norm(model, grad_norm)
         is_scaled = getattr(self.accelerator, "scaler", None) is not None
         if norm is not None and not is_scaled:
             # Under FSDP the norm is sharded, too.
             value = whole(torch.as_tensor(norm, device=self.args.device))
-            self.check.is_finite("gradient", value, self.state.global_step + 1, {"norm": value})
-        self.check.pairs = []
+            step = self.state.global_step + 1
+            message = f"the gradient is not finite at step {step}: lower the learning rate"
+            self.checks.later(value.isfinite(), message, {"norm": value})
+        self.checks.pairs = []
         return norm
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Log a line of metrics. First check all losses and gradients since the last line.
+        """Check all steps since the last line, and log a line of metrics.
 
-        A line with the training loss also gets each objective's mean loss and the pairs per
-        second since the last such line, and the heads' learning rate if they have their own.
+        A line with the training loss also gets what `StepMeter` has, and the heads' learning rate
+        if they have their own.
         """
-        self.check.raise_if_not_fine()
+        self.checks.raise_if_not_fine()
         if "loss" in logs:
             logs = dict(logs)
             if self.args.head_learning_rate is not None:
@@ -282,18 +265,12 @@ class DAPTrainer(ResumableTrainer):
         ignore_keys: list[str] | None = None,
         metric_key_prefix: str = "eval",
     ) -> dict[str, float]:
-        """Measure the model. The metrics are also logged and passed to the callbacks.
+        """Measure the model by evaluators, which `eval_dataset` may replace, and log the metrics.
 
-        Args:
-            eval_dataset: evaluators instead of the trainer's own.
-            ignore_keys: not used.
-            metric_key_prefix: first part of the metrics' names.
-
-        Returns:
-            What the evaluators log, and the seconds that it took. All processes return the same.
+        All processes return the same.
         """
         started = time.perf_counter()
-        self.check.raise_if_not_fine()
+        self.checks.raise_if_not_fine()
         evaluators = self.evaluators if eval_dataset is None else eval_dataset
         found = evaluate(self.encoder(), evaluators)
         metrics = {}
@@ -340,7 +317,7 @@ class DAPTrainer(ResumableTrainer):
         )
 
     def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
-        self.check.raise_if_not_fine()
+        self.checks.raise_if_not_fine()
         started = time.perf_counter()
         for callback in (*self.callback_handler.callbacks, self.control):
             if isinstance(callback, ExportableState):
@@ -366,7 +343,7 @@ class DAPTrainer(ResumableTrainer):
         self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None
     ) -> None:
         """Save the model, and the files that sentence-transformers needs to pool it correctly."""
-        self.check.raise_if_not_fine()
+        self.checks.raise_if_not_fine()
         with own_class(self.model):
             super()._save(output_dir, state_dict)
         # Under FSDP all processes come here.

@@ -20,7 +20,6 @@ from dap_transformers.training.arguments import (
     given_fields,
     share_of_batch,
 )
-from dap_transformers.training.mixing import mix_weights
 from dap_transformers.training.resume import changes_weights
 from dap_transformers.training.start import is_changeable
 from study.recipes import read_recipe
@@ -171,7 +170,6 @@ def test_a_plateau_schedule_follows_the_direction_of_the_metric() -> None:
         (lambda: share_of_batch(3, 8), "give 8,"),
         (lambda: share_of_batch(1023, 2), "give 1024,"),
         (lambda: check_launched(2), "world_size=2"),
-        (lambda: mix_weights([3, 1], "flat"), "flat"),
     ],
 )
 def test_what_is_refused(

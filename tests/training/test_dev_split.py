@@ -1,6 +1,5 @@
 """The dev split: no target of a dev set is trained on, and the same result for a seed."""
 
-import logging
 from pathlib import Path
 
 import pytest
@@ -71,20 +70,18 @@ def test_small_languages_hold_out_a_tenth(caplog: pytest.LogCaptureFixture) -> N
 
 @pytest.mark.parametrize("streaming", [False, True])
 def test_targets_of_a_given_dev_set_are_dropped(
-    streaming: bool, caplog: pytest.LogCaptureFixture
+    streaming: bool,
 ) -> None:
     dropped = {"de": {7, 250}, "fr": {7, 207}, "sw": {100}}  # rows
     data = leaky()
     given = streams(data) if streaming else data
-    with caplog.at_level(logging.INFO, "dap_transformers.training.dev_split"):
-        left = drop_targets(given, ["Sentence, 7", "SENTENCE 250!", "elsewhere"])
+    left = drop_targets(given, ["Sentence, 7", "SENTENCE 250!", "elsewhere"])
     for language in data:
         sources = data[language]["source"][:]
         naive = [text for text in sources if int(text.split()[1]) not in dropped[language]]
         assert [row["source"] for row in left[language]] == naive
     if not streaming:
         assert left["fr"]["row"][6:8] == [6, 8]
-        assert "fr: 2 of 300 pairs are not trained on" in caplog.text
         assert drop_targets(data, ["elsewhere"])["de"] is data["de"]
 
 

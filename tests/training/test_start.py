@@ -277,9 +277,7 @@ def with_dense(folder: Path, tokenizer: PreTrainedTokenizerFast) -> None:
         (None, "--train_data nowhere --max_seq_length 90", "max_seq_length=90"),
         (None, "--train_data nowhere --distill_from shape", "need each other"),
         (None, "--train_data nowhere --objective tr+distill", "need each other"),
-        (None, "--streaming --max_steps 0", "give max_steps"),
-        (None, "--dev_pairs 0 --eval_strategy steps", "no dev pairs"),
-        (None, "--freeze_encoder --save_strategy best --eval_strategy steps", "eval_rtl_loss"),
+        (None, "--freeze_encoder --early_stopping_patience 2", "eval_rtl_loss"),
         (None, "--objective tr --per_device_train_batch_size 1024", "batch of 1,?024"),
     ],
 )

@@ -16,6 +16,7 @@ from transformers import PreTrainedTokenizerFast
 
 import dap_transformers.training.step_log
 import dap_transformers.training.trainer
+from dap_transformers.errors import UserError
 from dap_transformers.evaluation.retrieval import Retrieval
 from dap_transformers.text.corpus import load_bitext
 from dap_transformers.training.arguments import DAPTrainingArguments
@@ -293,15 +294,13 @@ def test_a_loss_or_gradient_that_is_not_finite_stops_the_run(
 
     if poisoned == "weight":
         trainer.model.register_forward_pre_hook(poison_weight)
-        named = r"loss is not finite at step 2 \(tr_loss=nan"
+        named = r"loss is not finite at step 2: .*tr_loss=nan"
     else:
         weight.register_hook(poison_gradient)
-        named = r"gradient is not finite at step 2 \(norm=(nan|inf)"
+        named = r"gradient is not finite at step 2: .*norm=(nan|inf)"
 
-    # The message names the languages and the eight pairs.
-    with pytest.raises(
-        FloatingPointError, match=rf"{named}.*languages: .*pairs: (\w\w:\d+ ?){{8}}"
-    ):
+    # The message names the eight pairs.
+    with pytest.raises(UserError, match=rf"{named}.*pairs: (\w\w:\d+ ?){{8}}"):
         trainer.train()
     checkpoints = [folder.name for folder in (tmp_path / "out").glob("checkpoint-*")]
     assert checkpoints == ["checkpoint-1"]
@@ -313,7 +312,7 @@ def test_a_batch_without_negatives_stops_the_run(make_trainer: MakeTrainer) -> N
     trainer = make_trainer()
     trainer.train_sampler = None
     trainer.train_dataset = trainer.train_dataset.select([5] * 8)  # one pair, eight times
-    with pytest.raises(ValueError, match=r"step 1 has no negatives.* \(pairs: de:5 de:5"):
+    with pytest.raises(ValueError, match=r"step 1 has no negatives.*pairs: de:5 de:5"):
         trainer.train()
 
 
