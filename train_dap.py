@@ -10,7 +10,7 @@ import logging
 import sys
 from collections.abc import Sequence
 
-from dap_transformers.commands.edge import check_folders, command, guarded
+from dap_transformers.commands.edge import command, guarded, refuse_changes
 from dap_transformers.commands.recipes import parse_arguments
 from dap_transformers.training.run import train
 from dap_transformers.training.trainer import leave_together
@@ -28,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     inputs = [*data.train_data, *data.validation_data, *filter(None, (*starts, *others))]
     if model.distill_dir:
         # Not locked, because runs may share the teacher's vectors.
-        check_folders({"--distill_dir": model.distill_dir}, inputs)
+        refuse_changes({}, {"--distill_dir": model.distill_dir}, inputs)
     outputs = {"--output_dir": training.output_dir}
     try:
         with guarded(folders=outputs, inputs=inputs, is_writer=is_writer):

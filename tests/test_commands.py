@@ -214,7 +214,6 @@ def place(
     shutil.copy(bitext_dir / "de-en.tsv", tmp_path / "in")
     for name in ("in/a.de", "in/a.en", "test.txt"):
         (tmp_path / name).write_text("a sentence\n")
-    (tmp_path / "hard").hardlink_to(tmp_path / "in/de-en.tsv")
     (tmp_path / "soft").symlink_to("in/de-en.tsv")
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -236,7 +235,7 @@ REFUSED = [
     (MINE, f"{TEXTS} out.tsv --embeddings_dir {{}}", "in"),
     (ALIGN, f"{TEXTS} {{}}", "in/a.de in/a.en model/model.safetensors in"),
     (ALIGN, f"{TEXTS} out --gold test.txt --report_file {{}}", "test.txt out model/config.json"),
-    (EVALUATE, "--data_dir in --model model --output_file {}", "in/de-en.tsv hard soft in/a.en in"),
+    (EVALUATE, "--data_dir in --model model --output_file {}", "in/de-en.tsv soft in/a.en in"),
     (EVALUATE, "--data_dir in --model model --output_file {}", "none/../in/de-en.tsv"),
     (EVALUATE, "--data_dir in --model model --output_file {}", "model/tokenizer.json"),
     (EVALUATE, "--data_dir in --model model --embeddings_dir {}", "in none/../in in/kept"),

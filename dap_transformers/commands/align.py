@@ -14,6 +14,7 @@
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import MISSING, asdict, dataclass, field
 from functools import partial
@@ -29,7 +30,12 @@ from dap_transformers.alignment.align import (
     read_lines,
     stream_alignments,
 )
-from dap_transformers.commands.arguments import ArgumentParser, EncoderArguments, token_budget
+from dap_transformers.commands.arguments import (
+    ArgumentParser,
+    EncoderArguments,
+    require_written_format,
+    token_budget,
+)
 from dap_transformers.commands.edge import command, guarded
 from dap_transformers.encoding.encoder import tokens_of_a_batch
 from dap_transformers.errors import UserError, counted
@@ -43,7 +49,6 @@ USAGE = """%(prog)s BITEXT --model MODEL --output FILE [options]
        %(prog)s SOURCE TARGET --model MODEL --output FILE [options]
 The texts come first; what is below names the options."""
 PROTOCOL = "word alignment by cosine of token states"
-REFUSED = (".parquet", ".csv", ".json", ".bz2", ".zst", ".lz4", ".7z", ".zip")
 
 
 @dataclass
@@ -74,11 +79,7 @@ class AlignmentArguments:
 
     def __post_init__(self) -> None:
         require_least(self, token_budget=1)
-        if self.output.endswith(REFUSED):
-            raise UserError(
-                f"--output {self.output}: links are written as .tsv, .jsonl or Pharaoh (any other "
-                "name), also .gz or .xz; choose another ending"
-            )
+        require_written_format(self.output, ".parquet")
         self.report_file = self.report_file or f"{self.output}.json"
 
 
@@ -116,21 +117,20 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
         encoder = model_args.load()
         started = time.perf_counter()
         budget = tokens_of_a_batch(args.token_budget)
-        numbers: dict[str, Any] = dict.fromkeys(("words", "links", "words_without_state"), 0)
-        numbers["pairs"] = total
+        numbers: Counter[str] = Counter(words=0, links=0, words_without_state=0, pairs=total)
         kept = []
         with open_links(args.output) as write:
             aligned = stream_alignments(encoder, read(), options, budget)
             bar = tqdm(aligned, total=total, desc="aligning", unit=" pairs")
             for number, pair in enumerate(bar, 1):
                 write(number, pair)
-                numbers["words"] += len(pair.source) + len(pair.target)
-                numbers["links"] += len(pair.links)
-                numbers["words_without_state"] += pair.without_state
+                words = len(pair.source) + len(pair.target)
+                missing = pair.without_state
+                numbers.update(words=words, links=len(pair.links), words_without_state=missing)
                 if gold:
                     kept.append(pair)
             if gold:
-                numbers |= judge(kept, gold)
+                numbers.update(judge(kept, gold))
         seconds = time.perf_counter() - started
 
         # write the report

@@ -15,6 +15,8 @@ from dap_transformers.files import claimed, disk_full, read_json
 PROCESS_COUNTS = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
 
 AnyPath = str | Path
+#: Outputs by the flag that names them, such as "--output".
+Outputs = Mapping[str, AnyPath]
 Main = Callable[[Sequence[str] | None], Any]
 
 
@@ -76,8 +78,8 @@ def _leave_process_group() -> None:
 
 @contextmanager
 def guarded(
-    files: Mapping[str, AnyPath] | None = None,
-    folders: Mapping[str, AnyPath] | None = None,
+    files: Outputs | None = None,
+    folders: Outputs | None = None,
     inputs: Iterable[AnyPath] = (),
     model: AnyPath | None = None,
     is_writer: bool = True,
@@ -87,80 +89,55 @@ def guarded(
     A full disk within the block becomes a one-line error (`disk_full`).
 
     Args:
-        files: output files, by the flag that names them, such as "--output".
-        folders: output folders, by the flag that names them. They are created. A folder that is
-            still empty at the end is removed.
+        folders: output folders. They are created. A folder that is still empty at the end is
+            removed.
         is_writer: False for processes of a distributed run that write nothing. They take no lock.
     """
-    files = dict(files or {})
-    folders = dict(folders or {})
-    inputs = [*inputs, *([model] if model else [])]
-    check_folders(folders, inputs)
-    check_files(files, inputs)
-
-    outputs = {**folders, **files}
+    files = files or {}
+    folders = folders or {}
+    refuse_changes(files, folders, [*inputs, *([model] if model else [])])
     with ExitStack() as stack:
         if is_writer:
-            for name, path in outputs.items():
+            for name, path in (folders | files).items():
                 stack.enter_context(claimed(path, name))
             for path in folders.values():
                 stack.enter_context(_created_folder(Path(path)))
-        for path in list(outputs.values())[:1]:
+        for path in [*folders.values(), *files.values()][:1]:
             stack.enter_context(disk_full(Path(path)))
         yield
 
 
-def check_folders(folders: Mapping[str, AnyPath], inputs: Iterable[AnyPath] = ()) -> None:
-    """Refuse output folders in which writing could change or remove what the run reads.
+def refuse_changes(files: Outputs, folders: Outputs, inputs: Iterable[AnyPath]) -> None:
+    """Raise `UserError` for an output whose writing could change or remove what the run reads.
 
-    An output folder must not be an input, the folder of an input file, or the folder of a
-    training's checkpoint, because the training may remove it. It may lie in the folder of a model.
+    An output must not be an input or lie in an input folder. An output folder must not hold an
+    input file either, or a checkpoint, which a training may remove. In the folder of a model, new
+    files and folders are allowed, and reports of ours may be replaced.
     """
-    for name, path in folders.items():
+    seen: dict[Path, str] = {}
+    for name, path in (folders | files).items():
         place = resolved(path)
         for read in inputs:
             source = resolved(read)
             if not source.exists():
                 continue  # such as an id of the Hub
-            is_checkpoint = source.is_dir() and source.name.startswith("checkpoint-")
-            is_inside = place.is_relative_to(source) and not (source / "config.json").is_file()
-            is_parent = place == source.parent and (source.is_file() or is_checkpoint)
-            if place == source or is_inside or is_parent:
-                raise UserError(f"{name} {path} would change the input {read}: give another folder")
-
-
-def check_files(files: Mapping[str, AnyPath], inputs: Iterable[AnyPath] = ()) -> None:
-    """Refuse output files that are inputs, lie in an input folder, or are the same file.
-
-    In the folder of a model, new files are allowed, and reports of ours may be replaced.
-    """
-    seen: dict[Path, str] = {}
-    for name, path in files.items():
-        place = resolved(path)
-        for read in inputs:
-            source = resolved(read)
-            is_input = place == source or (place.exists() and _is_same(place, source))
-            if source.is_dir() and place.is_relative_to(source):
-                is_model = (source / "config.json").is_file()
-                is_input = not is_model or (place.exists() and not _is_report(place))
-            if is_input:
-                raise UserError(f"{name} {path} would change the input {read}: give another file")
+            is_inside = place.is_relative_to(source)
+            if (source / "config.json").is_file() and place != source:
+                is_new = name in folders or not place.exists() or _is_report(place)
+                is_inside = is_inside and not is_new
+            holds = source.is_file() or source.name.startswith("checkpoint-")
+            if is_inside or (name in folders and holds and place == source.parent):
+                raise UserError(f"{name} {path} would change the input {read}: give another place")
         if place in seen:
             raise UserError(f"{name} {path} would overwrite {seen[place]}: give another file")
-        if place.is_dir():
+        if name in files and place.is_dir():
             raise UserError(f"{name} {path} is a folder: give the file to write")
         seen[place] = f"{name} {path}"
-        place.parent.mkdir(parents=True, exist_ok=True)
 
 
 def resolved(path: AnyPath) -> Path:
     """Return an absolute path without links and `..`, also if parts of it do not exist."""
     return Path(os.path.realpath(Path(path).expanduser()))
-
-
-def _is_same(place: Path, other: Path) -> bool:
-    """Tell whether two existing paths are the same file, perhaps by a hard link."""
-    return other.exists() and place.samefile(other)
 
 
 def _is_report(path: Path) -> bool:

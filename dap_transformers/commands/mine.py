@@ -31,6 +31,7 @@ from dap_transformers.commands.arguments import (
     ArgumentParser,
     EncoderArguments,
     load,
+    require_written_format,
     token_budget,
 )
 from dap_transformers.commands.edge import command, guarded
@@ -41,12 +42,12 @@ from dap_transformers.errors import UserError
 from dap_transformers.evaluation.bucc import PROTOCOLS, Bucc
 from dap_transformers.files import public_name, write_json
 from dap_transformers.mining.mine import GivenPairs, MiningOptions, TwoTexts
-from dap_transformers.mining.texts import TextPair, encode_texts, require_writable, write_pairs
+from dap_transformers.mining.texts import encode_texts, hash_of, write_pairs
 from dap_transformers.options import arg, require_least
 from dap_transformers.ray.connection import Cluster
 from dap_transformers.ray.search import cluster_neighbours
 from dap_transformers.search.approximate import approximate_neighbours, recall_at_k
-from dap_transformers.search.exact import Search, mutual_neighbours
+from dap_transformers.search.exact import mutual_neighbours
 
 USAGE = """%(prog)s SOURCE TARGET --model MODEL --output FILE [options]
        %(prog)s --bucc FOLDER --pair fr-en --model MODEL [options]
@@ -102,7 +103,7 @@ class MiningArguments:
         self.output = self.output or (self.bucc and f"bucc.{self.pair}.tsv")
         if not self.output:
             raise UserError("--output is missing: name the file for the pairs")
-        require_writable(self.output)
+        require_written_format(self.output)
         self.report_file = self.report_file or f"{self.output}.json"
 
     @property
@@ -162,7 +163,7 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
     """
     model_args, args, options, cluster, files = parse(argv)
     is_main = launched().is_main_process
-    level = logging.WARNING if is_main else logging.ERROR
+    level = "WARNING" if is_main else "ERROR"
     logging.basicConfig(format="%(levelname)s: %(message)s", level=level)
     if args.bucc:
         task = Bucc(args.bucc, args.pair, args.protocol, options)
@@ -199,13 +200,19 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
         encoded = time.perf_counter()
 
         # mine
-        found = task.mine(texts, vectors, search_function(args.index, bool(cluster.ray)))
+        search = partial(mutual_neighbours, progress=True)
+        if cluster.ray or args.index:
+            function = cluster_neighbours if cluster.ray else approximate_neighbours
+            search = partial(function, index=args.index, progress=True)
+        found = task.mine(texts, vectors, search)
         recall = recall_at_k(found.neighbours, *vectors[-1]) if args.index else None
         searched = time.perf_counter()
 
         # write the pairs and the report
         write_pairs(found.kept, texts[-1], args.output)
-        numbers = found.numbers(texts[-1]) | {"recall_at_k": recall}
+        numbers = {side: text.counts() for side, text in texts[-1].sides().items()}
+        numbers |= {"candidates": found.candidates, "kept": len(found.kept)} | found.numbers
+        numbers["recall_at_k"] = recall
         numbers["seconds_by_part"] = {
             "encoding": round(encoded - started, 2),
             "search": round(searched - encoded, 2),
@@ -222,25 +229,10 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
 
     if recall is not None:
         print(f"{args.index}: recall@{options.k} {recall:.4f} of the exact search, on a sample")
-    print(task.table(content, Path(content["model"]).name) if args.bucc else found)
-    written = f"written to {args.output} and {args.report_file}"
-    print(f"{written}; vectors are kept in {args.embeddings_dir}")
+    print(found.summary)
+    print(f"written to {args.output} and {args.report_file}; vectors are kept in", end=" ")
+    print(args.embeddings_dir)
     return content
-
-
-def search_function(index: str | None, on_cluster: bool) -> Search:
-    """Return the search for nearest neighbours: on the cluster, with a faiss index, or exact."""
-    if on_cluster:
-        return partial(cluster_neighbours, index=index, progress=True)
-    if index:
-        return partial(approximate_neighbours, index=index, progress=True)
-    return partial(mutual_neighbours, progress=True)
-
-
-def hash_of(texts: Sequence[TextPair]) -> str:
-    """Return 12 hexadecimal digits of a hash of the texts that are mined."""
-    digests = "".join(pair.digest() for pair in texts)
-    return hashlib.sha256(digests.encode()).hexdigest()[:12]
 
 
 main = command(run)

@@ -119,7 +119,7 @@ class Bucc(Evaluator):
         for split in texts:
             source, target = split.sides().values()
             vectors.append((encoder.encode(list(source)), encoder.encode(list(target))))
-        return self.mine(texts, vectors).measured
+        return self.mine(texts, vectors).numbers
 
     def inputs(self) -> list[Path]:
         """Return the files that are read."""
@@ -150,23 +150,23 @@ class Bucc(Evaluator):
             if threshold is None:
                 threshold = best_threshold(*counts)
             scores.append(score_at(threshold, *counts))
-        measured = {"pairs": {self.pair: scores[-1].rounded()}}
+        numbers = {"pairs": {self.pair: scores[-1].rounded()}}
         if len(scores) > 1:
-            measured["threshold_split"] = {self.pair: scores[0].rounded()}
+            numbers["threshold_split"] = {self.pair: scores[0].rounded()}
         kept = texts[-1].first_lines(select(pairs, threshold))
-        return MiningResult(neighbours, len(pairs), kept, measured=measured)
+        return MiningResult(neighbours, len(pairs), kept, self.table(numbers), numbers)
 
     def logged(self, numbers: dict[str, Any]) -> dict[str, float]:
         return numbers["pairs"][self.pair]
 
-    def table(self, numbers: dict[str, Any], model: str = "this model") -> str:
+    def table(self, numbers: dict[str, Any]) -> str:
         """Format the numbers as text, with the paper's values below if it has them."""
         template = (
             "BUCC {}, {}: precision {precision:.2f}, recall {recall:.2f}, F1 {f1:.2f} at threshold "
             "{threshold:.6f} ({extracted} pairs of ids found, {correct} of the {gold} true pairs)"
         )
         text = template.format(self.protocol, self.pair, **numbers["pairs"][self.pair])
-        paper = bucc_table(numbers["pairs"], self.protocol, model)
+        paper = bucc_table(numbers["pairs"], self.protocol)
         return f"{text}\n\n{paper}" if paper else text
 
 

@@ -60,11 +60,6 @@ def neighbourhoods(
     return search(source, target, min(k + extra, fewest))
 
 
-def nearest_k(neighbours: Neighbours, k: int) -> Neighbours:
-    """Return only the k nearest of the neighbours that were found for each row."""
-    return Neighbours(*(array[:, :k] for array in vars(neighbours).values()))
-
-
 def margin_of(
     cosine: np.ndarray, source_mean: np.ndarray, target_mean: np.ndarray, kind: str = "ratio"
 ) -> np.ndarray:
@@ -209,7 +204,7 @@ def select(pairs: np.ndarray, threshold: float | None) -> np.ndarray:
         return pairs
     kept = concatenate_on_disk(block[block["score"] >= threshold] for block in blocks_of(pairs))
     if not len(kept):
-        best = max(block["score"].max(initial=-np.inf) for block in blocks_of(pairs))
+        best = pairs["score"].max(initial=-np.inf)
         raise UserError(
             f"threshold={threshold}: no pair scores so high, the best of {len(pairs)} has "
             f"{best:.6f}; give a lower one"

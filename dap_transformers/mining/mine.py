@@ -7,7 +7,7 @@ Legend: `N` source rows, `M` target rows, `D` dimensions, `P` pairs, `K` known t
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,6 @@ from dap_transformers.mining.margin import (
     RETRIEVALS,
     candidate_pairs,
     margin_of,
-    nearest_k,
     neighbourhoods,
     score_pairs,
     select,
@@ -150,30 +149,15 @@ class MiningResult:
         neighbours: the nearest neighbours of all sentences, with which the margin compares.
         candidates: number of all pairs.
         kept: pairs of lines, from 0, that reach the threshold, at most `top_n`.
-        choice: how the threshold was chosen. None if none was chosen.
-        measured: numbers of an evaluation, by name.
+        summary: text that says how many pairs are kept and why.
+        numbers: further numbers by name, for a report.
     """
 
     neighbours: Neighbours
     candidates: int
     kept: np.ndarray
-    choice: Choice | None = None
-    measured: dict[str, Any] = field(default_factory=dict)
-
-    def numbers(self, texts: TextPair) -> dict[str, Any]:
-        """Return all numbers for a report: counts of lines, sentences and pairs, and the choice."""
-        numbers = {name: text.counts() for name, text in texts.sides().items()}
-        numbers |= {"candidates": self.candidates, "kept": len(self.kept)}
-        if self.choice:
-            numbers["threshold_choice"] = asdict(self.choice)
-        return numbers | self.measured
-
-    def __str__(self) -> str:
-        """Return text that says how many pairs are kept and why, and a table of thresholds."""
-        kept = counted(len(self.kept), "pair")
-        if self.choice is None:
-            return f"{kept} kept of {self.candidates:,} given ones"
-        return f"{kept} kept of {counted(self.candidates, 'candidate')}: {self.choice}"
+    summary: str
+    numbers: dict[str, Any]
 
 
 @dataclass
@@ -210,8 +194,10 @@ class TwoTexts:
             source, target = vectors[0]
             known = source[texts[0].source.rows], target[texts[0].target.rows]
         neighbours, candidates, choice = mine_vectors(vectors[-1], self.options, search, known)
-        kept = select(candidates, choice.threshold)[: self.options.top_n]
-        return MiningResult(neighbours, len(candidates), texts[-1].first_lines(kept), choice)
+        kept = texts[-1].first_lines(select(candidates, choice.threshold)[: self.options.top_n])
+        count = len(candidates)
+        summary = f"{counted(len(kept), 'pair')} kept of {counted(count, 'candidate')}: {choice}"
+        return MiningResult(neighbours, count, kept, summary, {"threshold_choice": asdict(choice)})
 
 
 @dataclass
@@ -232,17 +218,17 @@ class GivenPairs(TwoTexts):
         vectors: Sequence[Vectors],
         search: Search = mutual_neighbours,
     ) -> MiningResult:
-        rows = texts[0].source.rows, texts[0].target.rows  # (L,) each
+        source, target = texts[0].source.rows, texts[0].target.rows  # (L,) each
         options = self.options
         neighbours = neighbourhoods(*vectors[0], options.k, search)
 
         def scored_blocks() -> Iterator[np.ndarray]:
-            for block in row_blocks(len(rows[0]), VECTOR_BLOCK):
-                lines = np.flatnonzero((rows[0][block] >= 0) & (rows[1][block] >= 0)) + block.start
+            for block in row_blocks(len(source), VECTOR_BLOCK):
+                lines = np.flatnonzero((source[block] >= 0) & (target[block] >= 0)) + block.start
+                rows = source[lines], target[lines]
                 pairs = np.empty(len(lines), PAIR)
+                pairs["score"] = score_pairs(*vectors[0], *rows, neighbours, options.margin)
                 pairs["source"] = pairs["target"] = lines
-                chosen = rows[0][lines], rows[1][lines]
-                pairs["score"] = score_pairs(*vectors[0], *chosen, neighbours, options.margin)
                 yield pairs
 
         given = concatenate_on_disk(scored_blocks())
@@ -250,7 +236,8 @@ class GivenPairs(TwoTexts):
         if options.top_n is not None:
             best = np.argsort(-kept["score"], kind="stable")  # in memory, of equal ones the first
             kept = kept[np.sort(best[: options.top_n])]
-        return MiningResult(neighbours, len(given), kept)
+        summary = f"{counted(len(kept), 'pair')} kept of {len(given):,} given ones"
+        return MiningResult(neighbours, len(given), kept, summary, {})
 
 
 def mine_vectors(
@@ -272,8 +259,8 @@ def mine_vectors(
         threshold. The candidates are not filtered by it.
     """
     found = neighbourhoods(*vectors, options.k, search, extra=1)
-    k = min(options.k, len(vectors[0]), len(vectors[1]))
-    neighbours = nearest_k(found, k)
+    k = min(options.k, found.forward_scores.shape[1])
+    neighbours = Neighbours(*(array[:, :k] for array in vars(found).values()))
     candidates = candidate_pairs(neighbours, options.margin, options.retrieval)
     known_scores = None
     if known is not None:
@@ -306,15 +293,16 @@ def choose(
         neighbours: the `k` + 1 nearest neighbours of all rows, or `k` if there are no more.
         known_scores: (K,) margin scores of known translations, which calibrate the estimate.
     """
-    is_auto = options.threshold == "auto"
     count = len(candidates)
+    threshold = options.lowest
+    is_auto = options.threshold == "auto"
     if count < FEWEST or neighbours.forward_scores.shape[1] <= k:
         note = f"too few candidates for an estimate of the precision ({count})"
         if options.min_precision is not None:
             raise UserError(f"min_precision={options.min_precision:g}: {note}; give a threshold")
         if is_auto:
             note += "; all are kept"
-        return Choice(options.lowest, None, None, [], note)
+        return Choice(threshold, None, None, [], note)
 
     rows = np.linspace(0, count - 1, min(count, SAMPLE)).astype(np.int64)
     sample = np.array(candidates[rows])
@@ -323,25 +311,23 @@ def choose(
 
     if is_auto:
         row = model.choose(options.min_precision)
+        threshold = row["threshold"]
         wanted = options.min_precision
         goal = "expected F1" if wanted is None else f"estimated precision of at least {wanted:g}"
-        note = f"threshold {row['threshold']:.6f}, chosen by {goal}"
-        threshold, precision = row["threshold"], row["precision"]
-        remark = remark_on(model, precision)
+        note = f"threshold {threshold:.6f}, chosen by {goal}"
     else:
-        threshold = options.lowest
+        row = model.row(model.scores[-1] if threshold is None else threshold)
         note = "all are kept" if threshold is None else "threshold as given"
         if not model.is_clear:
             remark = "no group of translations stands out, so the precision cannot be estimated"
             return Choice(threshold, None, None, [], note, remark=remark)
-        kept = model.probabilities[model.scores >= (-np.inf if threshold is None else threshold)]
-        precision = round(float(kept.mean()), 4) if len(kept) else None
-        remark = remark_on(model)
+    remark = remark_on(model, row["precision"] if is_auto else None)
     share = round(model.share, 4)
-    return Choice(threshold, precision, share, model.table(), note, model.calibrated, remark)
+    table = model.table()
+    return Choice(threshold, row["precision"], share, table, note, model.calibrated, remark)
 
 
-def remark_on(model: ScoreModel, precision: float | None = None) -> str:
+def remark_on(model: ScoreModel, precision: float | None) -> str:
     """Return what to know about the estimates of a model of the scores, or an empty string.
 
     Four cases are special: almost all candidates look like translations, none does, so few that
@@ -393,11 +379,11 @@ def score_known(known: Vectors, vectors: Vectors, k: int = 4, margin: str = "rat
     is_nearest = np.zeros(len(cosine), bool)
     for own, text in ((known[0], vectors[1]), (known[1], vectors[0])):
         near, _ = nearest_neighbours(own, text, min(k, len(text)))  # (K, k)
-        is_nearest |= cosine >= near.max(1) - 1e-6
+        is_nearest |= cosine >= near[:, 0] - 1e-6
         is_in_text = np.isclose(near, cosine[:, None], atol=1e-6).any(1)
         partner = np.where(is_in_text, -np.inf, cosine)
-        with_partner = np.sort(np.concatenate([near, partner[:, None]], 1), axis=1)
-        means.append(with_partner[:, ::-1][:, :k].mean(1))
+        with_partner = np.sort(np.column_stack([near, partner]))[:, ::-1]
+        means.append(with_partner[:, :k].mean(1))
     return margin_of(cosine, *means, margin)[is_nearest]
 
 

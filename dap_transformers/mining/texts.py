@@ -8,7 +8,6 @@ Legend: `N` distinct sentences of a text, `D` dimensions, `P` pairs, `L` lines, 
 
 import hashlib
 import json
-import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count, islice
@@ -30,13 +29,11 @@ from dap_transformers.disk_arrays import (
     zeros_on_disk,
 )
 from dap_transformers.encoding.encoder import Encoder
-from dap_transformers.encoding.shards import SentenceError, embed_to_disk, model_fingerprint
-from dap_transformers.errors import UserError, counted, joined
+from dap_transformers.encoding.shards import embed_to_disk, model_fingerprint
+from dap_transformers.errors import UserError, counted
 from dap_transformers.files import compressed_file, plain_suffix
 from dap_transformers.languages import is_blank, text_keys
 from dap_transformers.text.archives import read_sentences
-
-logger = logging.getLogger(__name__)
 
 #: Vectors of source and target.
 Vectors = tuple[np.ndarray, np.ndarray]
@@ -50,8 +47,6 @@ SCHEMA = pa.schema(
         "target_line": pa.int64(),
     }
 )
-#: Endings of formats that are not written.
-OTHER_FORMATS = (".csv", ".json", ".arrow", ".xlsx", ".bz2", ".zst", ".zip")
 #: Pairs that are written at a time, a row group of Parquet.
 GROUP_ROWS = 2**16
 #: A sentence's key (`text_keys`), and the number of its line, from 1.
@@ -107,9 +102,6 @@ class DistinctSentences:
     def __getitem__(self, row: int) -> str:
         line = int(self.first_line[row])
         return str(self._text[self._ends[line - 1] : self._ends[line]], "utf-8")
-
-    def __iter__(self) -> Iterator[str]:
-        return (self[row] for row in range(len(self)))
 
     def __str__(self) -> str:
         counts = self.counts()
@@ -190,12 +182,6 @@ class TextPair:
         sides = {"source": self.source, "target": self.target}
         return {name: text for name, text in sides.items() if text is not None}
 
-    def digest(self) -> str:
-        """Return the SHA-256 of both texts and their gold pairs, as 64 hexadecimal digits."""
-        text = self.source.digest() + self.target.digest()
-        gold = b"" if self.gold is None else self.gold.astype("<i8").tobytes()
-        return hashlib.sha256(text.encode() + gold).hexdigest()
-
     def first_lines(self, pairs: np.ndarray) -> np.ndarray:
         """Turn pairs of distinct sentences into pairs of the first lines that hold them, from 0."""
 
@@ -222,17 +208,9 @@ class TextPair:
 
 
 def read_texts(source_file: str, target_file: str, is_parallel: bool = False) -> TextPair:
-    """Read two texts with one sentence per line.
-
-    A warning is logged if they hold the same text.
-
-    Args:
-        is_parallel: whether line i of one text belongs to line i of the other. Then both must have
-            the same number of lines.
-    """
-    source, target = (
-        DistinctSentences(read_sentences(file), file) for file in (source_file, target_file)
-    )
+    """Read two texts with one sentence per line, and equally many lines if `is_parallel`."""
+    source = DistinctSentences(read_sentences(source_file), source_file)
+    target = DistinctSentences(read_sentences(target_file), target_file)
     for text in (source, target):
         if not len(text):
             raise UserError(f"{text.name}: none of its lines holds a sentence")
@@ -241,9 +219,6 @@ def read_texts(source_file: str, target_file: str, is_parallel: bool = False) ->
             f"{source_file} has {counted(len(source.rows), 'line')}, {target_file} has "
             f"{len(target.rows)}: line i of one must belong to line i of the other"
         )
-    if len(source) == len(target) and source.digest() == target.digest():
-        text = "%s and %s hold the same text, so each sentence finds itself"
-        logger.warning(text, source_file, target_file)
     return TextPair(source, target)
 
 
@@ -251,11 +226,11 @@ def read_known(path: str | Path) -> TextPair:
     """Read known translations, lines `source<TAB>target`, without repeated pairs."""
     pairs: dict[tuple[str, str], None] = {}
     for number, line in enumerate(read_sentences(path), 1):
-        source, _, target = line.partition("\t")
-        target = target.partition("\t")[0]
-        if is_blank(source) or is_blank(target):
+        source, _, rest = line.partition("\t")
+        pair = source, rest.partition("\t")[0]
+        if any(map(is_blank, pair)):
             raise UserError(f"{path}, line {number}: expected source, tab, target")
-        pairs[source, target] = None
+        pairs[pair] = None
     source = DistinctSentences((source for source, _ in pairs), path)
     target = DistinctSentences((target for _, target in pairs), path)
     return TextPair(source, target)
@@ -267,37 +242,34 @@ def encode_texts(
     """Encode the distinct sentences of all texts. Vectors of an earlier run are read instead.
 
     Several processes share the work, and only the first one gets the vectors (N, D). In the others
-    they have no rows. Sentences that cannot be encoded are named only after all texts are tried.
+    they have no rows.
 
     Args:
         folder: keeps the vectors.
         options: `shard_size`, `token_budget` and `progress` of `embed_to_disk`.
     """
     options["fingerprint"] = model_fingerprint(encoder)
-    failed: list[SentenceError] = []
-    vectors = []
+    found = []
     for pair in texts:
+        vectors = []
         for role, text in pair.sides().items():
             place = Path(folder, f"{role}.{Path(text.name).name}")
-            try:
-                vectors.append(embed_to_disk(encoder, text, place, where=text.place, **options))
-            except SentenceError as error:
-                failed.append(error)
-    if failed:
-        raise joined(failed)
-    return list(zip(vectors[::2], vectors[1::2], strict=True))
+            vectors.append(embed_to_disk(encoder, text, place, where=text.place, **options))
+        found.append(tuple(vectors))
+    return found
+
+
+def hash_of(texts: Sequence[TextPair]) -> str:
+    """Return 12 hexadecimal digits of a hash of the texts and their true pairs."""
+    digests = ""
+    for pair in texts:
+        text = pair.source.digest() + pair.target.digest()
+        gold = b"" if pair.gold is None else pair.gold.tobytes()
+        digests += hashlib.sha256(text.encode() + gold).hexdigest()
+    return hashlib.sha256(digests.encode()).hexdigest()[:12]
 
 
 # ------------------------------------------------------------------------------ the file of pairs
-
-
-def require_writable(path: str | Path) -> None:
-    """Raise `UserError` for a file name that ends in the name of another format."""
-    if str(path).endswith(OTHER_FORMATS):
-        raise UserError(
-            f"{path}: pairs are written as .tsv, .jsonl (also .gz or .xz) or .parquet; end the "
-            "name in one of these"
-        )
 
 
 def write_pairs(pairs: np.ndarray, texts: TextPair, path: str | Path) -> None:

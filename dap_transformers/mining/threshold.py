@@ -57,8 +57,8 @@ CLEAR_PAIRS = 50
 CLEAR_DISTANCE = 5.0
 #: Estimated precisions below this are often wrong by more than 5 points.
 LOW_PRECISION = 0.86
-#: Precisions of the table's rows.
-TABLE_ROWS = (0.99, 0.95, 0.9, 0.8, 0.7, 0.5)
+#: Precisions of the table's rows. All pairs have the last one.
+TABLE_ROWS = (0.99, 0.95, 0.9, 0.8, 0.7, 0.5, 0.0)
 STEPS = 300
 
 
@@ -109,12 +109,12 @@ class ScoreModel:
         """Return the estimated precision, 0 to 1, of the i + 1 best pairs at each place i: (P,)."""
         return self.probabilities.cumsum() / np.arange(1, len(self.scores) + 1)
 
-    def row(self, place: int) -> dict[str, Any]:
-        """Return a row of `table`, for a threshold at the score of the pair at a place, from 0."""
-        threshold = float(self.scores[place])
-        count = int((self.scores >= threshold).sum())  # all pairs of an equal score
+    def row(self, threshold: float) -> dict[str, Any]:
+        """Return a row of `table`, for a threshold."""
+        count = int((self.scores >= threshold).sum())
         return {
-            "threshold": round_down(threshold),
+            # rounded down, so that a pair with exactly this score is kept
+            "threshold": math.floor(threshold * 1e6) / 1e6,
             "kept": round(count * self.candidates / len(self.scores)),
             "precision": round(float(self.precisions[count - 1]), 4),
         }
@@ -129,11 +129,12 @@ class ScoreModel:
             A dictionary per threshold: "threshold", "kept" (number of pairs that score at least as
             high) and "precision" (their estimated share of translations, 0 to 1).
         """
-        places = []
+        rows = {}
         for wanted in TABLE_ROWS:
-            places += np.flatnonzero(self.precisions >= wanted)[-1:].tolist()
-        rows = map(self.row, [*places, len(self.scores) - 1])
-        return list({row["kept"]: row for row in rows}.values())
+            for threshold in self.scores[self.precisions >= wanted][-1:]:
+                row = self.row(threshold)
+                rows[row["kept"]] = row
+        return list(rows.values())
 
     def choose(self, min_precision: float | None = None) -> dict[str, Any]:
         """Choose the threshold with the best expected F1, or the lowest with a precision, 0 to 1.
@@ -144,7 +145,7 @@ class ScoreModel:
         if not self.is_clear:
             parts = []
             for share in (0.01, 0.05, 0.2):
-                row = self.row(int(share * len(self.scores)))
+                row = self.row(self.scores[int(share * len(self.scores))])
                 parts.append(f"{row['threshold']} keeps {counted(row['kept'], 'pair')}")
             raise UserError(
                 f"no group of translations stands out among {counted(self.candidates, 'candidate')}"
@@ -155,23 +156,14 @@ class ScoreModel:
         if min_precision is None:
             count = np.arange(1, len(self.scores) + 1)
             f1 = 2 * precisions * count / (count + self.translations)
-            return self.row(int(f1.argmax()))
-        reached = np.flatnonzero(precisions >= min_precision)
+            return self.row(self.scores[f1.argmax()])
+        reached = self.scores[precisions >= min_precision]
         if not len(reached):
             raise UserError(
                 f"min_precision={min_precision:g}: the estimated precision is at most "
                 f"{precisions.max():.2f}; give a lower one"
             )
-        return self.row(int(reached[-1]))
-
-
-def round_down(threshold: float) -> float:
-    """Round a threshold down to six decimals, so that pairs with exactly this score are kept.
-
-    >>> round_down(1.0234567)
-    1.023456
-    """
-    return math.floor(threshold * 1e6) / 1e6
+        return self.row(reached[-1])
 
 
 def runner_up_scores(
