@@ -29,12 +29,7 @@ BUFFER = 1 << 20
 
 @contextmanager
 def open_file(path: str | Path) -> Iterator[io.BufferedReader]:
-    """Open a file for reading bytes, as a context manager, and unpack it while it is read.
-
-    Args:
-        path: a plain, `.gz` or `.xz` file, or a member of a zip archive: `archive.zip/member`.
-            The suffix decides how the content is unpacked.
-    """
+    """Open a file or member of an archive for reading bytes. Its suffix tells how it is packed."""
     path = Path(path)
     with (
         _open_packed(path) as packed,
@@ -75,11 +70,7 @@ def _unpacked(packed: BinaryIO, suffix: str) -> Any:
 
 
 def disk_path(path: str | Path) -> Path:
-    """Return the file on the disk that holds the content of a path.
-
-    This is the archive for a path such as `archive.zip/member` (also `.whl`), if that archive is
-    a file. Any other path is returned unchanged, also that of an archive itself.
-    """
+    """Return the archive for a path such as `archive.zip/member`, and any other path unchanged."""
     path = Path(path)
     for parent in path.parents:
         if parent.suffix in (".zip", ".whl") and parent.is_file():
@@ -88,21 +79,16 @@ def disk_path(path: str | Path) -> Path:
 
 
 def list_folder(folder: Path, start: str = "") -> list[Path]:
-    """List the files in a folder, sorted, without its subfolders.
+    """List the files in a folder whose names begin with `start`, sorted, without its subfolders.
 
-    Args:
-        start: list only files whose names begin with it. If it is empty, hidden files are left
-            out, because editors and macOS put some beside others.
+    If `start` is empty, hidden files are left out: editors and macOS put some beside others.
     """
     files = []
     for path in sorted(folder.iterdir()):
         is_hidden = path.name.startswith(".") and not start
-        if is_hidden or not path.name.startswith(start) or path.is_dir():
-            continue
-        if not path.is_file():
-            raise UserError(f"{path} is a pipe, or a link to nothing: repair or remove it")
-        require_plain_name(path)
-        files.append(path)
+        if path.name.startswith(start) and not is_hidden and not path.is_dir():
+            require_plain_name(path)
+            files.append(path)
     return files
 
 
@@ -110,10 +96,7 @@ def list_folder(folder: Path, start: str = "") -> list[Path]:
 
 
 def list_archive(archive: Path) -> list[Path]:
-    """List the files in a zip archive as paths such as `archive.zip/member`, sorted.
-
-    Files whose names begin with a dot are left out.
-    """
+    """List the visible files in a zip archive as paths such as `archive.zip/member`, sorted."""
     _, members = _open_archive(archive)
     paths = [archive / name for name in members]
     return sorted(path for path in paths if not path.name.startswith("."))
@@ -124,10 +107,9 @@ OpenArchive = tuple[zipfile.ZipFile, dict[str, zipfile.ZipInfo]]
 
 
 def _open_archive(archive: Path) -> OpenArchive:
-    """Open a zip archive, or return it if this process has opened it already.
+    """Open a zip archive, unless this process has opened it already and it has not changed.
 
-    An archive that has changed since then is opened again. A forked process opens it itself,
-    because it would share the position in the file with its parent.
+    A forked process opens it itself, because it would share the position with its parent.
     """
     state = archive.stat()
     version = (state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns)
@@ -155,11 +137,7 @@ def _open_version(archive: Path, *_state: int) -> OpenArchive:
 def read_lines(path: str | Path) -> Iterator[bytes]:
     """Yield the lines of a file without their ends (LF or CR LF) and without a byte order mark.
 
-    Empty lines are yielded. A single carriage return within a line does not end it. `decode_line`
-    refuses such a line.
-
-    Args:
-        path: the file, which may be packed (`open_file`).
+    A single carriage return within a line does not end it. `decode_line` refuses such a line.
     """
     with open_file(path) as stream:
         start = stream.peek(3)[:3]
@@ -186,9 +164,6 @@ def decode_line(line: bytes) -> str:
 
     Web crawls have stray carriage returns in millions of lines. Splitting such a line would tear a
     sentence. The error lets a caller who tolerates some bad lines skip it.
-
-    Args:
-        line: a line without its end (LF or CR LF), as `read_lines` yields it.
     """
     if b"\r" in line:
         offset = line.index(b"\r")
@@ -197,11 +172,7 @@ def decode_line(line: bytes) -> str:
 
 
 def read_sentences(path: str | Path) -> Iterator[str]:
-    """Yield the lines of a text in one language, including empty ones: line i is sentence i.
-
-    Args:
-        path: the file, which may be packed (`open_file`).
-    """
+    """Yield the lines of a text in one language, including empty ones: line i is sentence i."""
     for number, line in enumerate(read_lines(path), 1):
         try:
             yield decode_line(line)

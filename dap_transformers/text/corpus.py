@@ -31,12 +31,7 @@ CACHE_VERSION = 2
 
 
 def count_pairs(files: Iterable[BitextFile], max_bad_lines: float = 0.001) -> int:
-    """Return the number of valid pairs in all files together, by reading the files once.
-
-    Args:
-        files: the files to read.
-        max_bad_lines: share of a file's lines that may be malformed, 0 to 1. They are not counted.
-    """
+    """Return the number of valid pairs in all files together, by reading the files once."""
     count = 0
     for file in files:
         for table in read_tables(file, LineAudit(file, max_bad_lines)):
@@ -59,13 +54,11 @@ def load_bitext(
     `"name:number"`.
 
     Args:
-        paths: files, folders and Hub datasets, as `find_bitext` takes them.
         streaming: if False, read everything once into memory-mapped Arrow files, and use these
             again while the paths and the content stay the same. If True, read the files in order
             while the stream is used, so that it can be resumed. A damaged file is then found only
             when its turn comes.
         max_bad_lines: share of a file's lines that may be malformed, 0 to 1. They are skipped.
-        target_language: code of the targets' language.
         cache_dir: folder of the Arrow files. Default: `dap` in `HF_DATASETS_CACHE`.
 
     Returns:
@@ -87,24 +80,22 @@ def load_bitext(
 
 
 def _stream(files: list[BitextFile], max_bad_lines: float) -> "IterableDataset":
-    """Return a stream of the pairs of one language's files, with columns `source`, `target`, `row`.
+    """Return a stream of the pairs of one language's files.
 
-    `row` is the pair's number in its file, from 0, as text. If there are several files, the
-    file's name and a colon stand before it. The name is the path below the files' common folder,
-    or the id of the Hub dataset.
+    The name of a file in `row` is its path below the files' common folder.
     """
     from datasets import Features, IterableDataset, Value
 
     LineAudit(files, max_bad_lines)  # refuses a wrong share now, not at the first batch
 
     folders = [os.path.dirname(file.paths[0]) for file in files if file.format != "hub"]
-    common_folder = os.path.commonpath(folders) if folders else ""
     shards = []
     for file in files:
-        name = str(file)
-        if file.format != "hub":
-            name = os.path.relpath(file.paths[0], common_folder)
-        prefix = f"{name}:" if len(files) > 1 else ""
+        prefix = ""
+        if len(files) > 1:
+            is_hub = file.format == "hub"
+            name = file if is_hub else os.path.relpath(file.paths[0], os.path.commonpath(folders))
+            prefix = f"{name}:"
         shards.append((replace(file, streaming=True), prefix))
 
     return IterableDataset.from_generator(

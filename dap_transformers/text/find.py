@@ -21,7 +21,7 @@ from collections.abc import Collection, Sequence
 from functools import cache
 from pathlib import Path
 
-from dap_transformers.errors import SHOWN, UserError
+from dap_transformers.errors import SHOWN, UserError, reading
 from dap_transformers.files import COMPRESSORS, plain_suffix
 from dap_transformers.languages import ISO3, NAMES, base_language
 from dap_transformers.text.archives import disk_path, list_archive, list_folder
@@ -45,8 +45,6 @@ NO_LANGUAGES = (
     "old|out|pdf|pkl|po|pot|py|rar|rej|sgm|sh|sql|src|swp|tar|tex|tgt|tgz|tmp|tmx|tok|tsv|txt|vec|"
     "xls|xml|xz|yml|zip|zst"
 )
-#: Files that are not read from within an archive.
-NOT_IN_ARCHIVES = (".zip", ".parquet")
 #: The id of a Hub dataset, with or without a configuration.
 HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*(:[\w.-]+)?")
 
@@ -56,9 +54,6 @@ _LANGUAGE = rf"(?:{_SMALL_REGION}|[a-z]{{2,3}}(?:{_REGION})*)"
 _ENDING = r"(?:\.gz|\.xz)?"
 _PO_NAME = re.compile(rf"(?:.*[._-])?({_LANGUAGE})(?:@[A-Za-z0-9]+)?\.po{_ENDING}")
 _MOSES_SIDE = re.compile(rf"(.+)\.(?!gz$|xz$)({_LANGUAGE}){_ENDING}")
-
-#: Possible Moses sides: (folder, name without language) -> path -> code of the language.
-MosesSides = dict[tuple[Path, str], dict[Path, str]]
 
 
 def _named_formats(*others: str) -> str:
@@ -106,29 +101,23 @@ def find_bitext(
     absolute = [Path(os.path.abspath(Path(path).expanduser())) for path in given]
     files: dict[BitextFile, None] = {}  # a set that keeps the order
     for name, path in zip(given, absolute):
-        files.update(dict.fromkeys(_files_of(name, path, absolute, target)))
+        if path.is_dir() or (path.is_file() and path.suffix == ".zip"):
+            found = _files_in_folder(path, target)
+        elif path.is_file():
+            found = _files_at(path, absolute, target)
+        elif HUB_ID.fullmatch(name) and not _languages_in_name(path.name):
+            found = find_hub_files(name, target)
+        else:
+            raise FileNotFoundError(f"{name}: no such file or folder")
+        files.update(dict.fromkeys(found))
 
-    found: dict[str, list[BitextFile]] = {}
+    by_language: dict[str, list[BitextFile]] = {}
     for file in sorted(files, key=lambda file: file.language):
-        found.setdefault(file.language, []).append(file)
-    for language in found.keys() - NAMES.keys():
-        name = str(found[language][0])
+        by_language.setdefault(file.language, []).append(file)
+    for language in by_language.keys() - NAMES.keys():
+        name = str(by_language[language][0])
         _warn_once("%s is taken for text in the unknown language %r", name, language)
-    return found
-
-
-def _files_of(given: str, path: Path, all_paths: Collection[Path], target: str) -> list[BitextFile]:
-    """Find the parallel text at one of the paths that `find_bitext` is given, at least one file."""
-    if path.is_dir() or (path.is_file() and path.suffix == ".zip"):
-        return _files_in_folder(path, target)
-    if path.is_file():
-        return _files_at(path, all_paths, target)
-    if HUB_ID.fullmatch(given) and not _languages_in_name(path.name):
-        return find_hub_files(given, target)
-    raise FileNotFoundError(
-        f"{given}: no such file or folder; expected {describe_layouts()}, a folder of these, or a "
-        "Hub dataset id"
-    )
+    return by_language
 
 
 # -------------------------------------------------------------------------------------- folders
@@ -141,10 +130,9 @@ def _files_in_folder(folder: Path, target: str) -> list[BitextFile]:
     parallel text, but whose language cannot be told, are left out with a warning.
     """
     paths = _list_with_archives(folder)
-    sides = _moses_sides(paths)
     files = []
     for path in paths:
-        files += _classify(path, target, sides)
+        files += _classify(path, target, paths)
 
     if not files and (folder / "train").is_dir():  # the layout of `prepare-data` and `datasets`
         return _files_in_folder(folder / "train", target)
@@ -185,24 +173,13 @@ def _looks_parallel(name: str) -> bool:
 
 
 def _list_with_archives(folder: Path) -> list[Path]:
-    """List the files in a folder and in its zip archives, or the files in one zip archive.
-
-    Hidden files and subfolders are left out. Archives and Parquet files inside an archive are
-    left out with a warning, because they cannot be read there.
-    """
-    if folder.is_dir():
-        files = []
-        for path in list_folder(folder):
-            files += _list_with_archives(path) if path.suffix == ".zip" else [path]
-        return files
-
-    members = []
-    for path in list_archive(folder):
-        if path.suffix in NOT_IN_ARCHIVES:
-            logger.warning("%s is left out: it is not read inside an archive; unpack it", path)
-        else:
-            members.append(path)
-    return members
+    """List the files in a folder and in its zip archives, or the files in one zip archive."""
+    if not folder.is_dir():
+        return list_archive(folder)
+    files = []
+    for path in list_folder(folder):
+        files += list_archive(path) if path.suffix == ".zip" else [path]
+    return files
 
 
 # ---------------------------------------------------------------------------------------- files
@@ -211,20 +188,16 @@ def _list_with_archives(folder: Path) -> list[Path]:
 def _files_at(path: Path, all_paths: Collection[Path], target: str) -> list[BitextFile]:
     """Return the parallel text of one file, which may be one side of a Moses pair.
 
-    A Moses pair is two files, such as `news.de` and `news.en`, whose lines translate each other.
-    A target side may have several source sides. It stands for its pairs with those that are also
-    given. If none is given, it stands for its pairs with all that are in its folder.
+    A target side stands for its pairs with those source sides that are also given. If none is
+    given, it stands for its pairs with all that are in its folder.
     """
     side = _moses_side(path.name)
     beside = list_folder(path.parent, f"{side[0]}.") if side else []
-    sides = _moses_sides(beside)
-    files = _classify(path, target, sides)
-    if files:
-        return files
-    for source_side in beside:
-        for file in _moses_pair(source_side, target, sides):
-            if str(path) in file.paths:
-                files.append(file)
+    files = _classify(path, target, beside)
+    if not files:
+        for source_side in beside:
+            pairs = _moses_pair(source_side, target, beside)
+            files += [file for file in pairs if str(path) in file.paths]
     if not files:
         raise UserError(
             f"{path}: neither name nor content tells a language beside {target!r}, or its other "
@@ -234,15 +207,16 @@ def _files_at(path: Path, all_paths: Collection[Path], target: str) -> list[Bite
     return given or files
 
 
-def _classify(path: Path, target: str, sides: MosesSides) -> list[BitextFile]:
+def _classify(path: Path, target: str, beside: Sequence[Path]) -> list[BitextFile]:
     """Return the parallel text in a file, one `BitextFile` for each source language.
 
-    A TMX file may have several source languages. A PO file counts only if the target language is
-    English. The list is empty if the file tells no source language, or if it is the target side
-    of a Moses pair.
+    The list is empty if the file tells no source language, or if it is the target side of a Moses
+    pair. `beside` are the files in which the other side of a Moses pair may be.
     """
     kind = plain_suffix(path)
     languages: set[str] = set()
+    if kind == ".parquet" and not path.is_file():
+        return []  # the members of an archive are only read from start to end
     if kind == ".tmx":
         languages = memory_languages(path, target)
     elif kind == ".po" and target == "en":
@@ -253,15 +227,11 @@ def _classify(path: Path, target: str, sides: MosesSides) -> list[BitextFile]:
             languages = {source}
     if languages:
         return [BitextFile(code, (str(path),), kind[1:], target) for code in sorted(languages)]
-    return _moses_pair(path, target, sides)
+    return _moses_pair(path, target, beside)
 
 
 def _po_source_language(path: Path) -> str:
-    """Return the language of a PO file's translations.
-
-    The file's header states it. Otherwise it comes from the path, which ends in
-    `de/LC_MESSAGES/NAME.po` or `de.po`. If nothing states it, return English ("en").
-    """
+    """Return the language of a PO file's translations, by its header or path, otherwise "en"."""
     code = catalogue_language(path)
     if code is None and path.parent.name == "LC_MESSAGES":
         code = path.parent.parent.name
@@ -286,46 +256,25 @@ def _moses_side(name: str) -> tuple[str, str] | None:
     return stem, code
 
 
-def _moses_sides(paths: Sequence[Path]) -> MosesSides:
-    """Group files that may be sides of Moses pairs by folder and by name without language code.
-
-    A Moses pair is two files, such as `news.de` and `news.en`, whose lines translate each other.
-    Other files are left out.
-
-    Returns:
-        (folder, name without language) -> {path: language code}, as in
-        `{(folder, "news"): {news.de: "de", news.en: "en"}}`.
-    """
-    found: MosesSides = {}
-    for path in paths:
-        if side := _moses_side(path.name):
-            name, code = side
-            found.setdefault((path.parent, name), {})[path] = code
-    return found
-
-
-def _moses_pair(path: Path, target: str, sides: MosesSides) -> list[BitextFile]:
+def _moses_pair(path: Path, target: str, beside: Sequence[Path]) -> list[BitextFile]:
     """Return a list with the Moses pair that has this source side. It is empty if there is none.
 
     A Moses pair is two files, such as `news.de` and `news.en`, whose lines translate each other.
-    If several files may be the target side, `.en` is preferred to `.eng`, and `.eng` to `.en-US`.
+    Of several target sides, `.en` is preferred to `.eng`, and both to `.en-US`.
     """
     side = _moses_side(path.name)
-    if not side:
+    if not side or base_language(side[1]) == target:
         return []
-    name, code = side
-    source = base_language(code)
-    if source == target:
-        return []
-    # Of several target sides, prefer `.en` to `.eng`, and both to `.en-US`.
     candidates = []
-    for other, code in sides[path.parent, name].items():
-        if base_language(code) == target:
-            candidates.append((code != target, code != ISO3.get(target), other))
+    for other in beside:
+        if other.parent == path.parent and other.name.startswith(f"{side[0]}."):
+            name, code = _moses_side(other.name) or ("", "xx")
+            if name == side[0] and base_language(code) == target:
+                candidates.append((code != target, code != ISO3.get(target), str(other)))
     if not candidates:
         return []
     _, _, target_side = min(candidates)
-    return [BitextFile(source, (str(path), str(target_side)), "moses", target)]
+    return [BitextFile(base_language(side[1]), (str(path), target_side), "moses", target)]
 
 
 # --------------------------------------------------------------------------------- Hub datasets
@@ -336,7 +285,6 @@ def find_hub_files(name: str, target: str) -> list[BitextFile]:
 
     Args:
         name: `user/name` for all configurations, or `user/name:config` for one.
-        target: the target language.
 
     Returns:
         One `BitextFile` for each of these configurations, at least one. No rows are downloaded.
@@ -344,16 +292,9 @@ def find_hub_files(name: str, target: str) -> list[BitextFile]:
     from datasets import get_dataset_config_names
 
     dataset, _, config = name.partition(":")
-    languages: dict[str, list[str]] = {}
-    try:
+    with reading(f"{name}: no such file or folder, and no Hub dataset that can be read"):
         configs = [config] if config else get_dataset_config_names(dataset)
-        for each in configs:
-            languages[each] = _hub_languages(dataset, each)
-    except Exception as error:  # the Hub's client raises many unrelated classes
-        raise FileNotFoundError(
-            f"{name}: no such file or folder ({describe_layouts()}), and as a Hub dataset it "
-            f"cannot be read: {error}"
-        ) from error
+        languages = {each: _hub_languages(dataset, each) for each in configs}
 
     files = []
     for each, pair in languages.items():
@@ -370,11 +311,7 @@ def find_hub_files(name: str, target: str) -> list[BitextFile]:
 
 
 def _hub_languages(dataset: str, config: str) -> list[str]:
-    """Return the language codes of a Hub dataset's configuration, or an empty list.
-
-    They come from the configuration's name, such as "de-en". If it is no such name, they come
-    from the languages of the column `translation`.
-    """
+    """Return the codes in the configuration's name, such as "de-en", or of its `translation`."""
     if match := re.fullmatch(f"({_LANGUAGE})-({_LANGUAGE})", config):
         return [base_language(code) for code in match.groups()]
     features = hub_dataset(dataset, config, streaming=True).features or {}

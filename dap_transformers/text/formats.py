@@ -75,12 +75,10 @@ class BitextFile:
     """A file (or two, or a Hub dataset) with the pairs of one source language.
 
     Attributes:
-        language: the source language. ISO 639-1 for the 36 known languages, otherwise the code as
-            given.
+        language: ISO 639-1 for the 36 known languages, otherwise the code as given.
         paths: one path. For `"moses"`, the source side and the target side. For `"hub"`, the id
             of a dataset.
         format: a key of `FORMATS`.
-        target_language: the target language.
         config: the configuration of a Hub dataset. None for files.
         streaming: read a Hub dataset without downloading it first.
     """
@@ -133,8 +131,7 @@ class LineAudit:
 
     Args:
         file: the file, or its name, for messages.
-        max_bad_lines: share of the file's lines that may be bad, 0 to 1. With 0 the first bad line
-            is an error.
+        max_bad_lines: share of the file's lines that may be bad, 0 to 1.
 
     Attributes:
         bad: number of bad lines so far.
@@ -153,23 +150,19 @@ class LineAudit:
     def reject(self, reason: object) -> None:
         """Count the current line of the file as bad. The first ones are logged as warnings."""
         self.bad += 1
-        log = logger.debug  # below the level of all commands: a file may have thousands
         if self.bad <= SHOWN:
             self._quoted.append(f"line {self.lines}: {reason}")
-            log = _warn_once
-        log("%s, line %d skipped: %s", self.file, self.lines, str(reason))
+            _warn_once("%s, line %d skipped: %s", self.file, self.lines, str(reason))
         self.judge(max(self.lines, JUDGE_AFTER))
 
     def judge(self, lines: int) -> None:
         """Raise `UserError` if more lines are bad so far than `max_bad_lines` allows of `lines`."""
         if self.bad <= self.limit * lines:
             return
-        quoted = "; ".join(self._quoted)
-        if self.bad > SHOWN:
-            quoted += "; …"
         raise UserError(
             f"{self.file}: {self.bad} of the first {self.lines} lines are bad, more than "
-            f"max_bad_lines={self.limit:g} allows ({quoted}); repair the file, or allow more"
+            f"max_bad_lines={self.limit:g} allows ({'; '.join(self._quoted)}); repair the file, or "
+            "allow more"
         )
 
     def finish(self) -> None:
@@ -184,9 +177,7 @@ class LineAudit:
 def read_pairs(file: BitextFile, max_bad_lines: float = 0.001) -> Iterator[dict[str, str]]:
     """Yield the pairs of a file in its order, as `{"source": …, "target": …}`.
 
-    Args:
-        file: the file to read.
-        max_bad_lines: share of its lines that may be bad, 0 to 1. They are skipped.
+    A share of `max_bad_lines` of its lines may be bad, 0 to 1. They are skipped.
     """
     for table in read_tables(file, LineAudit(file, max_bad_lines)):
         yield from table.drop_columns("line").to_pylist()
@@ -195,11 +186,8 @@ def read_pairs(file: BitextFile, max_bad_lines: float = 0.001) -> Iterator[dict[
 def read_tables(file: BitextFile, audit: LineAudit) -> Iterator[pa.Table]:
     """Yield the pairs of a file in its order, in tables of at most `BATCH` pairs.
 
-    The columns are `source`, `target` and `line`, the number of the line in the file, from 1.
-
-    Args:
-        file: the file to read.
-        audit: counts the bad lines, which are skipped, and decides when there are too many.
+    The columns are `source`, `target` and `line`, the number of the line in the file, from 1. The
+    audit counts the bad lines, which are skipped, and decides when there are too many.
     """
     file_format = FORMATS[file.format]
     contents = file_format.read(file)
@@ -232,10 +220,7 @@ def read_tables(file: BitextFile, audit: LineAudit) -> Iterator[pa.Table]:
 
 
 def read_numbered_lines(file: BitextFile) -> Numbered:
-    """Yield (number, bytes) of each line of a file. Numbers start at 1.
-
-    The bytes are without the line's end.
-    """
+    """Yield (number, bytes without the line's end) of each line of a file, from 1."""
     return enumerate(read_lines(file.paths[0]), 1)
 
 
@@ -281,10 +266,7 @@ def parse_tsv(line: TSVLine) -> Sequence[str]:
 
 
 def parse_json(line: bytes) -> Sequence[str]:
-    """Return [source, target] of a line that holds a JSON object with fields of these names.
-
-    Python reads the JSON, because Arrow's reader refuses a whole file for one bad line.
-    """
+    """Return [source, target] of a line that holds a JSON object with fields of these names."""
     record = json.loads(decode_line(line))
     try:
         sides = record["source"], record["target"]
@@ -297,11 +279,7 @@ def parse_json(line: bytes) -> Sequence[str]:
 
 
 def texts_of(sides: Sequence[Any]) -> Sequence[str]:
-    """Return [source, target] as text.
-
-    Args:
-        sides: source and target. Each is text, or bytes in UTF-8, which are decoded.
-    """
+    """Return [source, target] as text. Bytes are decoded from UTF-8."""
     texts = []
     for name, side in zip(SIDES, sides):
         if isinstance(side, bytes):
@@ -313,10 +291,7 @@ def texts_of(sides: Sequence[Any]) -> Sequence[str]:
 
 
 def read_moses(file: BitextFile) -> Numbered:
-    """Yield (number, (source line, target line)) of a Moses pair of files. Numbers start at 1.
-
-    Line i of one file translates line i of the other. The lines are bytes.
-    """
+    """Yield (number, (source line, target line)) of a Moses pair of files, from 1, as bytes."""
     source, target = (sum(1 for _ in read_lines(path)) for path in file.paths)
     if source != target:
         raise UserError(
@@ -351,12 +326,7 @@ def read_parquet(file: BitextFile) -> Numbered:
 def hub_dataset(
     dataset: str, config: str | None, streaming: bool
 ) -> Union["Dataset", "IterableDataset"]:
-    """Load the training split of a Hub dataset.
-
-    Args:
-        config: name of a configuration, or None for the default one.
-        streaming: whether to read the rows without downloading the dataset first.
-    """
+    """Load the training split of a Hub dataset. Without a `config`, take the default one."""
     from datasets import load_dataset
 
     with reading(f"the training split of {dataset}" + (f":{config}" if config else "")):
@@ -388,18 +358,12 @@ def read_hub(file: BitextFile) -> Numbered:
 
 
 def read_tmx(file: BitextFile) -> Numbered:
-    """Yield (number, (source, target)) of each pair in a TMX file.
-
-    The number is that of the translation unit, from 1. A unit may have several pairs.
-    """
+    """Yield (number of the unit, (source, target)) of each pair in a TMX file."""
     return memory_pairs(file.paths[0], file.language, file.target_language)
 
 
 def read_po(file: BitextFile) -> Numbered:
-    """Yield (line number, (translation, original)) of each pair in a PO file, from line 1.
-
-    Entries that are fuzzy, obsolete or not translated are left out.
-    """
+    """Yield (line number, (translation, original)) of each translated entry of a PO file."""
     return catalogue_pairs(file.paths[0])
 
 

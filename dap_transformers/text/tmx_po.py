@@ -90,12 +90,7 @@ def memory_pairs(path: str, source: str, target: str) -> Iterator[NumberedPair]:
 def read_units(stream: BinaryIO, name: str) -> Iterator[dict[str, list[str]]]:
     """Yield {language code: texts} for each translation unit (element `tu`) of a TMX file.
 
-    Repeated texts of a unit are yielded once. Text inside `hi` and unknown elements is kept. Text
-    inside `CODES`, the elements for codes of the original document, is left out.
-
-    Args:
-        stream: a TMX file, opened for reading bytes.
-        name: the file's name, for error messages.
+    Repeated texts of a unit are yielded once. The name is for error messages.
     """
     body = None
     for event, element in iterparse(stream, events=("start", "end")):
@@ -110,10 +105,7 @@ def read_units(stream: BinaryIO, name: str) -> Iterator[dict[str, list[str]]]:
 
 
 def _texts_of_unit(unit: Element, name: str) -> dict[str, list[str]]:
-    """Return {language code: texts} of a translation unit, without repeated texts.
-
-    A variant (`tuv`) without a language or a segment is skipped. Text inside `CODES` is removed.
-    """
+    """Return {language code: texts} of a translation unit, without repeated texts."""
     found: dict[str, list[str]] = {}
     for variant in unit.iterfind("{*}tuv"):
         language = variant.get(_XML_LANG) or variant.get("lang")  # `lang` up to TMX 1.3
@@ -129,10 +121,7 @@ def _texts_of_unit(unit: Element, name: str) -> dict[str, list[str]]:
 
 
 def _remove_codes(segment: Element) -> None:
-    """Empty all elements within a segment that hold codes of the original document (`CODES`).
-
-    The segment is changed in place. The text that follows such an element (`tail`) stays.
-    """
+    """Empty all elements of `CODES` within a segment. The text that follows them stays."""
     for element in segment.iter():
         if _local_name(element) in CODES:
             tail = element.tail
@@ -181,8 +170,8 @@ def catalogue_pairs(path: str) -> Iterator[NumberedPair]:
 def _pairs_of_entry(entry: "polib.POEntry") -> list[tuple[str, str]]:
     """Return the pairs (translation, original) of an entry.
 
-    For an entry with plural forms these are the last form and, in languages with two forms, also
-    the singular. In languages with more forms, the first one does not always mean "one".
+    Of plural forms, the last one is taken, and of two also the singular. In languages with more
+    forms, the first one does not always mean "one".
     """
     if not entry.msgid_plural:
         return [(entry.msgstr, entry.msgid)]
