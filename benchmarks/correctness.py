@@ -13,17 +13,16 @@ those of padded rows on the same device. Each line has the largest excess: the s
 two means, divided by its expectation if both computations are the same. It is near 1 if a path is
 right.
 
-The path "dropout, cached" is GradCache. Its gradients are compared with those of all chunks in one
-graph, where each chunk has the seed that GradCache has drawn for it. Each line has the relative
-error of the gradients.
+The path "dropout, cached" is GradCache, which computes a chunk twice and must draw the same masks
+again. Its gradients are compared with those of a plain step. Each line has their relative error.
 
 The command fails if a path is wrong.
 """
 
 import argparse
 import copy
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -33,11 +32,11 @@ from benchmarks.timing import machine_parser, save
 from benchmarks.workload import OBJECTIVES, Batch, backward, cached_backward
 from dap_transformers.tables import text_table
 from modeling_dap import DAPConfig, DAPForPreTraining
-from objectives_dap import Comparison, Pairs, Sentences
 from states_dap import first_tokens, last_states, layer_stack
 
 ENCODERS = ("bert", "roberta", "xlm-roberta", "modernbert")
 WORDS, MASK, PAD = 300, 4, 1
+PAIRS, LONGEST = 12, 24  # of the batch: tokens of a row
 #: Path -> largest relative error of the loss, and of the gradients as one vector.
 ALLOWED = {
     "float32": (1e-4, 1e-3),
@@ -50,48 +49,50 @@ BY_MEANS = ("dropout", "dropout, bf16", "dropout, compiled")
 #: GradCache with dropout, which draws the same masks as a plain step with its seeds.
 CACHED_DROPOUT = "dropout, cached"
 DROPOUT = 0.3
-#: Pairs of a chunk of GradCache.
-CHUNK = 5
+CHUNK = 5  # pairs of a chunk of GradCache
 #: Largest excess of states, gradients, their squares or their product.
 ALLOWED_EXCESS = 1.5
+
+
+class Line(NamedTuple):
+    """The result of one comparison: relative errors or, for `BY_MEANS`, the largest excesses."""
+
+    encoder: str
+    objective: str  # or, for `BY_MEANS`, which states are read
+    path: str
+    loss: float  # for `BY_MEANS`, of the states
+    gradient: float
+    fine: bool
 
 
 def encoder_config(name: str, dropout: float = 0.0) -> PreTrainedConfig:
     """Return the configuration of an encoder with three layers.
 
     ModernBERT's attention window is shorter than the sentences, so that the window matters.
-
-    Args:
-        name: model type of Transformers, one of `ENCODERS`.
-        dropout: probability of every dropout.
     """
-    shape = {
-        "vocab_size": WORDS,
-        "hidden_size": 128,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 2,
-    }
-    shape |= {"intermediate_size": 256, "max_position_embeddings": 80, "pad_token_id": PAD}
     if name == "modernbert":
-        ids = {"bos_token_id": 0, "eos_token_id": 2, "cls_token_id": 0, "sep_token_id": 2}
-        ids |= {"local_attention": 8, "global_attn_every_n_layers": 3}
-        drops = ("embedding_dropout", "attention_dropout", "mlp_dropout")
+        more = {"local_attention": 8, "embedding_dropout": dropout, "mlp_dropout": dropout}
+        more |= {"attention_dropout": dropout, "bos_token_id": 0, "cls_token_id": 0}
+        more |= {"eos_token_id": 2, "sep_token_id": 2}
     else:
-        ids = {}
-        drops = ("hidden_dropout_prob", "attention_probs_dropout_prob")
-    return AutoConfig.for_model(name, **shape, **ids, **dict.fromkeys(drops, dropout))
+        more = {"hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout}
+    return AutoConfig.for_model(
+        name,
+        vocab_size=WORDS,
+        hidden_size=128,
+        num_hidden_layers=3,
+        num_attention_heads=2,
+        intermediate_size=256,
+        max_position_embeddings=80,
+        pad_token_id=PAD,
+        **more,
+    )
 
 
 def build(name: str, objective: str, dropout: float = 0.0) -> DAPForPreTraining:
-    """Return a model with random weights, in training mode.
+    """Return a model in training mode, with the same random weights in every call.
 
-    The weights are so large that an error in any of them changes the loss. They are the same in
-    every call.
-
-    Args:
-        name: model type of the encoder, one of `ENCODERS`.
-        objective: objective of the model, such as "tr+rtl".
-        dropout: probability of every dropout.
+    The weights are so large that an error in any of them changes the loss.
     """
     torch.manual_seed(0)
     config = DAPConfig(encoder_config(name, dropout), objective=objective, mask_token_id=MASK)
@@ -104,24 +105,17 @@ def build(name: str, objective: str, dropout: float = 0.0) -> DAPForPreTraining:
     return model.train()
 
 
-def uneven_batch(pairs: int = 12, longest: int = 24) -> Batch:
-    """Return a batch of random pairs whose sentences have 3 to `longest` tokens.
+def uneven_batch() -> Batch:
+    """Return random pairs whose sentences have 3 to `LONGEST` tokens.
 
     The batch also has the random numbers that choose masked tokens, so all paths mask the same
     tokens.
-
-    Args:
-        pairs: number of pairs.
-        longest: most tokens of a sentence. All rows are padded to it.
-
-    Returns:
-        Name of a model's input -> tensor (pairs, longest).
     """
     generator = torch.Generator().manual_seed(0)
     batch: Batch = {}
     for side in ("source", "target"):
-        lengths = torch.randint(3, longest + 1, (pairs, 1), generator=generator)
-        mask = (torch.arange(longest) < lengths).long()  # (B, S)
+        lengths = torch.randint(3, LONGEST + 1, (PAIRS, 1), generator=generator)
+        mask = (torch.arange(LONGEST) < lengths).long()  # (B, S)
         ids = torch.randint(5, WORDS, mask.shape, generator=generator).masked_fill(mask == 0, PAD)
         batch[f"{side}_input_ids"] = ids
         batch[f"{side}_attention_mask"] = mask
@@ -141,21 +135,9 @@ def gradient(model: DAPForPreTraining) -> Tensor:
     return torch.cat(parts)
 
 
-def reference(model: DAPForPreTraining, batch: Batch) -> tuple[float, Tensor]:
-    """Compute loss and gradients in the simplest way: padded rows, torch's attention, float64.
-
-    Transformers' eager attention is not used, because it gives NaN for ModernBERT.
-
-    Args:
-        model: the model. A copy of it is used.
-        batch: the pairs, on the CPU.
-
-    Returns:
-        The loss, and the gradients of all parameters as one float64 vector.
-    """
-    plain = padded(copy.deepcopy(model).double())
-    loss = backward(plain, batch)
-    return loss.item(), gradient(plain)
+def relative_error(ours: Tensor, wanted: Tensor) -> float:
+    """Return the Euclidean distance of two vectors, divided by the length of the second."""
+    return ((ours - wanted).norm() / wanted.norm()).item()
 
 
 def stacks(model: DAPForPreTraining) -> list[PreTrainedModel]:
@@ -166,13 +148,14 @@ def stacks(model: DAPForPreTraining) -> list[PreTrainedModel]:
 
 
 def padded(model: DAPForPreTraining) -> DAPForPreTraining:
-    """Make a model compute padded rows with torch's attention ("sdpa"), and return it.
+    """Return a copy of a model that computes padded rows with torch's attention ("sdpa").
 
-    The model is changed in place: its encoder, and the RTL head if it has one.
+    Transformers' eager attention is not used, because it gives NaN for ModernBERT.
     """
-    for encoder in stacks(model):
+    copied = copy.deepcopy(model)
+    for encoder in stacks(copied):
         encoder.set_attn_implementation("sdpa")
-    return model
+    return copied
 
 
 def compile_layers(model: DAPForPreTraining) -> None:
@@ -182,25 +165,35 @@ def compile_layers(model: DAPForPreTraining) -> None:
             layer.compile(dynamic=True)
 
 
-def by_path(path: str, model: DAPForPreTraining, batch: Batch) -> tuple[float | None, Tensor]:
-    """Compute loss and gradients on one of the fast paths.
+# --------------------------------------------------------------------------------- no dropout
 
-    Args:
-        path: key of `ALLOWED`: "float32", "bf16", "compiled" or "cached" (GradCache).
-        model: the model. It is changed: its gradients are set, and "compiled" compiles its layers.
-        batch: the pairs, on the model's device.
 
-    Returns:
-        The loss, and the gradients of all parameters as one float64 vector. The loss is None for
-        GradCache, which computes it in parts.
-    """
-    if path == "cached":
-        cached_backward(model, CHUNK, batch)
-        return None, gradient(model)
-    if path == "compiled":
-        compile_layers(model)
-    loss = backward(model, batch, bf16=path == "bf16")
-    return loss.item(), gradient(model)
+def compare(name: str, args: argparse.Namespace) -> Iterator[Line]:
+    """Compare loss and gradients of the paths of `ALLOWED` with float64 on padded rows."""
+    batch = uneven_batch()
+    on_device = {key: value.to(args.device) for key, value in batch.items()}
+    for short, objective in OBJECTIVES.items():
+        model = build(name, objective)
+        plain = padded(model).double()
+        loss = backward(plain, batch).item()
+        wanted = gradient(plain)
+        for path in [path for path in args.paths if path in ALLOWED]:
+            copied = copy.deepcopy(model).to(args.device)
+            loss_error = 0.0  # of GradCache, which computes the loss in parts
+            if path == "cached":
+                cached_backward(copied, CHUNK, on_device)
+            else:
+                if path == "compiled":
+                    compile_layers(copied)
+                ours = backward(copied, on_device, bf16=path == "bf16").item()
+                loss_error = abs(ours / loss - 1)
+            error = relative_error(gradient(copied), wanted)
+            most_loss, most = ALLOWED[path]
+            fine = loss_error <= most_loss and error <= most
+            yield Line(name, short, path, loss_error, error, fine)
+
+
+# ------------------------------------------------------------------ dropout, by means of draws
 
 
 class Computation(NamedTuple):
@@ -213,65 +206,41 @@ class Computation(NamedTuple):
     read: Tensor  # (B, S') bool, the states that are read
 
 
-def embed(model: DAPForPreTraining, ids: Tensor) -> Tensor:
-    """Return the word embeddings (B, S, D) of token ids (B, S), without gradients."""
-    return model.get_input_embeddings()(ids).detach()
+def computations(model: DAPForPreTraining, batch: Batch, draws: int) -> dict[str, Computation]:
+    """Return what to compute with `draws` copies of each pair, by the states that are read.
 
-
-def encoder_states(
-    model: DAPForPreTraining, batch: Batch, draws: int, only_first: bool
-) -> Computation:
-    """Return the computation of the encoder's states for the source side of a batch.
-
-    Args:
-        model: the model.
-        batch: B pairs.
-        draws: number of copies of each sentence.
-        only_first: read the first token's state only, as CLS pooling does. Otherwise read all.
+    For the RTL head, the word embeddings of the sources stand for the encoder's states, and those
+    of the targets for the queries.
     """
-    mask = batch["source_attention_mask"]  # (B, S)
-    read = first_tokens(mask) if only_first else mask.bool()  # (B, S)
-    masks = mask.repeat(draws, 1)  # (N·B, S)
-    wanted = read.repeat(draws, 1) if only_first else None
+    encoder = model.dap.encoder
+    words = model.get_input_embeddings()
+    embeds = words(batch["source_input_ids"]).detach()  # (B, S, D)
+    queries = words(batch["target_input_ids"]).detach().repeat(draws, 1, 1)  # (N·B, S', D)
+    mask, targets = batch["source_attention_mask"], batch["target_attention_mask"]
+    masks, target_masks = mask.repeat(draws, 1), targets.repeat(draws, 1)
+    first = first_tokens(mask)  # (B, S)
+    firsts = first.repeat(draws, 1)
 
-    def run(embeds: Tensor) -> Tensor:
-        return last_states(model.dap.encoder, masks, wanted, inputs_embeds=embeds)
+    def all_states(embeds: Tensor) -> Tensor:
+        return last_states(encoder, masks, None, inputs_embeds=embeds)
 
-    return Computation(run, embed(model, batch["source_input_ids"]), mask.bool(), read)
+    def first_states(embeds: Tensor) -> Tensor:
+        return last_states(encoder, masks, firsts, inputs_embeds=embeds)
 
+    def head_states(embeds: Tensor) -> Tensor:
+        return model.rtl_head(embeds, masks, queries, target_masks, None)
 
-def head_states(model: DAPForPreTraining, batch: Batch, draws: int) -> Computation:
-    """Return the computation of the RTL head's states for the target side of a batch.
-
-    The word embeddings of the sources stand for the encoder's states, and those of the targets for
-    the queries.
-
-    Args:
-        model: the model.
-        batch: B pairs.
-        draws: number of copies of each pair.
-    """
-    mask = batch["source_attention_mask"]  # (B, S)
-    read = batch["target_attention_mask"]  # (B, S')
-    masks = mask.repeat(draws, 1)
-    wanted = read.repeat(draws, 1)
-    queries = embed(model, batch["target_input_ids"]).repeat(draws, 1, 1)  # (N·B, S', D)
-
-    def run(embeds: Tensor) -> Tensor:
-        return model.rtl_head(embeds, masks, queries, wanted, None)
-
-    return Computation(run, embed(model, batch["source_input_ids"]), mask.bool(), read.bool())
+    return {
+        "all tokens": Computation(all_states, embeds, mask.bool(), mask.bool()),
+        "first token": Computation(first_states, embeds, mask.bool(), first),
+        "RTL head": Computation(head_states, embeds, mask.bool(), targets.bool()),
+    }
 
 
 def draw(computation: Computation, draws: int, bf16: bool = False) -> list[Tensor]:
     """Compute states with many dropout masks, and return what each draw gives.
 
     Squares and products are returned as well, so that means over the draws can be compared.
-
-    Args:
-        computation: what to compute.
-        draws: number of copies of each sentence, each with masks of its own.
-        bf16: compute under bfloat16 autocast.
 
     Returns:
         Five float64 tensors (draws, values). The first holds the states that are read. The second
@@ -292,8 +261,8 @@ def draw(computation: Computation, draws: int, bf16: bool = False) -> list[Tenso
     found = states.detach().unflatten(0, (draws, -1)).double().cpu()  # (N, B, S', D)
     slopes = embeds.grad.unflatten(0, (draws, -1)).double().cpu()  # (N, B, S, D)
     read, mask = read.cpu(), mask.cpu()
-    first_product = found[:, first_tokens(read)] * slopes[:, first_tokens(mask)]
     values = [found[:, read], slopes[:, mask]]
+    first_product = found[:, first_tokens(read)] * slopes[:, first_tokens(mask)]
     moments = [*values, *(value.square() for value in values), first_product]
     return [moment.flatten(1) for moment in moments]
 
@@ -301,204 +270,77 @@ def draw(computation: Computation, draws: int, bf16: bool = False) -> list[Tenso
 def excess(ours: Tensor, theirs: Tensor) -> float:
     """Return the squared distance of two means, divided by its expectation for equal means.
 
-    It is near 1 if both computations are the same, and larger if one of them is wrong.
-
-    Args:
-        ours: (draws, values) of one computation.
-        theirs: (draws, values) of the other computation.
+    It is near 1 if both computations (draws, values) are the same, and larger if one is wrong.
     """
     distance = (ours.mean(0) - theirs.mean(0)).square().sum()
     expected = (ours.var(0) + theirs.var(0)).sum() / len(ours)
     return (distance / expected).item()
 
 
-def compare_with_dropout(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Compare the fast ways of running encoder and RTL head with padded rows, under dropout.
-
-    Args:
-        args: the command line, which names the encoders, paths, draws and device.
-
-    Returns:
-        A dictionary per encoder, path and choice of states: "encoder", "objective" ("first token",
-        "all tokens" or "RTL head"), "path", "loss" (largest `excess` of the states), "gradient"
-        (largest `excess` of their gradients), and "fine" (whether both are small enough).
-    """
+def compare_with_dropout(name: str, args: argparse.Namespace) -> Iterator[Line]:
+    """Compare the paths of `BY_MEANS` with padded rows: encoder and RTL head under dropout."""
     batch = {key: value.to(args.device) for key, value in uneven_batch().items()}
-    found = []
-    for name in args.encoders:
-        model = build(name, "tr+rtl", DROPOUT).to(args.device)
-        reference = computations(padded(copy.deepcopy(model)), batch, args.draws)
-        for path in [path for path in args.paths if path in BY_MEANS]:
-            copied = copy.deepcopy(model)
-            if path == "dropout, compiled":
-                compile_layers(copied)
-            is_half = path == "dropout, bf16"
-            for what, ours in computations(copied, batch, args.draws).items():
-                moments = draw(ours, args.draws, is_half)
-                theirs = draw(reference[what], args.draws, is_half)
-                excesses = [excess(*pair) for pair in zip(moments, theirs, strict=True)]
-                line = {
-                    "encoder": name,
-                    "objective": what,
-                    "path": path,
-                    "loss": max(excesses[0::2]),
-                    "gradient": max(excesses[1::2]),
-                    "fine": max(excesses) <= ALLOWED_EXCESS,
-                }
-                found.append(line)
-    return found
+    model = build(name, "tr+rtl", DROPOUT).to(args.device)
+    reference = computations(padded(model), batch, args.draws)
+    for path in [path for path in args.paths if path in BY_MEANS]:
+        copied = copy.deepcopy(model)
+        if path == "dropout, compiled":
+            compile_layers(copied)
+        bf16 = path == "dropout, bf16"
+        for what, ours in computations(copied, batch, args.draws).items():
+            moments = draw(ours, args.draws, bf16)
+            theirs = draw(reference[what], args.draws, bf16)
+            excesses = [excess(*pair) for pair in zip(moments, theirs, strict=True)]
+            fine = max(excesses) <= ALLOWED_EXCESS
+            yield Line(name, what, path, max(excesses[0::2]), max(excesses[1::2]), fine)
 
 
-def computations(model: DAPForPreTraining, batch: Batch, draws: int) -> dict[str, Computation]:
-    """Return what to compute with a model under dropout, by the name of the states that are read.
-
-    Args:
-        model: the model, with an RTL head.
-        batch: the pairs.
-        draws: number of copies of each pair.
-    """
-    return {
-        "all tokens": encoder_states(model, batch, draws, only_first=False),
-        "first token": encoder_states(model, batch, draws, only_first=True),
-        "RTL head": head_states(model, batch, draws),
-    }
+# ------------------------------------------------------------------------ dropout of GradCache
 
 
-def compare_cached(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Compare GradCache with a plain step, where both draw the same dropout masks.
-
-    Args:
-        args: the command line.
-
-    Returns:
-        A dictionary per encoder and objective, as `compare` returns them. "loss" is 0, because
-        GradCache computes the loss in parts.
-    """
-    batch = {key: value.to(args.device) for key, value in uneven_batch().items()}
-    found = []
-    for name in args.encoders:
-        for short, objective in OBJECTIVES.items():
-            model = build(name, objective, DROPOUT).to(args.device)
-            ours, wanted = cached_gradients(model, batch)
-            error = ((ours - wanted).norm() / wanted.norm()).item()
-            line = {
-                "encoder": name,
-                "objective": short,
-                "path": CACHED_DROPOUT,
-                "loss": 0.0,
-                "gradient": error,
-                "fine": error <= ALLOWED["cached"][1],
-            }
-            found.append(line)
-    return found
-
-
-def cached_gradients(model: DAPForPreTraining, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Compute the gradients of a batch by GradCache, and by one graph of all chunks.
-
-    Args:
-        model: the model, with dropout.
-        batch: the pairs, on the model's device.
-
-    Returns:
-        All gradients as one vector, by GradCache and by the graph. In both, a chunk has the dropout
-        of its own seed.
-    """
+def compare_cached(name: str, args: argparse.Namespace) -> Iterator[Line]:
+    """Compare GradCache in a single chunk with a plain step that has the dropout of its seed."""
     from dap_transformers.training.grad_cache import CachedBatch, seeded
 
-    cached = CachedBatch(model, model, batch, CHUNK)
-    outs = []
-    for part in cached.parts:
-        with seeded(part.seed, batch["source_input_ids"].device):
-            outs.append(model(**part.inputs, chunk=part.chunk))
-
-    sides = []
-    vectors = []
-    for side in ("source", "target"):
-        sides.append(Sentences(batch[f"{side}_input_ids"], batch[f"{side}_attention_mask"]))
-        vectors.append(torch.cat([out[f"{side}_embeds"] for out in outs]))  # (B, D)
-    total = 0
-    for objective in model.objectives:
-        if isinstance(objective, Comparison):
-            loss, _ = objective.compare(tuple(vectors), Pairs(*sides))
-        else:
-            loss = sum(out.measures[f"{objective.name}_loss"] for out in outs)
-        total = total + objective.weight * loss
-    total.backward()
-    wanted = gradient(model)
-
-    model.zero_grad()
-    for part in cached.parts:
+    batch = {key: value.to(args.device) for key, value in uneven_batch().items()}
+    for short, objective in OBJECTIVES.items():
+        model = build(name, objective, DROPOUT).to(args.device)
+        cached = CachedBatch(model, model, batch, PAIRS)
+        (part,) = cached.parts
+        noise = dict(zip(("source_noise", "target_noise"), part.chunk.noise, strict=True))
+        with seeded(part.seed, torch.device(args.device)):
+            backward(model, part.inputs | noise)
+        wanted = gradient(model)
+        model.zero_grad()
         cached.run(part).backward()
-    return gradient(model), wanted
-
-
-def compare(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Compare loss and gradients of the fast paths with a plain float64 computation.
-
-    There is no dropout here.
-
-    Args:
-        args: the command line, which names the encoders, paths and device.
-
-    Returns:
-        A dictionary per encoder, objective and path: "encoder", "objective", "path", "loss" and
-        "gradient" (their relative errors), and "fine" (whether both are small enough).
-    """
-    batch = uneven_batch()
-    on_device = {key: value.to(args.device) for key, value in batch.items()}
-    found = []
-    for name in args.encoders:
-        for short, objective in OBJECTIVES.items():
-            model = build(name, objective)
-            loss, wanted = reference(model, batch)
-            for path in [path for path in args.paths if path in ALLOWED]:
-                copied = copy.deepcopy(model).to(args.device)
-                ours, gradients = by_path(path, copied, on_device)
-                loss_error = 0.0 if ours is None else abs(ours / loss - 1)
-                gradient_error = ((gradients - wanted).norm() / wanted.norm()).item()
-                most_loss, most_gradient = ALLOWED[path]
-                line = {
-                    "encoder": name,
-                    "objective": short,
-                    "path": path,
-                    "loss": loss_error,
-                    "gradient": gradient_error,
-                    "fine": loss_error <= most_loss and gradient_error <= most_gradient,
-                }
-                found.append(line)
-    return found
+        error = relative_error(gradient(model), wanted)
+        yield Line(name, short, CACHED_DROPOUT, 0.0, error, error <= ALLOWED["cached"][1])
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Compare the fast paths with the padded computation, print a table, and write it to `--json`.
-
-    Args:
-        argv: command-line arguments. None takes those of the process.
-    """
+    """Compare the fast paths with the padded computation, print a table, and write `--json`."""
     parser = machine_parser(__doc__, repeats=1)
     parser.add_argument("--encoders", nargs="+", choices=ENCODERS, default=ENCODERS)
     paths = [*ALLOWED, *BY_MEANS, CACHED_DROPOUT]
     parser.add_argument("--paths", nargs="+", choices=paths, default=paths)
     parser.add_argument("--draws", type=int, default=200, help="draws of dropout masks")
     args = parser.parse_args(argv)
-    found = []
-    if any(path in ALLOWED for path in args.paths):
-        found += compare(args)
-    if any(path in BY_MEANS for path in args.paths):
-        found += compare_with_dropout(args)
-    if CACHED_DROPOUT in args.paths:
-        found += compare_cached(args)
+    found: list[Line] = []
+    for name in args.encoders:
+        if set(args.paths) & set(ALLOWED):
+            found += compare(name, args)
+        if set(args.paths) & set(BY_MEANS):
+            found += compare_with_dropout(name, args)
+        if CACHED_DROPOUT in args.paths:
+            found += compare_cached(name, args)
+
     rows = []
-    wrong = []
-    for part in found:
-        case = [part["encoder"], part["objective"], part["path"]]
-        verdict = "ok" if part["fine"] else "WRONG"
-        rows.append([*case, f"{part['loss']:.1e}", f"{part['gradient']:.1e}", verdict])
-        if not part["fine"]:
-            wrong.append(" ".join(case))
+    for line in found:
+        verdict = "ok" if line.fine else "WRONG"
+        rows.append([*line[:3], f"{line.loss:.1e}", f"{line.gradient:.1e}", verdict])
     print(text_table(["encoder", "objective", "path", "loss", "gradient", ""], rows))
-    save(args, {"lines": found})
+    save(args, {"lines": [line._asdict() for line in found]})
+    wrong = [" ".join(line[:3]) for line in found if not line.fine]
     if wrong:
         raise ValueError(f"differs from padded rows: {', '.join(wrong)}")
 

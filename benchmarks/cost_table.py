@@ -17,6 +17,10 @@ HEADER = [
 ]
 
 
+#: For GFLOPs and for milliseconds, as in `PAPER_COST`: the formats of our cost and the paper's.
+FORMATS = ((".2f", ".1f"), (".0f", ".2f"))
+
+
 def cost_rows(found: dict[str, dict[str, Any]], pairs: int) -> list[list[str]]:
     """Return a table's rows, one per objective: our cost, the paper's, and each divided by TR's.
 
@@ -28,36 +32,18 @@ def cost_rows(found: dict[str, dict[str, Any]], pairs: int) -> list[list[str]]:
     Returns:
         The cells of each row, in the order of `HEADER`.
     """
+    costs = {}
+    for name, part in found.items():
+        costs[name] = part["flops"] / 1e9, 1000 * part["cpu"] / pairs
     rows = []
     for name in [*PAPER_COST, *(name for name in found if name not in PAPER_COST)]:
-        gflops = found[name]["flops"] / 1e9
-        milliseconds = 1000 * found[name]["cpu"] / pairs
-        tr_gflops = found["TR"]["flops"] / 1e9
-        tr_milliseconds = 1000 * found["TR"]["cpu"] / pairs
-        row = [
-            f"TR+{name}" if name in ("TLM", "BOW") else name,
-            f"{gflops:.2f}",
-            f"{gflops / tr_gflops:.2f}",
-            *paper_cells(name, 0, ".1f"),
-            f"{milliseconds:.0f}",
-            f"{milliseconds / tr_milliseconds:.2f}",
-            *paper_cells(name, 1, ".2f"),
-        ]
+        row = [f"TR+{name}" if name in ("TLM", "BOW") else name]
+        for column, forms in enumerate(FORMATS):
+            for cost, form in zip((costs, PAPER_COST), forms, strict=True):
+                if name in cost:
+                    value = cost[name][column]
+                    row += [f"{value:{form}}", f"{value / cost['TR'][column]:.2f}"]
+                else:
+                    row += ["", ""]
         rows.append(row)
     return rows
-
-
-def paper_cells(name: str, column: int, form: str) -> list[str]:
-    """Return two cells: the paper's cost of an objective, and the same divided by TR's.
-
-    Both are empty for an objective that the paper does not have.
-
-    Args:
-        name: objective.
-        column: which cost of `PAPER_COST`: 0 for GFLOPs, 1 for milliseconds.
-        form: format of the first cell, such as ".1f".
-    """
-    if name not in PAPER_COST:
-        return ["", ""]
-    cost = PAPER_COST[name][column]
-    return [f"{cost:{form}}", f"{cost / PAPER_COST['TR'][column]:.2f}"]

@@ -19,13 +19,13 @@ from functools import partial
 from itertools import product
 from typing import Any
 
+import psutil
 import torch
 import torch.nn.functional as F
 
 from benchmarks.timing import (
     in_own_process,
     in_turn,
-    kernel_bytes,
     machine_parser,
     peak_memory,
     save,
@@ -45,6 +45,9 @@ MB = 1e6
 #: Settings with which glibc returns freed blocks at once, so that fragments do not count.
 RETURN_MEMORY = {"MALLOC_MMAP_THRESHOLD_": "262144", "MALLOC_TRIM_THRESHOLD_": "262144"}
 
+#: Contender, and its size: (tokens, vocabulary) of a loss, (pairs,) of a step.
+Point = tuple[str, tuple[int, ...]]
+
 
 def loss_memory(
     args: argparse.Namespace, contender: str, tokens: int, vocabulary: int
@@ -52,23 +55,21 @@ def loss_memory(
     """Measure the peak memory of the vocabulary loss, forward and backward.
 
     Args:
-        args: the command line.
         contender: `OURS` (`losses_dap.vocabulary_cross_entropy`) or `NAIVE` (the same loss with
             `F.cross_entropy`).
         tokens: number of tokens with a label.
         vocabulary: number of words that the loss compares.
 
     Returns:
-        "bytes" -> peak above the memory before the forward pass, in bytes.
+        "bytes" -> peak above the memory before the forward pass.
     """
 
     def run(rows: int) -> None:
-        generator = torch.Generator(args.device).manual_seed(0)
-        given = [
-            torch.randn(*shape, generator=generator, device=args.device, requires_grad=True)
-            for shape in ((rows, args.hidden), (vocabulary, args.hidden), (vocabulary,))
-        ]
-        labels = torch.randint(vocabulary, (rows,), generator=generator, device=args.device)
+        torch.manual_seed(0)
+        given = []
+        for shape in ((rows, args.hidden), (vocabulary, args.hidden), (vocabulary,)):
+            given.append(torch.randn(*shape, device=args.device, requires_grad=True))
+        labels = torch.randint(vocabulary, (rows,), device=args.device)
         if contender == OURS:
             vocabulary_cross_entropy(*given, labels).backward()
         else:
@@ -85,12 +86,10 @@ def step_memory(args: argparse.Namespace, contender: str, pairs: int) -> dict[st
     """Measure the peak memory of a training step, forward and backward.
 
     Args:
-        args: the command line.
         contender: key of `OBJECTIVES`, such as "DAP", followed by " cached" for GradCache.
-        pairs: number of pairs of the batch.
 
     Returns:
-        "bytes" -> peak above the memory before the forward pass, in bytes.
+        "bytes" -> peak above the memory before the forward pass.
     """
     objective, _, cached = contender.partition(" ")
     workload = Workload(args, [objective])
@@ -101,36 +100,24 @@ def step_memory(args: argparse.Namespace, contender: str, pairs: int) -> dict[st
         gradients = partial(backward, model, bf16=args.bf16)
     batch = workload.batch(pairs)
     gradients(batch=workload.batch(2))
-    model.zero_grad(set_to_none=True)
+    model.zero_grad()
     with peak_memory(args.device) as peak:
         gradients(batch=batch)
     return peak
 
 
-def points(args: argparse.Namespace) -> list[tuple[str, tuple[int, ...]]]:
-    """List what to measure, as the command line says.
-
-    Args:
-        args: the command line.
-
-    Returns:
-        Tuples of a contender and its size. For a training step they are the objective and (pairs,).
-        For the loss they are `OURS` or `NAIVE` and (tokens, vocabulary). `NAIVE` is left out where
-        it would need too much memory.
-    """
-    found: list[tuple[str, tuple[int, ...]]] = []
+def points(args: argparse.Namespace) -> list[Point]:
+    """List what to measure. `NAIVE` is left out where it would need too much memory."""
+    found: list[Point] = []
     for objective in args.objectives:
         if args.grad_cache:
             found.append((objective, (args.mini_batch_size,)))
             found.append((f"{objective} cached", (args.grad_cache,)))
-    for pairs in args.batch_sizes:
-        for objective in args.objectives:
+        for pairs in args.batch_sizes:
             found.append((objective, (pairs,)))
-    free = (
-        torch.cuda.mem_get_info()[0]
-        if args.device == "cuda"
-        else kernel_bytes("/proc/meminfo", "MemAvailable")
-    )
+    free = psutil.virtual_memory().available
+    if args.device == "cuda":
+        free, _ = torch.cuda.mem_get_info()
     for size in product(args.tokens, args.vocabularies):
         found.append((OURS, size))
         if 3 * 4 * math.prod(size) < free / 2:
@@ -141,58 +128,36 @@ def points(args: argparse.Namespace) -> list[tuple[str, tuple[int, ...]]]:
 def compare(args: argparse.Namespace) -> list[dict[str, Any]]:
     """Measure everything that `points` lists.
 
-    Args:
-        args: the command line.
-
     Returns:
         A dictionary per measurement: "contender", "sizes", "bytes" (median peak of the repeats),
         and "runs" (the single measurements).
     """
-    same_process = args.device == "cuda" or args.same_process
-    if not same_process:
-        os.environ |= RETURN_MEMORY  # which a process reads when it starts
-    measures: dict[tuple[str, tuple[int, ...]], Callable[[], dict[str, float]]] = {}
+    os.environ |= RETURN_MEMORY  # which a process reads when it starts
+    measures: dict[Point, Callable[[], dict[str, float]]] = {}
     for contender, sizes in points(args):
-        work = partial(
-            loss_memory if contender in (OURS, NAIVE) else step_memory, args, contender, *sizes
-        )
-        measures[contender, sizes] = work if same_process else partial(in_own_process, work)
-    found = in_turn(measures, args.repeats)
-    return [
-        {"contender": contender, "sizes": sizes, **part}
-        for (contender, sizes), part in found.items()
-    ]
+        measure = loss_memory if contender in (OURS, NAIVE) else step_memory
+        call = (measure, args, contender, *sizes)
+        on_gpu = args.device == "cuda"
+        measures[contender, sizes] = partial(*call) if on_gpu else partial(in_own_process, *call)
+    found = []
+    for (contender, sizes), part in in_turn(measures, args.repeats).items():
+        found.append({"contender": contender, "sizes": sizes, **part})
+    return found
 
 
-def tables(found: list[dict[str, Any]]) -> str:
-    """Format the result of `compare`: a text table of the losses, and one of the steps, in MB.
-
-    A table without rows is left out.
-    """
-    steps, losses = [], {}
+def table(found: list[dict[str, Any]]) -> str:
+    """Format the result of `compare` as a text table in MB. "logits" are those of a naive loss."""
+    lines = []
     for point in found:
-        size = f"{point['bytes'] / MB:.0f}"
-        if point["contender"] in (OURS, NAIVE):
-            losses.setdefault(tuple(point["sizes"]), {})[point["contender"]] = size
-        else:
-            steps.append([point["contender"], *point["sizes"], size])
-    lines = [
-        [f"{rows} × {words}", f"{4 * rows * words / MB:.0f}", part.get(NAIVE), part[OURS]]
-        for (rows, words), part in losses.items()
-    ]
-    both = (
-        (["tokens × vocabulary", "logits MB", "naive MB", "ours MB"], lines),
-        (["step", "pairs", "MB"], steps),
-    )
-    return "\n\n".join(text_table(header, lines) for header, lines in both if lines)
+        sizes = point["sizes"]
+        logits = f"{4 * math.prod(sizes) / MB:.0f}" if len(sizes) == 2 else ""
+        size = " × ".join(map(str, sizes))
+        lines.append([point["contender"], size, logits, f"{point['bytes'] / MB:.0f}"])
+    return text_table(["", "pairs, or tokens × vocabulary", "logits", "peak MB"], lines)
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Measure memory, print the tables, and write everything to `--json`.
-
-    Args:
-        argv: command-line arguments. None takes those of the process.
-    """
+    """Measure memory, print the table, and write everything to `--json`."""
     parser = machine_parser(__doc__, repeats=1)
     add_workload_arguments(parser)
     parser.add_argument(
@@ -221,12 +186,9 @@ def main(argv: list[str] | None = None) -> None:
         default=64,
         help="pairs of a chunk, and of the step beside it",
     )
-    parser.add_argument(
-        "--same_process", action="store_true", help="all points in this process: less exact"
-    )
     args = parser.parse_args(argv)
     found = compare(args)
-    print(tables(found))
+    print(table(found))
     save(args, {"points": found})
 
 

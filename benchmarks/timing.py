@@ -135,14 +135,15 @@ def peak_memory(device: str) -> Iterator[dict[str, int]]:
         return
     ctypes.CDLL(None).malloc_trim(0)  # return freed memory to the system
     Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
-    before = kernel_bytes("/proc/self/status", "VmRSS")
+    before = status_bytes("VmRSS")
     yield found
-    found["bytes"] = kernel_bytes("/proc/self/status", "VmHWM") - before
+    found["bytes"] = status_bytes("VmHWM") - before
 
 
-def kernel_bytes(file: str, name: str) -> int:
-    """Return an amount of memory from a file in /proc, such as "MemAvailable", in bytes."""
-    return 1024 * int(re.search(rf"{name}:\s+(\d+)", Path(file).read_text())[1])
+def status_bytes(name: str) -> int:
+    """Return an amount of memory of this process, "VmRSS" (now) or "VmHWM" (the peak), in bytes."""
+    status = Path("/proc/self/status").read_text()
+    return 1024 * int(re.search(rf"{name}:\s+(\d+)", status)[1])
 
 
 def show(line: str) -> None:
@@ -199,8 +200,6 @@ def save(args: argparse.Namespace, found: Mapping[str, Any]) -> None:
     """
     if not args.json:
         return
-    arguments = {}
-    for key, value in vars(args).items():
-        arguments[key] = str(value) if isinstance(value, Path) else value
+    arguments = vars(args) | {"json": str(args.json)}
     about = {"arguments": arguments, "machine": machine(), "versions": versions()}
     write_json(about | dict(found), args.json)

@@ -173,13 +173,10 @@ def cached_backward(model: DAPForPreTraining, size: int, batch: Batch, bf16: boo
         loss.backward()
 
 
-def word_tokenizer(words: Sequence[str] = WORDS, **options: Any) -> PreTrainedTokenizerFast:
+def word_tokenizer(words: Sequence[str] = WORDS) -> PreTrainedTokenizerFast:
     """Return a tokenizer that has an id per word, and puts each sentence between CLS and SEP.
 
     Words are divided by white space. Unknown words become "[UNK]".
-
-    Args:
-        options: further arguments of `PreTrainedTokenizerFast`.
     """
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     vocabulary = {word: number for number, word in enumerate([*special, *words])}
@@ -190,4 +187,4 @@ def word_tokenizer(words: Sequence[str] = WORDS, **options: Any) -> PreTrainedTo
         single="[CLS] $A [SEP]", special_tokens=ends
     )
     names = {f"{word[1:-1].lower()}_token": word for word in special}
-    return PreTrainedTokenizerFast(tokenizer_object=backend, **names, **options)
+    return PreTrainedTokenizerFast(tokenizer_object=backend, **names)

@@ -1,9 +1,11 @@
 """Every benchmark runs on a tiny model, and counts and compares correctly."""
 
-import importlib
 import shlex
 from argparse import ArgumentParser, Namespace
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +19,7 @@ from benchmarks import (
     gpu,
     memory,
     mining,
+    thresholds,
     timing,
     train_step,
 )
@@ -25,6 +28,20 @@ from dap_transformers.files import read_json
 
 TINY = shlex.split("--size tiny --batch_size 6 --target_vocabulary 200 --repeats 1")
 
+#: Runs a benchmark with these arguments, and returns the content of its JSON file.
+Found = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Found:
+    def run(benchmark: ModuleType, *options: str) -> dict[str, Any]:
+        if hasattr(benchmark, "in_own_process"):
+            monkeypatch.setattr(benchmark, "in_own_process", lambda work, *args: work(*args))
+        benchmark.main([*options, "--json", str(tmp_path / "a.json")])
+        return read_json(tmp_path / "a.json")
+
+    return run
+
 
 @pytest.fixture(scope="module")
 def workload() -> Workload:
@@ -32,14 +49,11 @@ def workload() -> Workload:
 
 
 @pytest.mark.slow
-def test_step_compares_equal_losses_on_shared_weights(
-    tmp_path: Path,
-) -> None:
-    train_step.main([*TINY, "--optimizer", "--json", str(tmp_path / "a.json")])
-    found = read_json(tmp_path / "a.json")
-    parts = found["contenders"]
+def test_step_compares_equal_losses_on_shared_weights(found: Found) -> None:
+    result = found(train_step, *TINY, "--optimizer")
+    parts = result["contenders"]
     assert list(parts) == ["TR", "TLM", "DAP", "BOW", "sentence-transformers", "matrix products"]
-    assert found["check"]["gradient"] > 0
+    assert result["check"]["gradient"] > 0
     assert parts["TR"]["flops"] < min(
         parts["sentence-transformers"]["flops"], parts["BOW"]["flops"]
     )
@@ -55,10 +69,8 @@ def test_batches_are_padded_pairs_within_the_vocabulary(workload: Workload) -> N
     assert set(ids[:, 1:][mask[:, 1:]].tolist()) <= set(workload.target_ids)
     assert torch.equal(batch["source_input_ids"], workload.batch(50)["source_input_ids"])
     noisy = flops.with_noise(workload.batch_of([12], [17]))  # which masks a fifth
-    assert (
-        sum(int((noisy[f"{side}_noise"] < 0.2).sum()) for side in ("source", "target"))
-        == (10 + 15) / 5
-    )
+    masked = torch.cat([noisy["source_noise"], noisy["target_noise"]], 1) < 0.2
+    assert masked.sum() == (10 + 15) / 5
 
 
 def test_flops_of_an_encoder_are_those_of_the_formula(workload: Workload) -> None:
@@ -70,71 +82,68 @@ def test_flops_of_an_encoder_are_those_of_the_formula(workload: Workload) -> Non
         products = 2 * length * (4 * wide * wide + 2 * wide * inner)
         return config.num_hidden_layers * (products + 4 * length * length * wide)
 
-    def forward(**batch: torch.Tensor) -> object:
-        sides = ("source", "target")
-        return [
+    def forward(**batch: torch.Tensor) -> None:
+        for side in ("source", "target"):
             workload.encoder(batch[f"{side}_input_ids"], batch[f"{side}_attention_mask"])
-            for side in sides
-        ]
 
     wanted = sum(expected(length) for pair in lengths for length in pair)
     assert flops.real_token_flops(forward, workload, lengths) == pytest.approx(wanted)
     similarity = 2 * wide * len(lengths)
-    found = flops.real_token_flops(workload.models["TR"], workload, lengths)
-    counted = found / (wanted + similarity)  # the fit's rounding differs between CPUs
-    assert counted < 1.001  # padding is not counted, nor a layer that nothing reads
+    counted = flops.real_token_flops(workload.models["TR"], workload, lengths)
+    share = counted / (wanted + similarity)  # the fit's rounding differs between CPUs
+    assert share < 1.001  # padding is not counted, nor a layer that nothing reads
 
 
-def test_flops_prints_the_paper_beside(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    flops.main([*TINY, "--tokens", "8", "--json", str(tmp_path / "a.json")])
-    parts = read_json(tmp_path / "a.json")["pair"]
+def test_flops_prints_the_paper_beside(found: Found, capsys: pytest.CaptureFixture) -> None:
+    parts = found(flops, *TINY, "--tokens", "8")["pair"]
     assert parts["TR"]["flops"] < parts["BOW"]["flops"] < parts["DAP"]["flops"]
     assert parts["TR"]["flops"] < parts["TLM"]["flops"]
     assert "33.7" in capsys.readouterr().out
 
 
 def test_memory_of_the_loss_is_below_its_logits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    found: Found, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(losses_dap, "LOGITS_PER_CHUNK", 2**20)
-    options = shlex.split("--tokens 1000 --vocabularies 4000 20000 --hidden 8 --same_process")
-    memory.main([*TINY, *options, "--json", str(tmp_path / "a.json")])
-    found = {
-        (part["contender"], *part["sizes"]): part["bytes"]
-        for part in read_json(tmp_path / "a.json")["points"]
-    }
-    assert found["naive", 1000, 20_000] > 4 * 1000 * 20_000
-    assert found["ours", 1000, 20_000] < 4 * 1000 * 20_000
+    options = shlex.split("--tokens 1000 --vocabularies 4000 20000 --hidden 8")
+    peaks = {}
+    for part in found(memory, *TINY, *options)["points"]:
+        peaks[(part["contender"], *part["sizes"])] = part["bytes"]
+    assert peaks["naive", 1000, 20_000] > 4 * 1000 * 20_000
+    assert peaks["ours", 1000, 20_000] < 4 * 1000 * 20_000
 
 
-def test_encode_compares_equal_vectors(
-    tiny_bert_dir: Path, bitext_dir: Path, tmp_path: Path
-) -> None:
+def test_encode_compares_equal_vectors(found: Found, tiny_bert_dir: Path, bitext_dir: Path) -> None:
     options = ["--model", str(tiny_bert_dir), "--data_dir", str(bitext_dir)]
-    options += ["--sentences", "20", "--repeats", "1"]
-    encode.main([*options, "--json", str(tmp_path / "a.json")])
-    found = read_json(tmp_path / "a.json")
-    assert found["sentences"] == 20
-    assert min(part["least_cosine"] for part in found["contenders"].values()) > 0.9999
-    assert list(found["contenders"]) == [
-        "ours",
-        *(f"sentence-transformers, {size} a batch" for size in (32, 128)),
-    ]
+    result = found(encode, *options, "--sentences", "20", "--repeats", "1")
+    assert result["sentences"] == 20
+    assert min(part["least_cosine"] for part in result["contenders"].values()) > 0.9999
 
 
 @pytest.mark.slow
-def test_mining_finds_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mining_finds_the_same(
+    found: Found, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("faiss")
-    monkeypatch.setattr(mining, "in_own_process", lambda work, *args: work(*args))
     monkeypatch.setattr(mining, "product_rate", lambda device: 1.0)
     vectors = []
     for name in ("xx.npy", "en.npy"):
         np.save(tmp_path / name, np.random.default_rng(3).standard_normal((40, 8), np.float32))
         vectors.append(str(tmp_path / name))
-    options = ["--vectors", *vectors, "--rows", "30", "--repeats", "1"]
-    mining.main([*options, "--json", str(tmp_path / "a.json")])
-    found = read_json(tmp_path / "a.json")["rows"]["30"]
-    assert [part["found"] for part in found.values()] == [1.0] * 3
+    parts = found(mining, "--vectors", *vectors, "--rows", "30", "--repeats", "1")["rows"]["30"]
+    assert [part["found"] for part in parts.values()] == [1.0] * 3
+
+
+def test_a_threshold_is_compared_with_the_best_one() -> None:
+    rng = np.random.default_rng(0)
+    source = rng.standard_normal((800, 16))
+    vectors = source, source + 0.1 * rng.standard_normal((800, 16))
+    case = thresholds.made_case("made", vectors, share=0.5, draw=0, known=40)
+    assert [len(text) for text in case.vectors] == [380, 380]
+    numbers = thresholds.measure(case)
+    assert numbers["gold"] == 190
+    assert numbers["f1"] == pytest.approx(numbers["best_f1"] - numbers["below_best"])
+    assert min(numbers["f1"], numbers["precision"]) > 90
 
 
 @pytest.mark.slow
@@ -161,30 +170,18 @@ def test_turns_alternate_and_medians_are_taken() -> None:
     assert timing.in_turn({"ours": lambda: {"wall": next(seconds)}}, 3)["ours"]["wall"] == 2.0
 
 
-@pytest.mark.parametrize(
-    "line",
-    sorted({*gpu.STAGES.values(), *gpu.DRY.values()} - {"tests"}),  # one order for all workers
-)
+@pytest.mark.parametrize("stage", [name for name in gpu.STAGES if name != gpu.TESTS])
+@pytest.mark.parametrize("tiny", [False, True])
 def test_every_benchmark_for_a_gpu_takes_its_arguments(
-    line: str, monkeypatch: pytest.MonkeyPatch
+    stage: str, tiny: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module, *argv = shlex.split(line)
-    benchmark = importlib.import_module(f"benchmarks.{module}")
-
     parse = ArgumentParser.parse_args
 
     def stop(parser: ArgumentParser, argv: list[str]) -> None:
         parse(parser, argv)
         raise KeyboardInterrupt  # the command line was taken
 
-    monkeypatch.setattr(ArgumentParser, "parse_args", stop)
-    with pytest.raises(KeyboardInterrupt):
-        benchmark.main([*argv, "--device", "cuda", "--json", "a.json"])
-
-
-@pytest.mark.parametrize(
-    ("share", "verdict"), [(0.4, "reached 40%: MISSED"), (0.5, "reached 50%: met")]
-)
-def test_a_goal_is_judged_by_the_benchmarks_numbers(share: float, verdict: str) -> None:
-    found = {"contenders": {"DAP": {"wall_share": share}}}
-    assert gpu.judge("step", found) == f"goal 45%, {verdict}"
+    if not tiny or gpu.STAGES[stage][1]:
+        monkeypatch.setattr(ArgumentParser, "parse_args", stop)
+        with pytest.raises(KeyboardInterrupt):
+            gpu.run_benchmark(stage, Namespace(device="cuda", tiny=tiny))

@@ -120,7 +120,8 @@ def write_inputs(folder: Path) -> None:
 
     write_texts(folder / "text")
     words = ["Satz", "über", "sentence", *map(str, range(40))]
-    tokenizer = word_tokenizer(words, model_max_length=32)
+    tokenizer = word_tokenizer(words)
+    tokenizer.model_max_length = 32
     torch.manual_seed(0)
     config = BertConfig(
         vocab_size=len(tokenizer),

@@ -1,6 +1,5 @@
 """The checks for a GPU run on a CPU, without the packages that a bare machine lacks."""
 
-import json
 import subprocess
 import sysconfig
 import venv
@@ -17,8 +16,6 @@ LACKING = {
     *("evaluate", "faiss", "faiss_cpu", "polars", "polars_runtime_32", "_polars_runtime_32"),
     *("liger_kernel",),
 }
-#: Stages that need one of them.
-FAILING = {"correctness, GradCache"}
 
 
 def bare_environment(folder: Path) -> Path:
@@ -37,20 +34,7 @@ def bare_environment(folder: Path) -> Path:
     return folder / "bin" / "python"
 
 
-def test_every_stage_runs_or_fails_by_name(tmp_path: Path) -> None:
+def test_every_stage_runs(tmp_path: Path) -> None:
     python = bare_environment(tmp_path / "bare")
-    archive = tmp_path / "results.tar.xz"
     command = [str(python), "-m", "benchmarks.gpu", "--device", "cpu", "--tiny"]
-    command += ["--archive", str(archive)]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
-    print(done.stdout)  # pytest -rP shows it
-    assert done.returncode == 1
-    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    assert {"datasets", "xz", "polib"} <= set(lines[0]["missing"]) <= LACKING | {"pytest"}
-    outcomes = {line["stage"]: line["outcome"] for line in lines[1:]}
-    for stage, outcome in outcomes.items():
-        if stage in FAILING:
-            assert outcome == "FAILED: datasets is not installed"
-        else:
-            assert outcome in ("ok", "left out of a rehearsal"), stage
-    assert archive.is_file()
+    subprocess.run(command, cwd=REPOSITORY, check=True)
