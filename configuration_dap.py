@@ -12,6 +12,10 @@ from huggingface_hub.dataclasses import strict
 from packaging.version import Version
 from transformers import AutoConfig, BertConfig, PreTrainedConfig
 from transformers import __version__ as transformers_version
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+)
 from transformers.utils import logging
 
 #: Oldest version of Transformers with which this code works, as in setup.py.
@@ -75,7 +79,10 @@ class DAPConfig(PreTrainedConfig):
             (= DAP, section 3.3), `"tr"`, `"tr+tlm"`, `"tr+bow"`, ... `"mlm"` by itself makes an
             encoder from which the others can start. Heads that no objective uses are not built.
         pooling: `"cls"`, the first token's last state (section 3.2), `"mean"` over the real tokens,
-            or `"lasttoken"`, the last real token's state.
+            or `"lasttoken"`, the last real token's state. None means `"cls"`, and `"lasttoken"` for
+            a causal decoder, whose first token sees nothing else.
+        modules: what follows the pooling, as in sentence-transformers: a dict with `"type"`
+            `"Dense"` or `"Normalize"` and its settings for each module. They are trained.
         projection: `"mlp"` puts dense + tanh between the sentence vector and the TR loss, in
             training only.
         tr_similarity: `"cosine"`, or `"dot"` for the inner product that eq. L_TR prints.
@@ -120,7 +127,12 @@ class DAPConfig(PreTrainedConfig):
         distill_size: size of the vectors of the distillation's teacher. A linear head maps sentence
             vectors to it. None means the encoder's own size, without a head.
         distill_weight: factor of the distillation loss.
-        mask_token_id: the tokenizer's mask token. RTL, TLM and MLM need it.
+        mask_token_id: the tokenizer's mask token. TLM and MLM need it. Without it RTL learns an
+            embedding of its own.
+        special_tokens_before: number of special tokens that the tokenizer puts before a sentence,
+            such as CLS. No objective predicts them.
+        special_tokens_after: the same number behind a sentence. BOW, TLM and MLM do not predict
+            these tokens.
         kwargs: fields of `PreTrainedConfig`. Fields of an objective of your own are also
             accepted, if they begin with its name: `mine_weight` for an objective called `mine`.
     """
@@ -130,7 +142,8 @@ class DAPConfig(PreTrainedConfig):
 
     encoder_config: PreTrainedConfig | dict | None = None
     objective: str = "tr+rtl"
-    pooling: Literal["cls", "mean", "lasttoken"] = "cls"
+    pooling: Literal["cls", "mean", "lasttoken"] | None = None
+    modules: list[dict] | None = None
     projection: Literal["mlp"] | None = None
     tr_similarity: Literal["cosine", "dot"] = "cosine"
     tr_temperature: Number | None = changeable(None)
@@ -157,6 +170,8 @@ class DAPConfig(PreTrainedConfig):
     distill_size: int | None = None
     distill_weight: Number = changeable(1.0)
     mask_token_id: int | None = None
+    special_tokens_before: int = 1
+    special_tokens_after: int = 1
 
     def __init__(self, encoder_config: PreTrainedConfig | dict | None = None, **given: Any) -> None:
         unknown = _unknown_keys(given, given.get("objective", self.objective))
@@ -168,6 +183,8 @@ class DAPConfig(PreTrainedConfig):
         if isinstance(encoder_config, dict):
             encoder_config = AutoConfig.for_model(**encoder_config)
         values["encoder_config"] = encoder_config
+        if values["pooling"] is None:
+            values["pooling"] = "lasttoken" if is_causal(encoder_config) else "cls"
         if values["tr_temperature"] is None:
             values["tr_temperature"] = 1.0 if values["tr_similarity"] == "dot" else 0.05
         values["auto_map"] = given.get("auto_map") or dict(AUTO_MAP)
@@ -197,6 +214,14 @@ class DAPConfig(PreTrainedConfig):
         if isinstance(encoder, dict):
             encoder.pop("_name_or_path", None)
         return fields
+
+    @property
+    def vector_size(self) -> int:
+        """Return the number of dimensions of a sentence vector."""
+        sizes = [
+            module["out_features"] for module in self.modules or () if "out_features" in module
+        ]
+        return sizes[-1] if sizes else self.hidden_size
 
     hidden_size = property(lambda self: self.encoder_config.hidden_size)
     num_hidden_layers = property(lambda self: self.encoder_config.num_hidden_layers)
@@ -228,6 +253,21 @@ class DAPConfig(PreTrainedConfig):
                 raise ValueError(f"{name}={value!r}: give {allowed}")
 
 
+def is_causal(encoder_config: PreTrainedConfig) -> bool:
+    """Tell whether a token of this model sees only the tokens before it, as in a decoder."""
+    name = encoder_config.model_type
+    if name not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES or name in MODEL_FOR_MASKED_LM_MAPPING_NAMES:
+        return False
+    if getattr(encoder_config, "use_bidirectional_attention", None) in (True, "all"):
+        return False
+    return getattr(encoder_config, "is_causal", True)
+
+
+def default_pooling(encoder_config: PreTrainedConfig) -> str:
+    """Return the pooling of a folder that names none: what sentence-transformers would take."""
+    return "lasttoken" if is_causal(encoder_config) else "mean"
+
+
 def _unknown_keys(keys: dict[str, Any], objective: str) -> list[str]:
     """Return, sorted, all keys but fields, private keys and those of the user's own objective."""
     known = {each.name for each in fields(DAPConfig)} | SAVED_KEYS
@@ -249,13 +289,28 @@ def are_sizes(dims: list[int] | None, config: DAPConfig) -> bool:
     if dims is None:
         return True
     has_plain_vectors = "tr" in config.objectives and config.projection is None
-    return has_plain_vectors and all(0 < size < config.hidden_size for size in dims)
+    return has_plain_vectors and all(0 < size < config.vector_size for size in dims)
+
+
+def _impossible(encoder_config: PreTrainedConfig) -> set[str]:
+    """Return the objectives that an encoder's architecture cannot have."""
+    if hasattr(encoder_config, "num_decoder_layers"):
+        return {"rtl", "tlm", "mlm"}  # only the first layer has positions, and there is no mask
+    return {"tlm", "mlm"} if is_causal(encoder_config) else set()
 
 
 SHARE = (lambda value, _: 0 < value <= 1, "a number above 0, and at most 1")
 FACTOR = (lambda value, _: 0 <= value < math.inf, "a number of 0 or more")
 #: What types cannot say: name -> condition on the value and the configuration, and what is allowed.
 RULES: dict[str, tuple[Callable[[Any, DAPConfig], bool], str]] = {
+    "pooling": (
+        lambda value, config: value != "cls" or not is_causal(config.encoder_config),
+        "'lasttoken' or 'mean', as the first token of a decoder sees no other token",
+    ),
+    "objective": (
+        lambda _, config: not config.objectives & _impossible(config.encoder_config),
+        "other objectives: a decoder has no 'tlm' and no 'mlm', and T5 has no 'rtl' either",
+    ),
     "tr_temperature": (lambda value, _: 0 < value < math.inf, "a number above 0"),
     "tr_margin": FACTOR,
     "tr_hard_negatives": (

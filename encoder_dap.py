@@ -5,53 +5,118 @@ padding is in states_dap.py.
 """
 
 import inspect
+import json
+from pathlib import Path
 from typing import Any
 
 from transformers import (
     MODEL_FOR_MASKED_LM_MAPPING,
+    MODEL_FOR_TEXT_ENCODING_MAPPING,
     MODEL_MAPPING,
+    AutoConfig,
     AutoModel,
     AutoModelForMaskedLM,
+    AutoModelForTextEncoding,
     PreTrainedConfig,
     PreTrainedModel,
+    PreTrainedTokenizerBase,
 )
-from transformers.utils import logging
+from transformers.utils import cached_file, is_peft_available, logging
 
 #: Types of encoders with which every objective is tested.
 TESTED = ("bert", "deberta-v2", "distilbert", "modernbert", "roberta", "xlm-roberta")
 
 
-def require_encoder(config: PreTrainedConfig, name: str) -> None:
-    """Raise `ValueError` unless `config` describes a bidirectional encoder with a masked-LM class.
+def auto_class(config: PreTrainedConfig) -> type:
+    """Return the Auto class of an encoder without heads. Of T5 and its kind, only the encoder."""
+    is_listed = type(config) in MODEL_FOR_TEXT_ENCODING_MAPPING
+    return AutoModelForTextEncoding if is_listed else AutoModel
 
-    The encoder must be part of Transformers, because a DAP checkpoint has only the code of DAP.
+
+def pretrained_class(config: PreTrainedConfig) -> type:
+    """Return the Auto class that loads a checkpoint with its masked-LM head, if there is one."""
+    has_head = type(config) in MODEL_FOR_MASKED_LM_MAPPING
+    return AutoModelForMaskedLM if has_head else auto_class(config)
+
+
+def require_encoder(config: PreTrainedConfig, name: str) -> None:
+    """Raise `ValueError` unless `config` describes a model of Transformers that reads text.
+
+    A DAP checkpoint has only the code of DAP, so code of other repositories would be missing.
     """
-    is_decoder = getattr(config, "is_decoder", False) or getattr(
-        config, "is_encoder_decoder", False
-    )
-    if is_decoder or type(config) not in MODEL_FOR_MASKED_LM_MAPPING:
+    has_decoder = getattr(config, "is_encoder_decoder", False)
+    mapping = MODEL_FOR_TEXT_ENCODING_MAPPING if has_decoder else MODEL_MAPPING
+    is_known = type(config) in mapping and type(config).__module__.startswith("transformers.")
+    if getattr(config, "is_decoder", False) or not is_known:
         raise ValueError(
-            f"{name} (model_type {config.model_type!r}) is not a bidirectional encoder of "
-            "Transformers: give one such as bert, xlm-roberta or modernbert. To train a DAP "
-            "checkpoint further, load it with DAPForPreTraining.from_pretrained."
+            f"{name} (model_type {config.model_type!r}) is not a text encoder of Transformers: "
+            "give one such as bert, xlm-roberta, t5 or qwen3. To train a DAP checkpoint further, "
+            "load it with DAPForPreTraining.from_pretrained."
         )
 
 
 def build_encoder(config: PreTrainedConfig) -> PreTrainedModel:
     """Return an encoder with random weights, and without a pooler, which nothing would train."""
-    accepted = inspect.signature(MODEL_MAPPING[type(config)].__init__).parameters
+    accepted = inspect.signature(auto_class(config)._model_mapping[type(config)]).parameters
     options = {"add_pooling_layer": False} if "add_pooling_layer" in accepted else {}
-    return AutoModel.from_config(config, **options)
+    return auto_class(config).from_config(config, **options)
 
 
-def load_masked_lm(
-    name_or_path: str, kind: type = AutoModelForMaskedLM, **options: Any
+def special_token_counts(tokenizer: PreTrainedTokenizerBase) -> tuple[int, int]:
+    """Return how many special tokens stand before and after a sentence: (1, 1) for BERT."""
+    mask = tokenizer("a", return_special_tokens_mask=True).special_tokens_mask
+    before = mask.index(0)
+    return before, sum(mask) - before
+
+
+def adapter_base(name_or_path: str, **hub: Any) -> str | None:
+    """Return the folder or Hub id that a LoRA adapter was trained on. None for other checkpoints.
+
+    Raises:
+        ValueError: if peft is not installed, without which an adapter would be left out.
+    """
+    where = {key: hub[key] for key in ("revision", "subfolder") if hub.get(key)}
+    path = cached_file(
+        name_or_path, "adapter_config.json", _raise_exceptions_for_missing_entries=False, **where
+    )
+    if path is None:
+        return None
+    base = json.loads(Path(path).read_text(encoding="utf-8")).get("base_model_name_or_path")
+    if not base or not is_peft_available():
+        raise ValueError(
+            f"{name_or_path} is an adapter of {base}: install peft, and have "
+            "base_model_name_or_path in adapter_config.json"
+        )
+    return base
+
+
+def load_config(name_or_path: str, **hub: Any) -> PreTrainedConfig:
+    """Load a configuration. Of a LoRA adapter, it is that of the model it was trained on."""
+    base = adapter_base(name_or_path, **hub)
+    if base is None:
+        return AutoConfig.from_pretrained(name_or_path, **hub)
+    return AutoConfig.from_pretrained(base, trust_remote_code=hub.get("trust_remote_code"))
+
+
+def load_pretrained(
+    name_or_path: str, kind: type, **options: Any
 ) -> tuple[PreTrainedModel, set[str]]:
-    """Load a checkpoint, as a masked-LM model by default, and name the weights that it lacks.
+    """Load a checkpoint as a model of the class `kind`, and name the weights that it lacks.
 
     These weights are random in the model. No warning is printed, so the caller should report them.
-    Weights of the encoder are never missing, because that is a `ValueError`.
+    Weights of the encoder are never missing, because that is a `ValueError`. The weights of a LoRA
+    adapter are added to those of the model that it was trained on.
     """
+    hub = {key: options.get(key) for key in ("revision", "subfolder")}
+    base = adapter_base(name_or_path, **hub)
+    if base is not None:
+        from peft import PeftModel
+
+        others = {key: value for key, value in options.items() if key not in hub}
+        model, missing = load_pretrained(base, kind, **others)
+        PeftModel.from_pretrained(model.base_model, name_or_path, **hub).merge_and_unload()
+        return model, missing
+
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()
     try:
@@ -61,7 +126,10 @@ def load_masked_lm(
 
     missing = set(report["missing_keys"])
     prefix = model.base_model_prefix + "."  # files of plain encoders have names without it
-    lost = sorted(key.removeprefix(prefix) for key in missing if key.startswith(prefix))
+    if model.base_model is model:
+        prefix = ""
+    lost = [key.removeprefix(prefix) for key in missing if key.startswith(prefix)]
+    lost = sorted(key for key in lost if "pooler" not in key)
     if lost:
         raise ValueError(
             f"{name_or_path} lacks {len(lost)} weights of its encoder, the first is {lost[0]!r}: "

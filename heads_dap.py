@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.activations import ACT2FN
 
 try:
@@ -34,14 +34,14 @@ class Projection(nn.Sequential):
     """Head between the sentence vectors and the TR loss (dense + tanh), used only in training."""
 
     def __init__(self, config: DAPConfig) -> None:
-        super().__init__(nn.Linear(config.hidden_size, config.hidden_size), nn.Tanh())
+        super().__init__(nn.Linear(config.vector_size, config.vector_size), nn.Tanh())
 
 
 class TeacherProjection(nn.Linear):
     """Linear map from sentence vectors to the size of a teacher's vectors, in training only."""
 
     def __init__(self, config: DAPConfig) -> None:
-        super().__init__(config.hidden_size, config.distill_size)
+        super().__init__(config.vector_size, config.distill_size)
 
 
 # --------------------------------------------------------------------------------------- RTL head
@@ -61,6 +61,9 @@ class RTLHead(nn.Module):
         super().__init__()
         self.reembeds = config.rtl_reembed
         self.blocks = self._build_blocks(config)
+        self.mask_token = None
+        if config.mask_token_id is None:  # (1, E)
+            self.mask_token = nn.Parameter(torch.zeros(1, word_width(config.encoder_config)))
         self.language_embeddings = None
         if config.rtl_direction != "source-to-target":
             # Row 0 is the target language, row i + 1 is rtl_languages[i].
@@ -79,8 +82,10 @@ class RTLHead(nn.Module):
         _, layers = layer_stack(blocks)
         del layers[: len(layers) - config.rtl_layers]
         blocks.config.num_hidden_layers = config.rtl_layers
+        if getattr(blocks.config, "layer_types", None):
+            blocks.config.layer_types = blocks.config.layer_types[-config.rtl_layers :]
 
-        if config.rtl_reembed:
+        if config.rtl_reembed or not hasattr(blocks, "embeddings"):
             blocks.set_input_embeddings(None)  # keeps positions, token type and norm
         else:
             blocks.embeddings = PassThrough()
@@ -220,22 +225,31 @@ def whole(weight: Tensor) -> Tensor:
 
 
 class PredictionTransform(nn.Module):
-    """Dense, activation and norm: the part of a masked-LM head before its output matrix."""
+    """Dense, activation and norm: the part of a masked-LM head before its output matrix.
 
-    def __init__(self, config: DAPConfig) -> None:
+    `size` is the size of its input: that of sentence vectors by default.
+    """
+
+    def __init__(self, config: DAPConfig, size: int | None = None) -> None:
         super().__init__()
         encoder = config.encoder_config
-        width = getattr(encoder, "embedding_size", None) or encoder.hidden_size
+        size = size or config.vector_size
+        width = word_width(encoder)
         eps = getattr(encoder, "layer_norm_eps", None) or getattr(encoder, "norm_eps", 1e-12)
         has_dense_bias = getattr(encoder, "classifier_bias", True)  # ModernBERT's has none
         has_norm_bias = getattr(encoder, "norm_bias", True)
-        self.dense = nn.Linear(encoder.hidden_size, width, bias=has_dense_bias)
+        self.dense = nn.Linear(size, width, bias=has_dense_bias)
         self.norm = nn.LayerNorm(width, eps=eps, bias=has_norm_bias)
         self.activation = _activation_of(encoder)
 
     def transform(self, hidden: Tensor) -> Tensor:
         """Turn states (T, D) into the input (T, E) of the output matrix."""
         return self.norm(self.activation(self.dense(hidden)))
+
+
+def word_width(encoder_config: PreTrainedConfig) -> int:
+    """Return E, the width of an encoder's word embeddings."""
+    return getattr(encoder_config, "embedding_size", None) or encoder_config.hidden_size
 
 
 def _activation_of(encoder_config: Any) -> nn.Module:
@@ -260,8 +274,13 @@ class PredictionHead(PredictionTransform):
     - `rtl_tied=False`: RTL and BOW predict with a matrix of their own, `decoder`.
     """
 
-    def __init__(self, config: DAPConfig, predicts: Collection[str | None] = ("tokens",)) -> None:
-        super().__init__(config)
+    def __init__(
+        self,
+        config: DAPConfig,
+        predicts: Collection[str | None] = ("tokens",),
+        reads_vectors: bool = False,
+    ) -> None:
+        super().__init__(config, config.vector_size if reads_vectors else config.hidden_size)
         self.config = config
         predicts_targets = "targets" in predicts
         size = config.target_vocab_size if predicts_targets else None

@@ -13,7 +13,6 @@ of text. Behind the entry of `forward`, all sentences are padded on the right.
 """
 
 import copy
-import json
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -23,7 +22,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import (
-    AutoConfig,
     AutoModel,
     AutoModelForMaskedLM,
     AutoModelForPreTraining,
@@ -41,9 +39,24 @@ from transformers.modeling_outputs import (
 from transformers.utils import can_return_tuple, logging
 
 try:
-    from .configuration_dap import DAPConfig
-    from .encoder_dap import TESTED, build_encoder, load_masked_lm, require_encoder
-    from .heads_dap import PredictionHead, Words, look_up
+    from .configuration_dap import DAPConfig, default_pooling
+    from .encoder_dap import (
+        TESTED,
+        build_encoder,
+        load_config,
+        load_pretrained,
+        pretrained_class,
+        require_encoder,
+        special_token_counts,
+    )
+    from .heads_dap import PredictionHead, RTLHead, Words, look_up
+    from .modules_dap import (
+        LibrarySettings,
+        build_modules,
+        library_settings,
+        load_modules,
+        save_modules,
+    )
     from .objectives_dap import (
         OBJECTIVES,
         Chunk,
@@ -64,9 +77,24 @@ try:
         use_packing,
     )
 except ImportError:  # a checkout, where these files are top-level modules
-    from configuration_dap import DAPConfig
-    from encoder_dap import TESTED, build_encoder, load_masked_lm, require_encoder
-    from heads_dap import PredictionHead, Words, look_up
+    from configuration_dap import DAPConfig, default_pooling
+    from encoder_dap import (
+        TESTED,
+        build_encoder,
+        load_config,
+        load_pretrained,
+        pretrained_class,
+        require_encoder,
+        special_token_counts,
+    )
+    from heads_dap import PredictionHead, RTLHead, Words, look_up
+    from modules_dap import (
+        LibrarySettings,
+        build_modules,
+        library_settings,
+        load_modules,
+        save_modules,
+    )
     from objectives_dap import (
         OBJECTIVES,
         Chunk,
@@ -129,7 +157,9 @@ class DAPPreTrainedModel(PreTrainedModel):
         hub = {name: kwargs.pop(name) for name in HUB_OPTIONS if name in kwargs}
         super().save_pretrained(save_directory, is_main_process, state_dict, **kwargs)
         if is_main_process:
-            save_modules(Path(save_directory), self.config.pooling, self.config.hidden_size)
+            encoder = self if isinstance(self, DAPModel) else self.dap
+            config = self.config
+            save_modules(Path(save_directory), config.pooling, config.hidden_size, encoder.after)
         # Not in `super()`, which would upload before the files of sentence-transformers are there.
         if push_to_hub and is_main_process:
             repo_id = hub.pop("repo_id", Path(save_directory).name)
@@ -146,7 +176,15 @@ class DAPModel(DAPPreTrainedModel):
         config.validate()
         require_encoder(config.encoder_config, "encoder_config")
         self.encoder = build_encoder(config.encoder_config)
+        self.after = build_modules(config.modules)
         self.post_init()
+
+    def pool(self, states: Tensor, mask: Tensor) -> Tensor:
+        """Return sentence vectors (B, D') of token states (B, S, D), given their mask (B, S).
+
+        D' is `config.vector_size`.
+        """
+        return self.after(POOLINGS[self.config.pooling].pool(states, mask))
 
     def get_input_embeddings(self) -> nn.Module:
         return self.encoder.get_input_embeddings()
@@ -175,8 +213,8 @@ class DAPModel(DAPPreTrainedModel):
             kwargs: passed to the encoder (`output_hidden_states`, ...).
 
         Returns:
-            `last_hidden_state` (B, S, D) and `pooler_output` (B, D), the sentence vectors, which
-            are not normalised.
+            `last_hidden_state` (B, S, D) and `pooler_output` (B, D'), the sentence vectors. Their
+            length is 1 only if `config.modules` has Normalize.
         """
         for option in ("output_hidden_states", "output_attentions"):
             if kwargs.get(option) is None:
@@ -199,7 +237,7 @@ class DAPModel(DAPPreTrainedModel):
         )
         return BaseModelOutputWithPooling(
             last_hidden_state=out.last_hidden_state,
-            pooler_output=POOLINGS[self.config.pooling].pool(out.last_hidden_state, attention_mask),
+            pooler_output=self.pool(out.last_hidden_state, attention_mask),
             hidden_states=out.hidden_states,
             attentions=out.attentions,
         )
@@ -275,7 +313,7 @@ class DAPForPreTraining(DAPPreTrainedModel):
         super().__init__(config)
         self.dap = DAPModel(config)
         use_packing(self.dap.encoder)
-        if "mask_token" in needs_of(self.objectives) and config.mask_token_id is None:
+        if config.objectives & {"tlm", "mlm"} and config.mask_token_id is None:
             raise ValueError(
                 f"objective {config.objective!r} needs a mask token: mask_token_id=None"
             )
@@ -294,6 +332,8 @@ class DAPForPreTraining(DAPPreTrainedModel):
             init.zeros_(module.bias)
             if module.token_ids is not None:
                 init.copy_(module.token_ids, torch.arange(len(module.token_ids)))
+        if isinstance(module, RTLHead) and module.mask_token is not None:
+            init.normal_(module.mask_token, std=0.02)
 
     @property
     def objectives(self) -> list[Objective]:
@@ -430,7 +470,7 @@ class DAPForPreTraining(DAPPreTrainedModel):
             states = last_states(self.dap.encoder, mask, read, inputs_embeds=embedded)
 
         # f_s(x), f_s(y): one vector per sentence.
-        embeds = POOLINGS[self.config.pooling].pool(states, mask)  # (2·B or 3·B, D)
+        embeds = self.dap.pool(states, mask)  # (2·B or 3·B, D')
 
         source_states, target_states, *_ = states.split(len(pairs.source.ids))
         source_embeds, target_embeds, *negative_embeds = embeds.split(len(pairs.source.ids))
@@ -507,7 +547,6 @@ class DAPForPreTraining(DAPPreTrainedModel):
         attn_implementation: str | None = None,
         trust_remote_code: bool = False,
         revision: str | None = None,
-        subfolder: str = "",
         **config: Any,
     ) -> "DAPForPreTraining":
         """Make a model for pre-training whose encoder has the weights of a checkpoint.
@@ -520,16 +559,18 @@ class DAPForPreTraining(DAPPreTrainedModel):
             name_or_path: folder or Hub id of an encoder (BERT, RoBERTa, XLM-R, DeBERTa-v2,
                 ModernBERT, ...), or of a `DAPForPreTraining` made with objective `"mlm"`.
             target_token_ids: token ids that RTL and BOW predict. None means the whole vocabulary.
-            config: fields of `DAPConfig`. `mask_token_id` is read from the checkpoint's
-                tokenizer, and `pooling` from an `"mlm"` checkpoint, unless they are given.
+            config: fields of `DAPConfig`. Unless they are given, `pooling` and `modules` are those
+                of a sentence-transformers folder or of an `"mlm"` checkpoint. A folder that does
+                not say how it pools gets the mean, and a decoder the last token. The tokenizer says
+                which special tokens there are, such as [MASK].
         """
+        library = library_settings(name_or_path, revision) or LibrarySettings()
         source = {
             "trust_remote_code": trust_remote_code,
             "revision": revision,
-            "subfolder": subfolder,
+            "subfolder": library.subfolder,
         }
-        kind = AutoModelForMaskedLM
-        encoder_config = AutoConfig.from_pretrained(name_or_path, **source)
+        encoder_config = load_config(name_or_path, **source)
         is_dap = encoder_config.model_type == DAPConfig.model_type
         if is_dap and encoder_config.objective == "mlm":
             kind = cls
@@ -537,15 +578,25 @@ class DAPForPreTraining(DAPPreTrainedModel):
             encoder_config = saved.encoder_config
             config = {"pooling": saved.pooling, "mask_token_id": saved.mask_token_id} | config
         require_encoder(encoder_config, name_or_path)
+        if not is_dap:
+            kind = pretrained_class(encoder_config)
+            pooling = library.pooling or default_pooling(encoder_config)
+            config = {"pooling": pooling, "modules": list(library.modules)} | config
 
         if target_token_ids is not None:
             config = {"target_vocab_size": len(set(target_token_ids))} | config
         dap_config = DAPConfig(encoder_config, **config)
-        if dap_config.mask_token_id is None and "mask_token" in needs_of(objectives_of(dap_config)):
+        objectives = objectives_of(dap_config)
+        lacks_mask = "mask_token" in needs_of(objectives) and dap_config.mask_token_id is None
+        is_masked_lm = kind in (AutoModelForMaskedLM, cls)
+        if lacks_mask or (not is_masked_lm and any(each.predicts for each in objectives)):
             tokenizer = AutoTokenizer.from_pretrained(name_or_path, **source)
-            dap_config.mask_token_id = tokenizer.mask_token_id
+            before, after = special_token_counts(tokenizer)
+            found = {"special_tokens_before": before, "special_tokens_after": after}
+            found["mask_token_id"] = tokenizer.mask_token_id
+            dap_config = DAPConfig(encoder_config, **(found | config))
 
-        pretrained, missing = load_masked_lm(
+        pretrained, missing = load_pretrained(
             name_or_path, kind, dtype=dtype, attn_implementation=attn_implementation, **source
         )
         if kind is not cls:  # what Transformers has chosen for this encoder
@@ -554,6 +605,9 @@ class DAPForPreTraining(DAPPreTrainedModel):
 
         model = cls._new(dap_config, dtype, target_token_ids)
         model._copy_weights(pretrained, missing, name_or_path)
+        if library.modules and model.dap.config.modules == list(library.modules):
+            after = load_modules(name_or_path, library, revision)
+            model.dap.after.load_state_dict(after.state_dict())
         model._try_untested_encoder(name_or_path)
         return model
 
@@ -622,7 +676,7 @@ class DAPForPreTraining(DAPPreTrainedModel):
             )
             self.has_random_head = True
         head.start_decoder(self.get_input_embeddings().weight)
-        if self.bow_transform is not None:
+        if self.bow_transform is not None and self.config.vector_size == self.config.hidden_size:
             self.bow_transform.dense.load_state_dict(head.dense.state_dict())
             self.bow_transform.norm.load_state_dict(head.norm.state_dict())
 
@@ -714,7 +768,7 @@ class DAPForSequenceClassification(DAPPreTrainedModel):
             rate = getattr(config.encoder_config, "hidden_dropout_prob", 0.0)
         self.classifier = nn.Sequential(
             nn.Dropout(rate),
-            nn.Linear(config.hidden_size, config.hidden_size),
+            nn.Linear(config.vector_size, config.hidden_size),
             nn.Tanh(),
             nn.Dropout(rate),
             nn.Linear(config.hidden_size, config.num_labels),
@@ -768,51 +822,10 @@ class DAPForSequenceClassification(DAPPreTrainedModel):
         vectors = sentence_vectors(
             self.dap.encoder, attention_mask, self.config.pooling, input_ids=input_ids, **others
         )
-        return BaseModelOutputWithPooling(pooler_output=vectors)
+        return BaseModelOutputWithPooling(pooler_output=self.dap.after(vectors))
 
 
-# -------------------------------------------------------------------- files and registration
-
-
-def save_modules(folder: Path, pooling: str, hidden_size: int, normalize: bool = False) -> None:
-    """Write `modules.json` and the pooling configuration of sentence-transformers.
-
-    Without them sentence-transformers would use mean pooling. The types have the names of older
-    versions, which servers also know.
-    """
-    kinds = [("", "Transformer"), ("1_Pooling", "Pooling")]
-    if normalize:
-        kinds.append(("2_Normalize", "Normalize"))
-    modules = []
-    for number, (path, kind) in enumerate(kinds):
-        modules.append(
-            {
-                "idx": number,
-                "name": str(number),
-                "path": path,
-                "type": f"sentence_transformers.models.{kind}",
-            }
-        )
-
-    modes = (
-        "cls_token",
-        "mean_tokens",
-        "max_tokens",
-        "mean_sqrt_len_tokens",
-        "weightedmean_tokens",
-        "lasttoken",
-    )
-    settings: dict[str, Any] = {"word_embedding_dimension": hidden_size}
-    for mode in modes:
-        settings[f"pooling_mode_{mode}"] = mode == POOLINGS[pooling].flag
-    settings["include_prompt"] = True
-
-    files = {"modules.json": modules, "1_Pooling/config.json": settings}
-    if normalize:
-        files["2_Normalize/config.json"] = {}  # a repository holds no empty folders
-    for name, content in files.items():
-        (folder / name).parent.mkdir(exist_ok=True)
-        (folder / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+# ----------------------------------------------------------------------------------- registration
 
 
 DAPConfig.register_for_auto_class()

@@ -45,7 +45,7 @@ try:
         mean_over_processes,
         ranking_loss_over_processes,
     )
-    from .states_dap import gather_columns, real_tokens_first
+    from .states_dap import embed, gather_columns, real_tokens_first
 except ImportError:  # a checkout, where these files are top-level modules
     from configuration_dap import DAPConfig
     from heads_dap import (
@@ -64,7 +64,7 @@ except ImportError:  # a checkout, where these files are top-level modules
         mean_over_processes,
         ranking_loss_over_processes,
     )
-    from states_dap import gather_columns, real_tokens_first
+    from states_dap import embed, gather_columns, real_tokens_first
 
 Measures = dict[str, Tensor]  # scalars to log, by name
 
@@ -269,7 +269,9 @@ class Comparison(Objective):
 
 def shared_prediction_head(config: DAPConfig) -> PredictionHead:
     """Build the prediction head that all objectives of a model share."""
-    return PredictionHead(config, {each.predicts for each in objectives_of(config)})
+    predicting = [each for each in objectives_of(config) if each.predicts]
+    reads_vectors = all(each.needs == {"embeds"} for each in predicting)
+    return PredictionHead(config, {each.predicts for each in predicting}, reads_vectors)
 
 
 class TranslationRanking(Comparison):
@@ -386,6 +388,8 @@ class RepresentationTranslation(Objective):
         if config.rtl_ratio < 1:  # some tokens of the answer stay visible
             needs |= {"source_states", "target_states", "noise"}
         self.needs = frozenset(needs)
+        #: First token that takes part: CLS, if there is one, does not.
+        self.first = config.special_tokens_before
 
     def labels(self, pairs: Pairs, model: nn.Module) -> Tensor:
         """Return True for each token of the answer that RTL predicts: (G, B, Q) bool.
@@ -396,7 +400,7 @@ class RepresentationTranslation(Objective):
         answer = self.answer(pairs)
         labels = self.chosen(answer)  # (B, Q)
         if model.prediction_head.token_ids is not None:
-            labels = labels & model.prediction_head.knows(answer.ids[:, 1:])
+            labels = labels & model.prediction_head.knows(answer.ids[:, self.first :])
         if self.config.rtl_direction != "both":
             return labels.unsqueeze(0)
         odd = odd_rows(pairs)[:, None]  # (B, 1)
@@ -411,7 +415,7 @@ class RepresentationTranslation(Objective):
         """
         answer = self.answer(pairs)
         chosen = self.chosen(answer)  # (B, Q): CLS takes no part on either side
-        ids = answer.ids[:, 1:]  # (B, Q)
+        ids = answer.ids[:, self.first :]  # (B, Q)
         # The context is the other side: the source's, if the target is reconstructed.
         context = self.by_direction(
             pairs, encoded.source_states, encoded.target_states
@@ -420,16 +424,23 @@ class RepresentationTranslation(Objective):
 
         # One [MASK] embedding per answer token. CLS is cut off afterwards, so that the other tokens
         # have the positions 1, 2, ...
-        masks = encoded.words.mask_token.expand(*answer.ids.shape, -1)  # (B, S, E)
+        mask_token = encoded.words.mask_token
+        if mask_token is None:  # the tokenizer has none
+            mask_token = model.rtl_head.mask_token
+        masks = mask_token.expand(*answer.ids.shape, -1)  # (B, S, E)
         embedder = model.rtl_head.blocks if self.config.rtl_reembed else model.dap.encoder
-        queries = embedder.embeddings(input_ids=None, inputs_embeds=masks)[:, 1:]  # (B, Q, D)
+        queries = embed(embedder, masks)[:, self.first :]  # (B, Q, D)
         if self.config.rtl_ratio < 1:  # the other tokens stay visible (section 5.2)
             visible = self.by_direction(pairs, encoded.target_states, encoded.source_states)
-            queries = torch.where(chosen.unsqueeze(-1), queries, visible[:, 1:])
+            queries = torch.where(chosen.unsqueeze(-1), queries, visible[:, self.first :])
 
         # eq. g^0: source states and queries through the head.
         states = model.rtl_head(
-            context[:, 1:], context_mask[:, 1:], queries, answer.mask[:, 1:], self.languages(pairs)
+            context[:, self.first :],
+            context_mask[:, self.first :],
+            queries,
+            answer.mask[:, self.first :],
+            self.languages(pairs),
         )  # (B, Q, D)
 
         # eq. L_RTL: cross entropy of the chosen tokens.
@@ -456,7 +467,7 @@ class RepresentationTranslation(Objective):
         chosen = answer.mask.bool()
         if answer.noise is not None:
             chosen = chosen & (answer.noise < self.config.rtl_ratio)
-        return chosen[:, 1:]
+        return chosen[:, self.first :]
 
     def by_direction(self, pairs: Pairs, to_target: Tensor, to_source: Tensor) -> Tensor:
         """Choose each pair's row: of `to_target` if its target is reconstructed, else `to_source`.
@@ -518,8 +529,12 @@ class MaskedLanguageModelling(Objective):
         length = max(source.ids.shape[1], target.ids.shape[1])
         ids = torch.cat([pad_to(source.ids, length), pad_to(target.ids, length)])
         mask = torch.cat([pad_to(source.mask, length), pad_to(target.mask, length)])
-        noise = [pad_to(maskable_noise(side), length, value=1.0) for side in (source, target)]
+        noise = [pad_to(self.noise(side), length, value=1.0) for side in (source, target)]
         return MaskedText(ids, mask, torch.cat(noise))
+
+    def noise(self, side: Sentences) -> Tensor:
+        """Return a side's noise (B, S), with 1 at special tokens and padding: no masks there."""
+        return side.noise.masked_fill(~maskable(side.mask, self.config), 1.0)
 
     def labels(self, pairs: Pairs, model: nn.Module) -> Tensor:
         """Return True for each masked token of the text: (1, R, S) bool."""
@@ -556,10 +571,11 @@ class TranslationLanguageModelling(MaskedLanguageModelling):
         The positions of the target count from its own beginning.
         """
         x, y = pairs.source, pairs.target
-        ids = torch.cat([x.ids, y.ids[:, 1:]], 1)
-        mask = torch.cat([x.mask, y.mask[:, 1:]], 1)
-        noise = torch.cat([maskable_noise(x), maskable_noise(y)[:, 1:]], 1)
-        columns = torch.cat([columns_of(x.ids), columns_of(y.ids)[:, 1:]], 1)
+        first = self.config.special_tokens_before
+        ids = torch.cat([x.ids, y.ids[:, first:]], 1)
+        mask = torch.cat([x.mask, y.mask[:, first:]], 1)
+        noise = torch.cat([self.noise(x), self.noise(y)[:, first:]], 1)
+        columns = torch.cat([columns_of(x.ids), columns_of(y.ids)[:, first:]], 1)
         return MaskedText(ids, mask, noise, columns)
 
 
@@ -591,7 +607,7 @@ class BagOfWords(Objective):
         Special tokens do not count, nor do tokens outside the target vocabulary.
         """
         ids, mask, _ = pairs.target
-        counted = maskable(mask)  # (B, S_y)
+        counted = maskable(mask, self.config)  # (B, S_y)
         if model.prediction_head.token_ids is not None:
             counted = counted & model.prediction_head.knows(ids)
         return counted.expand(2, *counted.shape)
@@ -627,7 +643,7 @@ class Distillation(Objective):
     @property
     def heads(self) -> dict[str, Callable[[DAPConfig], nn.Module]]:
         """Return a linear head if the teacher's vectors have another size, else none."""
-        if self.config.distill_size in (None, self.config.hidden_size):
+        if self.config.distill_size in (None, self.config.vector_size):
             return {}
         return {"teacher_projection": TeacherProjection}
 
@@ -729,20 +745,17 @@ def text_hash(input_ids: Tensor, attention_mask: Tensor) -> Tensor:
     return (mixed * attention_mask.long()).sum(-1)
 
 
-def maskable(attention_mask: Tensor) -> Tensor:
-    """Return True for each real token except the first (CLS) and the last (separator), (B, S) bool.
+def maskable(attention_mask: Tensor, config: DAPConfig) -> Tensor:
+    """Return True for each real token (B, S) but special ones at the ends, such as CLS: bool.
 
-    >>> maskable(torch.tensor([[1, 1, 1, 0], [1, 1, 1, 1]])).int().tolist()
+    >>> mask = torch.tensor([[1, 1, 1, 0], [1, 1, 1, 1]])
+    >>> maskable(mask, DAPConfig()).int().tolist()
     [[0, 1, 0, 0], [0, 1, 1, 0]]
     """
     mask = attention_mask.bool()
-    next_is_real = F.pad(mask[:, 1:], (0, 1))  # (B, S)
-    return mask & next_is_real & (columns_of(mask) > 0)
-
-
-def maskable_noise(side: Sentences) -> Tensor:
-    """Return the side's noise (B, S), with 1 at special tokens and padding, which stay unmasked."""
-    return side.noise.masked_fill(~maskable(side.mask), 1.0)
+    behind = config.special_tokens_after
+    is_followed = F.pad(mask[:, behind:], (0, behind))  # (B, S)
+    return mask & is_followed & (columns_of(mask) >= config.special_tokens_before)
 
 
 def odd_rows(pairs: Pairs) -> Tensor:

@@ -18,6 +18,7 @@ MODEL = [
     "heads_dap",
     "objectives_dap",
     "losses_dap",
+    "modules_dap",
     "modeling_dap",
 ]
 #: Commands of the paper. The other commands are in `dap_transformers.commands`.

@@ -352,6 +352,13 @@ def _packed_inputs(
     return packed
 
 
+def embed(encoder: PreTrainedModel, words: Tensor) -> Tensor:
+    """Return what the first layer gets, (B, S, D), given word embeddings (B, S, E)."""
+    if not hasattr(encoder, "embeddings"):  # such as a decoder
+        return words
+    return encoder.embeddings(input_ids=None, inputs_embeds=words)
+
+
 def layer_stack(encoder: PreTrainedModel) -> tuple[str, nn.ModuleList]:
     """Return the name of an encoder's list of blocks, such as "encoder.layer", and the list."""
     count = encoder.config.num_hidden_layers

@@ -24,11 +24,11 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.losses import CachedLossMixin
 from sentence_transformers.base.losses.gradcache import RandContext
 
-from dap_transformers.encoding.modules import pooling_mode
 from losses_dap import sum_over_processes, world_size
 from modeling_dap import DAPForPreTraining, draw_noise
+from modules_dap import build_modules, pooling_mode
 from objectives_dap import Encoded, Pairs, Sentences, needs_of, pad_to
-from states_dap import POOLINGS, use_packing
+from states_dap import use_packing
 
 #: Name of the file of the heads in a checkpoint.
 HEADS_FILE = "dap_heads.safetensors"
@@ -67,7 +67,6 @@ class DAPLoss(CachedLossMixin, nn.Module):
     Differences from `train-dap`:
 
     - `max_seq_length` is the SentenceTransformer's. Prompts are those of the trainer's arguments.
-    - A Normalize module changes nothing with cosine, and is left out with `tr_similarity="dot"`.
     - `max_grad_norm` limits the gradient of the encoder only, not that of the heads.
     - The heads are saved beside the encoder in each checkpoint. To resume a run, add the callback
       `KeepHeads(loss)`. `loss.dap.save_pretrained(folder)` saves as `train-dap` does.
@@ -75,7 +74,7 @@ class DAPLoss(CachedLossMixin, nn.Module):
       `tr_matryoshka_dims` in the configuration of `dap` instead.
 
     Args:
-        model: Transformer, Pooling by cls or mean, and optionally Normalize. If the trainer is
+        model: Transformer, Pooling, and optionally Dense and Normalize. If the trainer is
             given a `model_init`, it also needs a function that builds this loss.
         dap: objectives and heads, built by `from_encoder` or loaded by `from_pretrained`. Its
             encoder is replaced by that of `model`, which must have the same shape, and so is its
@@ -92,17 +91,21 @@ class DAPLoss(CachedLossMixin, nn.Module):
         super().__init__()
         kinds = [type(module).__name__ for module in model]
         pooling = model[1].get_config_dict()
-        is_plain = kinds[:2] == ["Transformer", "Pooling"] and kinds[2:] in ([], ["Normalize"])
-        if not is_plain or not pooling.get("include_prompt", True):
+        is_known = kinds[:2] == ["Transformer", "Pooling"] and {*kinds[2:]} <= {
+            "Dense",
+            "Normalize",
+        }
+        if not is_known or not pooling.get("include_prompt", True):
             raise ValueError(
                 f"the model consists of {', '.join(kinds)} with {pooling}: give Transformer, "
-                "Pooling that includes the prompt and, if you like, Normalize"
+                "Pooling that includes the prompt and, if you like, Dense and Normalize"
             )
         model[0].unpad_inputs = False  # the loss reads padded text
         encoder = model[0].auto_model
         dap.dap.encoder = encoder
         dap.config.encoder_config = encoder.config
         dap.config.pooling = pooling_mode(pooling)
+        dap.config.modules, dap.dap.after = shared_modules(list(model)[2:])
         dap.config.validate()
         use_packing(encoder)
         self.model = model
@@ -275,7 +278,7 @@ class DAPLoss(CachedLossMixin, nn.Module):
             mask[:, 0] = 1  # a row without tokens, as in `DAPForPreTraining.encode`
             states = states.masked_fill(mask.unsqueeze(-1) == 0, 0.0)
             all_states.append(states)
-            vectors.append(POOLINGS[self.dap.config.pooling].pool(states, mask))  # (B, D)
+            vectors.append(self.dap.dap.pool(states, mask))  # (B, D')
         words, _ = self.dap.embed_words(pairs.source.ids[:0], needs_of(self.dap.objectives))
         return Encoded(
             words=words,
@@ -358,3 +361,15 @@ class KeepHeads(TrainerCallback):
         if self.loss.lacks_heads:
             path = Path(args.output_dir) / f"checkpoint-{state.global_step}" / HEADS_FILE
             self.loss.load_heads(load_file(path))
+
+
+def shared_modules(modules: list[nn.Module]) -> tuple[list[dict[str, Any]], nn.Sequential]:
+    """Return the library's modules behind the pooling as ours, with the same weights."""
+    configs = []
+    for module in modules:
+        configs.append({"type": type(module).__name__} | module.get_config_dict())
+    ours = build_modules(configs)
+    for module, own in zip(modules, ours):
+        if hasattr(module, "linear"):
+            own.linear = module.linear
+    return configs, ours

@@ -206,7 +206,8 @@ def seconds_of_training(out: Path) -> float:
     seconds = read_json(out / FINISHED)["train_runtime"]
     heads = out / RESULTS_FILE
     if heads.is_file():
-        seconds += read_json(heads)["seconds"]
+        results = read_json(heads)
+        seconds += results["encoding_seconds"] + results["training_seconds"]
     return seconds
 
 

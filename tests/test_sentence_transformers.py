@@ -28,6 +28,7 @@ from torch.testing import assert_close
 
 from dap_transformers.sentence_transformers import HEADS_FILE, DAPLoss, KeepHeads
 from modeling_dap import DAPForPreTraining
+from modules_dap import build_modules
 
 PAIRS = synthetic_pairs("de", 6)
 
@@ -80,6 +81,7 @@ def test_gradients_are_those_of_the_model_by_itself(
     heads = DAPForPreTraining.from_encoder(str(tiny_bert_dir), objective=objective, **fields)
     alone = copy.deepcopy(heads.to(dtype)).train()
     alone.config.pooling = pooling
+    alone.dap.after = build_modules([{"type": "Normalize"}])
     model = library_model(tiny_bert_dir, pooling, Normalize()).to(dtype)
     model.max_seq_length = 9
     loss = DAPLoss(model, heads.eval(), mini_batch_size=size)

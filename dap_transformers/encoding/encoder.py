@@ -21,18 +21,15 @@ from torch import Tensor, nn
 from tqdm.auto import tqdm
 from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase
 
+from configuration_dap import default_pooling
 from dap_transformers.encoding.load import hub_commit, load_backbone, load_config, longest_input
-from dap_transformers.encoding.modules import (
-    LibrarySettings,
-    library_length,
-    library_settings,
-    read_modules,
-)
+from dap_transformers.encoding.modules import library_length
 from dap_transformers.encoding.onednn import fast_linear
 from dap_transformers.errors import UserError, reading
 from dap_transformers.search.exact import unit_rows
 from dap_transformers.tokenizers import load_tokenizer, require_embeddings, require_room
 from modeling_dap import DAPModel
+from modules_dap import LibrarySettings, library_settings, load_modules
 from states_dap import (
     POOLINGS,
     can_skip_tokens,
@@ -84,13 +81,14 @@ class SentenceEncoder:
     Args:
         model: any encoder that returns `last_hidden_state` (B, S, D). Of an encoder-decoder only
             the encoder is used.
-        pooling: a name in `states_dap.POOLINGS`. None takes a DAP model's own, and "cls" for other
-            models.
+        pooling: a name in `states_dap.POOLINGS`. None takes a DAP model's own. For other models it
+            is the mean, and the last token of a decoder.
         max_seq_length: tokens per sentence, special tokens included. Longer sentences are cut. None
             takes 128, or less if the model has fewer positions.
         device: where to move the model. None leaves it where it is.
         bf16: run the encoder under bfloat16 autocast. Pooling stays in float32.
-        after: modules that turn the pooled vectors (B, D) into sentence vectors (B, E).
+        after: modules that turn the pooled vectors (B, D) into sentence vectors (B, E). None takes
+            a DAP model's own.
     """
 
     def __init__(
@@ -109,9 +107,12 @@ class SentenceEncoder:
         self.model = model.get_encoder() if is_encoder_decoder else model
         if device is not None:
             self.model.to(device)
-        self.after = (after or nn.Sequential()).to(self.model.device)
+        if after is None:
+            after = getattr(model, "after", nn.Sequential())
+        self.after = after.to(self.model.device)
         self.tokenizer = tokenizer
-        self.pooling: str = pooling or getattr(model.config, "pooling", None) or "cls"
+        own_pooling = getattr(model.config, "pooling", None) or default_pooling(model.config)
+        self.pooling: str = pooling or own_pooling
         self.prefix = prefix or ""
         self.max_seq_length = _checked_length(max_seq_length, model)
         require_room(tokenizer, self.max_seq_length, self.prefix)
@@ -140,14 +141,15 @@ class SentenceEncoder:
     ) -> "SentenceEncoder":
         """Load a DAP checkpoint, any checkpoint of `AutoModel`, or a sentence-transformers folder.
 
-        Of a sentence-transformers folder, the modules Dense and Normalize are applied as well.
+        Of a sentence-transformers folder, the modules Dense and Normalize are applied as well. A
+        LoRA adapter is added to the model that it was trained on.
 
         Example:
             encoder = SentenceEncoder.from_pretrained("user/dap-xlmr")
             vectors = encoder.encode(["Guten Morgen", "Good morning"])  # (2, 768)
 
         Args:
-            pooling: None takes the checkpoint's own, or else "cls" (the paper's) with a warning.
+            pooling: None takes the checkpoint's own. If it has none, a warning says which is used.
             prefix: such as "query: ". None takes the checkpoint's own, or else no prefix.
             max_seq_length: None takes the length in the sentence-transformers files. Without these
                 it is 128, or less if the model has fewer positions.
@@ -156,7 +158,7 @@ class SentenceEncoder:
         with reading(f"the sentence-transformers files of {name_or_path}"):
             found = library_settings(name_or_path, revision)
             library = found or LibrarySettings()
-            after = read_modules(name_or_path, library.after, revision)
+            after = load_modules(name_or_path, library, revision)
         hub = {
             "revision": revision,
             "trust_remote_code": trust_remote_code,
@@ -170,9 +172,8 @@ class SentenceEncoder:
         if pooling is None:
             pooling = getattr(model.config, "pooling", None) or library.pooling
         if pooling is None:
-            logger.warning(
-                "%s does not say how it pools: using 'cls', as in the paper", name_or_path
-            )
+            pooling = default_pooling(model.config)
+            logger.warning("%s does not say how it pools: using %r", name_or_path, pooling)
         if max_seq_length is None and found:
             max_seq_length = library_length(library.max_seq_length, model, tokenizer)
         encoder = cls(

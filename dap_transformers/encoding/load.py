@@ -5,36 +5,28 @@ from typing import Any
 
 import torch
 from huggingface_hub import try_to_load_from_cache
-from transformers import (
-    MODEL_FOR_TEXT_ENCODING_MAPPING,
-    AutoConfig,
-    AutoModel,
-    AutoModelForTextEncoding,
-    PreTrainedConfig,
-    PreTrainedModel,
-)
+from transformers import AutoModel, PreTrainedConfig, PreTrainedModel
 
+import encoder_dap
 from dap_transformers.errors import UserError, reading
-from encoder_dap import load_masked_lm
 
 
 def load_config(name_or_path: str | Path, **hub: Any) -> PreTrainedConfig:
     """Load a configuration. `hub` are arguments of `from_pretrained`, such as `revision`."""
     with reading(f"the configuration of {name_or_path}"):
-        return AutoConfig.from_pretrained(name_or_path, **hub)
+        return encoder_dap.load_config(str(name_or_path), **hub)
 
 
 def load_backbone(name_or_path: str, config: PreTrainedConfig, **hub: Any) -> PreTrainedModel:
     """Load the encoder of a checkpoint. Of T5 and its kind the decoder may be missing."""
-    has_encoder = type(config) in MODEL_FOR_TEXT_ENCODING_MAPPING
-    kind = AutoModelForTextEncoding if has_encoder else AutoModel
-    return load_complete(name_or_path, kind, config=config, **hub)
+    return load_complete(name_or_path, encoder_dap.auto_class(config), config=config, **hub)
 
 
 def load_complete(name_or_path: str | Path, kind: type = AutoModel, **options: Any) -> Any:
     """Load a model in float32 as the class `kind`, and require all weights that it has."""
     with reading(f"the weights of {name_or_path}"):
-        model, missing = load_masked_lm(name_or_path, kind, dtype=torch.float32, **options)
+        name = str(name_or_path)
+        model, missing = encoder_dap.load_pretrained(name, kind, dtype=torch.float32, **options)
     needed = sorted(name for name in missing if "pooler" not in name)
     if needed:
         raise UserError(f"{name_or_path} lacks {len(needed)} weights, such as {needed[0]!r}")

@@ -14,24 +14,21 @@ import numpy as np
 import torch
 from torch import nn
 from torch.nn.functional import cosine_similarity
-from transformers import AutoModel, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.dynamic_module_utils import custom_object_save
 
 import configuration_dap
 from configuration_dap import DAPConfig
 from dap_transformers.encoding.encoder import SentenceEncoder
 from dap_transformers.encoding.load import load_complete, longest_input
-from dap_transformers.encoding.modules import (
-    LibrarySettings,
-    library_settings,
-    write_modules,
-)
+from dap_transformers.encoding.modules import write_modules
 from dap_transformers.errors import UserError
 from dap_transformers.files import read_json, write_json
 from dap_transformers.options import arg
-from dap_transformers.search.exact import unit_rows
 from dap_transformers.tokenizers import forget_calls, require_padding
+from encoder_dap import auto_class
 from modeling_dap import DAPForPreTraining
+from modules_dap import LibrarySettings, Normalize, library_settings
 from states_dap import POOLINGS
 
 HEADS_FOLDER = "pretraining"  # in the published folder, with the whole DAP checkpoint
@@ -83,6 +80,7 @@ class Published:
         similarity: "cosine" or "dot".
         has_pooler: whether the encoder's class has a pooler, even if the checkpoint has no
             weights for it.
+        has_dense: whether Dense layers follow the pooling.
     """
 
     heads: bool
@@ -95,12 +93,13 @@ class Published:
     normalize: bool
     similarity: str
     has_pooler: bool
+    has_dense: bool = False
     prompts: dict[str, str] = field(default_factory=dict)
 
     @property
     def pools_itself(self) -> bool:
         """Tell whether `pooler_output` is the sentence vector, times `POOLER_SCALE`."""
-        return self.has_pooler and self.pooling == "cls"
+        return self.has_pooler and self.pooling == "cls" and not self.has_dense
 
 
 def build(checkpoint: Path, folder: Path, options: Options | None = None) -> Published:
@@ -121,7 +120,7 @@ def build(checkpoint: Path, folder: Path, options: Options | None = None) -> Pub
         custom_object_save(model, folder)  # Transformers looks for the code at the root
 
     save_tokenizer(encoder.tokenizer, published.max_seq_length, folder)
-    write_modules(encoder, folder, published.normalize, published.similarity, published.prompts)
+    write_modules(encoder, folder, published.similarity, published.prompts)
     _check_vectors(encoder, published, folder)
     return published
 
@@ -139,8 +138,8 @@ def _load_encoder(checkpoint: Path, options: Options) -> SentenceEncoder:
         prefix=options.prefix,
         max_seq_length=options.max_seq_length,
     )
-    if encoder.after.state_dict():
-        raise UserError(f"{checkpoint} has a Dense module: push it with sentence-transformers")
+    if options.normalize and not any(isinstance(each, Normalize) for each in encoder.after):
+        encoder.after.append(Normalize())
     require_padding(encoder.tokenizer, checkpoint)  # other libraries need a padding token
     encoder.model.to("cpu")
 
@@ -170,9 +169,10 @@ def _describe(encoder: SentenceEncoder, checkpoint: Path, options: Options) -> P
         pooling=encoder.pooling,
         prefix=encoder.prefix,
         max_seq_length=encoder.max_seq_length,
-        normalize=options.normalize or library.normalize,
+        normalize=any(isinstance(each, Normalize) for each in encoder.after),
         similarity=similarity,
-        has_pooler=hasattr(backbone, "pooler"),
+        has_pooler=_plain_pooler(backbone) is not None,
+        has_dense=bool(encoder.after.state_dict()),
         prompts=library.prompts if options.prefix is None else {},
     )
 
@@ -186,13 +186,11 @@ def write_backbone(backbone: PreTrainedModel, pooling: str, folder: Path) -> Non
     - For "cls", W is `POOLER_SCALE` times the identity and b is 0. Then `pooler_output` is the
       sentence vector times that scale.
     - Otherwise, a pooler cannot compute the vector. W and b are 0, and so is `pooler_output`, so
-      that nobody mistakes it for the vector. b is not saved: Transformers then fills in zeros and
-      prints that a weight of the pooler is missing. So zeros do not come without a warning.
+      that nobody mistakes it for the vector.
     """
-    if hasattr(backbone, "pooler"):
-        with torch.device("meta"):  # only the pooler's shape is needed
-            plain = AutoModel.from_config(backbone.config)
-        backbone.pooler = plain.pooler.to_empty(device="cpu")
+    pooler = _plain_pooler(backbone)
+    if pooler is not None:
+        backbone.pooler = pooler.to_empty(device="cpu")
         for parameter in backbone.pooler.parameters():
             nn.init.zeros_(parameter)
             if pooling == "cls" and parameter.dim() == 2:
@@ -200,13 +198,15 @@ def write_backbone(backbone: PreTrainedModel, pooling: str, folder: Path) -> Non
     if longest_input(backbone) is not None:
         # vLLM wants this of XLM-R, but Transformers 5 does not write it
         backbone.config.position_embedding_type = "absolute"
-    weights = backbone.state_dict()
-    if pooling != "cls":
-        for name in list(weights):
-            if "pooler" in name.split(".") and name.endswith("bias"):
-                del weights[name]
-    backbone.save_pretrained(folder, state_dict=weights)
+    backbone.save_pretrained(folder)
     _remove_local_path(folder / "config.json")
+
+
+def _plain_pooler(backbone: PreTrainedModel) -> nn.Module | None:
+    """Return the pooler that `AutoModel` gives an encoder, without memory for weights, or None."""
+    with torch.device("meta"):
+        plain = auto_class(backbone.config).from_config(backbone.config)
+    return getattr(plain, "pooler", None)
 
 
 def _write_pretraining(checkpoint: Path, folder: Path) -> DAPForPreTraining:
@@ -267,13 +267,12 @@ def _check_vectors(encoder: SentenceEncoder, published: Published, folder: Path)
 
 
 def require_same_vectors(expected: np.ndarray, found: np.ndarray, what: str) -> float:
-    """Check that vectors (N, D) equal the checkpoint's up to their length.
+    """Check that vectors (N, D) equal the checkpoint's, also in their length.
 
-    The result is the largest absolute difference between an entry of `expected` and of `found`.
+    The result is the largest absolute difference of an entry, for expected vectors of length 1.
     """
-    expected = unit_rows(expected, "vectors").numpy()
-    found = unit_rows(found, "vectors").numpy()
-    difference = float(np.abs(expected - found).max())
+    lengths = np.linalg.norm(expected, axis=1, keepdims=True)  # (N, 1)
+    difference = float((np.abs(expected - found) / lengths).max())
     if not difference <= TOLERANCE:  # also refuses NaN
         raise UserError(
             f"the vectors of {what} differ from the checkpoint's by {difference:.1e}, "

@@ -85,7 +85,7 @@ def _check_vectors(encoder: SentenceEncoder, path: Path) -> None:
     import onnxruntime
 
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    expected = encoder.encode(PROBE)  # (N, E)
+    expected = encoder.encode(PROBE, normalize=True)  # (N, E)
     texts = [encoder.prefix + text for text in PROBE]
     for rows in (slice(None), slice(1), slice(-1, None)):
         batch = encoder.tokenizer(

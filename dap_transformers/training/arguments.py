@@ -19,8 +19,16 @@ from dap_transformers.files import public_name
 from dap_transformers.options import arg, require_least
 from objectives_dap import OBJECTIVES
 
-#: Fields of `DAPConfig` that are read from the text and its tokenizer, so that nobody chooses them.
-FROM_TEXT = ("rtl_languages", "target_vocab_size", "mask_token_id", "distill_size")
+#: Fields of `DAPConfig` that are read from folders and text, so that nobody chooses them.
+FROM_FILES = (
+    "rtl_languages",
+    "target_vocab_size",
+    "mask_token_id",
+    "distill_size",
+    "modules",
+    "special_tokens_before",
+    "special_tokens_after",
+)
 
 CONFIG_FIELDS = {name: field for name, field in FIELDS.items() if name != "encoder_config"}
 CONFIG_DEFAULTS = {name: field.default for name, field in CONFIG_FIELDS.items()}
@@ -37,7 +45,7 @@ def config_arguments() -> Iterator[tuple[str, Any, dataclasses.Field]]:
     """
     _, texts, _ = parse_google_format_docstring(inspect.getdoc(DAPConfig) or "")
     for name, field in CONFIG_FIELDS.items():
-        if name in FROM_TEXT:
+        if name in FROM_FILES:
             continue
         text = (texts or {}).get(name, "")
         text = text.replace("`", "").replace('"', "").replace("%", "%%")

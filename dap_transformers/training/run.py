@@ -4,7 +4,6 @@
 """
 
 import logging
-from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,7 @@ from dap_transformers.training.batches import BitextCollator, tokenize_bitext
 from dap_transformers.training.dev_split import drop_targets, split_validation
 from dap_transformers.training.hard_negatives import HardNegatives
 from dap_transformers.training.head_reading import HARDLY, HeadReading
-from dap_transformers.training.heads import train_missing_heads
+from dap_transformers.training.heads import HEADS_FILE, train_missing_heads
 from dap_transformers.training.mixing import LanguageMixSampler, mix_streams, mix_weights
 from dap_transformers.training.resume import (
     FINISHED,
@@ -62,7 +61,7 @@ def train(
     trainer, record = build_trainer(model_args, data, training)
     record_run(record, training, checkpoint)
     if checkpoint is None:
-        train_missing_heads(trainer)
+        train_missing_heads(trainer, record)
     metrics = train_to_end(trainer, checkpoint)
     finish(trainer, metrics, model_args)
 
@@ -81,10 +80,6 @@ def build_trainer(
     the run (`describe_run`).
     """
     start = read_start(model_args)
-    library = start.library
-    if data.prefix is not None:
-        # The given prefix replaces the prompts of a sentence-transformers folder.
-        library = replace(library, prompts={})
     complete_data_arguments(data, start)
 
     distills = "distill" in start.planned.objectives
@@ -138,7 +133,7 @@ def build_trainer(
         evaluators=evaluators if dev else None,
         max_seq_length=data.max_seq_length,
         prefix=data.prefix,
-        library=library,
+        saved_length=start.library.max_seq_length,
     )
     return trainer, describe_run(model.config, (model_args, data, training), train, dev)
 
@@ -268,6 +263,7 @@ def finish(
         made["base_commit"] = commit
     if find_spec("matplotlib"):
         plot_curves(history, folder / CURVES, kept=step)
+    (folder / HEADS_FILE).unlink(missing_ok=True)  # the saved model has these heads
     write_json(metrics | made, folder / FINISHED)
 
     accuracy = found.get("eval_mean_accuracy")

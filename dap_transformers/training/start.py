@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import torch
 from datasets import Dataset, IterableDataset
-from transformers import AutoModel, PreTrainedConfig, PreTrainedTokenizerBase
+from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
-from configuration_dap import FIELDS
+from configuration_dap import FIELDS, default_pooling
 from dap_transformers.encoding.load import load_complete, load_config, longest_input
-from dap_transformers.encoding.modules import LibrarySettings, library_length, library_settings
+from dap_transformers.encoding.modules import library_length
 from dap_transformers.errors import UserError, reading
 from dap_transformers.tokenizers import (
     load_tokenizer,
@@ -30,10 +30,15 @@ from dap_transformers.training.arguments import (
     PretrainingModelArguments,
     given_fields,
 )
+from encoder_dap import auto_class, special_token_counts
 from modeling_dap import DAPConfig, DAPForPreTraining
+from modules_dap import LibrarySettings, library_settings
 from objectives_dap import Objective, objectives_of
 
 logger = logging.getLogger(__name__)
+
+#: Fields of `DAPConfig` that a new model takes from the folder it starts from.
+OF_FOLDER = ("pooling", "modules", "special_tokens_before", "special_tokens_after")
 
 
 @dataclass
@@ -49,7 +54,7 @@ class Start:
             then those of the checkpoint, then the defaults.
         predicting: its objectives that predict tokens.
         heads: the model to copy heads from, or None.
-        library: pooling, prefix and length that a sentence-transformers folder gives as defaults.
+        library: settings that a sentence-transformers folder gives as defaults.
         positions: tokens that the encoder has positions for. None if there is no limit.
     """
 
@@ -81,7 +86,8 @@ def read_start(args: PretrainingModelArguments) -> Start:
 
     library = LibrarySettings()
     if args.model_name_or_path is not None:
-        library = read_library(name, args.revision)
+        with reading(f"the sentence-transformers files of {name}"):
+            library = library_settings(name, args.revision) or LibrarySettings()
 
     # A sentence-transformers folder may hold its encoder in a subfolder.
     inside = hub | {"subfolder": library.subfolder}
@@ -94,7 +100,8 @@ def read_start(args: PretrainingModelArguments) -> Start:
 
     # Build the encoder without memory for its weights, to read its limits from its shape.
     with torch.device("meta"), reading(f"the weights of {name}"):
-        shape = AutoModel.from_config(config, trust_remote_code=args.trust_remote_code)
+        kind = auto_class(config)
+        shape = kind.from_config(config, trust_remote_code=args.trust_remote_code)
     if library.pooling is not None:
         length = library_length(library.max_seq_length, shape, tokenizer)
         library = replace(library, max_seq_length=length)
@@ -108,13 +115,15 @@ def read_start(args: PretrainingModelArguments) -> Start:
 
     is_dap = config.model_type == DAPConfig.model_type
     continues = is_dap and (config.objective != "mlm" or args.objective in (None, "mlm"))
-    saved: dict[str, Any] = {}
+    before, after = special_token_counts(tokenizer)
+    saved: dict[str, Any] = {"special_tokens_before": before, "special_tokens_after": after}
     if continues:
         saved = {field: getattr(config, field) for field in CONFIG_DEFAULTS}
     elif is_dap:
-        saved = {"pooling": config.pooling}
-    elif library.pooling is not None:
-        saved = {"pooling": library.pooling}
+        saved["pooling"] = config.pooling
+    elif args.config_name is None:
+        saved["pooling"] = library.pooling or default_pooling(config)
+        saved["modules"] = list(library.modules)
 
     # Build the model's configuration now, because reading the text may take minutes.
     settings = CONFIG_DEFAULTS | saved | given_fields(args)
@@ -142,33 +151,13 @@ def read_start(args: PretrainingModelArguments) -> Start:
     return start
 
 
-def read_library(name: str, revision: str | None) -> LibrarySettings:
-    """Return the settings of a sentence-transformers folder, or the defaults for other folders."""
-    with reading(f"the sentence-transformers files of {name}"):
-        library = library_settings(name, revision) or LibrarySettings()
-    if "Dense" in dict(library.after):
-        raise UserError(
-            f"{name} has the module Dense, which cannot be trained: save its encoder by itself, "
-            "and give that"
-        )
-    return library
-
-
 def check_tokenizer(start: Start) -> None:
     """Check that the tokenizer fits the objective and the model."""
     tokenizer = start.tokenizer
     name = start.tokenizer_name
-    ids = tokenizer("a").input_ids
-    special = tokenizer.all_special_ids
-    if ids[0] not in special or ids[-1] not in special:
-        raise UserError(
-            f"{name} makes {tokenizer.convert_ids_to_tokens(ids)} of 'a', but pooling and masking "
-            "need a special token before and after each sentence: give it a post-processor that "
-            "adds them."
-        )
     require_embeddings(tokenizer, start.config, start.name)
     require_padding(tokenizer, name)
-    masks = any(each.masks for each in start.predicting)
+    masks = any(each.name in ("tlm", "mlm") for each in start.predicting)
     if masks and tokenizer.mask_token_id is None:
         raise UserError(
             f"the tokenizer of {name} has no mask token, which objective "
@@ -211,7 +200,7 @@ def load_model(
     else:
         fields = {
             "mask_token_id": start.tokenizer.mask_token_id if start.predicting else None,
-            "pooling": start.planned.pooling,
+            **{field: getattr(start.planned, field) for field in OF_FOLDER},
             **given,
             **from_text,
             "distill_size": teacher_size,
@@ -220,11 +209,8 @@ def load_model(
         if args.config_name is not None:
             model = DAPForPreTraining.from_scratch(start.config, **fields)
         else:
-            subfolder = start.library.subfolder
             with reading(f"the weights of {start.name}"):
-                model = DAPForPreTraining.from_encoder(
-                    start.name, subfolder=subfolder, **fields, **hub
-                )
+                model = DAPForPreTraining.from_encoder(start.name, **fields, **hub)
 
     # Otherwise `Trainer` does this, and prints a notice.
     for token in ("pad_token_id", "bos_token_id", "eos_token_id"):

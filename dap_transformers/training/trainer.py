@@ -25,7 +25,7 @@ from transformers import EarlyStoppingCallback, TrainingArguments
 from transformers.trainer_callback import ExportableState
 
 from dap_transformers.encoding.encoder import SentenceEncoder
-from dap_transformers.encoding.modules import LibrarySettings, write_modules
+from dap_transformers.encoding.modules import write_modules
 from dap_transformers.errors import UserError, counted
 from dap_transformers.evaluation.evaluator import Evaluator, evaluate
 from dap_transformers.training.arguments import DAPTrainingArguments
@@ -56,7 +56,7 @@ class DAPTrainer(ResumableTrainer):
             `eval_mean_accuracy`, and `HeadReading`, which logs `eval_rtl_source_nats`.
         max_seq_length: largest number of tokens of a dev sentence, with special tokens.
         prefix: text to put before every dev sentence. The saved model has it as its default prompt.
-        library: settings of a sentence-transformers folder that the saved model keeps.
+        saved_length: most tokens of a sentence for the saved model. None: 128, if it allows them.
         train_sampler: draws the training rows. None takes the shuffle of `Trainer`.
     """
 
@@ -68,14 +68,14 @@ class DAPTrainer(ResumableTrainer):
         evaluators: Sequence[Evaluator] | None = None,
         max_seq_length: int = 32,
         prefix: str = "",
-        library: LibrarySettings | None = None,
+        saved_length: int | None = None,
         train_sampler: Sampler | None = None,
         **kwargs: Any,
     ) -> None:
         self.evaluators = list(evaluators or ())
         self.max_seq_length = max_seq_length
         self.prefix = prefix
-        self.library = library or LibrarySettings()
+        self.saved_length = saved_length
         self.train_sampler = train_sampler
         self.meter = StepMeter()
         self.checks = StepChecks()
@@ -350,9 +350,10 @@ class DAPTrainer(ResumableTrainer):
         if self.args.should_save:
             model = self.accelerator.unwrap_model(self.model, keep_torch_compile=False).dap
             folder = Path(output_dir or self.args.output_dir)
-            length = self.library.max_seq_length
-            encoder = SentenceEncoder(model, self.processing_class, None, self.prefix, length)
-            write_modules(encoder, folder, self.library.normalize, None, self.library.prompts)
+            encoder = SentenceEncoder(
+                model, self.processing_class, None, self.prefix, self.saved_length
+            )
+            write_modules(encoder, folder)
             # The final model is complete without them, because its weights are merged.
             if self.args.peft_lora_rank is not None and folder != Path(self.args.output_dir):
                 save_adapters(model.encoder, folder)

@@ -210,8 +210,8 @@ def test_the_pooling_of_a_plain_encoder_is_a_guess(
     tiny_bert_dir: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     encoder = SentenceEncoder.from_pretrained(str(tiny_bert_dir))
-    assert (encoder.pooling, encoder.max_seq_length) == ("cls", 80)  # 80 positions instead of 128
-    assert "does not say how it pools: using 'cls'" in caplog.text
+    assert (encoder.pooling, encoder.max_seq_length) == ("mean", 80)  # 80 positions instead of 128
+    assert "does not say how it pools: using 'mean'" in caplog.text
 
 
 Write = Callable[..., SentenceEncoder]

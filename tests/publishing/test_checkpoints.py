@@ -9,6 +9,7 @@ import torch
 import transformers
 from conftest import save, save_bert, tiny_config
 from forked import run_python
+from huggingface_hub.errors import StrictDataclassError
 from tiny_models import COMBINATIONS, ENCODERS, MASK, SHAPE, make_batch, tiny_model
 from transformers import (
     AutoModel,
@@ -131,7 +132,8 @@ def test_encoders_without_tests_train_with_sentence_vectors_and_masked_text(
 GPT2 = transformers.GPT2Config(vocab_size=250, n_embd=32, n_layer=2, n_head=4)
 T5 = transformers.T5Config(vocab_size=250, d_model=32, d_ff=32, num_layers=2, num_heads=4)
 REMOTE = type("NewConfig", (transformers.BertConfig,), {"__module__": "transformers_modules.new"})
-NO_ENCODER = "not a bidirectional encoder"
+NO_ENCODER = "not a text encoder"
+BART = transformers.BartConfig(vocab_size=250, d_model=32)
 
 
 def bert_without_some_weights() -> BertModel:
@@ -152,17 +154,18 @@ def plain_as_dap(folder: Path) -> None:
         (lambda place: started(transformers.ConvBertModel(CONV_BERT), place), "alone"),
         (lambda place: started(transformers.EsmModel(ESM), place), "alone"),
         (lambda place: started(transformers.AlbertModel(ALBERT), place, "rtl"), "no list of 3"),
-        (lambda place: started(transformers.GPT2Model(GPT2), place), f"'gpt2'.* {NO_ENCODER}"),
-        (lambda place: started(transformers.T5Model(T5), place), f"'t5'.* {NO_ENCODER}"),
+        (lambda place: started(transformers.GPT2Model(GPT2), place, "tlm"), "no 'tlm'"),
+        (lambda place: started(transformers.T5Model(T5), place, "rtl"), "no 'rtl'"),
         (lambda place: started(tiny_model(objective="tr"), place), "from_pretrained"),
         (lambda place: started(bert_without_some_weights(), place), "lacks 4 weights"),
         (lambda _: require_encoder(REMOTE(), "some/encoder"), NO_ENCODER),
-        (lambda _: DAPModel(DAPConfig(GPT2, objective="tr")), f"encoder_config .* {NO_ENCODER}"),
+        (lambda _: DAPModel(DAPConfig(BART, objective="tr")), f"encoder_config .* {NO_ENCODER}"),
+        (lambda _: DAPConfig(GPT2, objective="tr", pooling="cls"), "'lasttoken' or 'mean'"),
         (plain_as_dap, "plain 'bert' checkpoint.*from_encoder"),
     ],
 )
 def test_what_is_no_encoder(call: Callable[[Path], object], says: str, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=says):
+    with pytest.raises((ValueError, StrictDataclassError), match=says):
         call(tmp_path)
 
 
@@ -172,9 +175,11 @@ def test_a_tokenizer_without_mask_token_is_enough_for_tr(
     without = PreTrainedTokenizerFast(tokenizer_object=tiny_tokenizer.backend_tokenizer)
     folder = str(save(save_bert(tmp_path, tiny_tokenizer), without))
     with pytest.raises(ValueError, match="needs a mask token"):
-        DAPForPreTraining.from_encoder(folder)
-    model = DAPForPreTraining.from_encoder(folder, objective="tr")
+        DAPForPreTraining.from_encoder(folder, objective="tr+tlm")
+    model = DAPForPreTraining.from_encoder(folder, objective="tr+rtl")
     assert model.config.mask_token_id is None
+    model(**make_batch()).loss.backward()
+    assert model.rtl_head.mask_token.grad.abs().sum() > 0
 
 
 def test_an_encoder_made_here_starts_other_objectives_with_its_weights(tmp_path: Path) -> None:

@@ -40,6 +40,8 @@ def test_every_command_reads_a_release_and_its_published_form_alike(
     for folder, pooling in (("old", "cls"), ("out", None)):
         encoder = SentenceEncoder.from_pretrained(str(tmp_path / folder), pooling=pooling)
         np.testing.assert_allclose(encoder.encode(SENTENCES), expected, atol=1e-5)
-        model = DAPForPreTraining.from_encoder(str(tmp_path / folder), objective="tr").eval()
+        options = {} if pooling is None else {"pooling": pooling}
+        model = DAPForPreTraining.from_encoder(str(tmp_path / folder), objective="tr", **options)
+        model.eval()
         vectors = model.dap(*inputs).pooler_output.detach()
         np.testing.assert_allclose(vectors, expected, atol=1e-5)

@@ -14,7 +14,7 @@ from configuration_dap import DAPConfig
 from dap_transformers.commands.recipes import RECIPES, find_recipe, parse_arguments
 from dap_transformers.training.arguments import (
     CONFIG_FIELDS,
-    FROM_TEXT,
+    FROM_FILES,
     DAPTrainingArguments,
     check_launched,
     given_fields,
@@ -101,7 +101,7 @@ def test_every_field_that_a_user_chooses_is_an_argument() -> None:
     model, _, _ = parse_arguments([*start, *flags, *OUT])
     given = {"tr_bidirectional": True, "mlm_probability": 0.3, "projection": "mlp"}
     assert given_fields(model) == given
-    chosen = {name for name in CONFIG_FIELDS if name not in FROM_TEXT}
+    chosen = {name for name in CONFIG_FIELDS if name not in FROM_FILES}
     assert chosen == {name for name in vars(model) if name in CONFIG_FIELDS}
 
 

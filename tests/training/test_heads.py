@@ -3,7 +3,6 @@
 import json
 import shutil
 from pathlib import Path
-from unittest import mock
 
 import pytest
 import torch
@@ -16,7 +15,7 @@ from dap_transformers.files import read_json
 from dap_transformers.training import heads as head_training
 from dap_transformers.training import run as training_run
 from dap_transformers.training.head_reading import HARDLY
-from dap_transformers.training.heads import RESULTS_FILE, train_missing_heads
+from dap_transformers.training.heads import HEADS_FILE, RESULTS_FILE, train_missing_heads
 from dap_transformers.training.resume import FINISHED
 
 # Trained before the joint training
@@ -71,6 +70,7 @@ def test_heads_learn_from_the_source_and_the_encoder_stays_the_same(
     start = load_file(encoder / "model.safetensors")
     saved = load_file(out / "model.safetensors")
     assert all(torch.equal(saved[f"dap.encoder.{name}"], start[name]) for name in start)
+    assert not (out / HEADS_FILE).exists()
 
 
 def test_a_loss_of_the_heads_that_is_not_finite_stops_the_run(
@@ -83,22 +83,31 @@ def test_a_loss_of_the_heads_that_is_not_finite_stops_the_run(
     out = tmp_path / "out"
     with pytest.raises(FloatingPointError, match="loss of the heads is nan at step 2 of"):
         run([*command(tmp_path / "nan", tmp_path), "--head_steps", "2", "--output_dir", str(out)])
+    assert not (out / HEADS_FILE).exists()
 
 
-def test_a_run_stopped_after_the_training_of_its_heads_ends_with_the_same_weights(
+def test_a_run_that_is_started_again_reuses_its_trained_heads(
     encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flags = [*command(encoder, tmp_path), "--learning_rate", "1e-3", "--head_steps", "4"]
-    run([*flags, "--output_dir", str(tmp_path / "whole")])
+    whole = tmp_path / "whole"
+    run([*flags, "--output_dir", str(whole)])
 
+    def fail(*_: object) -> None:
+        raise InterruptedError
+
+    # Stopped between the two stages, once with other arguments.
     stopped = [*flags, "--output_dir", str(tmp_path / "stopped")]
-    with monkeypatch.context() as patched:
-        patched.setattr(training_run, "train_to_end", mock.Mock(side_effect=InterruptedError))
-        with pytest.raises(InterruptedError):
-            run(stopped)
-    assert read_json(tmp_path / "stopped" / RESULTS_FILE)["steps"] == 4
+    for steps in ("3", "4"):
+        with monkeypatch.context() as patched:
+            patched.setattr(training_run, "train_to_end", fail)
+            with pytest.raises(InterruptedError):
+                run([*stopped, "--head_steps", steps])
+        assert read_json(tmp_path / "stopped" / RESULTS_FILE)["steps"] == int(steps)
+
+    monkeypatch.setattr(head_training, "train_on_kept", fail)
     run(stopped)
-    first = load_file(tmp_path / "whole" / "model.safetensors")
+    first = load_file(whole / "model.safetensors")
     second = load_file(tmp_path / "stopped" / "model.safetensors")
     assert all(torch.equal(first[name], second[name]) for name in first)
 
@@ -165,8 +174,8 @@ def test_the_bias_of_a_new_head_starts_from_token_frequencies(
     flags: list[str], tmp_path: Path
 ) -> None:
     more = ["--objective", "rtl", "--freeze_encoder", "--head_steps", "1"]
-    trainer = built([*flags, *more, "--output_dir", str(tmp_path)])
-    train_missing_heads(trainer)
+    trainer, record = built_and_described([*flags, *more, "--output_dir", str(tmp_path)])
+    train_missing_heads(trainer, record)
     head = trainer.model.prediction_head
     targets = []
     for ids in trainer.train_dataset["target_input_ids"]:

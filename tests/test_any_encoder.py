@@ -1,0 +1,301 @@
+"""Every kind of sentence-transformers model encodes, trains and is published.
+
+The folders are made with sentence-transformers itself, from tiny models with random weights.
+"""
+
+import copy
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from conftest import synthetic_pairs
+from peft import LoraConfig
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.modules import Dense, Normalize, Transformer
+from sentence_transformers.sentence_transformer import losses
+from sentence_transformers.sentence_transformer.modules import Pooling
+from tokenizers import processors
+from transformers import PreTrainedTokenizerFast
+
+from dap_transformers.encoding.encoder import SentenceEncoder
+from dap_transformers.publishing.layout import build
+from dap_transformers.sentence_transformers import DAPLoss
+from modeling_dap import DAPForPreTraining
+from train_dap import main
+
+SIZES = {
+    "vocab_size": 260,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 64,
+    "pad_token_id": 1,
+}
+GROUPED = {"num_key_value_heads": 2, "head_dim": 4, "bos_token_id": 0, "eos_token_id": 2}
+T5 = {
+    "vocab_size": 260,
+    "d_model": 16,
+    "d_kv": 4,
+    "d_ff": 24,
+    "num_layers": 2,
+    "num_heads": 4,
+    "pad_token_id": 1,
+    "decoder_start_token_id": 1,
+}
+#: Kind -> name of its configuration, settings, pooling, sizes of Dense layers, and whether it is
+#: normalised and puts special tokens (before, after) a sentence.
+KINDS: dict[str, tuple[str, dict[str, Any], str, tuple[int, ...], bool, str]] = {
+    "bert": ("BertConfig", SIZES, "cls", (), False, "both"),
+    "xlm-roberta": ("XLMRobertaConfig", SIZES, "mean", (), True, "both"),
+    "labse": ("BertConfig", SIZES, "cls", (12,), True, "both"),
+    "modernbert": ("ModernBertConfig", SIZES, "mean", (), False, "both"),
+    "deberta-v2": ("DebertaV2Config", SIZES, "mean", (), False, "both"),
+    "eurobert": ("EuroBertConfig", SIZES | GROUPED, "mean", (), False, "both"),
+    "nomic-bert": ("NomicBertConfig", SIZES, "mean", (), True, "both"),
+    "gte": ("GteConfig", SIZES, "cls", (), False, "both"),
+    "t5": ("T5Config", T5, "mean", (12,), True, "after"),
+    "qwen3": ("Qwen3Config", SIZES | GROUPED, "lasttoken", (), True, "after"),
+    "gemma": (
+        "Gemma3TextConfig",
+        SIZES | GROUPED | {"use_bidirectional_attention": True, "sliding_window": 4},
+        "mean",
+        (24, 12),
+        True,
+        "both",
+    ),
+    "mistral": (
+        "MistralConfig",
+        SIZES | GROUPED | {"sliding_window": 4},
+        "lasttoken",
+        (),
+        False,
+        "before",
+    ),
+    "llama": ("LlamaConfig", SIZES | GROUPED, "mean", (), False, "before"),
+}
+#: Only queries get a prompt, as of E5 and Qwen3.
+PROMPTS = {"query": "lo: ", "document": ""}
+TEXT = ["kaban lofin", "de 1", "a", "migol pusut raban neder kafin logol", "Ünïcode, ok?"]
+
+
+def tokenizer_for(tokenizer: PreTrainedTokenizerFast, ends: str, side: str) -> Any:
+    tokenizer = copy.deepcopy(tokenizer)
+    first = "<s> " if ends in ("both", "before") else ""
+    last = " </s>" if ends in ("both", "after") else ""
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{first}$A{last}", special_tokens=[("<s>", 0), ("</s>", 2)]
+    )
+    tokenizer.padding_side = side
+    return tokenizer
+
+
+@pytest.fixture(scope="session")
+def folders(
+    tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer: PreTrainedTokenizerFast
+) -> Callable[[str], Path]:
+    """Return a function that makes the folder of a kind with sentence-transformers, once."""
+    made: dict[str, Path] = {}
+
+    def make(kind: str) -> Path:
+        if kind in made:
+            return made[kind]
+        place = tmp_path_factory.mktemp(kind)
+        config, settings, pooling, sizes, normalize, ends = KINDS[kind]
+        torch.manual_seed(0)
+        model_config = getattr(transformers, config)(**settings)
+        auto = transformers.AutoModel
+        if kind == "t5":
+            auto = transformers.AutoModelForTextEncoding
+        backbone = auto.from_config(model_config)
+        for parameter in backbone.parameters():
+            if parameter.dim() > 1:
+                torch.nn.init.normal_(parameter, std=0.2)
+        backbone.save_pretrained(place / "plain")
+        side = "left" if pooling == "lasttoken" else "right"
+        tokenizer_for(tiny_tokenizer, ends, side).save_pretrained(place / "plain")
+
+        modules = [Transformer(str(place / "plain"), max_seq_length=32)]
+        modules.append(Pooling(16, pooling))
+        width = 16
+        for size in sizes:
+            modules.append(Dense(width, size, bias=size != 24))
+            width = size
+        if normalize:
+            modules.append(Normalize())
+        model = SentenceTransformer(modules=modules, device="cpu", prompts=PROMPTS)
+        model.save(str(place / "folder"))
+        made[kind] = place / "folder"
+        return made[kind]
+
+    return make
+
+
+def same(ours: np.ndarray, theirs: np.ndarray) -> None:
+    """Vectors are equal in direction and length."""
+    np.testing.assert_allclose(ours, theirs, atol=1e-5 * np.abs(theirs).max())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_vectors_and_loss_are_those_of_the_library(
+    kind: str, folders: Callable[[str], Path]
+) -> None:
+    folder = folders(kind)
+    library = SentenceTransformer(str(folder), device="cpu")
+    encoder = SentenceEncoder.from_pretrained(str(folder))
+    same(encoder.encode(TEXT), library.encode(TEXT))
+
+    # TR without dropout is the library's ranking loss.
+    pairs = synthetic_pairs("de", 8)
+    sides = [[pair[0] for pair in pairs], [pair[1] for pair in pairs]]
+    theirs = losses.MultipleNegativesRankingLoss(library)
+    expected = theirs([library.preprocess(side) for side in sides], None)
+    model = DAPForPreTraining.from_encoder(str(folder), objective="tr").eval()
+    inputs = {}
+    encoder.tokenizer.padding_side = "right"
+    for name, side in zip(("source", "target"), sides):
+        tokens = encoder.tokenizer(side, padding=True, return_tensors="pt")
+        inputs[f"{name}_input_ids"] = tokens.input_ids
+        inputs[f"{name}_attention_mask"] = tokens.attention_mask
+    assert model(**inputs).loss.item() == pytest.approx(expected.item(), rel=1e-5)
+
+
+def train(start: Path, out: Path, text: Path, *options: str) -> SentenceEncoder:
+    """Train for two steps. The saved model has the library's vectors, and no prompt."""
+    flags = ["--model_name_or_path", str(start), "--output_dir", str(out), *options]
+    flags += ["--train_data", str(text), "--max_steps", "2", "--head_steps", "2"]
+    flags += ["--per_device_train_batch_size", "8", "--eval_strategy", "no"]
+    main([*flags, "--load_best_model_at_end", "false", "--report_to", "none"])
+    trained = SentenceEncoder.from_pretrained(str(out))
+    library = SentenceTransformer(str(out), device="cpu", trust_remote_code=True)
+    same(trained.encode(TEXT), library.encode(TEXT))
+    same(library.encode_query(TEXT), library.encode(TEXT))
+    return trained
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_model_trains_and_is_published(
+    kind: str, folders: Callable[[str], Path], short_bitext_dir: Path, tmp_path: Path
+) -> None:
+    first = train(folders(kind), tmp_path / "tr", short_bitext_dir, "--objective", "tr")
+    started = SentenceEncoder.from_pretrained(str(folders(kind)))
+    assert np.abs(first.encode(TEXT) - started.encode(TEXT)).max() > 1e-4
+
+    lora = ["--objective", "tr", "--peft_lora_rank", "2"]
+    lora += ["--mini_batch_size", "4", "--gradient_checkpointing", "true"]
+    trained = train(tmp_path / "tr", tmp_path / "lora", short_bitext_dir, *lora)
+    build(tmp_path / "lora", tmp_path / "hub")
+    published = SentenceTransformer(str(tmp_path / "hub"), device="cpu")
+    same(trained.encode(TEXT), published.encode(TEXT))
+
+    objective = "tr+bow" if kind == "t5" else "tr+bow+rtl"
+    heads = ("--objective", objective, "--rtl_layers", "1")
+    train(tmp_path / "hub", tmp_path / "heads", short_bitext_dir, *heads)
+
+
+# Settings in the JSON files of a folder
+
+
+def with_setting(start: Path, place: Path, file: str, setting: dict[str, Any]) -> Path:
+    """Copy a folder, and add a setting to one of its files."""
+    shutil.copytree(start, place)
+    content = json.loads((place / file).read_text())
+    (place / file).write_text(json.dumps(content | setting))
+    return place
+
+
+TRANSFORMER = "sentence_bert_config.json"
+LENGTHS = [
+    {"processing_kwargs": {"text": {"max_length": 4}}},
+    {"processor_kwargs": {"model_max_length": 4}},
+    {"tokenizer_args": {"model_max_length": 4}},
+]
+
+
+@pytest.mark.parametrize("setting", LENGTHS, ids=str)
+def test_a_length_has_its_effect(
+    setting: dict[str, Any], folders: Callable[[str], Path], tmp_path: Path
+) -> None:
+    folder = with_setting(folders("qwen3"), tmp_path / "folder", TRANSFORMER, setting)
+    expected = SentenceTransformer(str(folder), device="cpu").encode(TEXT)
+    uncut = SentenceEncoder.from_pretrained(str(folders("qwen3"))).encode(TEXT)
+    assert np.abs(expected - uncut).max() > 0.1
+    same(SentenceEncoder.from_pretrained(str(folder)).encode(TEXT), expected)
+
+
+@pytest.mark.parametrize(
+    ("file", "setting", "name"),
+    [
+        (
+            TRANSFORMER,
+            {"processing_kwargs": {"text": {"add_special_tokens": False}}},
+            "add_special",
+        ),
+        (TRANSFORMER, {"config_args": {"is_causal": False}}, "is_causal"),
+        (TRANSFORMER, {"do_lower_case": True}, "do_lower_case"),
+        (TRANSFORMER, {"new_setting": 1}, "new_setting"),
+        ("config_sentence_transformers.json", {"truncate_dim": 4}, "truncate_dim"),
+        ("2_Normalize/config.json", {"module_input_name": "tokens"}, "module_input_name"),
+    ],
+)
+def test_a_setting_without_effect_is_refused_by_its_name(
+    file: str, setting: dict, name: str, folders: Callable[[str], Path], tmp_path: Path
+) -> None:
+    folder = with_setting(folders("qwen3"), tmp_path / "folder", file, setting)
+    with pytest.raises(ValueError, match=name):
+        SentenceEncoder.from_pretrained(str(folder))
+    with pytest.raises(ValueError, match=name):
+        DAPForPreTraining.from_encoder(str(folder), objective="tr")
+
+
+@pytest.mark.parametrize("kind", ["xlm-roberta", "qwen3"])
+def test_an_adapter_is_added_to_its_base_or_refused_without_peft(
+    kind: str,
+    folders: Callable[[str], Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    library = SentenceTransformer(str(folders(kind)), device="cpu")
+    library.add_adapter(LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False))
+    folder = tmp_path / "adapter"
+    library.save(str(folder))
+    assert not (folder / "model.safetensors").exists()
+
+    expected = SentenceTransformer(str(folder), device="cpu").encode(TEXT)
+    same(SentenceEncoder.from_pretrained(str(folder)).encode(TEXT), expected)
+    model = DAPForPreTraining.from_encoder(str(folder), objective="tr")
+    same(SentenceEncoder(model.dap, library.tokenizer).encode(TEXT), expected)
+
+    monkeypatch.setattr("encoder_dap.is_peft_available", lambda: False)
+    with pytest.raises(ValueError, match="peft"):
+        SentenceEncoder.from_pretrained(str(folder))
+
+
+def test_a_plain_folder_pools_as_the_library_does(
+    folders: Callable[[str], Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    for kind, pooling in (("bert", "mean"), ("qwen3", "lasttoken"), ("gemma", "mean")):
+        plain = folders(kind).parent / "plain"
+        assert SentenceEncoder.from_pretrained(str(plain)).pooling == pooling
+        assert f"using '{pooling}'" in caplog.text
+        assert DAPForPreTraining.from_encoder(str(plain), objective="tr").config.pooling == pooling
+
+
+@pytest.mark.parametrize("kind", ["labse", "qwen3"])
+def test_the_loss_for_the_library_is_the_librarys(
+    kind: str, folders: Callable[[str], Path]
+) -> None:
+    library = SentenceTransformer(str(folders(kind)), device="cpu")
+    sides = list(zip(*synthetic_pairs("de", 8)))
+    features = [library.preprocess(list(side)) for side in sides]
+    expected = losses.MultipleNegativesRankingLoss(library)(copy.deepcopy(features), None)
+    dap = DAPForPreTraining.from_encoder(str(folders(kind)), objective="tr")
+    loss = DAPLoss(library, dap)(features, None)
+    loss = sum(loss.values()) if isinstance(loss, dict) else loss
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
