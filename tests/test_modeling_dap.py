@@ -27,6 +27,7 @@ from tiny_models import (
     with_negatives,
 )
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel, Trainer, TrainingArguments
 
 import losses_dap
@@ -218,6 +219,33 @@ def test_vocabulary_can_be_resized(options: dict) -> None:
     batch["target_input_ids"][0, 1] = 255
     assert model.config.vocab_size == model.config.encoder_config.vocab_size == 260
     assert torch.isfinite(model(**batch).loss)
+
+
+class Operations(TorchDispatchMode):
+    """Count torch's operations, without views."""
+
+    count = 0
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        self.count += not function.is_view
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(("objective", "most"), [("tr", 1050), ("tr+rtl", 1370)])
+def test_a_step_takes_few_operations(objective: str, most: int) -> None:
+    config = tiny_config("bert")
+    config.num_hidden_layers, config.hidden_dropout_prob = 12, 0.1
+    model = DAPForPreTraining(DAPConfig(config, objective=objective, mask_token_id=MASK)).train()
+    ids = torch.randint(5, 250, (8, 6))  # rows of equal length: attention is one operation
+    batch = {f"{side}_input_ids": ids for side in ("source", "target")}
+    batch |= {f"{side}_attention_mask": torch.ones_like(ids) for side in ("source", "target")}
+    with Operations() as operations:
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = model(**batch).loss
+        loss.backward()
+    assert operations.count <= most
 
 
 def test_a_misspelt_loss_of_the_output_is_an_error() -> None:
