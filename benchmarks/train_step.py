@@ -7,9 +7,10 @@ All contenders train the same weights on the same token ids, and run in turn. A 
 backward; with `--optimizer` it includes fused AdamW. Before the timing, our TR must give the same
 loss and gradients as sentence-transformers.
 
-The share of the matrix rate compares a step with plain matrix products. The useful work is three
-times the forward products of the real tokens, without padding. The rate is that of an encoder
-layer's weight products over as many tokens, measured in turn with the contenders.
+Each contender's share of the machine's rates compares it with plain matrix products in float32 and
+in bfloat16. The useful work is three times the forward products of the real tokens, without
+padding. The rates are those of an encoder layer's weight products over as many tokens, measured in
+turn with the contenders.
 """
 
 import argparse
@@ -46,7 +47,9 @@ from benchmarks.workload import (
 from dap_transformers.tables import text_table
 from states_dap import layer_stack
 
-LIBRARY, MATRIX = "sentence-transformers", "matrix products"
+LIBRARY = "sentence-transformers"
+#: Plain matrix products, by the name of their contender.
+PRODUCTS = {"float32 products": torch.float32, "bfloat16 products": torch.bfloat16}
 SCALE = 20.0  # 1 / tr_temperature
 
 
@@ -124,9 +127,10 @@ def compare(args: argparse.Namespace) -> dict[str, Any]:
 
     Returns:
         "check" -> the result of `check_equal`, or None with `--no_library`. "contenders" -> for
-        each contender `WALL` and `CPU` (median seconds), "runs" (the single times), "flops"
-        (useful FLOPs of a step, without padding), and "wall_share" and "cpu_share" (its rate of
-        useful FLOPs, as a share of that of `MATRIX`, plain matrix products).
+        each contender and each of `PRODUCTS`, `WALL` and `CPU` (median seconds), "runs" (the single
+        times), "flops" (useful FLOPs of a step, without padding), "rate" (useful GFLOP per second
+        of wall-clock time), and "of float32 products" and "of bfloat16 products" (its rate, as a
+        share of theirs).
     """
     workload = Workload(args)
     models = workload.models
@@ -154,20 +158,25 @@ def compare(args: argparse.Namespace) -> dict[str, Any]:
     steps: dict[str, Callable[[], None]] = {}
     for name, model in models.items():
         steps[name] = partial(step, model)
-    dtype = torch.bfloat16 if args.bf16 else torch.float32
-    steps[MATRIX] = matrix = LayerProducts(
-        workload.config, sum(map(sum, lengths)), args.device, dtype
-    )
-    useful[MATRIX] = matrix.flops
+    for name, dtype in PRODUCTS.items():
+        products = LayerProducts(workload.config, sum(map(sum, lengths)), args.device, dtype)
+        steps[name] = products
+        useful[name] = products.flops
     found = alternate(steps, args.repeats, args.device, args.warm_up)
     if args.profile:
         print(profile(steps[args.profile], args.device))
+    add_rates(found, useful)
+    return {"check": check, "contenders": found}
+
+
+def add_rates(found: dict[str, dict[str, Any]], useful: dict[str, int]) -> None:
+    """Add to each contender its useful FLOPs, its rate, and this as a share of all `PRODUCTS`."""
     for name, part in found.items():
         part["flops"] = useful[name]
-        for clock in (WALL, CPU):
-            matrix_rate = matrix.flops / found[MATRIX][clock]
-            part[f"{clock}_share"] = part["flops"] / part[clock] / matrix_rate
-    return {"check": check, "contenders": found}
+        part["rate"] = useful[name] / part[WALL] / 1e9
+    for part in found.values():
+        for products in PRODUCTS:
+            part[f"of {products}"] = part["rate"] / found[products]["rate"]
 
 
 def profile(step: Callable[[], None], device: str) -> str:
@@ -191,23 +200,26 @@ def profile(step: Callable[[], None], device: str) -> str:
 
 
 def table(found: dict[str, dict[str, Any]], pairs: int) -> str:
-    """Format times, ratios and shares of the matrix rate of a step of so many pairs."""
+    """Format times, ratios and shares of the machine's rates of a step of so many pairs."""
     bases = [name for name in ("TR", LIBRARY) if name in found]
     header = [f"step of {pairs} pairs"]
     for clock in (WALL, CPU):
-        header += [f"{clock} ms / pair", *(f"/ {base}" for base in bases), "of matrix rate"]
+        header += [f"{clock} ms / pair", *(f"/ {base}" for base in bases)]
+    header += ["GFLOPs / pair", "GFLOP / s"]
+    for name in PRODUCTS:
+        header.append(f"of {name} ({found[name]['rate']:.0f})")
     lines = []
     for name, part in found.items():
-        if name == MATRIX:
+        if name in PRODUCTS:
             continue
         line = [name]
         for clock in (WALL, CPU):
             line.append(f"{1e3 * part[clock] / pairs:.2f}")
             line += [f"{part[clock] / found[base][clock]:.2f}" for base in bases]
-            line.append(f"{part[f'{clock}_share']:.0%}")
-        lines.append([*line, f"{part['flops'] / pairs / 1e9:.2f}"])
-    rate = found[MATRIX]["flops"] / found[MATRIX][WALL] / 1e9
-    return f"{text_table([*header, 'GFLOPs / pair'], lines)}\nmatrix rate {rate:.0f} GFLOP/s"
+        line += [f"{part['flops'] / pairs / 1e9:.2f}", f"{part['rate']:.0f}"]
+        line += [f"{part[f'of {products}']:.0%}" for products in PRODUCTS]
+        lines.append(line)
+    return text_table(header, lines)
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -52,12 +52,13 @@ def workload() -> Workload:
 def test_step_compares_equal_losses_on_shared_weights(found: Found) -> None:
     result = found(train_step, *TINY, "--optimizer")
     parts = result["contenders"]
-    assert list(parts) == ["TR", "TLM", "DAP", "BOW", "sentence-transformers", "matrix products"]
+    names = ["TR", "TLM", "DAP", "BOW", "sentence-transformers"]
+    assert list(parts) == [*names, "float32 products", "bfloat16 products"]
     assert result["check"]["gradient"] > 0
     assert parts["TR"]["flops"] < min(
         parts["sentence-transformers"]["flops"], parts["BOW"]["flops"]
     )
-    assert parts["matrix products"]["cpu_share"] == 1
+    assert parts["float32 products"]["of float32 products"] == 1
 
 
 def test_batches_are_padded_pairs_within_the_vocabulary(workload: Workload) -> None:
