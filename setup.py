@@ -23,6 +23,16 @@ MODEL = [
 ]
 #: Commands of the paper. The other commands are in `dap_transformers.commands`.
 COMMANDS = ["train_dap", "eval_retrieval", "run_xnli"]
+#: Names of the installed commands, which `dap_transformers.commands` defines.
+CONSOLE = [
+    "train-dap",
+    "eval-retrieval",
+    "run-xnli",
+    "mine-bitext",
+    "align-words",
+    "prepare-data",
+    "push-to-hub",
+]
 
 EXTRAS = {
     "eval": ["matplotlib>=3.8"],
@@ -100,13 +110,7 @@ setup(
     extras_require=EXTRAS,
     entry_points={
         "console_scripts": [
-            "train-dap=train_dap:main",
-            "eval-retrieval=eval_retrieval:main",
-            "run-xnli=run_xnli:main",
-            "mine-bitext=dap_transformers.commands.mine:main",
-            "align-words=dap_transformers.commands.align:main",
-            "prepare-data=dap_transformers.commands.prepare:main",
-            "push-to-hub=dap_transformers.commands.push:main",
+            f"{name}=dap_transformers.commands:{name.replace('-', '_')}" for name in CONSOLE
         ]
     },
     project_urls={

@@ -13,6 +13,7 @@ import yaml
 from conftest import REPOSITORY
 from wheels import build_wheel
 
+import dap_transformers.commands
 from configuration_dap import OLDEST_TRANSFORMERS
 from dap_transformers import PUBLIC, __version__
 
@@ -148,8 +149,18 @@ def test_wheel_and_checkout_import_the_same_names(tmp_path: Path) -> None:
         assert all(file.startswith(str(place)) for _, file in imported)
 
     (entry_points,) = [name for name in wheel.namelist() if name.endswith("entry_points.txt")]
-    commands = re.findall(r"= (\S+):main", wheel.read(entry_points).decode())
-    assert sorted(commands) == [name for name in names if layer_of(name) == "command"]
+    functions = re.findall(r"= dap_transformers.commands:(\S+)", wheel.read(entry_points).decode())
+    commands = dap_transformers.commands
+    modules = [getattr(commands, name).args[0] for name in functions]
+    assert sorted(modules) == [name for name in names if layer_of(name) == "command"]
+
+
+def test_a_command_tells_its_version_without_importing_torch() -> None:
+    code = "import sys; sys.argv = ['mine-bitext', '--version']\n"
+    code += "from dap_transformers.commands import mine_bitext; mine_bitext()\n"
+    code += "assert 'torch' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == (f"dap-transformers {__version__}\n", "")
 
 
 @pytest.mark.slow

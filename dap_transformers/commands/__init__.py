@@ -1,1 +1,28 @@
-"""The commands beyond the paper's three: mine, align, prepare, push."""
+"""The commands: parse, call the library, print and write. No other code imports them.
+
+The functions here are what an installed command runs. They answer `--version` before the command is
+imported, because importing torch and Transformers takes seconds.
+"""
+
+import sys
+from functools import partial
+from importlib import import_module
+
+from dap_transformers import __version__
+
+
+def run(module: str) -> None:
+    """Run the command of a module, or print the version."""
+    if sys.argv[1:] == ["--version"]:
+        print(f"dap-transformers {__version__}")
+    else:
+        import_module(module).main()
+
+
+train_dap = partial(run, "train_dap")
+eval_retrieval = partial(run, "eval_retrieval")
+run_xnli = partial(run, "run_xnli")
+mine_bitext = partial(run, "dap_transformers.commands.mine")
+align_words = partial(run, "dap_transformers.commands.align")
+prepare_data = partial(run, "dap_transformers.commands.prepare")
+push_to_hub = partial(run, "dap_transformers.commands.push")
