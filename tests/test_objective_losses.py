@@ -20,6 +20,7 @@ from tiny_models import (
     with_negatives,
 )
 from torch import Tensor, nn
+from torch.testing import assert_close
 
 from modeling_dap import DAPConfig, DAPForPreTraining
 from states_dap import position_offset
@@ -169,7 +170,7 @@ def test_a_matrix_of_its_own_starts_as_the_word_embeddings_and_learns_apart(
     batch, state = make_batch(), model.state_dict()
     tied.load_state_dict({name: state[name] for name in tied.state_dict()})
     loss = model(**batch).rtl_loss
-    torch.testing.assert_close(loss, tied(**batch).rtl_loss)
+    assert_close(loss, tied(**batch).rtl_loss)
     loss.backward()
     table = model.get_input_embeddings().weight
     read = torch.cat([batch["source_input_ids"].flatten(), torch.tensor([MASK])])
@@ -220,7 +221,7 @@ def test_a_source_is_ranked_over_all_targets_and_all_hard_negatives(
         return torch.stack([vector_of(model, batch, side, row) for row in rows])
 
     vectors = [vectors_of(side, range(6)) for side in ("source", "target")]
-    torch.testing.assert_close([out.source_embeds, out.target_embeds], vectors)
+    assert_close([out.source_embeds, out.target_embeds], vectors)
     copied = [0, 1, 3, 4]
     vectors.append(vectors_of("negative", copied))
     if model.projection is not None:
@@ -246,7 +247,7 @@ def test_a_source_is_ranked_over_all_targets_and_all_hard_negatives(
         assert out.accuracy.item() == pytest.approx(sum(hits[:12]) / 12)  # of whole vectors
     table = model.get_input_embeddings().weight
     found = torch.autograd.grad(out.loss, table)
-    torch.testing.assert_close(found, torch.autograd.grad(expected, table))
+    assert_close(found, torch.autograd.grad(expected, table))
 
 
 def texts_of(objective: str, batch: dict[str, Tensor], row: int) -> list[tuple[Tensor, ...]]:

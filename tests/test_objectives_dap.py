@@ -3,6 +3,7 @@
 import pytest
 import torch
 from tiny_models import COMBINATIONS, NoFloat64, make_batch, step, tiny_model
+from torch.testing import assert_close
 
 WEIGHTS = {"tr_weight": 0.7, "rtl_weight": 0.5, "tlm_weight": 0.3}
 WEIGHTS |= {"mlm_weight": 0.2, "bow_weight": 0.6, "distill_weight": 0.4}
@@ -33,11 +34,11 @@ def test_each_loss_of_a_combination_is_that_of_the_objective_alone(objective: st
         alone.load_state_dict(own)
         expected = alone(**batch)
         for key, value in expected.measures.items():
-            torch.testing.assert_close(out.measures[key], value)
+            assert_close(out.measures[key], value)
         loss = getattr(out, f"{name}_loss")
-        torch.testing.assert_close(expected.loss, WEIGHTS[f"{name}_weight"] * loss)
+        assert_close(expected.loss, WEIGHTS[f"{name}_weight"] * loss)
         total = total + expected.loss
-    torch.testing.assert_close(out.loss, total)
+    assert_close(out.loss, total)
 
 
 def test_the_order_of_names_changes_nothing() -> None:

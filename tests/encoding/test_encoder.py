@@ -11,6 +11,7 @@ import pytest
 import torch
 import transformers
 from conftest import LANGUAGES, save, save_bert, synthetic_pairs, tiny_config
+from numpy.testing import assert_allclose
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import (
     Dense,
@@ -99,13 +100,13 @@ def test_a_folder_of_sentence_transformers_gives_its_vectors(
     encoder = SentenceEncoder.from_pretrained(str(tmp_path / "saved"))
     assert (encoder.pooling, encoder.max_seq_length, encoder.prefix) == (pooling, length, "query: ")
     found = encoder.encode(SENTENCES)
-    np.testing.assert_allclose(found, library.encode(SENTENCES), atol=1e-5)
+    assert_allclose(found, library.encode(SENTENCES), atol=1e-5)
     assert found.shape[1] == encoder.dimensions == (32 if kinds in ((), ("Normalize",)) else 8)
     assert encoder.encode_tokens(["ka"])[0].shape[1] == 32
     if named:  # a plain folder, also of T5 with its decoder, takes the settings from the caller
         by_hand = SentenceEncoder.from_pretrained(str(plain), pooling, "query: ", named)
         by_hand.after = encoder.after
-        np.testing.assert_allclose(by_hand.encode(SENTENCES), found, atol=1e-5)
+        assert_allclose(by_hand.encode(SENTENCES), found, atol=1e-5)
     assert SentenceEncoder.from_pretrained(str(tmp_path / "saved"), prefix="").prefix == ""
 
 
@@ -131,7 +132,7 @@ def test_budget_and_batching_change_nothing(
     monkeypatch.setattr("dap_transformers.encoding.encoder.FULL_CPU_BATCH", full)
     monkeypatch.setattr("dap_transformers.encoding.encoder.CHUNK", 17)
     vectors = encoder.encode(iter(SENTENCES), token_budget)
-    np.testing.assert_allclose(vectors, expected, atol=1e-5)
+    assert_allclose(vectors, expected, atol=1e-5)
     assert SENTENCES[3] == SENTENCES[-2]
     np.testing.assert_array_equal(vectors[3], vectors[-2])
 
@@ -151,8 +152,8 @@ def test_similarity_is_the_cosine_and_normalised_vectors_have_length_1(load: Cal
     plain = encoder.encode(["kaban loder", "mifin"])
     unit = encoder.encode(["kaban loder", "mifin"], normalize=True)
     lengths = np.linalg.norm(plain, axis=1, keepdims=True)
-    np.testing.assert_allclose(unit, plain / lengths, rtol=1e-6)
-    np.testing.assert_allclose(encoder.similarity(plain, 3 * plain[:1]), unit @ unit[:1].T, 1e-5)
+    assert_allclose(unit, plain / lengths, rtol=1e-6)
+    assert_allclose(encoder.similarity(plain, 3 * plain[:1]), unit @ unit[:1].T, 1e-5)
 
 
 def test_no_sentences_give_no_vectors(load: Callable) -> None:
@@ -199,7 +200,7 @@ def test_token_states_leave_out_special_tokens_padding_and_prefix(
         ids = encoder.tokenizer(prefix + sentence, return_tensors="pt")["input_ids"]
         hidden = encoder.model(input_ids=ids, output_hidden_states=True).hidden_states
         expected = hidden[-1 if layer is None else layer][0, first:-1].detach()
-        np.testing.assert_allclose(found, expected, atol=1e-5)
+        assert_allclose(found, expected, atol=1e-5)
     assert empty.shape == (0, 32)
 
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 from conftest import save, synthetic_pairs
 from forked import processes, run_two
+from numpy.testing import assert_allclose
 
 from dap_transformers.encoding import shards
 from dap_transformers.encoding.encoder import SentenceEncoder
@@ -46,7 +47,7 @@ def times(folder: Path) -> dict[str, int]:
 
 
 def require_vectors(found: np.ndarray, encoder: SentenceEncoder, text: list[str]) -> None:
-    np.testing.assert_allclose(found, encoder.encode(text), atol=1e-5)
+    assert_allclose(found, encoder.encode(text), atol=1e-5)
 
 
 @pytest.mark.parametrize(("shard_size", "piece"), [(7, 1000), (50, 1000), (1000, 8)])
@@ -93,8 +94,8 @@ def test_a_sentence_is_encoded_once_whoever_asks_for_its_vector(
     monkeypatch.setattr(encoder, "encode", recorded)
     folder = tmp_path if on_disk else None
     shared = SharedEncoder(encoder, folder)
-    np.testing.assert_allclose(shared.encode(SENTENCES[:30]), expected[:30], atol=1e-5)
-    np.testing.assert_allclose(shared.encode(SENTENCES[::-1]), expected[::-1], atol=1e-5)
+    assert_allclose(shared.encode(SENTENCES[:30]), expected[:30], atol=1e-5)
+    assert_allclose(shared.encode(SENTENCES[::-1]), expected[::-1], atol=1e-5)
     assert sorted(encoded) == sorted(set(SENTENCES))
     assert shared.encode([]).shape == (0, 32)
     assert shared.pooling == "mean"
