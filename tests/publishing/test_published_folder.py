@@ -248,7 +248,7 @@ def saved(folder: Path, kind: str, tokenizer: PreTrainedTokenizerFast) -> None:
     elif kind == "without heads":
         save(folder, model.dap, tokenizer)
     else:
-        save(folder, model, *([] if kind == "without tokenizer" else [tokenizer]))
+        save(folder, model, tokenizer)
     if kind == "pickle":
         (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
 
@@ -260,9 +260,7 @@ def saved(folder: Path, kind: str, tokenizer: PreTrainedTokenizerFast) -> None:
         ("plain", {"pooling": "cls", "with_heads": True}, "plain 'bert' checkpoint"),
         ("classifier", {}, "is a classifier"),
         ("without heads", {"with_heads": True}, r"lacks \d+ weights, such as"),
-        ("without tokenizer", {}, "tokenizer"),
         ("pickle", {}, "no weights as safetensors"),
-        ("whole", {"dataset_info": "absent.md"}, r"absent\.md"),
         ("whole", {"results": ["absent.json"]}, r"absent\.json"),
     ],
 )
