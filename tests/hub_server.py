@@ -74,22 +74,18 @@ class Handler(BaseHTTPRequestHandler):
         request = f"{self.command} {unquote(urlsplit(self.path).path)}"
         matches = {name: re.fullmatch(pattern, request) for name, pattern in ROUTES.items()}
         where = next(name for name, match in matches.items() if match)
-        groups = matches[where].groupdict().items()
-        found = {name: value for name, value in groups if value is not None}
-        if where == "create":
-            given = json.loads(body)
-            found["repo"] = f"{given.get('organization') or 'user'}/{given['name']}"
-        fault, status = self.server.faults.get(found.get("repo"), (None, None))
-        if fault == where:
-            return self.answer({"error": "this fault was wanted"}, status)
+        found = matches[where].groupdict()
+        name = found.get("repo")
+        if where == self.server.faults.get(name, ("", 0))[0]:
+            return self.answer({"error": "this fault was wanted"}, self.server.faults[name][1])
         allowed = self.headers.get("Authorization") == f"Bearer {self.server.token}"
         if not allowed and where not in READ_ONLY:
             return self.answer({"error": "Invalid username or password."}, 401)
-        repo = self.server.repos.get(found.get("repo", ""))
         if where in ("resolve", "info", "tree"):
+            repo = self.server.repos.get(name)
             if repo is None or (repo.private and not allowed):
                 return self.missing("Repo", "RepoNotFound")
-            if found.pop("rev", "main") not in ("main", repo.sha):
+            if found.pop("rev") not in (None, "main", repo.sha):
                 return self.missing("Revision", "RevisionNotFound")
         return getattr(self, where)(body, **found)
 
@@ -107,13 +103,13 @@ class Handler(BaseHTTPRequestHandler):
     def missing(self, what: str, code: str, **headers: str) -> None:
         self.answer({"error": f"{what} not found"}, 404, X_Error_Code=code, **headers)
 
-    def create(self, body: bytes, repo: str) -> None:
+    def create(self, body: bytes) -> None:
         given = json.loads(body)
-        private = given.get("visibility") == "private" or bool(given.get("private"))
+        repo = f"{given['organization']}/{given['name']}"
         exists = repo in self.server.repos
-        self.server.repos.setdefault(repo, Repo(private))
-        url = {"url": f"{self.server.url}/{repo}", "name": repo}
-        self.answer(url, 409 if exists else 200)
+        is_private = given.get("visibility") == "private" or bool(given.get("private"))
+        self.server.repos.setdefault(repo, Repo(is_private))
+        self.answer({"url": f"{self.server.url}/{repo}", "name": repo}, 409 if exists else 200)
 
     def validate(self, body: bytes) -> None:
         self.answer({"errors": [], "warnings": []})
@@ -158,10 +154,10 @@ class Handler(BaseHTTPRequestHandler):
         about = {"id": repo, "sha": held.sha, "private": held.private, "siblings": names}
         self.answer(about | {"downloads": 0, "likes": 0, "tags": []})
 
-    def tree(self, body: bytes, repo: str, path: str = "") -> None:
+    def tree(self, body: bytes, repo: str, path: str | None) -> None:
         found = []
         for name, data in self.server.repos[repo].files.items():
-            if name.startswith(path.strip("/")):
+            if name.startswith((path or "").strip("/")):
                 found.append({"type": "file", "path": name, "size": len(data), "oid": "0"})
         self.answer(found)
 

@@ -123,7 +123,7 @@ def test_pushes_arrive_whole_and_errors_say_what_happened(folder: Path) -> None:
     left = ("pretraining/model.safetensors", "special_tokens_map.json", "pytorch_model.bin")
     with serve(TOKEN) as server:
         server.faults = {
-            "user/no-token": ("create", 401),
+            "user/no-token": ("commit", 401),
             "user/down": ("commit", 503),
             "user/run-late": ("commit", 503),
         }
