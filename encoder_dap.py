@@ -23,8 +23,11 @@ from transformers import (
 )
 from transformers.utils import cached_file, is_peft_available, logging
 
-#: Types of encoders with which every objective is tested.
-TESTED = ("bert", "deberta-v2", "distilbert", "modernbert", "roberta", "xlm-roberta")
+#: Types of encoders whose states are tested to be those of each sentence by itself.
+TESTED = (
+    *("bert", "deberta-v2", "distilbert", "eurobert", "gemma3_text", "gte", "llama", "mistral"),
+    *("modernbert", "nomic_bert", "qwen3", "roberta", "t5", "xlm-roberta"),
+)
 
 
 def auto_class(config: PreTrainedConfig) -> type:

@@ -9,7 +9,7 @@ from conftest import tiny_config
 from pretend_gpu import flash_attention
 from tiny_models import ENCODERS, MORE_ENCODERS, gradients, make_batch
 from torch import Tensor
-from transformers import AutoModelForTextEncoding, PreTrainedModel
+from transformers import PreTrainedModel
 
 import states_dap
 from encoder_dap import build_encoder
@@ -29,8 +29,7 @@ QUERIES, KEYS = [1, 2, 1, 1], [4, 4, 9, 40]  # fewer queries in all than keys in
 
 
 def packed_encoder(model_type: str) -> PreTrainedModel:
-    build = AutoModelForTextEncoding.from_config if model_type == "t5" else build_encoder
-    encoder = build(tiny_config(model_type)).eval()
+    encoder = build_encoder(tiny_config(model_type)).eval()
     use_packing(encoder)
     return encoder
 

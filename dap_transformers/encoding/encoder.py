@@ -28,6 +28,7 @@ from dap_transformers.encoding.onednn import fast_linear
 from dap_transformers.errors import UserError, reading
 from dap_transformers.search.exact import unit_rows
 from dap_transformers.tokenizers import load_tokenizer, require_embeddings, require_room
+from encoder_dap import TESTED
 from modeling_dap import DAPModel
 from modules_dap import LibrarySettings, library_settings, load_modules
 from states_dap import (
@@ -187,7 +188,21 @@ class SentenceEncoder:
             after=after,
         )
         encoder.revision = hub_commit(name_or_path, revision)
+        encoder._warn_of_padding(name_or_path)
         return encoder
+
+    def _warn_of_padding(self, name: str) -> None:
+        """Warn if the states of a sentence depend on the sentences beside it in a batch."""
+        if self.backbone.config.model_type in TESTED:
+            return
+        ids = torch.arange(3, 19, device=self.model.device).view(2, 8)
+        mask = torch.ones_like(ids)
+        mask[0, 5:] = 0
+        with torch.inference_mode(), _eval_mode(self.model):
+            beside = self._states(ids, mask)[:1, :5]
+            alone = self._states(ids[:1, :5], mask[:1, :5])
+        if (beside - alone).norm() > 1e-3 * alone.norm():
+            logger.warning("%s: vectors depend on the sentences that share a batch", name)
 
     @property
     def backbone(self) -> PreTrainedModel:

@@ -215,6 +215,19 @@ def test_the_pooling_of_a_plain_encoder_is_a_guess(
     assert "does not say how it pools: using 'mean'" in caplog.text
 
 
+@pytest.mark.parametrize(("kind", "reads_padding"), [("convbert", True), ("albert", False)])
+def test_an_encoder_that_reads_padding_gives_a_warning(
+    kind: str,
+    reads_padding: bool,
+    tiny_tokenizer: PreTrainedTokenizerFast,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    save(tmp_path, AutoModel.from_config(tiny_config(kind, len(tiny_tokenizer))), tiny_tokenizer)
+    SentenceEncoder.from_pretrained(str(tmp_path))
+    assert ("share a batch" in caplog.text) == reads_padding
+
+
 Write = Callable[..., SentenceEncoder]
 
 
