@@ -27,7 +27,6 @@ from typing import Any
 from dap_transformers.commands.arguments import (
     ArgumentParser,
     EncoderArguments,
-    load,
     token_budget,
 )
 from dap_transformers.commands.edge import command, guarded
@@ -114,7 +113,7 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
         pairs = read_languages(found, args.languages, args.max_pairs)
         retrieval = Retrieval(pairs, args.pool == "multilingual")
         others = [EVALUATORS[name](pairs) for name, is_on in asdict(chosen).items() if is_on]
-        encoder = load(model_args, cluster)
+        encoder = model_args.load(cluster)
         if is_main:
             print(f"{model_args.summary(encoder)}; {counted(len(pairs), 'language')}")
 

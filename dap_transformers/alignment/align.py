@@ -4,11 +4,10 @@ Legend: `P` sentence pairs, `S` source words, `T` target words, `W` words of a s
 of a sentence, `L` links, `D` hidden size.
 """
 
-import io
 import json
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice, zip_longest
 from pathlib import Path
@@ -209,28 +208,26 @@ def _align_by_subwords(
         Links of words (L, 2) int64. And for each source word and target word the highest cosine of
         their subwords, (S, T) float32. It is 0 for a word without tokens.
     """
-    token_links, token_similarity = align_tokens(source.states, target.states, method)
-    links = set()
-    for i, j in token_links.tolist():
-        for source_word in np.flatnonzero(source.is_part[:, i]).tolist():
-            for target_word in np.flatnonzero(target.is_part[:, j]).tolist():
-                links.add((source_word, target_word))
+    token_links, similarity = align_tokens(source.states, target.states, method)
+    linked = np.zeros(similarity.shape, bool)
+    linked[tuple(token_links.T)] = True
+    links = np.argwhere(source.is_part @ linked @ target.is_part.T)
+    by_source = _highest(similarity, source.is_part)  # (S, target tokens)
+    return links, _highest(by_source.T, target.is_part).T
 
-    similarity = np.zeros((len(source.words), len(target.words)), np.float32)
-    for source_word, own_source in enumerate(source.is_part):
-        for target_word, own_target in enumerate(target.is_part):
-            cosines = token_similarity[np.ix_(own_source, own_target)]
-            if cosines.size:
-                similarity[source_word, target_word] = cosines.max()
-    return _array(sorted(links)), similarity
+
+def _highest(values: np.ndarray, is_part: np.ndarray) -> np.ndarray:
+    """Return the highest values (W, M) of the tokens (N, M) of each word, 0 without tokens."""
+    found = np.zeros((len(is_part), values.shape[1]), np.float32)
+    for word, own in enumerate(is_part):
+        if own.any():
+            found[word] = values[own].max(0)
+    return found
 
 
 def _first_states(states: np.ndarray, is_part: np.ndarray) -> np.ndarray:
     """Return the state of each word's first token, (W, D) float64. Without a token it is 0."""
-    has_token = is_part.any(1)
-    found = np.zeros((len(is_part), states.shape[1]))
-    found[has_token] = states[is_part.argmax(1)[has_token]]
-    return found
+    return word_states(states, is_part & (is_part.cumsum(1) == 1))
 
 
 #: How the states of a word's subwords become the state of the word.
@@ -273,11 +270,12 @@ def read_bitext(
         max_bad_lines: share of malformed lines that a file may have.
     """
     found = find_bitext(files, target_language)
-    if (language or len(found) == 1) and (language or next(iter(found))) in found:
-        for file in found[language or next(iter(found))]:
-            yield from _pairs_of_file(file, max_bad_lines)
-    else:
+    if language is None and len(found) == 1:
+        [language] = found
+    if language not in found:
         raise UserError(f"there is text in {' '.join(found)}: choose one source language")
+    for file in found[language]:
+        yield from _pairs_of_file(file, max_bad_lines)
 
 
 def _pairs_of_file(file: BitextFile, max_bad_lines: float) -> Iterator[Pair]:
@@ -322,42 +320,41 @@ def count_pairs(pairs: Iterable[Pair], options: AlignmentOptions) -> int:
 # --------------------------------------------------------------------------- from links to a file
 
 
-@contextmanager
-def open_links(path: str | Path) -> Iterator[Callable[[int, WordAlignment], None]]:
-    """Open a file for links. It takes its name only when the block ends without an error.
+def write_links(aligned: Iterable[WordAlignment], path: str | Path) -> dict[str, int]:
+    """Write the links of all pairs into a file, whose name chooses the format (`FORMATS`).
 
-    The name chooses the format: `.tsv` has one row per link, `.jsonl` one object per pair, and any
-    other name one line per pair in Pharaoh format.
-
-    Yields:
-        A function that writes the links of one sentence pair, given its number from 1.
+    Returns:
+        The numbers of words, links, words without a state, and pairs.
     """
-    lines_of = FORMATS.get(plain_suffix(path), _pharaoh_lines)
+    text_of = FORMATS.get(plain_suffix(path), _pharaoh)
+    counts = Counter(words=0, links=0, words_without_state=0, pairs=0)
     with compressed_file(path) as file:
-        text = io.TextIOWrapper(file, encoding="utf-8", newline="")
-        if lines_of is _tsv_lines:
-            text.write("\t".join(COLUMNS) + "\n")
-
-        def write(number: int, aligned: WordAlignment) -> None:
-            text.writelines(f"{line}\n" for line in lines_of(number, aligned))
-
-        yield write
-        text.flush()
-        text.detach()  # `compressed_file` closes the file
-
-
-def _pharaoh_lines(number: int, aligned: WordAlignment) -> Iterator[str]:
-    yield aligned.pharaoh()
+        if text_of is _tsv:
+            file.write("\t".join(COLUMNS).encode() + b"\n")
+        for number, pair in enumerate(aligned, 1):
+            file.write(text_of(number, pair).encode())
+            counts["words"] += len(pair.source) + len(pair.target)
+            counts["links"] += len(pair.links)
+            counts["words_without_state"] += pair.without_state
+            counts["pairs"] += 1
+    return dict(counts)
 
 
-def _tsv_lines(number: int, aligned: WordAlignment) -> Iterator[str]:
-    """Yield the values of the `COLUMNS` for each link, as literal text."""
+def _pharaoh(number: int, aligned: WordAlignment) -> str:
+    return f"{aligned.pharaoh()}\n"
+
+
+def _tsv(number: int, aligned: WordAlignment) -> str:
+    """Return a line with the values of the `COLUMNS` for each link, as literal text."""
+    text = ""
     for (i, j), cosine in zip(aligned.links.tolist(), aligned.cosines.tolist(), strict=True):
-        yield f"{number}\t{i}\t{j}\t{aligned.source[i]}\t{aligned.target[j]}\t{cosine:.4f}"
+        words = f"{aligned.source[i]}\t{aligned.target[j]}"
+        text += f"{number}\t{i}\t{j}\t{words}\t{cosine:.4f}\n"
+    return text
 
 
-def _json_lines(number: int, aligned: WordAlignment) -> Iterator[str]:
-    """Yield the words and links of a sentence pair as an object."""
+def _json(number: int, aligned: WordAlignment) -> str:
+    """Return a line with the words and links of a sentence pair as an object."""
     content = {
         "pair": number,
         "source": aligned.source,
@@ -365,8 +362,8 @@ def _json_lines(number: int, aligned: WordAlignment) -> Iterator[str]:
         "links": aligned.links.tolist(),
         "cosines": [round(cosine, 4) for cosine in aligned.cosines.tolist()],
     }
-    yield json.dumps(content, ensure_ascii=False)
+    return json.dumps(content, ensure_ascii=False) + "\n"
 
 
-#: Ending of a file's name -> function that yields the lines of a pair.
-FORMATS = {".tsv": _tsv_lines, ".jsonl": _json_lines}
+#: Ending of a file's name -> function that writes a pair. Others are in Pharaoh format.
+FORMATS = {".tsv": _tsv, ".jsonl": _json}

@@ -14,7 +14,6 @@
 
 import logging
 import time
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import MISSING, asdict, dataclass, field
 from functools import partial
@@ -25,10 +24,10 @@ from tqdm.auto import tqdm
 from dap_transformers.alignment.align import (
     AlignmentOptions,
     count_pairs,
-    open_links,
     read_bitext,
     read_lines,
     stream_alignments,
+    write_links,
 )
 from dap_transformers.commands.arguments import (
     ArgumentParser,
@@ -117,20 +116,13 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
         encoder = model_args.load()
         started = time.perf_counter()
         budget = tokens_of_a_batch(args.token_budget)
-        numbers: Counter[str] = Counter(words=0, links=0, words_without_state=0, pairs=total)
-        kept = []
-        with open_links(args.output) as write:
-            aligned = stream_alignments(encoder, read(), options, budget)
-            bar = tqdm(aligned, total=total, desc="aligning", unit=" pairs")
-            for number, pair in enumerate(bar, 1):
-                write(number, pair)
-                words = len(pair.source) + len(pair.target)
-                missing = pair.without_state
-                numbers.update(words=words, links=len(pair.links), words_without_state=missing)
-                if gold:
-                    kept.append(pair)
-            if gold:
-                numbers.update(judge(kept, gold))
+        aligned = stream_alignments(encoder, read(), options, budget)
+        aligned = tqdm(aligned, total=total, desc="aligning", unit=" pairs")
+        quality = {}
+        if gold:
+            aligned = list(aligned)
+            quality = judge(aligned, gold)
+        numbers = write_links(aligned, args.output) | quality
         seconds = time.perf_counter() - started
 
         # write the report

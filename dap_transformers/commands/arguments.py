@@ -4,8 +4,9 @@ import argparse
 import copy
 import dataclasses
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass
+from functools import partial
 from typing import Any
 
 from transformers import HfArgumentParser
@@ -38,8 +39,7 @@ class _Help(argparse.ArgumentDefaultsHelpFormatter):
         super().add_usage(usage, shown, *others)
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
-        has_no_default = action.default is None or action.default is False or action.default == []
-        if has_no_default or "default" in (action.help or "").lower():
+        if action.default in (None, False, []) or "default" in (action.help or "").lower():
             return action.help
         return super()._get_help_string(action)
 
@@ -56,19 +56,17 @@ class ArgumentParser(HfArgumentParser):
     The help shows the arguments of Transformers' Trainer last. A refused value is a `UserError`.
 
     Args:
-        types: the dataclass, or the dataclasses, whose fields are the arguments.
+        types: the dataclasses whose fields are the arguments.
     """
 
-    def __init__(self, types: Iterable[type] | type, **options: Any) -> None:
-        types = [types] if isinstance(types, type) else list(types)
-        own = {"output_dir"}
+    def __init__(self, types: Sequence[type], **options: Any) -> None:
+        self.inherited: set[str] = set()
+        self.inherited_group: Any = None
         for each in types:
             for base in each.__mro__:
-                if base.__name__ != "TrainingArguments":
-                    own.update(inspect.get_annotations(base))
-        fields = {field.name for each in types for field in dataclasses.fields(each)}
-        self.inherited = fields - own
-        self.inherited_group: Any = None
+                if base.__name__ == "TrainingArguments":
+                    own = {"output_dir", *inspect.get_annotations(each)}
+                    self.inherited |= base.__dataclass_fields__.keys() - own
         super().__init__(types, formatter_class=_Help, **options)
         text = f"dap-transformers {__version__}"
         self.add_argument("--version", action="version", version=text, help="Print the version.")
@@ -83,17 +81,11 @@ class ArgumentParser(HfArgumentParser):
 
         # argparse does not know our own metadata.
         field = copy.copy(field)
-        metadata = dict(field.metadata)
-        metadata.pop("changes_weights", None)
-        field.metadata = metadata
+        field.metadata = {k: v for k, v in field.metadata.items() if k != "changes_weights"}
         super()._parse_dataclass_field(parser, field)
 
     def parse_args_into_dataclasses(self, *args: Any, **options: Any) -> tuple[Any, ...]:
-        """Parse the command line into the dataclasses that the parser was made with.
-
-        The arguments are those of `HfArgumentParser.parse_args_into_dataclasses`, such as `args`,
-        a list of texts (None: the process's own).
-        """
+        """Parse the command line into the dataclasses that the parser was made with."""
         try:
             return super().parse_args_into_dataclasses(*args, **options)
         except (ValueError, ImportError) as error:
@@ -151,10 +143,12 @@ class EncoderArguments(BaseEncoderArguments):
     )
     bf16: bool = arg(False, "Encode under bfloat16 autocast: faster on BF16 hardware.")
 
-    def load(self) -> SentenceEncoder:
-        """Load the encoder that the arguments choose."""
+    def load(self, cluster: Cluster | None = None) -> Encoder:
+        """Load the encoder that the arguments choose, here or on a cluster."""
         options = asdict(self)
-        return SentenceEncoder.from_pretrained(options.pop("model_name_or_path"), **options)
+        name = options.pop("model_name_or_path")
+        load = partial(SentenceEncoder.from_pretrained, name, **options)
+        return on_cluster(load, cluster) if cluster and cluster.ray else load()
 
     def summary(self, encoder: SentenceEncoder) -> str:
         """Return one line that says how sentence vectors are made: pooling, prefix and length."""
@@ -175,22 +169,11 @@ class EncoderArguments(BaseEncoderArguments):
 
         To the given settings it adds those of the encoder, such as pooling and prefix. If the model
         folder has a record of its training, the report also has the seed and the recipe.
-
-        Args:
-            protocol: how the results were measured, such as "Tatoeba, cosine, index match".
-            settings: further settings by name, such as the data. They win over the encoder's.
         """
-        own: dict[str, Any] = {}
-        for name in ("pooling", "prefix", "max_seq_length", "bf16"):
-            own[name] = getattr(encoder, name)
-        own |= settings
+        names = ("pooling", "prefix", "max_seq_length", "bf16")
+        own = {name: getattr(encoder, name) for name in names} | dict(settings)
         seed, recipe = training_record(self.model_name_or_path)
         if recipe:
             own["recipe"] = recipe
         revision = encoder.revision or self.revision
         return report(self.model_name_or_path, protocol, numbers, own, seconds, revision, seed)
-
-
-def load(args: EncoderArguments, cluster: Cluster) -> Encoder:
-    """Load the encoder that the arguments choose, here or on the cluster."""
-    return on_cluster(args.load, cluster) if cluster.ray else args.load()

@@ -30,7 +30,6 @@ from typing import Any
 from dap_transformers.commands.arguments import (
     ArgumentParser,
     EncoderArguments,
-    load,
     require_written_format,
     token_budget,
 )
@@ -180,7 +179,7 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
         # read and encode the texts
         texts = task.read()
         started = time.perf_counter()
-        encoder = load(model_args, cluster)
+        encoder = model_args.load(cluster)
         if is_main:
             for pair in texts:
                 print(*pair.sides().values(), sep="\n")

@@ -96,8 +96,6 @@ def with_added_weights() -> type[PretrainingModelArguments]:
         objective = weight.removesuffix("_weight")
         text = f"factor of the loss of {objective}. Default: 1, or that of the checkpoint."
         fields.append((weight, float | None, arg(None, text)))
-    if not fields:
-        return PretrainingModelArguments
     return dataclasses.make_dataclass(
         "PretrainingModelArguments", fields, bases=(PretrainingModelArguments,)
     )
@@ -108,13 +106,8 @@ def rivals_of(flags: list[str]) -> set[str]:
 
     For example, `--max_steps` excludes "num_train_epochs" of the recipe.
     """
-    rivals = set()
-    for first, second in RIVALS:
-        if given(first, flags):
-            rivals.add(second)
-        if given(second, flags):
-            rivals.add(first)
-    return rivals
+    pairs = [*RIVALS, *(pair[::-1] for pair in RIVALS)]
+    return {rival for name, rival in pairs if given(name, flags)}
 
 
 def given(name: str, argv: list[str]) -> bool:
