@@ -16,7 +16,7 @@ from dap_transformers.encoding.encoder import Encoder, SentenceEncoder
 from dap_transformers.errors import UserError, one_line
 from dap_transformers.options import arg
 from dap_transformers.ray.connection import Cluster
-from dap_transformers.ray.encoder import on_cluster
+from dap_transformers.ray.encoder import ClusterEncoder
 from dap_transformers.reports import report, training_record
 from states_dap import POOLINGS
 
@@ -148,7 +148,7 @@ class EncoderArguments(BaseEncoderArguments):
         options = asdict(self)
         name = options.pop("model_name_or_path")
         load = partial(SentenceEncoder.from_pretrained, name, **options)
-        return on_cluster(load, cluster) if cluster and cluster.ray else load()
+        return ClusterEncoder(load, cluster) if cluster and cluster.ray else load()
 
     def summary(self, encoder: SentenceEncoder) -> str:
         """Return one line that says how sentence vectors are made: pooling, prefix and length."""

@@ -30,24 +30,15 @@ WAIT = 10
 Jobs = dict[Any, tuple[Any, int | None]]
 
 
-def on_cluster(load: Callable[[], SentenceEncoder], cluster: Cluster) -> "ClusterEncoder":
-    """Return an encoder whose sentences are encoded by actors that have called `load`.
-
-    Call it inside `cluster.connect()`, and end the actors afterwards (`ClusterEncoder.end`).
-    """
-    return ClusterEncoder(load(), load, cluster)
-
-
 class EncoderActor:
     """The class of the actors: an encoder on a node of the cluster."""
 
     def __init__(self, load: Callable[[], SentenceEncoder]) -> None:
         self.encoder = load()
-        self._fingerprint = model_fingerprint(self.encoder)
 
     def fingerprint(self) -> str:
         """Return a hash of the encoder's model and settings (`model_fingerprint`)."""
-        return self._fingerprint
+        return model_fingerprint(self.encoder)
 
     def encode(self, piece: Sequence[str], token_budget: int) -> tuple[np.ndarray, int]:
         """Return the vectors (n, D) of the piece's n sentences, and how many of them were cut."""
@@ -56,19 +47,18 @@ class EncoderActor:
 
 
 class ClusterEncoder:
-    """An encoder whose sentences are encoded by the actors of a connected cluster.
+    """An encoder whose sentences are encoded by actors of a connected cluster that called `load`.
 
     Attributes that this class lacks, such as `pooling`, are taken from `encoder`, the model of this
-    process. Actors must have the same model. If the cluster has GPUs, each actor gets one.
+    process. Actors must have the same model. If the cluster has GPUs, each actor gets one. End the
+    actors afterwards (`end`).
     """
 
-    def __init__(
-        self, encoder: SentenceEncoder, load: Callable[[], SentenceEncoder], cluster: Cluster
-    ) -> None:
+    def __init__(self, load: Callable[[], SentenceEncoder], cluster: Cluster) -> None:
         import ray
 
-        self.encoder = encoder
-        self.fingerprint = model_fingerprint(encoder)
+        self.encoder = load()
+        self.fingerprint = model_fingerprint(self.encoder)
         has_gpus = ray.cluster_resources().get("GPU", 0) > 0
         self.needs = {"CPU": cluster.ray_cpus_per_actor, "GPU": int(has_gpus)}
         room = self._room()
@@ -97,9 +87,8 @@ class ClusterEncoder:
         room = 0
         for node in ray.nodes():
             resources = node["Resources"] if node["Alive"] else {}
-            fit = [int(resources.get(kind, 0) // need) for kind, need in self.needs.items() if need]
-            room += min(fit)
-        return room
+            room += min(resources.get(kind, 0) // need for kind, need in self.needs.items() if need)
+        return int(room)
 
     def end(self) -> None:
         """End all actors. Later tasks would otherwise wait forever for their CPUs and GPUs."""
@@ -144,8 +133,10 @@ class ClusterEncoder:
 
             if isinstance(outcome, ray.exceptions.RayError):
                 losses[number] += 1
-                _require_few_losses(losses[number], outcome, pieces, number)
+                if number is None and losses[None] > RETRIES:
+                    raise outcome
                 if number is not None:
+                    _require_few_losses(losses[number], pieces[number])
                     waiting.appendleft(number)
                 new = self._replace(actor)
                 # The idle actors may be lost with the same node: ask them again whether they live.
@@ -221,20 +212,14 @@ def _starting(actors: Iterable[Any]) -> Jobs:
     return {actor.fingerprint.remote(): (actor, None) for actor in actors}
 
 
-def _require_few_losses(
-    losses: int, last: Exception, pieces: Sequence[Sequence[str]], number: int | None
-) -> None:
-    """Raise an error if too many actors were lost at the same piece, or while they started."""
-    if number is None:
-        if losses > RETRIES:
-            raise last
-        return
+def _require_few_losses(losses: int, piece: Sequence[str]) -> None:
+    """Raise `SentenceError` if too many actors were lost at the same piece."""
     if losses >= LOSSES:
         raise SentenceError(
-            f"{_piece_name(pieces[number])}: {counted(losses, 'encoder')} stopped there, perhaps "
-            "because memory ran out: give a smaller token budget or maximum length, or leave out "
-            "what is too long"
-        ) from last
+            f"{_piece_name(piece)}: {counted(losses, 'encoder')} stopped there, perhaps because "
+            "memory ran out: give a smaller token budget or maximum length, or leave out what is "
+            "too long"
+        )
 
 
 def _piece_name(piece: Sequence[str]) -> str:

@@ -12,18 +12,15 @@ one task of Ray.
 Legend: `N` source rows, `M` target rows, `D` dimensions, `k` neighbours.
 """
 
-import logging
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from tqdm.auto import tqdm
 
 from dap_transformers.disk_arrays import zeros_on_disk
-from dap_transformers.errors import counted
 from dap_transformers.ray.connection import RETRIES
 from dap_transformers.search.approximate import approximate_neighbours, built_index
 from dap_transformers.search.exact import (
@@ -32,8 +29,6 @@ from dap_transformers.search.exact import (
     mutual_neighbours,
     require_searchable,
 )
-
-logger = logging.getLogger(__name__)
 
 #: Rows of each side of a tile, by the device that searches it. `tile_size` may choose wider ones.
 TILES = {"CPU": 16384, "GPU": 131072}
@@ -75,25 +70,20 @@ def cluster_neighbours(
     # What an index finds depends on the tile, so the tile must not depend on the number of devices.
     height, width = tile_size(len(source), len(target), kind, 1 if index else count)
     tasks = math.ceil(len(source) / height) * math.ceil(len(target) / width)
-    logger.info("Ray: %s on %s", counted(tasks, "search task"), counted(count, kind))
 
     options = {f"num_{kind.lower()}s": 1, "num_returns": 2, "max_retries": RETRIES}
     search_tile = ray.remote(**options)(lambda *tile: _search_tile(k, index, *tile))
     forward = _room_for_neighbours(len(source), k)
     backward = _room_for_neighbours(len(target), k)
     columns = _Side(target, 0, width, index)
-    pairs = len(source) * len(target)
-    with tqdm(
-        total=pairs, desc="nearest neighbours", unit=" pairs", unit_scale=True, disable=not progress
-    ) as bar:
+    with tqdm(total=tasks, desc="nearest neighbours", unit=" tasks", disable=not progress) as bar:
         for top in range(0, len(source), BAND * height):
             band = slice(top, top + BAND * height)
             rows = _Side(source[band], top, height, index)
             if top:
                 # The target's rows start from what the bands above have found for them.
                 columns.put_found(backward)
-            for row, column in _search_tiles(search_tile, rows, columns, _device_nodes(kind)):
-                bar.update(rows.size(row) * columns.size(column))
+            _search_tiles(search_tile, rows, columns, _devices(kind), bar)
             rows.write_best([each[band] for each in forward], k)
             columns.write_best(backward, k)
     return Neighbours(*forward, *backward)
@@ -128,24 +118,17 @@ def tile_size(rows: int, columns: int, kind: str, count: int) -> tuple[int, int]
     return math.ceil(rows / strips[0]), math.ceil(columns / strips[1])
 
 
-def _device_nodes(kind: str) -> list[str | None]:
-    """Return the id of the node of each device, or [None] if no living node has one yet."""
+def _devices(kind: str) -> list[Any]:
+    """Return Ray's strategy that prefers its node, for each device. [None] if there is none yet."""
     import ray
-
-    nodes: list[str | None] = []
-    for node in ray.nodes():
-        if node["Alive"]:
-            nodes += [node["NodeID"]] * int(node["Resources"].get(kind, 0))
-    return nodes or [None]
-
-
-def _prefer_node(node: str | None) -> dict[str, Any]:
-    """Return Ray's options that make a task run on a node, or on another if the node is lost."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    if node is None:
-        return {"scheduling_strategy": None}
-    return {"scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=True)}
+    devices: list[Any] = []
+    for node in ray.nodes():
+        if node["Alive"]:
+            preferred = NodeAffinitySchedulingStrategy(node["NodeID"], soft=True)
+            devices += [preferred] * int(node["Resources"].get(kind, 0))
+    return devices or [None]
 
 
 class _Side:
@@ -158,8 +141,7 @@ class _Side:
         height: rows of a strip. The last strip may have fewer.
         vectors: strip -> reference to its vectors (height, D) in Ray's object store.
         indexes: strip -> reference to its faiss index, or None.
-        found: strip -> references to scores and indices that tasks have found. They are not merged
-            yet. Some of these tasks may still run.
+        found: strip -> references to scores and indices that tasks have found, not merged yet.
     """
 
     def __init__(self, vectors: np.ndarray, first: int, height: int, index: str | None) -> None:
@@ -175,10 +157,6 @@ class _Side:
         for start in range(0, len(vectors), height):
             self.vectors[start] = ray.put(np.array(vectors[start : start + height]))
             self.indexes[start] = index and build.remote(self.vectors[start], index)
-
-    def size(self, start: int) -> int:
-        """Return the number of rows of the strip that begins at row `start`."""
-        return min(self.height, self.rows - start)
 
     def add_found(self, start: int, piece: Any) -> None:
         """Add what a task found for the strip that begins at row `start` to `found`."""
@@ -204,25 +182,14 @@ class _Side:
 
 
 def _search_tiles(
-    search_tile: Any, rows: _Side, columns: _Side, nodes: Sequence[str | None]
-) -> Iterator[tuple[int, int]]:
-    """Search all tiles, each in a task, and yield the first rows of each tile that has ended.
+    search_tile: Any, rows: _Side, columns: _Side, devices: Sequence[Any], bar: tqdm
+) -> None:
+    """Search all tiles, each in a task that starts from what is found so far for its two strips."""
 
-    A task starts from what was found for its two strips. If there are many strips, this includes
-    the results of tasks that still run: the new task waits for them, and other devices have enough
-    else to do. If there are few strips, waiting would leave devices idle, so only finished tasks
-    count.
-    """
-    waits = min(len(rows.vectors), len(columns.vectors)) >= AHEAD * len(nodes)
-
-    def keep(row: int, column: int, found: Sequence[Any]) -> None:
-        rows.add_found(row, found[0])
-        columns.add_found(column, found[1])
-
-    def start(row: int, column: int, node: str | None) -> list[Any]:
+    def start(row: int, column: int, device: Any) -> list[Any]:
         known_rows = rows.found.pop(row, [])
         known_columns = columns.found.pop(column, [])
-        found = search_tile.options(**_prefer_node(node)).remote(
+        return search_tile.options(scheduling_strategy=device).remote(
             (columns.first + column, rows.first + row),
             rows.vectors[row],
             columns.vectors[column],
@@ -232,35 +199,32 @@ def _search_tiles(
             *known_rows,
             *known_columns,
         )
-        if waits:
-            keep(row, column, found)
-        return found
 
     tiles = _diagonals([*rows.vectors], [*columns.vectors])
-    for tile, found in _run_ahead(start, tiles, nodes):
-        if not waits:
-            keep(*tile, found)
-        yield tile
+    for (row, column), found in _run_ahead(start, tiles, devices):
+        rows.add_found(row, found[0])
+        columns.add_found(column, found[1])
+        bar.update()
 
 
 def _run_ahead(
-    start: Callable[..., list[Any]], jobs: Iterable[tuple], nodes: Sequence[str | None]
+    start: Callable[..., list[Any]], jobs: Iterable[tuple], devices: Sequence[Any]
 ) -> Iterator[tuple[tuple, list[Any]]]:
     """Run `AHEAD` jobs per device: one runs while others wait. Yield arguments and results."""
     import ray
 
     waiting = deque(jobs)
-    free = deque(AHEAD * [*nodes])
-    running: dict[Any, tuple[tuple, str | None, list[Any]]] = {}
+    free = deque(AHEAD * [*devices])
+    running: dict[Any, tuple[tuple, Any, list[Any]]] = {}
     while waiting or running:
         while waiting and free:
             job = waiting.popleft()
-            node = free.popleft()
-            found = start(*job, node)
-            running[found[0]] = job, node, found
+            device = free.popleft()
+            found = start(*job, device)
+            running[found[0]] = job, device, found
         (ended,), _ = ray.wait([*running], fetch_local=False)
-        job, node, found = running.pop(ended)
-        free.append(node)
+        job, device, found = running.pop(ended)
+        free.append(device)
         yield job, found
 
 
@@ -295,8 +259,8 @@ def _search_tile(
 
     Returns scores and indices of the queries' k best keys (n, k), and of the keys' queries (m, k).
     """
-    best = _merge(pieces[:count], k) if count else _nothing_found(len(queries), k)
-    keys_best = _merge(pieces[count:], k) if pieces[count:] else _nothing_found(len(keys), k)
+    best = _merge([_nothing_found(len(queries), k), *pieces[:count]], k)
+    keys_best = _merge([_nothing_found(len(keys), k), *pieces[count:]], k)
     most = min(k, len(queries), len(keys))
     if index is None:
         # Neighbours that are not better than the k-th best so far need no computing. One of an
@@ -317,12 +281,7 @@ def _nothing_found(rows: int, k: int) -> Found:
 
 def _merge(pieces: Sequence[Found], k: int) -> Found:
     """Merge neighbours that tiles found for the same rows. Ties go to the lowest index."""
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    scores = torch.from_numpy(np.concatenate([piece[0] for piece in pieces], 1)).to(device)
-    indices = torch.from_numpy(np.concatenate([piece[1] for piece in pieces], 1)).to(device)
-    # Sort by index first: the stable sort by score then keeps the lowest index of equal scores in
-    # front.
-    by_index = indices.argsort(dim=1)
-    by_score = scores.gather(1, by_index).argsort(dim=1, descending=True, stable=True)
-    order = by_index.gather(1, by_score[:, :k])
-    return scores.gather(1, order).cpu().numpy(), indices.gather(1, order).cpu().numpy()
+    scores = np.concatenate([piece[0] for piece in pieces], 1)
+    indices = np.concatenate([piece[1] for piece in pieces], 1)
+    order = np.lexsort((indices, -scores))[:, :k]
+    return np.take_along_axis(scores, order, 1), np.take_along_axis(indices, order, 1)

@@ -25,7 +25,7 @@ from dap_transformers.prepare.run import prepare_text
 from dap_transformers.ray import encoder as ray_encoder
 from dap_transformers.ray import search as ray_search
 from dap_transformers.ray.connection import Cluster, each_on_cluster
-from dap_transformers.ray.encoder import ClusterEncoder, on_cluster
+from dap_transformers.ray.encoder import ClusterEncoder
 from dap_transformers.ray.search import TILES, WIDEST, cluster_neighbours, tile_size
 from dap_transformers.search.approximate import built_index, recall_at_k
 from dap_transformers.search.exact import Neighbours, mutual_neighbours
@@ -100,7 +100,7 @@ def test_a_stopped_run_on_the_cluster_resumes_and_gives_the_files_of_one_process
     monkeypatch.setattr(embeddings, "PIECE", 16)  # several pieces per shard
     text = [source for source, _ in PAIRS] + [target for _, target in PAIRS]
     expected = embed_to_disk(load(), text, tmp_path / "one", 25)
-    encoder = on_cluster(load, Cluster(nodes.address, ray_actors=1))
+    encoder = ClusterEncoder(load, Cluster(nodes.address, ray_actors=1))
     np.testing.assert_array_equal(encoder.encode(text), expected)
 
     # Stop the run behind its second shard.
@@ -259,7 +259,7 @@ def test_lost_encoders_change_no_vector_and_fatal_sentences_are_named(
                 raise RuntimeError("nothing\nto do")
             return super().encode(sentences, *options)
 
-    encoder = on_cluster(
+    encoder = ClusterEncoder(
         lambda: MortalEncoder.from_pretrained(str(tiny_bert_dir), "mean"), Cluster(nodes.address)
     )
     pieces = [[source] for source, _ in PAIRS]
@@ -290,12 +290,13 @@ def test_encoders_fit_on_nodes_and_have_the_model_of_the_command(
 ) -> None:
     monkeypatch.setattr(ray_encoder, "WAIT", 1)
     with pytest.raises(UserError, match="ray_actors=9 with ray_cpus_per_actor=1: .* room for [12]"):
-        on_cluster(load, Cluster(nodes.address, ray_actors=9))
+        ClusterEncoder(load, Cluster(nodes.address, ray_actors=9))
     wide = Cluster(nodes.address, ray_cpus_per_actor=2)
     with pytest.raises(UserError, match="room for 0"):  # the two CPUs are on different nodes
-        on_cluster(load, wide)
+        ClusterEncoder(load, wide)
     added = add_node(nodes, cpus=2)
-    encoder = ClusterEncoder(load("cls"), load, wide)
+    here = os.getpid()
+    encoder = ClusterEncoder(lambda: load("cls" if os.getpid() == here else "mean"), wide)
     assert len(encoder.actors) == 1  # though there are four CPUs
 
     other_model = "another model than this process"
@@ -450,5 +451,5 @@ def test_few_rows_are_searched_also_while_no_node_has_joined_yet(
     source, target = source[:3], target[:2]
     expected = mutual_neighbours(source, target, 2)
     require_equal(cluster_neighbours(source, target, 2), expected)
-    monkeypatch.setattr(ray_search, "_device_nodes", lambda kind: [None])
+    monkeypatch.setattr(ray_search, "_devices", lambda kind: [None])
     require_equal(cluster_neighbours(source, target, 2), expected)
