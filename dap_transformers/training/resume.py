@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from datasets import Dataset
+from torch.utils.data import Sampler
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME, TRAINING_ARGS_NAME
 from transformers.trainer_utils import align_special_tokens, sort_checkpoints
@@ -25,6 +26,7 @@ from dap_transformers.training.arguments import (
     DAPTrainingArguments,
     added_weights,
 )
+from dap_transformers.training.step_log import DrawsOfProcess, EpochOfSampler
 from modeling_dap import DAPConfig
 
 logger = logging.getLogger(__name__)
@@ -149,12 +151,22 @@ class ResumableTrainer(Trainer):
     belong to the weights.
 
     Nothing that it saves holds a path of this machine, because users publish and move folders.
+
+    Args:
+        train_sampler: draws the training rows. None takes the shuffle of `Trainer`.
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, train_sampler: Sampler | None = None, **kwargs: Any) -> None:
+        self.train_sampler = train_sampler
         super().__init__(*args, **kwargs)
         self.add_callback(ResumedSchedule())
         self.add_callback(RecordInCheckpoints())
+        self.add_callback(DrawsOfProcess())
+        if train_sampler is not None:
+            self.add_callback(EpochOfSampler(train_sampler))
+
+    def _get_train_sampler(self, train_dataset: Dataset | None = None) -> Sampler | None:
+        return self.train_sampler or super()._get_train_sampler(train_dataset)
 
     def _save(
         self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None

@@ -17,10 +17,8 @@ from typing import Any
 
 import torch
 from accelerate import PartialState
-from datasets import Dataset
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils.data import Sampler
 from transformers import EarlyStoppingCallback, TrainingArguments
 from transformers.trainer_callback import ExportableState
 
@@ -35,8 +33,6 @@ from dap_transformers.training.lora import add_adapters, load_adapters, save_ada
 from dap_transformers.training.resume import ResumableTrainer
 from dap_transformers.training.sharding import own_class, prepare_sharding, whole_model
 from dap_transformers.training.step_log import (
-    DrawsOfProcess,
-    EpochOfSampler,
     StepChecks,
     StepMeter,
 )
@@ -48,7 +44,7 @@ from modeling_dap import DAPForPreTrainingOutput
 class DAPTrainer(ResumableTrainer):
     """`Trainer` for `DAPForPreTraining`.
 
-    All other arguments are those of `Trainer`. `args` are `DAPTrainingArguments`,
+    All other arguments are those of `ResumableTrainer`. `args` are `DAPTrainingArguments`,
     `processing_class` is the tokenizer, and `data_collator` is a `BitextCollator`.
 
     Args:
@@ -57,7 +53,6 @@ class DAPTrainer(ResumableTrainer):
         max_seq_length: largest number of tokens of a dev sentence, with special tokens.
         prefix: text to put before every dev sentence. The saved model has it as its default prompt.
         saved_length: most tokens of a sentence for the saved model. None: 128, if it allows them.
-        train_sampler: draws the training rows. None takes the shuffle of `Trainer`.
     """
 
     args: DAPTrainingArguments
@@ -69,14 +64,12 @@ class DAPTrainer(ResumableTrainer):
         max_seq_length: int = 32,
         prefix: str = "",
         saved_length: int | None = None,
-        train_sampler: Sampler | None = None,
         **kwargs: Any,
     ) -> None:
         self.evaluators = list(evaluators or ())
         self.max_seq_length = max_seq_length
         self.prefix = prefix
         self.saved_length = saved_length
-        self.train_sampler = train_sampler
         self.meter = StepMeter()
         self.checks = StepChecks()
         self.head_rate = 0.0  # learning rate of the heads, for the log
@@ -99,14 +92,8 @@ class DAPTrainer(ResumableTrainer):
         if self.args.freeze_encoder:
             self.model.dap.requires_grad_(False)
 
-        self.add_callback(DrawsOfProcess())
-        if hasattr(self.train_sampler, "set_epoch"):
-            self.add_callback(EpochOfSampler(self.train_sampler))
         if self.args.early_stopping_patience is not None:
             self.add_callback(EarlyStoppingCallback(self.args.early_stopping_patience))
-
-    def _get_train_sampler(self, train_dataset: Dataset | None = None) -> Sampler | None:
-        return self.train_sampler or super()._get_train_sampler(train_dataset)
 
     def create_optimizer(self, model: nn.Module | None = None) -> Optimizer:
         """Create the optimizer. With `head_learning_rate`, the last groups have the heads."""

@@ -8,12 +8,11 @@ The columns are premise, hypothesis, label and, optionally, genre. A header is a
 ordinary text. A Hub dataset has a configuration per language.
 
 A label is a name or a number, as on the Hub: entailment 0, neutral 1, contradiction 2. The label
-"-" or -1 marks a pair on which the annotators did not agree. Such pairs are skipped and counted.
+"-" or -1 marks a pair on which the annotators did not agree. Such pairs are skipped.
 """
 
 import hashlib
 import json
-import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,18 +20,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from datasets import ClassLabel, Dataset, Features, Value, get_dataset_config_names, load_dataset
-from datasets import config as datasets_config
+from datasets import ClassLabel, Dataset, load_dataset
 from torch.utils.data import Sampler
 from transformers import PreTrainedTokenizerBase
 
-from dap_transformers.errors import UserError, counted, reading
+from dap_transformers.errors import UserError, reading
 from dap_transformers.languages import XNLI_LANGUAGES, base_language, is_blank
 from dap_transformers.options import arg
 from dap_transformers.text.archives import list_folder, read_sentences
-from dap_transformers.tokenizers import tokenizer_state
-
-logger = logging.getLogger(__name__)
 
 LABEL = ClassLabel(names=["entailment", "neutral", "contradiction"])
 NO_GOLD = -1
@@ -48,13 +43,9 @@ LABEL_NUMBERS = {
     "-": NO_GOLD,
     "-1": NO_GOLD,
 }
-FEATURES = Features(
-    {"premise": Value("string"), "hypothesis": Value("string"), "label": Value("int64")}
-)
-COLUMNS = tuple(FEATURES)
-CACHE_VERSION = 1
+COLUMNS = ("premise", "hypothesis", "label")
 
-_FILE = re.compile(r"(train|dev|validation|test)-(\w+(?:-\w+)?)\.tsv(?:\.gz|\.xz)?")
+_FILE = re.compile(r"(train|dev|test)-(\w+(?:-\w+)?)\.tsv(?:\.gz|\.xz)?")
 _HUB_SPLITS = {"train": "train", "dev": "validation", "test": "test"}
 
 
@@ -82,8 +73,7 @@ class NLISource(NamedTuple):
 
     Attributes:
         path: path of the file, or id of the Hub dataset.
-        config: configuration of the Hub dataset, such as the language code. None for a file, or
-            for a dataset with one configuration.
+        config: configuration of the Hub dataset. None for a file, or if there is only one.
         split: split of the Hub dataset, such as "validation". None for a file.
     """
 
@@ -91,16 +81,13 @@ class NLISource(NamedTuple):
     config: str | None = None
     split: str | None = None
 
-    def __str__(self) -> str:
-        return ":".join(filter(None, self))
-
 
 @dataclass
 class NLIData:
     """All tokenised examples that the fine-tuning runs need, by language code.
 
-    Training pairs are English. Dev and test sets have the longest examples first. `digests` maps
-    the name of a text, such as "test de", to its number of examples and a hash (`digest`).
+    Dev and test sets have the longest examples first. `digests` maps the name of a text, such as
+    "test de", to its number of examples and a hash (`digest`).
     """
 
     train: dict[str, Dataset]
@@ -116,29 +103,20 @@ def find_nli(data: str) -> dict[str, dict[str, NLISource]]:
     """Find NLI examples by split and language, in a folder or in a Hub dataset.
 
     Languages that XNLI does not have are left out. The others are in the order of the paper's
-    table. All splits of a Hub dataset are assumed to exist.
+    table. A Hub dataset is assumed to have all of them.
     """
-    found: dict[str, dict[str, NLISource]] = {"train": {}, "dev": {}, "test": {}}
-    if Path(data).is_dir():
-        for path in list_folder(Path(data)):
-            if match := _FILE.fullmatch(path.name):
-                sources = found["dev" if match[1] == "validation" else match[1]]
-                code = base_language(match[2])
-                if code in sources:
-                    raise UserError(
-                        f"{sources[code]} and {path} are the same set: keep one of them"
-                    )
-                sources[code] = NLISource(str(path))
-    else:
-        with reading(f"{data} is no folder, and cannot be loaded from the Hub"):
-            for config in set(get_dataset_config_names(data)) & set(XNLI_LANGUAGES):
-                for split, name in _HUB_SPLITS.items():
-                    found[split][config] = NLISource(data, config, name)
+    found: dict[str, dict[str, NLISource]] = {split: {} for split in _HUB_SPLITS}
+    if not Path(data).is_dir():
+        for split, name in _HUB_SPLITS.items():
+            found[split] = {code: NLISource(data, code, name) for code in XNLI_LANGUAGES}
+        return found
 
-    ordered = {}
+    for path in list_folder(Path(data)):
+        if match := _FILE.fullmatch(path.name):
+            found[match[1]][base_language(match[2])] = NLISource(str(path))
     for split, sources in found.items():
-        ordered[split] = {code: sources[code] for code in XNLI_LANGUAGES if code in sources}
-    return ordered
+        found[split] = {code: sources[code] for code in XNLI_LANGUAGES if code in sources}
+    return found
 
 
 def training_source(
@@ -146,28 +124,24 @@ def training_source(
 ) -> NLISource:
     """Choose where to read the English training examples. None takes `train-en` of the test data.
 
-    `train_data` is a file, a folder with a `train-en` file, or a Hub dataset (`id` or `id:config`).
+    `train_data` is a file, a folder with a `train-en` file, or the id of a Hub dataset.
     """
-    if train_data is not None and Path(train_data).is_dir():
-        found = find_nli(train_data)
-    elif train_data is not None:
-        if Path(train_data).is_file():
-            return NLISource(train_data)
-        name, _, config = train_data.partition(":")
-        return NLISource(name, config or None, "train")
-    if "en" not in found["train"]:
-        raise UserError("there is no train-en file: give English pairs as train_data")
-    return found["train"]["en"]
+    if train_data is None or Path(train_data).is_dir():
+        english = (find_nli(train_data) if train_data else found)["train"].get("en")
+        if english is None:
+            raise UserError("there is no train-en file: give English pairs as train_data")
+        return english
+    is_file = Path(train_data).is_file()
+    return NLISource(train_data) if is_file else NLISource(train_data, None, "train")
 
 
 def chosen_languages(wanted: Sequence[str] | None, test: Mapping[str, NLISource]) -> list[str]:
     """Choose the languages to test, in the order of the paper's table. None takes all test sets."""
     codes = set(test) if wanted is None else {base_language(code) for code in wanted}
-    absent = sorted(codes - set(test))
-    if absent or not codes:
+    if not codes or codes - set(test):
         raise UserError(
-            f"there is no test set of {' '.join(absent) or 'any language'}, but of "
-            f"{' '.join(test) or 'none'}: give test-xx files, or other languages"
+            f"there are test sets of {' '.join(test) or 'no language'}: give test-xx files, or "
+            "other languages"
         )
     return [code for code in XNLI_LANGUAGES if code in codes]
 
@@ -178,34 +152,26 @@ def chosen_languages(wanted: Sequence[str] | None, test: Mapping[str, NLISource]
 def load_nli(source: NLISource, limit: int | None = None) -> Dataset:
     """Read the examples that have a gold label, the label on which the annotators agreed.
 
-    The number of examples without one is logged as a warning. The columns are `premise`,
-    `hypothesis` and `label` (0 to 2). A label column of a Hub dataset may have numbers of its own.
-    The names that they stand for decide. `limit` keeps the first examples.
+    The columns are `premise`, `hypothesis` and `label` (0 to 2). A label column of a Hub dataset
+    may have numbers of its own. The names that they stand for decide. `limit` keeps the first
+    examples.
     """
-    names: Sequence[str] = ()
-    with reading(source):
+    with reading(source.path):
         if source.split is None:
             columns = _read_tsv(source.path)
         else:
             table = load_dataset(source.path, source.config, split=source.split)
             columns = [table[name][:] for name in COLUMNS]
-            names = getattr(table.features["label"], "names", ())
-        numbers = []
-        for label in columns[-1]:
-            named = names[label] if names and label >= 0 else label
-            numbers.append(LABEL_NUMBERS[str(named)])
+            if names := getattr(table.features["label"], "names", ()):
+                columns[-1] = [names[label] if label >= 0 else label for label in columns[-1]]
+        numbers = [LABEL_NUMBERS[str(label)] for label in columns[-1]]
+        content = dict(zip(COLUMNS, (*columns[:2], numbers), strict=True))
+        examples = Dataset.from_dict(content)
 
-    kept = [row for row, number in enumerate(numbers) if number != NO_GOLD]
-    if len(kept) < len(numbers):
-        skipped = len(numbers) - len(kept)
-        logger.warning("%s: skipped %s without a gold label", source, counted(skipped, "pair"))
-    rows = kept[:limit]
-    if not rows:
-        raise UserError(f"{source}: no examples with a gold label")
-    content = {}
-    for name, column in zip(COLUMNS, (*columns[:2], numbers), strict=True):
-        content[name] = [column[row] for row in rows]
-    return Dataset.from_dict(content, features=FEATURES)
+    rows = [row for row, number in enumerate(numbers) if number != NO_GOLD]
+    if not rows[:limit]:
+        raise UserError(f"{source.path}: no examples with a gold label")
+    return examples.select(rows[:limit])
 
 
 def _read_tsv(path: str) -> list[Sequence[str]]:
@@ -232,56 +198,38 @@ def prepare_nli(
     for split, by_language in sources.items():
         sets[split] = {}
         for code, source in by_language.items():
-            name = f"{split} {code}"
             text = load_nli(source, limits[split])
-            tokens = tokenize_nli(text, tokenizer, options.max_seq_length, token_types, name)
-            digests[name] = digest(text)
-            sets[split][code] = tokens if split == "train" else longest_first(tokens)
+            tokens = tokenize_nli(text, tokenizer, options.max_seq_length, token_types)
+            digests[f"{split} {code}"] = digest(text)
+            if split != "train":
+                tokens = tokens.sort("length", reverse=True)  # batches then need little padding
+            sets[split][code] = tokens
     return NLIData(**sets, digests=digests)
 
 
 def tokenize_nli(
-    dataset: Dataset,
-    tokenizer: PreTrainedTokenizerBase,
-    max_seq_length: int,
-    token_types: bool,
-    name: str,
+    dataset: Dataset, tokenizer: PreTrainedTokenizerBase, max_seq_length: int, token_types: bool
 ) -> Dataset:
-    """Tokenise the pairs of `load_nli` in their order, and cache the result on disk.
+    """Tokenise the pairs of `load_nli` in their order.
 
     `max_seq_length` counts the tokens of a pair. The longer of the two texts is cut first. The
     columns are `input_ids`, `attention_mask`, `labels` and `length` (in tokens), and perhaps
     `token_type_ids`.
     """
-    options = {
-        "truncation": True,
-        "max_length": max_seq_length,
-        "return_token_type_ids": None if token_types else False,  # None: as the tokenizer likes
-    }
 
     def encode(batch: dict[str, list]) -> dict[str, list]:
-        tokens = tokenizer(batch["premise"], batch["hypothesis"], **options)
+        tokens = tokenizer(
+            batch["premise"],
+            batch["hypothesis"],
+            truncation=True,
+            max_length=max_seq_length,
+            return_token_type_ids=None if token_types else False,  # None: as the tokenizer likes
+        )
         lengths = [len(ids) for ids in tokens["input_ids"]]
         return {**tokens, "labels": batch["label"], "length": lengths}
 
-    state = (CACHE_VERSION, digest(dataset), tokenizer_state(tokenizer), options)
-    key = hashlib.sha256(repr(state).encode()).hexdigest()[:16]
-    folder = Path(datasets_config.HF_DATASETS_CACHE, "dap-nli")
-    folder.mkdir(parents=True, exist_ok=True)
-    return dataset.map(
-        encode,
-        batched=True,
-        remove_columns=dataset.column_names,
-        cache_file_name=str(folder / f"{key}.arrow"),
-        new_fingerprint=key,
-        desc=f"tokenise {name}",
-    )
-
-
-def longest_first(dataset: Dataset) -> Dataset:
-    """Sort tokenised pairs by length, longest first, so that batches need little padding."""
-    lengths = np.asarray(dataset["length"][:])
-    return dataset.select(np.argsort(-lengths, kind="stable"))
+    columns = dataset.column_names
+    return dataset.map(encode, batched=True, remove_columns=columns, desc="tokenise")
 
 
 def digest(dataset: Dataset) -> str:

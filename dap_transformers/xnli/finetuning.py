@@ -6,11 +6,10 @@ stopped and resumed, and finished runs are used again.
 
 import copy
 import json
-import logging
 import math
 import shutil
-import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,10 +17,8 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from datasets import Dataset, Features, Value
-from datasets import config as datasets_config
+from datasets import Dataset
 from torch import Tensor
-from torch.utils.data import Sampler
 from transformers import (
     DataCollatorWithPadding,
     EvalPrediction,
@@ -30,18 +27,18 @@ from transformers import (
     set_seed,
 )
 from transformers.modeling_outputs import SequenceClassifierOutput
-from transformers.trainer_utils import IntervalStrategy, sort_checkpoints
+from transformers.trainer_utils import sort_checkpoints
 
 from configuration_dap import DAPConfig
 from dap_transformers.encoding.encoder import SentenceEncoder
 from dap_transformers.encoding.shards import model_fingerprint
-from dap_transformers.errors import UserError, reading
-from dap_transformers.files import disk_full, public_name, read_json, write_json
+from dap_transformers.errors import UserError
+from dap_transformers.files import public_name, read_json, write_json
 from dap_transformers.languages import XNLI_LANGUAGES
 from dap_transformers.options import arg
 from dap_transformers.reports import merge_seeds, report
 from dap_transformers.tokenizers import forget_calls
-from dap_transformers.training.arguments import check_launched, follow_metric, set_precision
+from dap_transformers.training.arguments import check_launched, set_precision
 from dap_transformers.training.resume import (
     ResumableTrainer,
     changes_weights,
@@ -49,7 +46,6 @@ from dap_transformers.training.resume import (
     find_resumable,
     train_to_end,
 )
-from dap_transformers.training.step_log import DrawsOfProcess, EpochOfSampler
 from dap_transformers.xnli.data import (
     LABEL,
     NLIData,
@@ -62,8 +58,6 @@ from dap_transformers.xnli.data import (
 )
 from modeling_dap import DAPForSequenceClassification, DAPModel
 
-logger = logging.getLogger(__name__)
-
 PROTOCOL = "XNLI, fine-tuned on English, zero-shot"
 RECORD = "run.json"  # in the folder of all runs
 RESULT = "result.json"  # in the folder of a finished run
@@ -75,8 +69,6 @@ MAY_DIFFER = {
     "search",
     "learning_rate",
     "learning_rates",
-    "selection",
-    "keep_models",
     "per_device_train_batch_size",
     "gradient_accumulation_steps",
 }
@@ -103,14 +95,10 @@ class XNLITrainingArguments(TrainingArguments):
         "Pairs per step, over all processes and accumulated batches. Sets the number of these.",
     )
     seeds: list[int] | None = arg(None, "Fine-tune once with each seed. Default: --seed.")
-    search: bool = arg(False, "Choose among learning_rates by dev accuracy of the first seed.")
-    learning_rates: list[float] = arg([1e-5, 3e-5, 5e-5, 7e-5], "Learning rates for --search.")
-    selection: str = arg(
-        "english",
-        "Dev sets for --search: English only (zero-shot), or the mean over all languages.",
-        choices=("english", "all"),
+    search: bool = arg(
+        False, "Choose among learning_rates by accuracy of the first seed on English dev pairs."
     )
-    keep_models: bool = arg(False, "Keep the models that --search did not choose.")
+    learning_rates: list[float] = arg([1e-5, 3e-5, 5e-5, 7e-5], "Learning rates for --search.")
     learning_rate: float = arg(5e-5, "Peak learning rate of AdamW.")
     num_train_epochs: float = arg(2.0, "Passes over the training pairs.")
     weight_decay: float = arg(0.0, "Weight decay of AdamW.")
@@ -121,18 +109,16 @@ class XNLITrainingArguments(TrainingArguments):
     logging_steps: float = arg(0.05, "Steps between logs, or share of a run.")
     logging_nan_inf_filter: bool = arg(False, "Hide losses that are NaN or infinite.")
     report_to: None | str | list[str] = arg("none", "Trackers, such as tensorboard.")
+    dataloader_pin_memory: bool = arg(False, "Use page-locked batches, for a GPU.")
+    resume_from_checkpoint: str | None = arg(
+        None, "Give false to restart unfinished runs.", choices=("true", "false")
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         set_precision(self)
-        follow_metric(self)
         check_launched(self.world_size)
-        if str(self.resume_from_checkpoint).lower() not in ("none", "true", "false"):
-            raise UserError(
-                f"resume_from_checkpoint={self.resume_from_checkpoint}: each run resumes from its "
-                "own checkpoint. Leave it out, or give false to restart unfinished runs"
-            )
-        self.dataloader_pin_memory = self.dataloader_pin_memory and self.device.type == "cuda"
+        self.seeds = self.seeds or [self.seed]
         at_once = self.train_batch_size * self.world_size
         self.gradient_accumulation_steps, rest = divmod(self.total_train_batch_size, at_once)
         if rest:
@@ -142,34 +128,27 @@ class XNLITrainingArguments(TrainingArguments):
                 "change one of them"
             )
 
-    @property
-    def all_seeds(self) -> list[int]:
-        """Return the seeds to fine-tune with: `seeds`, or else the single `seed`."""
-        return self.seeds or [self.seed]
-
 
 def build_classifier(encoder: SentenceEncoder) -> DAPForSequenceClassification:
-    """Return a new classifier: a copy of the encoder with a random head for NLI labels.
+    """Return a copy of the encoder, a DAP or a plain one, with a random head for NLI labels.
 
-    Parameters have the same names and shapes, whether the encoder is a DAP model or the plain
-    encoder inside it. A plain encoder's own pooler is left out.
+    A plain encoder's own pooler is left out.
     """
     body = encoder.model
-    is_dap = isinstance(body, DAPModel)
-    config = copy.deepcopy(body.config)
-    if not is_dap:
-        config = DAPConfig(config, objective="tr")
+    if isinstance(body, DAPModel):
+        config = copy.deepcopy(body.config)
+        plain = body.encoder
+    else:
+        config = DAPConfig(copy.deepcopy(body.config), objective="tr")
+        plain = body
     config.pooling = encoder.pooling
     config.id2label = dict(enumerate(LABEL.names))
     config.label2id = {name: number for number, name in enumerate(LABEL.names)}
 
     model = DAPForSequenceClassification(config)
-    state = body.state_dict()
-    if is_dap:
-        model.dap.load_state_dict(state)
-    else:
-        names = model.dap.encoder.state_dict()  # without a pooler, which is not used
-        model.dap.encoder.load_state_dict({name: state[name] for name in names})
+    state = plain.state_dict()
+    own = model.dap.encoder
+    own.load_state_dict({name: state[name] for name in own.state_dict()})
     return model
 
 
@@ -180,41 +159,30 @@ def has_token_types(encoder: SentenceEncoder) -> bool:
     return (getattr(config, "type_vocab_size", None) or 0) > 1
 
 
-class XNLITrainer(ResumableTrainer):
-    """Trains and evaluates an NLI classifier, with little padding in its batches.
+def make_trainer(
+    model: DAPForSequenceClassification,
+    tokenizer: PreTrainedTokenizerBase,
+    args: XNLITrainingArguments,
+    train: Dataset | None = None,
+) -> ResumableTrainer:
+    """Make the trainer of an NLI classifier. Without `train` it can only evaluate.
 
     The pairs of each optimizer step are drawn at random. Within the step they are sorted by length
-    (the column "length"). Without `train`, the trainer can only evaluate.
+    (the column "length"), so that batches have little padding.
     """
-
-    def __init__(
-        self,
-        model: DAPForSequenceClassification,
-        tokenizer: PreTrainedTokenizerBase,
-        args: TrainingArguments,
-        train: Dataset | None = None,
-        dev: Dataset | None = None,
-    ) -> None:
-        self.train_sampler = None
-        callbacks = [DrawsOfProcess()]
-        if train is not None:
-            step = args.train_batch_size * args.world_size * args.gradient_accumulation_steps
-            self.train_sampler = StepLengthSampler(train["length"][:], step, args.seed)
-            callbacks.append(EpochOfSampler(self.train_sampler))
-        super().__init__(
-            model=model,
-            args=args,
-            train_dataset=train,
-            eval_dataset=dev,
-            processing_class=tokenizer,
-            data_collator=DataCollatorWithPadding(tokenizer),
-            compute_loss_func=mean_over_step,
-            compute_metrics=compute_accuracy,
-            callbacks=callbacks,
-        )
-
-    def _get_train_sampler(self, train_dataset: Dataset | None = None) -> Sampler | None:
-        return self.train_sampler
+    sampler = None
+    if train is not None:
+        sampler = StepLengthSampler(train["length"][:], args.total_train_batch_size, args.seed)
+    return ResumableTrainer(
+        model=model,
+        args=args,
+        train_dataset=train,
+        train_sampler=sampler,
+        processing_class=tokenizer,
+        data_collator=DataCollatorWithPadding(tokenizer),
+        compute_loss_func=mean_over_step,
+        compute_metrics=compute_accuracy,
+    )
 
 
 def mean_over_step(
@@ -234,27 +202,11 @@ def mean_over_step(
 def compute_accuracy(prediction: EvalPrediction) -> dict[str, float]:
     """Compute the accuracy of predicted classes, given logits (N, C) and labels (N,).
 
-    `evaluate.load("accuracy")` gives the same, but would need a download.
-
     >>> compute_accuracy(EvalPrediction(np.eye(3)[[0, 1, 2, 2]], np.array([0, 1, 1, 2])))
     {'accuracy': 0.75}
     """
-    import evaluate  # takes a second, which `--help` does not need
-
-    class Accuracy(evaluate.Metric):
-        def _info(self) -> evaluate.MetricInfo:
-            features = Features({"predictions": Value("int32"), "references": Value("int32")})
-            text = "Share of predictions that equal their reference."
-            return evaluate.MetricInfo(
-                description=text, citation="", inputs_description="", features=features
-            )
-
-        def _compute(self, predictions: Any, references: Any) -> dict[str, float]:
-            return {"accuracy": float(np.mean(np.asarray(predictions) == np.asarray(references)))}
-
     classes = np.asarray(prediction.predictions).argmax(-1)  # (N,)
-    metric = Accuracy(keep_in_memory=True)
-    return metric.compute(predictions=classes, references=prediction.label_ids)
+    return {"accuracy": float((classes == prediction.label_ids).mean())}
 
 
 @dataclass
@@ -285,19 +237,27 @@ def fine_tune_and_test(
     several seeds, the report of each one is written beside it. The encoder stays unchanged. In a
     launch of several processes, only the first one writes.
     """
-    waiting = training.main_process_first(desc="reading and tokenising")
-    with waiting, disk_full(Path(datasets_config.HF_DATASETS_CACHE)):
-        task = Task(model, encoder, text, read_data(encoder, text, training), training)
+    found = find_nli(text.data_dir)
+    codes = chosen_languages(text.languages, found["test"])
+    sources = {
+        "train": {"en": training_source(text.train_data, found)},
+        "dev": {code: source for code, source in found["dev"].items() if code == "en"},
+        "test": {code: found["test"][code] for code in codes},
+    }
+    if training.search and not sources["dev"]:
+        raise UserError(f"the search needs English dev pairs in {text.data_dir}")
+    data = prepare_nli(sources, encoder.tokenizer, text, has_token_types(encoder))
+    task = Task(model, encoder, text, data, training)
     keep_record(task)
 
     learning_rate, tried = search(task)
     reports = {}
-    for seed in training.all_seeds:
+    for seed in training.seeds:
         measured(task, learning_rate, seed, "dev")
         result = measured(task, learning_rate, seed, "test")
         reports[seed] = make_report(task, result, tried)
 
-    content = reports[training.all_seeds[0]]
+    content = reports[training.seeds[0]]
     files = {}
     if len(reports) > 1:
         content = merge_seeds(list(reports.values()))
@@ -309,110 +269,74 @@ def fine_tune_and_test(
     return content
 
 
-def read_data(
-    encoder: SentenceEncoder, text: TextOptions, training: XNLITrainingArguments
-) -> NLIData:
-    """Read and tokenise the text. Dev sets are those that `selection` asks for and that exist."""
-    found = find_nli(text.data_dir)
-    codes = chosen_languages(text.languages, found["test"])
-    wanted = ["en"] if training.selection == "english" else codes
-    sources = {
-        "train": {"en": training_source(text.train_data, found)},
-        "dev": {code: found["dev"][code] for code in wanted if code in found["dev"]},
-        "test": {code: found["test"][code] for code in codes},
-    }
-    if training.search and len(sources["dev"]) < len(wanted):
-        raise UserError(f"the search needs dev sets of {' '.join(wanted)} in {text.data_dir}")
-    return prepare_nli(sources, encoder.tokenizer, text, has_token_types(encoder))
-
-
 def keep_record(task: Task) -> None:
-    """Record the settings that all runs in `output_dir` share, or compare them with the record.
+    """Record the settings and texts that all runs in `output_dir` share.
 
-    A later command must have the same settings, so that runs of different settings never meet in
-    one report.
+    A later command must have the same, so that different runs never meet in one report. It may
+    test more languages.
     """
     training = task.training
-    folder = Path(training.output_dir)
-    record = {}
+    record: dict[str, Any] = {}
     for name, value in training.to_dict().items():
         if changes_weights(name) and name not in MAY_DIFFER:
             record[name] = value
+    record |= task.data.digests
     record["max_seq_length"] = task.text.max_seq_length
     record["model"] = model_fingerprint(task.encoder)
-    record["training text"] = task.data.digests["train en"]
-    record["load_best_model_at_end"] = training.load_best_model_at_end
     record = json.loads(json.dumps(record, default=str))  # as it is read from the file
 
-    path = folder / RECORD
-    if not path.exists():
-        if training.process_index == 0:
-            write_json(record, path)
-        return
-    with reading(path):
-        differing = differences(read_json(path), record)
+    path = Path(training.output_dir, RECORD)
+    before = read_json(path) if path.exists() else {}
+    differing = differences(before, record)
     if differing:
         raise UserError(
-            f"{folder} holds runs with {'; '.join(differing)}: give the same arguments, or another "
-            "folder"
+            f"{path.parent} holds runs with {'; '.join(differing)}: give the same arguments, or "
+            "another folder"
         )
-    finished = [result.parent.name for result in sorted(folder.glob(f"lr-*/{RESULT}"))]
-    logger.info("used again from %s: %s", folder, ", ".join(finished) or "no finished run yet")
+    if training.process_index == 0:
+        write_json(before | record, path)
 
 
 def search(task: Task) -> tuple[float, list[dict[str, Any]]]:
-    """Choose the learning rate with the best dev accuracy of the first seed, the first of equals.
+    """Choose the learning rate with the best English dev accuracy, the first of equals.
 
-    The accuracy is the mean over the dev sets, in percent, or None if the loss became NaN or
-    infinite. The result also lists it for each rate tried. Without `search` nothing is tried, and
-    the learning rate is the one in the arguments.
+    The result also lists the accuracy, in percent, for each rate tried. It is None if the loss
+    became NaN or infinite. Without `search`, the learning rate is the one in the arguments.
     """
     training = task.training
     if not training.search:
         return training.learning_rate, []
 
-    seed = training.all_seeds[0]
-    tried: list[dict[str, Any]] = []
+    seed = training.seeds[0]
+    accuracies = {}
     for rate in training.learning_rates:
-        mean = None
-        try:
-            dev = measured(task, rate, seed, "dev")["dev"]
-            mean = sum(dev[code]["accuracy"] for code in task.data.dev) / len(task.data.dev)
-        except FloatingPointError as error:
-            logger.warning("left out of the search: %s", error)
-        tried.append({"learning_rate": rate, "dev_accuracy": mean})
-
-    finite = [trial for trial in tried if trial["dev_accuracy"] is not None]
-    if not finite:
+        with suppress(FloatingPointError):
+            accuracies[rate] = measured(task, rate, seed, "dev")["dev"]["en"]
+    if not accuracies:
         raise FloatingPointError(
             f"no loss was finite with any of learning_rates={training.learning_rates}: lower them"
         )
-    best = max(finite, key=lambda trial: trial["dev_accuracy"])
-    for trial in tried:
-        is_kept = trial is best or training.keep_models or training.process_index
-        for path in task.run_folder(trial["learning_rate"], seed).glob(WEIGHTS):
-            if not is_kept:
+    best = max(accuracies, key=accuracies.get)
+    tried = []
+    for rate in training.learning_rates:
+        tried.append({"learning_rate": rate, "dev_accuracy": accuracies.get(rate)})
+        if rate != best and training.process_index == 0:
+            for path in task.run_folder(rate, seed).glob(WEIGHTS):
                 path.unlink()
-    return best["learning_rate"], tried
+    return best, tried
 
 
 def measured(task: Task, learning_rate: float, seed: int, split: str) -> dict[str, Any]:
     """Fine-tune unless that is done, and measure accuracy of a split, "dev" or "test", in percent.
 
-    Accuracies that an earlier command measured are kept, if their text is the same. New ones are
-    written to the run's `result.json`, which is returned: `result[split][code]["accuracy"]`.
+    Accuracies that an earlier command measured are kept. New ones are written to the run's
+    `result.json`, which is returned: `result[split][code]`.
     """
     folder = task.run_folder(learning_rate, seed)
     datasets = getattr(task.data, split)
-    digests = {code: task.data.digests[f"{split} {code}"] for code in datasets}
-
-    def unknown() -> list[str]:
-        known = result[split]
-        return [code for code in datasets if known.get(code, {}).get("text") != digests[code]]
-
     path = folder / RESULT
     result = read_json(path) if path.exists() else None
-    if result is not None and not unknown():
+    if result is not None and datasets.keys() <= result[split].keys():
         return result
     if result is None or not any(folder.glob(WEIGHTS)):
         if task.training.process_index == 0:
@@ -421,27 +345,21 @@ def measured(task: Task, learning_rate: float, seed: int, split: str) -> dict[st
 
     args = copy.copy(task.training)
     args.output_dir = str(folder)
-    args.eval_strategy = IntervalStrategy.NO
-    args.load_best_model_at_end = False
     model = DAPForSequenceClassification.from_pretrained(folder, dtype=torch.float32)
-    trainer = XNLITrainer(model, task.encoder.tokenizer, args)
-    for code in unknown():
-        started = time.perf_counter()
-        accuracy = 100 * trainer.predict(datasets[code]).metrics["test_accuracy"]
-        result[split][code] = {
-            "accuracy": accuracy,
-            "text": digests[code],
-            "seconds": round(time.perf_counter() - started, 1),
-        }
-        write_result(trainer, result, folder)
+    trainer = make_trainer(model, task.encoder.tokenizer, args)
+    for code in datasets:
+        if code not in result[split]:
+            metrics = trainer.predict(datasets[code]).metrics
+            result[split][code] = 100 * metrics["test_accuracy"]
+            result["seconds"] += metrics["test_runtime"]
+            write_result(trainer, result, folder)
     return result
 
 
 def fine_tune(task: Task, learning_rate: float, seed: int) -> dict[str, Any]:
     """Fine-tune with one learning rate and seed, and write weights and `result.json`.
 
-    A stopped run resumes from its checkpoint. The result has "loss" (the last one logged) and
-    "resumed_from" (a checkpoint or None). "dev" and "test" will hold accuracies by language.
+    A stopped run resumes from its checkpoint. "dev" and "test" will hold accuracies by language.
     """
     folder = task.run_folder(learning_rate, seed)
     args = copy.copy(task.training)
@@ -449,29 +367,21 @@ def fine_tune(task: Task, learning_rate: float, seed: int) -> dict[str, Any]:
     args.seed = seed
     args.output_dir = str(folder)
     set_seed(seed)
-    with reading(task.model):
-        model = build_classifier(task.encoder)
-    dev = task.data.dev.get("en")
-    trainer = XNLITrainer(model, task.encoder.tokenizer, args, task.data.train["en"], dev)
-    started = time.perf_counter()
-    checkpoint = find_resumable(args)
-    train_to_end(trainer, checkpoint)
-    seconds = round(time.perf_counter() - started, 1)
+    model = build_classifier(task.encoder)
+    trainer = make_trainer(model, task.encoder.tokenizer, args, task.data.train["en"])
+    metrics = train_to_end(trainer, find_resumable(args))
 
     losses = [line["loss"] for line in trainer.state.log_history if "loss" in line]
-    loss = losses[-1] if losses else None
-    if loss is not None and not math.isfinite(loss):
+    if losses and not math.isfinite(losses[-1]):
         raise FloatingPointError(
-            f"the loss is {loss} with learning_rate={learning_rate:g}, seed={seed}: give a lower "
-            "learning rate"
+            f"the loss is {losses[-1]} with learning_rate={learning_rate:g}, seed={seed}: give a "
+            "lower learning rate"
         )
     result = {
         "learning_rate": learning_rate,
         "seed": seed,
         "steps": trainer.state.global_step,
-        "loss": loss,
-        "train_seconds": seconds,
-        "resumed_from": checkpoint and Path(checkpoint).name,
+        "seconds": metrics.get("train_runtime", 0.0),
         "dev": {},
         "test": {},
     }
@@ -488,10 +398,10 @@ def make_report(
 
     `tried` lists the learning rates that `search` tried. It is empty without search.
     """
-    training, text = task.training, task.text
+    text = task.text
     settings = {"learning_rate": result["learning_rate"]}
     for name in SHOWN:
-        settings[name] = getattr(training, name)
+        settings[name] = getattr(task.training, name)
     settings |= {
         "pooling": task.encoder.pooling,
         "max_seq_length": text.max_seq_length,
@@ -499,28 +409,31 @@ def make_report(
         "train_data": text.train_data and public_name(text.train_data),
         "train_pairs": len(task.data.train["en"]),
         "max_test_pairs": text.max_test_pairs,
-        "selection": training.selection if tried else None,
         "search": tried,
         "missing": [code for code in XNLI_LANGUAGES if code not in task.data.test],
     }
 
     languages = {}
-    seconds = result["train_seconds"]
     for code, dataset in task.data.test.items():
-        tested = result["test"][code]
-        languages[code] = {"pairs": len(dataset), "accuracy": tested["accuracy"]}
-        seconds += tested["seconds"]
+        languages[code] = {"pairs": len(dataset), "accuracy": result["test"][code]}
     mean = sum(numbers["accuracy"] for numbers in languages.values()) / len(languages)
     numbers = {
         "languages": languages,
         "mean": {"languages": len(languages), "accuracy": mean},
-        "dev": {code: {"accuracy": result["dev"][code]["accuracy"]} for code in task.data.dev},
+        "dev": {code: {"accuracy": accuracy} for code, accuracy in result["dev"].items()},
     }
-    revision = task.encoder.revision
-    return report(task.model, PROTOCOL, numbers, settings, seconds, revision, result["seed"])
+    return report(
+        task.model,
+        PROTOCOL,
+        numbers,
+        settings,
+        result["seconds"],
+        task.encoder.revision,
+        result["seed"],
+    )
 
 
-def write_result(trainer: XNLITrainer, result: dict[str, Any], folder: Path) -> None:
+def write_result(trainer: ResumableTrainer, result: dict[str, Any], folder: Path) -> None:
     """Write a run's result in the first process, and remove its checkpoints. All processes wait."""
     trainer.accelerator.wait_for_everyone()
     if trainer.is_world_process_zero():
