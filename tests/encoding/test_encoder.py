@@ -58,24 +58,18 @@ def config_of(model_type: str) -> PreTrainedConfig:
 
 
 @pytest.mark.parametrize(
-    ("model_type", "pooling", "kinds", "named", "length"),
+    ("model_type", "named", "length"),
     [
-        ("bert", "cls", ("Normalize",), 33, 33),
-        ("bert", "mean", ("Dense",), 33, 33),
-        ("bert", "lasttoken", ("Dense", "Normalize"), 33, 33),
-        ("deberta-v2", "mean", (), 33, 33),
-        ("t5", "mean", ("older Dense", "Normalize"), 33, 33),
+        ("t5", 33, 33),
         # The tokenizer has no limit. The library counts the whole table of positions, and fails
         # beyond its end.
-        ("modernbert", "mean", (), None, 80),
-        ("xlm-roberta", "cls", (), None, 78),
-        ("xlnet", "mean", (), None, VERY_LARGE_INTEGER),
+        ("modernbert", None, 80),
+        ("xlm-roberta", None, 78),
+        ("xlnet", None, VERY_LARGE_INTEGER),
     ],
 )
-def test_a_folder_of_sentence_transformers_gives_its_vectors(
+def test_a_folder_of_an_older_library_gives_its_vectors(
     model_type: str,
-    pooling: str,
-    kinds: tuple[str, ...],
     named: int | None,
     length: int,
     tmp_path: Path,
@@ -83,31 +77,30 @@ def test_a_folder_of_sentence_transformers_gives_its_vectors(
 ) -> None:
     tokenizer = copy.deepcopy(tiny_tokenizer)
     tokenizer.model_max_length = VERY_LARGE_INTEGER
-    plain = save(tmp_path / "plain", AutoModel.from_config(config_of(model_type)), tokenizer)
-    more = {"Dense": Dense(32, 8), "Normalize": Normalize()}
-    older = more["older Dense"] = Dense(32, 8, False, torch.nn.Identity())
-    modules = [Transformer(str(plain)), Pooling(32, pooling), *(more[kind] for kind in kinds)]
+    plain = str(save(tmp_path / "plain", AutoModel.from_config(config_of(model_type)), tokenizer))
+    dense = Dense(32, 8, False, torch.nn.Identity())
+    modules = [Transformer(plain), Pooling(32, "mean"), dense, Normalize()]
     prompts = {"prompts": {"query": "query: "}, "default_prompt_name": "query"}
     library = SentenceTransformer(modules=modules, device="cpu", **prompts)
     if named:
         library.max_seq_length = named
-    library.save_pretrained(str(tmp_path / "saved"))
-    if "older Dense" in kinds:
-        torch.save(older.state_dict(), tmp_path / "saved/2_Dense/pytorch_model.bin")
-        (tmp_path / "saved/2_Dense/model.safetensors").unlink()
+    saved = tmp_path / "saved"
+    library.save_pretrained(str(saved))
+    (saved / "2_Dense/model.safetensors").unlink()
+    torch.save(dense.state_dict(), saved / "2_Dense/pytorch_model.bin")
     library.max_seq_length = length
 
-    encoder = SentenceEncoder.from_pretrained(str(tmp_path / "saved"))
-    assert (encoder.pooling, encoder.max_seq_length, encoder.prefix) == (pooling, length, "query: ")
+    encoder = SentenceEncoder.from_pretrained(str(saved))
+    assert (encoder.pooling, encoder.max_seq_length, encoder.prefix) == ("mean", length, "query: ")
     found = encoder.encode(SENTENCES)
     assert_allclose(found, library.encode(SENTENCES), atol=1e-5)
-    assert found.shape[1] == encoder.dimensions == (32 if kinds in ((), ("Normalize",)) else 8)
+    assert found.shape[1] == encoder.dimensions == 8
     assert encoder.encode_tokens(["ka"])[0].shape[1] == 32
-    if named:  # a plain folder, also of T5 with its decoder, takes the settings from the caller
-        by_hand = SentenceEncoder.from_pretrained(str(plain), pooling, "query: ", named)
-        by_hand.after = encoder.after
-        assert_allclose(by_hand.encode(SENTENCES), found, atol=1e-5)
-    assert SentenceEncoder.from_pretrained(str(tmp_path / "saved"), prefix="").prefix == ""
+    assert SentenceEncoder.from_pretrained(str(saved), prefix="").prefix == ""
+    # A plain folder, also of T5 with its decoder, takes the settings from the caller.
+    by_hand = SentenceEncoder.from_pretrained(plain, "mean", "query: ", length)
+    by_hand.after = encoder.after
+    assert_allclose(by_hand.encode(SENTENCES), found, atol=1e-5)
 
 
 @pytest.mark.parametrize("pooling", ["cls", "mean", "lasttoken"])
@@ -207,12 +200,8 @@ def test_token_states_leave_out_special_tokens_padding_and_prefix(
 # ------------------------------------------------------------------------------------ checkpoints
 
 
-def test_the_pooling_of_a_plain_encoder_is_a_guess(
-    tiny_bert_dir: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    encoder = SentenceEncoder.from_pretrained(str(tiny_bert_dir))
-    assert (encoder.pooling, encoder.max_seq_length) == ("mean", 80)  # 80 positions instead of 128
-    assert "does not say how it pools: using 'mean'" in caplog.text
+def test_a_model_with_few_positions_lowers_the_length(tiny_bert_dir: Path) -> None:
+    assert SentenceEncoder.from_pretrained(str(tiny_bert_dir)).max_seq_length == 80
 
 
 @pytest.mark.parametrize(("kind", "reads_padding"), [("convbert", True), ("albert", False)])
@@ -288,7 +277,6 @@ CANNOT_RUN = "cannot run here"
         (lambda *_: SentenceEncoder.from_pretrained("no/such/model"), "no/such/model"),
         (lambda _, written: written({"pooling_mode": ["cls", "mean"]}), CANNOT_RUN),
         (lambda _, written: written({"pooling_mode_max_tokens": True}), CANNOT_RUN),
-        (lambda _, written: written(NEW_POOLING, do_lower_case=True), CANNOT_RUN),
         (lambda _, written: written(NEW_POOLING, "CNN"), CANNOT_RUN),
     ],
 )
