@@ -150,4 +150,4 @@ def test_the_log_describes_the_run(
 ) -> None:
     caplog.set_level("INFO")
     built([*flags, "--output_dir", str(tmp_path)])
-    assert "on 3 languages, 540 pairs, 60 dev pairs; 16 pairs per step" in caplog.text
+    assert "on 3 languages, 570 pairs, 30 dev pairs; 16 pairs per step" in caplog.text

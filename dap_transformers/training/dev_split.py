@@ -13,7 +13,7 @@ from dap_transformers.languages import normalise_all, ranks, text_keys
 
 logger = logging.getLogger(__name__)
 
-DEV_DIVISOR = 10  # a dev set has at most a tenth of its language
+DEV_DIVISOR = 20  # a dev set has at most a twentieth of its language
 NORMALISED_AT_ONCE = 100_000  # sentences; more would only take more memory
 
 PairsByLanguage = Mapping[str, Dataset] | Mapping[str, IterableDataset]  # language -> its pairs
@@ -30,8 +30,8 @@ def split_validation(
     translate the same English text therefore hold out the same sentences, and the training sets
     lose as few pairs as possible. `prepare-data` chooses its dev sets by the same order.
 
-    A language holds out at most a tenth of its pairs. A language with fewer than ten pairs holds
-    out none, with a warning. From a stream, only the first 10 * `dev_pairs` pairs can be held
+    A language holds out at most a twentieth of its pairs. A language with fewer than twenty pairs
+    holds out none, with a warning. From a stream, only the first 20 * `dev_pairs` pairs can be held
     out.
 
     Args:

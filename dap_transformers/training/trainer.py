@@ -9,6 +9,7 @@ Beside what `Trainer` does, it
 - stops with the pairs' names if a loss or a gradient is not finite. It looks when a line is logged.
 """
 
+import logging
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -39,6 +40,8 @@ from dap_transformers.training.step_log import (
 from heads_dap import whole
 from losses_dap import world_size
 from modeling_dap import DAPForPreTrainingOutput
+
+logger = logging.getLogger(__name__)
 
 
 class DAPTrainer(ResumableTrainer):
@@ -274,22 +277,46 @@ class DAPTrainer(ResumableTrainer):
         return metrics
 
     def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
-        """Tell whether this evaluation is the best. Of equal metrics, the lower loss wins."""
+        """Tell whether this evaluation is the best. Of equal metrics, the lower loss wins.
+
+        The last evaluation of a run is also the best if no accuracy before was higher by more than
+        two standard errors of the difference.
+        """
+        before = self.state.best_metric
         if super()._determine_best_metric(metrics, trial):
             return True
         name = "eval_" + self.args.metric_for_best_model.removeprefix("eval_")
-        losses = {
-            line["step"]: line["eval_tr_loss"]
-            for line in self.state.log_history
-            if "eval_tr_loss" in line
-        }
-        best = losses.get(self.state.best_global_step)
-        if best is None or metrics[name] != self.state.best_metric:
-            return False
-        if not metrics["eval_tr_loss"] < best:
-            return False
-        self.state.best_global_step = self.state.global_step
-        return True
+        value = metrics[name]
+        if value == before:
+            losses = {}
+            for line in self.state.log_history:
+                losses[line["step"]] = line.get("eval_tr_loss", losses.get(line["step"]))
+            best = losses[self.state.best_global_step]
+            is_better = best is not None and metrics["eval_tr_loss"] < best
+        else:
+            is_last = self.state.global_step >= self.state.max_steps
+            is_better = is_last and name.endswith("accuracy") and self._is_as_good(value, before)
+        if is_better:
+            self.state.best_metric = value
+            self.state.best_global_step = self.state.global_step
+        return is_better
+
+    def _is_as_good(self, accuracy: float, best: float) -> bool:
+        """Tell whether accuracies in percent differ by two standard errors or less, and log it."""
+        count = sum(sum(1 for _ in each.sentences()) for each in self.evaluators)
+        shares = torch.tensor([accuracy, best]) / 100
+        error = 100 * float((shares * (1 - shares)).sum() / max(count, 1)) ** 0.5
+        is_as_good = best - accuracy <= 2 * error
+        logger.info(
+            "the last step has %.1f%%, step %d had %.1f%%, and the difference has a standard error "
+            "of %.1f points: step %d is kept",
+            accuracy,
+            self.state.best_global_step,
+            best,
+            error,
+            self.state.global_step if is_as_good else self.state.best_global_step,
+        )
+        return is_as_good
 
     def encoder(self) -> EncoderWithHeads:
         """Return an encoder with the present weights. With FSDP, all processes call this."""

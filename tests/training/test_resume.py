@@ -236,7 +236,7 @@ def test_a_run_with_other_text_does_not_resume(stopped: list[str], tmp_path: Pat
     file = tmp_path / "text" / "de-en.tsv"
     first, second, *others = file.read_text().splitlines(keepends=True)
     file.write_text("".join([second, first, *others]))
-    message = r"training text=\{'de': '180 pairs, \w{12}'\}, now \{'de': '180 pairs, \w{12}'\}"
+    message = r"training text=\{'de': '190 pairs, \w{12}'\}, now \{'de': '190 pairs, \w{12}'\}"
     with pytest.raises(ValueError, match=message):
         run([*stopped, "--train_data", str(tmp_path / "text")])
 

@@ -198,16 +198,28 @@ def test_evaluation_is_retrieval_of_the_dev_pairs(
     assert metrics["eval_mean_pool_accuracy"] < metrics["eval_mean_accuracy"]
 
 
-def test_of_equal_accuracies_the_lower_loss_is_the_best(make_trainer: MakeTrainer) -> None:
+# Four evaluations of 90 queries: accuracy and loss, and which of them are the best so far.
+@pytest.mark.parametrize(
+    ("numbers", "best"),
+    [
+        (((90, 0.5), (90, 0.6), (90, 0.4), (70, 0.1)), (True, False, True, False)),
+        (((90, 0.5), (80, 0.1), (85, 0.4), (84, 0.6)), (True, False, False, True)),
+    ],
+)
+def test_equal_accuracies_are_told_apart_and_the_last_wins_within_two_standard_errors(
+    numbers: tuple[tuple[float, float], ...], best: tuple[bool, ...], make_trainer: MakeTrainer
+) -> None:
     trainer = make_trainer("tr", eval_strategy="steps", save_steps=1)
-    found = []
-    for step, accuracy, loss in ((1, 90, 0.5), (2, 90, 0.6), (3, 90, 0.4), (4, 80, 0.1)):
+    trainer.state.max_steps = 4
+    # sqrt(0.9 * 0.1 + 0.84 * 0.16) / sqrt(90) is 5.0%, and for 0.7 it is 5.8%.
+    for step, (accuracy, loss) in enumerate(numbers, start=1):
         metrics = {"eval_mean_accuracy": accuracy, "eval_tr_loss": loss}
         trainer.state.global_step = step
         trainer.log(metrics)
-        found.append(trainer._determine_best_metric(metrics, trial=None))
-    assert found == [True, False, True, False]
-    assert (trainer.state.best_global_step, trainer.state.best_metric) == (3, 90)
+        assert trainer._determine_best_metric(metrics, trial=None) == best[step - 1]
+    kept = 4 if best[3] else 3
+    assert trainer.state.best_global_step == kept
+    assert trainer.state.best_metric == numbers[kept - 1][0]
 
 
 # Steps
