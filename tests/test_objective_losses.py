@@ -272,14 +272,10 @@ def test_masked_modelling_is_the_mean_over_masked_tokens_of_unpadded_text(
     for row in range(6):
         for ids, noise, columns in texts_of(objective, batch, row):
             chosen = (noise < 0.6) & (ids != 0) & (ids != 2)
-            shown = ids.clone()
-            for i in chosen.nonzero()[:, 0].tolist():
-                share = noise[i].item() / 0.6
-                if share < 0.8:
-                    shown[i] = MASK
-                elif share < 0.9:  # a random id
-                    shown[i] = int(noise[i].item() * 2**24) * 10368889 % 2**24 * 250 // 2**24
-                shares.append(share)
+            share = (noise.double() / 0.6).where(chosen, 1.0)
+            random = (noise.double() * 2**24).long() * 10368889 % 2**24 * 250 // 2**24
+            shown = torch.where(share < 0.9, random, ids).masked_fill(share < 0.8, MASK)
+            shares += share[chosen].tolist()
             offset = position_offset(encoder)
             given = {} if offset is None else {"position_ids": columns[None] + offset}
             states = encoder(shown[None], **given).last_hidden_state[0]
