@@ -48,7 +48,7 @@ PROTOCOL = (
     "bitext retrieval: nearest neighbour by cosine over the other side, accuracy by line, macro "
     "averages"
 )
-#: What can be measured beside retrieval: flag -> evaluator of pairs by language, with a `table`.
+#: What can be measured beside retrieval: flag -> evaluator of pairs by language.
 EVALUATORS = {"hard_negatives": HardNegatives}
 
 

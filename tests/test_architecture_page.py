@@ -62,11 +62,12 @@ def test_the_format_is_found_and_read(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_the_evaluator_is_the_mean_reciprocal_rank() -> None:
     vector_of = dict(zip("abcABC", np.eye(3, dtype=np.float32)[[0, 1, 2, 0, 2, 1]]))
     encode = lambda texts, *_, **__: np.array([vector_of[text] for text in texts])  # noqa: E731
-    evaluator = run_section("An evaluator")["ReciprocalRank"]([("a", "A"), ("b", "B"), ("c", "C")])
+    pairs = {"de": [("a", "A"), ("b", "B"), ("c", "C")]}
+    evaluator = run_section("An evaluator")["ReciprocalRank"](pairs)
     # The first pair ranks first, the others rank last, behind a tie.
-    assert evaluate(SimpleNamespace(encode=encode), [evaluator])["reciprocal_rank"][
-        "mean"
-    ] == pytest.approx(5 / 9)
+    numbers = evaluate(SimpleNamespace(encode=encode), [evaluator])["reciprocal_rank"]
+    assert numbers == {"de": pytest.approx(5 / 9), "mean": pytest.approx(5 / 9)}
+    assert "0.6" in evaluator.table(numbers)
 
 
 def test_the_trainer_of_transformers_trains_the_model(

@@ -12,6 +12,7 @@ from accelerate.utils import broadcast_object_list
 
 from dap_transformers.encoding.encoder import Encoder
 from dap_transformers.encoding.shards import SharedEncoder
+from dap_transformers.tables import text_table
 
 #: Language code -> (source, English) sentences in file order.
 PairsByLanguage = Mapping[str, Sequence[tuple[str, str]]]
@@ -40,6 +41,10 @@ class Evaluator:
     def logged(self, numbers: Numbers) -> dict[str, float]:
         """Return the numbers that a training logs, by name."""
         return numbers
+
+    def table(self, numbers: Numbers) -> str:
+        """Format the numbers for the console."""
+        return text_table([self.name, ""], list(numbers.items()))
 
 
 def both_sides(pairs: PairsByLanguage) -> Iterator[str]:
