@@ -51,9 +51,9 @@ def test_the_objective_trains_and_does_not_see_padding_or_chunks(
 
 
 def test_the_format_is_found_and_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(FORMATS, "csv", None)
+    monkeypatch.setitem(FORMATS, "ssv", None)
     run_section("A format of parallel text")
-    (tmp_path / "de-en.csv").write_text("Guten Tag;Good day\nDanke;Thank you\n", encoding="utf-8")
+    (tmp_path / "de-en.ssv").write_text("Guten Tag;Good day\nDanke;Thank you\n", encoding="utf-8")
     (file,) = find_bitext(tmp_path)["de"]
     pairs = [(pair["source"], pair["target"]) for pair in read_pairs(file)]
     assert pairs == [("Guten Tag", "Good day"), ("Danke", "Thank you")]

@@ -1,5 +1,6 @@
 """Parallel text written in every format, and read back."""
 
+import csv
 import gzip
 import json
 import lzma
@@ -31,7 +32,7 @@ PAIRS = [
 ]
 #: A file name of each format. `XX` stands for the language of a Moses side.
 NAMES = [
-    "de-en.tsv", "de-en.tsv.gz", "deu-eng.tsv.xz", "wiki.v1.de-en.tsv", "de-en.jsonl",
+    "de-en.tsv", "de-en.tsv.gz", "deu-eng.tsv.xz", "wiki.v1.de-en.tsv", "de-en.csv", "de-en.jsonl",
     "de-en.jsonl.gz", "de-en.jsonl.xz", "de-en.parquet", "news.XX", "a.de-en.XX.gz",
     "tatoeba.deu-eng.XX.xz", "de-en.txt.zip",
 ]  # fmt: skip
@@ -112,6 +113,9 @@ def write_format(
             "source": pa.array(source).dictionary_encode(),
         }
         pq.write_table(pa.table({"origin": range(len(pairs)), **columns}), path)
+    elif "csv" in name:
+        with path.open("w", newline="") as file:
+            csv.writer(file, lineterminator="\n").writerows(pairs)
     else:
         write(path, json_of(pairs) if "json" in name else text_of(pairs))
     ((file,),) = find_bitext(path).values()

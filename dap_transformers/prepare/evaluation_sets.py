@@ -17,7 +17,7 @@ from dap_transformers.text.find import find_bitext
 from dap_transformers.text.formats import FORMATS, BitextFile, read_pairs
 
 #: Files that are not lines of text. Read as lines, their sentences would never be found.
-NOT_LINES = ("csv", "json", "xml")
+NOT_LINES = ("json", "xml")
 #: Formats of parallel text whose lines are read here, so that also Moses sides of different length
 #: and JSONL without pairs can be checked.
 READ_AS_LINES = {"tsv", "jsonl", "moses"}

@@ -14,10 +14,10 @@ from typing import Any
 
 import polars as pl
 
-from dap_transformers.errors import UserError
+from dap_transformers.errors import UserError, counted
 from dap_transformers.files import content_digest, public_name, read_json, whole_file
 from dap_transformers.languages import base_language
-from dap_transformers.prepare.card import describe
+from dap_transformers.prepare.card import LOSSES, describe, total
 from dap_transformers.prepare.evaluation_sets import read_evaluation
 from dap_transformers.prepare.filters import clean
 from dap_transformers.prepare.options import PrepareOptions, RawText
@@ -64,6 +64,10 @@ def prepare_text(
         plan = Plan(output_dir, options, tuple(read_evaluation(text.evaluation_data)))
         begin(plan, files)
         languages = prepare(plan, files, text.num_workers, on_cluster)
+        sums = total(languages)
+        if not sums["train"]:
+            reasons = {name: sums[name] for name in LOSSES if sums[name]}
+            raise UserError(f"nothing is left of {counted(sums['read'], 'pair')}: {reasons}")
         if plan.evaluation:
             with whole_file(output_dir / LEAKS) as listed:
                 for file in files:

@@ -23,10 +23,11 @@ from pathlib import Path
 
 from dap_transformers.errors import SHOWN, UserError, reading
 from dap_transformers.files import COMPRESSORS, plain_suffix
-from dap_transformers.languages import ISO3, NAMES, base_language
+from dap_transformers.languages import NAMES, base_language
 from dap_transformers.text.archives import disk_path, list_archive, list_folder
 from dap_transformers.text.formats import FORMATS, BitextFile, hub_dataset
-from dap_transformers.text.tmx_po import catalogue_language, language_in, memory_languages
+from dap_transformers.text.tables import table_languages
+from dap_transformers.text.tmx_po import catalogue_languages, language_in, memory_languages
 
 logger = logging.getLogger(__name__)
 _warn_once = cache(logger.warning)
@@ -45,6 +46,8 @@ NO_LANGUAGES = (
     "old|out|pdf|pkl|po|pot|py|rar|rej|sgm|sh|sql|src|swp|tar|tex|tgt|tgz|tmp|tmx|tok|tsv|txt|vec|"
     "xls|xml|xz|yml|zip|zst"
 )
+#: Formats whose file names do not tell both languages.
+OTHER_FORMATS = ("moses", "tmx", "po", "hub")
 #: The id of a Hub dataset, with or without a configuration.
 HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*(:[\w.-]+)?")
 
@@ -58,16 +61,17 @@ _MOSES_SIDE = re.compile(rf"(.+)\.(?!gz$|xz$)({_LANGUAGE}){_ENDING}")
 
 def _named_formats(*others: str) -> str:
     """Return a pattern of the formats whose names tell both languages, and of other endings."""
-    named = [name for name, each in FORMATS.items() if each.languages_in_name]
-    return "|".join(map(re.escape, [*named, *others]))
+    named = [name for name in FORMATS if name not in OTHER_FORMATS]
+    return "|".join([*named, *others])
 
 
 def describe_layouts() -> str:
     """Return a text for error messages that lists the file names which `find_bitext` finds."""
     return (
-        f"{{xx}}-en.({_named_formats()}), Moses pairs name.{{xx}} + name.en, *.tmx, {{xx}}.po, "
-        "with .gz or .xz, or *.zip of these ({xx}: a language code of 2 or 3 letters; the second "
-        "code is the target language)"
+        f"{{xx}}-en.({_named_formats()}), Moses pairs name.{{xx}} + name.en, *.tmx, {{xx}}.po, a "
+        ".csv or .tsv whose first line is {xx},en or lang,source,target, with .gz or .xz, or *.zip "
+        "of these ({xx}: a language code; en: the target language, whose text comes second, so "
+        "swap the columns of en-{xx}.tsv before you rename it); see docs/training.md"
     )
 
 
@@ -161,12 +165,12 @@ def _files_in_folder(folder: Path, target: str) -> list[BitextFile]:
 def _looks_parallel(name: str) -> bool:
     """Tell whether a file name looks like parallel text, also in a form that is never read.
 
-    Such forms are unknown packing (`.bz2`) and tables of other kinds (`de-en.csv`).
+    Such forms are unknown packing (`.bz2`) and other text (`de-en.txt`).
     """
     formats = _named_formats("tmx", "po", "zip")
     if re.fullmatch(rf"(?i:.*\.(?:{formats})(?:\.(?:gz|xz|bz2|zst|lz4|7z))?)", name):
         return True
-    if re.fullmatch(rf"(?:.*[._-])?{_LANGUAGE}-{_LANGUAGE}\.(?:txt|csv|json){_ENDING}", name):
+    if re.fullmatch(rf"(?:.*[._-])?{_LANGUAGE}-{_LANGUAGE}\.(?:txt|json){_ENDING}", name):
         return True
     side = _moses_side(name)
     return side is not None and base_language(side[1]) in NAMES
@@ -214,31 +218,36 @@ def _classify(path: Path, target: str, beside: Sequence[Path]) -> list[BitextFil
     pair. `beside` are the files in which the other side of a Moses pair may be.
     """
     kind = plain_suffix(path)
-    languages: set[str] = set()
     if kind == ".parquet" and not path.is_file():
         return []  # the members of an archive are only read from start to end
+    names = _languages_in_name(path.name)
+    named = {names[0]} - {target} if names and names[1] == target else set()
     if kind == ".tmx":
         languages = memory_languages(path, target)
-    elif kind == ".po" and target == "en":
-        languages = {_po_source_language(path)} - {"en"}
-    elif named := _languages_in_name(path.name):
-        source, other = named
-        if other == target != source:
-            languages = {source}
+    elif kind == ".po":
+        languages = _po_languages(path, target)
+    elif kind in (".tsv", ".csv"):
+        languages = table_languages(str(path), target, named)
+    else:
+        languages = named
     if languages:
         return [BitextFile(code, (str(path),), kind[1:], target) for code in sorted(languages)]
     return _moses_pair(path, target, beside)
 
 
-def _po_source_language(path: Path) -> str:
-    """Return the language of a PO file's translations, by its header or path, otherwise "en"."""
-    code = catalogue_language(path)
-    if code is None and path.parent.name == "LC_MESSAGES":
-        code = path.parent.parent.name
-    elif code is None:
+def _po_languages(path: Path, target: str) -> set[str]:
+    """Return the language of a PO file's translations, if its originals are in the target language.
+
+    The header states the languages, otherwise the path.
+    """
+    translation, original = catalogue_languages(path)
+    if not translation:
         match = _PO_NAME.fullmatch(path.name)
         code = match[1] if match else "en"
-    return language_in(path, code)
+        if path.parent.name == "LC_MESSAGES":
+            code = path.parent.parent.name
+        translation = language_in(path, code)
+    return {translation} - {target} if original == target else set()
 
 
 def _moses_side(name: str) -> tuple[str, str] | None:
@@ -265,16 +274,16 @@ def _moses_pair(path: Path, target: str, beside: Sequence[Path]) -> list[BitextF
     side = _moses_side(path.name)
     if not side or base_language(side[1]) == target:
         return []
-    candidates = []
+    targets = []
     for other in beside:
         if other.parent == path.parent and other.name.startswith(f"{side[0]}."):
-            name, code = _moses_side(other.name) or ("", "xx")
+            name, code = _moses_side(other.name) or ("", target)
             if name == side[0] and base_language(code) == target:
-                candidates.append((code != target, code != ISO3.get(target), str(other)))
-    if not candidates:
+                targets.append(str(other))
+    if not targets:
         return []
-    _, _, target_side = min(candidates)
-    return [BitextFile(base_language(side[1]), (str(path), target_side), "moses", target)]
+    paths = (str(path), min(targets, key=len))
+    return [BitextFile(base_language(side[1]), paths, "moses", target)]
 
 
 # --------------------------------------------------------------------------------- Hub datasets

@@ -1,39 +1,38 @@
 """Read the pairs of a file. Every format has the same checks and the same count of bad lines.
 
-Text is taken literally. Quotes are text, and only LF or CR LF ends a line, so that U+2028 or U+0085
-inside a sentence do not tear it apart.
+Only LF or CR LF ends a line, so that U+2028 or U+0085 inside a sentence do not tear it apart.
 
-A *bad line* has only one column, more or fewer columns than most lines, or an empty side (nothing
-that a reader sees). Or it has a carriage return, invalid UTF-8 or invalid JSON.
-Bad lines are logged, counted and skipped as long as their share of the file stays within
-`max_bad_lines`. The share is judged at the end of the file, because one bad line among the first
-ten says nothing about a file of a million lines. Reading stops earlier only if there are more bad
-lines than a file of 100,000 lines may have. After that many lines, the lines read so far count.
+A *bad line* has one empty side (nothing that a reader sees), too few or too many columns, a
+carriage return, invalid UTF-8 or invalid JSON. Two empty sides stand between documents, and are no
+fault. Bad lines are logged, counted and skipped as long as their share of the file stays within
+`max_bad_lines`. The share is judged at the end of the file, or as soon as there are more bad lines
+than a file of 100,000 lines may have.
 
 A new format is one function and one entry in `FORMATS`. All commands then read it:
 
-    def parse_csv(line: bytes) -> list[str]:
-        return decode_line(line).split(";")
+    def parse_ssv(line: bytes) -> list[str]:
+        return decode_line(line).split(" || ")
 
-    FORMATS["csv"] = Format(read_numbered_lines, parse_csv)
+    FORMATS["ssv"] = Format(read_numbered_lines, parse_ssv)
 """
 
 import json
 import logging
 import re
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import chain, islice
-from typing import TYPE_CHECKING, Any, NamedTuple, Union
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Union
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from dap_transformers.errors import SHOWN, UserError, counted, reading
-from dap_transformers.languages import base_language, is_blank
+from dap_transformers.languages import SCRIPTS, base_language, is_blank
 from dap_transformers.text.archives import decode_line, read_lines
+from dap_transformers.text.tables import JUDGED, language_of, parse_row, read_table
 from dap_transformers.text.tmx_po import catalogue_pairs, memory_pairs
 
 if TYPE_CHECKING:
@@ -47,22 +46,19 @@ JUDGE_AFTER = 100_000
 #: Most rows of a table.
 BATCH = 10_000
 SIDES = ("source", "target")
-#: Lines at the start of a TSV file by which its columns are judged, and the share of them without
-#: text that makes a column one of numbers, ids or addresses.
-JUDGED_LINES = 100
+#: Share of pairs without text that makes a side one of numbers, ids, keys or addresses.
 NO_TEXT_SHARE = 0.9
-#: Characters of a cell that are judged.
+#: Characters of a text by which it is judged.
 _JUDGED = 200
-#: A cell without text: a number, one ASCII "word" with a digit (2019-05-01, de-000017), an address.
+#: No text: a number, one ASCII "word" with a digit (2019-05-01, de-000017), an address, or a key
+#: (menu.file.open, ERR_NOT_FOUND).
 _NO_TEXT = re.compile(
     r"[\W\d]*\d[\W\d]*"
     r"|[A-Za-z0-9_.,:;/+%~#=&?-]*[0-9][A-Za-z0-9_.,:;/+%~#=&?-]*"
     r"|(?:[A-Za-z][A-Za-z+.-]*://|(?i:www)\.|mailto:)\S+"
     r"|[\w-]+(?:\.[\w-]+)+/\S*"
+    r"|[A-Za-z0-9-]+(?:[._][A-Za-z0-9-]+)+"
 )
-#: First line of a table that mining has written. Its sentences are in the second and third column.
-MINED_HEADER = b"score\tsource\ttarget\tsource_line\ttarget_line"
-
 #: Columns of the tables. `line` counts from 1: lines, units of TMX, or rows of Parquet and the Hub.
 TABLE = pa.schema({"line": pa.int64(), "source": pa.string(), "target": pa.string()})
 
@@ -95,35 +91,19 @@ class BitextFile:
         return f"{name}:{self.config}" if self.config else name
 
 
-class TSVLine(NamedTuple):
-    """A line of a TSV file, with what must be known of the file to parse it.
-
-    Attributes:
-        content: the line's bytes, without its end.
-        count: number of columns that most of the file's first lines have, at least 2.
-        first: index of the source's column, from 0. The target's column follows it.
-    """
-
-    content: bytes
-    count: int
-    first: int
-
-
 @dataclass(frozen=True)
 class Format:
-    """The two functions that read the pairs of one file format.
+    """The two functions that read the pairs of one format.
 
     Attributes:
         read: takes a file, and yields (number, content) of each line, unit or row. The content may
             have any form, such as a line's bytes.
         parse: takes one content, and returns (source, target). It raises `ValueError` for a bad
             line.
-        languages_in_name: True if the file name tells both languages, as `de-en.tsv` does.
     """
 
     read: Callable[[BitextFile], Numbered]
     parse: Callable[[Any], Iterable[str]]
-    languages_in_name: bool = True
 
 
 class LineAudit:
@@ -198,9 +178,12 @@ def read_tables(file: BitextFile, audit: LineAudit) -> Iterator[pa.Table]:
             audit.lines = line
             try:
                 source, target = file_format.parse(content)
-                for name, side in zip(SIDES, (source, target)):
-                    if is_blank(side):
-                        raise UserError(f"empty {name} side")
+                empty = [name for name, side in zip(SIDES, (source, target)) if is_blank(side)]
+                if len(empty) == 2:
+                    continue
+                if empty:
+                    raise UserError(f"empty {empty[0]} side")
+                (source + target).encode()  # raises for "\ud800", which is valid JSON but no text
             except (ValueError, RecursionError) as error:  # RecursionError: deeply nested JSON
                 audit.reject(error)
                 continue
@@ -208,12 +191,50 @@ def read_tables(file: BitextFile, audit: LineAudit) -> Iterator[pa.Table]:
             sources.append(source)
             targets.append(target)
         if lines:
+            table = pa.table([lines, sources, targets], schema=TABLE)
+            if not has_pairs:
+                _require_text(file, table[:JUDGED])
+                _require_order(file, table[:JUDGED])
             has_pairs = True
-            yield pa.table([lines, sources, targets], schema=TABLE)
+            yield table
 
     audit.finish()
     if not has_pairs:
         raise UserError(f"{file}: holds no pair of language {file.language!r}; remove or fill it")
+
+
+def _require_text(file: BitextFile, table: pa.Table) -> None:
+    """Raise `UserError` if a side of the first pairs holds codes, numbers, keys or one value."""
+    sides = [table[side].to_pylist() for side in SIDES]
+    most = max(2, NO_TEXT_SHARE * (len(table) - 1))  # -1: a header
+    codes = [pair for pair in zip(*sides) if all(map(language_of, pair))]
+    for name, texts, others in zip(SIDES, sides, sides[::-1]):
+        no_text = [text for text in texts if _NO_TEXT.fullmatch(text.strip()[:_JUDGED])]
+        is_one_value = len(set(texts)) == 1 and len(set(others)) > 2
+        if is_one_value or max(len(no_text), len(codes)) >= most:
+            raise UserError(
+                f"{file}: the {name} side holds {texts[-1]!r} and the like, no text; keep only the "
+                "columns of source and target, or name the columns in the first line"
+            )
+
+
+def _require_order(file: BitextFile, table: pa.Table) -> None:
+    """Raise `UserError` if each side of the first pairs is in the script of the other language."""
+    first, second = file.language, file.target_language
+    if not {first, second} <= SCRIPTS.keys():
+        return
+    source, target = table["source"], table["target"]
+    is_other = _letters(source, first) < _letters(source, second)
+    if is_other and _letters(target, second) < _letters(target, first):
+        raise UserError(
+            f"{file}: the two sides are swapped: {first} comes first, then {second}; swap them"
+        )
+
+
+def _letters(texts: pa.ChunkedArray, language: str) -> int:
+    """Return how many letters of a language's scripts there are in all texts together."""
+    scripts = "".join(rf"\p{{{script}}}" for script in SCRIPTS[language])
+    return pc.sum(pc.count_substring_regex(texts, f"[{scripts}]")).as_py()
 
 
 # ------------------------------------------------------------------------------ lines of text
@@ -224,66 +245,24 @@ def read_numbered_lines(file: BitextFile) -> Numbered:
     return enumerate(read_lines(file.paths[0]), 1)
 
 
-def read_tsv(file: BitextFile) -> Iterator[tuple[int, TSVLine]]:
-    """Yield (number, `TSVLine`) of each line of a TSV file. Numbers start at 1.
-
-    The header of a table that mining has written is left out.
-    """
-    lines = read_lines(file.paths[0])
-    head = list(islice(lines, JUDGED_LINES))
-    is_mined = head[:1] == [MINED_HEADER]
-    if is_mined:
-        head.pop(0)
-    else:
-        _require_text(file, head)
-    counts = Counter(line.count(b"\t") + 1 for line in head if b"\t" in line)
-    count = max(counts, key=counts.__getitem__, default=2)
-    for number, line in enumerate(chain(head, lines), 1 + is_mined):
-        yield number, TSVLine(line, count, int(is_mined))
-
-
-def _require_text(file: BitextFile, lines: Sequence[bytes]) -> None:
-    """Raise `UserError` if at least 90% of the first or second column's cells hold no text."""
-    rows = [line.decode(errors="replace").split("\t") for line in lines]
-    for column in (0, 1):
-        cells = [row[column].strip()[:_JUDGED] for row in rows if len(row) > column]
-        no_text = [cell for cell in cells if _NO_TEXT.fullmatch(cell)]
-        is_all = len(no_text) == len(cells)
-        is_most = len(no_text) >= max(2, NO_TEXT_SHARE * (len(cells) - 1))  # -1: a header
-        if no_text and (is_all or is_most):
-            raise UserError(
-                f"{file}: column {column + 1} holds numbers or addresses ({no_text[0]!r}), no "
-                "text; keep only the columns of source and target: cut -f2,3"
-            )
-
-
-def parse_tsv(line: TSVLine) -> Sequence[str]:
-    """Return [source, target] of a line of a TSV file."""
-    cells = decode_line(line.content).split("\t")
-    if len(cells) != line.count:
-        raise UserError(f"{counted(len(cells), 'column')}, expected {line.count}")
-    return cells[line.first : line.first + 2]
-
-
 def parse_json(line: bytes) -> Sequence[str]:
     """Return [source, target] of a line that holds a JSON object with fields of these names."""
-    record = json.loads(decode_line(line))
+    text = decode_line(line)
+    if is_blank(text):
+        return "", ""
+    record = json.loads(text)
     try:
         sides = record["source"], record["target"]
     except (KeyError, TypeError):
         raise UserError('expected an object {"source": …, "target": …}') from None
-    texts = texts_of(sides)
-    for text in texts:
-        text.encode()  # raises for "\ud800", which is valid JSON but no text
-    return texts
+    return texts_of(sides)
 
 
 def texts_of(sides: Sequence[Any]) -> Sequence[str]:
-    """Return [source, target] as text. Bytes are decoded from UTF-8."""
+    """Return [source, target] as text. Bytes are decoded from UTF-8, and None is empty."""
     texts = []
     for name, side in zip(SIDES, sides):
-        if isinstance(side, bytes):
-            side = side.decode()
+        side = side.decode() if isinstance(side, bytes) else side or ""
         if not isinstance(side, str):
             raise UserError(f"{name} side is {side!r}, expected text")
         texts.append(side)
@@ -367,13 +346,14 @@ def read_po(file: BitextFile) -> Numbered:
     return catalogue_pairs(file.paths[0])
 
 
-#: The formats by their name. If a file name tells the languages, the format is its extension.
+#: The formats by their name, which is the extension of a file name that tells both languages.
 FORMATS: dict[str, Format] = {
-    "tsv": Format(read_tsv, parse_tsv),
+    "tsv": Format(read_table, parse_row),
+    "csv": Format(read_table, parse_row),
     "jsonl": Format(read_numbered_lines, parse_json),
     "parquet": Format(read_parquet, texts_of),
-    "moses": Format(read_moses, parse_moses, languages_in_name=False),
-    "tmx": Format(read_tmx, tuple, languages_in_name=False),
-    "po": Format(read_po, tuple, languages_in_name=False),
-    "hub": Format(read_hub, texts_of, languages_in_name=False),
+    "moses": Format(read_moses, parse_moses),
+    "tmx": Format(read_tmx, tuple),
+    "po": Format(read_po, tuple),
+    "hub": Format(read_hub, texts_of),
 }

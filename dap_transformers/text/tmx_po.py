@@ -8,14 +8,13 @@ import codecs
 import logging
 import re
 import tempfile
-from collections import Counter
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 from xml.etree.ElementTree import Element, iterparse
 
-from dap_transformers.errors import UserError, counted, reading
+from dap_transformers.errors import UserError, reading
 from dap_transformers.languages import base_language, is_blank
 from dap_transformers.text.archives import open_file
 
@@ -24,9 +23,13 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+#: What takes the place of a placeholder, and becomes a blank between two letters.
+_GAP = "\ufffc"
 #: Elements that hold codes of the original document (TMX 1.4b, content markup). They are left out,
-#: with everything inside them: a `sub` within them is a text of its own, such as a footnote.
-CODES = frozenset({"bpt", "ept", "it", "ph", "ut"})
+#: with everything inside them: a `sub` within them is a text of its own, such as a footnote. Those
+#: of formatting (`bpt`, `ept`, `it`) may stand within a word.
+CODES = {"bpt": "", "ept": "", "it": "", "ph": _GAP, "ut": _GAP}
+_BETWEEN_LETTERS = re.compile(rf"(?<=[^\W\d_]){_GAP}+(?=[^\W\d_])")
 
 _XML_LANG = "{http://www.w3.org/XML/1998/namespace}lang"
 #: The number of a unit or line, and (source, target).
@@ -73,18 +76,13 @@ def memory_pairs(path: str, source: str, target: str) -> Iterator[NumberedPair]:
     """Yield (unit number, (source, target)) of each pair in a TMX file. Numbers start at 1.
 
     Within a unit, each text of the source language is paired with each text of the target
-    language. Pairs with an empty text are left out, and the log states their number.
+    language. Pairs with an empty text are left out.
     """
-    empty = 0
     with open_file(path) as stream:
         for number, unit in enumerate(read_units(stream, path), 1):
             for pair in product(unit.get(source, ()), unit.get(target, ())):
                 if not any(map(is_blank, pair)):
                     yield number, pair
-                else:
-                    empty += 1
-    if empty:
-        logger.info("%s: %s left out: a segment is empty", path, counted(empty, "pair"))
 
 
 def read_units(stream: BinaryIO, name: str) -> Iterator[dict[str, list[str]]]:
@@ -113,7 +111,8 @@ def _texts_of_unit(unit: Element, name: str) -> dict[str, list[str]]:
         if not language or segment is None:
             continue
         _remove_codes(segment)
-        text = unwrap("".join(segment.itertext()))
+        text = _BETWEEN_LETTERS.sub(" ", "".join(segment.itertext()))
+        text = unwrap(text.replace(_GAP, ""))
         texts = found.setdefault(language_in(name, language), [])
         if text not in texts:
             texts.append(text)
@@ -123,9 +122,11 @@ def _texts_of_unit(unit: Element, name: str) -> dict[str, list[str]]:
 def _remove_codes(segment: Element) -> None:
     """Empty all elements of `CODES` within a segment. The text that follows them stays."""
     for element in segment.iter():
-        if _local_name(element) in CODES:
+        name = _local_name(element)
+        if name in CODES:
             tail = element.tail
             element.clear()
+            element.text = CODES[name]
             element.tail = tail
 
 
@@ -137,34 +138,27 @@ def _local_name(element: Element) -> str:
 # ----------------------------------------------------------------------------------- catalogues
 
 
-def catalogue_language(path: str | Path) -> str | None:
-    """Return the language that the header of a PO file states, or None if it states none."""
-    tag = _parse_po(path).metadata.get("Language")
-    return language_in(path, tag) if tag else None
+def catalogue_languages(path: str | Path) -> tuple[str, str]:
+    """Return the languages of a PO file's translations and originals.
+
+    Its header states them. Otherwise the first is "", and the second English.
+    """
+    header = _parse_po(path).metadata
+    translation = header.get("Language", "")
+    original = header.get("X-Source-Language") or "en"
+    return translation and language_in(path, translation), language_in(path, original)
 
 
 def catalogue_pairs(path: str) -> Iterator[NumberedPair]:
     """Yield (line number, (translation, original)) of each pair in a PO file. Lines start at 1.
 
-    An entry with plural forms may give two pairs. Fuzzy, obsolete and untranslated entries are
-    left out, and the log states their number.
+    Fuzzy, obsolete and untranslated entries are left out.
     """
-    left_out: Counter[str] = Counter()
     for entry in _parse_po(path):
         if entry.translated():
             line = max(1, entry.linenum)  # without a header, polib says 0 for the first entry
             for translation, original in _pairs_of_entry(entry):
                 yield line, (unwrap(translation), unwrap(original))
-        elif entry.obsolete:
-            left_out["obsolete"] += 1
-        elif entry.fuzzy:
-            left_out["fuzzy"] += 1
-        else:
-            left_out["untranslated"] += 1
-
-    if left_out:
-        counts = ", ".join(f"{count} {kind}" for kind, count in sorted(left_out.items()))
-        logger.info("%s: entries left out: %s", path, counts)
 
 
 def _pairs_of_entry(entry: "polib.POEntry") -> list[tuple[str, str]]:

@@ -36,11 +36,8 @@ def numbered(file: BitextFile) -> Numbered:
     """Read the good lines of a file. Returns: line -> pair."""
     tables = list(read_tables(file, LineAudit(file, 1.0)))
     assert all(table.schema.equals(TABLE) and 0 < len(table) <= formats.BATCH for table in tables)
-    pairs = {}
-    for table in tables:
-        for row in table.to_pylist():
-            pairs[row["line"]] = (row["source"], row["target"])
-    return pairs
+    rows = pa.concat_tables(tables).to_pylist()
+    return {row["line"]: (row["source"], row["target"]) for row in rows}
 
 
 @pytest.mark.parametrize("batch", [1, 10_000])
@@ -100,33 +97,26 @@ def parse_json(line: str) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("batch", [7, 10_000])
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("start", [b"a\tb\n" * 99, b"\xef\xbb\xbf" + b"a\tb\r\n" * 99])
 def test_random_tsv_is_read_as_by_a_plain_loop(
-    tmp_path: Path, seed: int, batch: int, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, start: bytes, batch: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(formats, "BATCH", batch)
-    start = [b"a\tb\n" * 99, b"\xef\xbb\xbf" + b"a\tb\r\n" * 99][seed]
-    data = start + b"".join(random.Random(seed).choices(PIECES, k=4000)) + b"\nx\ty"
+    data = start + b"".join(random.Random(batch).choices(PIECES, k=4000)) + b"\nx\ty"
     file = BitextFile("de", (str(write(tmp_path / "de-en.tsv", data)),), "tsv")
     expected = read_naively(file, parse_two_columns)
     assert len(expected) > 105
-    assert expected[1] == ("a", "b")
     assert numbered(file) == expected
     assert read(file, 1.0) == list(expected.values())
 
 
-@pytest.mark.parametrize("batch", [9, 10_000])
-def test_random_moses_sides_are_read_as_by_a_plain_loop(
-    tmp_path: Path, batch: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(formats, "BATCH", batch)
-    draw = random.Random(batch)
+def test_random_moses_sides_are_read_as_by_a_plain_loop(tmp_path: Path) -> None:
+    draw = random.Random(0)
     pieces = [piece for piece in PIECES if b"\n" not in piece]
     paths = []
     for code in ("de", "en"):
         lines = [b"".join(draw.choices(pieces, k=draw.randint(0, 6))) for _ in range(300)]
-        path = write(tmp_path / f"a.{code}", b"\n".join(lines) + b"\n")
-        paths.append(str(path))
+        paths.append(str(write(tmp_path / f"a.{code}", b"\n".join(lines) + b"\n")))
     file = BitextFile("de", tuple(paths), "moses")
     expected = read_naively(file, lambda *sides: sides)
     assert len(expected) > 15
@@ -148,21 +138,20 @@ JSON_LINES = [
 def test_odd_json_is_read_as_by_a_plain_loop(tmp_path: Path) -> None:
     good = b'{"source": "x", "target": "y"}\n'
     text = good + b"".join(odd + b"\n" + good for odd in JSON_LINES)
-    path = write(tmp_path / "de-en.jsonl", text)
-    file = BitextFile("de", (str(path),), "jsonl")
+    file = BitextFile("de", (str(write(tmp_path / "de-en.jsonl", text)),), "jsonl")
     expected = read_naively(file, parse_json)
     assert len(expected) > len(JSON_LINES)
     assert numbered(file) == expected
+
+
+LETTERS = pa.array(["a", "b", "a", "b"], pa.large_string())
 
 
 @pytest.mark.parametrize(
     ("source", "read_back"),
     [
         (pa.array(["a", None, " ", ""]), {1: "a"}),
-        (
-            pa.array(["a", "b", "a", "b"], pa.large_string()).dictionary_encode(),
-            {1: "a", 2: "b", 3: "a", 4: "b"},
-        ),
+        (LETTERS.dictionary_encode(), {1: "a", 2: "b", 3: "a", 4: "b"}),
         (pa.array(["a", "b", "a", None], pa.string_view()), {1: "a", 2: "b", 3: "a"}),
         (pa.array([b"a", b"\xff", None, b"d"]), {1: "a", 4: "d"}),
         (pa.array([b"a", b"\xff", b"c", b"d"]).view(pa.string()), {1: "a", 3: "c", 4: "d"}),
@@ -171,10 +160,9 @@ def test_odd_json_is_read_as_by_a_plain_loop(tmp_path: Path) -> None:
 def test_all_types_of_text_in_parquet_columns_are_read(
     tmp_path: Path, source: pa.Array, read_back: dict[int, str]
 ) -> None:
-    pq.write_table(
-        pa.table({"source": source, "target": ["w", "x", "y", "z"]}), tmp_path / "de-en.parquet"
-    )
-    file = BitextFile("de", (str(tmp_path / "de-en.parquet"),), "parquet")
+    path = tmp_path / "de-en.parquet"
+    pq.write_table(pa.table({"source": source, "target": ["w", "x", "y", "z"]}), path)
+    file = BitextFile("de", (str(path),), "parquet")
     assert {line: source for line, (source, _) in numbered(file).items()} == read_back
 
 
@@ -184,45 +172,42 @@ def test_a_line_may_have_ten_megabytes(tmp_path: Path, name: str) -> None:
     assert read(write_format(tmp_path, name, pairs)) == pairs
 
 
-@pytest.mark.parametrize(("source", "target"), [(5, 9), (0, 3), (500, 499)])
-def test_sides_of_different_length_are_refused_before_the_first_pair(
-    tmp_path: Path, source: int, target: int
-) -> None:
-    write(tmp_path / "a.de", b"eins\n" * source)
-    write(tmp_path / "a.en", b"one\n" * target)
-    (file,) = find_bitext(tmp_path)["de"]
-    with pytest.raises(UserError, match=f"{source} lines.*{target}"):
-        next(read_tables(file, LineAudit(file, 0.0)))
-
-
-def test_a_table_of_mined_pairs_is_read(tmp_path: Path) -> None:
-    text = "score\tsource\ttarget\tsource_line\ttarget_line\n" + "1.2\teins\tone\t7\t8\n" * 2
-    path = write(tmp_path / "de-en.tsv", text)
-    assert numbered(find_bitext(path)["de"][0]) == dict.fromkeys((2, 3), ("eins", "one"))
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("de-en.tsv", "{}\t{}\n\n \t\n"),
+        ("de-en.csv", '"{}",{}\n\n,\n'),
+        ("de-en.jsonl", '{{"source": "{}", "target": "{}"}}\n\n{{"source": "", "target": null}}\n'),
+    ],
+)
+def test_two_empty_sides_are_no_damage(tmp_path: Path, name: str, text: str) -> None:
+    lines = "".join(text.format(*pair) for pair in many(9))
+    assert read(write(tmp_path / name, lines), 0.0) == many(9)
+    write(tmp_path / "a.de", "".join(f"{source}\n \n" for source, _ in many(9)))
+    write(tmp_path / "a.en", "".join(f"{target}\n\n" for _, target in many(9)))
+    assert read(tmp_path / "a.de", 0.0) == many(9)
 
 
 # A format of the user's own
 
 
-def parse_csv(line: bytes) -> list[str]:
-    return decode_line(line).split(";")
+def parse_ssv(line: bytes) -> list[str]:
+    return decode_line(line).split(" || ")
 
 
 def test_every_reader_knows_a_registered_format(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = write(tmp_path / "de-en.csv.gz", "ja;yes\nnein;no\ntoo;many;columns\n")
-    for reader in (find_bitext, lambda given: read_evaluation([given])):
-        with pytest.raises(UserError, match="de-en.csv.gz"):
-            reader(path)
-    monkeypatch.setitem(FORMATS, "csv", Format(read_numbered_lines, parse_csv))
-    pairs = [("ja", "yes"), ("nein", "no")]
+    path = write(tmp_path / "de-en.ssv.gz", "ja || yes\nnein || no\ntoo || many || columns\n")
+    with pytest.raises(UserError, match=r"de-en\.ssv\.gz"):
+        find_bitext(path)
+    monkeypatch.setitem(FORMATS, "ssv", Format(read_numbered_lines, parse_ssv))
     for given in (path, tmp_path):
         loaded = load_bitext(given, max_bad_lines=0.5, cache_dir=tmp_path / "cache")
-        assert pairs_of(loaded["de"]) == pairs
+        assert pairs_of(loaded["de"]) == [("ja", "yes"), ("nein", "no")]
     with pytest.raises(UserError, match="line 3"):
         load_bitext(path, cache_dir=tmp_path / "cache")
-    path.write_bytes(gzip.compress(b"ja;yes\n"))
+    path.write_bytes(gzip.compress(b"ja || yes\n"))
     assert sorted(read_evaluation([path])) == ["ja", "yes"]
 
 
@@ -230,22 +215,20 @@ def test_every_reader_knows_a_registered_format(
 
 BAD = [
     ("de-en.tsv", b"no tab here", "1 column, expected 2"),
-    ("de-en.tsv", b"a\tb\rc\td", "carriage return at offset 3"),
-    ("de-en.jsonl", b'{"source": "a",\r"target": "b"}', "carriage return at offset 15"),
+    ("de-en.tsv", b"ab\tc\td", "3 columns, expected 2"),
+    ("de-en.tsv", b"a\tb\rc", "carriage return"),
+    ("de-en.csv", b"a,b\xffc", "'utf-8' codec"),
+    ("de-en.jsonl", b'{"source": "a",\r"target": "b"}', "carriage return"),
     ("de-en.tsv", b"\tempty", "empty source side"),
     ("de-en.tsv", b"empty\t \xe2\x80\xa8", "empty target side"),
-    ("de-en.tsv", b"ab\xffc\td", "'utf-8' codec can't decode byte 0xff"),
-    ("de-en.tsv", b"ab\tc\t\xff", "'utf-8' codec can't decode byte 0xff"),
+    ("de-en.tsv", b"ab\xffc\td", "'utf-8' codec"),
     ("de-en.jsonl", b'{"source": "a"', "Expecting"),
     ("de-en.jsonl", b'{"source": "a"}', "expected an object"),
-    ("de-en.jsonl", b'{"source": "a", "target": null}', "target side is None"),
+    ("de-en.jsonl", b'{"source": "a", "target": 1}', "target side is 1"),
+    ("de-en.jsonl", b'{"source": "a", "target": null}', "empty target side"),
     ("de-en.jsonl", b'{"source": "\\ud800", "target": "b"}', "'utf-8' codec"),
-    (
-        "de-en.jsonl",
-        b'{"source": "\xff", "target": "b"}',
-        "'utf-8' codec can't decode byte 0xff",
-    ),
-    ("a.XX", b"caf\xe9", "'utf-8' codec can't decode byte 0xe9"),
+    ("de-en.jsonl", b'{"source": "\xff", "target": "b"}', "'utf-8' codec"),
+    ("a.XX", b"caf\xe9", "'utf-8' codec"),
 ]
 
 
@@ -275,16 +258,16 @@ def test_the_first_bad_lines_are_quoted_and_all_are_counted(
         pairs[line - 1] = (" ", "sentence")
     file = write_format(tmp_path, name, pairs)
     assert len(read(file, 0.1)) == 399 - 7
-    warned = [record for record in caplog.records if record.levelno >= logging.WARNING]
-    messages = [record.getMessage() for record in warned]
-    assert len(messages) == 5 + 1
-    for number, message in enumerate(messages[:5], 1):
-        assert f"line {50 * number} skipped" in message
-    assert "7 of 399 lines skipped" in messages[-1]
-    with pytest.raises(UserError, match="7 of the first 399 lines are bad") as error:
+    messages = [each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING]
+    *skipped, last = messages
+    assert [f"line {50 * number} skipped" in text for number, text in enumerate(skipped, 1)] == (
+        [True] * 5
+    )
+    assert "7 of 399 lines skipped" in last
+    with pytest.raises(
+        UserError, match=r"7 of the first 399 lines are bad.*line 250: [^;]*;[^;]*$"
+    ):
         read(file)
-    assert "line 250" in str(error.value)
-    assert "line 300" not in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -292,15 +275,14 @@ def test_the_first_bad_lines_are_quoted_and_all_are_counted(
     [
         ([("alone",), *many(998)], 0.001, "1 of the first 999 lines"),
         ([*many(50), ("alone",), *many(50)], 0.0, "1 of the first 51 lines"),
-        ([("one column",)] * 5000, 0.001, r"101 of the first 101 lines (.|\n)*line 5: 1 column"),
+        ([("one column",)] * 5000, 0.001, "101 of the first 101 lines .*line 5: 1 column"),
     ],
 )
 def test_a_file_with_too_many_bad_lines_is_refused_as_soon_as_that_is_sure(
     tmp_path: Path, lines: list[tuple[str, ...]], limit: float, message: str
 ) -> None:
-    with pytest.raises(ValueError, match=message) as error:
+    with pytest.raises(ValueError, match=message):
         read(write(tmp_path / "de-en.tsv", text_of(lines)), limit)
-    assert "line 6:" not in str(error.value)
 
 
 def test_an_early_bad_line_does_not_stop_a_long_file(tmp_path: Path) -> None:

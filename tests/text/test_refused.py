@@ -8,24 +8,34 @@ import pyarrow.parquet as pq
 import pytest
 from written import json_of, many, read, text_of, write, write_format, zip_of
 
+from dap_transformers.errors import UserError
 from dap_transformers.text import archives
+from dap_transformers.text.find import find_bitext
+from dap_transformers.text.formats import read_pairs
 
 UNIT = '<tu><tuv xml:lang="en"><seg>{}</seg></tuv><tuv xml:lang="{}"><seg>y</seg></tuv></tu>\n'
 TMX = "<tmx>\n<body>\n" + UNIT
 PO = 'msgid ""\nmsgstr ""\n"Language: {}\\n"\n\nmsgid "a"\nmsgstr "b"\n'
 
+KEYS = "".join(f'msgid "menu.file.{n}"\nmsgstr "Datei {n}"\n\n' for n in "abc")
+CODES = '{"source": "de", "target": "en", "source_text": "Ja"}\n'
+SWAPPED = [("He waits.", "Он ждёт."), ("It is 8", "8 часов"), ("Tom", "Tom")]
 #: (name of the file, its text, what the message says after the name)
 REFUSED = [
     ("de-en.tsv.gz", ("\ufeff" + "ja\tyes\n" * 50).encode("utf-16-le"), "UTF-16"),
-    ("de-en.tsv", ("\ufeff" + "ja\tyes\n" * 50).encode("utf-16-be"), "UTF-16"),
     ("de-en.tsv.xz", "ja\tyes\n" * 200 + "ja\tyes\r" * 200, "line 201: lines end in CR"),
     ("de-en.tsv", "a\tb\n" * 321 + "x" * 100_000, "line 322: longer"),
-    ("de-en.tsv", "1.25\teins\tone\n0.75\tzwei\ttwo\n", "column 1 holds numbers"),
-    ("de-en.tsv", "http://a.de/x\thttp://a.uk\teins\tone\n" * 3, "column 1 holds"),
-    ("de-en.tsv", "score\tde\ten\n" + "  ١٫٢٣\teins\tone\n" * 4, "column 1 holds"),
-    ("de-en.tsv", "one\tid-7\teins\n" * 3, "column 2 holds"),
+    ("de-en.tsv", "1.25\teins\tone\n0.75\tzwei\ttwo\n", "source side holds '0.75'"),
+    ("de-en.tsv", "http://a.de/x\thttp://a.uk\teins\tone\n" * 3, "source side holds 'http"),
+    ("de-en.tsv", "score\td\te\n" + "  ١٫٢٣\teins\tone\n" * 4, "source side holds"),
+    ("de-en.tsv", "one\tid-7\teins\n" * 3, "target side holds"),
+    ("de-en.tsv", "news\ta\tb\nnews\tc\td\nnews\te\tf\n", "source side holds 'news'"),
+    ("de-en.csv", "de,en,Hm,Hm\nfr,en,Oui,Yes\nit,en,No,No\n", "source side holds 'it'"),
+    ("de-en.jsonl", CODES * 2, "source side holds 'de'"),
+    ("de.po", KEYS, "target side holds 'menu"),
+    ("ru-en.tsv", text_of(SWAPPED), "swapped"),
     ("de-en.tsv", "eins\tone\nzwei\ttwo\ndrei\tx\tthree\n", "line 3: 3 columns, expected 2"),
-    ("de-en.tsv", "\n", "line 1: 1 column"),
+    ("de-en.tsv", "\n", "holds no pair"),
     ("de-en.parquet", "no parquet", "parquet"),
     ("m.tmx", TMX.format("x", "de"), "line 4"),
     ("m.tmx", TMX.format("a & b", "de"), "line 3"),
@@ -45,6 +55,17 @@ def test_what_is_refused(
     monkeypatch.setattr(archives, "MAX_LINE", 5000)
     with pytest.raises(ValueError, match=f"(?s){name}.*{says}"):
         read(write(tmp_path / name, text), 0.01)
+
+
+@pytest.mark.parametrize(("source", "target"), [(5, 9), (0, 3), (500, 499)])
+def test_sides_of_different_length_are_refused_before_the_first_pair(
+    tmp_path: Path, source: int, target: int
+) -> None:
+    write(tmp_path / "a.de", b"eins\n" * source)
+    write(tmp_path / "a.en", b"one\n" * target)
+    (file,) = find_bitext(tmp_path)["de"]
+    with pytest.raises(UserError, match=f"{source} lines.*{target}"):
+        next(read_pairs(file, 0.0))
 
 
 @pytest.mark.parametrize("name", ["de-en.tsv.gz", "de-en.tsv.xz", "de-en.txt.zip"])
