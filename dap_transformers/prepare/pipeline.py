@@ -157,7 +157,7 @@ def select_language(plan: Plan, files: Sequence[RawFile]) -> tuple[pl.DataFrame,
     """Choose which cleaned pairs of a language to keep, and which of these are its dev set.
 
     Of pairs that are equal after normalising, the first one is kept. `split_validation` of
-    `dap_transformers.training` chooses the same dev set.
+    `dap_transformers.training` chooses dev pairs in the same order.
 
     Returns:
         A table of the pairs to keep, in order: `row`, `english` and `dev`. And the counts of

@@ -193,18 +193,16 @@ def test_samples_of_corpora_are_drawn_before_that_of_the_language(tmp_path: Path
     assert 35 < found[100]["small.de-en.tsv"] < 65
 
 
-def test_dev_sets_equal_those_of_the_trainer(
-    prepared: tuple[Path, dict[str, Any]],
-) -> None:
-    folder, _ = prepared
+def test_dev_sets_equal_those_of_the_trainer(raw: Path, tmp_path: Path) -> None:
+    prepare(plan_of(tmp_path, dev_pairs=5), files_of(raw), 1)
     whole = {}
     for language in LANGUAGES:
-        pairs = rows(folder, "train", language) + rows(folder, "dev", language)
+        pairs = rows(tmp_path, "train", language) + rows(tmp_path, "dev", language)
         whole[language] = Dataset.from_list([{"target": pair["target"]} for pair in pairs])
-    _, dev = split_validation(whole, 12, seed=3)
+    _, dev = split_validation(whole, 5, seed=3)
     for language in LANGUAGES:
         found = {normalise(target) for target in dev[language]["target"]}
-        assert found == set(targets(rows(folder, "dev", language)))
+        assert found == set(targets(rows(tmp_path, "dev", language)))
 
 
 def test_text_that_the_sample_cannot_need_is_dropped_while_cleaning(
