@@ -336,6 +336,11 @@ def read_hub(file: BitextFile) -> Numbered:
 # ----------------------------------------------------------------------------------- formats
 
 
+def read_columns(file: BitextFile) -> Numbered:
+    """Yield (number, row) of each row of a TSV or CSV file in the file's language."""
+    return read_table(file.paths[0], file.language, file.target_language)
+
+
 def read_tmx(file: BitextFile) -> Numbered:
     """Yield (number of the unit, (source, target)) of each pair in a TMX file."""
     return memory_pairs(file.paths[0], file.language, file.target_language)
@@ -348,8 +353,8 @@ def read_po(file: BitextFile) -> Numbered:
 
 #: The formats by their name, which is the extension of a file name that tells both languages.
 FORMATS: dict[str, Format] = {
-    "tsv": Format(read_table, parse_row),
-    "csv": Format(read_table, parse_row),
+    "tsv": Format(read_columns, parse_row),
+    "csv": Format(read_columns, parse_row),
     "jsonl": Format(read_numbered_lines, parse_json),
     "parquet": Format(read_parquet, texts_of),
     "moses": Format(read_moses, parse_moses),

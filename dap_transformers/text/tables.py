@@ -7,16 +7,13 @@ import csv
 from collections.abc import Iterator, Sequence
 from itertools import chain, islice
 from statistics import mode
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from dap_transformers.errors import UserError, counted, reading
 from dap_transformers.files import plain_suffix
 from dap_transformers.languages import ISO3, NAMES
 from dap_transformers.text.archives import read_lines
 from dap_transformers.text.tmx_po import language_in
-
-if TYPE_CHECKING:
-    from dap_transformers.text.formats import BitextFile
 
 #: What a column holds, by its name in small letters: the source, the target, the source language of
 #: each row, or text of a language.
@@ -93,25 +90,24 @@ def table_languages(path: str, target: str, named: set[str]) -> set[str]:
     return of_rows - {target}
 
 
-def read_table(file: "BitextFile") -> Iterator[tuple[int, Row]]:
-    """Yield (number, row) of the rows of a table in the file's language, from 1.
+def read_table(path: str, language: str, target: str) -> Iterator[tuple[int, Row]]:
+    """Yield (number, row) of the rows of a table in one source language, from 1.
 
     If the first row is no header, the first two columns hold the texts.
     """
-    path = file.paths[0]
     rows = enumerate(read_rows(path), 1)
     head = list(islice(rows, JUDGED))
     width = mode([len(cells) for _, cells in head if len(cells) > 1] or [2])
     columns = Columns()
-    found = find_columns(head[0][1], file.target_language) if head else {}
+    found = find_columns(head[0][1], target) if head else {}
     if found:
         width = len(head.pop(0)[1])
-        columns = found.get(file.language) or found[""]
+        columns = found.get(language) or found[""]
 
     place = columns.language
     for number, cells in chain(head, rows):
         is_whole = place is not None and len(cells) == width
-        if not is_whole or _row_language(path, cells[place]) == file.language:
+        if not is_whole or _row_language(path, cells[place]) == language:
             yield number, (cells, width, columns)
 
 

@@ -150,7 +150,7 @@ class PretrainingDataArguments:
     )
     validation_data: list[str] = arg([], "Dev pairs. If not given, some pairs are held out.")
     dev_pairs: int = arg(
-        1000, "Pairs per language to hold out, at most 5% of the language. 0 holds out none."
+        1000, "Pairs per language to hold out, at most a twentieth of them. 0 holds out none."
     )
     target_language: str = arg("en", "Language code of the target side.")
     max_seq_length: int | None = arg(
