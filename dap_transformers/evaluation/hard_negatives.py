@@ -13,6 +13,7 @@ Legend: `N` pairs, `C` copies, `D` dimensions.
 
 import hashlib
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -22,7 +23,7 @@ import numpy as np
 
 from dap_transformers.encoding.encoder import Encoder
 from dap_transformers.evaluation.evaluator import Evaluator, Numbers, PairsByLanguage, both_sides
-from dap_transformers.evaluation.retrieval import require_pairs
+from dap_transformers.evaluation.retrieval import require_pairs, rounded
 from dap_transformers.search.exact import nearest
 from dap_transformers.tables import text_table
 
@@ -144,24 +145,20 @@ class HardNegatives(Evaluator):
         of `hard_negative_errors`).
         """
         numbers: Numbers = {}
-        errors = []
         for code, copies in self.copies.items():
-            rows = self.pairs[code]
-            texts = (*zip(*rows, strict=True), [copy.text for copy in copies])
+            source, english = zip(*self.pairs[code], strict=True)
+            texts = (source, english, [copy.text for copy in copies])
             kinds = [copy.kind for copy in copies]
             found = hard_negative_errors(*(encoder.encode(list(text)) for text in texts), kinds)
-            error = {preferred: round(share, 4) for preferred, share in found.items()}
-            errors.append(error)
             have_copies = {copy.sentence for copy in copies}
             numbers[code] = {
-                "pairs": len(rows),
-                "without_copies": sum(english not in have_copies for _, english in rows),
+                "pairs": len(english),
+                "without_copies": sum(sentence not in have_copies for sentence in english),
                 "copies": {kind: kinds.count(kind) for kind in COPY_KINDS},
-                "error": error,
+                "error": rounded(found),
             }
-        mean = {}
-        for preferred in errors[0]:
-            mean[preferred] = float(np.mean([error[preferred] for error in errors]))
+        errors = [each["error"] for each in numbers.values()]
+        mean = {name: float(np.mean([error[name] for error in errors])) for name in errors[0]}
         return numbers | {"mean": {"error": mean}}
 
     def logged(self, numbers: Numbers) -> dict[str, float]:
@@ -400,10 +397,7 @@ def hard_negative_errors(
     # copies come first, so that they win a tie, and have the numbers -C to -1
     candidates = np.concatenate([copy_embeds, target_embeds])
     winners = nearest(source_embeds, candidates) - len(copy_embeds)  # (N,)
-    counts = dict.fromkeys((*COPY_KINDS, "other"), 0)
-    for line, winner in enumerate(winners):
-        if winner != line:
-            preferred = "other" if winner >= 0 else kinds[winner]
-            counts[preferred] += 1
-    shares = {kind: 100 * count / len(winners) for kind, count in counts.items()}
-    return {"error": 100 * sum(counts.values()) / len(winners)} | shares
+    wrong = winners[winners != np.arange(len(winners))]
+    counts = Counter("other" if winner >= 0 else kinds[winner] for winner in wrong)
+    shares = {kind: 100 * counts[kind] / len(winners) for kind in (*COPY_KINDS, "other")}
+    return {"error": 100 * len(wrong) / len(winners)} | shares

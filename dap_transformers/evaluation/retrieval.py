@@ -5,7 +5,7 @@ The candidates are the other side only, or a multilingual pool that also holds t
 Legend: `N` pairs, `D` dimensions.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, NamedTuple
@@ -50,44 +50,41 @@ class Retrieval(Evaluator):
         return both_sides(self.pairs)
 
     def __call__(self, encoder: Encoder) -> Numbers:
-        found = {}
-        names = [*DIRECTIONS]
-        if self.pool:
-            names += POOL_KEYS
-        if self.loss:
-            names.append("loss")
+        languages = {}
         for code, rows in self.pairs.items():
             source, target = (encoder.encode(list(side)) for side in zip(*rows, strict=True))
-            found[code] = retrieval_accuracy(source, target)
+            values = dict(zip(DIRECTIONS, retrieval_accuracy(source, target), strict=True))
             if self.pool:
                 to_target, to_source = multilingual_pool_accuracy(source, target)
-                found[code] += (*to_target, *to_source)
+                values |= zip(POOL_KEYS, (*to_target, *to_source), strict=True)
             if self.loss:
-                found[code] += (ranking_loss(source, target),)
+                values["loss"] = ranking_loss(source, target)
+            languages[code] = {"pairs": len(rows)} | values
 
-        languages = {}
-        for code, values in found.items():
-            languages[code] = {"pairs": len(self.pairs[code])} | dict(zip(names, values))
-        averages = {}
-        for group, values in group_averages(found).items():
-            averages[group] = dict(zip(names, values))
+        averages: Numbers = {}
+        for group, codes in groups_of(languages).items():
+            averages[group] = {name: _mean(languages, name, codes) for name in values}
         return {"languages": languages, "averages": averages}
 
     def logged(self, numbers: Numbers) -> dict[str, float]:
         target = self.target_language
+        languages = numbers["languages"]
         found = {}
-        in_pool = []
-        for code, each in numbers["languages"].items():
+        for code, each in languages.items():
             found[f"{code}-{target}_accuracy"] = each["xx-en"]
             found[f"{target}-{code}_accuracy"] = each["en-xx"]
-            in_pool += [each.get("pool_xx-en"), each.get("pool_en-xx")]
         found["mean_accuracy"] = float(np.mean(list(found.values())))
         if self.pool:
+            in_pool = [_mean(languages, f"pool_{direction}", languages) for direction in DIRECTIONS]
             found["mean_pool_accuracy"] = float(np.mean(in_pool))
         if self.loss:
-            losses = [each["loss"] for each in numbers["languages"].values()]
-            found["tr_loss"] = float(np.mean(losses))
+            found["tr_loss"] = _mean(languages, "loss", languages)
         return found
+
+
+def _mean(languages: Numbers, name: str, codes: Iterable[str]) -> float:
+    """Average a number over some of the languages."""
+    return float(np.mean([languages[code][name] for code in codes]))
 
 
 # From files to pairs
@@ -126,20 +123,16 @@ def retrieval_accuracy(source_embeds: Array, target_embeds: Array) -> tuple[floa
     (75.0, 75.0)
     """
     require_pairs(source_embeds, target_embeds)
-    forward = _share_of_own_lines(nearest(source_embeds, target_embeds))
-    backward = _share_of_own_lines(nearest(target_embeds, source_embeds))
-    return forward, backward
+    lines = np.arange(len(source_embeds))
+    forward = int((nearest(source_embeds, target_embeds) == lines).sum())
+    backward = int((nearest(target_embeds, source_embeds) == lines).sum())
+    return 100 * forward / len(lines), 100 * backward / len(lines)
 
 
 def require_pairs(source_embeds: Array, target_embeds: Array) -> None:
     """Raise `ValueError` unless both sides have equally many rows."""
     if len(source_embeds) != len(target_embeds):
         raise ValueError(f"{len(source_embeds)} source and {len(target_embeds)} target rows")
-
-
-def _share_of_own_lines(found: np.ndarray) -> float:
-    """Return the share of lines (N,) that have found the line of their own number, in percent."""
-    return 100 * int((found == np.arange(len(found))).sum()) / len(found)
 
 
 def ranking_loss(source_embeds: Array, target_embeds: Array) -> float:
@@ -214,34 +207,26 @@ def _pool_accuracy(queries: Array, others: Array) -> PoolAccuracy:
     return PoolAccuracy(100 * float(is_right.mean()), 100 * float(prefers_own.mean()))
 
 
-def group_averages(
-    accuracies: Mapping[str, tuple[float, ...]],
-) -> dict[str, tuple[float, ...]]:
-    """Average results over each of the paper's groups of 14, 28 and 36 languages.
+def groups_of(codes: Collection[str]) -> dict[str, tuple[str, ...]]:
+    """Return the groups of languages over which results are averaged, by name.
 
-    A group appears only if all of its languages are there. If only some of the 36 languages are
-    there, their mean has a name such as "2 of 36 languages". If there are languages outside the
-    36, a further mean is over all languages given. All languages have equally many results.
+    The paper's groups of 14, 28 and 36 languages appear only if all of their languages are there.
+    If only some of the 36 are there, their group has a name such as "2 of 36 languages". If there
+    are languages outside the 36, a further group has all languages given.
 
-    >>> group_averages({"de": (90.0, 80.0), "fr": (100.0, 100.0)})
-    {'2 of 36 languages': (95.0, 90.0)}
+    >>> groups_of(["de", "fr"])
+    {'2 of 36 languages': ('de', 'fr')}
     """
     groups: dict[str, tuple[str, ...]] = {}
     for size, group in GROUPS.items():
-        if set(group) <= set(accuracies):
+        if set(group) <= set(codes):
             groups[f"{size} languages"] = group
-
-    benchmark = tuple(code for code in accuracies if code in TATOEBA_36)
-    if benchmark and len(benchmark) < len(TATOEBA_36):
+    benchmark = tuple(code for code in codes if code in TATOEBA_36)
+    if 0 < len(benchmark) < len(TATOEBA_36):
         groups[f"{len(benchmark)} of {len(TATOEBA_36)} languages"] = benchmark
-    if len(benchmark) < len(accuracies):
-        groups[f"all {len(accuracies)} languages given"] = tuple(accuracies)
-
-    averages = {}
-    for name, group in groups.items():
-        means = np.mean([accuracies[code] for code in group], axis=0)
-        averages[name] = tuple(means.tolist())
-    return averages
+    if len(benchmark) < len(codes):
+        groups[f"all {len(codes)} languages given"] = tuple(codes)
+    return groups
 
 
 # From accuracies to a report

@@ -9,7 +9,7 @@ from sentence_transformers.sentence_transformer.evaluation import TranslationEva
 from dap_transformers.evaluation.evaluator import Evaluator, evaluate
 from dap_transformers.evaluation.retrieval import (
     Retrieval,
-    group_averages,
+    groups_of,
     multilingual_pool_accuracy,
     pool_table,
     retrieval_accuracy,
@@ -95,33 +95,31 @@ def test_the_multilingual_pool_equals_the_naive_loop(bias: float) -> None:
     assert min(losses) >= (5 if bias else 0)
 
 
-def test_a_sentence_of_the_own_language_wins_a_tie_in_the_pool() -> None:
-    queries = np.array([[1.0, 0.0], [1.0, 1.0]])
-    others = np.array([[1.0, 1.0], [0.0, 1.0]])  # the first one is as near as the second query
-    to_others, _ = multilingual_pool_accuracy(queries, others)
-    assert to_others == (0, 50)
-
-
-def test_the_multilingual_pool_if_all_sentences_of_a_language_have_one_vector() -> None:
-    one, other = np.eye(2).repeat(4, 0).reshape(2, 4, 2)
-    assert multilingual_pool_accuracy(one, other) == ((25, 0), (25, 0))
-    # there is no other sentence
-    assert multilingual_pool_accuracy(one[:1], other[:1]) == ((100, 0), (100, 0))
+@pytest.mark.parametrize(
+    ("queries", "others", "expected"),
+    [
+        # the first of the others is as near as the second query, which wins
+        ([[1, 0], [1, 1]], [[1, 1], [0, 1]], (0, 50)),
+        # all sentences of a language have one vector
+        ([[1, 0]] * 4, [[0, 1]] * 4, (25, 0)),
+        # there is no other sentence
+        ([[1, 0]], [[0, 1]], (100, 0)),
+    ],
+)
+def test_ties_in_the_multilingual_pool(
+    queries: list, others: list, expected: tuple[int, int]
+) -> None:
+    found, _ = multilingual_pool_accuracy(np.array(queries, float), np.array(others, float))
+    assert found == expected
 
 
 def test_groups_are_averaged_only_when_complete() -> None:
-    accuracies = {code: (float(i), 2.0 * i) for i, code in enumerate(TATOEBA_36)}
-    averages = group_averages(accuracies)
-    assert list(averages) == ["14 languages", "28 languages", "36 languages"]
-    assert averages["36 languages"] == (17.5, 35.0)
-    for group in (TATOEBA_14, TATOEBA_28):
-        mean = np.mean([accuracies[code] for code in group], axis=0)
-        assert averages[f"{len(group)} languages"] == pytest.approx(tuple(mean))
-    del accuracies["jv"]
+    groups = groups_of(TATOEBA_36)
+    assert list(groups.values()) == [TATOEBA_14, TATOEBA_28, TATOEBA_36]
     incomplete = ["14 languages", "28 languages", "35 of 36 languages"]
-    assert list(group_averages(accuracies)) == incomplete
-    averages = group_averages({"de": (80.0, 60.0), "gsw": (40.0, 20.0)})
-    assert averages == {"1 of 36 languages": (80.0, 60.0), "all 2 languages given": (60.0, 40.0)}
+    assert list(groups_of([code for code in TATOEBA_36 if code != "jv"])) == incomplete
+    expected = {"1 of 36 languages": ("de",), "all 2 languages given": ("de", "gsw")}
+    assert groups_of(["de", "gsw"]) == expected
 
 
 # The evaluator
@@ -158,23 +156,22 @@ def test_evaluators_share_vectors_and_their_numbers_have_names() -> None:
     numbers = found["retrieval"]
     forward, backward = retrieval_accuracy(source, target)
     pool = multilingual_pool_accuracy(source, target)
-    names = ("pairs", "xx-en", "en-xx", "pool_xx-en", "own_xx-en", "pool_en-xx", "own_en-xx")
-    expected = dict(zip(names, (20, forward, backward, *pool[0], *pool[1]), strict=True))
-    assert numbers["languages"]["de"] == expected
-    expected.pop("pairs")
+    names = ("xx-en", "en-xx", "pool_xx-en", "own_xx-en", "pool_en-xx", "own_en-xx")
+    expected = dict(zip(names, (forward, backward, *pool[0], *pool[1]), strict=True))
+    assert numbers["languages"]["de"] == {"pairs": 20} | expected
     assert numbers["averages"] == {"1 of 36 languages": expected}
     assert f"{pool[0].own_language:.1f}" in pool_table(numbers)
-    logged = retrieval.logged(numbers)
-    assert (logged["de-fr_accuracy"], logged["fr-de_accuracy"]) == (forward, backward)
-    assert logged["mean_accuracy"] == pytest.approx((forward + backward) / 2)
-    in_pool = (pool[0].accuracy + pool[1].accuracy) / 2
-    assert logged["mean_pool_accuracy"] == pytest.approx(in_pool)
+    assert retrieval.logged(numbers) == {
+        "de-fr_accuracy": forward,
+        "fr-de_accuracy": backward,
+        "mean_accuracy": pytest.approx((forward + backward) / 2),
+        "mean_pool_accuracy": pytest.approx((pool[0].accuracy + pool[1].accuracy) / 2),
+    }
     with_loss = Retrieval(pairs, loss=True)
     queries, candidates = (F.normalize(torch.tensor(side)) for side in (source, target))
-    logits = queries.double() @ candidates.double().T / 0.05
+    logits = queries @ candidates.T / 0.05
     own = torch.arange(20)
     expected_loss = (F.cross_entropy(logits, own) + F.cross_entropy(logits.T, own)) / 2
-    loss = with_loss.logged(with_loss(encoder))["tr_loss"]
-    assert loss == pytest.approx(float(expected_loss), rel=1e-5)
-    plain = Retrieval(pairs)
-    assert "mean_pool_accuracy" not in plain.logged(plain(encoder))
+    logged = with_loss.logged(with_loss(encoder))
+    assert logged["tr_loss"] == pytest.approx(float(expected_loss), rel=1e-5)
+    assert "mean_pool_accuracy" not in logged
