@@ -91,37 +91,20 @@ def require_equal(found: Neighbours, expected: Neighbours) -> None:
 
 
 @pytest.mark.slow
-def test_a_stopped_run_on_the_cluster_resumes_and_gives_the_files_of_one_process(
+def test_shards_made_on_the_cluster_are_those_of_one_process(
     load: Callable[..., SentenceEncoder],
     nodes: object,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(embeddings, "PIECE", 16)  # several pieces per shard
-    text = [source for source, _ in PAIRS] + [target for _, target in PAIRS]
-    expected = embed_to_disk(load(), text, tmp_path / "one", 25)
+    text = [side for pair in PAIRS for side in pair]
     encoder = ClusterEncoder(load, Cluster(nodes.address, ray_actors=1))
-    np.testing.assert_array_equal(encoder.encode(text), expected)
-
-    # Stop the run behind its second shard.
-    write = embeddings.write_vectors
-    written = []
-
-    def write_then_stop(vectors: np.ndarray, path: Path) -> None:
-        write(vectors, path)
-        written.append(path)
-        if len(written) == 2:
-            raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(embeddings, "write_vectors", write_then_stop)
-        with pytest.raises(KeyboardInterrupt):
-            embed_to_disk(encoder, text, tmp_path / "two", 25)
-    times = [path.stat().st_mtime_ns for path in written]
-    np.testing.assert_array_equal(embed_to_disk(encoder, text, tmp_path / "two", 25), expected)
-    assert [path.stat().st_mtime_ns for path in written] == times  # not encoded again
-    names = [{path.name for path in (tmp_path / name).iterdir()} for name in ("one", "two")]
-    assert names[0] == names[1]
+    for each, folder in ((load(), "one"), (encoder, "two")):
+        embed_to_disk(each, text, tmp_path / folder, 25)
+    shards = [sorted((tmp_path / folder).iterdir()) for folder in ("one", "two")]
+    for one, two in zip(*shards, strict=True):
+        assert (one.name, one.read_bytes()) == (two.name, two.read_bytes())
     encoder.end()
 
 
@@ -363,47 +346,31 @@ def test_an_approximate_search_builds_one_index_per_strip_and_ignores_the_number
 def test_equal_scores_keep_the_lowest_index_in_any_order_of_tiles(seed: int) -> None:
     generator = np.random.default_rng(seed)
     kinds = generator.standard_normal((12, 4)).astype(np.float32)
-
-    def random_strips() -> tuple[np.ndarray, dict[int, np.ndarray]]:
-        """Make a side of repeated vectors, and cut it into strips of 4 rows or more."""
-        count = 4 * int(generator.integers(8, 20))
-        side = kinds[generator.integers(0, len(kinds), count)]
+    sides = []
+    strips = []  # of 4 rows or more, by their first row
+    for _ in range(2):
+        side = kinds[generator.integers(0, len(kinds), 4 * int(generator.integers(8, 20)))]
         height = 4 * int(generator.integers(1, 4))
-        strips = {start: side[start : start + height] for start in range(0, count, height)}
-        return side, strips
+        sides.append(side)
+        strips.append({row: side[row : row + height] for row in range(0, len(side), height)})
+    rows, columns = strips
 
-    source, rows = random_strips()
-    target, columns = random_strips()
-    found_rows = {row: [] for row in rows}
-    found_columns = {column: [] for column in columns}
-
-    def start(row: int, column: int) -> tuple:
-        """Search a tile from what is found so far. Its result comes later."""
-        known_rows, found_rows[row] = found_rows[row], []
-        known_columns, found_columns[column] = found_columns[column], []
-        known = (len(known_rows), *known_rows, *known_columns)
+    found = {(side, first): [] for side in (0, 1) for first in strips[side]}
+    for row, column in generator.permutation(ray_search._diagonals([*rows], [*columns])).tolist():
+        # a tile starts from some of what is found so far
+        known = [found[0, row][1:], found[1, column][1:]]
         vectors = rows[row], columns[column], None, None
-        return row, column, ray_search._search_tile(4, None, (column, row), *vectors, *known)
-
-    def finish_any(running: list[tuple]) -> None:
-        row, column, (forward, backward) = running.pop(generator.integers(len(running)))
-        found_rows[row].append(forward)
-        found_columns[column].append(backward)
-
-    running = []  # three tiles at a time
-    for row, column in ray_search._diagonals([*rows], [*columns]):
-        running.append(start(row, column))
-        if len(running) == 3:
-            finish_any(running)
-    while running:
-        finish_any(running)
+        pieces = (len(known[0]), *known[0], *known[1])
+        best = ray_search._search_tile(4, None, (column, row), *vectors, *pieces)
+        found[0, row][1:] = [best[0]]
+        found[1, column][1:] = [best[1]]
+        generator.shuffle(found[0, row])
 
     merged = []
-    for found in (found_rows, found_columns):
-        best = [ray_search._merge(pieces, 4) for pieces in found.values()]
-        merged.append(np.concatenate([scores for scores, _ in best]))
-        merged.append(np.concatenate([indices for _, indices in best]))
-    require_equal(Neighbours(*merged), mutual_neighbours(source, target))
+    for side in (0, 1):
+        best = [ray_search._merge(found[side, first], 4) for first in strips[side]]
+        merged += [np.concatenate(arrays) for arrays in zip(*best, strict=True)]
+    require_equal(Neighbours(*merged), mutual_neighbours(*sides))
 
 
 @pytest.mark.slow
