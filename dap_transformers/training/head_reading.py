@@ -86,7 +86,7 @@ class HeadReading(Evaluator):
         autocast = torch.autocast(model.device.type, torch.bfloat16)
         found = {}
         with autocast if encoder.bf16 else nullcontext():
-            kept = encode_once(model, readers, pairs_of(inputs, model.device), model.dtype)
+            kept = encode_once(model, readers, pairs_of(inputs, model.device))
             for reader in readers:
                 loss = mean_loss(kept, reader, rows, rows)
                 shuffled = mean_loss(kept, reader, others, rows)
@@ -156,7 +156,8 @@ class KeptPairs:
         for name, values in self.states.items():
             is_source = name == "source_states"
             rows, side = (sources, pairs.source) if is_source else (targets, pairs.target)
-            states[name] = values[rows, : side.ids.shape[1]].to(self.model.dtype)
+            own = values[rows.to(values.device), : side.ids.shape[1]]
+            states[name] = own.to(self.model.device, self.model.dtype, non_blocking=True)
         return pairs, Encoded(self.words, source_embeds=self.embeds[sources], **states)
 
 
@@ -189,10 +190,14 @@ def encode_once(
     model: DAPForPreTraining,
     readers: Sequence[Objective],
     pairs: Pairs,
-    dtype: torch.dtype,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
     shows_progress: bool = False,
 ) -> KeptPairs:
-    """Encode N pairs, and keep in `dtype` the token states that the readers' heads need."""
+    """Encode N pairs, and keep the token states that the readers' heads need.
+
+    They are kept on `device` as `dtype`. By default these are the model's.
+    """
     needs = needs_of(readers)
     states = {name: [] for name in ("source_states", "target_states") if name in needs}
     embeds = []
@@ -206,7 +211,7 @@ def encode_once(
         embeds.append(found.source_embeds.to(model.dtype))
         for name, kept in states.items():
             side = pairs.source if name == "source_states" else pairs.target
-            values = getattr(found, name).to(dtype)
+            values = getattr(found, name).to(device or model.device, dtype or model.dtype)
             kept.append(F.pad(values, (0, 0, 0, side.ids.shape[1] - values.shape[1])))
 
     whole = {name: torch.cat(kept) for name, kept in states.items()}

@@ -8,9 +8,6 @@ weights. At the encoder's learning rate such a head learns too slowly to teach t
 2. Encode them once and keep what the heads read: sentence vectors (BOW) or token states (RTL).
 3. Train the heads on what was kept. The encoder does not run again, so a step is cheap.
 4. Save the heads in the output folder, where the run finds them if it is started again.
-
-Shapes in the comments: `N` pairs, `B` pairs of a batch, `S` tokens, `D` hidden size, `G` groups of
-labels.
 """
 
 import json
@@ -18,8 +15,7 @@ import logging
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -29,10 +25,8 @@ import torch
 from datasets import IterableDataset
 from safetensors import safe_open
 from safetensors.torch import save
-from torch import Tensor
 from torch.distributed import broadcast
 from torch.nn.utils import clip_grad_norm_
-from torch.nn.utils.rnn import pad_sequence
 from tqdm.auto import tqdm
 from transformers import get_linear_schedule_with_warmup
 
@@ -40,11 +34,11 @@ from dap_transformers.errors import counted
 from dap_transformers.files import whole_file, write_json
 from dap_transformers.training.batches import BitextCollator
 from dap_transformers.training.grad_cache import seeded
-from dap_transformers.training.head_reading import HeadReading
+from dap_transformers.training.head_reading import HeadReading, KeptPairs, encode_once, pairs_of
 from dap_transformers.training.resume import differences
 from dap_transformers.training.trainer import DAPTrainer
 from modeling_dap import DAPForPreTraining
-from objectives_dap import Encoded, Objective, Pairs, Sentences, needs_of
+from objectives_dap import Objective
 
 logger = logging.getLogger(__name__)
 
@@ -58,8 +52,6 @@ BETAS = (0.9, 0.98)
 WARMUP_STEPS = 50
 PAIRS_PER_STEP = 96
 LARGEST_GRADIENT_NORM = 1.0
-#: Number of pairs that are encoded at a time.
-PAIRS_AT_A_TIME = 128
 #: Number of dev pairs that are measured before and after.
 MEASURED_PAIRS = 256
 
@@ -74,14 +66,12 @@ def train_missing_heads(trainer: DAPTrainer, run: Mapping[str, Any]) -> None:
     the bias of the prediction head is set.
 
     With several processes, the first one trains and sends the heads to the others. Neither the
-    encoder's weights nor the random numbers of the joint training change. The heads
-    (`trained_heads.safetensors`) and the results (`head_results.json`) are written to the output
-    folder.
+    encoder's weights nor the random numbers of the joint training change. The heads and the results
+    are written to the output folder.
 
     Args:
-        trainer: its model's heads are trained, on pairs of its training dataset.
-        run: record of the run (`describe_run`). Heads in the output folder are loaded only if they
-            were saved with an equal record.
+        run: record of the run (`describe_run`). Only heads that were saved with an equal record are
+            loaded.
     """
     model = trainer.model
     args = trainer.args
@@ -97,8 +87,15 @@ def train_missing_heads(trainer: DAPTrainer, run: Mapping[str, Any]) -> None:
         file = Path(args.output_dir) / HEADS_FILE
         begins_anew = str(args.resume_from_checkpoint).lower() == "false"
         if begins_anew or not load_heads(model, file, run):
-            with frozen_encoder(model, args.device), seeded(args.seed, args.device):
+            home = model.device
+            learning = [each for each in model.dap.parameters() if each.requires_grad]
+            model.to(args.device)
+            model.dap.requires_grad_(False)
+            with seeded(args.seed, args.device):
                 results = train_heads(trainer, readers)
+            for parameter in learning:
+                parameter.requires_grad_(True)
+            model.to(home)
             write_json(results, file.with_name(RESULTS_FILE))
             save_heads(model, file, run)
     if args.world_size > 1:
@@ -109,22 +106,25 @@ def train_missing_heads(trainer: DAPTrainer, run: Mapping[str, Any]) -> None:
 def train_heads(trainer: DAPTrainer, readers: Sequence[Objective]) -> dict[str, float]:
     """Train the heads, and measure before and after how much they use the source.
 
-    Returns:
-        Values by name: the numbers of pairs and steps, the seconds of encoding and training, and
-        the mean loss of the last steps. Also the values of `HeadReading`, under names that
-        end in "_before" and "_after", if there are dev pairs.
+    The result has the numbers of pairs and steps, the seconds, and the mean loss of the last steps.
+    It also has the values of `HeadReading` as "…_before" and "…_after", if there are dev pairs.
     """
     args = trainer.args
     steps = args.head_steps
     if steps is None:
-        steps = 200 if any(reader.name == "rtl" for reader in readers) else 400
+        steps = 200 if "rtl" in trainer.model.config.objectives else 400
     before = measure(trainer)
     rows = first_pairs(trainer, args.head_pairs)
     start_bias(trainer.model, rows)
 
     cpu_began = time.process_time()
     encoding_began = time.perf_counter()
-    kept = encode_once(trainer, readers, rows)
+    collator = BitextCollator(trainer.data_collator.pad_token_id, trainer.data_collator.languages)
+    pairs = pairs_of(collator(rows), args.device)
+    with mixed_precision(args.device):
+        model = trainer.model.eval()
+        shows_progress = not args.disable_tqdm
+        kept = encode_once(model, readers, pairs, "cpu", torch.bfloat16, shows_progress)
     training_began = time.perf_counter()
     loss = train_on_kept(trainer, readers, kept, steps)
     training_ended = time.perf_counter()
@@ -154,10 +154,7 @@ def train_heads(trainer: DAPTrainer, readers: Sequence[Objective]) -> dict[str, 
 
 
 def first_pairs(trainer: DAPTrainer, count: int) -> Rows:
-    """Return the first `count` tokenised pairs that the joint training will draw, or all if fewer.
-
-    A row has the columns of `tokenize_bitext` as keys.
-    """
+    """Return the first tokenised pairs that the joint training will draw, `count` or fewer."""
     dataset = trainer.train_dataset
     if isinstance(dataset, IterableDataset):
         return list(dataset.take(count))
@@ -183,107 +180,15 @@ def start_bias(model: DAPForPreTraining, rows: Rows) -> None:
     model.prediction_head.start_bias(torch.from_numpy(counts))
 
 
-# --------------------------------------------------------------------------- 2. encode them once
-
-
-@dataclass
-class KeptPairs:
-    """Pairs for the training of the heads, with the encoder's outputs that the heads read.
-
-    Attributes:
-        rows: the N tokenised pairs.
-        collator: pads the pairs of a batch.
-        encoded: `words`, and `source_embeds` (N, D) if a head reads it. All else is None. The
-            token states are in `states`, because sentences have different lengths.
-        states: "source_states" or "target_states" -> N tensors (S, D), one per pair without its
-            padding, in bfloat16 on the CPU. Only states that a head reads are there.
-    """
-
-    rows: Rows
-    collator: BitextCollator
-    encoded: Encoded
-    states: dict[str, list[Tensor]]
-
-    def batch(self, numbers: Sequence[int], device: torch.device) -> tuple[Pairs, Encoded]:
-        """Make a padded batch of the pairs with these B numbers, on the device."""
-        pairs = pad_pairs([self.rows[number] for number in numbers], self.collator, device)
-        states = {}
-        for name, kept in self.states.items():
-            own = [kept[number] for number in numbers]
-            padded = pad_sequence(own, batch_first=True)  # (B, S, D)
-            states[name] = padded.to(device, non_blocking=True).float()
-        embeds = self.encoded.source_embeds  # (N, D)
-        if embeds is not None:
-            embeds = embeds[torch.tensor(numbers).to(device, non_blocking=True)]  # (B, D)
-        return pairs, Encoded(self.encoded.words, source_embeds=embeds, **states)
-
-
-def pad_pairs(rows: Rows, collator: BitextCollator, device: torch.device) -> Pairs:
-    """Pad B tokenised pairs to a batch, and draw the noise that decides which tokens are masked."""
-    inputs = collator(rows)
-    sides = []
-    for side in ("source", "target"):
-        ids = inputs[f"{side}_input_ids"]
-        mask = inputs[f"{side}_attention_mask"]
-        parts = (ids, mask, torch.rand(ids.shape))
-        sides.append(Sentences(*(part.to(device, non_blocking=True) for part in parts)))
-    languages = inputs["language_ids"].to(device, non_blocking=True)
-    return Pairs(*sides, language_ids=languages)
-
-
-@torch.no_grad()
-def encode_once(trainer: DAPTrainer, readers: Sequence[Objective], rows: Rows) -> KeptPairs:
-    """Encode tokenised pairs, and keep only the outputs that the readers' heads need.
-
-    The trainer's model is left in evaluation mode.
-    """
-    model = trainer.model.eval()
-    device = trainer.args.device
-    collator = BitextCollator(trainer.data_collator.pad_token_id, trainer.data_collator.languages)
-    needs = needs_of(readers)
-    states: dict[str, list[Tensor]] = {
-        name: [] for name in ("source_states", "target_states") if name in needs
-    }
-    embeds = []
-    words = None
-
-    starts = range(0, len(rows), PAIRS_AT_A_TIME)
-    hidden = trainer.args.disable_tqdm
-    for start in tqdm(starts, desc="encode pairs for the heads", disable=hidden):
-        pairs = pad_pairs(rows[start : start + PAIRS_AT_A_TIME], collator, device)
-        if "target_states" not in needs:
-            # Do not spend time on targets that nobody reads: encode only their first token.
-            first = Sentences(*(value[:, :1] for value in pairs.target))
-            pairs = pairs._replace(target=first)
-        with mixed_precision(device):
-            found = model.encode(pairs, needs)
-
-        if words is None:
-            words = found.words
-        if "embeds" in needs:
-            embeds.append(found.source_embeds.float())
-        for name, kept in states.items():
-            side = pairs.source if name == "source_states" else pairs.target
-            lengths = side.mask.sum(1).tolist()
-            values = getattr(found, name).bfloat16().cpu()
-            # A copy of its own, so that the padding is freed.
-            kept += [value[:length].clone() for value, length in zip(values, lengths)]
-
-    encoded = Encoded(words, source_embeds=torch.cat(embeds) if embeds else None)
-    return KeptPairs(rows, collator, encoded, states)
-
-
-# ---------------------------------------------------------------------------- 3. train the heads
+# -------------------------------------------------------------- 2 and 3. train on kept outputs
 
 
 def train_on_kept(
     trainer: DAPTrainer, readers: Sequence[Objective], kept: KeptPairs, steps: int
 ) -> float:
-    """Train the heads on the kept outputs of the encoder, which stays unchanged.
+    """Train the heads, and return the mean loss of the last tenth of the steps, in nats per token.
 
-    Returns:
-        Mean loss of the last tenth of the steps, in nats per token. Losses of several objectives
-        are added up.
+    Losses of several objectives are added up.
     """
     args = trainer.args
     model = trainer.model
@@ -291,13 +196,14 @@ def train_on_kept(
     optimizer = torch.optim.AdamW(heads, lr=LEARNING_RATE, betas=BETAS)
     warmup = min(WARMUP_STEPS, steps // 4)
     schedule = get_linear_schedule_with_warmup(optimizer, warmup, steps)
-    draws = endless_batches(len(kept.rows))
+    draws = endless_batches(len(kept.embeds))
     losses = []
 
     model.train()
     model.dap.eval()
     for step in tqdm(range(1, steps + 1), desc="train the heads", disable=args.disable_tqdm):
-        pairs, encoded = kept.batch(next(draws), args.device)
+        rows = torch.tensor(next(draws), device=args.device)
+        pairs, encoded = kept.batch(rows, rows)
         with mixed_precision(args.device):
             loss = 0.0
             for reader in readers:
@@ -341,10 +247,7 @@ def measure(trainer: DAPTrainer) -> dict[str, float]:
 
 
 def mixed_precision(device: torch.device) -> torch.autocast:
-    """Return an autocast context for bfloat16, which is on only if the device is fast at bfloat16.
-
-    Within it, matrices are multiplied in bfloat16. Weights and losses stay in float32.
-    """
+    """Return autocast for bfloat16, which is on only if the device is fast at bfloat16."""
     is_fast = False
     if device.type == "cuda":
         is_fast = torch.cuda.is_bf16_supported(including_emulation=False)
@@ -360,21 +263,6 @@ def head_parameters(model: DAPForPreTraining) -> dict[str, torch.nn.Parameter]:
     return {name: own for name, own in model.named_parameters() if name.startswith(heads)}
 
 
-@contextmanager
-def frozen_encoder(model: DAPForPreTraining, device: torch.device) -> Iterator[None]:
-    """Freeze the encoder and move the model to a device until the block ends."""
-    home = model.device
-    learning = [each for each in model.dap.parameters() if each.requires_grad]
-    model.to(device)
-    model.dap.requires_grad_(False)
-    try:
-        yield
-    finally:
-        for parameter in learning:
-            parameter.requires_grad_(True)
-        model.to(home)
-
-
 # -------------------------------------------------------------------------- 4. store and share them
 
 
@@ -387,11 +275,7 @@ def save_heads(model: DAPForPreTraining, file: Path, run: Mapping[str, Any]) -> 
 
 @torch.no_grad()
 def load_heads(model: DAPForPreTraining, file: Path, run: Mapping[str, Any]) -> bool:
-    """Load heads that an earlier start of the same run has trained.
-
-    Returns:
-        True if the heads were loaded, False if there is no such file or its record differs.
-    """
+    """Load heads that an earlier start of the same run has trained. Tell whether there are any."""
     if not file.exists():
         return False
     with safe_open(file, "pt") as stored:
