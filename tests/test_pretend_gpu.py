@@ -249,7 +249,7 @@ def test_a_training_step_seldom_waits(
 def test_encoding_search_and_alignment_give_what_the_cpu_gives(
     tiny_bert_dir: Path, waits: Counter[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dap_transformers.search.screening.rounding_pays", lambda device: True)
+    monkeypatch.setattr("dap_transformers.search.exact.fastest_product", lambda device: "bfloat16")
     sources, targets = zip(*synthetic_pairs(LANGUAGES[0], 20), strict=True)
     found = []
     for device in ("cpu", "cuda"):

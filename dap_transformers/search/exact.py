@@ -1,14 +1,13 @@
 """Exact nearest neighbours by cosine, in both directions from one pass and in bounded memory.
 
 A query is a row whose neighbours are wanted. A key is a row that may be a neighbour. Of each block
-of the similarity matrix, only those similarities are computed exactly that can be among the k best
-so far (`dap_transformers.search.screening`).
+of the similarity matrix, only those cosines are computed in float32 that can be among the k best so
+far (`dap_transformers.search.screening`).
 
 Legend: `N` source rows or queries, `M` target rows or keys, `D` dimensions, `k` neighbours, `H`
-pairs of a block whose similarity is computed.
+pairs of a block whose cosine is computed.
 """
 
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -18,18 +17,26 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from dap_transformers.errors import UserError
-from dap_transformers.search.screening import Screen, whole_float32
-
-logger = logging.getLogger(__name__)
+from dap_transformers.search.screening import (
+    Bounds,
+    CentredRows,
+    fastest_product,
+    ordered,
+    whole_float32,
+)
 
 Array = np.ndarray | Tensor
 #: Scores (rows, k) and indices (rows, k) of the neighbours found for some rows.
 Found = tuple[np.ndarray, np.ndarray]
 
-#: Source rows and target rows of a block: 8 MiB of float32 on a CPU, 1 GiB on a GPU.
-BLOCKS = {"cpu": (1024, 2048), "cuda": (8192, 32768)}
+#: Source rows and target rows of a block: 16 MiB of bfloat16 on a CPU, 512 MiB on a GPU.
+BLOCKS = {"cpu": (1024, 8192), "cuda": (8192, 32768)}
 #: Rows that are checked at a time before a search.
 CHECKED_ROWS = 256
+#: Rows whose mean the centre of a side is.
+CENTRE_ROWS = 1024
+#: Keys are numbered from -1 to this, which with -1 fills 32 bits.
+LARGEST_KEY = 2**32 - 2
 
 
 @dataclass(frozen=True)
@@ -51,7 +58,6 @@ def mutual_neighbours(
     target: Array,
     k: int = 4,
     progress: bool = False,
-    blocks: tuple[int, int] | None = None,
     above: tuple[np.ndarray, np.ndarray] | None = None,
 ) -> Neighbours:
     """Find the k nearest rows of the other side, for every source row (N, D) and target row (M, D).
@@ -60,16 +66,14 @@ def mutual_neighbours(
     CUDA if there is a GPU. Memory-mapped arrays are read block by block. Beyond the inputs and the
     result it needs the memory of a few blocks. A zero row has cosine 0 with every row.
 
-    Of equal cosines the lowest index comes first, with one exception. If most rows are repeated,
-    more than a sixteenth of a block's cosines may be equal within rounding. Then ties may not go to
-    the lowest index. Leave repeated rows out if that matters.
+    Of equal cosines the lowest index comes first. Rows whose cosines hardly differ take long,
+    because all of these are computed one by one.
 
     >>> found = mutual_neighbours(np.eye(2), np.array([[0.0, 2.0], [3.0, 0.0], [1.0, 0.0]]), k=1)
     >>> found.forward_indices.tolist(), found.backward_indices.tolist()
     ([[1], [0]], [[1], [0], [0]])
 
     Args:
-        blocks: source rows and target rows of a block. None takes `BLOCKS`.
         above: cosines (N,) and (M,) that the neighbours of each source and target row must exceed.
             Use it if other parts of the data were searched before. A row may then have fewer than k
             neighbours, and the places of missing ones have index -1.
@@ -77,14 +81,12 @@ def mutual_neighbours(
     require_searchable({"source": source, "target": target}, k, min(len(source), len(target)))
     above, target_above = above or (None, None)
     forward, backward = _search(
-        source, target, k, progress=progress, blocks=blocks, above=above, keys_above=target_above
+        source, target, k, progress=progress, above=above, keys_above=target_above
     )
     return Neighbours(*forward, *backward)
 
 
-def nearest_neighbours(
-    queries: Array, keys: Array, k: int = 1, blocks: tuple[int, int] | None = None
-) -> tuple[np.ndarray, np.ndarray]:
+def nearest_neighbours(queries: Array, keys: Array, k: int = 1) -> Found:
     """Return cosines (N, k) and rows (N, k) of the k keys (M, D) nearest to each query (N, D).
 
     This is one direction of `mutual_neighbours`, whose notes on memory and ties apply.
@@ -95,7 +97,7 @@ def nearest_neighbours(
     ([[1.0, 1.0]], [[1, 2]])
     """
     require_searchable({"queries": queries, "keys": keys}, k, len(keys))
-    forward, _ = _search(queries, keys, k, both=False, blocks=blocks)
+    forward, _ = _search(queries, keys, k, both=False)
     return forward
 
 
@@ -167,7 +169,6 @@ def _search(
     k: int,
     both: bool = True,
     progress: bool = False,
-    blocks: tuple[int, int] | None = None,
     above: np.ndarray | None = None,
     keys_above: np.ndarray | None = None,
 ) -> tuple[Found, Found]:
@@ -176,42 +177,41 @@ def _search(
     Scores and indices are (N, k), and (M, k) or, unless `both`, (0, k). A missing one has index -1.
     """
     device = _device_of(queries, keys)
-    height, width = blocks or BLOCKS[device.type]
-    forward = Best(len(queries), k, device, above)
-    backward = Best(len(keys) if both else 0, k, device, keys_above)
+    height, width = BLOCKS[device.type]
+    forward = Best.of(len(queries), k, device, above)
+    backward = Best.of(len(keys) if both else 0, k, device, keys_above)
     total = len(queries) * len(keys)
-    in_float32 = 0  # pairs that were multiplied in float32
-    computed = 0  # pairs that were computed one by one
     bar = tqdm(
         total=total, desc="nearest neighbours", unit=" pairs", unit_scale=True, disable=not progress
     )
     with bar, whole_float32(device):
+        kind = fastest_product(device)
+        centre = _centre(queries, device)
+        key_centre = _centre(keys, device)
         for left in range(0, len(keys), width):
-            right = left + width
-            screen = Screen(unit_rows(keys[left:right], "keys", left, device), k)
+            strip = unit_rows(keys[left : left + width], "keys", left, device)
+            strip = CentredRows(strip, key_centre, centre, kind)
+            best_queries = backward.part(left, width)
             for top in range(0, len(queries), height):
-                bottom = top + height
-                block = unit_rows(queries[top:bottom], "queries", top, device)
+                block = unit_rows(queries[top : top + height], "queries", top, device)
+                block = CentredRows(block, centre, key_centre, kind)
+                best_keys = forward.part(top, height)
 
-                # find the pairs that can change the k best so far
-                worst = forward.scores[top:bottom, -1]
-                key_worst = backward.scores[left:right, -1] if both else None
-                rows, columns, scores = screen.pairs(block, worst, key_worst)  # (H,) each
-
-                forward.add(top + rows, left + columns, scores)
+                worst = best_keys.worst(), best_queries.worst()
+                bounds = Bounds(block, strip, *worst, k, centre @ key_centre, kind)
+                for rows, columns, cosines in bounds.near_keys():
+                    best_keys.add(rows, left + columns, cosines)
                 if both:
-                    columns, order = columns.sort(stable=True)
-                    backward.add(left + columns, top + rows[order], scores[order])
-                computed += len(rows)
-                bar.update(len(block) * len(screen.keys))
-            in_float32 += screen.in_float32
-            del screen  # frees its memory before the next one is made
-    logger.debug(
-        "nearest neighbours: of %(pairs)d pairs %(in_float32)d multiplied in float32, "
-        "%(computed)d one by one",
-        {"pairs": total, "in_float32": in_float32, "computed": computed},
-    )
+                    for rows, columns, cosines in bounds.near_queries():
+                        best_queries.add(rows, top + columns, cosines)
+                bar.update(len(block.rows) * len(strip.rows))
     return forward.found(), backward.found()
+
+
+def _centre(array: Array, device: torch.device) -> Tensor:
+    """Return the mean (D,) of about `CENTRE_ROWS` unit rows of an array."""
+    step = max(1, len(array) // CENTRE_ROWS)
+    return unit_rows(array[::step], "rows", device=device).mean(0)
 
 
 def _device_of(queries: Array, keys: Array) -> torch.device:
@@ -222,56 +222,65 @@ def _device_of(queries: Array, keys: Array) -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
+@dataclass
 class Best:
-    """The k best keys so far of N queries. Of keys with equal scores the first one is kept.
+    """The k best keys so far of N queries. Of keys with equal scores the lowest is kept.
 
     Attributes:
-        scores: (N, k) float32, best first. Without a key it is -inf or the limit `above` (N,).
-        indices: (N, k) int64 rows of the keys. Without a key it is -1.
+        packed: (k, N) int64, best first. The upper half is the score and the lower half the key,
+            such that a better neighbour is a larger number.
     """
 
-    def __init__(
-        self, count: int, k: int, device: torch.device, above: np.ndarray | None = None
-    ) -> None:
-        self.scores = torch.full((count, k), -torch.inf, device=device)
+    packed: Tensor
+
+    @classmethod
+    def of(cls, count: int, k: int, device: torch.device, above: np.ndarray | None) -> "Best":
+        """Return no neighbours: key -1 with score -inf, or with the limits `above` (N,)."""
+        scores = torch.full((count,), -torch.inf, device=device)
         if above is not None:
-            self.scores[:] = torch.tensor(above, device=device)[:, None]
-        self.indices = torch.full((count, k), -1, device=device)
+            scores[:] = torch.tensor(above)
+        return cls(_packed(scores, -1).repeat(k, 1))
 
-    def add(self, rows: Tensor, indices: Tensor, scores: Tensor) -> None:
-        """Add scored pairs to the ones so far, and keep the k best keys of each query.
+    def part(self, start: int, count: int) -> "Best":
+        """Return the neighbours of some queries. What is added to them is added here."""
+        return Best(self.packed[:, start : start + count])
 
-        Args:
-            rows: (H,) number of each pair's query, in ascending order.
-            indices: (H,) number of each pair's key. The keys of one query are in ascending order,
-                and come after all keys that earlier calls added for it.
-            scores: (H,) cosine of each pair.
-        """
-        # leave out what cannot be among the k best: earlier keys win a tie
-        is_better = scores > self.scores[rows, -1]
-        rows, which, counts = rows[is_better].unique_consecutive(
-            return_inverse=True, return_counts=True
-        )  # rows and counts (U,), which (pairs,)
-        if not len(rows):
-            return
+    def worst(self) -> Tensor:
+        """Return the k-th best score (N,) of each query."""
+        return _unpacked(self.packed[-1])[0]
 
-        # write the new pairs of each query side by side
-        first_of_row = counts.cumsum(0) - counts  # (U,)
-        column = torch.arange(len(which), device=rows.device) - first_of_row[which]
-        shape = (len(rows), int(counts.max()))
-        new_scores = scores.new_full(shape, -torch.inf)
-        new_indices = indices.new_zeros(shape)
-        new_scores[which, column] = scores[is_better]
-        new_indices[which, column] = indices[is_better]
-
-        # merge them with the old ones, which a stable sort keeps ahead of equal new ones
-        k = self.scores.shape[1]
-        all_scores = torch.cat([self.scores[rows], new_scores], 1)
-        all_indices = torch.cat([self.indices[rows], new_indices], 1)
-        all_scores, order = all_scores.sort(dim=1, descending=True, stable=True)
-        self.scores[rows] = all_scores[:, :k]
-        self.indices[rows] = all_indices.gather(1, order[:, :k])
+    def add(self, rows: Tensor, keys: Tensor, scores: Tensor) -> None:
+        """Add keys (H,) with their scores (H,) to queries (H,), and keep the k best of each."""
+        packed = _packed(scores, keys)
+        for _ in self.packed:  # each time the best one that is left of every query goes in
+            is_better = packed > self.packed[-1, rows]
+            rows = rows[is_better]
+            packed = packed[is_better]
+            if not len(rows):
+                break
+            new = torch.full_like(self.packed[0], torch.iinfo(torch.int64).min)
+            new.scatter_reduce_(0, rows, packed, "amax")
+            is_left = packed != new[rows]
+            rows = rows[is_left]
+            packed = packed[is_left]
+            for place in self.packed:
+                lower = torch.minimum(place, new)
+                torch.maximum(place, new, out=place)
+                new = lower
 
     def found(self) -> Found:
         """Return scores (N, k) and indices (N, k). The index of a missing key is -1."""
-        return self.scores.cpu().numpy(), self.indices.cpu().numpy()
+        scores, keys = _unpacked(self.packed.T.contiguous())
+        return scores.cpu().numpy(), keys.cpu().numpy()
+
+
+def _packed(scores: Tensor, keys: Tensor | int) -> Tensor:
+    """Pack float32 scores and keys into int64. A higher score, then a lower key, is more."""
+    bits = ordered((scores + 0.0).view(torch.int32))  # this sum makes 0.0 of -0.0
+    return (bits.long() << 32) + (LARGEST_KEY - keys)
+
+
+def _unpacked(packed: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the float32 scores and the int64 keys of packed numbers."""
+    scores = ordered((packed >> 32).int()).view(torch.float32)
+    return scores, LARGEST_KEY - (packed & 0xFFFFFFFF)

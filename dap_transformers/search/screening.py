@@ -1,59 +1,61 @@
-"""Find the pairs that can be nearest neighbours, without computing all cosines exactly.
+"""Find the pairs that can be nearest neighbours by one matrix product in low precision.
 
 A query is a row whose neighbours are wanted. A key is a row that may be a neighbour.
 
-A product of int8 numbers gives an upper bound of every cosine at half the cost of float32 or less.
-Only pairs whose bound exceeds the k-th best cosine so far are computed exactly. So the result is
-that of a full search.
-
 **The bound.** The vectors of an encoder lie close together, so both sides are centred first. With
-a = a' + m and b = b' + n, where m and n are the means of the two sides,
+a = a' + m and b = b' + n, where m and n are about the means of the two sides,
 
-    a·b = a'·b' + a·n + m·(b - n).
+    a·b = a'·b' + a'·n + m·b' + m·n.
 
-The centred rows are rounded to whole numbers p and q from -127 to 127, so that a' ~ s·p and b' ~
-t·q. By the Cauchy-Schwarz inequality
+The centred rows are rounded to bfloat16 numbers p and q. By the Cauchy-Schwarz inequality
 
-    |a'·b' - s·t·p·q| <= |a' - s·p| |b'| + |s·p| |b' - t·q|.
+    |a'·b' - p·q| <= |a' - p| |b'| + |p| |b' - q|.
 
-The lengths of the rounding errors, |a' - s·p| and |b' - t·q|, are computed, not estimated. Sums of
-whole numbers are exact. A float32 sum of D terms of unit rows errs by at most D·2⁻²⁴, and the bound
-allows for eight such errors. So no cosine exceeds its bound.
+The lengths of the rounding errors, |a' - p| and |b' - q|, are computed, not estimated. The terms of
+a single row are appended to p and q. So one product gives an upper bound of a·b - m·n for all
+pairs. It is rounded to bfloat16 itself, and so are the limits that it is compared with.
 
-Legend: `R` × `C` a block of queries × keys, `D` dimensions, `k` neighbours, `H` pairs of a block
-that can be among the k best.
+**The maxima.** Seen as int16, positive bfloat16 numbers keep their order. Maxima of int16 numbers
+along an outer axis are many times as fast as other comparisons. So the maxima of groups are
+computed first, and only groups whose maximum reaches the limit are looked into. Where a limit is
+not positive, all numbers are replaced by others whose order is right for negative ones, too.
+
+Legend: `R` × `C` a block of queries × keys, `D` dimensions, `k` neighbours, `G` members of a group,
+`H` pairs of a block that can be among the k best.
 """
 
-import math
 import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache, partial
+from functools import cache
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-#: A bound that leaves more than this share of a block's pairs is of no use, unless the pairs are
-#: few.
-USEFUL_SHARE = 1 / 16
-FEW_PAIRS = 2**16
-#: Smallest rounding step. With it, 1 divided by the product of two steps is far below 2³¹.
-SMALLEST_STEP = 2.0**-13
-#: A GPU multiplies int8 matrices only in multiples of this many rows and dimensions.
-MULTIPLE = 32
-#: While a row has fewer than k neighbours, this many times k promising pairs are computed for it.
-PROMISING = 2
-#: Rows whose largest products are searched at a time.
-CHUNK = 1024
+#: Most members of a group.
+GROUP = 32
+#: Groups that are looked into at a time.
+SLICE = 2**14
+#: If more than this many groups times k reach a row's limit, a closer limit is computed.
+MANY = 4
+#: Columns that are appended to the rows of both sides: two terms and two ones.
+APPENDED = 4
+#: Term of the rows that fill up a group, so that none of their numbers reaches `LEAST_LIMIT`.
+FILL = -8.0
+LEAST_LIMIT = -4.0
+
+#: Rows (H,), ascending, columns (H,) and cosines (H,) of pairs.
+Pairs = tuple[Tensor, Tensor, Tensor]
 
 
 @contextmanager
 def whole_float32(device: torch.device) -> Iterator[None]:
     """Within this block, multiply float32 matrices in full precision, as the bounds assume.
 
-    This switches off autocast to half precision and TF32, and restores them afterwards.
+    This switches off autocast to half precision, TF32, and sums of bfloat16 products that are not
+    in float32. All are restored afterwards.
     """
     # torch 2.9 has new switches. Reading the old switch after the new ones were set raises.
     has_new_switches = hasattr(torch.backends.mkldnn, "matmul")
@@ -63,6 +65,8 @@ def whole_float32(device: torch.device) -> Iterator[None]:
     else:
         switches = ()
         before = torch.get_float32_matmul_precision()
+    sums_before = torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     try:
         for switch in switches:
             switch.fp32_precision = "ieee"
@@ -71,234 +75,191 @@ def whole_float32(device: torch.device) -> Iterator[None]:
         with torch.autocast(device.type, enabled=False):
             yield
     finally:
+        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = sums_before
         for switch, precision in zip(switches, before):
             switch.fp32_precision = precision
         if not has_new_switches:
             torch.set_float32_matmul_precision(before)
 
 
+def _onednn_linear(rows: Tensor, columns: Tensor) -> Tensor:
+    return torch.ops.mkldnn._linear_pointwise(rows, columns, None, "none", [], "")
+
+
+#: Kind of product -> type of the numbers, and a function of rows (R, E) and columns (C, E). Some
+#: CPUs have no fast product of bfloat16. MKL has no AVX-512 code for CPUs other than Intel's.
+PRODUCTS: dict[str, tuple[torch.dtype, Callable[[Tensor, Tensor], Tensor]]] = {
+    "bfloat16": (torch.bfloat16, lambda rows, columns: rows @ columns.T),
+    "float32": (torch.float32, lambda rows, columns: rows @ columns.T),
+    "float32 by oneDNN": (torch.float32, _onednn_linear),
+}
+
+
 @cache
-def rounding_pays(device: torch.device) -> bool:
-    """Tell whether a device multiplies int8 matrices fast and exactly enough to screen with them.
-
-    It pays if the int8 product is exact and takes less than half the time of a float32 product.
-    Some CPUs add with saturation, so their product is not exact. The time is measured at the first
-    call for a device.
-    """
-    count = 8192 if device.type == "cuda" else 1024  # smaller ones only measure a GPU's launch
-    rows = torch.full((count, 768), 127.0, device=device)
-    numbers = rows.to(torch.int8)
-    try:
-        if not (torch._int_mm(numbers, numbers.T) == 768 * 127**2).all():
-            return False
-    except RuntimeError:  # the device has no such product
-        return False
-    wait = partial(torch.cuda.synchronize, device) if device.type == "cuda" else lambda: None
-    return takes_half(lambda: torch._int_mm(numbers, numbers.T), lambda: rows @ rows.T, wait)
+def fastest_product(device: torch.device) -> str:
+    """Return the kind of product that is fastest on a device, timed at the first call for it."""
+    size = 8192 if device.type == "cuda" else 1024
+    seconds: dict[str, float] = {}
+    for _ in range(5):  # in turns, because other programs may slow the machine down for a while
+        for kind, (dtype, multiply) in PRODUCTS.items():
+            rows = torch.ones(size, 768, dtype=dtype, device=device)
+            started = time.perf_counter()
+            try:
+                multiply(rows, rows)[0, 0].item()  # waits for the device
+            except (AttributeError, RuntimeError):  # the device has no such product
+                continue
+            elapsed = time.perf_counter() - started
+            seconds[kind] = min(elapsed, seconds.get(kind, elapsed))
+    return min(seconds, key=seconds.__getitem__)
 
 
-def takes_half(
-    product: Callable,
-    other: Callable,
-    wait: Callable,
-    clock: Callable[[], float] = time.perf_counter,
-) -> bool:
-    """Tell whether a product takes less than half the time of another, by the fastest of six."""
-    seconds = dict.fromkeys((product, other), math.inf)
-    for _ in range(6):  # in turns, because other programs may slow the machine down for a while
-        for work in seconds:
-            wait()
-            started = clock()
-            work()
-            wait()
-            seconds[work] = min(clock() - started, seconds[work])
-    return seconds[product] < seconds[other] / 2
+def ordered(bits: Tensor) -> Tensor:
+    """Map the bits of floats, as int16 or int32, to whole numbers of the same order, and back."""
+    kind = torch.iinfo(bits.dtype)
+    return bits ^ ((bits >> kind.bits - 1) & kind.max)
 
 
-class RoundedRows:
-    """Unit rows (R, D), centred and rounded to whole numbers from -127 to 127.
+class CentredRows:
+    """Unit rows (R, D), centred and rounded, with columns for the terms of a single row.
 
     Attributes:
-        centre: (D,) mean of the rows.
-        longest: Euclidean length of the longest centred row.
-        step: rounding step. A centred row is about `step` times its row of `numbers`.
-        numbers: (R, D) int8. Both dimensions are padded with zeros to multiples of `MULTIPLE`.
-        errors: (R,) Euclidean length of each row's rounding error, centred row - `step` · numbers.
+        rows: (R, D) the unit rows.
+        group: rows of a group.
+        numbers: (R', E) the centred rows in the type of the product, the terms, and zeros. R' is a
+            multiple of `group`.
+        terms: (R,) product of each centred row and the other side's centre.
+        errors: (R,) Euclidean length of each row's rounding error.
+        longest: Euclidean length that no centred row exceeds, before and after rounding.
     """
 
-    def __init__(self, rows: Tensor) -> None:
-        self.centre = rows.mean(0)
-        centred = rows - self.centre
-        self.longest = float(torch.linalg.vector_norm(centred, dim=1).max())
-        # values beyond 4 standard deviations are clipped
-        four_deviations = 4 * float(centred.square().mean().sqrt())
-        self.step = max(four_deviations / 127, SMALLEST_STEP)
-        numbers = (centred / self.step).round_().clamp_(-127, 127)
-        self.errors = torch.linalg.vector_norm(centred.sub_(numbers, alpha=self.step), dim=1)
-        fill = (0, -rows.shape[1] % MULTIPLE, 0, -len(rows) % MULTIPLE)
-        self.numbers = pad(numbers.to(torch.int8), fill)
+    def __init__(self, rows: Tensor, centre: Tensor, other: Tensor, kind: str) -> None:
+        size, width = rows.shape
+        self.rows = rows
+        self.group = max(1, min(GROUP, size // GROUP))
+        centred = rows - centre
+        self.terms = centred @ other
+        lengths = torch.linalg.vector_norm(centred, dim=1)
+
+        # some products are faster if the sizes are multiples of eight
+        shape = (size + -size % self.group, width + APPENDED + -(width + APPENDED) % 8)
+        self.numbers = rows.new_zeros(shape, dtype=PRODUCTS[kind][0])
+        self.numbers[:size, :width] = centred
+        error = centred.sub_(self.numbers[:size, :width].float())
+        self.errors = torch.linalg.vector_norm(error, dim=1)
+        self.longest = (lengths + self.errors).max()
+
+    def append(self, terms: Tensor, first: int) -> None:
+        """Write terms (R,), each as the sum of the appended columns `first` and `first` + 1."""
+        end = self.rows.shape[1] + APPENDED
+        appended = self.numbers[:, end - APPENDED : end]
+        appended.fill_(1)
+        terms = pad(terms, (0, len(appended) - len(terms)), value=FILL)
+        appended[:, first] = terms
+        appended[:, first + 1] = terms - appended[:, first]
 
 
-class Screen:
-    """Finds the pairs of a query and a key that may be among the k nearest neighbours.
+class Bounds:
+    """Upper bounds of the cosines of a block, from which the pairs that matter are found.
 
-    The keys (C, D) are fixed unit rows. Queries come block by block, in calls of `pairs`.
+    A pair matters if its cosine can exceed the k-th best so far of its query, `worst` (R,), or of
+    its key, `key_worst` (C,). -inf means that fewer than k are known.
 
-    Attributes:
-        in_float32: number of pairs in blocks for which the int8 bound did not help, so that the
-            whole block was multiplied in float32.
+    Args:
+        mean: product of the two centres.
+        kind: key of `PRODUCTS`.
     """
 
-    def __init__(self, keys: Tensor, k: int) -> None:
+    def __init__(
+        self,
+        queries: CentredRows,
+        keys: CentredRows,
+        worst: Tensor,
+        key_worst: Tensor,
+        k: int,
+        mean: Tensor,
+        kind: str,
+    ) -> None:
+        self.queries = queries
         self.keys = keys
         self.k = k
-        self.in_float32 = 0
-        self._rounded = RoundedRows(keys) if rounding_pays(keys.device) else None
+        # Float32 sums of D products of two rows, none longer than 2, err by less than half of this.
+        # So do two numbers of bfloat16 for a term. The limits are lower by it.
+        self.slack = (queries.rows.shape[1] + 128) * 2.0**-20
+        lowest = mean + self.slack
+        self.limits = worst.clamp(min=LEAST_LIMIT) - lowest
+        self.key_limits = key_worst.clamp(min=LEAST_LIMIT) - lowest
 
-    def pairs(
-        self, queries: Tensor, worst: Tensor, key_worst: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the pairs that can be among the k best of a query or a key, and their cosines.
+        self.row_errors = queries.errors * keys.longest  # (R,)
+        self.column_errors = keys.errors * queries.longest  # (C,)
+        queries.append(queries.terms + self.row_errors, 0)
+        keys.append(keys.terms + self.column_errors, 2)
+        product = PRODUCTS[kind][1](queries.numbers, keys.numbers)
+        self.bits = product.to(torch.bfloat16).view(torch.int16)  # (R', C')
+        if torch.cat([self.limits, self.key_limits]).min() <= 0:
+            for part in self.bits.split(256):
+                part.copy_(ordered(part))
 
-        They are rows (H,) and columns (H,), ascending, and cosines (H,). The cosines do not depend
-        on how queries and keys are cut into blocks.
+    def near_keys(self) -> Iterator[Pairs]:
+        """Yield the pairs that matter to the queries: rows are queries, columns are keys."""
+        groups = self.bits.view(len(self.bits), self.keys.group, -1)  # (R', G, C'/G)
+        errors = self.row_errors + self.column_errors.max()
+        limits, hits = self._hits(groups.amax(1), self.limits, errors)
+        return _pairs(groups, limits, hits, self.queries.rows, self.keys.rows)
+
+    def near_queries(self) -> Iterator[Pairs]:
+        """Yield the pairs that matter to the keys: rows are keys, columns are queries."""
+        groups = self.bits.view(self.queries.group, -1, self.bits.shape[1])  # (G, R'/G, C')
+        errors = self.column_errors + self.row_errors.max()
+        limits, hits = self._hits(groups.amax(0).T, self.key_limits, errors)
+        return _pairs(groups.permute(2, 0, 1), limits, hits, self.keys.rows, self.queries.rows)
+
+    def _hits(self, maxima: Tensor, limits: Tensor, errors: Tensor) -> tuple[Tensor, Tensor]:
+        """Find the groups to look into.
 
         Args:
-            queries: (R, D) unit rows.
-            worst: (R,) the k-th best cosine of each query so far, -inf if fewer than k are known. A
-                pair matters only if its cosine is higher.
-            key_worst: (C,) the k-th best of each key. None if no neighbours of keys are searched.
+            maxima: (r, g) the maxima of the groups of each row.
+            limits: (r,) value that the bound of a pair that matters is not below.
+            errors: (r,) most that a bound exceeds its cosine by, but for `slack`: half of it.
+
+        Returns:
+            The limits (r,) as the bits of bfloat16 numbers, and rows and groups (h, 2), ascending.
         """
-        near = self._near_by_rounding(queries, worst, key_worst)
-        if near is None:
-            near = self._near_by_float32(queries, worst, key_worst)
-        rows, columns = _positions(near)
-        return rows, columns, _cosines(queries, self.keys, rows, columns)
-
-    def _near_by_rounding(
-        self, queries: Tensor, worst: Tensor, key_worst: Tensor | None
-    ) -> Tensor | None:
-        """Mark the pairs (R, C) that can be among the k best, by int8 copies of the vectors.
-
-        The result is None if so many pairs are left that this does not pay, or if int8 screening is
-        off. It is off where `rounding_pays` says no, and after a block with too many pairs left
-        although all k-th best cosines were known.
-        """
-        if self._rounded is None:
-            return None
-        highest, unit = self._bounds(queries)
-        slack = _float32_error(queries) + 3 * unit
-        near = self._near(highest, unit, slack, queries, worst, key_worst)
-        if near is None:
-            limits = [worst] if key_worst is None else [worst, key_worst]
-            if all(bool(cosines.isfinite().all()) for cosines in limits):
-                self._rounded = None  # the next blocks will be like this one
-        return near
-
-    def _near_by_float32(self, queries: Tensor, worst: Tensor, key_worst: Tensor | None) -> Tensor:
-        """Mark the pairs (R, C) that can be among the k best, by float32 products.
-
-        A float32 product has a small error. If that leaves too many pairs, only the k best products
-        of each query and each key are taken.
-        """
-        self.in_float32 += len(queries) * len(self.keys)
-        products = queries @ self.keys.T
-        near = self._near(products, 1.0, _float32_error(queries), queries, worst, key_worst)
-        if near is None:
-            near = torch.zeros_like(products, dtype=torch.bool)
-            _mark_best(near, products, worst, self.k)
-            if key_worst is not None:
-                _mark_best(near.T, products.T, key_worst, self.k)
-        return near
-
-    def _bounds(self, queries: Tensor) -> tuple[Tensor, float]:
-        """Compute an upper bound of every cosine of queries (R, D) and keys by int8 products.
-
-        It is in whole numbers (R, C) int32 of a unit. No cosine is more than (number + 3) times the
-        unit, plus the error of float32 arithmetic (`_float32_error`).
-        """
-        own = RoundedRows(queries)
-        keys = self._rounded
-        unit = own.step * keys.step
-        longest_product = own.longest + float(own.errors.max())  # no s·p is longer
-        row_terms = queries @ keys.centre + own.errors * keys.longest  # (R,)
-        column_terms = (
-            self.keys @ own.centre - keys.centre @ own.centre + longest_product * keys.errors
-        )  # (C,)
-        highest = torch._int_mm(own.numbers, keys.numbers.T)[: len(row_terms), : len(column_terms)]
-        highest.add_((column_terms / unit).int())
-        highest.add_((row_terms / unit).int()[:, None])
-        return highest, unit
-
-    def _near(
-        self,
-        highest: Tensor,
-        unit: float,
-        slack: float,
-        queries: Tensor,
-        worst: Tensor,
-        key_worst: Tensor | None,
-    ) -> Tensor | None:
-        """Mark the pairs (R, C) whose upper bound exceeds the k-th best of their query or key.
-
-        No cosine exceeds `highest` · `unit` + `slack`. The result is None if too many pairs remain.
-        """
-        least = (self._lower_bounds(highest, queries, self.keys, worst) - slack) / unit
-        near = highest > least.to(highest.dtype)[:, None]
-        if key_worst is not None:
-            least = (self._lower_bounds(highest.T, self.keys, queries, key_worst) - slack) / unit
-            near |= highest > least.to(highest.dtype)
-        is_useful = near.count_nonzero() <= max(USEFUL_SHARE * near.numel(), FEW_PAIRS)
-        return near if is_useful else None
-
-    def _lower_bounds(self, highest: Tensor, own: Tensor, others: Tensor, worst: Tensor) -> Tensor:
-        """Return a lower bound (R,) of each row's k-th best cosine: the current one or a new one.
-
-        The new one is the k-th best of the `PROMISING` · k pairs with the highest upper bounds.
-        With fewer than k others there is none, and -inf becomes -2, which is below every cosine.
-        """
-        if worst.isfinite().all() or len(others) < self.k:
-            return worst.clamp(min=-2)
-        count = min(PROMISING * self.k, len(others))
-        columns = highest.topk(count, dim=1).indices.sort(1).values  # (R, count)
-        rows = torch.arange(len(own), device=own.device).repeat_interleave(count)
-        cosines = _cosines(own, others, rows, columns.flatten()).view_as(columns)
-        return torch.maximum(worst, cosines.topk(self.k, dim=1).values[:, -1])
+        maxima = maxima[: len(limits)]  # without the rows that fill a group up
+        bits = _bits(limits)
+        is_hit = maxima >= bits[:, None]
+        if is_hit.count_nonzero() > MANY * self.k * len(limits) and maxima.shape[1] >= self.k:
+            # the groups hold different pairs, so k pairs are as good as the k-th maximum
+            tops = maxima.topk(self.k).values[:, -1]
+            known = ordered(tops).view(torch.bfloat16).float()
+            known -= known.abs() / 128 + 2 * (errors + self.slack)
+            bits = _bits(limits.fmax(known))
+            is_hit = maxima >= bits[:, None]
+        return bits, is_hit.nonzero()
 
 
-def _float32_error(rows: Tensor) -> float:
-    """Return eight times the largest rounding error of a float32 cosine of unit rows (R, D)."""
-    return rows.shape[1] * 2.0**-21
+def _bits(limits: Tensor) -> Tensor:
+    """Round float32 limits (r,) down to bfloat16. Return whole numbers of the same order."""
+    return (ordered(limits.clamp(min=LEAST_LIMIT).view(torch.int32)) >> 16).to(torch.int16)
 
 
-def _mark_best(near: Tensor, products: Tensor, worst: Tensor, k: int) -> None:
-    """Set `near` (R, C) to True in place, at each row's k largest products above its limit (R,).
-
-    Of equal products the first is taken, which `topk` does not promise.
-    """
-    for rows in (products.amax(1) > worst).nonzero()[:, 0].split(CHUNK):
-        values = products[rows]
-        for _ in range(min(k, values.shape[1])):
-            columns = values.argmax(1, keepdim=True)  # (r, 1), the first of the largest
-            near[rows, columns[:, 0]] = True
-            values.scatter_(1, columns, -torch.inf)
-
-
-def _positions(near: Tensor) -> tuple[Tensor, Tensor]:
-    """Return rows (H,) and columns (H,) of the true elements of (R, C), in ascending order."""
-    # `nonzero` is slow, so eight booleans at a time are read as one int64.
-    eights = pad(near, (0, -near.shape[1] % 8)).view(torch.int64)
-    rows, groups = eights.nonzero(as_tuple=True)
-    which, columns = eights[rows, groups, None].view(torch.bool).nonzero(as_tuple=True)
-    return rows[which], 8 * groups[which] + columns
+def _pairs(
+    groups: Tensor, limits: Tensor, hits: Tensor, rows: Tensor, columns: Tensor
+) -> Iterator[Pairs]:
+    """Yield the pairs that reach their limit, of the groups (r, G, g) at `hits` (h, 2)."""
+    for part in hits.split(SLICE):
+        row, group = part.T
+        which, member = (groups[row, :, group] >= limits[row, None]).nonzero(as_tuple=True)
+        row = row[which]
+        column = member * groups.shape[2] + group[which]
+        yield row, column, _cosines(rows, columns, row, column)
 
 
-def _cosines(queries: Tensor, keys: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+def _cosines(own: Tensor, others: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     """Compute the cosines (H,) of pairs at rows (H,), ascending, and columns (H,), sparsely."""
-    ends = pad(rows.bincount(minlength=len(queries)).cumsum(0), (1, 0))  # (R + 1,)
-    zeros = queries.new_zeros(len(rows))
-    size = (len(queries), len(keys))
+    ends = pad(rows.bincount(minlength=len(own)).cumsum(0), (1, 0))  # (R + 1,)
+    zeros = own.new_zeros(len(rows))
+    size = (len(own), len(others))
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Sparse", UserWarning)  # torch calls it a beta
         wanted = torch.sparse_csr_tensor(ends, columns, zeros, size, check_invariants=False)
-    return torch.sparse.sampled_addmm(wanted, queries, keys.T, beta=0.0).values()
+    return torch.sparse.sampled_addmm(wanted, own, others.T, beta=0.0).values()

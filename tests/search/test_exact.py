@@ -1,0 +1,314 @@
+"""Nearest neighbours in blocks against a naive float64 loop: exactness, ties, bad rows, memory."""
+
+import os
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from conftest import REPOSITORY
+from forked import run_python
+
+from dap_transformers.search import exact, screening
+from dap_transformers.search.exact import Neighbours, mutual_neighbours, nearest, nearest_neighbours
+
+
+@pytest.fixture(autouse=True, params=["float32", "bfloat16"])
+def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Multiply in one type, whatever this CPU is faster at."""
+    monkeypatch.setattr(exact, "fastest_product", lambda device: request.param)
+    return request.param
+
+
+@pytest.fixture
+def use_blocks(monkeypatch: pytest.MonkeyPatch) -> Callable:
+    return lambda *blocks: monkeypatch.setitem(exact.BLOCKS, "cpu", blocks)
+
+
+def naive_neighbours(
+    queries: np.ndarray, keys: np.ndarray, k: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Compute one column of cosines after the other in float64, and sort by (-score, index)."""
+    queries = queries.astype(np.float64)
+    query_lengths = np.linalg.norm(queries, axis=1)
+    scores = np.zeros((len(queries), len(keys)))
+    for column, key in enumerate(keys.astype(np.float64)):
+        lengths = query_lengths * np.linalg.norm(key)
+        products = (queries * key).sum(axis=1)
+        scores[:, column] = np.divide(
+            products, lengths, out=np.zeros_like(products), where=lengths > 0
+        )
+    indices = np.argsort(-scores, axis=1, kind="stable")[:, :k]
+    return np.take_along_axis(scores, indices, 1), indices
+
+
+def assert_naive(source: np.ndarray, target: np.ndarray, k: int) -> Neighbours:
+    """Search both directions, and compare them with the naive loop and with one direction."""
+    found = mutual_neighbours(source, target, k)
+    forward = found.forward_scores, found.forward_indices
+    backward = found.backward_scores, found.backward_indices
+    for (scores, indices), expected in (
+        (forward, naive_neighbours(source, target, k)),
+        (backward, naive_neighbours(target, source, k)),
+        (nearest_neighbours(source, target, k), forward),
+    ):
+        np.testing.assert_array_equal(indices, expected[1])
+        np.testing.assert_allclose(scores, expected[0], atol=1e-6)
+        assert (scores.dtype, indices.dtype) == (np.float32, np.int64)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "dimensions", "blocks", "k"),
+    [
+        (131, 170, 3, (1024, 8192), 1),
+        (1100, 1300, 40, (1024, 8192), 16),
+        (131, 170, 12, (64, 96), 4),
+        (131, 170, 8, (50, 33), 1),
+        (47, 62, 8, (8, 7), 9),
+        (47, 62, 8, (5, 200), 16),
+        (47, 62, 8, (7, 5), 47),
+    ],
+)
+def test_neighbours_are_those_of_the_naive_loop(
+    rows: int, columns: int, dimensions: int, blocks: tuple[int, int], k: int, use_blocks: Callable
+) -> None:
+    use_blocks(*blocks)
+    rng = np.random.default_rng(5)
+    source = rng.normal(size=(rows, dimensions)) * 1e3
+    target = rng.normal(size=(columns, dimensions)) * 1e-3
+    assert_naive(source, target, k)
+    assert nearest_neighbours(source[:0], target, k)[1].shape == (0, k)
+
+
+@pytest.mark.parametrize(
+    ("blocks", "k"),
+    [((1024, 8192), 1), ((64, 96), 5), ((33, 40), 16), ((14, 20), 4), ((1, 1), 3)],
+)
+@pytest.mark.parametrize("dimensions", [4, 16])
+def test_ties_go_to_the_lowest_index_in_both_directions(
+    blocks: tuple[int, int], k: int, dimensions: int, use_blocks: Callable
+) -> None:
+    use_blocks(*blocks)
+    # products of halves or quarters: exact in float32
+    rows = 60 if blocks == (1, 1) else 300
+    signs = np.random.default_rng(7).choice([-1.0, 1.0], size=(rows, dimensions))
+    source = signs[: rows // 2]
+    target = signs[rows // 2 :]
+    source[7] = target[3] = 0  # a zero row ties with everything
+    target[-20:] = target[:20]
+    assert_naive(source, target, k)
+
+
+@pytest.mark.parametrize(
+    "layout", [np.asfortranarray, lambda rows: np.repeat(rows, 2, axis=1)[:, ::2]]
+)
+@pytest.mark.parametrize("as_tensor", [False, True])
+def test_repeated_rows_of_real_numbers_tie_in_any_layout(layout: Callable, as_tensor: bool) -> None:
+    rows = np.random.default_rng(10).normal(size=(65, 384)).astype(np.float32)
+    repeated = np.concatenate([rows[::-1], rows, rows, rows])
+    keys = layout(repeated[: exact.CHECKED_ROWS + 1])  # the last rows that are checked are one row
+    keys = torch.from_numpy(np.array(keys).T.copy()).T if as_tensor else keys
+    _, indices = nearest_neighbours(rows, keys, 4)
+    for row, found in enumerate(indices):
+        copies = [64 - row, 65 + row, 130 + row, 195 + row]
+        np.testing.assert_array_equal(found[:3], copies[:3])
+    np.testing.assert_array_equal(nearest(rows, keys), np.arange(65)[::-1])
+    assert nearest(np.zeros((1, 384)), keys).tolist() == [0]  # a zero row ties with everything
+
+
+@pytest.mark.parametrize(("huge", "tiny"), [(np.float32(1e38), np.float32(1e-30)), (1e300, 1e-60)])
+@pytest.mark.parametrize("make", [np.array, torch.tensor])
+def test_huge_and_tiny_rows_neither_overflow_nor_vanish(
+    huge: float, tiny: float, make: Callable
+) -> None:
+    rows = np.array([[1.0, 2.0], [2.0, -1.0]], np.asarray(huge).dtype)
+    scores, indices = nearest_neighbours(make(rows * huge), make(rows * tiny))
+    np.testing.assert_array_equal(indices[:, 0], [0, 1])
+    np.testing.assert_allclose(scores, 1, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_torch_tensors_of_any_float_type(dtype: torch.dtype) -> None:
+    rows = torch.eye(5, dtype=dtype)
+    _, indices = nearest_neighbours(rows.requires_grad_(), rows)
+    np.testing.assert_array_equal(indices[:, 0], np.arange(5))
+
+
+def row_3(value: float) -> np.ndarray:
+    rows = np.ones((5, 3))
+    rows[3, 1] = value
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda: nearest_neighbours(row_3(np.nan), np.eye(3)), "queries: row 3 "),
+        (lambda: nearest_neighbours(np.eye(3), row_3(np.inf)), "keys: row 3 "),
+        (lambda: mutual_neighbours(row_3(-np.inf), np.eye(3), 1), "source: row 3 "),
+        (lambda: nearest_neighbours(np.eye(2), np.eye(2), 3), "k=3"),
+        (lambda: nearest_neighbours(np.eye(2), np.eye(2), 0), "k=0"),
+        (lambda: nearest_neighbours(np.eye(2), np.ones((0, 2))), "k=1"),
+        (lambda: mutual_neighbours(np.ones((5, 3)), np.ones((2, 3)), 3), "k=3.* 1 to 2"),
+    ],
+)
+def test_what_is_refused(call: Callable, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        call()
+
+
+@pytest.mark.parametrize("has_new_switches", [True, False])
+def test_cosines_are_those_of_float32_whatever_else_multiplies_in_half_precision(
+    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, has_new_switches: bool
+) -> None:
+    if not has_new_switches:  # as before torch 2.9
+        monkeypatch.delattr(type(torch.backends.mkldnn), "matmul", raising=False)
+    source, target = np.random.default_rng(9).normal(size=(2, 150, 64))
+    request.addfinalizer(lambda: torch.set_float32_matmul_precision("highest"))
+    torch.set_float32_matmul_precision("medium")  # bfloat16 on CPUs that have it
+    with torch.autocast("cpu", torch.bfloat16):
+        assert_naive(source, target, 3)
+        assert torch.is_autocast_enabled("cpu")
+        assert torch.get_float32_matmul_precision() == "medium"
+        assert torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction
+
+
+def at_rounding_boundaries(rng: np.random.Generator, rows: np.ndarray) -> np.ndarray:
+    """Round all numbers of the first half of the rows down by half a step, of the others up.
+
+    Rows are in groups of near copies. So many pairs are in the wrong order after rounding.
+    """
+    up = np.arange(len(rows))[:, None] >= len(rows) // 2
+    signs = np.sign(rows[rng.integers(10, size=len(rows))])
+    signs[np.arange(len(rows)), rng.integers(rows.shape[1], size=len(rows))] *= -1
+    return signs * np.where(up, 1.0, 1 + 2.0**-8 * (1 - 1e-3))
+
+
+def in_a_corner(spread: float) -> Callable:
+    return lambda rng, rows: rng.normal(size=rows.shape[1]) + 2 + spread * rows
+
+
+#: Turns random rows (N, D) into rows whose cosines are hard to bound.
+SHAPES: dict[str, Callable[[np.random.Generator, np.ndarray], np.ndarray]] = {
+    "spiky": lambda rng, rows: rows * np.where(np.arange(rows.shape[1]) < 2, 1e3, 1),
+    "hub": lambda rng, rows: np.where(
+        rng.random((len(rows), 1)) < 0.5, rows, rows[0] + 1e-3 * rows
+    ),
+    "one-hot": lambda rng, rows: np.eye(rows.shape[1])[rng.integers(rows.shape[1], size=len(rows))],
+    "Cauchy": lambda rng, rows: rng.standard_cauchy(rows.shape),
+    "sorted": lambda rng, rows: np.sort(rows, axis=0),
+    "repeated": lambda rng, rows: rows[rng.integers(20, size=len(rows))],
+    "opposite": lambda rng, rows: (2 + rows) * np.where(np.arange(len(rows)) < 390, 1, -1)[:, None],
+    "boundary": at_rounding_boundaries,
+    **{f"corner of {spread}": in_a_corner(spread) for spread in (10.0, 0.3, 0.05, 1e-3, 1e-5)},
+}
+
+
+def hard_rows(shape: str, dimensions: int) -> tuple[np.ndarray, np.ndarray]:
+    """Make 400 source rows and 300 target rows."""
+    rng = np.random.default_rng(dimensions)
+    rows = SHAPES[shape](rng, rng.normal(size=(700, dimensions))).astype(np.float32)
+    return rows[:400], rows[400:]
+
+
+@pytest.mark.parametrize("dimensions", [1, 48, 384])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_no_neighbour_is_missed_however_hard_rows_are_to_tell_apart(
+    shape: str, dimensions: int, use_blocks: Callable
+) -> None:
+    source, target = hard_rows(shape, dimensions)
+    use_blocks(64, 128)
+    found = mutual_neighbours(source, target, 4)
+    for name, queries, keys in (("forward", source, target), ("backward", target, source)):
+        best, _ = naive_neighbours(queries, keys, 4)
+        every, order = naive_neighbours(queries, keys, len(keys))
+        cosines = np.take_along_axis(every, order.argsort(1), 1)  # by index
+        indices = getattr(found, f"{name}_indices")
+        scores = getattr(found, f"{name}_scores")
+        np.testing.assert_allclose(np.take_along_axis(cosines, indices, 1), best, atol=5e-7)
+        np.testing.assert_allclose(scores, best, atol=1e-6)
+        assert all(len(set(row)) == 4 for row in indices)
+
+
+def test_neighbours_are_the_same_bits_whatever_the_blocks_and_the_kind_of_product(
+    monkeypatch: pytest.MonkeyPatch, use_blocks: Callable
+) -> None:
+    source, target = hard_rows("corner of 0.3", 48)
+    found = mutual_neighbours(source, target, 4)
+    monkeypatch.setattr(exact, "fastest_product", lambda device: "float32")
+    for blocks in [(64, 128), (37, 41), (400, 8)]:
+        use_blocks(*blocks)
+        other = mutual_neighbours(source, target, 4)
+        for name in vars(found):
+            np.testing.assert_array_equal(getattr(found, name), getattr(other, name))
+
+
+def test_only_neighbours_above_given_cosines_are_sought(use_blocks: Callable) -> None:
+    rng = np.random.default_rng(2)
+    source = rng.normal(size=(300, 32))
+    target = rng.normal(size=(200, 32))
+    whole = mutual_neighbours(source, target, 4)
+    above = whole.forward_scores[:, 2], whole.backward_scores[:, 0]
+    use_blocks(64, 128)
+    found = mutual_neighbours(source, target, 4, above=above)
+    np.testing.assert_array_equal(found.forward_indices[:, :2], whole.forward_indices[:, :2])
+    assert (found.forward_indices[:, 2:] == -1).all()
+    assert (found.backward_indices == -1).all()
+
+
+def test_few_cosines_are_computed_one_by_one(
+    monkeypatch: pytest.MonkeyPatch, use_blocks: Callable
+) -> None:
+    rng = np.random.default_rng(1)
+    source = rng.normal(size=(3000, 64)).astype(np.float32) + 1
+    target = source[::-1] + 0.5 * rng.normal(size=source.shape)
+    computed = []
+    cosines = screening._cosines
+    monkeypatch.setattr(
+        screening, "_cosines", lambda *args: computed.append(len(args[2])) or cosines(*args)
+    )
+    use_blocks(512, 1024)
+    mutual_neighbours(source, target, 4)
+    assert sum(computed) < 0.02 * 3000**2
+
+
+@pytest.mark.parametrize("kind", ["both"], indirect=True)
+def test_memory_beyond_the_inputs_is_a_few_blocks() -> None:
+    """Search with both kinds in a process of its own: 8,000 × 6,000 cosines take 183 MiB."""
+    code = """
+import resource, sys, numpy as np
+from dap_transformers.search import exact
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+rows = np.random.default_rng(0).standard_normal((8_000, 8), dtype=np.float32)
+exact.mutual_neighbours(rows[:1000], rows[:1000], 2)
+before = peak()
+exact.BLOCKS["cpu"] = (512, 512)
+for kind in ("float32", "bfloat16"):
+    exact.fastest_product = lambda device: kind
+    exact.mutual_neighbours(rows, rows[:6_000], 2)
+print(peak() - before)
+exact.BLOCKS["cpu"] = (512, 8192)  # all cosines of a block are computed
+exact.mutual_neighbours(np.ones((512, 8)), np.ones((8192, 8)), 2)
+print(peak() - before)
+"""
+    done = run_python(["-c", code], dict(os.environ), REPOSITORY)
+    assert done.returncode == 0, done.stderr
+    of_blocks, of_equal_rows = map(float, done.stdout.split())  # MiB
+    assert of_blocks < 60
+    assert of_equal_rows < 120
+
+
+def test_the_fastest_product_that_a_device_has_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
+        raise NotImplementedError("no such product on the backend")
+
+    multiply = torch.Tensor.matmul
+    products = {
+        "slow": (torch.float32, lambda rows, columns: multiply(rows, columns.repeat(9, 1).T)),
+        "fast": (torch.float32, lambda rows, columns: multiply(rows[:1], columns.T)),
+        "absent": (torch.float32, absent),
+    }
+    monkeypatch.setattr(screening, "PRODUCTS", products)
+    assert screening.fastest_product.__wrapped__(torch.device("cpu")) == "fast"
