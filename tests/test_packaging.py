@@ -8,6 +8,7 @@ import sys
 import zipfile
 from pathlib import Path
 
+import networkx as nx  # a requirement of torch
 import pytest
 import yaml
 from conftest import REPOSITORY
@@ -25,9 +26,6 @@ PACKAGE = "dap_transformers"
 #: Modules that all commands share.
 SHARED = tuple(f"{PACKAGE}.commands{name}" for name in ("", ".edge", ".arguments", ".recipes"))
 WITHOUT_MODEL = ("text", "prepare", "search", "reports")
-
-#: Name of a module or room -> names that it imports.
-Graph = dict[str, set[str]]
 
 
 def own_modules() -> dict[str, Path]:
@@ -70,40 +68,31 @@ def imports_of(path: Path, modules: set[str]) -> set[str]:
     return names & modules
 
 
-def reachable(graph: Graph, start: str) -> set[str]:
-    """Return everything that `start` imports, directly or through others."""
-    seen: set[str] = set()
-    waiting = list(graph[start])
-    while waiting:
-        name = waiting.pop()
-        if name not in seen:
-            seen.add(name)
-            waiting += graph[name]
-    return seen
-
-
 @pytest.fixture(scope="module")
-def files() -> Graph:
-    """Return the imports of each module."""
+def files() -> nx.DiGraph:
+    """Return which module imports which."""
     modules = own_modules()
-    return {name: imports_of(path, set(modules)) - {name} for name, path in modules.items()}
+    graph = nx.DiGraph()
+    for name, path in modules.items():
+        graph.add_node(name)
+        graph.add_edges_from((name, other) for other in imports_of(path, {*modules}) - {name})
+    return graph
 
 
-def test_no_module_imports_from_a_higher_layer_and_no_file_imports_a_command(files: Graph) -> None:
-    for name, imported in files.items():
-        for other in imported:
-            assert layer_of(other) != "command", f"{name} imports {other}"
-            is_lower = LAYERS.index(layer_of(other)) <= LAYERS.index(layer_of(name))
-            assert is_lower, f"{name} imports {other}"
+def test_no_module_imports_from_a_higher_layer_and_no_file_imports_a_command(
+    files: nx.DiGraph,
+) -> None:
+    for name, other in files.edges:
+        assert layer_of(other) != "command", f"{name} imports {other}"
+        is_lower = LAYERS.index(layer_of(other)) <= LAYERS.index(layer_of(name))
+        assert is_lower, f"{name} imports {other}"
 
 
-def test_there_are_no_import_cycles(files: Graph) -> None:
-    rooms: Graph = {}
-    for name, imported in files.items():
-        room = room_of(name)
-        rooms.setdefault(room, set()).update({room_of(other) for other in imported} - {room})
+def test_there_are_no_import_cycles(files: nx.DiGraph) -> None:
+    between = [(room_of(name), room_of(other)) for name, other in files.edges]
+    rooms = nx.DiGraph([edge for edge in between if edge[0] != edge[1]])
     for graph in (files, rooms):
-        assert not [name for name in graph if name in reachable(graph, name)]
+        assert not [*nx.simple_cycles(graph)]
 
 
 def test_the_library_reads_no_flags_and_prints_nothing() -> None:
@@ -116,11 +105,11 @@ def test_the_library_reads_no_flags_and_prints_nothing() -> None:
 
 
 @pytest.mark.parametrize("room", WITHOUT_MODEL)
-def test_rooms_for_text_and_arrays_import_no_model(room: str, files: Graph) -> None:
+def test_rooms_for_text_and_arrays_import_no_model(room: str, files: nx.DiGraph) -> None:
     for module in files:
         if room_of(module) == f"{PACKAGE}.{room}":
-            imported = reachable(files, module)
-            assert not [other for other in imported if layer_of(other) == "model"], module
+            layers = {layer_of(other) for other in nx.descendants(files, module)}
+            assert "model" not in layers, module
 
 
 def test_wheel_and_checkout_import_the_same_names(tmp_path: Path) -> None:
