@@ -1,7 +1,6 @@
 """`SentenceEncoder` gives the vectors of sentence-transformers, whatever the batches are."""
 
 import copy
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import pytest
 import torch
 import transformers
 from conftest import LANGUAGES, save, save_bert, synthetic_pairs, tiny_config
+from damaged_files import damage
 from numpy.testing import assert_allclose
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import (
@@ -24,6 +24,7 @@ from transformers import AutoModel, PreTrainedConfig, PreTrainedTokenizerFast
 from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
 
 from dap_transformers.encoding.encoder import SentenceEncoder
+from dap_transformers.encoding.modules import write_modules
 
 SENTENCES: list[str] = []
 for language in LANGUAGES:
@@ -31,9 +32,6 @@ for language in LANGUAGES:
         SENTENCES += pair
 # An empty sentence, a short one, a repeated one, and one that is longer than the limit.
 SENTENCES += ["", "a", SENTENCES[3], " ".join(SENTENCES)]
-
-LEGACY_POOLING = {"pooling_mode_cls_token": False, "pooling_mode_mean_tokens": True}
-NEW_POOLING = {"embedding_dimension": 32, "pooling_mode": "mean", "include_prompt": True}
 
 
 @pytest.fixture
@@ -217,51 +215,29 @@ def test_an_encoder_that_reads_padding_gives_a_warning(
     assert ("share a batch" in caplog.text) == reads_padding
 
 
-Write = Callable[..., SentenceEncoder]
-
-
 @pytest.fixture
-def written(tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast) -> Write:
-    """Return a function that writes a sentence-transformers folder by hand, and loads it."""
+def changed(tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast) -> Callable:
+    """Return a function that changes a file of sentence-transformers, and loads the folder."""
 
-    def write(
-        pooling: dict, *more: str, form: str = "models.{0}", **transformer: object
-    ) -> SentenceEncoder:
-        modules = []
-        for number, kind in enumerate(("Transformer", "Pooling", *more)):
-            dotted = "sentence_transformers." + form.format(kind, kind.lower())
-            modules.append({"path": f"{number}_{kind}" if number else "", "type": dotted})
-        contents = {"modules.json": modules, "1_Pooling/config.json": pooling}
-        contents["sentence_bert_config.json"] = transformer
-        save_bert(tmp_path, tiny_tokenizer)
-        (tmp_path / "1_Pooling").mkdir()
-        for name, content in contents.items():
-            (tmp_path / name).write_text(json.dumps(content))
-        return SentenceEncoder.from_pretrained(str(tmp_path))
+    def load_changed(file: str, content: Any) -> SentenceEncoder:
+        folder = save_bert(tmp_path, tiny_tokenizer)
+        write_modules(SentenceEncoder.from_pretrained(str(folder), "mean"), folder)
+        damage(folder, file, content)
+        return SentenceEncoder.from_pretrained(str(folder))
 
-    return write
+    return load_changed
 
 
-@pytest.mark.parametrize(
-    ("form", "pooling", "more"),
-    [
-        ("models.{0}", LEGACY_POOLING, ["Normalize"]),
-        ("base.modules.{1}.{0}", NEW_POOLING, []),
-    ],
-)
-def test_folders_of_earlier_sentence_transformers(
-    form: str, pooling: dict, more: list[str], written: Write
-) -> None:
-    encoder = written(pooling, *more, form=form, max_seq_length=82)
-    # A length above the table of positions is lowered.
-    assert (encoder.pooling, encoder.max_seq_length, encoder.prefix) == ("mean", 80, "")
-    assert [type(module).__name__ for module in encoder.after] == more
+def test_a_length_above_the_table_of_positions_is_lowered(changed: Callable) -> None:
+    assert changed("sentence_bert_config.json", {"max_seq_length": 82}).max_seq_length == 80
 
 
 # ---------------------------------------------------------------------------------------- refused
 
 
 CANNOT_RUN = "cannot run here"
+POOLING = "1_Pooling/config.json"
+CNN = [{"type": f"sentence_transformers.models.{kind}", "path": ""} for kind in ("CNN", "Pooling")]
 
 
 @pytest.mark.parametrize(
@@ -275,11 +251,11 @@ CANNOT_RUN = "cannot run here"
         (lambda load, _: load(max_seq_length=3, prefix="query: "), "max_seq_length=3 .*'query: '"),
         (lambda load, _: load(max_seq_length=81), "max_seq_length=81 .* 80"),
         (lambda *_: SentenceEncoder.from_pretrained("no/such/model"), "no/such/model"),
-        (lambda _, written: written({"pooling_mode": ["cls", "mean"]}), CANNOT_RUN),
-        (lambda _, written: written({"pooling_mode_max_tokens": True}), CANNOT_RUN),
-        (lambda _, written: written(NEW_POOLING, "CNN"), CANNOT_RUN),
+        (lambda _, changed: changed(POOLING, {"pooling_mode": ["cls", "mean"]}), CANNOT_RUN),
+        (lambda _, changed: changed(POOLING, {"pooling_mode_max_tokens": True}), CANNOT_RUN),
+        (lambda _, changed: changed("modules.json", CNN), CANNOT_RUN),
     ],
 )
-def test_what_is_refused(load: Callable, written: Write, call: Callable, says: str) -> None:
+def test_what_is_refused(load: Callable, changed: Callable, call: Callable, says: str) -> None:
     with pytest.raises(ValueError, match=says):
-        call(load, written)
+        call(load, changed)
