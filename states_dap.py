@@ -5,8 +5,9 @@ states to a sentence vector. `last_states` computes token states, in the fastest
 encoder allows:
 
 - *Packed*: all rows stand one behind the other in one long row without padding. Attention gets the
-  length of each row, so that no token sees another row. This needs an attention that takes packed
-  rows: `use_packing` registers one for every encoder that runs torch's `sdpa` attention.
+  length of each row, so that no token sees another row. Within a row, attention may be causal, have
+  a window, or share keys between heads. This needs an attention that takes packed rows:
+  `use_packing` registers one for every encoder that runs torch's `sdpa` attention.
 - *Grouped*, on CPU: rows of similar length run together, so that little padding is left.
 - *Padded*: one batch with padding, as in Transformers.
 
@@ -415,8 +416,11 @@ def self_attention(
     One large product instead of three takes fewer operations, also for the gradients.
     """
     linears = (attention.query, attention.key, attention.value)
-    is_plain = all(type(linear) is nn.Linear for linear in linears)  # without adapters
-    if not (attention.training and is_plain and "cu_seq_lens_q" in kwargs):
+    is_fused = attention.training and "cu_seq_lens_q" in kwargs
+    for linear in linears:  # an adapter or a hook is called
+        is_called = linear._forward_pre_hooks or linear._forward_hooks
+        is_fused = is_fused and type(linear) is nn.Linear and not is_called
+    if not is_fused:
         forward = type(attention).forward
         return forward(attention, hidden_states, attention_mask, past_key_values, **kwargs)
 

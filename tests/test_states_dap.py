@@ -19,6 +19,7 @@ from states_dap import (
     attention_arguments,
     first_tokens,
     last_states,
+    layer_stack,
     pack,
     packed_attention,
     takes_packed,
@@ -195,6 +196,15 @@ def test_the_last_layer_of_some_tokens_has_dropout_in_training() -> None:
         asked = first_tokens(mask)
         once, again = (last_states(encoder, mask, asked, input_ids=ids) for _ in range(2))
         assert torch.equal(once, again) != is_training
+
+
+def test_a_hook_on_a_projection_is_called_in_training() -> None:
+    encoder, ids = packed_encoder("bert").train(), torch.randint(5, 250, (2, 6))
+    calls = []
+    for layer in layer_stack(encoder)[1]:
+        layer.attention.self.query.register_forward_hook(lambda *_: calls.append(1))
+    last_states(encoder, torch.ones_like(ids), input_ids=ids)
+    assert len(calls) == 3
 
 
 @pytest.mark.parametrize("model_type", ["bert", "modernbert"])
