@@ -7,7 +7,6 @@ import json
 import lzma
 import os
 import random
-import re
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -254,11 +253,6 @@ def built_and_described(flags: list[str]) -> tuple[DAPTrainer, dict[str, Any]]:
     from dap_transformers.training.run import build_trainer
 
     return build_trainer(*parse_arguments(flags))
-
-
-def squeezed(table: str) -> str:
-    """Return a table without the spaces that only align its columns."""
-    return re.sub(" +", " ", table)
 
 
 def results(folder: Path, name: str = "eval") -> dict[str, float]:

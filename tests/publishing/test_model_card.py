@@ -59,7 +59,6 @@ def test_a_card_without_records_states_no_numbers() -> None:
 @pytest.mark.parametrize(
     ("made", "objective", "said"),
     [
-        ({"normalize": True}, "tr", "sentence-transformers returns vectors of length 1."),
         ({"heads": True}, "tr", 'subfolder="pretraining", trust_remote_code=True'),
         ({}, "mlm", "an encoder to start training from (`bert`, 12 layers)"),
         ({}, "tr+mine", "by translation ranking (TR) and mine, objective"),
