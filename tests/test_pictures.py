@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from dap_transformers.pictures import (
-    cloud_distance,
     plot_curves,
     plot_token_states,
     principal_plane,
@@ -25,14 +24,6 @@ def test_the_plane_is_that_of_scikit_learn_up_to_sign() -> None:
     states = np.concatenate(clouds(1.0)) * np.arange(1, 9)
     expected = decomposition.PCA(2).fit_transform(states)
     np.testing.assert_allclose(np.abs(principal_plane(states)), np.abs(expected), atol=1e-6)
-
-
-def test_distance_of_shifted_clouds_against_the_formula() -> None:
-    source, target = clouds(2.0)
-    points = [(cloud - cloud.mean(0)).astype(np.float64) for cloud in (source, target)]
-    spread = np.sqrt(sum((cloud**2).sum() for cloud in points) / (len(source) + len(target)))
-    expected = np.linalg.norm(source.mean(0) - target.mean(0)) / spread
-    assert cloud_distance(source * 10, target * 10) == pytest.approx(expected, rel=1e-5)
 
 
 def test_pictures_have_a_white_border_so_no_label_is_cut_off(tmp_path: Path) -> None:

@@ -106,25 +106,24 @@ def test_words_of_a_tokenizer_and_marks_of_word_starts() -> None:
 
 
 def test_links_survive_pharaoh_format(tmp_path: Path) -> None:
-    random = np.random.default_rng(0)
-    written = []
-    for size in (0, 1, 30):
-        written.append(np.unique(random.integers(0, 99, size=(size, 2)), axis=0))
+    rows = np.random.default_rng(0).integers(0, 99, size=(30, 2))
+    written = [np.unique(rows[:size], axis=0) for size in (0, 1, 30)]
     text = "".join(f"{format_links(links)}\n" for links in written)
     found = read_links(write(tmp_path / "links.gz", text))
     for links, each in zip(written, found, strict=True):
-        np.testing.assert_array_equal(each.sure, links.reshape(-1, 2))
+        np.testing.assert_array_equal(each.sure, links)
         assert each.possible.shape == (0, 2)
-
     gold = parse_links("7\t1-1 2p3 1-1", first=1)
     assert (gold.sure.tolist(), gold.possible.tolist()) == ([[0, 0]], [[1, 2]])
-    for line, words in (
-        ("1-0", "counted from 1"),
-        ("1:2", "'1:2' is no link"),
-        ("-1-2", "no link"),
-    ):
-        with pytest.raises(UserError, match=f"line 2: .*{words}"):
-            read_links(write(tmp_path / "bad", f"1-1\n{line}\n"), first=1)
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [("1-0", "counted from 1"), ("1:2", "'1:2' is no link"), ("-1-2", "no link")],
+)
+def test_lines_that_are_no_links_are_named(line: str, says: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=f"line 2: .*{says}"):
+        read_links(write(tmp_path / "bad", f"1-1\n{line}\n"), first=1)
 
 
 @pytest.mark.parametrize(

@@ -68,11 +68,8 @@ def test_faults_in_the_files_are_named_by_line(
         Bucc(write_split(tmp_path, **files), "fr-en").read()
 
 
-def test_an_example_by_hand() -> None:
-    # scores 5 and 4 are right, 3 is wrong, 2 is right, 1 is wrong, and one gold pair is not mined
+def test_scores_at_a_threshold() -> None:
     counts = np.array([2.0, 5.0, 3.0, 1.0, 4.0]), np.ones(5, int), np.array([1, 1, 0, 0, 1]), 4
-    # F1 there is 2·3 / (4 + 4), above it 2·2 / (2 + 4), and below it 2·3 / (5 + 4)
-    assert best_threshold(*counts) == 1.5
     assert score_at(1.5, *counts) == MiningScore(75.0, 75.0, 75.0, 1.5, 4, 3, 4)
     assert score_at(9.0, *counts).f1 == 0.0
 

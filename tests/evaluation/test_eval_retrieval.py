@@ -7,20 +7,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch.distributed as dist
 from conftest import synthetic_pairs
-from forked import run_two
 
 import eval_retrieval
 from dap_transformers.encoding.encoder import SentenceEncoder
 from dap_transformers.errors import UserError
-from dap_transformers.evaluation.evaluator import PairsByLanguage, evaluate
+from dap_transformers.evaluation.evaluator import PairsByLanguage
 from dap_transformers.evaluation.hard_negatives import (
     COPY_KINDS,
     HardNegatives,
     hard_negative_errors,
 )
-from dap_transformers.evaluation.retrieval import Retrieval, read_languages, retrieval_accuracy
+from dap_transformers.evaluation.retrieval import read_languages, retrieval_accuracy
 from dap_transformers.text.find import find_bitext
 from eval_retrieval import run
 
@@ -146,24 +144,6 @@ def test_hard_negatives_are_candidates_of_the_english_side(
     assert numbers["error"] == pytest.approx(error)
     assert found["mean"] == {"error": numbers["error"]}
     assert evaluator.logged(found) == {"hard_negative_error": numbers["error"]["error"]}
-
-
-def measure_in_two(rank: int, model: str, pairs: PairsByLanguage, folder: Path) -> None:
-    """Evaluate in one process of two, and write its numbers."""
-    encoder = SentenceEncoder.from_pretrained(model, "mean")
-    found = evaluate(encoder, [Retrieval(pairs), HardNegatives(pairs)])
-    (folder / f"{rank}.json").write_text(json.dumps(found))
-    dist.destroy_process_group()
-
-
-def test_two_processes_return_the_numbers_of_one(
-    tiny_bert_dir: Path, telling: PairsByLanguage, tmp_path: Path
-) -> None:
-    encoder = SentenceEncoder.from_pretrained(str(tiny_bert_dir), "mean")
-    expected = evaluate(encoder, [Retrieval(telling), HardNegatives(telling)])
-    run_two(measure_in_two, str(tiny_bert_dir), telling, tmp_path)
-    for rank in (0, 1):
-        assert json.loads((tmp_path / f"{rank}.json").read_text()) == expected
 
 
 @pytest.mark.parametrize("spelling", ["fr", "fra"])

@@ -101,6 +101,5 @@ def test_bucc_table_averages_only_all_four_pairs() -> None:
     assert lines[-1].split()[-1] == "86.8"
     one = bucc_table({"de-en": ours["de-en"]}, "sample").splitlines()
     assert one[2].split()[2:] == [*"---", "90.0", "80.0", "85.0", *"-" * 7]
-    assert one[-1].split()[-1] == "95.4"
     assert bucc_table({"de-fr": ours["de-en"]}, "sample") is None
     assert bucc_table(ours, "training-optimal") is None

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from sentence_transformers.sentence_transformer.evaluation import TranslationEvaluator
 
 from dap_transformers.evaluation.evaluator import Evaluator, evaluate
 from dap_transformers.evaluation.retrieval import (
@@ -39,26 +38,6 @@ def test_equals_the_naive_loop_in_both_directions() -> None:
     assert 50 < forward < 100
     with pytest.raises(ValueError, match="80 source and 79 target"):
         retrieval_accuracy(source, target[1:])
-
-
-def test_equals_the_translation_evaluator_of_sentence_transformers() -> None:
-    source, target = noisy_pairs()
-
-    class GivenEmbeddings(TranslationEvaluator):
-        def embed_inputs(
-            self, model: object, sentences: list[str], **_: object
-        ) -> list[torch.Tensor]:
-            rows = {"s": source, "t": target}
-            return [torch.tensor(rows[name[0]][int(name[1:])]) for name in sentences]
-
-        def store_metrics_in_model_card_data(self, *_: object) -> None:
-            """There is no model."""
-
-    source_names = [f"s{i}" for i in range(len(source))]
-    target_names = [f"t{i}" for i in range(len(source))]
-    metrics = GivenEmbeddings(source_names, target_names, write_csv=False)(None)
-    expected = metrics["src2trg_accuracy"] * 100, metrics["trg2src_accuracy"] * 100
-    assert retrieval_accuracy(source, target) == pytest.approx(expected)
 
 
 def naive_pool(queries: np.ndarray, others: np.ndarray) -> tuple[float, float]:

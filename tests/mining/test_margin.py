@@ -130,6 +130,9 @@ def test_repeated_and_empty_lines_are_counted_and_found_again(lines: list[str]) 
     assert [text[row] if row >= 0 else "" for row in text.rows] == [
         line if line.strip() else "" for line in lines
     ]
+    assert [text.place(row) for row in range(len(text))] == [
+        f"text, line {lines.index(sentence) + 1}" for sentence in text
+    ]
     counts = {"empty": len(lines) - len(filled), "repeated": len(filled) - len(text)}
     counts |= {"file": "text", "lines": len(lines), "distinct": len(text)}
     assert text.counts() == counts

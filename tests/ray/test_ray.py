@@ -91,27 +91,10 @@ def require_equal(found: Neighbours, expected: Neighbours) -> None:
 
 
 @pytest.mark.slow
-def test_shards_made_on_the_cluster_are_those_of_one_process(
-    load: Callable[..., SentenceEncoder],
-    nodes: object,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+def test_commands_on_the_cluster_give_the_numbers_of_one_process(
+    tiny_bert_dir: Path, nodes: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(embeddings, "PIECE", 16)  # several pieces per shard
-    text = [side for pair in PAIRS for side in pair]
-    encoder = ClusterEncoder(load, Cluster(nodes.address, ray_actors=1))
-    for each, folder in ((load(), "one"), (encoder, "two")):
-        embed_to_disk(each, text, tmp_path / folder, 25)
-    shards = [sorted((tmp_path / folder).iterdir()) for folder in ("one", "two")]
-    for one, two in zip(*shards, strict=True):
-        assert (one.name, one.read_bytes()) == (two.name, two.read_bytes())
-    encoder.end()
-
-
-@pytest.mark.slow
-def test_commands_on_the_cluster_give_the_numbers_of_one_process(
-    tiny_bert_dir: Path, nodes: object, tmp_path: Path
-) -> None:
     (tmp_path / "de-en.tsv").write_bytes(text_of(PAIRS))
     sides = [tmp_path / "a.de", tmp_path / "a.en"]
     for side, path in enumerate(sides):
@@ -298,8 +281,7 @@ def test_encoders_fit_on_nodes_and_have_the_model_of_the_command(
 # ---------------------------------------------------------------------------------------- search
 
 
-@pytest.mark.parametrize("rows", [1, 50_000, 10**9])
-@pytest.mark.parametrize("columns", [1, 70_000, 10**8])
+@pytest.mark.parametrize(("rows", "columns"), [(1, 70_000), (50_000, 1), (10**9, 10**8)])
 @pytest.mark.parametrize(("kind", "count"), [("CPU", 1), ("CPU", 512), ("GPU", 8)])
 def test_tiles_cover_both_sides_and_have_a_highest_size(
     rows: int, columns: int, kind: str, count: int
