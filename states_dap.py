@@ -233,11 +233,15 @@ def absolute_positions(encoder: PreTrainedModel, columns: Tensor | None) -> dict
 # ------------------------------------------------------------------------------------ packed rows
 
 
-def use_packing(encoder: PreTrainedModel) -> None:
-    """Make an encoder that runs torch's `sdpa` take packed rows as well. Others stay unchanged."""
+def use_packing(encoder: PreTrainedModel, trains: bool = True) -> None:
+    """Make an encoder that runs torch's `sdpa` take packed rows as well. Others stay unchanged.
+
+    If it `trains`, layers like BERT's also get `self_attention`. They then refer to themselves, so
+    that only Python's garbage collection frees them.
+    """
     if encoder.config._attn_implementation == "sdpa" and encoder._supports_attention_backend:
         encoder.set_attn_implementation(PACKED)
-    if can_skip_tokens(encoder):
+    if trains and can_skip_tokens(encoder):
         for layer in layer_stack(encoder)[1]:
             attention = layer.attention.self
             attention.forward = partial(self_attention, attention)

@@ -121,7 +121,7 @@ class SentenceEncoder:
         is_known = type(self.backbone).__module__.startswith("transformers.")
         self._can_pack = is_known and can_skip_tokens(self.backbone)
         if self._can_pack:
-            use_packing(self.backbone)
+            use_packing(self.backbone, trains=False)
         #: How many sentences `encode` has cut so far.
         self.cut = 0
         #: Commit of the Hub repository that the model was loaded from, if any.
