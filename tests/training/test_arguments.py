@@ -11,7 +11,7 @@ import torch
 from conftest import REPOSITORY
 
 from configuration_dap import DAPConfig
-from dap_transformers.commands.recipes import RECIPES, find_recipe, parse_arguments
+from dap_transformers.commands.recipes import RECIPES, parse_arguments
 from dap_transformers.training.arguments import (
     CONFIG_FIELDS,
     FROM_FILES,
@@ -83,15 +83,6 @@ def test_a_flag_replaces_the_argument_of_the_recipe_that_says_the_same() -> None
     assert (model.model_name_or_path, model.config_name) == (None, "b")
 
 
-def test_a_path_wins_over_the_name_of_a_recipe(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert find_recipe("xlmr") == RECIPES / "xlmr.yaml"
-    Path("xlmr").write_text("seed: 3\n")
-    assert find_recipe("xlmr") == Path("xlmr")
-
-
 # Arguments
 
 
@@ -154,8 +145,6 @@ def test_a_plateau_schedule_follows_the_direction_of_the_metric() -> None:
     for metric, mode in (("eval_mean_accuracy", "max"), ("eval_rtl_loss", "min")):
         args = arguments(**options, metric_for_best_model=metric)
         assert args.lr_scheduler_kwargs == {"mode": mode}
-    args = arguments(**options, lr_scheduler_kwargs={"mode": "min"})
-    assert args.lr_scheduler_kwargs == {"mode": "min"}
 
 
 @pytest.mark.parametrize(

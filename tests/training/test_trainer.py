@@ -6,7 +6,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from conftest import LANGUAGES, synthetic_pairs
@@ -26,7 +25,6 @@ from dap_transformers.training.mixing import LanguageMixSampler
 from dap_transformers.training.step_log import StepMeter
 from dap_transformers.training.trainer import DAPTrainer
 from modeling_dap import DAPForPreTraining
-from states_dap import POOLINGS
 
 MakeTrainer = Callable[..., DAPTrainer]
 
@@ -76,48 +74,23 @@ def lines_with(name: str, trainer: DAPTrainer) -> list[dict[str, float]]:
     return [line for line in trainer.state.log_history if name in line]
 
 
-def weights_of(trainer: DAPTrainer) -> dict[str, Tensor]:
-    """Return a copy of the model's weights."""
-    return {name: value.clone() for name, value in trainer.model.named_parameters()}
-
-
-def changed_weights(trainer: DAPTrainer, before: dict[str, Tensor]) -> set[str]:
-    """Return the names of the weights that differ from a copy."""
-    after = dict(trainer.model.named_parameters())
-    return {name for name, value in before.items() if not torch.equal(value, after[name])}
-
-
 # The log
 
 
-@pytest.mark.parametrize(("objective", "batches"), [("tr+tlm", 2), ("tr+rtl", 1), ("mlm", 1)])
+@pytest.mark.parametrize(("objective", "batches"), [("tr+tlm", 2), ("mlm", 1)])
 def test_the_log_has_every_loss_and_they_add_up(
     objective: str, batches: int, make_trainer: MakeTrainer
 ) -> None:
-    trainer = make_trainer(
-        objective,
-        gradient_accumulation_steps=batches,
-        include_num_input_tokens_seen="non_padding",
-    )
-    tokens = []
-
-    def count(_: object, args: tuple, kwargs: dict) -> None:
-        tokens.append(int(kwargs["source_attention_mask"].sum()))
-
-    trainer.model.register_forward_pre_hook(count, with_kwargs=True)
+    trainer = make_trainer(objective, gradient_accumulation_steps=batches)
     trainer.train()
     lines = lines_with("loss", trainer)
     assert len(lines) == 4
-    assert lines[-1]["num_input_tokens_seen"] == sum(tokens) > 0
-
-    config = trainer.model.config
-    weights = {"tr": 1, "rtl": config.rtl_weight, "tlm": config.tlm_weight, "mlm": 1}
+    weights = {"tr": 1, "rtl": 1, "tlm": trainer.model.config.tlm_weight, "mlm": 1}
     parts = objective.split("+")
     for line in lines:
         total = sum(weights[part] * line[f"{part}_loss"] for part in parts)
         assert line["loss"] == pytest.approx(total, abs=2e-3)
         assert not [part for part in weights if part not in parts and f"{part}_loss" in line]
-        assert line["pairs_per_second"] > 0
         if objective != "mlm":
             right = line["accuracy"] * 8 * batches
             assert right == pytest.approx(round(right), abs=1e-2)
@@ -155,49 +128,6 @@ def test_the_pace_leaves_out_saving_and_waiting(
 # Evaluation
 
 
-def accuracy_by_loops(trainer: DAPTrainer, language: str) -> float:
-    """Compute the share of dev sources whose nearest target is their own, in percent."""
-    model = trainer.model.eval()
-    unit = []
-    for side in zip(*trainer.evaluators[0].pairs[language], strict=True):
-        batch = trainer.processing_class(
-            list(side), padding=True, truncation=True, max_length=16, return_tensors="pt"
-        )
-        ids = batch["input_ids"]
-        mask = batch["attention_mask"]
-        with torch.no_grad():
-            states = model.dap.encoder(ids, mask).last_hidden_state
-        vectors = POOLINGS[model.config.pooling].pool(states, mask).numpy().astype(np.float64)
-        unit.append(vectors / np.linalg.norm(vectors, axis=1, keepdims=True))
-
-    cosines = unit[0] @ unit[1].T  # (15, 15)
-    right = 0
-    for row, values in enumerate(cosines):
-        second, first = np.sort(values)[-2:]
-        assert first - second > 1e-5  # no rounding decides
-        right += int(values.argmax() == row)
-    return 100 * right / 15
-
-
-@pytest.mark.parametrize("objective", ["tr+rtl", "mlm"])
-def test_evaluation_is_retrieval_of_the_dev_pairs(
-    objective: str, make_trainer: MakeTrainer
-) -> None:
-    trainer = make_trainer(objective)
-    # The first tokens of an untrained model are too much alike.
-    trainer.model.config.pooling = "mean"
-    trainer.model.dap.config.pooling = "mean"
-    metrics = trainer.evaluate()
-    accuracies = []
-    for language in LANGUAGES:
-        forward = metrics[f"eval_{language}-en_accuracy"]
-        assert forward == pytest.approx(accuracy_by_loops(trainer, language))
-        accuracies += [forward, metrics[f"eval_en-{language}_accuracy"]]
-    assert metrics["eval_mean_accuracy"] == pytest.approx(np.mean(accuracies))
-    # an untrained encoder prefers the query's language
-    assert metrics["eval_mean_pool_accuracy"] < metrics["eval_mean_accuracy"]
-
-
 # Four evaluations of 90 queries: accuracy and loss, and which of them are the best so far.
 @pytest.mark.parametrize(
     ("numbers", "best"),
@@ -225,30 +155,16 @@ def test_equal_accuracies_are_told_apart_and_the_last_wins_within_two_standard_e
 # Steps
 
 
-# With two steps, the masks of MLM would depend on the chunks.
-@pytest.mark.parametrize(("objective", "steps"), [("tr+rtl", 2), ("mlm", 1)])
-def test_chunks_train_as_the_whole_batch(
-    objective: str, steps: int, make_trainer: MakeTrainer
-) -> None:
-    options = {
-        "gradient_accumulation_steps": steps,
-        "gradient_checkpointing": True,
-        "bf16": True,
-        "use_cpu": True,
-    }
+def test_chunks_train_as_the_whole_batch(make_trainer: MakeTrainer) -> None:
+    options = {"gradient_accumulation_steps": 2, "max_steps": 2, "bf16": True, "use_cpu": True}
     logs = []
     for size in (None, 3, 8):
         torch.manual_seed(0)
-        trainer = make_trainer(objective, mini_batch_size=size, max_steps=steps, **options)
+        trainer = make_trainer(mini_batch_size=size, gradient_checkpointing=True, **options)
         trainer.train()
         logs.append(lines_with("loss", trainer))
-    assert [len(lines) for lines in logs] == [steps] * 3
-
-    names = ["loss", "grad_norm"]
-    if objective == "mlm":
-        names += ["mlm_loss"]
-    else:
-        names += ["tr_loss", "rtl_loss", "negatives", "ignored_tokens"]
+    assert [len(lines) for lines in logs] == [2] * 3
+    names = ("loss", "grad_norm", "tr_loss", "rtl_loss", "negatives", "ignored_tokens")
     for plain, chunked, whole in zip(*logs, strict=True):
         assert chunked.keys() == plain.keys()
         for name in names:
@@ -347,21 +263,15 @@ def test_each_epoch_has_the_order_of_the_sampler(make_trainer: MakeTrainer) -> N
         assert seen[600 * epoch : 600 * (epoch + 1)] == [ids[row] for row in sampler]
 
 
-def test_a_resumed_run_tells_the_sampler_its_epoch(make_trainer: MakeTrainer) -> None:
-    trainer = make_trainer("tr")
-    trainer.state.epoch = 2.7
-    trainer.callback_handler.on_epoch_begin(trainer.args, trainer.state, trainer.control)
-    assert trainer.train_sampler.epoch == 2
-
-
 # Frozen parts and learning rates
 
 
 def test_only_frozen_word_embeddings_stay_the_same(make_trainer: MakeTrainer) -> None:
     trainer = make_trainer(freeze_word_embeddings=True, learning_rate=1e-2, max_steps=1)
-    before = weights_of(trainer)
+    parameters = dict(trainer.model.named_parameters())
+    before = {name: value.clone() for name, value in parameters.items()}
     trainer.train()
-    same = before.keys() - changed_weights(trainer, before)
+    same = {name for name, value in before.items() if torch.equal(value, parameters[name])}
     assert same == {"dap.encoder.embeddings.word_embeddings.weight"}
 
 
