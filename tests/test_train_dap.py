@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import LANGUAGES, REPOSITORY, built, results, run, state, synthetic_pairs
+from conftest import LANGUAGES, REPOSITORY, results, run, state, synthetic_pairs
 from transformers import AutoModel, AutoTokenizer
 
 from dap_transformers.commands.recipes import parse_arguments
@@ -34,11 +34,8 @@ def test_training_improves_retrieval_and_saves_the_best_model(
     history = state(out)["log_history"]
     best = state(out)["best_global_step"]
     accuracy = results(out)["eval_mean_accuracy"]
-    pool = results(out)["eval_mean_pool_accuracy"]
-    assert (
-        f"kept step {best} of 80: mean accuracy {accuracy:.1f}% on dev pairs, {pool:.1f}% in the "
-        f"multilingual pool; written to {out}"
-    ) in caplog.text
+    assert "on 3 languages, 570 pairs, 30 dev pairs; 16 pairs per step" in caplog.text
+    assert f"kept step {best} of 80: mean accuracy {accuracy:.1f}%" in caplog.text
     assert "new PAD/BOS/EOS tokens" not in caplog.text  # the configuration has them already
     means = [line["eval_mean_accuracy"] for line in history if "eval_mean_accuracy" in line]
     assert max(means) > means[0] + 20
@@ -104,10 +101,6 @@ def test_a_teacher_is_encoded_once_and_pulls_the_vectors(flags: list[str], tmp_p
     assert len(np.load(new)) > len(vectors)
     np.testing.assert_array_equal(np.load(file), before)
 
-    for folder, path in (("--distill_dir", flags[3]), ("--output_dir", str(teacher))):
-        with pytest.raises(SystemExit, match="would change the input"):
-            main([*flags, *more, folder, path])
-
 
 def test_the_failure_of_a_process_that_reads_batches_is_one_line(
     flags: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -119,15 +112,6 @@ def test_the_failure_of_a_process_that_reads_batches_is_one_line(
     more = ["--max_steps", "2", "--dataloader_num_workers", "1", "--output_dir", str(tmp_path)]
     with pytest.raises(SystemExit, match="^error: a.tsv: no pairs are left$"):
         main([*flags, *more])
-
-
-def test_early_stopping_ends_a_run_that_does_not_improve(flags: list[str], tmp_path: Path) -> None:
-    more = (
-        "--objective tr --learning_rate 0 --max_steps 100 --eval_strategy steps --eval_steps 1 "
-        "--save_strategy best --load_best_model_at_end --early_stopping_patience 2"
-    )
-    run([*flags, *more.split(), "--output_dir", str(tmp_path)])
-    assert state(tmp_path)["global_step"] == 3
 
 
 def test_english_of_validation_data_is_not_trained_on(flags: list[str], tmp_path: Path) -> None:
@@ -143,11 +127,3 @@ def test_english_of_validation_data_is_not_trained_on(flags: list[str], tmp_path
     sizes = {language: len(part) for language, part in train.items()}
     assert sizes == {"de": 170, "fr": 200, "sw": 200}
     assert len(held["sw"]) == 30
-
-
-def test_the_log_describes_the_run(
-    flags: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("INFO")
-    built([*flags, "--output_dir", str(tmp_path)])
-    assert "on 3 languages, 570 pairs, 30 dev pairs; 16 pairs per step" in caplog.text

@@ -81,21 +81,20 @@ def test_an_encoder_learns_from_random_weights(scratch: tuple[Path, list[str]]) 
     assert "eval_sw-en_accuracy" in results(scratch[0] / "mlm")
 
 
-@pytest.mark.parametrize("restricted", ["true", "false"])
 def test_an_encoder_made_here_starts_dual_alignment(
-    restricted: str, scratch: tuple[Path, list[str]], tmp_path: Path
+    scratch: tuple[Path, list[str]], tmp_path: Path
 ) -> None:
     folder, flags = scratch
-    more = f"--objective tr+rtl --rtl_layers 2 --restrict_target_vocabulary {restricted}"
     start = ["--model_name_or_path", str(folder / "mlm"), "--output_dir", str(tmp_path)]
-    trainer = built([*flags, *start, *more.split()])
+    trainer = built([*flags, *start, "--objective", "tr+rtl", "--rtl_layers", "2"])
     assert (trainer.model.config.objective, trainer.model.config.pooling) == ("tr+rtl", "mean")
 
     # Encoder and prediction head are those of the checkpoint.
     found = trainer.model.state_dict()
     made = load_file(folder / "mlm" / "model.safetensors")
-    ids = found.pop("prediction_head.token_ids", torch.arange(250))
-    assert (len(ids) < 250) == (restricted == "true")
+    ids = found.pop("prediction_head.token_ids")
+    assert ids[0] > 0  # without CLS
+    assert len(ids) < 250
     bias = made.pop("prediction_head.bias")[ids]
     assert torch.equal(found["prediction_head.bias"], bias)
     assert all(torch.equal(found[name], value) for name, value in made.items())
@@ -107,20 +106,6 @@ def test_an_encoder_made_here_starts_dual_alignment(
     for name, value in blocks.items():
         layer, rest = name.removeprefix(prefix).split(".", 1)
         assert torch.equal(value, made[f"dap.encoder.encoder.layer.{int(layer) + 1}.{rest}"])
-
-
-def test_masked_language_modelling_continues(
-    scratch: tuple[Path, list[str]], tmp_path: Path
-) -> None:
-    folder, flags = scratch
-    more = f"--model_name_or_path {folder / 'mlm'} --max_steps 1 --mlm_probability 0.3"
-    run([*flags, *more.split(), "--learning_rate", "0", "--output_dir", str(tmp_path)])
-    config = json.loads((tmp_path / "config.json").read_text())
-    assert (config["objective"], config["mlm_probability"]) == ("mlm", 0.3)
-    assert config["pooling"] == "mean"
-    first = load_file(folder / "mlm" / "model.safetensors")
-    second = load_file(tmp_path / "model.safetensors")
-    assert all(torch.equal(first[name], second[name]) for name in first)
 
 
 def test_the_mask_token_is_that_of_the_given_tokenizer(
@@ -141,14 +126,11 @@ def test_dual_alignment_can_start_from_the_shape_of_a_checkpoint(
     scratch: tuple[Path, list[str]], tmp_path: Path
 ) -> None:
     folder, flags = scratch
-    start = from_shape(folder, "mlm")
-    model = built([*flags, *start, "--output_dir", str(tmp_path)]).model
+    more = ["--restrict_target_vocabulary", "false", "--output_dir", str(tmp_path)]
+    model = built([*flags, *from_shape(folder, "mlm"), *more]).model
     config = model.config
     assert (config.objective, config.mask_token_id) == ("tr+rtl", 4)
-    assert config.encoder_config.pad_token_id == 1
-    ids = model.prediction_head.token_ids
-    assert config.target_vocab_size == len(ids) < 250
-    assert ids[0] > 0  # CLS is not predicted
+    assert (config.target_vocab_size, config.encoder_config.pad_token_id) == (None, 1)
 
     # The weights are not those of the checkpoint.
     name = "dap.encoder.embeddings.word_embeddings.weight"
@@ -215,6 +197,11 @@ def test_training_takes_the_settings_of_a_sentence_transformers_folder(
     found = found["eval_de-en_accuracy"], found["eval_en-de_accuracy"]
     assert found == accuracies[0] != accuracies[1]
 
+    # Arguments go before the folder.
+    other = ["--pooling", "cls", "--prefix", "", "--max_seq_length", "12"]
+    _, record = built_and_described([*from_library, *other])
+    assert (record["pooling"], record["prefix"], record["max_seq_length"]) == ("cls", "", 12)
+
 
 def test_the_saved_model_keeps_the_settings_of_a_sentence_transformers_folder(
     from_library: list[str], tmp_path: Path
@@ -233,12 +220,6 @@ def test_the_saved_model_keeps_the_settings_of_a_sentence_transformers_folder(
     start = ["--model_name_or_path", str(tmp_path / "out"), "--output_dir", str(tmp_path / "2")]
     again = built([*from_library, *start])
     assert (again.prefix, again.max_seq_length, again.model.config.pooling) == ("ka: ", 9, "mean")
-
-
-def test_arguments_override_a_sentence_transformers_folder(from_library: list[str]) -> None:
-    other = ["--pooling", "cls", "--prefix", "", "--max_seq_length", "12"]
-    _, record = built_and_described([*from_library, *other])
-    assert (record["pooling"], record["prefix"], record["max_seq_length"]) == ("cls", "", 12)
 
 
 # What is refused
