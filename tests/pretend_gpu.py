@@ -4,18 +4,17 @@ Most faults that only a GPU shows are mixtures: one operation gets a tensor of t
 of the CPU. Inside `pretend_gpu()` such an operation raises the error of CUDA, on any machine.
 
 - It shows mixtures, calls of `.numpy()` on the GPU, and where the CPU waits for the GPU.
-- It runs our branches for CUDA. Flash attention and other operations that a CPU does not have are
-  replaced by plain computations (`STAND_INS`).
+- It runs our branches for CUDA, and that of flash attention in float32, by a plain computation.
 - It cannot show whether CUDA's kernels work, how fast they are, how much memory they need, or how
-  they round. Random numbers are those of the CPU.
+  they round, and has no autocast. Random numbers are those of the CPU.
 - It works in the thread that has called it, without `torch.compile`. A hook that a parameter got
   before its model moved to the GPU is lost.
 """
 
-import sys
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,6 @@ from unittest import mock
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -38,15 +36,6 @@ INDEXING = {aten.index, aten.index_put, aten.index_put_, aten._unsafe_index, ate
 #: Operations whose result has a size that only the GPU knows, so that the CPU waits for it.
 WAITS = {aten.nonzero, aten.masked_select, aten._unique2, aten.unique_dim, aten.unique_consecutive}
 WAITS |= {aten._local_scalar_dense, aten.equal}
-#: Folders of libraries whose lines are named, too.
-LIBRARIES = {"transformers", "accelerate", "optim", "utils", "sentence_transformers"}
-#: Functions that autocast computes in half precision, and in float32.
-IN_HALF = {F.linear, torch.matmul, torch.mm, torch.bmm, torch.addmm, torch.baddbmm, torch.einsum}
-IN_HALF |= {Tensor.matmul, Tensor.__matmul__, Tensor.mm, Tensor.bmm}
-IN_HALF |= {F.scaled_dot_product_attention}
-IN_FLOAT = {torch.softmax, torch.log_softmax, Tensor.softmax, torch.layer_norm, torch.cumsum}
-IN_FLOAT |= {Tensor.cumsum, torch.norm, Tensor.norm, torch.cosine_similarity}
-IN_FLOAT |= {torch._C._nn.cross_entropy_loss, torch.linalg.vector_norm}
 
 
 class PretendTensor(Tensor):
@@ -220,17 +209,12 @@ def must_wait(operation: Any, args: tuple, kwargs: dict, gives_gpu: bool) -> boo
 
 
 def place() -> str:
-    """Return "file:line" of our innermost line that runs and, if it calls a library, of that."""
-    library = ""
-    frame = sys._getframe(2)
-    while frame is not None:
+    """Return "file:line" of our innermost line that runs, or of a library's without one."""
+    for frame, line in traceback.walk_stack(None):
         path = Path(frame.f_code.co_filename)
         if path.is_relative_to(REPOSITORY) and ".venv" not in path.parts and path != Path(__file__):
-            return f"{path.relative_to(REPOSITORY)}:{frame.f_lineno}{library}"
-        if not library and LIBRARIES & {*path.parts}:
-            library = f" ({path.parent.name}/{path.name}:{frame.f_lineno})"
-        frame = frame.f_back
-    return library
+            return f"{path.relative_to(REPOSITORY)}:{line}"
+    return "a library"
 
 
 # ------------------------------------------------------------- what CUDA has and a CPU has not
@@ -240,32 +224,17 @@ def flash_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    query_ends: Tensor,
-    key_ends: Tensor,
-    max_q: int,
-    max_k: int,
-    dropout: float,
-    is_causal: bool,
-    return_debug_mask: bool,
-    *,
+    *settings: Any,
     scale: float | None = None,
-    window_size_left: int = -1,
-    window_size_right: int = -1,
+    **window: int,
 ) -> tuple[Tensor, ...]:
     """Compute `aten._flash_attention_forward` row by row. Dropout is left out."""
-    if query.dtype not in (torch.float16, torch.bfloat16):
-        raise RuntimeError("FlashAttention only support fp16 and bf16 data type")
-    window = (window_size_left, 0 if is_causal else window_size_right)
     out = []
-    logs = query.new_zeros(query.shape[1], len(query), dtype=torch.float32)  # (H, T)
-    for (q0, q1), (k0, k1) in zip(pairwise(query_ends.tolist()), pairwise(key_ends.tolist())):
-        logits = attention_logits(query[q0:q1], key[k0:k1], scale, window)  # (H, q, k)
-        logs[:, q0:q1] = logits.logsumexp(-1)
-        values = for_each_head(value[k0:k1], query)
-        out.append(torch.einsum("hqk,khd->qhd", logits.softmax(-1), values))
-    seed = torch.zeros(2, dtype=torch.uint64)
-    offset = torch.zeros((), dtype=torch.uint64)
-    return torch.cat(out).to(query.dtype), logs, seed, offset, query.new_zeros(0)
+    for *states, mask in rows(query, key, value, *settings, **window):
+        found, _ = of_row(*states, attn_mask=mask, scale=scale)
+        out.append(found.squeeze(0).transpose(0, 1))
+    unread = query.new_zeros(0)
+    return torch.cat(out).to(query.dtype), unread, unread, unread, unread
 
 
 def flash_attention_backward(
@@ -275,6 +244,28 @@ def flash_attention_backward(
     value: Tensor,
     out: Tensor,
     logs: Tensor,
+    *settings: Any,
+    scale: float | None = None,
+    **window: int,
+) -> tuple[Tensor, ...]:
+    """Compute the gradients of `flash_attention` for queries, keys and values."""
+    found = []
+    ends = settings[0].tolist()
+    gradients = [gradient[a:b].float().transpose(0, 1)[None] for a, b in pairwise(ends)]
+    all_rows = rows(query, key, value, *settings, **window)
+    for of_out, (*states, mask) in zip(gradients, all_rows):
+        more = {"attn_mask": mask, "scale": scale}
+        parts = of_row_backward(of_out, *states, *of_row(*states, **more), 0.0, False, **more)
+        of_query, *of_keys = (part.squeeze(0).transpose(0, 1) for part in parts)  # (t, H, d)
+        grouped = [part.unflatten(1, (key.shape[1], -1)).sum(2) for part in of_keys]
+        found.append((of_query, *grouped))
+    return tuple(torch.cat(parts).to(query.dtype) for parts in zip(*found))
+
+
+def rows(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
     query_ends: Tensor,
     key_ends: Tensor,
     max_q: int,
@@ -282,54 +273,31 @@ def flash_attention_backward(
     dropout: float,
     is_causal: bool,
     *_: Any,
-    scale: float | None = None,
     window_size_left: int = -1,
     window_size_right: int = -1,
-) -> tuple[Tensor, ...]:
-    """Compute the gradients of `flash_attention` for queries, keys and values."""
-    window = (window_size_left, 0 if is_causal else window_size_right)
-    found = []
+) -> Iterator[tuple[Tensor, ...]]:
+    """Yield queries, keys and values (1, H, t, d) of each row, and its mask (q, k), all float32.
+
+    A query sees so many keys to its left and right. -1 means all.
+    """
+    right = 0 if is_causal else window_size_right
     for (q0, q1), (k0, k1) in zip(pairwise(query_ends.tolist()), pairwise(key_ends.tolist())):
-        q, g = query[q0:q1], gradient[q0:q1].float()
-        k, v = (for_each_head(states[k0:k1], query) for states in (key, value))
-        weights = attention_logits(q, key[k0:k1], scale, window).softmax(-1)  # (H, q, k)
-        of_weights = torch.einsum("qhd,khd->hqk", g, v)
-        of_logits = weights * (of_weights - (weights * of_weights).sum(-1, keepdim=True))
-        of_logits = of_logits * (scale or q.shape[-1] ** -0.5)
-        of_query = torch.einsum("hqk,khd->qhd", of_logits, k)
-        of_key = torch.einsum("hqk,qhd->khd", of_logits, q.float())
-        of_value = torch.einsum("hqk,qhd->khd", weights, g)
-        groups = (key.shape[1], -1)
-        found.append((of_query, *(of.unflatten(1, groups).sum(2) for of in (of_key, of_value))))
-    return tuple(torch.cat(parts).to(query.dtype) for parts in zip(*found))
+        before = torch.arange(q1 - q0)[:, None] - torch.arange(k1 - k0)  # (q, k)
+        mask = torch.zeros(before.shape)
+        for distance, reach in ((before, window_size_left), (-before, right)):
+            if reach >= 0:
+                mask = mask.masked_fill(distance > reach, float("-inf"))
+        states = [query[q0:q1]]
+        for part in (key, value):  # for all heads of the query
+            states.append(part[k0:k1].repeat_interleave(query.shape[1] // part.shape[1], 1))
+        yield *(part.float().transpose(0, 1)[None] for part in states), mask
 
 
-def attention_logits(
-    query: Tensor, key: Tensor, scale: float | None, window: tuple[int, int]
-) -> Tensor:
-    """Return logits (H, q, k). A query sees `window` keys to the left and right, -1 means all."""
-    factor = query.shape[-1] ** -0.5 if scale is None else scale
-    logits = torch.einsum("qhd,khd->hqk", query.float(), for_each_head(key, query)) * factor
-    before = torch.arange(len(query))[:, None] - torch.arange(len(key))  # (q, k)
-    for distance, reach in zip((before, -before), window):
-        if reach >= 0:
-            logits = logits.masked_fill(distance > reach, float("-inf"))
-    return logits
-
-
-def for_each_head(states: Tensor, query: Tensor) -> Tensor:
-    """Return keys or values (k, H', d) as (k, H, d), for all heads of the query: float32."""
-    return states.float().repeat_interleave(query.shape[1] // states.shape[1], 1)
-
-
-def product_in(a: Tensor, b: Tensor, out_dtype: torch.dtype) -> Tensor:
-    return a.to(out_dtype) @ b.to(out_dtype)
-
-
+of_row = aten._scaled_dot_product_flash_attention_for_cpu
+of_row_backward = aten._scaled_dot_product_flash_attention_for_cpu_backward
 STAND_INS: dict[Any, Callable] = {
     aten._flash_attention_forward.default: flash_attention,
     aten._flash_attention_backward.default: flash_attention_backward,
-    aten.mm.dtype: product_in,
 }
 
 
@@ -347,7 +315,7 @@ class _PretendMode(TorchDispatchMode):
 
 
 class _Calls(TorchFunctionMode):
-    """Does what torch's C++ code does before `run`, and cannot do here: "cuda" and autocast."""
+    """Does what torch's C++ code does before `run`, and cannot do here."""
 
     def __torch_function__(
         self, function: Any, types: Any, args: tuple = (), kwargs: Mapping[str, Any] | None = None
@@ -367,17 +335,6 @@ class _Calls(TorchFunctionMode):
             del kwargs["device"]
             return function(*args, **kwargs).to(GPU)
 
-        is_cast = function in IN_HALF or function in IN_FLOAT
-        if is_cast and torch.is_autocast_enabled("cuda"):
-            in_half = function in IN_HALF
-            dtype = torch.get_autocast_dtype("cuda") if in_half else torch.float32
-
-            def cast(leaf: Any) -> Any:
-                is_float = isinstance(leaf, PretendTensor) and leaf.is_floating_point()
-                return leaf.to(dtype) if is_float else leaf
-
-            args = mapped(cast, args)
-            kwargs = mapped(cast, kwargs)
         return function(*args, **kwargs)
 
 
@@ -401,43 +358,27 @@ def pretend_gpu() -> Iterator[Counter[str]]:
         Where the CPU would have waited for the GPU: "file:line" -> number of times.
     """
     mode = _PretendMode()
-    answers = {
-        "_lazy_init": None,
-        "is_available": True,
-        "is_initialized": True,
-        "is_bf16_supported": True,
-        "device_count": 1,
-        "current_device": 0,
-        "_exchange_device": 0,
-        "_maybe_exchange_device": 0,
-        "set_device": None,
-        "get_device_capability": (9, 0),
-        "get_device_name": "pretend GPU",
-        "mem_get_info": (2**36, 2**36),
-        "memory_allocated": 0,
-        "max_memory_allocated": 0,
-        "reset_peak_memory_stats": None,
-        "synchronize": None,
-        "empty_cache": None,
-        "manual_seed": None,
-        "manual_seed_all": None,
-        "get_rng_state": torch.zeros(16, dtype=torch.uint8),
-        "get_rng_state_all": [torch.zeros(16, dtype=torch.uint8)],
-        "set_rng_state": None,
-        "set_rng_state_all": None,
-    }
+    state = torch.zeros(16, dtype=torch.uint8)
+    nothing = ("_lazy_init", "set_device", "synchronize", "empty_cache", "manual_seed")
+    nothing += ("manual_seed_all", "set_rng_state", "set_rng_state_all")
+    zero = ("current_device", "_exchange_device", "_maybe_exchange_device")
+    yes = ("is_available", "is_initialized")
+    answers = dict.fromkeys(nothing) | dict.fromkeys(zero, 0) | dict.fromkeys(yes, True)
+    answers |= {"device_count": 1, "get_device_name": "pretend GPU", "is_bf16_supported": False}
+    answers |= {"get_rng_state": state, "get_rng_state_all": [state]}
     swaps = torch.__future__.get_swap_module_params_on_conversion()
     with ExitStack() as stack:
         for name, answer in answers.items():
             for module in (torch.cuda, torch.cuda.random):
                 if hasattr(module, name):
                     stack.enter_context(mock.patch.object(module, name, constant(answer)))
-        flash = mock.patch.object(torch._C, "_can_use_flash_attention", takes_half)
-        stack.enter_context(flash)
-        default = mock.patch.object(DefaultDeviceType, "_default_device_type", "cuda")
-        stack.enter_context(default)
-        # A wrapper made in inference mode cannot be a view of another one.
-        stack.enter_context(mock.patch.object(torch._C, "_InferenceMode", no_grad_if))
+        for place, name, new in (
+            (torch._C, "_can_use_flash_attention", constant(True)),
+            (DefaultDeviceType, "_default_device_type", "cuda"),
+            # A wrapper made in inference mode cannot be a view of another one.
+            (torch._C, "_InferenceMode", lambda on: torch.no_grad() if on else nullcontext()),
+        ):
+            stack.enter_context(mock.patch.object(place, name, new))
         # Moved parameters stay the same objects, so that tied ones stay tied.
         torch.__future__.set_swap_module_params_on_conversion(True)
         stack.callback(torch.__future__.set_swap_module_params_on_conversion, swaps)
@@ -448,11 +389,3 @@ def pretend_gpu() -> Iterator[Counter[str]]:
 
 def constant(answer: Any) -> Callable[..., Any]:
     return lambda *args, **kwargs: answer
-
-
-def no_grad_if(is_inference: bool) -> AbstractContextManager:
-    return torch.no_grad() if is_inference else nullcontext()
-
-
-def takes_half(params: Any, debug: bool = False) -> bool:
-    return params.query.dtype in (torch.float16, torch.bfloat16)

@@ -83,9 +83,9 @@ class HeadReading(Evaluator):
         inputs, others = sample_pairs(used, encoder, known or list(used), self.count)
         others = others.to(model.device)
         rows = torch.arange(len(others), device=model.device)
-        autocast = torch.autocast(model.device.type, torch.bfloat16)
         found = {}
-        with autocast if encoder.bf16 else nullcontext():
+        device = model.device.type  # a GPU without bfloat16 refuses even the context
+        with torch.autocast(device, torch.bfloat16) if encoder.bf16 else nullcontext():
             kept = encode_once(model, readers, pairs_of(inputs, model.device))
             for reader in readers:
                 loss = mean_loss(kept, reader, rows, rows)

@@ -100,47 +100,40 @@ def test_preferred_locale_wins_and_variants_fill_in(tmp_path: Path) -> None:
 
 @pytest.fixture
 def corpus(tmp_path: Path) -> bitext.Corpus:
-    english = [f"Sentence number {i}" for i in range(400)]
-    files = {"de": po(*((e, f"Satz mit Nummer {i}") for i, e in enumerate(english)))}
-    files["fr"] = po(
-        *((e.upper() + "!", f"Phrase numéro {i % 300}") for i, e in enumerate(english))
-    )
-    return bitext.read_wheels([wheel(tmp_path / "a.whl", files)])
+    english = [f"Sentence number {i}" for i in range(1500)]
+    german = po(*((text, f"Satz mit Nummer {i}") for i, text in enumerate(english)))
+    french = po(*((f"{text.upper()}!", f"Numéro {i % 1200}") for i, text in enumerate(english)))
+    few = po(*((text, f"Numero {i}") for i, text in enumerate(english[:100])))
+    return bitext.read_wheels([wheel(tmp_path / "a.whl", {"de": german, "fr": french, "it": few})])
 
 
 def test_no_held_out_string_is_in_training_and_sides_are_unique(corpus: bitext.Corpus) -> None:
-    train, test = bitext.split(corpus, share=0.2, minimum=10)
+    train, test = bitext.split(corpus)
     trained = {bitext.normalise(english) for pairs in train.values() for _, english in pairs}
-    assert len(corpus["fr"]) == 300  # repeated sources are dropped
+    assert len(corpus["fr"]) == 1200  # repeated sources are dropped
+    assert {language: len(pairs) for language, pairs in test.items()} == {
+        "de": bitext.MOST_TESTED,
+        "fr": min(bitext.MOST_TESTED, 1200 - len(train["fr"])),
+    }  # Italian has too few
     for language, pairs in test.items():
         assert not trained & {bitext.normalise(english) for _, english in pairs}
         assert not {source for source, _ in train[language]} & {source for source, _ in pairs}
-        assert [len(set(map(bitext.normalise, side))) for side in zip(*pairs, strict=True)] == [
-            len(pairs)
-        ] * 2
-        assert len(train[language]) + len(pairs) == len(corpus[language])
-        assert 0.1 < len(pairs) / len(corpus[language]) < 0.3
-
-
-def test_a_small_test_set_is_left_out_and_a_large_one_cut_with_its_strings_out_of_training(
-    corpus: bitext.Corpus,
-) -> None:
-    train, test = bitext.split(corpus, share=0.2, minimum=10_000)
-    assert (set(train), test) == ({"de", "fr"}, {})
-    cut_train, cut = bitext.split(corpus, share=0.2, minimum=10, maximum=20)
-    _, whole = bitext.split(corpus, share=0.2, minimum=10)
-    assert cut_train == train
-    assert len(cut["de"]) == 20 < len(whole["de"])
-    assert set(cut["de"]) < set(whole["de"])
+        for side in zip(*pairs, strict=True):
+            assert len(set(map(bitext.normalise, side))) == len(pairs)
+    for language in corpus:
+        assert 0.1 < 1 - len(train[language]) / len(corpus[language]) < 0.25
 
 
 def test_written_files_line_up(corpus: bitext.Corpus, tmp_path: Path) -> None:
-    train, test = bitext.split(corpus, share=0.2, minimum=10)
-    bitext.write(train, test, tmp_path / "out")
-    rows = (tmp_path / "out" / "train" / "de-en.tsv").read_text("utf-8").splitlines()
+    train, test = bitext.split(corpus)
+    (tmp_path / "test").mkdir()
+    (tmp_path / "test" / "tatoeba.ita-eng.eng").write_text("of an earlier version")
+    bitext.write(train, test, tmp_path)
+    rows = (tmp_path / "train" / "de-en.tsv").read_text("utf-8").splitlines()
     assert [tuple(row.split("\t")) for row in rows] == list(train["de"])
-    stem = tmp_path / "out" / "test"
-    sources = (stem / "tatoeba.deu-eng.deu").read_text("utf-8").splitlines()
-    targets = (stem / "tatoeba.deu-eng.eng").read_text("utf-8").splitlines()
-    assert list(zip(sources, targets, strict=True)) == list(test["de"])
-    assert [s.split()[-1] for s in sources] == [t.split()[-1] for t in targets]
+    sides = []
+    for ending in ("deu", "eng"):
+        text = (tmp_path / "test" / f"tatoeba.deu-eng.{ending}").read_text("utf-8")
+        sides.append(text.splitlines())
+    assert list(zip(*sides, strict=True)) == list(test["de"])
+    assert not (tmp_path / "test" / "tatoeba.ita-eng.eng").exists()
