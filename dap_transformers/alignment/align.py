@@ -82,16 +82,14 @@ class AlignmentOptions:
 
 @dataclass(frozen=True)
 class WordAlignment:
-    """The words of a sentence pair and their links.
+    """The S words of a sentence, the T words of its translation, and their links.
 
     Attributes:
-        source: S words.
-        target: T words.
         links: (L, 2) int64, numbers of a source and a target word, from 0, in ascending order.
-        similarity: (S, T) float32, cosines of the words. With `subwords="link"` it is the highest
-            cosine of their subwords. A word without tokens has cosine 0.
-        without_state: number of words of both sides that have no tokens and so no state, because
-            the sentence was cut or the tokenizer dropped them. These words get no link.
+        similarity: (S, T) float32, cosines of the words, 0 for a word without tokens. With
+            `subwords="link"` it is the highest cosine of their subwords.
+        without_state: number of words of both sides that have no tokens, because the sentence was
+            cut or the tokenizer dropped them. These words get no link.
     """
 
     source: list[str]
@@ -112,11 +110,7 @@ class WordAlignment:
 
 @dataclass(frozen=True)
 class _Tokens:
-    """The W words of a sentence, and the states (N, D) of its tokens.
-
-    Attributes:
-        is_part: (W, N) bool, which tokens belong to which word: those that share a character.
-    """
+    """The W words of a sentence, its tokens' states (N, D), and which tokens are whose, (W, N)."""
 
     words: list[str]
     states: np.ndarray
@@ -202,12 +196,7 @@ def _align(source: _Tokens, target: _Tokens, options: AlignmentOptions) -> WordA
 def _align_by_subwords(
     source: _Tokens, target: _Tokens, method: str
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Link two words if one of the source word's subwords is linked with one of the target word's.
-
-    Returns:
-        Links of words (L, 2) int64. And for each source word and target word the highest cosine of
-        their subwords, (S, T) float32. It is 0 for a word without tokens.
-    """
+    """Link words whose subwords are linked. Return links (L, 2) and highest cosines (S, T)."""
     token_links, similarity = align_tokens(source.states, target.states, method)
     linked = np.zeros(similarity.shape, bool)
     linked[tuple(token_links.T)] = True
@@ -261,13 +250,9 @@ def read_bitext(
     target_language: str = "en",
     max_bad_lines: float = 0.001,
 ) -> Iterator[Pair]:
-    """Yield the sentence pairs of parallel text in one language.
+    """Yield the sentence pairs of parallel text in one language. None takes the only one.
 
-    A malformed line becomes a pair of empty sentences.
-
-    Args:
-        language: the source language. None takes the only one.
-        max_bad_lines: share of malformed lines that a file may have.
+    A malformed line becomes a pair of empty sentences. `max_bad_lines` is their highest share.
     """
     found = find_bitext(files, target_language)
     if language is None and len(found) == 1:
@@ -295,11 +280,7 @@ def _pairs_of_file(file: BitextFile, max_bad_lines: float) -> Iterator[Pair]:
 
 
 def count_pairs(pairs: Iterable[Pair], options: AlignmentOptions) -> int:
-    """Return the number of pairs, which are read once.
-
-    If words are found by spaces, but most pairs have a sentence without spaces between words, a
-    warning is logged.
-    """
+    """Return the number of pairs. Warn if most have a side without spaces, but words need them."""
     total = 0
     unsegmented = 0
     for source, target in pairs:
@@ -321,11 +302,7 @@ def count_pairs(pairs: Iterable[Pair], options: AlignmentOptions) -> int:
 
 
 def write_links(aligned: Iterable[WordAlignment], path: str | Path) -> dict[str, int]:
-    """Write the links of all pairs into a file, whose name chooses the format (`FORMATS`).
-
-    Returns:
-        The numbers of words, links, words without a state, and pairs.
-    """
+    """Write the links of all pairs in the format that the name says. Return counts for a report."""
     text_of = FORMATS.get(plain_suffix(path), _pharaoh)
     counts = Counter(words=0, links=0, words_without_state=0, pairs=0)
     with compressed_file(path) as file:

@@ -21,11 +21,9 @@ _LINK = re.compile(r"(\d{1,9})([-p])(\d{1,9})")
 
 @dataclass(frozen=True)
 class GoldLinks:
-    """The reference links of a sentence pair.
+    """The reference links of a sentence pair, (L, 2) int64: pairs of words, from 0.
 
-    Attributes:
-        sure: (L, 2) int64, links that should be found: pairs of source and target word, from 0.
-        possible: (L, 2) int64, further links that are no mistakes.
+    `sure` links should be found. Further `possible` ones are no mistakes.
     """
 
     sure: np.ndarray
@@ -42,16 +40,10 @@ def format_links(links: np.ndarray) -> str:
 
 
 def parse_links(line: str, first: int = 0) -> GoldLinks:
-    """Parse a line in Pharaoh format, which may begin with a number and a tab.
+    """Parse a line in Pharaoh format, in which the first word of a sentence is 0 or 1 (`first`).
 
     >>> parse_links("0-1 2p0").possible.tolist()
     [[2, 0]]
-
-    Args:
-        first: number that the line gives the first word of a sentence, 0 or 1.
-
-    Returns:
-        The links, with words counted from 0, in ascending order and without repetitions.
     """
     sure = []
     possible = []
@@ -67,14 +59,7 @@ def parse_links(line: str, first: int = 0) -> GoldLinks:
 
 
 def read_links(path: str | Path, first: int = 0) -> list[GoldLinks]:
-    """Read a file in Pharaoh format, which may be compressed as `.gz` or `.xz`.
-
-    Args:
-        first: number that the file gives the first word of a sentence, 0 or 1.
-
-    Returns:
-        The links of each line, with words counted from 0.
-    """
+    """Read the links of each line of a file, which may be compressed as `.gz` or `.xz`."""
     found = []
     for number, line in enumerate(read_sentences(path), 1):
         with reading(f"{path}, line {number}"):

@@ -1,9 +1,4 @@
-"""Where the words of a sentence stand: words between spaces, or words as the tokenizer sees them.
-
-A span is the position of the first character of a word or token, and the position after its last.
-
-Legend: `S` tokens of a sentence, `W` words of it.
-"""
+"""Where the words of a sentence stand: between spaces, or as the tokenizer sees them."""
 
 import re
 import unicodedata
@@ -20,9 +15,7 @@ LONGEST_WORD = 12
 
 
 def space_words(sentence: str) -> list[Span]:
-    """Return the spans of the words between spaces, as (first character, character after the last).
-
-    SimAlign, fast_align and awesome-align also count words in this way.
+    """Return the spans of the words between spaces, as SimAlign and fast_align count them.
 
     >>> space_words("Wo ist er?")
     [(0, 2), (3, 6), (7, 10)]
@@ -37,16 +30,10 @@ def tokenizer_words(
 
     A word starts at the first token after a space, and at a token to which the tokenizer gives
     another word number. In scripts without spaces between words, such as Chinese or Thai, every
-    token starts a word. Tokens of only spaces are left out, and so are spaces around a token.
+    token starts a word. Spaces are left out. Spans and numbers (S) are those of `TokenPlaces`.
 
     >>> tokenizer_words("er lief", [(0, 2), (3, 5), (5, 7)], [0, 1, 1])
     [(0, 2), (3, 7)]
-    >>> tokenizer_words("他们在", [(0, 2), (2, 3)], [0, 0])
-    [(0, 2), (2, 3)]
-
-    Args:
-        token_spans: S spans, as `TokenPlaces.spans` has them.
-        token_words: S numbers of the tokenizer's words, as `TokenPlaces.words` has them.
     """
     words: list[Span] = []
     last_number: int | None = None
@@ -74,12 +61,6 @@ def with_word_marks(sentence: str, token_spans: Sequence[Span]) -> list[Span]:
     """Extend the span of each token that covers only spaces by the next token's first character.
 
     SentencePiece has such tokens. They mark where a word starts, so they belong to that word.
-
-    Returns:
-        Span of each token. Spans of other tokens, and of the last one, are unchanged.
-
-    >>> with_word_marks("a €1", [(0, 1), (1, 2), (2, 3), (3, 4)])
-    [(0, 1), (1, 3), (2, 3), (3, 4)]
     """
     spans = list(token_spans)
     for number, (start, end) in enumerate(spans[:-1]):
@@ -89,10 +70,7 @@ def with_word_marks(sentence: str, token_spans: Sequence[Span]) -> list[Span]:
 
 
 def is_unsegmented(sentence: str) -> bool:
-    """Tell whether a sentence lacks the spaces between words that `space_words` needs.
-
-    Scripts such as Chinese are written without them, so somebody has to add them. The answer is
-    True if a part between two spaces has more than `LONGEST_WORD` letters of such a script.
+    """Tell whether a part between two spaces has more letters of such a script than a word has.
 
     >>> is_unsegmented("他们 在 车站"), is_unsegmented("火车八点钟从车站出发前往北京")
     (False, True)

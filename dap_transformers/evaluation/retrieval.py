@@ -140,8 +140,8 @@ def ranking_loss(source_embeds: Array, target_embeds: Array) -> float:
 
     Only the first `LOSS_PAIRS` rows of both sides (N, D) are compared.
 
-    >>> round(ranking_loss(np.eye(2), np.eye(2)), 4) == round(np.log1p(np.exp(-20)), 4)
-    True
+    >>> round(ranking_loss(np.eye(2), np.zeros((2, 2))), 4)  # log 2
+    0.6931
     """
     source, target = (torch.as_tensor(side[:LOSS_PAIRS]) for side in (source_embeds, target_embeds))
     forward = translation_ranking_loss(source, target).loss

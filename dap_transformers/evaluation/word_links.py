@@ -3,7 +3,6 @@
 Legend: `P` sentence pairs, `L` links.
 """
 
-import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,8 +14,6 @@ from dap_transformers.alignment.pharaoh import GoldLinks, read_links
 from dap_transformers.encoding.encoder import SentenceEncoder
 from dap_transformers.errors import UserError
 from dap_transformers.evaluation.evaluator import Evaluator
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -43,18 +40,12 @@ def judge(aligned: Iterable[WordAlignment], gold: Sequence[GoldLinks]) -> dict[s
 
 
 def read_reference(path: str | Path, pairs: int, first: int = 0) -> list[GoldLinks]:
-    """Read reference links in Pharaoh format, one line per sentence pair. Words count from `first`.
-
-    A warning is logged if the file seems to count words from 1 instead of 0.
-    """
+    """Read a reference in Pharaoh format, one line per sentence pair. Words count from `first`."""
     gold = read_links(path, first)
     if len(gold) != pairs:
         raise UserError(f"{path} has {len(gold)} lines, the text has {pairs} pairs")
-    lowest = [links.sure.min() for links in gold if len(links.sure)]
-    if not lowest:
+    if not any(len(links.sure) for links in gold):
         raise UserError(f"{path} has no sure link such as 0-1: there is no recall")
-    if first == 0 and pairs > 1 and min(lowest) > 0:
-        logger.warning("%s has no word 0: does it count words from 1?", path)
     return gold
 
 

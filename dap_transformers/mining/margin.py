@@ -65,15 +65,12 @@ def margin_of(
 ) -> np.ndarray:
     """Compute the margin of pairs: how their cosine compares with the sentences' neighbourhoods.
 
-    With b the mean of `source_mean` and `target_mean`, the mean cosines of the two sentences and
-    their k nearest, the score is (Artetxe & Schwenk 2019, section 3):
-
-    - "ratio": cosine / b, or 0 where b is not positive, because the ratio means nothing there
-    - "distance": cosine - b
-    - "absolute": the cosine
+    b is the mean of the mean cosines of both sentences and their k nearest. The score is cosine / b
+    ("ratio", 0 where b is not positive), cosine - b ("distance") or the cosine ("absolute"), as in
+    Artetxe & Schwenk (2019), section 3. Arrays are broadcast, the result is float64.
 
     The paper's appendix "Scoring Function For BUCC" prints the ratio without the factor ½ in b, and
-    φ(x, y) where φ(x, z) is meant. Arrays are broadcast, the result is float64.
+    φ(x, y) where φ(x, z) is meant.
 
     >>> margin_of(np.array([0.9]), np.array([0.7]), np.array([0.5])).round(6).tolist()
     [1.5]
@@ -102,13 +99,8 @@ def candidate_pairs(
     """Choose the pairs (P,) that may be translations, best first, then by source and target row.
 
     The candidate of a sentence is the one of its k neighbours with the best margin. `retrieval`
-    says which candidates are kept:
-
-    - "forward": the candidate of every source sentence
-    - "backward": the candidate of every target sentence
-    - "intersection": the pairs that are candidates in both directions
-    - "max": the candidates of both directions, best first, but no sentence twice (Artetxe & Schwenk
-      2019, section 3.2, as in LASER)
+    keeps those of the source ("forward") or of the target ("backward"), of both ("intersection"),
+    or of either, but no sentence twice ("max", Artetxe & Schwenk 2019, section 3.2, as in LASER).
 
     Memory does not grow with N and M, because large arrays are in temporary files.
 
@@ -144,11 +136,7 @@ def _best_candidates(
     own: str,
     other: str,
 ) -> np.ndarray:
-    """Pair each of n rows with the one of its k neighbours that has the best margin.
-
-    Returns:
-        Pairs (n,) in the order of the rows, whose scores are negated: so the best is sorted first.
-    """
+    """Pair each of n rows with its neighbour of the best margin. Scores are negated, to sort."""
 
     def best_of_each_block() -> Iterator[np.ndarray]:
         for block in row_blocks(len(cosines)):

@@ -99,18 +99,16 @@ class MiningOptions:
 
 @dataclass(frozen=True)
 class Choice:
-    """The chosen threshold, and what is estimated about the pairs that it keeps.
+    """The chosen threshold, and what is estimated. None stands for what could not be estimated.
 
     Attributes:
         threshold: lowest score of a kept pair. None keeps all pairs.
-        precision: estimated share of translations among the kept pairs, 0 to 1. None if it could
-            not be estimated.
-        share: estimated share of translations among all candidates, 0 to 1. None if it could not be
-            estimated.
-        table: rows of `ScoreModel.table`. Empty if nothing could be estimated.
+        precision: share of translations among the kept pairs, 0 to 1.
+        share: share of translations among all candidates, 0 to 1.
+        table: rows of `ScoreModel.table`.
         note: one sentence on how the threshold was chosen.
         calibrated: whether known translations were used for the estimate.
-        remark: what to know about the estimate. Empty if there is nothing special.
+        remark: what to know about the estimate, or an empty text.
     """
 
     threshold: float | None
@@ -122,10 +120,7 @@ class Choice:
     remark: str = ""
 
     def __str__(self) -> str:
-        """Return the note, the estimate and the remark, and the table below them.
-
-        The row of the chosen threshold is marked.
-        """
+        """Return the note, the estimate and the remark, and the table below them."""
         text = self.note
         if self.precision is not None:
             text += f", estimated precision {100 * self.precision:.0f}%"
@@ -248,15 +243,10 @@ def mine_vectors(
 ) -> tuple[Neighbours, np.ndarray, Choice]:
     """Find the pairs of two texts that may be translations, and choose the threshold.
 
-    Args:
-        vectors: vectors of the source (N, D) and of the target (M, D).
-        search: function that finds nearest neighbours, such as `mutual_neighbours`.
-        known: vectors of the sources and the targets of K known translations, (K, D) each. Their
-            scores calibrate the estimated precision.
+    `vectors` are (N, D) and (M, D). Those of K `known` translations, (K, D) each, calibrate it.
 
     Returns:
-        The k nearest neighbours of all rows, all candidates (best first), and the choice of the
-        threshold. The candidates are not filtered by it.
+        The k nearest neighbours of all rows, all candidates (best first), and the choice.
     """
     found = neighbourhoods(*vectors, options.k, search, extra=1)
     k = min(options.k, found.forward_scores.shape[1])
@@ -283,15 +273,9 @@ def choose(
     k: int,
     known_scores: np.ndarray | None = None,
 ) -> Choice:
-    """Choose the threshold, and estimate the precision where the scores allow it.
+    """Choose the threshold unless it is given, and estimate the precision if the scores allow it.
 
-    A threshold that the options give is kept, and only the precision is estimated. With fewer than
-    `FEWEST` candidates, or without a `k` + 1st neighbour, nothing is estimated, and "auto" keeps
-    all pairs. Nothing is estimated either for a given threshold if no translations stand out.
-
-    Args:
-        neighbours: the `k` + 1 nearest neighbours of all rows, or `k` if there are no more.
-        known_scores: (K,) margin scores of known translations, which calibrate the estimate.
+    This takes the `k` + 1 nearest neighbours. Scores (K,) of known translations calibrate it.
     """
     count = len(candidates)
     threshold = options.lowest
@@ -328,11 +312,9 @@ def choose(
 
 
 def remark_on(model: ScoreModel, precision: float | None) -> str:
-    """Return what to know about the estimates of a model of the scores, or an empty string.
+    """Return what to know about the estimates, or an empty text.
 
-    Four cases are special: almost all candidates look like translations, none does, so few that
-    similar sentences may be among them, or the threshold was chosen and has a low estimated
-    `precision`. Such an estimate is often wrong.
+    `precision` is the estimate for a threshold that was chosen, None if it was given.
     """
     if model.translations < 1:
         return "no candidate looks like a translation"
@@ -363,15 +345,7 @@ def score_known(known: Vectors, vectors: Vectors, k: int = 4, margin: str = "rat
     once if the other text also holds it.
 
     A pair is left out if each of its sentences has a neighbour in the other text with a higher
-    cosine. Mining seldom finds such a pair. Its low score would widen the distribution of the
-    translations' scores.
-
-    Args:
-        known: vectors of the sources and the targets of K known translations, (K, D) each.
-        vectors: vectors of the two texts, (N, D) and (M, D).
-
-    Returns:
-        Margin scores of the pairs that are not left out, at most K.
+    cosine. Mining seldom finds such a pair, so its low score would mislead.
     """
     sides = unit_rows(known[0], "known source"), unit_rows(known[1], "known target")
     cosine = (sides[0] * sides[1]).sum(1).numpy().astype(np.float64)  # (K,)
@@ -405,10 +379,8 @@ def mine(
         table.to_pandas()
 
     Args:
-        source: sentences, or vectors (N, D).
-        target: sentences, or vectors (M, D).
-        model: encodes sentences: an object with `encode(sentences)`, such as a
-            SentenceTransformer, or the name of a model. Vectors need none.
+        source: sentences, or vectors (N, D). The target is sentences, or vectors (M, D).
+        model: an object with `encode(sentences)`, or the name of a model. Vectors need none.
         options: fields of `MiningOptions`, such as `threshold` or `top_n`.
 
     Returns:

@@ -1,21 +1,14 @@
 """Choose the lowest score of a pair from the scores themselves, and estimate the precision.
 
-How it works:
-
-1. **Runner-up scores.** A *candidate* is a pair that may be a translation. Leave it out, and score
-   the next best pair of its two sentences, the *runner-up*. If the candidate is a translation, its
-   runner-up is none. So runner-ups show how pairs score that are no translations, in any text and
-   for any model. They score a little higher than these, because each is the better one of two
-   pairs. So `RUNNER_UP_LEAD` is subtracted.
-2. **Two groups.** The scores of the candidates are a mixture of two groups. The scores of
-   translations have a normal distribution. The scores of the *other pairs* are the sum of a normal
-   and an exponential variable. They are the best of many pairs, so they have a long tail to the
-   right. The expectation-maximisation algorithm (EM) fits both distributions. How long the tail is
-   cannot be seen in the scores, because few of them lie in it. So several lengths are fitted, and
-   their results are averaged.
-3. **Precision.** The fitted distributions give each score a probability that the pair is a
-   translation. The mean probability of all pairs above a threshold is its estimated precision. The
-   threshold with the best expected F1 is chosen, or the lowest one with a wanted precision.
+1. **Runner-up scores.** A *candidate* is a pair that may be a translation. Its *runner-up* is the
+   next best pair of its two sentences. If the candidate is a translation, its runner-up is none.
+   So runner-ups show how pairs score that are no translations, in any text and for any model.
+2. **Two groups.** The candidates' scores are a mixture. Those of translations have a normal
+   distribution. Those of the *other pairs*, the best of many, have a long tail: they are the sum of
+   a normal and an exponential variable. EM fits both. The few scores in the tail do not tell its
+   length, so several lengths are fitted, and their results are averaged.
+3. **Precision.** The mean probability of all pairs above a threshold is its estimated precision.
+   The threshold with the best expected F1 is chosen, or the lowest one with a wanted precision.
 
 Runner-ups decide whether scores with one mode are all translations or none. A mixture fitted to the
 scores only cannot tell these apart.
@@ -34,20 +27,16 @@ from dap_transformers.errors import UserError, counted
 from dap_transformers.mining.margin import margin_of
 from dap_transformers.search.exact import Neighbours
 
-#: Tails of the other pairs' scores that are fitted: the mean of the exponential part, in standard
-#: deviations of the normal part. Their results are averaged. The one with the highest likelihood
-#: would be a worse choice: the many scores in the middle decide it, and not the few in the tail.
+#: Tails that are fitted: mean of the exponential part, in standard deviations of the normal part.
 TAILS = (0.7, 1.0, 1.4, 1.8, 2.3)
-#: How much higher the runner-ups of translations score than candidates that are no translations, in
-#: standard deviations of the runner-ups. Measured on six languages: 0.16 to 0.36.
+#: How much higher runner-ups of translations score than candidates that are none, because each is
+#: the better of two pairs, in their standard deviations. Measured on six languages: 0.16 to 0.36.
 RUNNER_UP_LEAD = 0.2
-#: Translations score higher than other pairs, by at least so many standard deviations of these.
+#: Least distance of the two means, and least and largest standard deviation of the translations'
+#: scores, in standard deviations of the other pairs' scores.
 LEAST_DISTANCE = 2.0
-#: Least and largest standard deviation of the translations' scores, in those of the other pairs.
 WIDTHS = (1.0, 2.5)
-#: Made-up translations that are added to estimate this standard deviation: their number, and their
-#: own deviation. Without them a small group would look too narrow, because its low scores are taken
-#: for those of other pairs.
+#: Number and deviation of made-up translations, without which a small group would look too narrow.
 MADE_UP = 20
 MADE_UP_WIDTH = 1.8
 #: A group with a smaller share of the candidates, fewer pairs or less distance (in standard
@@ -64,15 +53,13 @@ STEPS = 300
 
 @dataclass(frozen=True)
 class ScoreModel:
-    """The result of fitting the two groups: how likely a pair with some score is a translation.
+    """How likely a pair with some score is a translation, the result of fitting the two groups.
 
     Attributes:
         candidates: number of all candidates, of which P are a sample.
-        scores: (P,) scores of the candidates, best first.
-        probabilities: (P,) for each score, the probability that its pair is a translation. They
-            never rise.
-        distance: difference of the two groups' mean scores, in standard deviations of the other
-            pairs' scores.
+        scores: (P,) best first.
+        probabilities: (P,) that the pair is a translation. They never rise.
+        distance: of the two groups' means, in standard deviations of the other pairs' scores.
         calibrated: whether the scores of known translations were given.
     """
 
@@ -94,12 +81,7 @@ class ScoreModel:
 
     @property
     def is_clear(self) -> bool:
-        """Tell whether the translations stand out clearly enough to choose a threshold.
-
-        They do if known translations were given, or if their share of the candidates is at least
-        `CLEAR_SHARE`. With a smaller share, both must hold: about `CLEAR_PAIRS` translations or
-        more, and a `distance` from the others of at least `CLEAR_DISTANCE`.
-        """
+        """Tell whether the translations stand out clearly enough to choose a threshold."""
         if self.calibrated or self.share >= CLEAR_SHARE:
             return True
         return self.translations >= CLEAR_PAIRS and self.distance >= CLEAR_DISTANCE
@@ -120,14 +102,10 @@ class ScoreModel:
         }
 
     def table(self) -> list[dict[str, Any]]:
-        """Estimate for several thresholds how many pairs they keep, and the precision of these.
+        """Return a row for the lowest threshold of each precision in `TABLE_ROWS`, highest first.
 
-        There is a row for the lowest threshold of each precision in `TABLE_ROWS` that is reached,
-        and one for all pairs. The highest threshold comes first.
-
-        Returns:
-            A dictionary per threshold: "threshold", "kept" (number of pairs that score at least as
-            high) and "precision" (their estimated share of translations, 0 to 1).
+        A row has "threshold", "kept" (number of pairs that score at least as high) and "precision"
+        (their estimated share of translations, 0 to 1).
         """
         rows = {}
         for wanted in TABLE_ROWS:
@@ -137,11 +115,7 @@ class ScoreModel:
         return list(rows.values())
 
     def choose(self, min_precision: float | None = None) -> dict[str, Any]:
-        """Choose the threshold with the best expected F1, or the lowest with a precision, 0 to 1.
-
-        Returns:
-            The chosen threshold as a row of `table`.
-        """
+        """Return the row of the best expected F1, or the lowest with a precision, 0 to 1."""
         if not self.is_clear:
             parts = []
             for share in (0.01, 0.05, 0.2):
@@ -213,11 +187,8 @@ def fit_scores(
 ) -> ScoreModel:
     """Fit the distributions of translations' scores and of other pairs' scores.
 
-    Args:
-        scores: (P,) margin scores of the candidates, or of a sample of all `candidates`.
-        runner_ups: (P,) scores of their runner-ups (`runner_up_scores`).
-        known: (K,) scores of known translations, which fix the translations' distribution. None
-            estimates it from the candidates.
+    `scores` (P,) are of all `candidates` or a sample, and `runner_ups` (P,) of their runner-ups.
+    Scores (K,) of `known` translations, if given, fix the translations' distribution.
     """
     order = np.argsort(scores)
     scores, runner_ups = scores[order], runner_ups[order]
@@ -238,12 +209,7 @@ def fit_scores(
 def _fit(
     scores: np.ndarray, runner_ups: np.ndarray, known: np.ndarray | None, tail: float
 ) -> tuple[np.ndarray, float]:
-    """Fit both groups by EM for one of `TAILS`. Scores (P,) are in ascending order.
-
-    Returns:
-        The probabilities (P,) that a pair is a translation, and the distance of the two means in
-        standard deviations of the other pairs' scores.
-    """
+    """Fit both groups by EM for a tail. Return ascending probabilities (P,) and the distance."""
     # start with what lies far above the runner-ups
     spread = max(1.2 * _spread(runner_ups), 1e-6)
     likely = np.clip((scores - np.median(runner_ups)) / spread - 3, 0, 1)
@@ -301,11 +267,10 @@ def _moments(values: np.ndarray, weights: np.ndarray) -> tuple[float, float]:
 def _mean_and_deviation(
     values: np.ndarray, order: np.ndarray, weights: np.ndarray
 ) -> tuple[float, float]:
-    """Estimate the mean and the standard deviation of the other pairs' scores.
+    """Estimate the mean and standard deviation of the other pairs' scores.
 
-    Each is the average of two estimates: from the weighted moments, and from the quartiles. The
-    first is too large if some translations are among the values. The second is too small if the
-    tail is heavy.
+    Each averages two estimates. The one by moments is too large if translations are among the
+    values, the one by quartiles is too small if the tail is heavy.
     """
     mean, deviation = _moments(values, weights)
     total = weights[order].cumsum()
