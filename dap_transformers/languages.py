@@ -17,48 +17,58 @@ import xxhash
 
 from dap_transformers.errors import UserError
 
-#: Code -> (Tatoeba's ISO 639-3 file code, English name), alphabetical as in the paper's appendix.
-_LANGUAGES: dict[str, tuple[str, str]] = {
-    "af": ("afr", "Afrikaans"),
-    "ar": ("ara", "Arabic"),
-    "bg": ("bul", "Bulgarian"),
-    "bn": ("ben", "Bengali"),
-    "de": ("deu", "German"),
-    "el": ("ell", "Greek"),
-    "es": ("spa", "Spanish"),
-    "et": ("est", "Estonian"),
-    "eu": ("eus", "Basque"),
-    "fa": ("pes", "Persian"),
-    "fi": ("fin", "Finnish"),
-    "fr": ("fra", "French"),
-    "he": ("heb", "Hebrew"),
-    "hi": ("hin", "Hindi"),
-    "hu": ("hun", "Hungarian"),
-    "id": ("ind", "Indonesian"),
-    "it": ("ita", "Italian"),
-    "ja": ("jpn", "Japanese"),
-    "jv": ("jav", "Javanese"),
-    "ka": ("kat", "Georgian"),
-    "kk": ("kaz", "Kazakh"),
-    "ko": ("kor", "Korean"),
-    "ml": ("mal", "Malayalam"),
-    "mr": ("mar", "Marathi"),
-    "nl": ("nld", "Dutch"),
-    "pt": ("por", "Portuguese"),
-    "ru": ("rus", "Russian"),
-    "sw": ("swh", "Swahili"),
-    "ta": ("tam", "Tamil"),
-    "te": ("tel", "Telugu"),
-    "th": ("tha", "Thai"),
-    "tl": ("tgl", "Tagalog"),
-    "tr": ("tur", "Turkish"),
-    "ur": ("urd", "Urdu"),
-    "vi": ("vie", "Vietnamese"),
-    "zh": ("cmn", "Chinese"),
-}
+#: ISO 639-1 code, ISO 639-3 code as in Tatoeba's file names, English name, and the scripts by the
+#: names of Unicode's `Script` property. English, then alphabetical as in the paper's appendix.
+_TABLE = """
+en eng English    Latin
+af afr Afrikaans  Latin
+ar ara Arabic     Arabic
+bg bul Bulgarian  Cyrillic
+bn ben Bengali    Bengali
+de deu German     Latin
+el ell Greek      Greek
+es spa Spanish    Latin
+et est Estonian   Latin
+eu eus Basque     Latin
+fa pes Persian    Arabic
+fi fin Finnish    Latin
+fr fra French     Latin
+he heb Hebrew     Hebrew
+hi hin Hindi      Devanagari
+hu hun Hungarian  Latin
+id ind Indonesian Latin
+it ita Italian    Latin
+ja jpn Japanese   Han Hiragana Katakana
+jv jav Javanese   Latin Javanese
+ka kat Georgian   Georgian
+kk kaz Kazakh     Cyrillic
+ko kor Korean     Hangul Han
+ml mal Malayalam  Malayalam
+mr mar Marathi    Devanagari
+nl nld Dutch      Latin
+pt por Portuguese Latin
+ru rus Russian    Cyrillic
+sw swh Swahili    Latin
+ta tam Tamil      Tamil
+te tel Telugu     Telugu
+th tha Thai       Thai
+tl tgl Tagalog    Latin
+tr tur Turkish    Latin
+ur urd Urdu       Arabic
+vi vie Vietnamese Latin
+zh cmn Chinese    Han
+"""
+_ROWS = [line.split() for line in _TABLE.strip().splitlines()]
+
+#: ISO 639-1 -> the ISO 639-3 code in Tatoeba's file names, with English.
+ISO3: dict[str, str] = {code: iso3 for code, iso3, *_ in _ROWS}
+#: ISO 639-1 -> English name, with English.
+NAMES: dict[str, str] = {code: name for code, _, name, *_ in _ROWS}
+#: ISO 639-1 -> the Unicode scripts of the language.
+SCRIPTS: dict[str, tuple[str, ...]] = {code: tuple(scripts) for code, _, _, *scripts in _ROWS}
 
 #: The 36 languages of XTREME's Tatoeba benchmark (the paper's section 4.3 and appendix).
-TATOEBA_36: tuple[str, ...] = tuple(_LANGUAGES)
+TATOEBA_36: tuple[str, ...] = tuple(NAMES)[1:]
 _FEWER_THAN_1000_PAIRS = {"jv", "ka", "kk", "ml", "sw", "ta", "te", "th"}
 #: The languages of Tatoeba with all 1,000 sentence pairs.
 TATOEBA_28: tuple[str, ...] = tuple(
@@ -71,43 +81,15 @@ XNLI_LANGUAGES = (
 #: The languages of XNLI without English. The paper's 14-language averages follow from these rows.
 TATOEBA_14: tuple[str, ...] = tuple(code for code in TATOEBA_36 if code in XNLI_LANGUAGES)
 
-#: ISO 639-1 -> the ISO 639-3 code in Tatoeba's file names, with English.
-ISO3: dict[str, str] = {"en": "eng"} | {code: iso3 for code, (iso3, _) in _LANGUAGES.items()}
-#: ISO 639-1 -> English name, with English.
-NAMES: dict[str, str] = {"en": "English"} | {code: name for code, (_, name) in _LANGUAGES.items()}
-
-#: ISO 639-1 -> the Unicode scripts of the language, by the names of Unicode's `Script` property.
-SCRIPTS: dict[str, tuple[str, ...]] = dict.fromkeys(NAMES, ("Latin",)) | {
-    "ar": ("Arabic",),
-    "bg": ("Cyrillic",),
-    "bn": ("Bengali",),
-    "el": ("Greek",),
-    "fa": ("Arabic",),
-    "he": ("Hebrew",),
-    "hi": ("Devanagari",),
-    "ja": ("Han", "Hiragana", "Katakana"),
-    "jv": ("Latin", "Javanese"),
-    "ka": ("Georgian",),
-    "kk": ("Cyrillic",),
-    "ko": ("Hangul", "Han"),
-    "ml": ("Malayalam",),
-    "mr": ("Devanagari",),
-    "ru": ("Cyrillic",),
-    "ta": ("Tamil",),
-    "te": ("Telugu",),
-    "th": ("Thai",),
-    "ur": ("Arabic",),
-    "zh": ("Han",),
-}
 #: Script without spaces between words -> characters per English word, rounded from parallel text.
 CHARACTERS_PER_WORD: dict[str, float] = {"Han": 1.5, "Hiragana": 3.0, "Katakana": 3.0, "Thai": 5.0}
 
 #: Other codes of these languages: ISO 639-3 of single varieties, ISO 639-2/B, and outdated ones.
-_OTHER_CODES = {
-    "arb": "ar", "ekk": "et", "fas": "fa", "per": "fa", "fil": "tl", "iw": "he", "in": "id",
-    "jw": "jv", "swa": "sw", "zho": "zh", "chi": "zh", "ger": "de", "fre": "fr", "baq": "eu",
-}  # fmt: skip
-_TO_ISO1 = _OTHER_CODES | {code: code for code in ISO3}
+_OTHER_CODES = (
+    "arb:ar ekk:et fas:fa per:fa fil:tl iw:he in:id jw:jv swa:sw zho:zh chi:zh ger:de fre:fr baq:eu"
+)
+_TO_ISO1: dict[str, str] = dict(pair.split(":") for pair in _OTHER_CODES.split())
+_TO_ISO1 |= {code: code for code in ISO3}
 _TO_ISO1 |= {iso3: code for code, iso3 in ISO3.items()}
 #: A code with subtags (`zh-Hans-CN`), and an encoding and a modifier as in names of locales
 #: (`de_DE.UTF-8@euro`).
@@ -133,10 +115,7 @@ _VISIBLE = re.compile(f"[^{BLANKS}]")
 
 
 def to_iso1(code: str) -> str:
-    """Return the ISO 639-1 code of English or one of the paper's 36 languages.
-
-    Args:
-        code: two- or three-letter code in any case, with or without region and script.
+    """Return the ISO 639-1 code of English or one of the paper's 36 languages, in any spelling.
 
     >>> to_iso1("deu"), to_iso1("ZH-Hans"), to_iso1("arb_Arab"), to_iso1("eng")
     ('de', 'zh', 'ar', 'en')
@@ -260,12 +239,9 @@ _KEPT = np.zeros(0x110000, np.int8)
 
 
 def _is_kept(codes: np.ndarray) -> np.ndarray:
-    """Tell for each code point whether it is a line feed or `is_letter`.
+    """Tell for each code point whether it is a line feed or `is_letter`: (characters,) bool.
 
     The answers are remembered. Asking for all of Unicode at once would take a second.
-
-    Returns:
-        (characters,) bool.
     """
     found = _KEPT[codes]
     if not found.all():
@@ -277,14 +253,7 @@ def _is_kept(codes: np.ndarray) -> np.ndarray:
 
 
 def text_keys(letters: Sequence[str]) -> np.ndarray:
-    """Return a 64-bit hash of each text, so that texts can be compared as integers.
-
-    Args:
-        letters: N texts, normalised by `normalise_all`.
-
-    Returns:
-        Keys, uint64 (N,). Equal texts have equal keys.
-    """
+    """Return a 64-bit hash of each of N texts, uint64 (N,), to compare them as integers."""
     digest = xxhash.xxh3_64_intdigest
     keys = (digest(text.encode("utf-32-le", "surrogatepass")) for text in letters)
     return np.fromiter(keys, np.uint64, len(letters))
@@ -294,13 +263,7 @@ def ranks(keys: np.ndarray, seed: int) -> np.ndarray:
     """Return the rank of each key: its place in a random order of all 64-bit integers.
 
     The order depends only on the seed, not on files or processes. A dev set or a sample takes the
-    texts with the smallest ranks.
-
-    Args:
-        keys: keys of texts (`text_keys`), uint64 (N,).
-
-    Returns:
-        Ranks, uint64 (N,). Different keys have different ranks.
+    texts with the smallest ranks. Keys and ranks are uint64 (N,), and as different from each other.
     """
     salt = scramble(np.array([seed % 2**64], np.uint64) ^ np.uint64(0xD1B54A32D192ED03))
     return scramble(keys ^ salt)
