@@ -71,29 +71,18 @@ def read(path: Path) -> dict[str, Any]:
     return json.loads(path.read_text())
 
 
-@pytest.mark.parametrize(
-    ("model_type", "pooling"),
-    [
-        ("bert", "cls"),
-        ("xlm-roberta", "mean"),
-        ("deberta-v2", "mean"),
-        ("distilbert", "cls"),
-    ],
-)
-def test_every_library_gives_the_checkpoints_vectors(
-    model_type: str, pooling: str, checkpoint: Make, tmp_path: Path
+@pytest.mark.parametrize(("model_type", "has_pooler"), [("bert", True), ("distilbert", False)])
+def test_the_root_of_a_published_checkpoint_is_a_plain_encoder(
+    model_type: str, has_pooler: bool, checkpoint: Make, tmp_path: Path
 ) -> None:
-    source, out = checkpoint(model_type, pooling=pooling, objective="tr"), tmp_path / "out"
+    source, out = checkpoint(model_type, objective="tr", pooling="mean"), tmp_path / "out"
     published = build(source, out)
-    expected = own_vectors(source)
-    assert published.pooling == pooling
+    assert (published.pooling, published.has_pooler) == ("mean", has_pooler)
     assert SentenceEncoder.from_pretrained(str(source), "lasttoken").pooling == "lasttoken"
-    np.testing.assert_allclose(library_vectors(out), expected, atol=1e-5)
-    np.testing.assert_allclose(own_vectors(out), expected)
+    np.testing.assert_allclose(library_vectors(out), own_vectors(source), atol=1e-5)
     plain, report = AutoModel.from_pretrained(out, output_loading_info=True)
     assert not report["unexpected_keys"]
-    assert published.has_pooler == ("pooler_output" in plain(torch.tensor([[0, 5, 2]])))
-    assert published.has_pooler == (model_type in ("bert", "xlm-roberta"))
+    assert has_pooler == ("pooler_output" in plain(torch.tensor([[0, 5, 2]])))
     assert type(plain).__module__.startswith("transformers.")
     assert "auto_map" not in (out / "config.json").read_text()
     assert [path.name for path in out.glob("*.safetensors")] == ["model.safetensors"]
