@@ -21,9 +21,18 @@ from dap_transformers.reports import mean_of, numbers_of
 from dap_transformers.tables import markdown_table
 from objectives_dap import OBJECTIVES
 
+#: Fields of `DAPConfig` that say nothing about the recipe.
+OF_FILES = (
+    "encoder_config",
+    "rtl_languages",
+    "mask_token_id",
+    "modules",
+    "special_tokens_before",
+    "special_tokens_after",
+)
 #: Names in a training's record that the card shows, in this order.
 RECIPE = (
-    *(name for name in FIELDS if name not in ("encoder_config", "rtl_languages", "mask_token_id")),
+    *(name for name in FIELDS if name not in OF_FILES),
     "pairs a step",
     "gradient_accumulation_steps",
     "processes",
@@ -290,13 +299,6 @@ def eval_results(report: Mapping[str, Any]) -> list[EvalResult]:
     seeds, its value is the mean. Numbers that are no metrics of the Hub (`METRICS`) are left out.
     """
     name = dataset_name(report)
-    shortened = []
-    for key in ("truncate_dim", "precision"):
-        value = report.get("settings", {}).get(key)
-        if value not in (None, "float32"):
-            shortened.append(f"{key} {value}")
-    suffix = f" ({', '.join(shortened)})" if shortened else ""
-
     results = []
     for place, numbers in _averages_first(report):
         tasks = [task for key, task in TASKS.items() if key in numbers]
@@ -312,7 +314,7 @@ def eval_results(report: Mapping[str, Any]) -> list[EvalResult]:
                 dataset_config=place[-1] if place else None,
                 dataset_split="validation" if place[:1] == ("dev",) else None,
                 metric_type=metric,
-                metric_name=metric_name + suffix,
+                metric_name=metric_name,
                 metric_value=mean_of(numbers[key]),
             )
             results.append(result)

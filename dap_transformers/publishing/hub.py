@@ -36,7 +36,8 @@ STALE = (
     "modules.json",
     "sentence_bert_config.json",
     "1_Pooling/*",
-    "2_Normalize/*",
+    "*_Normalize/*",
+    "*_Dense/*",
     # of tokenizers
     "special_tokens_map.json",
     "added_tokens.json",
