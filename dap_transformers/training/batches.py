@@ -58,13 +58,9 @@ def tokenize_bitext(
 
     Args:
         datasets: pairs by language, map-style or streamed.
-        tokenizer: a fast tokenizer.
         max_seq_length: largest number of tokens of a sentence, with special tokens and prefix. The
             rest is cut off.
         prefix: text to put before every sentence.
-
-    Returns:
-        Tokenised pairs by language.
     """
     require_room(tokenizer, max_seq_length, prefix)
     backend = cutting_backend(tokenizer, max_seq_length)
@@ -98,10 +94,7 @@ def tokenize_bitext(
 
 @contextmanager
 def _bar_if_long(dataset: Any) -> Iterator[None]:
-    """Hide the progress bars of `datasets` within the block, unless there are many pairs.
-
-    Otherwise, text in many languages prints as many bars, and each of them is done at once.
-    """
+    """Hide the progress bars of `datasets`, unless there are many pairs."""
     is_short = isinstance(dataset, Dataset) and len(dataset) < PAIRS_WITH_BAR
     hides = is_short and not are_progress_bars_disabled()
     if hides:
@@ -114,13 +107,9 @@ def _bar_if_long(dataset: Any) -> Iterator[None]:
 
 
 def cutting_backend(tokenizer: PreTrainedTokenizerBase, max_seq_length: int) -> Tokenizer:
-    """Copy a tokenizer's Rust tokenizer, and make the copy cut sentences to a length.
+    """Copy a fast tokenizer's Rust tokenizer, and make the copy cut sentences to a length.
 
-    A copy is needed because each call of the original may change the length that it cuts to.
-
-    Args:
-        tokenizer: a fast tokenizer.
-        max_seq_length: largest number of tokens of a sentence, with special tokens.
+    Each call of the original may change the length that it cuts to.
     """
     backend = plain_backend(tokenizer)
     backend.encode_special_tokens = tokenizer.split_special_tokens
@@ -134,11 +123,6 @@ class _Tokenise:
 
     It returns the columns of `tokenize_bitext`. The row number of a pair is that of its column
     `row` or, without such a column, its index.
-
-    Attributes:
-        tokenizer: the Rust tokenizer, which cuts sentences to their length.
-        language: language code of the sources.
-        prefix: text to put before every sentence.
     """
 
     tokenizer: Tokenizer
@@ -172,19 +156,10 @@ def tokenize_pairs(
     backend: Tokenizer,
     prefix: str = "",
 ) -> list[dict[str, Any]]:
-    """Tokenise a few pairs, such as dev pairs.
+    """Tokenise a few pairs. Return one dictionary per pair, with the columns of `tokenize_bitext`.
 
-    Args:
-        sources: source sentences.
-        targets: their translations.
-        language: language code of the sources.
-        backend: the result of `cutting_backend`. Making it is slow for a large vocabulary, so make
-            it once for all languages.
-        prefix: text to put before every sentence.
-
-    Returns:
-        One dictionary per pair, with the columns of `tokenize_bitext` as keys. The numbers in
-        `pair_id` begin with 0, as in "de:0".
+    `backend` is the result of `cutting_backend`, which is slow for a large vocabulary. The numbers
+    in `pair_id` begin with 0, as in "de:0".
     """
     encode = _Tokenise(backend, language, prefix)
     columns = encode({"source": list(sources), "target": list(targets)}, list(range(len(sources))))
@@ -206,7 +181,6 @@ class BitextCollator:
       mask of a pair without a negative is all 0.
 
     Attributes:
-        pad_token_id: the tokenizer's padding id.
         languages: all source languages of the run.
         negatives: function that returns the token ids of a hard negative for each row, such as
             `HardNegatives`. An empty list stands for no negative. None adds no hard negatives.

@@ -108,53 +108,31 @@ def _rows_to_hold_out(keys: np.ndarray, dev_pairs: int, seed: int) -> list[int]:
 def _without(
     datasets: PairsByLanguage, held_out: set[int], keys: Mapping[str, np.ndarray]
 ) -> dict[str, Any]:
-    """Remove the pairs whose target is held out.
-
-    Returns:
-        The remaining pairs by language. Streams are filtered while they are read. A map-style
-        dataset that loses pairs gets a column `row` with the row numbers before.
-    """
+    """Remove the pairs whose target is held out, as `drop_targets` describes."""
     left: dict[str, Any] = {}
     known = np.fromiter(held_out, np.uint64, len(held_out))
     for language, dataset in datasets.items():
         if isinstance(dataset, IterableDataset):
-            left[language] = _filtered_stream(dataset, held_out, language)
-            continue
-
-        own = keys[language]
-        rows = np.flatnonzero(~np.isin(own, known))
-        if not len(rows):
-            raise _nothing_left(language)
-        if len(rows) < len(own):
-            dataset = _numbered(dataset).select(rows)
+            dataset = dataset.filter(_IsKept(held_out), input_columns=["target"], batched=True)
+            # An endless stream of nothing would keep its reader waiting for ever.
+            count = len(list(dataset.take(1)))
+        else:
+            rows = np.flatnonzero(~np.isin(keys[language], known))
+            count = len(rows)
+            if count < len(dataset):
+                dataset = _numbered(dataset).select(rows)
+        if not count:
+            raise UserError(
+                f"{language}: every target sentence is held out for a dev set, so nothing is left "
+                f"to train on. Hold out fewer pairs, or leave {language} out."
+            )
         left[language] = dataset
-    return left
-
-
-def _filtered_stream(
-    dataset: IterableDataset, held_out: set[int], language: str
-) -> IterableDataset:
-    """Return a stream that skips the pairs whose target is held out.
-
-    Its beginning is read at once, to find at least one pair that is left.
-    """
-    left = dataset.filter(_IsKept(held_out), input_columns=["target"], batched=True)
-    # An endless stream of nothing would keep its reader waiting for ever.
-    if not list(left.take(1)):
-        raise _nothing_left(language)
     return left
 
 
 @dataclass(frozen=True)
 class _IsKept:
-    """Function that tells for each target of a batch whether its pair is kept for training.
-
-    Called with a list of targets, it returns a list of bool. False means that the target, after
-    normalising, is held out.
-
-    Attributes:
-        held_out: hashes of the targets to remove.
-    """
+    """Function that tells for each target of a batch whether its hash is not held out."""
 
     held_out: set[int]
 
@@ -172,11 +150,3 @@ def _numbered(dataset: Dataset) -> Dataset:
     if "row" in dataset.column_names:
         return dataset
     return dataset.add_column("row", np.arange(len(dataset)))
-
-
-def _nothing_left(language: str) -> UserError:
-    """Return the error for a language whose pairs are all held out. The caller raises it."""
-    return UserError(
-        f"{language}: every target sentence is held out for a dev set, so nothing is left to train "
-        f"on. Hold out fewer pairs, or leave {language} out."
-    )

@@ -87,45 +87,27 @@ class CachedBatch:
             part.chunk = replace(part.chunk, gradients=own, label_counts=counts)
 
     def _compare(self, pairs: Pairs) -> tuple[dict[str, tuple[Tensor, ...]], dict[str, Tensor]]:
-        """Compute the losses of the objectives that compare sentences, and their gradients.
+        """Compute the losses of the objectives that compare sentences, such as translation ranking.
 
-        These objectives, such as translation ranking, need the vectors of the whole batch.
-
-        Returns:
-            Two dictionaries, empty if there is no such objective:
-
-            - Name of the objective -> gradients of its loss with respect to the vectors that it
-              compares.
-            - Name -> value to log.
+        The first result has, by the objective's name, the gradients of its loss with respect to the
+        vectors of the whole batch. The second has the values to log.
         """
-        comparisons = [each for each in self.objectives if isinstance(each, Comparison)]
-        if not comparisons:
-            return {}, {}
-        compared = self._first_pass()
         gradients, measures = {}, {}
+        comparisons = [each for each in self.objectives if isinstance(each, Comparison)]
+        chunks = []
+        if comparisons:
+            with torch.no_grad():
+                chunks = [self._forward(part).compared for part in self.parts]
         for objective in comparisons:
-            vectors = tuple(rows.requires_grad_() for rows in compared[objective.name])
+            vectors = []
+            for rows in zip(*(chunk[objective.name] for chunk in chunks)):
+                vectors.append(at_least_float32(torch.cat(rows)).requires_grad_())
             with torch.enable_grad():
-                loss, found = objective.compare(vectors, pairs)
+                loss, found = objective.compare(tuple(vectors), pairs)
             loss.backward()
             gradients[objective.name] = tuple(rows.grad for rows in vectors)
             measures |= {name: value.detach() for name, value in found.items()}
         return gradients, measures
-
-    @torch.no_grad()
-    def _first_pass(self) -> dict[str, tuple[Tensor, ...]]:
-        """Compute the vectors of all chunks without a graph.
-
-        Returns:
-            Name of each objective that compares sentences -> the tensors that it compares. Each
-            has the batch's B rows.
-        """
-        chunks = [self._forward(part).compared for part in self.parts]
-        compared = {}
-        for name in chunks[0]:
-            tensors = zip(*(chunk[name] for chunk in chunks))
-            compared[name] = tuple(at_least_float32(torch.cat(rows)) for rows in tensors)
-        return compared
 
     def _forward(self, part: Part) -> DAPForPreTrainingOutput:
         """Run the model on a chunk, with the same dropout at each call, and return its output."""
@@ -137,11 +119,7 @@ class CachedBatch:
 
         Its gradient is the chunk's share of the gradient of the batch's loss. Its value is no share
         of the loss if an objective compares sentences, as TR does: `output` returns the loss.
-        Back-propagate before the next call, or several graphs are in memory at once. The chunk's
-        values to log are added to `measures`.
-
-        Args:
-            part: the chunk, one of `parts`.
+        Back-propagate before the next call, or several graphs are in memory at once.
         """
         out = self._forward(part)
         for name, value in out.measures.items():
@@ -164,13 +142,8 @@ def split(
     Random numbers are drawn here, so that both passes over a chunk share them. These are a seed
     for dropout and the noise that decides which tokens are masked, unless `inputs` has noise.
 
-    Args:
-        model: its objectives decide whether there is noise.
-        inputs: arguments of `DAPForPreTraining.forward`.
-        size: pairs per chunk. The last chunk may have fewer.
-
     Returns:
-        The pairs of the whole batch, and the chunks.
+        The pairs of the whole batch, and chunks of `size` pairs. The last one may have fewer.
     """
     inputs = dict(inputs)
     is_noisy = "noise" in needs_of(model.objectives)
@@ -219,11 +192,7 @@ def split(
 def seeded(seed: int, device: torch.device) -> Iterator[None]:
     """Use a seed for the random numbers of the CPU and a device, until the block ends.
 
-    This is a context manager. After the block, the random numbers continue as if it had drawn none.
-
-    Args:
-        seed: the seed.
-        device: the device. It may be the CPU.
+    After the block, the random numbers continue as if it had drawn none.
     """
     devices = [] if device.type == "cpu" else [device]
     with torch.random.fork_rng(devices, device_type=device.type):

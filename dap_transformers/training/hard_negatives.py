@@ -27,11 +27,7 @@ Word = list[int]  # token ids
 
 
 def word_starts(tokenizer: PreTrainedTokenizerBase) -> set[int]:
-    """Return the ids of the tokens that begin a word.
-
-    These are the tokens that the vocabulary marks as a beginning (SentencePiece, byte-level BPE).
-    If it marks none, they are all tokens that do not begin with "##" (WordPiece).
-    """
+    """Return the ids of the tokens that begin a word."""
     vocabulary = tokenizer.get_vocab()
     marked = {number for piece, number in vocabulary.items() if piece.startswith(BEGINS)}
     if marked:
@@ -42,10 +38,7 @@ def word_starts(tokenizer: PreTrainedTokenizerBase) -> set[int]:
 def edited(words: Sequence[Word], others: Sequence[Word], rng: random.Random) -> list[Word]:
     """Return a copy of a sentence with one random word inserted, deleted or replaced.
 
-    Args:
-        words: the words of the sentence, each a list of token ids. At least one.
-        others: words from which a new word is drawn. At least one.
-        rng: draws the kind of edit, its place and the new word.
+    A new word is drawn from `others`. Both lists have at least one word.
 
     >>> [edited([[5], [6, 7]], [[8, 9]], random.Random(seed)) for seed in (0, 1, 2)]
     [[[5], [8, 9], [6, 7]], [[6, 7]], [[8, 9], [5], [6, 7]]]
@@ -67,10 +60,8 @@ class HardNegatives:
     differ.
 
     Args:
-        tokenizer: tokenizer of the targets.
         max_seq_length: largest number of tokens of a target and of its copy.
         share: share of the pairs that get a copy, 0 to 1. Each pair is drawn independently.
-        seed: seed of all random choices.
         prefix: text before every target, which copies keep.
     """
 
@@ -90,14 +81,10 @@ class HardNegatives:
         self.first = 1 + len(tokenizer(prefix.strip(), add_special_tokens=False).input_ids)
 
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> list[list[int]]:
-        """Make copies of the targets of a batch, each with one changed word, as hard negatives.
+        """Return for each tokenised pair the token ids of its copy.
 
-        Args:
-            rows: tokenised pairs.
-
-        Returns:
-            For each row the token ids of its copy. The list is empty if the pair was not drawn,
-            or if no changed copy could be made, for example of a target without words.
+        The list is empty if the pair was not drawn, or if no changed copy could be made, for
+        example of a target without words.
         """
         ids_of_pairs = " ".join(row["pair_id"] for row in rows)
         rng = random.Random(f"{self.seed} {ids_of_pairs}")
@@ -111,15 +98,7 @@ class HardNegatives:
         return copies
 
     def _copy(self, ids: list[int], other: list[int], rng: random.Random) -> list[int]:
-        """Copy a target with one changed word, or return an empty list if that is not possible.
-
-        It is not possible if one of the targets has no words, no word is left, or nothing has
-        changed.
-
-        Returns:
-            Token ids of the copy, with the special tokens and the prefix of the target. It is cut
-            to `max_seq_length` tokens.
-        """
+        """Copy a target with one changed word, or return an empty list if that is not possible."""
         words = self._words(ids)
         others = self._words(other)
         if not words or not others:
@@ -129,11 +108,7 @@ class HardNegatives:
         return copy if changed and copy != ids else []
 
     def _words(self, ids: list[int]) -> list[Word]:
-        """Group the tokens of a target into words, each a list of token ids.
-
-        The first token, the prefix and the last token are left out. A word has at most
-        `TOKENS_OF_LONGEST_WORD` tokens.
-        """
+        """Group the tokens of a target into words, without the prefix, the first and the last."""
         words: list[Word] = []
         for token in ids[self.first : -1]:
             if token in self.starts or not words or len(words[-1]) == TOKENS_OF_LONGEST_WORD:

@@ -30,7 +30,6 @@ from torch.nn.utils import clip_grad_norm_
 from tqdm.auto import tqdm
 from transformers import get_linear_schedule_with_warmup
 
-from dap_transformers.errors import counted
 from dap_transformers.files import whole_file, write_json
 from dap_transformers.training.batches import BitextCollator
 from dap_transformers.training.grad_cache import seeded
@@ -140,12 +139,7 @@ def train_heads(trainer: DAPTrainer, readers: Sequence[Objective]) -> dict[str, 
     after = measure(trainer)
     results |= {f"{name}_before": value for name, value in before.items()}
     results |= {f"{name}_after": value for name, value in after.items()}
-    text = f"{counted(len(rows), 'pair')} in {counted(steps, 'step')}"
-    logger.info("heads trained on %s: loss %.2f nats per token", text, loss)
-    for reader in readers:
-        name = f"{reader.name}_source_nats"
-        if name in after:
-            logger.info("%s: %.2f before, %.2f after", name, before[name], after[name])
+    logger.info("heads trained: %s", results)
     trainer.model.train()
     return results
 

@@ -18,13 +18,7 @@ def mix_weights(sizes: Sequence[int], mix: str, alpha: float = 0.5) -> np.ndarra
     >>> mix_weights([900, 100], "temperature", 0.5)
     array([0.75, 0.25])
 
-    Args:
-        sizes: number of pairs of each language.
-        mix: "natural", "uniform" or "temperature".
-        alpha: exponent of the temperature mix, 0 to 1. Other mixes ignore it.
-
-    Returns:
-        One share per language, float64. They add up to 1.
+    `sizes` are the numbers of pairs. The shares add up to 1.
     """
     exponent = {"natural": 1.0, "uniform": 0.0, "temperature": alpha}[mix]
     weights = np.asarray(sizes, dtype=np.float64) ** exponent
@@ -40,13 +34,7 @@ class LanguageMixSampler(Sampler[int]):
     epochs: pairs that epoch 0 leaves out come first in epoch 1.
 
     The order depends only on the arguments and on `set_epoch`, so a resumed run sees the same
-    pairs as a run without a stop.
-
-    Args:
-        sizes: number of pairs of each language, in the order of the concatenation.
-        mix: "natural", "uniform" or "temperature", as in `mix_weights`.
-        alpha: exponent of the temperature mix.
-        seed: seed of the order.
+    pairs as a run without a stop. `sizes` are in the order of the concatenation.
     """
 
     def __init__(self, sizes: Sequence[int], mix: str, alpha: float, seed: int) -> None:
@@ -69,9 +57,7 @@ class LanguageMixSampler(Sampler[int]):
         return sum(self.sizes)
 
     def __iter__(self) -> Iterator[int]:
-        # Half the memory, where the numbers are small enough.
-        small = len(self) <= np.iinfo(np.int32).max
-        rows = np.empty(len(self), np.int32 if small else np.int64)
+        rows = np.empty(len(self), np.int64)
         starts = np.cumsum([0, *self.sizes[:-1]])
         ends = np.cumsum(self.counts)
         for number, (start, end) in enumerate(zip(starts, ends, strict=True)):
@@ -83,13 +69,9 @@ class LanguageMixSampler(Sampler[int]):
             yield from rows[start : start + ROWS_AT_ONCE].tolist()
 
     def _rows_of(self, number: int) -> np.ndarray:
-        """Return the rows that an epoch draws from one language.
+        """Return the rows that an epoch draws from one language, numbered in its own dataset.
 
-        All shuffles of a language's rows form one endless sequence. Each epoch takes the next
-        part of it.
-
-        Returns:
-            Row numbers within the language's own dataset, from 0.
+        All shuffles of a language's rows form one endless sequence. Each epoch takes the next part.
         """
         size = self.sizes[number]
         count = int(self.counts[number])
@@ -122,9 +104,8 @@ def mix_streams(
     Args:
         streams: tokenised pairs by language.
         weights: share of each language, see `mix_weights`.
-        shuffle_buffer: pairs per language that are held in memory and shuffled. A pair takes about
-            2 kB at 32 tokens. 0 keeps the order of the files.
-        seed: seed of the shuffles and of the mix.
+        shuffle_buffer: pairs per language that are held in memory and shuffled. 0 keeps the order
+            of the files.
     """
     endless = []
     for stream in streams.values():

@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from datasets import concatenate_datasets
-from datasets import config as datasets_config
 from torch.utils.data import Dataset, Sampler
 from transformers import PreTrainedTokenizerBase, set_seed
 
 from dap_transformers.encoding.load import hub_commit
 from dap_transformers.errors import UserError, counted
 from dap_transformers.evaluation.retrieval import Retrieval
-from dap_transformers.files import disk_full, write_json
+from dap_transformers.files import write_json
 from dap_transformers.pictures import CURVES, plot_curves
 from dap_transformers.publishing.publish import PublishOptions, publish
 from dap_transformers.text.corpus import count_pairs, load_bitext
@@ -87,10 +86,7 @@ def build_trainer(
         raise UserError("the objective distill and a teacher (distill_from) need each other")
 
     # The first process fills the cache of the text, and the others read it.
-    with (
-        training.main_process_first(desc="reading and tokenising"),
-        disk_full(Path(datasets_config.HF_DATASETS_CACHE)),
-    ):
+    with training.main_process_first(desc="reading and tokenising"):
         train, dev, text = build_datasets(data, training, start.tokenizer)
 
     teacher = None
@@ -244,7 +240,9 @@ def finish(
     # `_internal_call` keeps the Trainer from pushing now. `publish` does so when all files exist.
     trainer.save_model(_internal_call=True)
     trainer.save_state()
-    step = kept_step(trainer)
+    # The saved weights are those of the best step or of the last one.
+    keeps_best = training.load_best_model_at_end and state.best_model_checkpoint
+    step = state.best_global_step if keeps_best else state.global_step
     history = list(state.log_history)
     found = {}
     if trainer.evaluators:
@@ -274,13 +272,6 @@ def finish(
     logger.info("kept step %d of %d: %s; written to %s", step, state.global_step, shown, folder)
     if training.push_to_hub:
         push(training, trainer.hub_model_id)
-
-
-def kept_step(trainer: DAPTrainer) -> int:
-    """Return the step of the weights that are saved: the best step or the last one."""
-    state = trainer.state
-    keeps_best = trainer.args.load_best_model_at_end and state.best_model_checkpoint
-    return state.best_global_step if keeps_best else state.global_step
 
 
 def warn_of_idle_heads(metrics: dict[str, float]) -> None:

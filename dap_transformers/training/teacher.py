@@ -23,7 +23,6 @@ from dap_transformers.encoding.shards import (
     model_fingerprint,
     write_vectors,
 )
-from dap_transformers.errors import counted
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +63,7 @@ def add_teacher(
     # One process decides for all, because they encode together.
     (is_kept,) = broadcast_object_list([is_main and is_whole(path)])
     if is_kept:
-        logger.info("the vectors of %s are in %s already", counted(len(targets), "target"), path)
+        logger.info("the vectors of %d targets are in %s already", len(targets), path)
         return with_rows, np.load(path, mmap_mode="r")
 
     vectors = embed_to_disk(
@@ -78,7 +77,6 @@ def add_teacher(
     if is_main:
         # Files of other teachers and texts stay, because runs may share the folder.
         write_vectors(vectors, path)
-        what = counted(len(targets), "target")
-        logger.info("%s encoded by %s, kept in %s", what, name, folder)
+        logger.info("%d targets encoded by %s, kept in %s", len(targets), name, folder)
     launched().wait_for_everyone()
     return with_rows, np.load(path, mmap_mode="r")
