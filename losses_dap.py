@@ -84,16 +84,16 @@ def translation_ranking_loss(
     tensor(0.3133)
     """
     logits = similarity_matrix(queries, candidates, similarity)  # (B, N)
-    rows = torch.arange(logits.shape[0], device=logits.device)  # (B,)
-    own = columns_of(logits) == (rows + first).unsqueeze(1)  # (B, N), True at the true pairs
+    translations = first + torch.arange(len(queries), device=logits.device)  # (B,)
+    own = columns_of(logits) == translations.unsqueeze(1)  # (B, N), True at the true pairs
 
     logits = (logits - margin * own) / temperature
     if excluded is not None:
         logits = logits.masked_fill(excluded & ~own, float("-inf"))
 
-    loss = F.cross_entropy(logits, rows + first)
-    accuracy = (logits.argmax(-1) == rows + first).float().mean()
-    negatives = torch.isfinite(logits).sum(-1).float().mean() - 1
+    loss = F.cross_entropy(logits, translations)
+    accuracy = (logits.argmax(-1) == translations).float().mean()
+    negatives = (logits > float("-inf")).sum(-1).float().mean() - 1
     return RankingResult(loss, accuracy, negatives)
 
 

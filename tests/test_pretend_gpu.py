@@ -175,6 +175,8 @@ RESTRICTED = {"target_vocab_size": len(TARGET_IDS)}
         partial(losses, "xlm-roberta", objective="rtl+mlm", rtl_reembed=True, **FROM_BOTH),
         partial(losses, "modernbert", objective="tr+rtl", tr_mask_duplicates=False),
         partial(losses, "deberta-v2", objective="tr+tlm"),
+        partial(losses, "gemma3_text", objective="tr+bow", pooling="mean"),
+        partial(losses, "mistral", objective="tr+rtl", pooling="lasttoken"),
         classification,
         vectors_links_and_neighbours,
         partial(sentence_transformers_loss, None),
