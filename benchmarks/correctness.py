@@ -47,7 +47,7 @@ ALLOWED = {
 #: Paths with dropout whose means over many draws are compared with those of padded rows.
 BY_MEANS = ("dropout", "dropout, bf16", "dropout, compiled")
 #: GradCache with dropout, which draws the same masks as a plain step with its seeds.
-CACHED_DROPOUT = "dropout, cached"
+CACHED = ("dropout, cached",)
 DROPOUT = 0.3
 CHUNK = 5  # pairs of a chunk of GradCache
 #: Largest excess of states, gradients, their squares or their product.
@@ -314,25 +314,23 @@ def compare_cached(name: str, args: argparse.Namespace) -> Iterator[Line]:
         model.zero_grad()
         cached.run(part).backward()
         error = relative_error(gradient(model), wanted)
-        yield Line(name, short, CACHED_DROPOUT, 0.0, error, error <= ALLOWED["cached"][1])
+        yield Line(name, short, CACHED[0], 0.0, error, error <= ALLOWED["cached"][1])
 
 
 def main(argv: list[str] | None = None) -> None:
     """Compare the fast paths with the padded computation, print a table, and write `--json`."""
     parser = machine_parser(__doc__, repeats=1)
     parser.add_argument("--encoders", nargs="+", choices=ENCODERS, default=ENCODERS)
-    paths = [*ALLOWED, *BY_MEANS, CACHED_DROPOUT]
+    paths = [*ALLOWED, *BY_MEANS, *CACHED]
     parser.add_argument("--paths", nargs="+", choices=paths, default=paths)
     parser.add_argument("--draws", type=int, default=200, help="draws of dropout masks")
     args = parser.parse_args(argv)
     found: list[Line] = []
+    kinds = ((ALLOWED, compare), (BY_MEANS, compare_with_dropout), (CACHED, compare_cached))
     for name in args.encoders:
-        if set(args.paths) & set(ALLOWED):
-            found += compare(name, args)
-        if set(args.paths) & set(BY_MEANS):
-            found += compare_with_dropout(name, args)
-        if CACHED_DROPOUT in args.paths:
-            found += compare_cached(name, args)
+        for paths, comparison in kinds:
+            if set(args.paths) & set(paths):
+                found += comparison(name, args)
 
     rows = []
     for line in found:

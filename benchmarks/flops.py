@@ -111,7 +111,8 @@ def measure(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
 def main(argv: list[str] | None = None) -> None:
     """Count FLOPs and time a step of each objective, print a table, and write it to `--json`."""
     parser = machine_parser(__doc__, repeats=5)
-    add_workload_arguments(parser, batch_size=8)
+    add_workload_arguments(parser)
+    parser.set_defaults(batch_size=8)
     parser.add_argument("--tokens", type=int, default=32, help="tokens of each sentence")
     args = parser.parse_args(argv)
     found = measure(args)

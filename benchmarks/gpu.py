@@ -21,7 +21,6 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.timing import show
 from dap_transformers.reports import machine, versions
 from dap_transformers.tables import text_table
 
@@ -64,7 +63,6 @@ STAGES: dict[str, tuple[str, str | None]] = {
         "--grad_cache 8192 --mini_batch_size 64",
         f"{TINY} --tokens 16 --vocabularies 100 --grad_cache 8",
     ),
-    "step, float32": ("train_step --batch_size 256 --repeats 5 --warm_up 2", TINY_STEP),
     "correctness, compiled": (
         "correctness --encoders xlm-roberta --paths compiled 'dropout, compiled' --draws 1000",
         None,
@@ -87,7 +85,7 @@ def run_benchmark(name: str, args: argparse.Namespace) -> None:
     line, rehearsal = STAGES[name]
     module, *argv = shlex.split(line)
     argv += shlex.split(rehearsal) if args.tiny else []
-    show(f"== python -m benchmarks.{module} {shlex.join(argv)}")
+    print(f"== python -m benchmarks.{module} {shlex.join(argv)}", flush=True)
     importlib.import_module(f"benchmarks.{module}").main([*argv, "--device", args.device])
 
 

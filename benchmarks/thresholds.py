@@ -114,7 +114,7 @@ def made_case(name: str, vectors: Sides, share: float, draw: int, known: int) ->
 
 def made_cases(encoder: Encoder, args: argparse.Namespace) -> Iterator[Case]:
     """Yield a case for each corpus, language or mix of languages, share of `SHARES` and draw."""
-    groups = [[code] for code in args.languages] + [mix.split("+") for mix in args.mix]
+    groups = [[code] for code in LANGUAGES] + [mix.split("+") for mix in args.mix]
     codes = sorted({code for group in groups for code in group})
     for corpus in args.texts:
         pairs = {}
@@ -226,7 +226,6 @@ def main(argv: list[str] | None = None) -> None:
         "--models", nargs="+", required=True, help="MODEL, MODEL,POOLING or MODEL,POOLING,PREFIX"
     )
     parser.add_argument("--texts", nargs="+", required=True, help="folders of parallel text")
-    parser.add_argument("--languages", nargs="+", default=list(LANGUAGES))
     parser.add_argument(
         "--mix", nargs="*", default=[], help="also mix languages in one text, such as fr+es+it"
     )

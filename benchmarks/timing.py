@@ -84,7 +84,7 @@ def in_turn(
             numbers = measure()
             runs[name].append(numbers)
             text = ", ".join(f"{key} {value:.5g}" for key, value in numbers.items())
-            show(f"{name}: {text}")
+            print(f"{name}: {text}", file=sys.stderr, flush=True)
     found: dict[str, dict[str, Any]] = {}
     for name, part in runs.items():
         found[name] = {"runs": part}
@@ -144,11 +144,6 @@ def status_bytes(name: str) -> int:
     """Return an amount of memory of this process, "VmRSS" (now) or "VmHWM" (the peak), in bytes."""
     status = Path("/proc/self/status").read_text()
     return 1024 * int(re.search(rf"{name}:\s+(\d+)", status)[1])
-
-
-def show(line: str) -> None:
-    """Print a line of progress to standard error."""
-    print(line, file=sys.stderr, flush=True)
 
 
 def product_rate(device: str, dtype: torch.dtype = torch.float32, size: int = 4096) -> float:

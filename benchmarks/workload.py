@@ -33,10 +33,10 @@ WORDS = [f"w{number}" for number in range(900)]  # of random text
 PAD, CLS, SEP, MASK = 0, 101, 102, 103  # ids of BERT's special tokens, which all sizes use
 
 
-def add_workload_arguments(parser: argparse.ArgumentParser, batch_size: int = 32) -> None:
+def add_workload_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command-line options that choose the model and the pairs."""
     parser.add_argument("--size", choices=list(SIZES), default="base", help="of the encoder")
-    parser.add_argument("--batch_size", type=int, default=batch_size, help="pairs per step")
+    parser.add_argument("--batch_size", type=int, default=32, help="pairs per step")
     parser.add_argument(
         "--target_vocabulary",
         type=int,
@@ -143,9 +143,8 @@ class Workload:
 
 def token_counts(batch: Batch) -> list[tuple[int, int]]:
     """Return how many tokens the source and the target of each pair have, without padding."""
-    source = batch["source_attention_mask"].sum(1).tolist()
-    target = batch["target_attention_mask"].sum(1).tolist()
-    return list(zip(source, target, strict=True))
+    sides = (batch[f"{side}_attention_mask"].sum(1).tolist() for side in ("source", "target"))
+    return list(zip(*sides, strict=True))
 
 
 def backward(model: Model, batch: Batch, bf16: bool = False) -> Tensor:

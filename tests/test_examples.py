@@ -3,8 +3,10 @@
 import gzip
 import importlib.util
 import json
+import os
 import re
 import sys
+from collections.abc import Callable
 from itertools import repeat
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -65,16 +67,6 @@ def test_the_picture_has_the_words_of_both_sentences(encoder: SentenceEncoder) -
     assert "sentence vectors only" in app.picture(SimpleNamespace(), "a", "b")
 
 
-def test_empty_texts_and_queries_are_refused(encoder: SentenceEncoder) -> None:
-    with pytest.raises(UserError, match="text 2 has 0 sentences"):
-        app.read_text(encoder, "text 2", " \n", None)
-    for lines, why in ((map(str, range(10**12)), "many sentences"), (repeat("a" * 99), "long")):
-        with pytest.raises(UserError, match=f"text 3 .* too {why}"):
-            app.first_lines("text 3", lines)
-    with pytest.raises(UserError, match="nothing to search"):
-        app.search(encoder, [app.read_text(encoder, "text 1", "a", None)], " ")
-
-
 @pytest.fixture
 def files(tmp_path: Path) -> list[str]:
     """Write two texts: repeated and empty lines, quotes, and translations in another order."""
@@ -107,14 +99,22 @@ def test_mined_pairs_have_their_lines_and_the_threshold_keeps_the_better_ones(
     assert app.keep(rows, 99)[1] == []
 
 
-def test_files_that_cannot_be_mined_are_refused(
-    encoder: SentenceEncoder, files: list[str], tmp_path: Path
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda encoder: app.read_text(encoder, "text 2", " \n", None), "text 2"),
+        (lambda encoder: app.first_lines("text 3", map(str, range(10**12))), "many sentences"),
+        (lambda encoder: app.first_lines("text 3", repeat("a" * 99)), "too long"),
+        (lambda encoder: app.search(encoder, [], " "), "nothing to search"),
+        (lambda encoder: app.mine_files(encoder, __file__, None), "two files"),
+        (lambda encoder: app.mine_files(encoder, __file__, os.devnull), "the target"),
+    ],
+)
+def test_what_is_refused(
+    encoder: SentenceEncoder, call: Callable[[SentenceEncoder], object], says: str
 ) -> None:
-    (tmp_path / "empty").write_text("\n \n")
-    with pytest.raises(UserError, match="give two files"):
-        app.mine_files(encoder, files[0], None)
-    with pytest.raises(UserError, match="the target has 0 sentences"):
-        app.mine_files(encoder, files[0], str(tmp_path / "empty"))
+    with pytest.raises(UserError, match=says):
+        call(encoder)
 
 
 @pytest.mark.parametrize("encoder", ["query: "], indirect=True)
@@ -132,7 +132,6 @@ def test_the_buttons_search_and_mine(
         texts = ["\n".join(SOURCE), "\n".join(TARGET), None, None]
         matches, table = client.predict(SOURCE[0], *texts, api_name="/search")
         assert matches["data"][0] == ["1.000", 1, SOURCE[0]]
-        assert "<table>" in table
         (choose,) = [each.fn for each in built.fns.values() if each.name == "choose"]
         second = SimpleNamespace(index=(1, 0))
         words = app.picture(encoder, SOURCE[0], matches["data"][1][2])
@@ -143,13 +142,9 @@ def test_the_buttons_search_and_mine(
         uploads = [gradio_client.handle_file(path) for path in files]
         slider, summary, mined, download = client.predict(*uploads, api_name="/mine")
         rows, threshold = app.mine_files(encoder, *files)
-        kept = [list(row) for row in rows if row.score >= threshold]
         assert slider["value"] == threshold
-        assert summary.startswith(f"{len(kept)} of {len(rows)} pairs")
-        assert mined["data"] == kept
-        assert len(Path(download).read_text().splitlines()) == 1 + len(kept)
-        with pytest.raises(gradio_client.exceptions.AppError, match="nothing to mine"):
-            client.predict(None, uploads[1], api_name="/mine")
+        assert mined["data"] == [list(row) for row in rows if row.score >= threshold]
+        assert len(Path(download).read_text().splitlines()) == 1 + len(mined["data"])
     finally:
         built.close()
 
@@ -159,10 +154,6 @@ def published(tiny_bert_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     folder = tmp_path_factory.mktemp("serve") / "out-hub"
     build(tiny_bert_dir, folder, Options(pooling="mean", prefix="query: ", max_seq_length=12))
     return folder
-
-
-def read(folder: Path, name: str) -> dict:
-    return json.loads((folder / name).read_text())
 
 
 def require_same(vectors: object, folder: Path) -> None:
@@ -188,12 +179,13 @@ def test_recipes_of_the_page_give_the_same_vectors(published: Path) -> None:
 
 
 def test_the_files_that_text_embeddings_inference_reads_give_the_vectors(published: Path) -> None:
+    def read(name: str) -> dict:
+        return json.loads((published / name).read_text())
+
     tokenizer = Tokenizer.from_file(str(published / "tokenizer.json"))
-    tokenizer.enable_truncation(read(published, "sentence_bert_config.json")["max_seq_length"])
-    prompts = read(published, "config_sentence_transformers.json")["prompts"]
-    prompt = prompts["text"]  # --default-prompt-name
-    pooling = read(published, "1_Pooling/config.json")
-    config = read(published, "config.json")
+    tokenizer.enable_truncation(read("sentence_bert_config.json")["max_seq_length"])
+    prompt = read("config_sentence_transformers.json")["prompts"]["text"]  # --default-prompt-name
+    pooling, config = read("1_Pooling/config.json"), read("config.json")
     assert (pooling["pooling_mode_cls_token"], pooling["pooling_mode_mean_tokens"]) == (False, True)
     assert (config["model_type"], config["architectures"]) == ("bert", ["BertModel"])
     assert config["position_embedding_type"] == "absolute"  # vLLM needs it

@@ -45,7 +45,7 @@ def test_a_second_objective_is_shown_beside_the_finished_run(
     # of other text
     pins = [replace(wheel, sha256="0") for wheel in run.fetch.TEXT_WHEELS]
     monkeypatch.setattr(run.fetch, "TEXT_WHEELS", pins)
-    with pytest.raises(SystemExit, match="model holds another run"):
+    with pytest.raises(SystemExit, match="model holds a run with other"):
         run.main([])
 
 
