@@ -8,14 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import LANGUAGES, REPOSITORY, results, run, state, synthetic_pairs
-from transformers import AutoModel, AutoTokenizer
+from conftest import LANGUAGES, REPOSITORY, built, results, run, state, synthetic_pairs
+from transformers import AutoModel
 
-from dap_transformers.commands.recipes import parse_arguments
 from dap_transformers.errors import UserError
 from dap_transformers.pictures import CURVES
 from dap_transformers.training.batches import BitextCollator
-from dap_transformers.training.run import build_datasets
 from dap_transformers.training.teacher import VECTORS
 from objectives_dap import OBJECTIVES
 from train_dap import main
@@ -115,15 +113,11 @@ def test_the_failure_of_a_process_that_reads_batches_is_one_line(
 
 
 def test_english_of_validation_data_is_not_trained_on(flags: list[str], tmp_path: Path) -> None:
-    dev = tmp_path / "dev"
-    dev.mkdir()
     pairs = synthetic_pairs("de")[:30]
-    (dev / "sw-en.tsv").write_text("".join(f"{source}\t{target}.\n" for source, target in pairs))
-    model, data, training = parse_arguments(
-        [*flags, "--validation_data", str(dev), "--output_dir", str(tmp_path)]
-    )
-    tokenizer = AutoTokenizer.from_pretrained(model.model_name_or_path)
-    train, held, _ = build_datasets(data, training, tokenizer)
-    sizes = {language: len(part) for language, part in train.items()}
+    file = tmp_path / "sw-en.tsv"
+    file.write_text("".join(f"{source}\t{target}.\n" for source, target in pairs))
+    trainer = built([*flags, "--validation_data", str(file), "--output_dir", str(tmp_path)])
+    languages = trainer.train_dataset["language"][:]
+    sizes = {language: languages.count(language) for language in LANGUAGES}
     assert sizes == {"de": 170, "fr": 200, "sw": 200}
-    assert len(held["sw"]) == 30
+    assert len(trainer.evaluators[0].pairs["sw"]) == 30

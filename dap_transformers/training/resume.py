@@ -26,7 +26,6 @@ from dap_transformers.training.arguments import (
     DAPTrainingArguments,
     added_weights,
 )
-from dap_transformers.training.step_log import DrawsOfProcess, EpochOfSampler
 from modeling_dap import DAPConfig
 
 logger = logging.getLogger(__name__)
@@ -67,6 +66,9 @@ PATHS = (
 
 #: Arguments that decide the order of a stream. Text that is read at once has a digest instead.
 OF_STREAMS = ("train_data", "shuffle_buffer", "dataloader_num_workers")
+
+#: Distance of the seeds of two processes, so that they are no seeds of other runs.
+SEEDS_BETWEEN_PROCESSES = 1_000_003
 
 #: Number of pairs per language that its digest is made from.
 PAIRS_IN_DIGEST = 2000
@@ -159,11 +161,7 @@ class ResumableTrainer(Trainer):
     def __init__(self, *args: Any, train_sampler: Sampler | None = None, **kwargs: Any) -> None:
         self.train_sampler = train_sampler
         super().__init__(*args, **kwargs)
-        self.add_callback(ResumedSchedule())
-        self.add_callback(RecordInCheckpoints())
-        self.add_callback(DrawsOfProcess())
-        if train_sampler is not None:
-            self.add_callback(EpochOfSampler(train_sampler))
+        self.add_callback(Beginnings(train_sampler))
 
     def _get_train_sampler(self, train_dataset: Dataset | None = None) -> Sampler | None:
         return self.train_sampler or super()._get_train_sampler(train_dataset)
@@ -176,6 +174,16 @@ class ResumableTrainer(Trainer):
             # This pickle of the arguments has many paths, and nothing reads it.
             folder = Path(output_dir or self.args.output_dir)
             (folder / TRAINING_ARGS_NAME).unlink(missing_ok=True)
+
+    def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
+        super()._save_checkpoint(*args, **kwargs)
+        if self.args.should_save:
+            folder = Path(self.args.output_dir)
+            checkpoint = folder / f"checkpoint-{self.state.global_step}"
+            save_without_paths(self.state, checkpoint)
+            # A checkpoint tells which run made it, even if another is begun in the same folder.
+            if record := record_in(folder):
+                write_json(record, checkpoint / RECORD)
 
     def save_state(self) -> None:
         """Save the state of the training into the output folder, without paths."""
@@ -229,7 +237,7 @@ def train_to_end(trainer: Trainer, checkpoint: str | None) -> dict[str, float]:
             raise UserError(str(error).rsplit("UserError: ", 1)[-1]) from error
 
     trainer.state = TrainerState.load_from_json(str(Path(checkpoint) / TRAINER_STATE_NAME))
-    ResumedSchedule().on_train_begin(trainer.args, trainer.state, trainer.control)
+    correct_state(trainer.args, trainer.state)
     best = trainer.state.best_model_checkpoint if trainer.args.load_best_model_at_end else None
     trainer._load_from_checkpoint(best or checkpoint)
     # `train` does this, too: the saved configuration must have the tokenizer's special tokens.
@@ -371,55 +379,56 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     return found
 
 
-class ResumedSchedule(TrainerCallback):
-    """Callback that corrects the state of a resumed run before its first step.
+class Beginnings(TrainerCallback):
+    """Callback that sets random numbers, intervals and the sampler's epoch where they begin."""
+
+    def __init__(self, sampler: Sampler | None) -> None:
+        self.sampler = sampler
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        # By their common seed, all processes would draw the same dropout and masks.
+        if args.process_index > 0:
+            torch.manual_seed(args.seed + SEEDS_BETWEEN_PROCESSES * args.process_index)
+        correct_state(args, state)
+
+    def on_epoch_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        # accelerate does not do so if a resumed run of several processes skips batches.
+        if self.sampler is not None:
+            self.sampler.set_epoch(int(state.epoch))
+
+
+def correct_state(args: TrainingArguments, state: TrainerState) -> None:
+    """Correct the state of a resumed run before its first step.
 
     - The intervals of logging, evaluation and saving become those of this start's arguments.
     - The path of the best checkpoint so far is looked up in this output folder, because the folder
       may have been moved, or beside the checkpoint to resume from. If that checkpoint is missing,
       the best one is chosen anew, with a warning.
     """
-
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
-        state.compute_steps(args, state.max_steps)
-        if not state.best_global_step:
-            return
-        name = f"checkpoint-{state.best_global_step}"
-        places = [Path(args.output_dir, name)]
-        resumed = Path(str(args.resume_from_checkpoint))
-        if resumed.is_dir():
-            places.append(resumed.with_name(name))
-        best = next((place for place in places if place.is_dir()), None)
-        state.best_model_checkpoint = None if best is None else str(best)
-        if best is None:
-            logger.warning("%s, the best one so far, is missing: it is chosen anew", places[0])
-            state.best_metric = None
-            state.best_global_step = None
-
-
-class RecordInCheckpoints(TrainerCallback):
-    """Callback that copies the record of the run into each checkpoint, and removes its paths.
-
-    A checkpoint then tells which run made it, even if another run is begun in the same folder.
-    """
-
-    def on_save(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
-        folder = Path(args.output_dir)
-        checkpoint = folder / f"checkpoint-{state.global_step}"
-        if args.should_save:
-            save_without_paths(state, checkpoint)
-            if record := record_in(folder):
-                write_json(record, checkpoint / RECORD)
+    state.compute_steps(args, state.max_steps)
+    if not state.best_global_step:
+        return
+    name = f"checkpoint-{state.best_global_step}"
+    places = [Path(args.output_dir, name)]
+    resumed = Path(str(args.resume_from_checkpoint))
+    if resumed.is_dir():
+        places.append(resumed.with_name(name))
+    best = next((place for place in places if place.is_dir()), None)
+    state.best_model_checkpoint = None if best is None else str(best)
+    if best is None:
+        logger.warning("%s, the best one so far, is missing: it is chosen anew", places[0])
+        state.best_metric = None
+        state.best_global_step = None
 
 
 def save_without_paths(state: TrainerState, folder: Path) -> None:
     """Write a `trainer_state.json` without the path of the best checkpoint.
 
-    Its step is there, which tells its name (`ResumedSchedule`).
+    Its step is there, which tells its name (`correct_state`).
     """
     content = dataclasses.asdict(state) | {"best_model_checkpoint": None}
     text = json.dumps(content, indent=2, sort_keys=True) + "\n"  # NaN is allowed, as by `Trainer`

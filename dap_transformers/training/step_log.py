@@ -1,4 +1,4 @@
-"""What training steps log, the check that they are finite, and two callbacks.
+"""What training steps log, and the check that they are finite.
 
 Values stay on the device until a line is logged, because reading them at each step would let a GPU
 wait for the host.
@@ -6,19 +6,13 @@ wait for the host.
 
 import time
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import Sampler
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from dap_transformers.errors import UserError
 from losses_dap import sum_over_processes
 from modeling_dap import DAPForPreTrainingOutput
-
-#: Distance of the seeds of two processes, so that they are no seeds of other runs.
-SEEDS_BETWEEN_PROCESSES = 1_000_003
 
 #: Checks that are kept on the device, where lines are logged more rarely.
 UNCHECKED_AT_MOST = 1000
@@ -102,31 +96,3 @@ class StepChecks:
             if not is_fine:
                 listed = ", ".join(f"{name}={value.item()}" for name, value in values.items())
                 raise UserError(f"{message} ({listed}; pairs: {' '.join(pairs)})")
-
-
-class EpochOfSampler(TrainerCallback):
-    """Callback that tells the sampler which epoch begins (`set_epoch`).
-
-    accelerate does not do so if a resumed run of several processes skips batches.
-    """
-
-    def __init__(self, sampler: Sampler) -> None:
-        self.sampler = sampler
-
-    def on_epoch_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
-        self.sampler.set_epoch(int(state.epoch))
-
-
-class DrawsOfProcess(TrainerCallback):
-    """Callback that gives each process except the first its own seed when training begins.
-
-    `Trainer` gives all processes the same seed, so they would draw the same dropout and masks.
-    """
-
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
-        if args.process_index > 0:
-            torch.manual_seed(args.seed + SEEDS_BETWEEN_PROCESSES * args.process_index)

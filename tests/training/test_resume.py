@@ -10,14 +10,14 @@ import torch
 from conftest import results, run, state, training_flags
 from forked import processes
 from safetensors.torch import load_file, save_file
-from transformers import TrainerControl, TrainerState
+from transformers import TrainerState
 
 from dap_transformers.files import read_json, write_json
 from dap_transformers.reports import RECORD
 from dap_transformers.training.arguments import DAPTrainingArguments
 from dap_transformers.training.resume import (
     FINISHED,
-    ResumedSchedule,
+    correct_state,
     find_resumable,
 )
 from dap_transformers.training.trainer import DAPTrainer
@@ -74,7 +74,7 @@ def test_incomplete_checkpoints_and_those_of_an_earlier_run_are_skipped(
 def test_the_best_checkpoint_is_found_if_the_run_was_moved(tmp_path: Path) -> None:
     def best() -> str | None:
         remembering = TrainerState(global_step=9, best_global_step=5)
-        ResumedSchedule().on_train_begin(args, remembering, TrainerControl())
+        correct_state(args, remembering)
         return remembering.best_model_checkpoint
 
     args = DAPTrainingArguments(output_dir=str(tmp_path / "here"))
