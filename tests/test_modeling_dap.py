@@ -344,7 +344,10 @@ def test_classification_computes_each_row_as_if_alone(kind: str, pooling: str) -
         logits.logsumexp(1).sum().backward()
         found.append((logits, gradients(model)))
     torch.testing.assert_close(*found)
-    assert len(model(**inputs, output_hidden_states=True).hidden_states) > 2
+    labels = torch.arange(6) % 3
+    out = model(**inputs, labels=labels, output_hidden_states=True)
+    torch.testing.assert_close(out.loss, F.cross_entropy(logits, labels))
+    assert len(out.hidden_states) > 2
     if kind == "bert":
         del inputs["token_type_ids"]
         assert not torch.equal(model(**inputs).logits, logits)
