@@ -183,6 +183,7 @@ class DAPConfig(PreTrainedConfig):
         if isinstance(encoder_config, dict):
             encoder_config = AutoConfig.for_model(**encoder_config)
         values["encoder_config"] = encoder_config
+        self.encoder_config = encoder_config  # so that `attn_implementation` reaches it
         if values["pooling"] is None:
             values["pooling"] = "lasttoken" if is_causal(encoder_config) else "cls"
         if values["tr_temperature"] is None:

@@ -14,6 +14,11 @@ from modeling_dap import DAPModel
 from states_dap import POOLINGS
 
 
+def test_the_attention_of_a_configuration_is_that_of_its_encoder() -> None:
+    config = DAPConfig(tiny_config("bert"), objective="tr", attn_implementation="eager")
+    assert config.encoder_config._attn_implementation == "eager"
+
+
 @pytest.mark.parametrize("model_type", ENCODERS)
 def test_a_saved_configuration_loads_the_same(model_type: str, tmp_path: Path) -> None:
     own = {"objective": "tr+rtl+mine", "mine_weight": 0.5}  # also with an objective of the user
