@@ -13,10 +13,7 @@ PART_ROWS = 4_000_000
 
 
 def pair_keys(source: np.ndarray, target: np.ndarray) -> np.ndarray:
-    """Combine the hashes of source and target to one hash per pair.
-
-    Swapping the two sides gives another hash. All are uint64 (N,).
-    """
+    """Combine the hashes of sources and targets, in this order, to one per pair: uint64 (N,)."""
     salt = np.uint64(0x9E3779B97F4A7C15)
     return scramble(scramble(source ^ salt) ^ target)
 

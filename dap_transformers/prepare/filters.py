@@ -61,9 +61,8 @@ def clean(
         language: code of the source language.
 
     Returns:
-        The pairs that pass, and counts by name. `control_characters` and `nfc` count repaired
-        pairs, also those that are then dropped. The keys of `REASONS` count dropped pairs, each
-        under the first reason.
+        The pairs that pass, and counts: of repaired pairs (`repair`), also those that are then
+        dropped, and of dropped pairs by their first reason (`REASONS`).
     """
     languages = {"source": language, "target": options.target_language}
     if options.strip_quotes:
@@ -157,10 +156,7 @@ def repair(pairs: pl.DataFrame) -> tuple[pl.DataFrame, dict[str, int]]:
 
 
 def tidy(texts: Any) -> Any:
-    """Replace each run of white space and control characters by one space, and strip both ends.
-
-    Takes and returns a series or an expression of polars.
-    """
+    """Tidy the white space of a series or expression of polars (see `repair`)."""
     return texts.str.replace_all(_UNTIDY, " ").str.strip_chars(" ")
 
 
@@ -169,10 +165,6 @@ def words(texts: pl.Series, scripts: Sequence[str]) -> tuple[pl.Series, pl.Serie
 
     In the scripts of `CHARACTERS_PER_WORD`, the tokens are single characters and the runs of other
     characters between them. The number of words is then smaller than the number of tokens.
-
-    Args:
-        texts: (N,) str.
-        scripts: names of the Unicode scripts of their language, such as "Han".
 
     Returns:
         The tokens, (N,) lists, and the number of words, (N,) int.

@@ -76,12 +76,8 @@ class LeakIndex:
     def __call__(self, texts: pl.DataFrame) -> pl.DataFrame:
         """Find the texts of a table of `measured` that equal or nearly equal a sentence.
 
-        Returns:
-            The rows of these texts, in their order, with three more columns:
-
-            - `evaluation`: the evaluation sentence that is most similar to it, as it was given.
-            - `equal`: whether both are equal after normalising.
-            - `containment`: the share of n-grams in common (see `containment`), 1 for equal texts.
+        Their rows are returned in order, with the most similar sentence (`evaluation`), whether
+        both are `equal` after normalising, and their `containment`, which is 1 for equal texts.
         """
         sentences = self._sentences.select("key", evaluation="text")
         equal = texts.join(sentences, on="key").with_columns(equal=True, containment=1.0)
@@ -97,11 +93,9 @@ load_index = lru_cache(maxsize=1)(LeakIndex)
 
 
 def measured(texts: pl.Series) -> pl.DataFrame:
-    """Make a table of N texts with their letters and what decides their `Band`.
+    """Make a table of N texts with their letters, a hash of these, and what decides their `Band`.
 
-    The columns are `row` (the number of the text), `side` (the name of the series), `text`,
-    `letters` (the normalised text), `key` (the hash of the letters), `length` (in letters) and
-    `is_wide` (mostly Chinese characters, kana or hangul).
+    `row` is the number of the text, and `side` the name of the series.
     """
     letters = pl.Series(normalise_all(texts.to_list()), dtype=pl.String)
     table = pl.DataFrame({"text": texts, "letters": letters, "key": text_keys(letters)})
@@ -113,11 +107,7 @@ def measured(texts: pl.Series) -> pl.DataFrame:
 
 
 class BandIndex:
-    """An index of the n-grams of the evaluation sentences of one band.
-
-    Args:
-        sentences: the evaluation sentences of all bands: a table of `measured`.
-    """
+    """An index of the n-grams of those evaluation sentences, a table of `measured`, in a band."""
 
     def __init__(self, sentences: pl.DataFrame, band: Band, threshold: float) -> None:
         self.band = band
@@ -131,10 +121,9 @@ class BandIndex:
         self._counts = self._holders.group_by("gram").len("holders")
 
     def near(self, texts: pl.DataFrame) -> pl.DataFrame:
-        """Return the texts of a table of `measured` that are near to a sentence of this index.
+        """Return the texts that are near to a sentence of this index, as a `LeakIndex` does.
 
-        The columns are added that a call of `LeakIndex` returns. A text that is near to several
-        sentences has several rows.
+        A text that is near to several sentences has several rows.
         """
         shortest = self.band.shortest * self.threshold - _ROUNDING
         longest = self.band.longest / self.threshold + _ROUNDING
@@ -156,9 +145,8 @@ class BandIndex:
     def _candidates(self, texts: pl.DataFrame) -> pl.DataFrame:
         """Find the pairs of a text and a sentence that must be compared in full.
 
-        Such a pair shares at least `COMMON` of the text's rarest n-grams (see the module's
-        docstring), and both have a similar number of n-grams. All near pairs are among them. The
-        columns `text` and `sentence` have the places in `texts` and in the index.
+        All near pairs are among them (see the module's docstring). The columns `text` and
+        `sentence` have the places in `texts` and in the index.
         """
         size, sentence_size = pl.col("size"), pl.col("sentence_size")
         needed = self._needed(size)
@@ -185,10 +173,9 @@ class BandIndex:
 
 
 def _grams(letters: pl.Series, n: int) -> pl.DataFrame:
-    """Return a table of the n-grams of N texts, with G rows.
+    """Return the hashes of the G n-grams of N texts, the numbers of their texts, and their sizes.
 
-    `text` is the number of the text, `gram` a hash of the n-gram, and `size` the number of n-grams
-    of the text. Texts with fewer than n letters have none.
+    A size is the number of n-grams of a text. Texts with fewer than n letters have none.
     """
     codes = code_points("".join(f"{text}\n" for text in letters))
     places = max(len(codes) - n, 0)
@@ -206,11 +193,8 @@ def _grams(letters: pl.Series, n: int) -> pl.DataFrame:
 def containment(text: str, sentence: str, n: int) -> float:
     """Return the share of common character n-grams of two texts, relative to the longer one.
 
-    Repetitions count: |A ∩ B| / max(|A|, |B|), where A and B are the bags of n-grams.
-
-    Args:
-        text: a normalised text of n letters or more.
-        sentence: another one.
+    Both are normalised and have n letters or more. Repetitions count: |A ∩ B| / max(|A|, |B|),
+    where A and B are the bags of n-grams.
     """
     one = Counter(text[first : first + n] for first in range(len(text) - n + 1))
     other = Counter(sentence[first : first + n] for first in range(len(sentence) - n + 1))

@@ -34,6 +34,7 @@ class OpusCorpus(NamedTuple):
         return f"{self.name} {self.version}"
 
 
+#: The corpora of the paper's section 4.1.
 _CORPORA = (
     OpusCorpus(
         "Europarl", "v8", "https://www.statmt.org/europarl/",
@@ -66,7 +67,6 @@ _CORPORA = (
         "CC-BY-SA 4.0.",
     ),
 )  # fmt: skip
-#: The corpora of the paper's section 4.1 by their name.
 CORPORA = {corpus.name: corpus for corpus in _CORPORA}
 #: (corpus, language) that the paper's released code leaves out, because these languages have
 #: enough.
@@ -87,14 +87,11 @@ def download_corpora(
 
     Args:
         names: names of the paper's six corpora (`CORPORA`), or `["all"]`.
-        languages: language codes, with or without regions. An empty sequence means all 36
-            languages.
-        folder: where to put the files, zip archives named like `Europarl_v8.de-en.txt.zip`.
+        languages: language codes, with or without regions. None are all 36 languages.
         without: pairs (corpus, language) to leave out.
 
     Returns:
-        Path of each file -> its corpus, also for files that were there already. Files that OPUS
-        does not have are left out.
+        Path of each zip archive -> its corpus. Files that OPUS does not have are left out.
     """
     if list(names) == ["all"]:
         names = list(CORPORA)
@@ -122,12 +119,9 @@ def download_corpora(
 
 
 def download(url: str, path: Path) -> bool:
-    """Download a zip archive, unless it is there already, and test it for damage.
+    """Download and test a zip archive, unless it is there already. Tell whether there is one.
 
     Until it is complete and tested it is called `PATH.part`. A stopped download starts anew.
-
-    Returns:
-        Whether there is such a file.
     """
     from torch.hub import download_url_to_file
 

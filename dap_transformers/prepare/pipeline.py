@@ -76,11 +76,6 @@ def prepare(
 ) -> dict[str, dict[str, Any]]:
     """Turn raw files into shards of training pairs, in the folders of `plan`.
 
-    Files that an earlier run has cleaned are not cleaned again.
-
-    Args:
-        num_workers: number of processes on this machine, if there is no `on_cluster`.
-
     Returns:
         Source language -> its counts by name: those of `select_language` and `write_language`.
     """
@@ -219,10 +214,7 @@ def mark_shared(kept: Mapping[str, pl.DataFrame]) -> dict[str, pl.DataFrame]:
 
 
 def write_language(plan: Plan, files: Sequence[RawFile], kept: pl.DataFrame) -> dict[str, Any]:
-    """Write the shards of a language to `train/` and `dev/`, in the order of the files.
-
-    Args:
-        kept: the table of its pairs from `mark_shared`.
+    """Write the kept pairs (`mark_shared`) of a language to `train/` and `dev/`, in their order.
 
     Returns:
         Counts by name: pairs (`train`, `dev`), `target_repeated` (in `train`), files
@@ -255,9 +247,7 @@ def write_language(plan: Plan, files: Sequence[RawFile], kept: pl.DataFrame) -> 
 
 def _write_shard(path: Path, rows: pl.LazyFrame, pairs: pl.DataFrame) -> None:
     """Write some pairs of a language to a Parquet file, which appears whole or not at all."""
-    first, last = pairs["row"][0], pairs["row"][-1]
-    text = rows.filter(pl.col("row").is_between(first, last))
-    joined = text.join(pairs.lazy(), on="row", maintain_order="left").select(SCHEMA.names)
+    joined = rows.join(pairs.lazy(), on="row", maintain_order="left").select(SCHEMA.names)
     # How the table is split into chunks depends on the threads, and the bytes depend on it.
     table = joined.collect(engine="streaming").rechunk().to_arrow().cast(SCHEMA)
     with whole_file(path) as file:
@@ -270,10 +260,7 @@ def _write_shard(path: Path, rows: pl.LazyFrame, pairs: pl.DataFrame) -> None:
 def run_all(
     step: str, function: Callable[..., Any], calls: Calls, each: OnCluster
 ) -> dict[str, Any]:
-    """Call a function for each of `calls`, and return the results by name.
-
-    If a call fails because of its input, the error is raised after the other calls.
-    """
+    """Return the results of calls by name. An error of the input is raised after the others."""
     found = {}
     for name, outcome in each(partial(_result_or_error, function), calls):
         found[name] = outcome

@@ -42,8 +42,8 @@ def prepare_text(
     """Prepare raw text, or only describe the result again if the same run has finished before.
 
     Args:
-        on_cluster: makes the calls of the steps, such as `each_on_cluster` of Ray. None makes them
-            in `num_workers` processes of this machine.
+        on_cluster: makes the calls of the steps instead of processes of this machine, such as
+            `each_on_cluster` of Ray.
 
     Returns:
         The report, as written to `report.json`.

@@ -34,11 +34,7 @@ class RawFile:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run does, and the paths of all files that it writes.
-
-    Attributes:
-        evaluation: the sentences for the leak check.
-    """
+    """What a run does, and its paths. `evaluation` are the sentences for the leak check."""
 
     output_dir: Path
     options: PrepareOptions

@@ -80,10 +80,7 @@ def load_bitext(
 
 
 def _stream(files: list[BitextFile], max_bad_lines: float) -> "IterableDataset":
-    """Return a stream of the pairs of one language's files.
-
-    The name of a file in `row` is its path below the files' common folder.
-    """
+    """Return a stream of the pairs of files. `row` names a file below their common folder."""
     from datasets import Features, IterableDataset, Value
 
     LineAudit(files, max_bad_lines)  # refuses a wrong share now, not at the first batch

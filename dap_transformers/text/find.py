@@ -91,9 +91,7 @@ def find_bitext(
 
     Args:
         paths: files, folders, zip archives or ids of Hub datasets. Subfolders are not searched,
-            except `train/` if the folder itself holds no text. A Hub dataset is looked for only
-            if there is no such path and the name has the form `user/name[:config]`.
-        target_language: code of the targets' language.
+            except `train/` if the folder itself holds no text.
 
     Returns:
         Source language code -> files. The languages are sorted, and each file occurs once.
@@ -130,8 +128,7 @@ def find_bitext(
 def _files_in_folder(folder: Path, target: str) -> list[BitextFile]:
     """Return all parallel text in a folder or zip archive.
 
-    If the folder itself holds none, its subfolder `train/` is searched. Files that look like
-    parallel text, but whose language cannot be told, are left out with a warning.
+    Files that look like parallel text, but tell no language, are left out with a warning.
     """
     paths = _list_with_archives(folder)
     files = []
@@ -292,11 +289,7 @@ def _moses_pair(path: Path, target: str, beside: Sequence[Path]) -> list[BitextF
 def find_hub_files(name: str, target: str) -> list[BitextFile]:
     """Find the configurations of a Hub dataset that pair a language with the target language.
 
-    Args:
-        name: `user/name` for all configurations, or `user/name:config` for one.
-
-    Returns:
-        One `BitextFile` for each of these configurations, at least one. No rows are downloaded.
+    The name is `user/name` for all configurations, or `user/name:config` for one.
     """
     from datasets import get_dataset_config_names
 

@@ -71,7 +71,6 @@ class BitextFile:
     """A file (or two, or a Hub dataset) with the pairs of one source language.
 
     Attributes:
-        language: ISO 639-1 for the 36 known languages, otherwise the code as given.
         paths: one path. For `"moses"`, the source side and the target side. For `"hub"`, the id
             of a dataset.
         format: a key of `FORMATS`.
@@ -109,11 +108,9 @@ class Format:
 class LineAudit:
     """Counts the bad lines of a file and raises an error when there are too many.
 
-    Args:
-        file: the file, or its name, for messages.
-        max_bad_lines: share of the file's lines that may be bad, 0 to 1.
-
     Attributes:
+        file: the file, or its name, for messages.
+        limit: share of its lines that may be bad, 0 to 1.
         bad: number of bad lines so far.
         lines: number of the last line that was read.
     """
@@ -316,8 +313,7 @@ def read_hub(file: BitextFile) -> Numbered:
     """Yield (number, (source, target)) of each row of a Hub dataset. Numbers start at 1.
 
     Rows have a column `translation` (language code -> text), or the columns `source` and
-    `target`. In the second case the two are swapped if the configuration names the target
-    language first, as `en-de`. A text that is missing in `translation` is None.
+    `target`. These are swapped if the configuration names the target language first, as `en-de`.
     """
     dataset = hub_dataset(file.paths[0], file.config, file.streaming)
     first_language = re.match(r"([A-Za-z]{2,3})[-_]", file.config or "")

@@ -91,10 +91,7 @@ def table_languages(path: str, target: str, named: set[str]) -> set[str]:
 
 
 def read_table(path: str, language: str, target: str) -> Iterator[tuple[int, Row]]:
-    """Yield (number, row) of the rows of a table in one source language, from 1.
-
-    If the first row is no header, the first two columns hold the texts.
-    """
+    """Yield (number, row) of the rows of a table in one source language, from 1."""
     rows = enumerate(read_rows(path), 1)
     head = list(islice(rows, JUDGED))
     width = mode([len(cells) for _, cells in head if len(cells) > 1] or [2])

@@ -60,10 +60,7 @@ def language_in(path: str | Path, tag: str) -> str:
 
 
 def memory_languages(path: str | Path, target: str) -> set[str]:
-    """Return the source languages of a TMX file, by reading the whole file.
-
-    These are the languages of texts beside a text of the target language.
-    """
+    """Return the languages of the texts beside a target text in a TMX file, which is read whole."""
     found: set[str] = set()
     with open_file(path) as stream:
         for unit in read_units(stream, str(path)):
@@ -75,8 +72,7 @@ def memory_languages(path: str | Path, target: str) -> set[str]:
 def memory_pairs(path: str, source: str, target: str) -> Iterator[NumberedPair]:
     """Yield (unit number, (source, target)) of each pair in a TMX file. Numbers start at 1.
 
-    Within a unit, each text of the source language is paired with each text of the target
-    language. Pairs with an empty text are left out.
+    Within a unit, all source texts are paired with all target texts, except empty ones.
     """
     with open_file(path) as stream:
         for number, unit in enumerate(read_units(stream, path), 1):
@@ -139,10 +135,7 @@ def _local_name(element: Element) -> str:
 
 
 def catalogue_languages(path: str | Path) -> tuple[str, str]:
-    """Return the languages of a PO file's translations and originals.
-
-    Its header states them. Otherwise the first is "", and the second English.
-    """
+    """Return the languages of translations (or "") and originals in the header of a PO file."""
     header = _parse_po(path).metadata
     translation = header.get("Language", "")
     original = header.get("X-Source-Language") or "en"
