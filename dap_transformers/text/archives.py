@@ -14,7 +14,7 @@ from functools import lru_cache, partial
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
-from dap_transformers.errors import UserError, reading, require_plain_name
+from dap_transformers.errors import UserError, reading
 
 #: Bytes that a line may have. A longer line is no text and would fill the memory.
 MAX_LINE = 64 << 20
@@ -78,18 +78,10 @@ def disk_path(path: str | Path) -> Path:
     return path
 
 
-def list_folder(folder: Path, start: str = "") -> list[Path]:
-    """List the files in a folder whose names begin with `start`, sorted, without its subfolders.
-
-    If `start` is empty, hidden files are left out: editors and macOS put some beside others.
-    """
-    files = []
-    for path in sorted(folder.iterdir()):
-        is_hidden = path.name.startswith(".") and not start
-        if path.name.startswith(start) and not is_hidden and not path.is_dir():
-            require_plain_name(path)
-            files.append(path)
-    return files
+def list_folder(folder: Path) -> list[Path]:
+    """List the files in a folder, sorted, without its subfolders and hidden files."""
+    visible = (path for path in folder.iterdir() if not path.name.startswith("."))
+    return sorted(path for path in visible if not path.is_dir())
 
 
 # ------------------------------------------------------------------------------------- archives
@@ -122,13 +114,8 @@ def _open_version(archive: Path, *_state: int) -> OpenArchive:
     with reading(archive):
         opened = zipfile.ZipFile(archive)
 
-    members = {}
-    for member in opened.infolist():
-        if not member.is_dir():
-            name = str(PurePosixPath(member.filename.lstrip("/")))
-            require_plain_name(archive / name)
-            members[name] = member
-    return opened, members
+    files = [member for member in opened.infolist() if not member.is_dir()]
+    return opened, {str(PurePosixPath(file.filename.lstrip("/"))): file for file in files}
 
 
 # ---------------------------------------------------------------------------------------- lines

@@ -146,9 +146,8 @@ class LineAudit:
         """Check the share of bad lines at the end of a file, and log their number."""
         self.judge(self.lines)
         if self.bad:
-            percent = 100 * self.limit
-            text = "%s: %d of %d lines skipped (limit %.3g%%)"
-            _warn_once(text, self.file, self.bad, self.lines, percent)
+            text = "%s: %d of %d lines skipped (limit %g)"
+            _warn_once(text, self.file, self.bad, self.lines, self.limit)
 
 
 def read_pairs(file: BitextFile, max_bad_lines: float = 0.001) -> Iterator[dict[str, str]]:
