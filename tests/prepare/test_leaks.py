@@ -111,17 +111,16 @@ def test_the_index_finds_what_comparing_all_with_all_finds(threshold: float) -> 
 @pytest.mark.parametrize(
     ("sentence", "text", "is_found"),
     [
-        ("Look both ways before you cross it.", "LOOK both ways; before you cross it", True),
         ("Look both ways before you cross the road.", "Look both ways", False),
-        ("Why?", "why", True),
         ("Why?", "Why not?", False),
         ("He bought a red bicycle yesterday.", "He bought a new bicycle yesterday.", True),
         ("Сегодня я не хочу идти домой.", "Сегодня я не хочу идти назад.", True),
         ("他昨天买了一辆红色的自行车。", "他昨天买了一辆新的自行车。", True),
-        ("他们在火车站等了八个小时才上车。", "火车", False),
     ],
 )
-def test_equal_and_near_texts_of_each_kind(sentence: str, text: str, is_found: bool) -> None:
+def test_a_replaced_word_in_a_short_sentence_is_near(
+    sentence: str, text: str, is_found: bool
+) -> None:
     assert find(LeakIndex([sentence]), [text]).height == is_found
 
 

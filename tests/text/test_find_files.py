@@ -6,17 +6,28 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from written import PAIRS, many, read, text_of, write, write_format, zip_of
+from written import PAIRS, Pairs, read, text_of, write, write_format, zip_of
 
 from dap_transformers.errors import UserError
 from dap_transformers.prepare.evaluation_sets import read_evaluation
 from dap_transformers.text.corpus import load_bitext
 from dap_transformers.text.find import find_bitext, find_hub_files
-from dap_transformers.text.formats import read_pairs
 
 
-@pytest.mark.parametrize("sides", [("de", "en"), ("deu", "eng")])
-@pytest.mark.parametrize("name", ["news.de-en.XX", "news.XX.gz"])
+def read_folder(paths: Path | list[Path]) -> dict[str, Pairs]:
+    """Read the pairs of each language, which has one file, without tolerance for bad lines."""
+    return {language: read(file, 0.0) for language, (file,) in find_bitext(paths).items()}
+
+
+@pytest.mark.parametrize(
+    ("name", "sides"),
+    [
+        ("news.de-en.XX", ("de", "en")),
+        ("news.XX.gz", ("deu", "eng")),
+        ("nllb.XX", ("deu_Latn", "eng_Latn")),
+        ("c.XX", ("de-AT", "en-GB")),
+    ],
+)
 def test_moses_sides_read_back_from_a_folder_or_from_either_side(
     tmp_path: Path, name: str, sides: tuple[str, str]
 ) -> None:
@@ -32,8 +43,9 @@ def test_a_target_side_stands_for_the_source_sides_that_are_given_or_for_all(
 ) -> None:
     write_format(tmp_path, "news.XX", PAIRS)
     write(tmp_path / "news.fr", "oui\n")
+    write(tmp_path / "news.en-US", "of another region\n")
     german, english = tmp_path / "news.de", tmp_path / "news.en"
-    assert list(find_bitext([german, english])) == ["de"]
+    assert read_folder([german, english]) == {"de": PAIRS}
     assert list(find_bitext(english)) == ["de", "fr"]
 
 
@@ -156,26 +168,6 @@ def test_hub_datasets_have_columns_of_sides_or_of_translations(
         find_hub_files(name, "zh")
 
 
-def read_folder(folder: Path) -> dict[str, list[tuple[str, ...]]]:
-    """Read the pairs of each language, without tolerance for bad lines."""
-    found = find_bitext(folder)
-    pairs: dict[str, list[tuple[str, ...]]] = {}
-    for language, files in found.items():
-        for file in files:
-            own = [tuple(pair.values()) for pair in read_pairs(file, 0.0)]
-            pairs.setdefault(language, []).extend(own)
-    return pairs
-
-
-def test_a_tatoeba_folder_is_read_without_tolerance(tmp_path: Path) -> None:
-    write_format(tmp_path, "tatoeba.cmn-eng.XX", PAIRS, ("cmn", "eng"))
-    write_format(tmp_path, "tatoeba.swh-eng.XX", PAIRS[:2], ("swh", "eng"))
-    assert read_folder(tmp_path) == {"sw": PAIRS[:2], "zh": PAIRS}
-    write_format(tmp_path, "tatoeba.swh-eng.XX", [*many(5000), (" ", "x")], ("swh", "eng"))
-    with pytest.raises(ValueError, match="line 5001"):
-        read_folder(tmp_path)
-
-
 @pytest.mark.parametrize("code", ["sh", "vec", "src"])
 def test_a_language_that_is_also_an_ending_is_found_if_the_name_says_it_twice(
     code: str, tmp_path: Path
@@ -185,16 +177,6 @@ def test_a_language_that_is_also_an_ending_is_found_if_the_name_says_it_twice(
     found = find_bitext(tmp_path)
     assert list(found) == [code]
     assert len(found[code]) == 1
-
-
-def test_moses_sides_may_have_regions_and_scripts(tmp_path: Path) -> None:
-    write_format(tmp_path, "nllb.XX", PAIRS, ("deu_Latn", "eng_Latn"))
-    write_format(tmp_path, "c.XX", PAIRS, ("es-ES", "en-GB"))
-    write_format(tmp_path, "d.XX", PAIRS, ("fr", "en"))
-    write(tmp_path / "d.en-US", "no\n")
-    assert read_folder(tmp_path) == dict.fromkeys(("de", "es", "fr"), PAIRS)
-    for name in ("nllb.deu_Latn", "nllb.eng_Latn"):
-        assert list(find_bitext(tmp_path / name)) == ["de"]
 
 
 def test_a_packed_copy_beside_a_file_is_refused(tmp_path: Path) -> None:

@@ -1,23 +1,56 @@
-"""Readers read damaged text to its last line, or refuse the file in one line.
-
-`tests/slow/test_damaged_inputs.py` runs many more cases.
-"""
+"""Readers read damaged text to its last line, or refuse the file by name."""
 
 import logging
+import random
 from collections import Counter
 from pathlib import Path
 
-from damaged_files import read_damaged, write_texts
+from damaged_files import write_texts
+
+from dap_transformers.errors import UserError
+from dap_transformers.text.find import find_bitext
+from dap_transformers.text.formats import LineAudit, read_tables
+
+PIECES = [
+    b"\n",
+    b"\r",
+    b"\t",
+    bytes(4),
+    b"\xff",
+    b"\xe2\x80\xa8",
+    b'"',
+    b"{",
+    b"<",
+    b"</tu>",
+    b"null",
+]
 
 
-def test_every_line_of_damaged_text_is_counted_or_the_file_is_refused(tmp_path: Path) -> None:
-    write_texts(tmp_path / "text")
-    before = {path: path.read_bytes() for path in (tmp_path / "text").iterdir()}
+def damaged(data: bytes, draw: random.Random) -> bytes:
+    """Return the bytes of a file that is cut off, or in which a part is replaced or repeated."""
+    start = draw.randrange(len(data) + 1)
+    end = start + draw.choice([0, 1, 4, 60, 1000])
+    fillers = [b"", draw.randbytes(end - start), draw.choice(PIECES) * 9, data[start:end] * 3]
+    return data[:start] + draw.choice(fillers) + draw.choice([b"", data[end:], data[end:]])
+
+
+def test_damaged_text_is_read_or_refused_by_name(tmp_path: Path) -> None:
+    write_texts(tmp_path)
+    draw = random.Random(0)
     logging.disable(logging.WARNING)
-    try:
-        ends = Counter(read_damaged(tmp_path / "text", case) for case in range(600))
-    finally:
-        logging.disable(logging.NOTSET)
-    assert {path: path.read_bytes() for path in (tmp_path / "text").iterdir()} == before
+    ends: Counter[str] = Counter()
+    for path in sorted(tmp_path.iterdir()) * 25:
+        whole = path.read_bytes()
+        path.write_bytes(damaged(whole, draw))
+        try:
+            for (file,) in find_bitext(path).values():
+                audit = LineAudit(file, 1.0)
+                pairs = sum(len(table) for table in read_tables(file, audit))
+                assert file.format in ("tmx", "po") or pairs + audit.bad <= audit.lines
+                ends["read"] += 1
+        except (UserError, FileNotFoundError) as error:
+            ends["refused" if str(path) in str(error) else "unnamed"] += 1
+        path.write_bytes(whole)
+    logging.disable(logging.NOTSET)
     assert ends.keys() == {"read", "refused"}
-    assert min(ends.values()) > 100
+    assert min(ends.values()) > 50
