@@ -194,9 +194,9 @@ def wrong_script(texts: pl.Series, scripts: Sequence[str], least: float) -> pl.S
     if not scripts or not least:
         return pl.repeat(False, len(texts), eager=True)
     own = "".join(rf"\p{{{script}}}" for script in scripts)
-    native = texts.str.count_matches(rf"[\p{{L}}&&[{own}]]")
-    foreign = texts.str.count_matches(rf"[\p{{L}}--[{own}]]")
-    letters = native + foreign
+    others = texts.str.count_matches(rf"[^\p{{L}}&&[{own}]]")  # fewer than native letters
+    native = texts.str.len_chars() - others
+    letters = native + texts.str.count_matches(rf"[\p{{L}}--[{own}]]")
     return (letters == 0) | (native < least * letters)
 
 

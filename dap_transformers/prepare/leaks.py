@@ -184,10 +184,12 @@ def _grams(letters: pl.Series, n: int) -> pl.DataFrame:
         grams += codes[first : first + places]
         grams *= np.uint64(0x9E3779B97F4A7C15)
 
-    owners = np.repeat(np.arange(len(letters)), letters.str.len_chars() + 1)
+    lengths = letters.str.len_chars().cast(pl.Int64).to_numpy()
+    owners = np.repeat(np.arange(len(letters)), lengths + 1)
     is_within_text = owners[:places] == owners[n:]  # others run into the next text
-    table = pl.DataFrame({"text": owners[:places], "gram": grams}).filter(is_within_text)
-    return table.with_columns(size=pl.len().over("text"))
+    text = owners[:places][is_within_text]
+    size = (lengths - n + 1)[text]
+    return pl.DataFrame({"text": text, "gram": grams[is_within_text], "size": size})
 
 
 def containment(text: str, sentence: str, n: int) -> float:

@@ -118,7 +118,7 @@ def clean_file(plan: Plan, raw: RawFile) -> None:
     counts = Counter(read=0)
     with (
         whole_folder(plan.cleaned(raw)) as folder,
-        pq.ParquetWriter(folder / "pairs.parquet", _PAIRS, compression="zstd") as writer,
+        pq.ParquetWriter(folder / "pairs.parquet", _PAIRS, use_dictionary=["origin"]) as writer,
         (folder / LEAKS).open("wb") as listed,
     ):
         for table in read_tables(raw.file, audit):
