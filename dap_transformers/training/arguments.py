@@ -278,7 +278,10 @@ class DAPTrainingArguments(TrainingArguments):
         self.accelerator_config.dispatch_batches = False
         self.accelerator_config.split_batches = False
         set_precision(self)
-        follow_metric(self)
+        if self.lr_scheduler_type == SchedulerType.REDUCE_ON_PLATEAU:
+            # By default torch expects a metric that falls, like a loss.
+            mode = {"mode": "max" if self.greater_is_better else "min"}
+            self.lr_scheduler_kwargs = mode | (self.lr_scheduler_kwargs or {})
 
         if self.torch_compile:
             # Compile only the layers: the packed rows between them change shape in every step.
@@ -324,16 +327,6 @@ def set_precision(args: TrainingArguments) -> None:
     precision = str(args.mixed_precision)
     args.bf16 = precision == "bf16"
     args.fp16 = precision == "fp16"
-
-
-def follow_metric(args: TrainingArguments) -> None:
-    """Make a plateau schedule follow the metric's direction, such as higher accuracy.
-
-    By default torch expects a metric that falls, like a loss.
-    """
-    if args.lr_scheduler_type == SchedulerType.REDUCE_ON_PLATEAU:
-        mode = {"mode": "max" if args.greater_is_better else "min"}
-        args.lr_scheduler_kwargs = mode | (args.lr_scheduler_kwargs or {})
 
 
 def check_launched(world_size: int) -> None:

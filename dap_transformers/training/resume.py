@@ -116,12 +116,12 @@ def missing_parts(checkpoint: Path) -> list[str]:
     """List the parts of a checkpoint that are missing or, as its state may be, half written."""
     lacking = []
     for part, names in PARTS.items():
-        found = [path for name in names for path in checkpoint.glob(name)]
+        found = sum(len(list(checkpoint.glob(name))) for name in names)
         wanted = 1
         if part == RANDOM:
             # Each process has its own. Without it, other dropout would be drawn.
             wanted = record_of_run(checkpoint).get("processes", 1)
-        if len(found) < wanted:
+        if found < wanted:
             lacking.append(part)
     try:
         trainer_state(checkpoint)
