@@ -16,7 +16,7 @@ from written import full_disk
 
 from dap_transformers import __version__
 from dap_transformers.commands.arguments import ArgumentParser
-from dap_transformers.commands.edge import command, guarded
+from dap_transformers.commands.edge import command, guarded, refuse_changes
 from dap_transformers.encoding.encoder import SentenceEncoder
 from dap_transformers.errors import UserError, reading
 from dap_transformers.files import (
@@ -268,17 +268,12 @@ def test_an_empty_path_is_refused(name: str, place: Path) -> None:
 
 def test_new_files_and_reports_may_be_written_into_the_folder_of_a_model(place: Path) -> None:
     report = place / "model/retrieval.json"
-    for content in (None, {"protocol": "", "versions": {}}):
-        if content:
-            write_json(content, report)
-        with guarded({"--output_file": report}, model="model"):
-            pass
-    report.write_text('{"mine": 1}')
-    with (
-        pytest.raises(UserError, match="would change the input"),
-        guarded({"--output_file": report}, model="model"),
-    ):
-        pass
+    refuse_changes({"--output_file": report}, {}, ["model"])
+    write_json({"protocol": "", "versions": {}}, report)
+    refuse_changes({"--output_file": report}, {}, ["model"])
+    write_json({"mine": 1}, report)
+    with pytest.raises(UserError, match="would change the input"):
+        refuse_changes({"--output_file": report}, {}, ["model"])
 
 
 # ------------------------------------------------------------------------------- one run at a time
@@ -295,16 +290,10 @@ def test_a_command_refuses_an_output_of_another_run(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_only_the_process_that_writes_takes_the_lock(tmp_path: Path) -> None:
-    outputs = {"--output_dir": tmp_path / "out"}
-    with guarded(folders=outputs), guarded(folders=outputs, is_writer=False):
-        assert (tmp_path / "out").is_dir()
-
-
-def test_a_refused_claim_leaves_the_folder_to_its_holder(tmp_path: Path) -> None:
+def test_the_process_that_writes_has_the_folder_to_itself(tmp_path: Path) -> None:
     folder = tmp_path / "a" / "b"
     outputs = {"--output_dir": folder}
-    with guarded(folders=outputs):
+    with guarded(folders=outputs), guarded(folders=outputs, is_writer=False):
         with pytest.raises(ClaimedError), guarded(folders=outputs):
             raise AssertionError("claimed twice")
         assert folder.is_dir()
@@ -348,40 +337,26 @@ def test_json_is_read_whole_or_the_file_is_named(tmp_path: Path) -> None:
             read_json(path)
 
 
-def test_a_file_has_its_name_only_when_it_is_whole(tmp_path: Path) -> None:
+def test_a_file_or_folder_has_its_name_only_when_it_is_whole(tmp_path: Path) -> None:
     def write_half() -> None:
-        with whole_file(tmp_path / "new" / "a") as file:
+        with whole_file(tmp_path / "a") as file, whole_folder(tmp_path / "b") as folder:
             file.write(b"half")
-            raise KeyboardInterrupt
-
-    pytest.raises(KeyboardInterrupt, write_half)
-    assert list((tmp_path / "new").iterdir()) == []
-
-
-def test_a_folder_has_its_name_only_when_it_is_whole_and_replaces_none_that_is_full(
-    tmp_path: Path,
-) -> None:
-    path = tmp_path / "folder"
-
-    def write_half() -> None:
-        with whole_folder(path) as new:
-            (new / "half").touch()
+            (folder / "half").touch()
             raise KeyboardInterrupt
 
     pytest.raises(KeyboardInterrupt, write_half)
     assert list(tmp_path.iterdir()) == []
 
-    for name in ("first", "second"):
-        with whole_folder(path) as new:
-            (new / name).touch()
-    assert [each.name for each in path.iterdir()] == ["first"]
-    assert list(tmp_path.iterdir()) == [path]
 
-    (tmp_path / "link").symlink_to(tmp_path / "empty")
+def test_a_whole_folder_replaces_none_that_is_full_and_fills_an_empty_one(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    with whole_folder(tmp_path / "link") as new:
-        (new / "file").touch()
-    assert (tmp_path / "empty" / "file").is_file()
+    (tmp_path / "link").symlink_to(tmp_path / "empty")
+    for path in (tmp_path / "folder", tmp_path / "link"):
+        for name in ("first", "second"):
+            with whole_folder(path) as new:
+                (new / name).touch()
+        assert [each.name for each in path.iterdir()] == ["first"]
+    assert {path.name for path in tmp_path.iterdir()} == {"empty", "link", "folder"}
 
 
 def test_the_umask_and_links_are_kept(tmp_path: Path) -> None:

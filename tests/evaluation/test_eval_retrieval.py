@@ -73,11 +73,10 @@ def test_tatoeba_stands_beside_the_papers_numbers(
 ) -> None:
     for side in ("deu", "eng"):
         (tmp_path / f"tatoeba.deu-eng.{side}").write_text("ka lo\nmi ne\n")
-    argv = [*argv[:-1], str(tmp_path)]
-    run(argv)
-    assert "paper: XLM-R+DAP" in capsys.readouterr().out
-    assert run([*argv, "--max_pairs", "1"])["languages"]["de"]["pairs"] == 1
-    assert "paper" not in capsys.readouterr().out  # fewer candidates are not the paper's task
+    for more, is_comparable in ([], True), (["--max_pairs", "1"], False):
+        made = run([*argv[:-1], str(tmp_path), *more])
+        assert made["languages"]["de"]["pairs"] == 2 - len(more) // 2
+        assert ("paper: XLM-R+DAP" in capsys.readouterr().out) == is_comparable
 
 
 def test_a_second_run_of_the_same_model_and_text_encodes_nothing(

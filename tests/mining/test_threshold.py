@@ -9,7 +9,7 @@ import pytest
 from dap_transformers.errors import UserError
 from dap_transformers.mining.margin import PAIR, neighbourhoods, score_pairs
 from dap_transformers.mining.mine import MiningOptions, mine, mine_vectors, score_known
-from dap_transformers.mining.threshold import fit_scores, runner_up_scores
+from dap_transformers.mining.threshold import runner_up_scores
 
 
 def texts(count: int, common: int, noise: float = 0.9) -> tuple[np.ndarray, np.ndarray]:
@@ -98,16 +98,6 @@ def test_known_pairs_that_mining_would_not_find_do_not_calibrate() -> None:
     given = MiningOptions(threshold=1.1)
     plain = mine_vectors(vectors, given)
     assert mine_vectors(vectors, given, known=wrong)[2] == plain[2]
-
-
-def test_known_pairs_fix_where_translations_score() -> None:
-    random = np.random.default_rng(0)
-    runner_ups = random.normal(1.0, 0.02, 400)
-    scores = np.concatenate([random.normal(1.0, 0.02, 200), random.normal(1.2, 0.03, 200)])
-    near = fit_scores(scores, runner_ups, random.normal(1.2, 0.03, 50))
-    far = fit_scores(scores, runner_ups, random.normal(2.0, 0.03, 50))
-    assert near.share == pytest.approx(0.5, abs=0.03)
-    assert far.share < 0.01
 
 
 def test_runner_ups_agree_with_a_loop() -> None:

@@ -27,7 +27,7 @@ from dap_transformers.ray import search as ray_search
 from dap_transformers.ray.connection import Cluster, each_on_cluster
 from dap_transformers.ray.encoder import ClusterEncoder
 from dap_transformers.ray.search import TILES, WIDEST, cluster_neighbours, tile_size
-from dap_transformers.search.approximate import built_index, recall_at_k
+from dap_transformers.search.approximate import built_index
 from dap_transformers.search.exact import Neighbours, mutual_neighbours
 
 # Ray reads these when it is imported. A lost node is noticed after seconds instead of minutes.
@@ -311,17 +311,14 @@ def test_an_approximate_search_builds_one_index_per_strip_and_ignores_the_number
 
     all_lists = cluster_neighbours(source, target, index="IVF4,Flat:nprobe=4")
     assert len(list(tmp_path.iterdir())) == 4 + 3
-    np.testing.assert_array_equal(all_lists.forward_indices, exact.forward_indices)
-    np.testing.assert_array_equal(all_lists.backward_indices, exact.backward_indices)
-    np.testing.assert_allclose(all_lists.forward_scores, exact.forward_scores, rtol=1e-5)
+    for name, expected in vars(exact).items():
+        np.testing.assert_allclose(getattr(all_lists, name), expected, rtol=1e-5)
 
     # The tiles of an exact search would now be wider on one CPU than on two.
     monkeypatch.setattr(ray_search, "TILES_PER_DEVICE", 1)
-    one_list = "IVF4,Flat:nprobe=1"
-    found = cluster_neighbours(source, target, index=one_list)
-    assert 0.5 < recall_at_k(found, source, target) < 1
+    found = cluster_neighbours(source, target, index="IVF4,Flat:nprobe=1")
     monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 1})
-    require_equal(cluster_neighbours(source, target, index=one_list), found)
+    require_equal(cluster_neighbours(source, target, index="IVF4,Flat:nprobe=1"), found)
 
 
 @pytest.mark.parametrize("seed", range(8))
