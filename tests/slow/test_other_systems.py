@@ -13,10 +13,11 @@ pytestmark = pytest.mark.slow
 
 #: Hides the module, as on Windows, and runs the command that follows.
 START = """
+import importlib
 import sys
 sys.modules["fcntl"] = None
 module, *arguments = sys.argv[1:]
-__import__(module).main(arguments)
+importlib.import_module(module).main(arguments)
 """
 
 
@@ -29,20 +30,16 @@ def run(*command: object) -> subprocess.CompletedProcess:
 def test_training_and_mining_run_and_lock_their_outputs(
     tiny_bert_dir: Path, bitext_dir: Path, tmp_path: Path
 ) -> None:
-    out = tmp_path / "out"
     training = ["train_dap", *training_flags(tiny_bert_dir, bitext_dir), "--max_steps", "2"]
-    training += ["--use_cpu", "--output_dir", out]
-    done = run(*training)
+    done = run(*training, "--use_cpu", "--output_dir", tmp_path / "out")
     assert done.returncode == 0, done.stderr[-2000:]
 
     (tmp_path / "a.de").write_text("ban der fin\nloder pusut\n", encoding="utf-8")
     (tmp_path / "a.en").write_text("kaban loder\nmifin pusut\n", encoding="utf-8")
     mining = ["dap_transformers.commands.mine", tmp_path / "a.de", tmp_path / "a.en"]
-    mining += ["--model", out, "--threshold", "0", "--output", tmp_path / "pairs.tsv"]
+    mining += ["--model", tmp_path / "out", "--threshold", "0", "--output", tmp_path / "pairs.tsv"]
     done = run(*mining)
     assert done.returncode == 0, done.stderr[-2000:]
-    assert (tmp_path / "pairs.tsv").is_file()
-
     with claimed(tmp_path / "pairs.tsv"):
         done = run(*mining)
     assert done.returncode == 1
