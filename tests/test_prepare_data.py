@@ -55,18 +55,6 @@ def write(path: Path, content: Any) -> str:
     return str(path)
 
 
-def test_the_command_prints_the_counts(
-    raw: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    main(["--data", str(raw), "--output_dir", str(tmp_path / "out"), "--dev_pairs", "5"])
-    printed = capsys.readouterr().out
-    assert "target_repeated" in printed
-    assert "url" not in printed  # no pair was dropped for it
-    for flag, value in (("--data", "absent"), ("--languages", "th"), ("--recipe", "ours")):
-        with pytest.raises(SystemExit):
-            main(["--data", str(raw), "--output_dir", str(tmp_path / "other"), flag, value])
-
-
 def test_the_trainer_and_datasets_read_the_output(raw: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     cache = tmp_path / "cache"
@@ -211,7 +199,7 @@ def test_a_full_disk_is_named_and_the_run_is_resumed_once_there_is_space(
 def test_a_dataset_of_the_hub_is_streamed(monkeypatch: pytest.MonkeyPatch) -> None:
     file = BitextFile("de", ("user/name",), "hub", config="de-en")
     monkeypatch.setattr(run, "find_bitext", lambda *_: {"de": [file]})
-    (found,), _ = run.find_files(RawText("out", data=["user/name"]), PrepareOptions())
+    (found,), _ = run.find_files(RawText("out"), PrepareOptions())
     assert (found.file.streaming, found.origin) == (True, "user/name:de-en")
 
 
@@ -239,13 +227,32 @@ def test_text_from_opus_is_mixed_with_other_text_and_named(
     assert "| WikiMatrix v1 | 36 | CC-BY-SA 4.0. (https://" in card
 
 
-def test_the_recipe_sets_the_steps_of_the_released_code(
-    raw: Path, tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast
+def test_the_command_prints_the_counts_and_a_recipe_sets_the_steps_of_the_released_code(
+    raw: Path,
+    tmp_path: Path,
+    tiny_tokenizer: PreTrainedTokenizerFast,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     tiny_tokenizer.save_pretrained(tmp_path / "tokenizer")
     argv = ["--data", str(raw), "--output_dir", str(tmp_path / "out"), "--recipe", "release"]
     main([*argv, "--tokenizer", str(tmp_path / "tokenizer"), "--max_tokens", "500"])
+    printed = capsys.readouterr().out
+    assert "target_repeated" in printed
+    assert "url" not in printed  # no pair was dropped for it
     settings = json.loads((tmp_path / "out/report.json").read_text())["settings"]
     assert (settings["max_corpus_pairs"], settings["shared_beyond"]) == (1_010_000, 5)
     # Arguments that are given take precedence.
     assert (settings["tokenizer"], settings["max_tokens"]) == ("tokenizer", 500)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"data": ["absent"]}, "absent"),
+        ({"languages": ["th"]}, "only in de fr"),
+        ({"min_tokens": 99}, "nothing is left of 160 pairs"),
+    ],
+)
+def test_what_is_refused(raw: Path, tmp_path: Path, options: dict[str, Any], says: str) -> None:
+    with pytest.raises((UserError, FileNotFoundError), match=says):
+        prepared(raw, tmp_path / "out", **options)

@@ -60,12 +60,9 @@ def test_tables_have_means_deviations_and_paired_differences(tmp_path: Path) -> 
     values, differences = rows[-2:]
     assert values == [shown(found["tr"]), shown(found["dap"])]
     paired = [a - b for a, b in zip(found["dap"], found["tr"], strict=True)]
-    mean, by_seed, within = differences[-3:]
-    assert mean == shown(paired, "+")
-    assert by_seed == ", ".join(f"{each:+.2f}" for each in paired)
-    half = 4.303 * statistics.stdev(paired) / 3**0.5
-    ends = (statistics.fmean(paired) - half, statistics.fmean(paired) + half)
-    assert within == ", ".join(f"{end:+.2f}" for end in ends)
+    within = ", ".join(f"{end:+.2f}" for end in t_interval(paired))
+    by_seed = ", ".join(f"{each:+.2f}" for each in paired)
+    assert differences[-3:] == [shown(paired, "+"), by_seed, within]
 
 
 def test_an_interval_is_that_of_students_t_for_any_number_of_seeds() -> None:
