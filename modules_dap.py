@@ -124,11 +124,6 @@ class LibrarySettings:
     prompts: dict[str, str] = field(default_factory=dict)
     similarity: str | None = None
 
-    @property
-    def normalize(self) -> bool:
-        """Tell whether vectors are divided by their Euclidean length."""
-        return any(config["type"] == "Normalize" for config in self.modules)
-
 
 class Settings:
     """The settings in a JSON file of a folder, by name, such as "processor_kwargs.padding_side".
