@@ -263,7 +263,8 @@ def ranks(keys: np.ndarray, seed: int) -> np.ndarray:
     """Return the rank of each key: its place in a random order of all 64-bit integers.
 
     The order depends only on the seed, not on files or processes. A dev set or a sample takes the
-    texts with the smallest ranks. Keys and ranks are uint64 (N,), and as different from each other.
+    texts with the smallest ranks. Keys and ranks are uint64 (N,). Different keys have different
+    ranks.
     """
     salt = scramble(np.array([seed % 2**64], np.uint64) ^ np.uint64(0xD1B54A32D192ED03))
     return scramble(keys ^ salt)

@@ -108,10 +108,8 @@ def candidate_pairs(
     >>> candidate_pairs(found).tolist()
     [(2.0, 0, 2), (2.0, 1, 0), (2.0, 2, 1)]
     """
-    source, target = (
-        (neighbours.forward_scores, neighbours.forward_indices),
-        (neighbours.backward_scores, neighbours.backward_indices),
-    )
+    source = neighbours.forward_scores, neighbours.forward_indices
+    target = neighbours.backward_scores, neighbours.backward_indices
     forward = _best_candidates(*source, _mean_cosines(target[0]), margin, "source", "target")
     backward = _best_candidates(*target, _mean_cosines(source[0]), margin, "target", "source")
 

@@ -170,7 +170,7 @@ class TwoTexts:
 
     def inputs(self) -> list[str]:
         """Return the files that are read."""
-        return [self.source, self.target, *([self.known] if self.known else [])]
+        return list(filter(None, [self.source, self.target, self.known]))
 
     def read(self) -> list[TextPair]:
         """Read the known translations, if any, and the two texts, which come last."""
@@ -252,17 +252,14 @@ def mine_vectors(
     k = min(options.k, found.forward_scores.shape[1])
     neighbours = Neighbours(*(array[:, :k] for array in vars(found).values()))
     candidates = candidate_pairs(neighbours, options.margin, options.retrieval)
-    known_scores = None
-    if known is not None:
-        known_scores = score_known(known, vectors, k, options.margin)
-        if len(known_scores) < FEWEST_FOUND:
-            if options.threshold == "auto" and len(candidates) >= FEWEST:
-                raise UserError(
-                    f"only {len(known_scores)} of the {len(known[0])} known translations are "
-                    f"nearest neighbours in the texts, at least {FEWEST_FOUND} are needed; give "
-                    "more, or none"
-                )
-            known_scores = None  # a given threshold does not depend on the estimate
+    known_scores = None if known is None else score_known(known, vectors, k, options.margin)
+    if known_scores is not None and len(known_scores) < FEWEST_FOUND:
+        if options.threshold == "auto" and len(candidates) >= FEWEST:
+            raise UserError(
+                f"only {len(known_scores)} of the {len(known[0])} known translations are nearest "
+                f"neighbours in the texts, at least {FEWEST_FOUND} are needed; give more, or none"
+            )
+        known_scores = None  # a given threshold does not depend on the estimate
     return neighbours, candidates, choose(candidates, found, options, k, known_scores)
 
 
@@ -347,8 +344,8 @@ def score_known(known: Vectors, vectors: Vectors, k: int = 4, margin: str = "rat
     A pair is left out if each of its sentences has a neighbour in the other text with a higher
     cosine. Mining seldom finds such a pair, so its low score would mislead.
     """
-    sides = unit_rows(known[0], "known source"), unit_rows(known[1], "known target")
-    cosine = (sides[0] * sides[1]).sum(1).numpy().astype(np.float64)  # (K,)
+    products = unit_rows(known[0], "known source") * unit_rows(known[1], "known target")
+    cosine = products.sum(1).numpy().astype(np.float64)  # (K,)
     means = []
     is_nearest = np.zeros(len(cosine), bool)
     for own, text in ((known[0], vectors[1]), (known[1], vectors[0])):
