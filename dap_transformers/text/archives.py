@@ -149,8 +149,7 @@ def read_lines(path: str | Path) -> Iterator[bytes]:
 def decode_line(line: bytes) -> str:
     """Decode a line from UTF-8, and check that it holds no carriage return.
 
-    Web crawls have stray carriage returns in millions of lines. Splitting such a line would tear a
-    sentence. The error lets a caller who tolerates some bad lines skip it.
+    Web crawls have stray ones in millions of lines. Splitting such a line would tear a sentence.
     """
     if b"\r" in line:
         offset = line.index(b"\r")

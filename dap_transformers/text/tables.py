@@ -86,8 +86,8 @@ def table_languages(path: str, target: str, named: set[str]) -> set[str]:
     column = found[""].language
     if column is None:
         return named or ({UNDETERMINED} if header[0] == "score" else set())
-    of_rows = {_row_language(path, row[column]) for row in rows if len(row) == len(header)}
-    return of_rows - {target}
+    whole = (row for row in rows if len(row) == len(header) and has_text(row))
+    return {_row_language(path, row[column]) for row in whole} - {target}
 
 
 def read_table(path: str, language: str, target: str) -> Iterator[tuple[int, Row]]:
@@ -103,7 +103,7 @@ def read_table(path: str, language: str, target: str) -> Iterator[tuple[int, Row
 
     place = columns.language
     for number, cells in chain(head, rows):
-        is_whole = place is not None and len(cells) == width
+        is_whole = place is not None and len(cells) == width and has_text(cells)
         if not is_whole or _row_language(path, cells[place]) == language:
             yield number, (cells, width, columns)
 
@@ -111,7 +111,7 @@ def read_table(path: str, language: str, target: str) -> Iterator[tuple[int, Row
 def parse_row(row: Row) -> tuple[str, str]:
     """Return (source, target) of a row. Both are empty if the row is blank."""
     cells, width, columns = row
-    if not any(map(str.strip, cells)):
+    if not has_text(cells):
         return "", ""
     if len(cells) != width:
         raise UserError(f"{counted(len(cells), 'column')}, expected {width}")
@@ -119,6 +119,11 @@ def parse_row(row: Row) -> tuple[str, str]:
     if "\r" in source + target:
         raise UserError("carriage return within the line: tr '\\r' ' '")
     return source, target
+
+
+def has_text(cells: Sequence[str]) -> bool:
+    """Tell whether a row is more than blanks, as spreadsheets write at the end."""
+    return any(map(str.strip, cells))
 
 
 def read_rows(path: str) -> Iterator[list[str]]:

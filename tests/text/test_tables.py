@@ -26,7 +26,7 @@ TABLES = [
     ("fr-en.csv", "\ufeff" + csv_of("{},{}".format(*ROWS[0])), {"fr": [FRENCH[0], *FRENCH]}),
     (
         "all.csv",
-        csv_of("lang,text,English", "fr,{},{}") + "\nGerman,Ja,Yes\nen,a,a\n",
+        csv_of("lang,text,English", "fr,{},{}") + "\nGerman,Ja,Yes\n,,\nen,a,a\n, ,\n",
         {"de": [("Ja", "Yes")], "fr": FRENCH},
     ),
     (
