@@ -3,9 +3,10 @@
     python -m benchmarks.mining --rows 20000 50000 --repeats 3 --json mining.json
 
 - Every measurement runs in its own process. The contenders take turns.
-- "of sgemm" compares the speed with plain float32 matrix products (sgemm). The useful work is one
-  product of all source rows with all target rows, whatever a contender computes. It is divided by
-  the rate of a 4096³ product, measured in the same process before and after.
+- "of float32" and "of bfloat16" compare the speed with plain matrix products of this type, whose
+  rates in GFLOP/s stand beside. The useful work is one product of all source rows with all target
+  rows, whatever a contender computes. The rates are those of a 4096³ product, measured in the same
+  process after the search.
 - "Gpairs / s" are the compared pairs of a source row and a target row, in 10⁹ per second.
 - Memory is the peak above the process's memory before it had the two matrices. Its unit is the size
   of the two matrices.
@@ -110,8 +111,8 @@ def measure(contender: str, rows: int, args: argparse.Namespace) -> dict[str, fl
         Name of a number -> number:
 
         - "seconds", "pairs_per_second": time and rate of the search.
-        - "sgemm": rate of plain matrix products, in GFLOP/s.
-        - "share": rate of the search's useful work, as a share of "sgemm".
+        - "float32", "bfloat16": rates of plain matrix products, in GFLOP/s.
+        - "flops": rate of the search's useful work, in GFLOP/s.
         - "memory": peak memory with the two matrices, divided by the size of the two matrices.
         - "found": share of rows whose best neighbour is the row with the same number.
     """
@@ -120,13 +121,11 @@ def measure(contender: str, rows: int, args: argparse.Namespace) -> dict[str, fl
     small = np.random.default_rng(1).standard_normal((500, args.dimensions), dtype=np.float32)
     search(small, small)
 
-    sgemm_before = product_rate(args.device)
     source, target = vectors_of(rows, args)
     with peak_memory("cpu") as peak:
         started = time.perf_counter()
         forward, backward = search(source, target)
         seconds = time.perf_counter() - started
-    sgemm = (sgemm_before + product_rate(args.device)) / 2
 
     own = np.arange(len(source))
     found_forward = (forward[:, 0] == own).mean()
@@ -136,8 +135,9 @@ def measure(contender: str, rows: int, args: argparse.Namespace) -> dict[str, fl
     return {
         "seconds": seconds,
         "pairs_per_second": pairs / seconds,
-        "sgemm": sgemm,
-        "share": useful_work / seconds / 1e9 / sgemm,
+        "flops": useful_work / seconds / 1e9,
+        "float32": product_rate(args.device),
+        "bfloat16": product_rate(args.device, torch.bfloat16),
         "memory": 1 + peak["bytes"] / (source.nbytes + target.nbytes),
         "found": (found_forward + found_backward) / 2,
     }
@@ -152,14 +152,15 @@ def table(rows: int, found: dict[str, dict[str, Any]]) -> str:
             name,
             numbers["seconds"],
             f"{numbers['pairs_per_second'] / 1e9:.3f}",
-            f"{numbers['share']:.0%}",
             f"{numbers['seconds'] / reference['seconds']:.2f}",
             f"{numbers['memory']:.2f}",
             f"{numbers['found']:.1%}",
         ]
+        for kind in ("float32", "bfloat16"):
+            line += [f"{numbers[kind]:.0f}", f"{numbers['flops'] / numbers[kind]:.0%}"]
         lines.append(line)
-    header = ["both directions", "seconds", "Gpairs / s", "of sgemm", "time / ours"]
-    header += ["memory / matrices", "found"]
+    header = ["both directions", "seconds", "Gpairs / s", "time / ours", "memory / matrices"]
+    header += ["found", "float32", "of float32", "bfloat16", "of bfloat16"]
     return f"{rows} × {rows}\n{text_table(header, lines)}"
 
 

@@ -19,6 +19,7 @@ pairs. It is rounded to bfloat16 itself, and so are the limits that it is compar
 along an outer axis are many times as fast as other comparisons. So the maxima of groups are
 computed first, and only groups whose maximum reaches the limit are looked into. Where a limit is
 not positive, all numbers are replaced by others whose order is right for negative ones, too.
+A constant is added to all bounds, so that this is rare.
 
 Legend: `R` × `C` a block of queries × keys, `D` dimensions, `k` neighbours, `G` members of a group,
 `H` pairs of a block that can be among the k best.
@@ -39,9 +40,11 @@ GROUP = 32
 #: Groups that are looked into at a time.
 SLICE = 2**14
 #: If more than this many groups times k reach a row's limit, a closer limit is computed.
-MANY = 4
+MANY = 1
 #: Columns that are appended to the rows of both sides: two terms and two ones.
 APPENDED = 4
+#: Added to all bounds, so that nearly all limits are positive. A larger number loses precision.
+LIFT = 2.0**-4
 #: Term of the rows that fill up a group, so that none of their numbers reaches `LEAST_LIMIT`.
 FILL = -8.0
 LEAST_LIMIT = -4.0
@@ -185,13 +188,13 @@ class Bounds:
         # Float32 sums of D products of two rows, none longer than 2, err by less than half of this.
         # So do two numbers of bfloat16 for a term. The limits are lower by it.
         self.slack = (queries.rows.shape[1] + 128) * 2.0**-20
-        lowest = mean + self.slack
+        lowest = mean + self.slack - LIFT
         self.limits = worst.clamp(min=LEAST_LIMIT) - lowest
         self.key_limits = key_worst.clamp(min=LEAST_LIMIT) - lowest
 
         self.row_errors = queries.errors * keys.longest  # (R,)
         self.column_errors = keys.errors * queries.longest  # (C,)
-        queries.append(queries.terms + self.row_errors, 0)
+        queries.append(queries.terms + self.row_errors + LIFT, 0)
         keys.append(keys.terms + self.column_errors, 2)
         product = PRODUCTS[kind][1](queries.numbers, keys.numbers)
         self.bits = product.to(torch.bfloat16).view(torch.int16)  # (R', C')
@@ -234,7 +237,7 @@ class Bounds:
             known -= known.abs() / 128 + 2 * (errors + self.slack)
             bits = _bits(limits.fmax(known))
             is_hit = maxima >= bits[:, None]
-        return bits, is_hit.nonzero()
+        return bits, is_hit.contiguous().nonzero()  # slow in another layout
 
 
 def _bits(limits: Tensor) -> Tensor:

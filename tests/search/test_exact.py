@@ -284,7 +284,7 @@ def peak():
 rows = np.random.default_rng(0).standard_normal((8_000, 8), dtype=np.float32)
 exact.mutual_neighbours(rows[:1000], rows[:1000], 2)
 before = peak()
-exact.BLOCKS["cpu"] = (512, 512)
+exact.BLOCKS["cpu"] = (1024, 1024)
 for kind in ("float32", "bfloat16"):
     exact.fastest_product = lambda device: kind
     exact.mutual_neighbours(rows, rows[:6_000], 2)
