@@ -75,17 +75,11 @@ class PretendTensor(Tensor):
     is_cpu = False
     is_meta = False
 
-    def get_device(self) -> int:
-        return 0
-
     def numpy(self, **_: Any) -> None:
         raise TypeError("can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() first.")
 
     def tolist(self) -> Any:
         return self.cpu().tolist()
-
-    def data_ptr(self) -> int:
-        return self.on_cpu.data_ptr()
 
     def untyped_storage(self) -> torch.UntypedStorage:
         return self.on_cpu.untyped_storage()
@@ -97,9 +91,6 @@ class PretendTensor(Tensor):
 
     def __reduce_ex__(self, protocol: int) -> Any:
         return self.detach().cpu().__reduce_ex__(protocol)
-
-    def __repr__(self, **_: Any) -> str:
-        return f"Pretend{self.on_cpu!r}"
 
 
 def run(function: Any, args: tuple, kwargs: dict[str, Any], waits: Counter) -> Any:
@@ -282,6 +273,9 @@ class _Calls(TorchFunctionMode):
             args = (args[0], with_index(args[1]), *args[2:])
         if function in (Tensor.__getitem__, Tensor.__setitem__):
             args = (args[0], with_tensors(args[1]), *args[2:])
+        if function is F.scaled_dot_product_attention:
+            kwargs["attn_mask"] = attention_mask(*args[:2], **kwargs)
+            kwargs["is_causal"] = False
         if function is Tensor.cuda:
             return args[0].to(GPU)
         if function is Tensor.new_tensor:
@@ -291,6 +285,21 @@ class _Calls(TorchFunctionMode):
             return function(*args, **kwargs).to(GPU)
 
         return function(*args, **kwargs)
+
+
+def attention_mask(
+    query: Tensor,
+    key: Tensor,
+    attn_mask: Tensor | None = None,
+    is_causal: bool = False,
+    **_: Any,
+) -> Tensor | None:
+    """Return the mask of an attention in the type of the query. 0 is seen, and -inf is not."""
+    if is_causal:
+        attn_mask = query.new_ones(query.shape[-2], key.shape[-2]).tril() > 0
+    if attn_mask is None or attn_mask.is_floating_point():
+        return attn_mask
+    return query.new_zeros(attn_mask.shape).masked_fill(~attn_mask, -torch.inf)
 
 
 def with_tensors(index: Any) -> Any:

