@@ -10,7 +10,6 @@ methods and both kinds of states (SimAlign calls them "word" and "bpe") are comp
 import logging
 from argparse import Namespace
 from collections.abc import Sequence
-from itertools import islice
 from pathlib import Path
 
 from benchmarks.timing import machine_parser, save
@@ -35,8 +34,8 @@ def compare(args: Namespace) -> list[tuple[str, str, int, int]]:
     """
     from simalign import SentenceAligner
 
-    source = list(islice(read_sentences(Path(args.source)), args.pairs))
-    target = list(islice(read_sentences(Path(args.target)), args.pairs))
+    source = list(read_sentences(Path(args.source)))
+    target = list(read_sentences(Path(args.target)))
     encoder = SentenceEncoder.from_pretrained(args.model, "mean", "", device=args.device)
     found = []
     for subwords, token_type in TOKEN_TYPES.items():
@@ -60,7 +59,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--model", required=True, help="folder or Hub id of an encoder")
     parser.add_argument("--source", required=True, help="one sentence per line")
     parser.add_argument("--target", required=True, help="their translations")
-    parser.add_argument("--pairs", type=int, default=200, help="first pairs to align")
     args = parser.parse_args(argv)
     found = compare(args)
     print(text_table(["subwords", "method", "pairs", "with equal links"], found))
