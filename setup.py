@@ -93,6 +93,7 @@ setup(
         "transformers>=5.17",
         "accelerate>=1.12",
         "datasets>=4.4",
+        "evaluate>=0.4.6",
         "safetensors>=0.8",
         "huggingface-hub>=1.31",
         "jinja2>=3.1",
