@@ -75,7 +75,7 @@ def run_tests() -> None:
     """Run the tests of the fast paths."""
     options = "-q -o addopts= -p no:cacheprovider --continue-on-collection-errors"
     options += " -k 'cuda or pack or fused or compile or similarity'"
-    files = "tests/test_*_dap.py tests/encoding/test_encoder.py tests/search/test_similarity.py"
+    files = "tests/test_*_dap.py tests/encoding/test_encoder.py tests/search/test_exact.py"
     command = f"{sys.executable} -m pytest {options} {files} tests/training/test_grad_cache.py"
     subprocess.run(command, shell=True, cwd=REPOSITORY, timeout=TESTS_LIMIT, check=True)
 
