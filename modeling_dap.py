@@ -313,7 +313,8 @@ class DAPForPreTraining(DAPPreTrainedModel):
         super().__init__(config)
         self.dap = DAPModel(config)
         use_packing(self.dap.encoder)
-        if config.objectives & {"tlm", "mlm"} and config.mask_token_id is None:
+        masks_text = any(each.masks_text for each in self.objectives)
+        if masks_text and config.mask_token_id is None:
             raise ValueError(
                 f"objective {config.objective!r} needs a mask token: mask_token_id=None"
             )

@@ -166,8 +166,10 @@ class Objective:
     #: What its head predicts: "targets" (only tokens of the target side, so that a smaller target
     #: vocabulary is enough), "tokens" (any tokens), or None.
     predicts: Literal["targets", "tokens"] | None = "tokens"
-    #: Whether it puts the mask token into the text.
+    #: Whether it uses the embedding of the mask token.
     masks: bool = False
+    #: Whether it puts the mask token into the text, so that the tokenizer must have one.
+    masks_text: bool = False
     #: Groups of labels that are predicted from the other side. None: it does no such thing.
     from_source: slice | None = None
     #: Modules that the model has beside the encoder: attribute -> function that builds it.
@@ -515,6 +517,7 @@ class MaskedLanguageModelling(Objective):
     name = "mlm"
     title = "masked language modelling (MLM)"
     masks = True
+    masks_text = True
     heads = {"prediction_head": shared_prediction_head}
     needs = frozenset({"noise"})
 

@@ -157,7 +157,7 @@ def check_tokenizer(start: Start) -> None:
     name = start.tokenizer_name
     require_embeddings(tokenizer, start.config, start.name)
     require_padding(tokenizer, name)
-    masks = any(each.name in ("tlm", "mlm") for each in start.predicting)
+    masks = any(each.masks_text for each in start.predicting)
     if masks and tokenizer.mask_token_id is None:
         raise UserError(
             f"the tokenizer of {name} has no mask token, which objective "
