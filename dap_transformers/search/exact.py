@@ -30,7 +30,7 @@ Array = np.ndarray | Tensor
 Found = tuple[np.ndarray, np.ndarray]
 
 #: Source rows and target rows of a block: 16 MiB of bfloat16 on a CPU, 512 MiB on a GPU.
-BLOCKS = {"cpu": (1024, 8192), "cuda": (8192, 32768)}
+BLOCKS = {"cpu": (2048, 4096), "cuda": (8192, 32768)}
 #: Rows that are checked at a time before a search.
 CHECKED_ROWS = 256
 #: Rows whose mean the centre of a side is.
@@ -205,6 +205,8 @@ def _search(
                     for rows, columns, cosines in bounds.near_queries():
                         best_queries.add(rows, top + columns, cosines)
                 bar.update(len(block.rows) * len(strip.rows))
+                del bounds  # frees its memory before the next ones are made
+            del strip
     return forward.found(), backward.found()
 
 

@@ -39,7 +39,7 @@ from torch.nn.functional import pad
 GROUP = 32
 #: Groups that are looked into at a time.
 SLICE = 2**14
-#: If more than this many groups times k reach a row's limit, a closer limit is computed.
+#: If more than k times this many groups per row reach their limit, closer limits are computed.
 MANY = 1
 #: Columns that are appended to the rows of both sides: two terms and two ones.
 APPENDED = 4
@@ -86,6 +86,7 @@ def whole_float32(device: torch.device) -> Iterator[None]:
 
 
 def _onednn_linear(rows: Tensor, columns: Tensor) -> Tensor:
+    """Multiply float32 matrices by oneDNN."""
     return torch.ops.mkldnn._linear_pointwise(rows, columns, None, "none", [], "")
 
 
@@ -147,7 +148,7 @@ class CentredRows:
         shape = (size + -size % self.group, width + APPENDED + -(width + APPENDED) % 8)
         self.numbers = rows.new_zeros(shape, dtype=PRODUCTS[kind][0])
         self.numbers[:size, :width] = centred
-        error = centred.sub_(self.numbers[:size, :width].float())
+        error = centred.sub_(self.numbers[:size, :width])
         self.errors = torch.linalg.vector_norm(error, dim=1)
         self.longest = (lengths + self.errors).max()
 
@@ -185,8 +186,8 @@ class Bounds:
         self.queries = queries
         self.keys = keys
         self.k = k
-        # Float32 sums of D products of two rows, none longer than 2, err by less than half of this.
-        # So do two numbers of bfloat16 for a term. The limits are lower by it.
+        # All float32 sums of D products, and the terms as two numbers each, err by less than this.
+        # Centred rows are at most 2 long. The exact cosines are such sums, too.
         self.slack = (queries.rows.shape[1] + 128) * 2.0**-20
         lowest = mean + self.slack - LIFT
         self.limits = worst.clamp(min=LEAST_LIMIT) - lowest
@@ -222,7 +223,7 @@ class Bounds:
         Args:
             maxima: (r, g) the maxima of the groups of each row.
             limits: (r,) value that the bound of a pair that matters is not below.
-            errors: (r,) most that a bound exceeds its cosine by, but for `slack`: half of it.
+            errors: (r,) half of what a bound may exceed its cosine by, without `slack`.
 
         Returns:
             The limits (r,) as the bits of bfloat16 numbers, and rows and groups (h, 2), ascending.
