@@ -8,6 +8,7 @@ from huggingface_hub import try_to_load_from_cache
 from transformers import AutoModel, PreTrainedConfig, PreTrainedModel
 
 import encoder_dap
+from configuration_dap import is_causal
 from dap_transformers.errors import UserError, reading
 
 
@@ -19,8 +20,10 @@ def load_config(name_or_path: str | Path, **hub: Any) -> PreTrainedConfig:
 
 def load_backbone(name_or_path: str, config: PreTrainedConfig, **hub: Any) -> PreTrainedModel:
     """Load the encoder of a checkpoint. Of T5 and its kind the decoder may be missing."""
-    # A decoder would keep the keys and values of a whole batch, for tokens that never follow.
-    getattr(config, "encoder_config", config).use_cache = False
+    encoder_config = getattr(config, "encoder_config", config)
+    if is_causal(encoder_config):
+        # It would keep the keys and values of a whole batch, for tokens that never follow.
+        encoder_config.use_cache = False
     return load_complete(name_or_path, encoder_dap.auto_class(config), config=config, **hub)
 
 
