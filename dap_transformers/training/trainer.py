@@ -285,6 +285,8 @@ class DAPTrainer(ResumableTrainer):
         before = self.state.best_metric
         if super()._determine_best_metric(metrics, trial):
             return True
+        if self.state.best_global_step is None:  # nothing is saved, so there is nothing to choose
+            return False
         name = "eval_" + self.args.metric_for_best_model.removeprefix("eval_")
         value = metrics[name]
         if value == before:

@@ -152,6 +152,16 @@ def test_equal_accuracies_are_told_apart_and_the_last_wins_within_two_standard_e
     assert trainer.state.best_metric == numbers[kept - 1][0]
 
 
+def test_equal_evaluations_of_a_run_that_saves_nothing_do_not_stop_it(
+    make_trainer: MakeTrainer,
+) -> None:
+    options = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "no"}
+    trainer = make_trainer("tr", learning_rate=0.0, max_steps=2, **options)
+    trainer.train()
+    assert len(lines_with("eval_tr_loss", trainer)) == 2
+    assert trainer.state.best_global_step is None
+
+
 # Steps
 
 
