@@ -35,6 +35,7 @@ EXPECTED = {
     "method": "forward",
     "method_output_name": "last_hidden_state",
     "module_input_name": "sentence_embedding",
+    "module_output_name": "sentence_embedding",
     "transformer_task": "feature-extraction",
     "truncation": True,
     "use_residual": False,
@@ -46,7 +47,6 @@ WITHOUT_EFFECT = {
     "dtype",
     "embedding_dimension",
     "model_type",
-    "module_output_name",
     "padding",
     "padding_side",
     "torch_dtype",
@@ -213,6 +213,8 @@ def library_settings(name_or_path: str, revision: str | None = None) -> LibraryS
 
 def _longest_text(transformer: Settings) -> int | None:
     """Take the settings that limit the length of text. Return it, None if the file is silent."""
+    if transformer.values.get("module_output_name") == "token_embeddings":
+        transformer.take("module_output_name")
     modalities = transformer.take_all("modality_config.")
     for name, value in modalities.items():
         if name.startswith("text."):

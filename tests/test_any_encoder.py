@@ -242,6 +242,7 @@ def test_a_length_has_its_effect(
         (TRANSFORMER, {"new_setting": 1}, "new_setting"),
         ("config_sentence_transformers.json", {"truncate_dim": 4}, "truncate_dim"),
         ("2_Normalize/config.json", {"module_input_name": "tokens"}, "module_input_name"),
+        ("2_Normalize/config.json", {"module_output_name": "tokens"}, "module_output_name"),
     ],
 )
 def test_a_setting_without_effect_is_refused_by_its_name(
