@@ -45,7 +45,8 @@ def compare(args: Namespace) -> list[tuple[str, str, int, int]]:
         logging.getLogger("simalign").setLevel(logging.WARNING)
         theirs = [aligner.get_word_aligns(*pair) for pair in zip(source, target, strict=True)]
         for method, name in METHODS.items():
-            ours = align_words(encoder, source, target, method, subwords, layer=LAYER)
+            options = {"method": method, "subwords": subwords, "layer": LAYER, "words": "spaces"}
+            ours = align_words(encoder, source, target, **options)
             equal = 0
             for own, wanted in zip(ours, theirs, strict=True):
                 equal += list(map(tuple, own.links.tolist())) == wanted[name]

@@ -26,13 +26,14 @@ def command(tiny_bert_dir: Path, tmp_path: Path) -> list[str]:
     """Return the command that aligns two texts."""
     files = [write(tmp_path / "a.de", lines(SOURCE)), write(tmp_path / "a.en", lines(TARGET))]
     output = str(tmp_path / "links.pharaoh")
-    return [*map(str, files), "--model", str(tiny_bert_dir), "--output", output]
+    options = ["--words", "spaces", "--model", str(tiny_bert_dir), "--output", output]
+    return [*map(str, files), *options]
 
 
 @pytest.fixture
 def expected(tiny_bert_dir: Path) -> list[str]:
     encoder = SentenceEncoder.from_pretrained(str(tiny_bert_dir), "mean")
-    return [aligned.pharaoh() for aligned in align_words(encoder, SOURCE, TARGET)]
+    return [aligned.pharaoh() for aligned in align_words(encoder, SOURCE, TARGET, words="spaces")]
 
 
 def test_every_format_has_the_links_of_the_function(
@@ -73,6 +74,14 @@ def test_parallel_text_keeps_a_line_for_each_of_its_lines(
     assert made["pairs"] == 10
 
 
+def test_punctuation_is_split_off_words(command: list[str], tmp_path: Path) -> None:
+    write(tmp_path / "a.de", "Caín, (el l'eau z.B. «¿qué?» हिन्दी -- $5.\n")
+    write(tmp_path / "a.en", "Cain\n")
+    run([*command[:2], *command[4:-1], str(tmp_path / "links.jsonl")])
+    [words] = pd.read_json(tmp_path / "links.jsonl", lines=True).source
+    assert words == "Caín , ( el l'eau z.B . «¿ qué ?» हिन्दी -- $5 .".split()
+
+
 def test_lines_of_invisible_characters_have_no_words(command: list[str], tmp_path: Path) -> None:
     write(tmp_path / "a.de", lines(["\u200b", "kaban \u00ad", "\ufeff \u2060"]))
     write(tmp_path / "a.en", lines(["\u200b", "loder", "loder"]))
@@ -89,7 +98,8 @@ def test_reference_gives_error_rate_precision_and_recall(
     command: list[str], expected: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     gold = write(tmp_path / "same.talp", lines(expected))
-    made = run([*command, "--gold", str(gold)])
+    made = run([*command[:2], *command[4:], "--gold", str(gold)])
+    assert made["settings"]["words"] == "spaces"
     assert (made["aer"], made["precision"], made["recall"]) == (0, 100, 100)
     assert "AER 0.00, precision 100.00, recall 100.00" in capsys.readouterr().out
 

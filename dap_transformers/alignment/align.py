@@ -20,6 +20,7 @@ from dap_transformers.alignment.pharaoh import format_links
 from dap_transformers.alignment.words import (
     Span,
     is_unsegmented,
+    punctuated_words,
     space_words,
     tokenizer_words,
     with_word_marks,
@@ -37,6 +38,7 @@ logger = logging.getLogger(__name__)
 
 #: What counts as a word -> function that finds the spans of a sentence's words.
 WORDS: dict[str, Callable[[str, TokenPlaces], list[Span]]] = {
+    "punctuation": lambda sentence, tokens: punctuated_words(sentence),
     "spaces": lambda sentence, tokens: space_words(sentence),
     "tokenizer": lambda sentence, tokens: tokenizer_words(sentence, tokens.spans, tokens.words),
 }
@@ -66,10 +68,12 @@ class AlignmentOptions:
         "Hidden layer of the token states, from 0 (embeddings). Default: the last. SimAlign takes "
         "8 of mBERT and XLM-R.",
     )
-    words: str = arg(
-        "spaces",
-        "'spaces': words stand between spaces, as for SimAlign and fast_align. 'tokenizer': words "
-        "of the tokenizer, for text without spaces such as Chinese.",
+    words: str | None = arg(
+        None,
+        "'punctuation': words end at spaces, and the punctuation around them is split off. "
+        "'spaces': only at spaces, as for SimAlign and fast_align. 'tokenizer': words of the "
+        "tokenizer, for text without spaces such as Chinese. Default: 'punctuation', and with "
+        "reference links 'spaces'.",
         choices=tuple(WORDS),
     )
     subwords: str = arg(
@@ -129,7 +133,7 @@ def align_words(
     Example:
         encoder = SentenceEncoder.from_pretrained("out")
         [aligned] = align_words(encoder, ["Wo ist der Bahnhof?"], ["Where is the station?"])
-        print(aligned.pharaoh())  # 0-0 1-1 2-2 3-3
+        print(aligned.pharaoh())  # 0-0 1-1 2-2 3-3 4-4
 
     Args:
         token_budget: most tokens of a batch, padding included.
@@ -174,7 +178,7 @@ def _tokens_of(
     token_states, places = encoder.encode_located_tokens(sentences, token_budget, options.layer)
     found = []
     for sentence, states, own in zip(sentences, token_states, places, strict=True):
-        word_spans = WORDS[options.words](sentence, own)
+        word_spans = WORDS[options.words or "punctuation"](sentence, own)
         token_spans = with_word_marks(sentence, own.spans)
         words = [sentence[start:end] for start, end in word_spans]
         found.append(_Tokens(words, states, overlaps(_array(word_spans), _array(token_spans))))
@@ -288,7 +292,7 @@ def count_pairs(pairs: Iterable[Pair], options: AlignmentOptions) -> int:
         unsegmented += is_unsegmented(source) or is_unsegmented(target)
     if not total:
         raise UserError("there is no sentence to align")
-    if options.words == "spaces" and unsegmented > total / 2:
+    if options.words != "tokenizer" and unsegmented > total / 2:
         logger.warning(
             "%d of %d pairs have no spaces between words: take the words of the tokenizer, or put "
             "spaces between the words",

@@ -1,4 +1,4 @@
-"""Where the words of a sentence stand: between spaces, or as the tokenizer sees them."""
+"""Where the words of a sentence stand: at spaces and punctuation, or as the tokenizer sees them."""
 
 import re
 import unicodedata
@@ -21,6 +21,21 @@ def space_words(sentence: str) -> list[Span]:
     [(0, 2), (3, 6), (7, 10)]
     """
     return [match.span() for match in re.finditer(r"\S+", sentence)]
+
+
+def punctuated_words(sentence: str) -> list[Span]:
+    """Return the spans of the words between spaces, with the punctuation around them split off.
+
+    >>> punctuated_words("Ya, Caín's...")
+    [(0, 2), (2, 3), (4, 10), (10, 13)]
+    """
+    words = []
+    for start, end in space_words(sentence):
+        letters = [i for i in range(start, end) if unicodedata.category(sentence[i])[0] != "P"]
+        first, after_last = (letters[0], letters[-1] + 1) if letters else (start, end)
+        spans = [(start, first), (first, after_last), (after_last, end)]
+        words += [span for span in spans if span[0] < span[1]]
+    return words
 
 
 def tokenizer_words(

@@ -100,6 +100,7 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
             f"{' '.join(files)}: give parallel text, whose language you may choose, or a source "
             "text and a target text"
         )
+    options.words = options.words or ("spaces" if args.gold else "punctuation")
     read = partial(read_lines, *files)
     if len(files) == 1:
         chosen = (args.language, args.target_language, args.max_bad_lines)

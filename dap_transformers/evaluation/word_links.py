@@ -4,7 +4,7 @@ Legend: `P` sentence pairs, `L` links.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +27,8 @@ class WordLinks(Evaluator):
     primary = "aer"
 
     def __call__(self, encoder: SentenceEncoder) -> dict[str, float]:
-        return judge(stream_alignments(encoder, self.pairs, self.options), self.gold)
+        options = replace(self.options, words=self.options.words or "spaces")
+        return judge(stream_alignments(encoder, self.pairs, options), self.gold)
 
 
 def judge(aligned: Iterable[WordAlignment], gold: Sequence[GoldLinks]) -> dict[str, float]:
