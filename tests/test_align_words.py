@@ -79,7 +79,7 @@ def test_punctuation_is_split_off_words(command: list[str], tmp_path: Path) -> N
     write(tmp_path / "a.en", "Cain\n")
     run([*command[:2], *command[4:-1], str(tmp_path / "links.jsonl")])
     [words] = pd.read_json(tmp_path / "links.jsonl", lines=True).source
-    assert words == "Caín , ( el l'eau z.B . «¿ qué ?» हिन्दी -- $5 .".split()
+    assert " ".join(words) == "Caín , ( el l'eau z.B . «¿ qué ?» हिन्दी -- $5 ."
 
 
 def test_lines_of_invisible_characters_have_no_words(command: list[str], tmp_path: Path) -> None:
