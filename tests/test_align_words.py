@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 from pathlib import Path
 
 import pandas as pd
@@ -9,7 +10,7 @@ import pytest
 from conftest import synthetic_pairs
 from written import write
 
-from dap_transformers.alignment.align import align_words
+from dap_transformers.alignment.align import CHUNK, align_words
 from dap_transformers.commands.align import main, run
 from dap_transformers.encoding.encoder import SentenceEncoder
 
@@ -80,6 +81,16 @@ def test_punctuation_is_split_off_words(command: list[str], tmp_path: Path) -> N
     run([*command[:2], *command[4:-1], str(tmp_path / "links.jsonl")])
     [words] = pd.read_json(tmp_path / "links.jsonl", lines=True).source
     assert " ".join(words) == "Caín , ( el l'eau z.B . «¿ qué ?» हिन्दी -- $5 ."
+
+
+def test_the_bar_counts_whole_chunks(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("a.de", "a.en"):
+        write(tmp_path / name, "a\n" * (CHUNK + 9))
+    run(command)
+    shown = re.findall(r"(\d+)/521", capsys.readouterr().err)
+    assert list(dict.fromkeys(shown)) == ["0", "512", "521"]
 
 
 def test_lines_of_invisible_characters_have_no_words(command: list[str], tmp_path: Path) -> None:

@@ -13,6 +13,7 @@
 """
 
 import logging
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import MISSING, asdict, dataclass, field
@@ -22,6 +23,7 @@ from typing import Any
 from tqdm.auto import tqdm
 
 from dap_transformers.alignment.align import (
+    CHUNK,
     AlignmentOptions,
     count_pairs,
     read_bitext,
@@ -118,7 +120,9 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
         started = time.perf_counter()
         budget = tokens_of_a_batch(args.token_budget)
         aligned = stream_alignments(encoder, read(), options, budget)
-        aligned = tqdm(aligned, total=total, desc="aligning", unit=" pairs")
+        # pairs come in chunks, so a count within a chunk would give a wrong time
+        steps = {"miniters": CHUNK, "maxinterval": math.inf, "smoothing": 0}
+        aligned = tqdm(aligned, total=total, desc="aligning", unit=" pairs", **steps)
         quality = {}
         if gold:
             aligned = list(aligned)
