@@ -22,7 +22,6 @@ _cache = tempfile.TemporaryDirectory(prefix="dap-tests-")
 os.environ["HF_HOME"] = _cache.name
 
 import pytest
-from forked import start_server
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedTokenizerFast
@@ -31,13 +30,6 @@ if TYPE_CHECKING:
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 LANGUAGES = ("de", "fr", "sw")
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    if hasattr(
-        config, "workerinput"
-    ):  # a worker of pytest-xdist: its part of the suite needs the server
-        start_server(config.pluginmanager.getplugin("capturemanager"))
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -4,11 +4,7 @@ A new Python process needs about 8 seconds to import torch and Transformers. So 
 forked from a server process that has imported them.
 """
 
-import gc
-import importlib
 import multiprocessing
-import multiprocessing.forkserver
-import multiprocessing.util
 import os
 import runpy
 import socket
@@ -17,11 +13,7 @@ import sys
 import tempfile
 import types
 from collections.abc import Callable
-from multiprocessing import resource_tracker
 from pathlib import Path
-from unittest import mock
-
-from _pytest.capture import CaptureManager
 
 #: Use it as `processes.Process(target=..., args=...)`.
 processes = multiprocessing.get_context("forkserver")
@@ -29,49 +21,6 @@ PRELOADED = ["transformers.trainer", "transformers.models.bert", "sentence_trans
 processes.set_forkserver_preload(PRELOADED)
 
 TESTS = Path(__file__).resolve().parent
-
-
-def start_server(capture: CaptureManager) -> None:
-    """Fork the server from this process, before it has threads or imports our code.
-
-    The modules are imported without capturing, because their log handlers keep the stderr that they
-    find. What the processes print later belongs to the tests, so it is captured.
-    """
-    for name in PRELOADED:
-        importlib.import_module(name)
-    capture.resume_global_capture()
-    resource_tracker.ensure_running()
-    with mock.patch.object(multiprocessing.util, "spawnv_passfds", _fork):
-        multiprocessing.forkserver.ensure_running()
-    capture.suspend_global_capture()
-
-
-def _fork(executable: str, arguments: list[str], kept: list[int]) -> int:
-    """Replace how multiprocessing starts its server: fork instead of running `python -c CODE`.
-
-    Args:
-        executable: not used.
-        arguments: the command line, which ends with the code.
-        kept: file descriptors that the server needs.
-
-    Returns:
-        The id of the new process.
-    """
-    if process := os.fork():
-        return process
-    # Redirect all other descriptors. If they were closed, a later file could get the number of one
-    # that an object in this process still uses.
-    null = os.open(os.devnull, os.O_RDWR)
-    for number in map(int, os.listdir("/dev/fd")):
-        if number not in (1, 2, *kept):
-            os.dup2(null, number)
-    sys.stdout = sys.__stdout__
-    sys.stderr = sys.__stderr__
-    gc.freeze()
-    try:
-        exec(arguments[-1])
-    finally:
-        os._exit(0)
 
 
 def run_two(work: Callable[..., None], *args: object) -> None:
@@ -129,6 +78,7 @@ def run_python(
         process.join(timeout)
         if process.is_alive():
             process.kill()
+            process.join()  # its locks are released then
             raise TimeoutError(f"python {arguments} was killed after {timeout} s")
         stdout, stderr = (path.read_text() for path in printed)
         return subprocess.CompletedProcess(arguments, process.exitcode, stdout, stderr)

@@ -15,8 +15,6 @@ import pytest
 from conftest import REPOSITORY, training_flags
 from wheels import build_wheel
 
-from dap_transformers import __version__
-
 pytestmark = pytest.mark.slow
 
 Run = Callable[..., str]
@@ -38,9 +36,7 @@ model = AutoModel.from_pretrained({model!r}, trust_remote_code=True)
 assert type(model).__name__ == "DAPModel"
 assert type(model).__module__.startswith("transformers_modules")
 """
-TYPED = """
-from dap_transformers import __version__
-from dap_transformers.commands.recipes import parse_arguments
+TYPED = """from dap_transformers.commands.recipes import parse_arguments
 from dap_transformers.encoding.encoder import SentenceEncoder
 
 encoder = SentenceEncoder.from_pretrained("model")
@@ -106,13 +102,6 @@ def test_commands_train_mine_and_save_a_model_with_its_code(
     run("mine-bitext", *texts, "--model", out, "--threshold", "none", "--output", mined)
     assert mined.read_text().startswith("score")
     run("python", "-c", REMOTE.format(model=str(out)))
-
-
-def test_commands_have_a_version(run: Run, environment: Path) -> None:
-    names = [path.name for path in (environment / "bin").iterdir()]
-    commands = [name for name in names if re.fullmatch(r"[a-z]+(-[a-z]+)+", name)]
-    assert len(commands) == 7
-    assert run("push-to-hub", "--version") == f"dap-transformers {__version__}\n"
 
 
 def test_mypy_sees_the_types(environment: Path, tmp_path: Path) -> None:
