@@ -1,13 +1,20 @@
 """Format tables as plain text and as Markdown."""
 
+import shutil
 from collections.abc import Sequence
 from typing import Any
 
-from tabulate import tabulate
+import tabulate
+
+WIDEST = 100  # characters in a line of a plain-text table
+tabulate.MIN_PADDING = 0  # otherwise a heading makes its column wider than itself
 
 
 def text_table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     """Format a plain-text table, the first column to the left. Floats get one decimal, None is "-".
+
+    A table that is wider than the terminal, or than 100 characters, gets headings of several lines.
+    If it is still too wide, tables of fewer columns follow each other.
 
     >>> print(text_table(["model", "36"], [["mBERT+DAP", 90.9], ["mine", None]]))
     model        36
@@ -16,7 +23,28 @@ def text_table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     mine          -
     """
     cells = [[_one_decimal(value) for value in row] for row in rows]
-    return _table(header, cells, "simple")
+    whole = _table(header, cells, "simple")
+    width = min(WIDEST, shutil.get_terminal_size((WIDEST, 24)).columns)
+    if len(header) == 1 or _width(whole) <= width:
+        return whole
+
+    header = [header[0], *(title.replace(" ", "\n") for title in header[1:])]
+    tables = []
+    start = 1
+    while start < len(header):
+        for end in range(len(header), start, -1):
+            part = [[row[0], *row[start:end]] for row in [header, *cells]]
+            table = _table(part[0], part[1:], "simple")
+            if _width(table) <= width:
+                break
+        tables.append(table)
+        start = end
+    return "\n\n".join(tables)
+
+
+def _width(table: str) -> int:
+    """Return the length of a table's longest line."""
+    return max(map(len, table.splitlines()))
 
 
 def _one_decimal(value: Any) -> str:
@@ -32,10 +60,10 @@ def markdown_table(
     """Format a Markdown table, with `numbers` to the right. Otherwise cells are not padded.
 
     >>> print(markdown_table(["corpus", "pairs"], [["x|y", "1,000"], ["z", 20]], numbers=True))
-    | corpus   |   pairs |
-    |:---------|--------:|
-    | x\\|y     |   1,000 |
-    | z        |      20 |
+    | corpus | pairs |
+    |:-------|------:|
+    | x\\|y   | 1,000 |
+    | z      |    20 |
     """
     cells = [[_markdown_cell(value) for value in row] for row in [header, *rows]]
     return _table(cells[0], cells[1:], "pipe", numbers)
@@ -53,4 +81,6 @@ def _table(
     sides = None
     if numbers and rows:  # tabulate 0.9 fails to align columns without rows
         sides = ["left", *["right"] * (len(header) - 1)]
-    return tabulate(rows, header, format, colalign=sides, stralign=None, disable_numparse=True)
+    return tabulate.tabulate(
+        rows, header, format, colalign=sides, stralign=None, disable_numparse=True
+    )

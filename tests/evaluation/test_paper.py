@@ -1,5 +1,7 @@
 """The paper's numbers: consistent with each other, and shown beside ours."""
 
+import re
+
 import pytest
 
 from dap_transformers.evaluation.paper import (
@@ -62,6 +64,12 @@ def test_f1_and_averages_of_bucc_follow_from_precision_and_recall(split: str) ->
             )  # each of the three is rounded
 
 
+def cells(table: str, name: str) -> list[str]:
+    """Return the cells of a row. A wide table has several parts."""
+    parts = re.findall(rf"^{re.escape(name)} +(.+)$", table, re.MULTILINE)
+    return " ".join(parts).split()
+
+
 def test_tatoeba_table_has_the_papers_number_of_each_language_and_group() -> None:
     numbers = {
         "languages": {
@@ -73,33 +81,45 @@ def test_tatoeba_table_has_the_papers_number_of_each_language_and_group() -> Non
             "all 2": {"xx-en": 3.0, "en-xx": 4.0},
         },
     }
-    lines = tatoeba_tables(numbers, "mine").splitlines()
-    cells = [line.split() for line in lines[2:]]
-    assert cells[0] == ["de", "German", "1000", "80.0", "99.1", "99.2", "70.0", "98.9", "98.9"]
-    assert cells[1] == ["gsw", "5", "1.0", "-", "-", "2.0", "-", "-"]
-    assert cells[2][3:] == ["50.0", "90.9", "91.3", "40.0", "91.2", "92.7"]
-    assert cells[3][3:] == ["3.0", "-", "-", "4.0", "-", "-"]
-    assert lines[9].split() == ["mine", "-", "-", "50.0", "-", "-", "40.0"]
+    table = tatoeba_tables(numbers, "mine")
+    german = ["German", "1000", "80.0", "99.1", "99.2", "70.0", "98.9", "98.9"]
+    assert cells(table, "de") == german
+    assert cells(table, "gsw") == ["5", "1.0", "-", "-", "2.0", "-", "-"]
+    of_36 = ["50.0", "90.9", "91.3", "40.0", "91.2", "92.7"]
+    of_all = ["all", "2", "3.0", "-", "-", "4.0", "-", "-"]
+    assert cells(table, "mean") == ["36", "languages", *of_36, *of_all]
+    assert cells(table, "mine") == ["-", "-", "50.0", "-", "-", "40.0"]
     assert "paper" not in tatoeba_tables(numbers, models=())  # for text other than Tatoeba
 
 
 def test_xnli_table_averages_only_all_15_languages() -> None:
     ours = {code: float(i) for i, code in enumerate(XNLI_LANGUAGES)}
-    lines = xnli_table(ours | {"nl": 99.0}, "mine").splitlines()
-    assert lines[2].split() == ["mine", *(f"{i}.0" for i in range(15)), "7.0"]
-    assert lines[-1].split()[-2:] == ["66.0", "74.0"]
+    table = xnli_table(ours | {"nl": 99.0}, "mine")
+    assert cells(table, "mine") == [*(f"{i}.0" for i in range(15)), "7.0"]
+    assert cells(table, "paper: XLM-R+DAP")[-2:] == ["66.0", "74.0"]
     del ours["ur"]
-    assert xnli_table(ours, "mine").splitlines()[2].split()[-2:] == ["-", "-"]
+    assert cells(xnli_table(ours, "mine"), "mine")[-2:] == ["-", "-"]
 
 
 def test_bucc_table_averages_only_all_four_pairs() -> None:
     ours = {}
     for i, pair in enumerate(BUCC_PAIRS):
         ours[pair] = {"precision": 90.0, "recall": 80.0, "f1": 84.0 + i}
-    lines = bucc_table(ours, "sample-threshold-on-training", "mine").splitlines()
-    assert lines[2].split()[-4:] == ["90.0", "80.0", "87.0", "85.5"]
-    assert lines[-1].split()[-1] == "86.8"
-    one = bucc_table({"de-en": ours["de-en"]}, "sample").splitlines()
-    assert one[2].split()[2:] == [*"---", "90.0", "80.0", "85.0", *"-" * 7]
+    table = bucc_table(ours, "sample-threshold-on-training", "mine")
+    assert cells(table, "mine")[-4:] == ["90.0", "80.0", "87.0", "85.5"]
+    assert table.split()[-1] == "86.8"
+    one = bucc_table({"de-en": ours["de-en"]}, "sample", "mine")
+    assert cells(one, "mine") == [*"---", "90.0", "80.0", "85.0", *"-" * 7]
     assert bucc_table({"de-fr": ours["de-en"]}, "sample") is None
     assert bucc_table(ours, "training-optimal") is None
+
+
+@pytest.mark.parametrize(("columns", "most"), [(200, 100), (60, 60), (20, 30)])
+def test_tables_are_as_wide_as_the_terminal_and_at_most_100(
+    columns: int, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    accuracies = {code: 100.0 * place for place, code in enumerate(XNLI_LANGUAGES, 1)}
+    table = xnli_table(accuracies)
+    assert most - 10 < max(map(len, table.splitlines())) <= most
+    assert cells(table, "this model") == [*map(str, accuracies.values()), "800.0"]
