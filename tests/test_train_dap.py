@@ -20,7 +20,10 @@ from train_dap import main
 
 
 def test_training_improves_retrieval_and_saves_the_best_model(
-    flags: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+    flags: list[str],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     caplog.set_level("INFO")
     out = tmp_path / "out"
@@ -34,6 +37,10 @@ def test_training_improves_retrieval_and_saves_the_best_model(
     accuracy = results(out)["eval_mean_accuracy"]
     assert "on 3 languages, 570 pairs, 30 dev pairs; 16 pairs per step" in caplog.text
     assert f"kept step {best} of 80: mean accuracy {accuracy:.1f}%" in caplog.text
+    assert f"next: eval-retrieval --model {out}" in caplog.text
+    printed = capsys.readouterr().out
+    assert f"step {best}: dev mean accuracy {accuracy:.4g}" in printed
+    assert not re.search("[{']", printed)
     assert "new PAD/BOS/EOS tokens" not in caplog.text  # the configuration has them already
     means = [line["eval_mean_accuracy"] for line in history if "eval_mean_accuracy" in line]
     assert max(means) > means[0] + 20

@@ -35,6 +35,7 @@ from dap_transformers.training.batches import BitextCollator
 from dap_transformers.training.grad_cache import seeded
 from dap_transformers.training.head_reading import HeadReading, KeptPairs, encode_once, pairs_of
 from dap_transformers.training.resume import differences
+from dap_transformers.training.step_log import readable
 from dap_transformers.training.trainer import DAPTrainer
 from modeling_dap import DAPForPreTraining
 from objectives_dap import Objective
@@ -139,7 +140,7 @@ def train_heads(trainer: DAPTrainer, readers: Sequence[Objective]) -> dict[str, 
     after = measure(trainer)
     results |= {f"{name}_before": value for name, value in before.items()}
     results |= {f"{name}_after": value for name, value in after.items()}
-    logger.info("heads trained: %s", results)
+    logger.info("heads trained: %s", readable(results))
     trainer.model.train()
     return results
 

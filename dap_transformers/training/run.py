@@ -272,6 +272,9 @@ def finish(
     logger.info("kept step %d of %d: %s; written to %s", step, state.global_step, shown, folder)
     if training.push_to_hub:
         push(training, trainer.hub_model_id)
+    else:
+        evaluation = f"eval-retrieval --model {folder} --data_dir FOLDER"
+        logger.info("next: %s, or push-to-hub %s --repo_id USER/NAME", evaluation, folder)
 
 
 def warn_of_idle_heads(metrics: dict[str, float]) -> None:

@@ -1,4 +1,4 @@
-"""What training steps log, and the check that they are finite.
+"""What training steps log and print, and the check that they are finite.
 
 Values stay on the device until a line is logged, because reading them at each step would let a GPU
 wait for the host.
@@ -6,9 +6,18 @@ wait for the host.
 
 import time
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
+from tqdm.auto import tqdm
+from transformers import (
+    ProgressCallback,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
 
 from dap_transformers.errors import UserError
 from losses_dap import sum_over_processes
@@ -16,6 +25,46 @@ from modeling_dap import DAPForPreTrainingOutput
 
 #: Checks that are kept on the device, where lines are logged more rarely.
 UNCHECKED_AT_MOST = 1000
+#: Endings of numbers that are not printed, to keep lines short. `trainer_state.json` has them all.
+NOT_PRINTED = (
+    "epoch", "grad_norm", "ignored_tokens", "learning_rate", "negatives", "eval_seconds",
+    "shuffled", "steps_per_second", "total_flos",
+)  # fmt: skip
+
+
+class ShortLines(TrainerCallback):
+    """Callback that prints the numbers of a step on one line."""
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: Mapping[str, Any] | None = None,
+        **_: Any,
+    ) -> None:
+        if state.is_world_process_zero:
+            tqdm.write(f"step {state.global_step}: {readable(logs)}")
+
+
+class ShortProgress(ShortLines, ProgressCallback):
+    """The progress bar of Transformers, with `ShortLines`."""
+
+
+def readable(numbers: Mapping[str, float]) -> str:
+    """Format numbers with their names. `NOT_PRINTED` and those of one language are left out.
+
+    >>> readable({"loss": 0.51234, "learning_rate": 2e-05, "pairs_per_second": 1503.2})
+    'loss 0.5123, pairs per second 1503'
+    >>> readable({"eval_de-en_accuracy": 91.5, "eval_mean_accuracy": 93.25})
+    'dev mean accuracy 93.25'
+    """
+    parts = []
+    for name, value in numbers.items():
+        if "-" not in name and not name.endswith(NOT_PRINTED):
+            parts.append(f"{name.removeprefix('eval_').replace('_', ' ')} {value:.4g}")
+    begin = "dev " if any(name.startswith("eval_") for name in numbers) else ""
+    return begin + ", ".join(parts)
 
 
 class StepMeter:

@@ -20,7 +20,12 @@ import torch
 from accelerate import PartialState
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from transformers import EarlyStoppingCallback, TrainingArguments
+from transformers import (
+    EarlyStoppingCallback,
+    PrinterCallback,
+    ProgressCallback,
+    TrainingArguments,
+)
 from transformers.trainer_callback import ExportableState
 
 from dap_transformers.encoding.encoder import SentenceEncoder
@@ -33,10 +38,7 @@ from dap_transformers.training.head_reading import EncoderWithHeads
 from dap_transformers.training.lora import add_adapters, load_adapters, save_adapters
 from dap_transformers.training.resume import ResumableTrainer
 from dap_transformers.training.sharding import own_class, prepare_sharding, whole_model
-from dap_transformers.training.step_log import (
-    StepChecks,
-    StepMeter,
-)
+from dap_transformers.training.step_log import ShortLines, ShortProgress, StepChecks, StepMeter
 from heads_dap import whole
 from losses_dap import world_size
 from modeling_dap import DAPForPreTrainingOutput
@@ -80,6 +82,10 @@ class DAPTrainer(ResumableTrainer):
             # `Trainer` does not evaluate without a dataset.
             kwargs.setdefault("eval_dataset", self.evaluators)
         super().__init__(*args, **kwargs)
+        if self.pop_callback(ProgressCallback):
+            self.add_callback(ShortProgress)
+        if self.pop_callback(PrinterCallback):
+            self.add_callback(ShortLines)
         if hasattr(self.train_dataset, "__len__"):
             require_batch(len(self.train_dataset), self.args)
         prepare_sharding(self)
