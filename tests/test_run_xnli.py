@@ -124,7 +124,6 @@ def test_finished_runs_are_used_again_if_settings_and_text_are_the_same(
     fine_tune: Run,
     nli_dir: Path,
     tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     output, made = searched
@@ -135,10 +134,6 @@ def test_finished_runs_are_used_again_if_settings_and_text_are_the_same(
         patch.setattr(ResumableTrainer, "train", None)  # only the new language is measured
         again = fine_tune(copied, f"{SEARCH} --data_dir {data}")
     assert again["languages"]["tr"] == made["languages"]["sw"] == again["languages"]["sw"]
-    printed = capsys.readouterr().out
-    for expected in ("dev accuracy", "mean of 4 of 15 languages", "paper: mBERT+DAP", "(n=2)"):
-        assert expected in printed
-    assert "not tested (no test set, or not asked for): fr es" in printed
 
     swahili = (data / "test-sw.tsv").read_text().replace("entailment", "neutral")
     (data / "test-sw.tsv").write_text(swahili)

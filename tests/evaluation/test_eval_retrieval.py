@@ -45,7 +45,7 @@ def argv(tiny_bert_dir: Path, near_dir: Path) -> list[str]:
 
 
 def test_report_holds_the_accuracy_of_both_directions(
-    argv: list[str], tiny_bert_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    argv: list[str], tiny_bert_dir: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "new" / "results.json"
     made = run([*argv, "--pool", "multilingual", "--hard_negatives", "--output_file", str(out)])
@@ -61,10 +61,6 @@ def test_report_holds_the_accuracy_of_both_directions(
         assert 0 < numbers["pool_xx-en"] <= numbers["xx-en"] < 100
         error = made["hard_negatives"][code]["error"]["other"]  # these words have no copies
         assert error == pytest.approx(100 - numbers["xx-en"], abs=1e-3)
-    printed = capsys.readouterr().out
-    for text in ("German", "2 of 36 languages", "own", "copies"):
-        assert text in printed
-    assert "paper" not in printed
     assert "pool" not in run(argv)["settings"]
 
 

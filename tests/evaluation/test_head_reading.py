@@ -9,7 +9,6 @@ from transformers import PreTrainedTokenizerFast
 
 from dap_transformers.evaluation.evaluator import PairsByLanguage
 from dap_transformers.training.head_reading import (
-    HARDLY,
     EncoderWithHeads,
     HeadReading,
     sample_pairs,
@@ -17,8 +16,8 @@ from dap_transformers.training.head_reading import (
 from modeling_dap import DAPConfig, DAPForPreTraining
 
 
-def pairs_of(count: int, seed: int = 0, is_true: bool = True) -> list[tuple[str, str]]:
-    return list(zip(*cipher(count, seed, is_true), strict=True))
+def pairs_of(count: int, seed: int = 0) -> list[tuple[str, str]]:
+    return list(zip(*cipher(count, seed, is_true=True), strict=True))
 
 
 def new_encoder(tokenizer: PreTrainedTokenizerFast, **config: object) -> EncoderWithHeads:
@@ -29,30 +28,6 @@ def new_encoder(tokenizer: PreTrainedTokenizerFast, **config: object) -> Encoder
     given = {"objective": "tr+rtl", "mask_token_id": MASK, "rtl_layers": 1} | config
     model = DAPForPreTraining(DAPConfig(encoder, **given))
     return EncoderWithHeads(model, tokenizer, max_seq_length=16)
-
-
-@pytest.mark.parametrize("is_true", [True, False])
-@pytest.mark.parametrize("reader", ["rtl", "bow"])
-def test_a_head_that_reads_the_source_is_told_from_one_that_does_not(
-    reader: str, is_true: bool, tiny_tokenizer: PreTrainedTokenizerFast
-) -> None:
-    encoder = new_encoder(tiny_tokenizer, objective=f"tr+{reader}")
-    model = encoder.with_heads.train()
-    batch, _ = sample_pairs({"de": pairs_of(512, 0, is_true)}, encoder, ["de"], 512)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    for _ in range(50):
-        rows = torch.randint(512, (64,))
-        out = model(**{name: value[rows] for name, value in batch.items()})
-        out.measures[f"{reader}_loss"].backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-    found = HeadReading({"de": pairs_of(100, 1, is_true)})(encoder)
-    if is_true:
-        assert found[f"{reader}_source_nats"] > 5 * HARDLY
-    else:
-        assert abs(found[f"{reader}_source_nats"]) < HARDLY / 2
-    assert len(found) == 3
 
 
 @pytest.mark.parametrize("ratio", [1.0, 0.5])

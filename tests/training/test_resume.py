@@ -47,7 +47,7 @@ def assert_equal_weights(folder: Path, other: Path) -> None:
 
 
 def test_incomplete_checkpoints_and_those_of_an_earlier_run_are_skipped(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path,
 ) -> None:
     for step, seed in ((4, 7), (8, 42)):
         write_json({"seed": seed}, saved_checkpoint(tmp_path / f"checkpoint-{step}") / RECORD)
@@ -57,10 +57,6 @@ def test_incomplete_checkpoints_and_those_of_an_earlier_run_are_skipped(
     write_json({"processes": 2}, saved_checkpoint(tmp_path / "checkpoint-40") / RECORD)
     args = DAPTrainingArguments(output_dir=str(tmp_path))
     assert find_resumable(args) == str(tmp_path / "checkpoint-4")
-    assert "checkpoint-40 is skipped: it lacks its state of the random numbers" in caplog.text
-    assert "checkpoint-30 is skipped: it lacks its trainer_state.json" in caplog.text
-    assert "checkpoint-20 is skipped: it lacks its optimizer" in caplog.text
-    assert "checkpoint-8 is skipped: it is from an earlier run" in caplog.text
     args.resume_from_checkpoint = "false"
     assert find_resumable(args) is None
     args.resume_from_checkpoint = str(broken)

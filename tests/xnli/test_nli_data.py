@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import written
-from conftest import REPOSITORY
 from datasets import ClassLabel, Dataset, Features, Value
 from transformers import PreTrainedTokenizerFast
 
@@ -26,7 +25,6 @@ from dap_transformers.xnli.data import (
     training_source,
 )
 
-XNLI = REPOSITORY.parent / "shared" / "data" / "xnli"
 Write = Callable[..., NLISource]
 
 
@@ -148,12 +146,3 @@ def test_examples_are_drawn_at_random_and_sorted_within_each_step() -> None:
         found = first[start : start + 64]
         assert sorted(found) == sorted(step)
         assert list(lengths[found]) == sorted(lengths[step], reverse=True)
-
-
-@pytest.mark.skipif(not XNLI.is_dir(), reason="../shared with XNLI is absent")
-def test_the_real_data_is_found_whole() -> None:
-    found = find_nli(str(XNLI))
-    assert (len(found["dev"]), len(found["test"]), found["train"]) == (15, 15, {})
-    german = load_nli(found["test"]["de"])
-    assert np.bincount(german["label"]).tolist() == [1670, 1670, 1670]
-    assert len(load_nli(training_source(str(XNLI / "snli.en.tsv.xz"), found))) == 19_666
