@@ -2,13 +2,15 @@
 
     mine-bitext wiki.fr wiki.en --model out --output pairs.tsv
     mine-bitext news.fr news.en --model out --score_only --output scores.tsv
+    mine-bitext novel.fr novel.en --model out --in_order --pair fr-en --output novel.tmx
     mine-bitext --bucc bucc2018/ --pair fr-en --model out --output fr-en.tsv
 
 - Input: texts with one sentence per line, also as `.gz` or `.xz`. A repeated sentence is mined
   once, under its first line.
 - Output: the columns score, source, target, source_line and target_line. Lines count from 1. The
-  best pairs come first. With `--score_only` the pairs keep the order of the texts. The file's name
-  says the format: `.tsv`, `.jsonl` or `.parquet`.
+  best pairs come first. With `--score_only` the pairs keep the order of the texts. With
+  `--in_order` a row is a group of sentences. The file's name says the format: `.tsv`, `.jsonl`,
+  `.parquet` or `.tmx`.
 - Threshold: chosen from the scores (`dap_transformers.mining.threshold`). A table shows how many
   pairs other thresholds keep, and their estimated precision.
 - Resuming: sentence vectors are kept in shards beside the output. If a run was stopped, the same
@@ -20,6 +22,7 @@
 import hashlib
 import json
 import logging
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -39,9 +42,10 @@ from dap_transformers.encoding.encoder import tokens_of_a_batch
 from dap_transformers.encoding.shards import SHARD_SIZE, launched
 from dap_transformers.errors import UserError
 from dap_transformers.evaluation.bucc import PROTOCOLS, Bucc
-from dap_transformers.files import public_name, write_json
+from dap_transformers.files import plain_suffix, public_name, write_json
+from dap_transformers.mining.in_order import InOrder
 from dap_transformers.mining.mine import GivenPairs, MiningOptions, TwoTexts
-from dap_transformers.mining.texts import encode_texts, hash_of, write_pairs
+from dap_transformers.mining.texts import MEMORY, encode_texts, hash_of, write_pairs
 from dap_transformers.options import arg, require_least
 from dap_transformers.ray.connection import Cluster
 from dap_transformers.ray.search import cluster_neighbours
@@ -56,7 +60,10 @@ WITHOUT_EFFECT = {
     "BUCC": ("score_only", "threshold", "min_precision", "calibrate", "top_n"),
     "given pairs": ("retrieval", "min_precision", "calibrate", "pair", "protocol"),
     "two texts": ("pair", "protocol"),
-}
+    "texts in order": (
+        "margin", "retrieval", "k", "min_precision", "calibrate", "top_n", "index", "protocol",
+    ),
+}  # fmt: skip
 
 
 @dataclass
@@ -65,14 +72,20 @@ class MiningArguments:
 
     output: str | None = arg(
         None,
-        "File for the pairs: .tsv or .jsonl, also with .gz or .xz, or .parquet. Default for "
+        "File for the pairs: .tsv, .jsonl or .tmx, also with .gz or .xz, or .parquet. Default for "
         "--bucc: bucc.PAIR.tsv.",
     )
+    in_order: bool = arg(
+        False,
+        "The texts are translations of each other, in the same order: align their sentences in "
+        "groups. --threshold is then the lowest cosine of a group.",
+    )
+    largest_group: int = arg(3, "With --in_order: most sentences of a group, on each side.")
     score_only: bool = arg(
         False, "Score line i of one text with line i of the other instead of mining."
     )
     bucc: str | None = arg(None, "Folder with the files of BUCC, instead of two texts.")
-    pair: str | None = arg(None, "Languages for --bucc, such as fr-en.")
+    pair: str | None = arg(None, "Languages for --bucc and .tmx, such as fr-en.")
     protocol: str | None = arg(
         None,
         "Protocol for --bucc. The paper's Table 2 is 'sample', its Table 3 is "
@@ -98,7 +111,7 @@ class MiningArguments:
     report_file: str | None = arg(None, "JSON report. Default: OUTPUT.json.")
 
     def __post_init__(self) -> None:
-        require_least(self, shard_size=1, token_budget=1)
+        require_least(self, shard_size=1, token_budget=1, largest_group=1)
         self.output = self.output or (self.bucc and f"bucc.{self.pair}.tsv")
         if not self.output:
             raise UserError("--output is missing: name the file for the pairs")
@@ -110,6 +123,8 @@ class MiningArguments:
         """Return what is mined, a key of `WITHOUT_EFFECT`."""
         if self.bucc:
             return "BUCC"
+        if self.in_order:
+            return "texts in order"
         return "given pairs" if self.score_only else "two texts"
 
 
@@ -128,13 +143,16 @@ def parse(
             f"{' '.join(files) or 'no text'}: name a source text and a target text first, side by "
             "side, or --bucc without texts"
         )
+    is_memory = plain_suffix(args.output) == MEMORY
     for name in WITHOUT_EFFECT[args.mode]:
+        if name == "pair" and is_memory:
+            continue
         group = options if hasattr(options, name) else args
         if getattr(group, name) != getattr(type(group), name):
             raise UserError(f"--{name} has no effect on {args.mode}: leave it out")
-    if args.bucc and not args.pair:
-        raise UserError("--bucc needs --pair, such as --pair fr-en")
-    if args.score_only and options.threshold == "auto":
+    if (args.bucc or is_memory) and not re.fullmatch("[^-]+-[^-]+", args.pair or ""):
+        raise UserError("--bucc and .tmx need --pair, such as --pair fr-en")
+    if (args.score_only or args.in_order) and options.threshold == "auto":
         options.threshold = "none"
     if not args.embeddings_dir:
         args.embeddings_dir = vector_folder(args, model_args, files)
@@ -153,6 +171,17 @@ def vector_folder(args: MiningArguments, model_args: EncoderArguments, files: li
     return str(Path(args.output).parent / f"{'-'.join(names)[:150]}.{digest}.embeddings")
 
 
+def task_of(args: MiningArguments, options: MiningOptions, files: list[str]) -> Bucc | TwoTexts:
+    """Return what the command does: mine, score, align or evaluate."""
+    if args.bucc:
+        return Bucc(args.bucc, args.pair, args.protocol, options)
+    if args.in_order:
+        return InOrder(*files, options, largest_group=args.largest_group)
+    if args.score_only:
+        return GivenPairs(*files, options, args.calibrate)
+    return TwoTexts(*files, options, args.calibrate)
+
+
 def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
     """Mine translations, score given pairs or evaluate on BUCC, as the command line says.
 
@@ -164,10 +193,7 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
     is_main = launched().is_main_process
     level = "WARNING" if is_main else "ERROR"
     logging.basicConfig(format="%(levelname)s: %(message)s", level=level)
-    if args.bucc:
-        task = Bucc(args.bucc, args.pair, args.protocol, options)
-    else:
-        task = (GivenPairs if args.score_only else TwoTexts)(*files, options, args.calibrate)
+    task = task_of(args, options, files)
     outputs = {"--output": args.output, "--report_file": args.report_file}
     folders = {"--embeddings_dir": args.embeddings_dir}
 
@@ -208,7 +234,7 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
         searched = time.perf_counter()
 
         # write the pairs and the report
-        write_pairs(found.kept, texts[-1], args.output)
+        write_pairs(found.kept, texts[-1], args.output, (args.pair or "").split("-"))
         numbers = {side: text.counts() for side, text in texts[-1].sides().items()}
         numbers |= {"candidates": found.candidates, "kept": len(found.kept)} | found.numbers
         numbers["recall_at_k"] = recall

@@ -34,6 +34,7 @@ from dap_transformers.errors import UserError, counted
 from dap_transformers.files import compressed_file, plain_suffix
 from dap_transformers.languages import is_blank, text_keys
 from dap_transformers.text.archives import read_sentences
+from dap_transformers.text.tmx_po import write_memory
 
 #: Vectors of source and target.
 Vectors = tuple[np.ndarray, np.ndarray]
@@ -49,6 +50,8 @@ SCHEMA = pa.schema(
 )
 #: Pairs that are written at a time, a row group of Parquet.
 GROUP_ROWS = 2**16
+#: Ending of the name of a translation memory, which needs the languages.
+MEMORY = ".tmx"
 #: A sentence's key (`text_keys`), and the number of its line, from 1.
 KEYED_LINE = np.dtype([("key", np.uint64), ("line", np.int64)])
 
@@ -176,6 +179,7 @@ class TextPair:
     source: DistinctSentences | None
     target: DistinctSentences | None
     gold: np.ndarray | None = None
+    schema = SCHEMA
 
     def sides(self) -> dict[str, DistinctSentences]:
         """Return the texts that are known, by "source" and "target"."""
@@ -272,38 +276,51 @@ def hash_of(texts: Sequence[TextPair]) -> str:
 # ------------------------------------------------------------------------------ the file of pairs
 
 
-def write_pairs(pairs: np.ndarray, texts: TextPair, path: str | Path) -> None:
+def write_pairs(
+    pairs: np.ndarray, texts: TextPair, path: str | Path, languages: Sequence[str] = ()
+) -> None:
     """Write pairs of lines, which count from 0, as a table in the format that the name says.
 
-    `.parquet` and `.jsonl` keep every sentence unchanged. All other names give a table with tabs,
-    where only a tab in a sentence becomes a space. Quotation marks are text there, as in every file
-    that we read. The file is compressed if its name ends in `.gz` or `.xz`.
+    `.parquet`, `.jsonl` and `.tmx` keep every sentence unchanged. All other names give a table with
+    tabs, where only a tab in a sentence becomes a space. Quotation marks are text there, as in
+    every file that we read. The file is compressed if its name ends in `.gz` or `.xz`.
+
+    Args:
+        languages: codes of source and target, for `.tmx`.
     """
-    write = WRITERS.get(plain_suffix(path), _write_tsv)
+    tables = (texts.table(block) for block in blocks_of(pairs, GROUP_ROWS))
+    suffix = plain_suffix(path)
     with compressed_file(path) as output:
-        write((texts.table(block) for block in blocks_of(pairs, GROUP_ROWS)), output)
+        if suffix == MEMORY:
+            rows = (row for table in tables for row in table.to_pylist())
+            write_memory(((row["source"], row["target"]) for row in rows), languages, output)
+        else:
+            WRITERS.get(suffix, _write_tsv)(texts.schema, tables, output)
 
 
-def _write_tsv(tables: Iterable[pa.Table], output: BinaryIO) -> None:
-    """Write rows of literal text, below a header."""
-    output.write("\t".join(SCHEMA.names).encode() + b"\n")
+def _write_tsv(schema: pa.Schema, tables: Iterable[pa.Table], output: BinaryIO) -> None:
+    """Write rows of literal text, below a header. Several lines are separated by blanks."""
+    output.write("\t".join(schema.names).encode() + b"\n")
     for table in tables:
         for row in table.to_pylist():
             row["score"] = f"{row['score']:.6f}"
-            cells = (str(value).replace("\t", " ") for value in row.values())
+            cells = []
+            for value in row.values():
+                text = " ".join(map(str, value)) if isinstance(value, list) else str(value)
+                cells.append(text.replace("\t", " "))
             output.write("\t".join(cells).encode() + b"\n")
 
 
-def _write_jsonl(tables: Iterable[pa.Table], output: BinaryIO) -> None:
+def _write_jsonl(_: pa.Schema, tables: Iterable[pa.Table], output: BinaryIO) -> None:
     """Write an object per row, with the columns as its fields."""
     for table in tables:
         for row in table.to_pylist():
             output.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
 
 
-def _write_parquet(tables: Iterable[pa.Table], output: BinaryIO) -> None:
+def _write_parquet(schema: pa.Schema, tables: Iterable[pa.Table], output: BinaryIO) -> None:
     """Write a Parquet file, a row group per table."""
-    with pq.ParquetWriter(output, SCHEMA) as writer:
+    with pq.ParquetWriter(output, schema) as writer:
         for table in tables:
             writer.write_table(table)
 

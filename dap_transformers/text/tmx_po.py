@@ -8,11 +8,12 @@ import codecs
 import logging
 import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 from xml.etree.ElementTree import Element, iterparse
+from xml.sax.saxutils import escape
 
 from dap_transformers.errors import UserError, reading
 from dap_transformers.languages import base_language, is_blank
@@ -32,6 +33,13 @@ CODES = {"bpt": "", "ept": "", "it": "", "ph": _GAP, "ut": _GAP}
 _BETWEEN_LETTERS = re.compile(rf"(?<=[^\W\d_]){_GAP}+(?=[^\W\d_])")
 
 _XML_LANG = "{http://www.w3.org/XML/1998/namespace}lang"
+_NOT_IN_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_MEMORY_HEAD = """<?xml version="1.0" encoding="UTF-8"?>
+<tmx version="1.4">
+<header creationtool="dap-transformers" creationtoolversion="1" segtype="sentence"
+ o-tmf="none" adminlang="en" srclang="{source}" datatype="plaintext"/>
+<body>
+"""
 #: The number of a unit or line, and (source, target).
 NumberedPair = tuple[int, tuple[str, str]]
 
@@ -79,6 +87,27 @@ def memory_pairs(path: str, source: str, target: str) -> Iterator[NumberedPair]:
             for pair in product(unit.get(source, ()), unit.get(target, ())):
                 if not any(map(is_blank, pair)):
                     yield number, pair
+
+
+def write_memory(
+    pairs: Iterable[tuple[str, str]], languages: Sequence[str], output: BinaryIO
+) -> None:
+    """Write (source, target) pairs as a translation memory, TMX 1.4.
+
+    Characters that XML does not allow are left out.
+
+    Args:
+        languages: codes of source and target.
+    """
+    source, target = languages
+    output.write(_MEMORY_HEAD.format(source=source).encode())
+    for pair in pairs:
+        output.write(b"<tu>")
+        for language, text in zip((source, target), pair):
+            segment = escape(_NOT_IN_XML.sub("", text))
+            output.write(f'<tuv xml:lang="{language}"><seg>{segment}</seg></tuv>'.encode())
+        output.write(b"</tu>\n")
+    output.write(b"</body>\n</tmx>\n")
 
 
 def read_units(stream: BinaryIO, name: str) -> Iterator[dict[str, list[str]]]:
