@@ -1,6 +1,6 @@
 """A small Hugging Face Hub on loopback, which fails where a test wants it to.
 
-It knows create, preupload, LFS, commit, tree and resolve. Repositories live in memory.
+It knows create, preupload, commit, tree and resolve. Repositories live in memory.
 """
 
 import base64
@@ -22,14 +22,12 @@ ROUTES = {
     "create": r"POST /api/repos/create",
     "validate": r"POST /api/validate-yaml",
     "preupload": rf"POST /api/models/{REPO}/preupload/{REVISION}",
-    "batch": rf"POST /{REPO}\.git/info/lfs/objects/batch",
-    "lfs": rf"PUT /lfs/{REPO}/(?P<oid>\w+)",
     "commit": rf"POST /api/models/{REPO}/commit/{REVISION}",
     "tree": rf"GET /api/models/{REPO}/tree/{REVISION}(?P<path>/.*)?",
     "info": rf"GET /api/models/{REPO}(/revision/{REVISION})?",
     "resolve": rf"(GET|HEAD) /{REPO}/resolve/{REVISION}/(?P<path>.+)",
 }
-READ_ONLY = ("resolve", "info", "tree", "validate", "lfs")
+READ_ONLY = ("resolve", "info", "tree", "validate")
 
 
 @dataclass
@@ -55,7 +53,6 @@ class HubServer(ThreadingHTTPServer):
         self.url = f"http://127.0.0.1:{self.server_port}"
         self.token = token
         self.repos: dict[str, Repo] = {}
-        self.objects: dict[str, bytes] = {}  # LFS, by SHA-256
         self.faults: dict[str, tuple[str, int]] = {}  # repository -> endpoint and its status
 
 
@@ -117,21 +114,8 @@ class Handler(BaseHTTPRequestHandler):
     def preupload(self, body: bytes, repo: str, rev: str) -> None:
         modes = []
         for each in json.loads(body)["files"]:
-            mode = "lfs" if each["path"].endswith(".safetensors") else "regular"
-            modes.append({"path": each["path"], "uploadMode": mode, "shouldIgnore": False})
+            modes.append({"path": each["path"], "uploadMode": "regular", "shouldIgnore": False})
         self.answer({"files": modes, "commitOid": self.server.repos[repo].sha})
-
-    def batch(self, body: bytes, repo: str) -> None:
-        objects = []
-        for each in json.loads(body)["objects"]:
-            href = f"{self.server.url}/lfs/{repo}/{each['oid']}"
-            objects.append(each | {"actions": {"upload": {"href": href}}})
-        self.answer({"transfer": "basic", "objects": objects})
-
-    def lfs(self, body: bytes, repo: str, oid: str) -> None:
-        assert hashlib.sha256(body).hexdigest() == oid
-        self.server.objects[oid] = body
-        self.answer({})
 
     def commit(self, body: bytes, repo: str, rev: str) -> None:
         held = self.server.repos[repo]
@@ -140,8 +124,6 @@ class Handler(BaseHTTPRequestHandler):
             value = entry["value"]
             if entry["key"] == "file":
                 held.files[value["path"]] = base64.b64decode(value["content"])
-            elif entry["key"] == "lfsFile":
-                held.files[value["path"]] = self.server.objects[value["oid"]]
             elif entry["key"] == "deletedFile":
                 del held.files[value["path"]]
         held.commits += 1

@@ -98,14 +98,6 @@ def test_an_encoder_made_here_starts_dual_alignment(
     assert torch.equal(found["prediction_head.bias"], bias)
     assert all(torch.equal(found[name], value) for name, value in made.items())
 
-    # The RTL head starts as the encoder's last two layers.
-    prefix = "rtl_head.blocks.encoder.layer."
-    blocks = {name: value for name, value in found.items() if name.startswith("rtl_head.")}
-    assert blocks
-    for name, value in blocks.items():
-        layer, rest = name.removeprefix(prefix).split(".", 1)
-        assert torch.equal(value, made[f"dap.encoder.encoder.layer.{int(layer) + 1}.{rest}"])
-
 
 def test_the_mask_token_is_that_of_the_given_tokenizer(
     scratch: tuple[Path, list[str]], tmp_path: Path
