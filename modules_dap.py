@@ -333,5 +333,47 @@ def save_modules(folder: Path, pooling: str, hidden_size: int, modules: nn.Seque
         entries.append({"idx": number, "name": str(number), "path": place, "type": dotted})
     files["modules.json"] = entries
     for name, content in files.items():
-        (folder / name).parent.mkdir(exist_ok=True)
-        (folder / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        _write_json(content, folder / name)
+
+
+def _write_json(content: Any, path: Path) -> None:
+    """Write a JSON file, and make its folder."""
+    path.parent.mkdir(exist_ok=True)
+    text = json.dumps(content, ensure_ascii=False, indent=2) + "\n"
+    path.write_text(text, encoding="utf-8")
+
+
+def write_modules(
+    encoder: Any,
+    folder: Path,
+    similarity: str | None = None,
+    prompts: Mapping[str, str] | None = None,
+) -> None:
+    """Write the files that make `SentenceTransformer(folder)` give the encoder's vectors.
+
+    The folder must already hold the model and the tokenizer. For a DAP model, the user has to give
+    `trust_remote_code=True` or import `modeling_dap`.
+
+    Args:
+        similarity: "cosine" or "dot". None takes a DAP model's own, or else "cosine".
+    """
+    save_modules(folder, encoder.pooling, encoder.hidden_size, encoder.after)
+
+    cut = {"max_seq_length": encoder.max_seq_length, "do_lower_case": False}
+    _write_json(cut, folder / TRANSFORMER)
+
+    prompts = dict(prompts or {})
+    default = None
+    if encoder.prefix:
+        same = [name for name, text in prompts.items() if text == encoder.prefix]
+        default = same[0] if same else "text"
+        # encode_query and encode_document use only prompts of these names
+        own = dict.fromkeys((default, "query", "document"), encoder.prefix)
+        prompts = own | prompts
+    own_similarity = getattr(encoder.model.config, "tr_similarity", "cosine")
+    settings = {
+        "prompts": prompts,
+        "default_prompt_name": default,
+        "similarity_fn_name": similarity or own_similarity,
+    }
+    _write_json(settings, folder / "config_sentence_transformers.json")

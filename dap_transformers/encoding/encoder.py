@@ -22,8 +22,13 @@ from tqdm.auto import tqdm
 from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase
 
 from configuration_dap import default_pooling
-from dap_transformers.encoding.load import hub_commit, load_backbone, load_config, longest_input
-from dap_transformers.encoding.modules import library_length
+from dap_transformers.encoding.load import (
+    hub_commit,
+    library_length,
+    load_backbone,
+    load_config,
+    longest_input,
+)
 from dap_transformers.encoding.onednn import fast_linear
 from dap_transformers.errors import UserError, reading
 from dap_transformers.search.exact import unit_rows

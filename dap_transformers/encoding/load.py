@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 from huggingface_hub import try_to_load_from_cache
-from transformers import AutoModel, PreTrainedConfig, PreTrainedModel
+from transformers import AutoModel, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 import encoder_dap
 from configuration_dap import is_causal
@@ -57,3 +57,18 @@ def longest_input(model: PreTrainedModel) -> int | None:
             unused = 0 if module.padding_idx is None else module.padding_idx + 1
             return module.num_embeddings - unused
     return None
+
+
+def library_length(
+    named: int | None, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+) -> int:
+    """Return how many tokens per sentence the sentence-transformers library keeps.
+
+    It takes the length in the folder's files or, if that is None, the smaller of the limits in the
+    tokenizer and the model's config. Limits of 0 or below mean no limit, as in XLNet's config. The
+    result is never above the model's number of positions. XLM-R's folders name 514 for 512.
+    """
+    lengths = [named or tokenizer.model_max_length, longest_input(model)]
+    if not named:
+        lengths.append(getattr(model.config, "max_position_embeddings", None))
+    return min(length for length in lengths if length is not None and length > 0)

@@ -21,14 +21,13 @@ import configuration_dap
 from configuration_dap import DAPConfig
 from dap_transformers.encoding.encoder import SentenceEncoder
 from dap_transformers.encoding.load import load_complete, longest_input
-from dap_transformers.encoding.modules import write_modules
 from dap_transformers.errors import UserError
 from dap_transformers.files import read_json, write_json
 from dap_transformers.options import arg
 from dap_transformers.tokenizers import forget_calls, require_padding
 from encoder_dap import auto_class
 from modeling_dap import DAPForPreTraining
-from modules_dap import LibrarySettings, Normalize, library_settings
+from modules_dap import LibrarySettings, Normalize, library_settings, write_modules
 from states_dap import POOLINGS
 
 HEADS_FOLDER = "pretraining"  # in the published folder, with the whole DAP checkpoint

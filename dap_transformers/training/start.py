@@ -16,8 +16,12 @@ from datasets import Dataset, IterableDataset
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from configuration_dap import FIELDS, default_pooling
-from dap_transformers.encoding.load import load_complete, load_config, longest_input
-from dap_transformers.encoding.modules import library_length
+from dap_transformers.encoding.load import (
+    library_length,
+    load_complete,
+    load_config,
+    longest_input,
+)
 from dap_transformers.errors import UserError, reading
 from dap_transformers.tokenizers import (
     load_tokenizer,

@@ -29,7 +29,6 @@ from transformers import (
 from transformers.trainer_callback import ExportableState
 
 from dap_transformers.encoding.encoder import SentenceEncoder
-from dap_transformers.encoding.modules import write_modules
 from dap_transformers.errors import UserError, counted
 from dap_transformers.evaluation.evaluator import Evaluator, evaluate
 from dap_transformers.training.arguments import DAPTrainingArguments
@@ -42,6 +41,7 @@ from dap_transformers.training.step_log import ShortLines, ShortProgress, StepCh
 from heads_dap import whole
 from losses_dap import world_size
 from modeling_dap import DAPForPreTrainingOutput
+from modules_dap import write_modules
 
 logger = logging.getLogger(__name__)
 

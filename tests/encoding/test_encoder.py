@@ -24,7 +24,7 @@ from transformers import AutoModel, PreTrainedConfig, PreTrainedTokenizerFast
 from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
 
 from dap_transformers.encoding.encoder import SentenceEncoder
-from dap_transformers.encoding.modules import write_modules
+from modules_dap import write_modules
 
 SENTENCES: list[str] = []
 for language in LANGUAGES:

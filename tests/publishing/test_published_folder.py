@@ -22,7 +22,6 @@ from transformers import (
 )
 
 from dap_transformers.encoding.encoder import SentenceEncoder
-from dap_transformers.encoding.modules import write_modules
 from dap_transformers.publishing.layout import (
     POOLER_SCALE,
     Options,
@@ -31,6 +30,7 @@ from dap_transformers.publishing.layout import (
 )
 from dap_transformers.publishing.publish import PublishOptions, publish
 from modeling_dap import DAPForPreTraining, DAPForSequenceClassification, DAPModel
+from modules_dap import write_modules
 
 POOLERS = [
     transformers.BertConfig(**SHAPE),

@@ -14,8 +14,7 @@ from sentence_transformers import SentenceTransformer
 from transformers import AutoTokenizer, BertModel, PreTrainedTokenizerFast
 
 from dap_transformers.encoding.encoder import SentenceEncoder
-from dap_transformers.encoding.modules import write_modules
-from modules_dap import Normalize
+from modules_dap import Normalize, write_modules
 
 # A DAP checkpoint
 
