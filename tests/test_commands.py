@@ -5,6 +5,8 @@ import multiprocessing
 import os
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
@@ -14,7 +16,7 @@ import pytest
 from damaged_files import damage
 from written import full_disk
 
-from dap_transformers import __version__
+from dap_transformers import __version__, commands
 from dap_transformers.commands.arguments import ArgumentParser
 from dap_transformers.commands.edge import command, guarded, refuse_changes
 from dap_transformers.encoding.encoder import SentenceEncoder
@@ -367,3 +369,40 @@ def test_the_umask_and_links_are_kept(tmp_path: Path) -> None:
         os.umask(before)
     assert (tmp_path / "file.json").stat().st_mode & 0o777 == 0o640
     assert (tmp_path / "link.json").is_symlink()
+
+
+@pytest.mark.parametrize(
+    ("name", "line", "missing"),
+    [
+        ("mine_bitext", "here no-text --model m", "no-text"),
+        ("align_words", "no-text", "no-text"),
+        ("eval_retrieval", "--model m --data_dir here no-text", "no-text"),
+        ("train_dap", "configs/no.yaml --train_data here", "configs/no.yaml"),
+        ("prepare_data", "--data=x --data no/text/here --download_dir new", "no/text/here"),
+        ("mine_bitext", "here ./here --output no-file", None),
+        ("align_words", "user/dataset here.zip/a.de --output no-file", None),
+        ("train_dap", "xlmr --train_data here user/name --output_dir new", None),
+        ("push_to_hub", "id --repo_id user/name", None),
+    ],
+)
+def test_missing_text_is_refused_before_the_command_is_imported(
+    name: str, line: str, missing: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for file in ("here", "here.zip"):
+        (tmp_path / file).touch()
+    options = getattr(commands, name).keywords
+    monkeypatch.setattr("sys.argv", [name, *line.split()])
+    expected = SystemExit if missing else ModuleNotFoundError
+    with pytest.raises(expected, match=f"error: {missing}: no such" if missing else "no_command"):
+        commands.run("no_command", **options)
+
+
+def test_every_help_works_without_optional_packages() -> None:
+    extras = ("polars", "matplotlib", "peft", "sentence_transformers", "faiss", "onnx", "ray")
+    script = f"import importlib, sys\nsys.modules.update(dict.fromkeys({extras}))\n"
+    for name in COMMANDS:
+        script += f"try: importlib.import_module({name!r}).main(['--help'])\n"
+        script += "except SystemExit as end: print('ended', end.code)\n"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.stdout.count("ended 0") == len(COMMANDS), done.stderr
