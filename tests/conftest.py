@@ -205,46 +205,45 @@ def _repeatable() -> None:
 
 
 @pytest.fixture
-def flags(tiny_bert_dir: Path, bitext_dir: Path) -> list[str]:
+def flags(tiny_bert_dir: Path, bitext_dir: Path) -> str:
     return training_flags(tiny_bert_dir, bitext_dir)
 
 
 @pytest.fixture
-def short_flags(tiny_bert_dir: Path, short_bitext_dir: Path) -> list[str]:
+def short_flags(tiny_bert_dir: Path, short_bitext_dir: Path) -> str:
     """Arguments of a training with 162 pairs: an epoch has 5 steps of 30 pairs."""
     flags = training_flags(tiny_bert_dir, short_bitext_dir)
-    return [*flags, "--per_device_train_batch_size", "30"]
+    return f"{flags} --per_device_train_batch_size 30"
 
 
-def training_flags(model: Path, text: Path) -> list[str]:
+def training_flags(model: Path, text: Path) -> str:
     """Arguments of a small training with train_dap.py."""
-    return [
-        *("--model_name_or_path", str(model), "--train_data", str(text), "--max_seq_length", "16"),
-        *("--per_device_train_batch_size", "16", "--learning_rate", "1e-3", "--dev_pairs", "20"),
-        *("--report_to", "none", "--disable_tqdm", "true", "--logging_steps", "5"),
-        *("--head_steps", "0"),
-    ]
+    return (
+        f"--model_name_or_path {model} --train_data {text} --max_seq_length 16 "
+        "--per_device_train_batch_size 16 --learning_rate 1e-3 --dev_pairs 20 --report_to none "
+        "--disable_tqdm true --logging_steps 5 --head_steps 0"
+    )
 
 
-def run(flags: list[str]) -> None:
+def run(command: str) -> None:
     """Train as a command of `train_dap.py` does, without its edge."""
     from dap_transformers.commands.recipes import parse_arguments
     from dap_transformers.training.run import train
 
-    train(*parse_arguments([*map(str, flags)]))
+    train(*parse_arguments(command.split()))
 
 
-def built(flags: list[str]) -> DAPTrainer:
+def built(command: str) -> DAPTrainer:
     """The trainer that a command of `train_dap.py` makes."""
-    return built_and_described(flags)[0]
+    return built_and_described(command)[0]
 
 
-def built_and_described(flags: list[str]) -> tuple[DAPTrainer, dict[str, Any]]:
+def built_and_described(command: str) -> tuple[DAPTrainer, dict[str, Any]]:
     """The trainer that a command of `train_dap.py` makes, and the record of the run."""
     from dap_transformers.commands.recipes import parse_arguments
     from dap_transformers.training.run import build_trainer
 
-    return build_trainer(*parse_arguments(flags))
+    return build_trainer(*parse_arguments(command.split()))
 
 
 def results(folder: Path, name: str = "eval") -> dict[str, float]:

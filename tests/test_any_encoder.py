@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from conftest import synthetic_pairs
+from conftest import run, synthetic_pairs
 from peft import LoraConfig
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Dense, Normalize, Transformer
@@ -27,7 +27,6 @@ from dap_transformers.encoding.encoder import SentenceEncoder
 from dap_transformers.publishing.layout import build
 from dap_transformers.sentence_transformers import DAPLoss
 from modeling_dap import DAPForPreTraining
-from train_dap import main
 
 SIZES = {
     "vocab_size": 260,
@@ -169,12 +168,13 @@ def test_vectors_and_loss_are_those_of_the_library(
         assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
 
 
-def train(start: Path, out: Path, text: Path, *options: str) -> SentenceEncoder:
+def train(start: Path, out: Path, text: Path, options: str) -> SentenceEncoder:
     """Train for two steps. The saved model has the library's vectors, and no prompt."""
-    flags = ["--model_name_or_path", str(start), "--output_dir", str(out), *options]
-    flags += ["--train_data", str(text), "--max_steps", "2", "--head_steps", "2"]
-    flags += ["--per_device_train_batch_size", "8", "--eval_strategy", "no"]
-    main([*flags, "--load_best_model_at_end", "false", "--report_to", "none"])
+    run(
+        f"--model_name_or_path {start} --output_dir {out} --train_data {text} --max_steps 2 "
+        "--head_steps 2 --per_device_train_batch_size 8 --eval_strategy no --report_to none "
+        f"--load_best_model_at_end false {options}"
+    )
     trained = SentenceEncoder.from_pretrained(str(out))
     library = SentenceTransformer(str(out), device="cpu", trust_remote_code=True)
     same(trained.encode(TEXT), library.encode(TEXT))
@@ -186,20 +186,19 @@ def train(start: Path, out: Path, text: Path, *options: str) -> SentenceEncoder:
 def test_a_model_trains_and_is_published(
     kind: str, folders: Callable[[str], Path], short_bitext_dir: Path, tmp_path: Path
 ) -> None:
-    first = train(folders(kind), tmp_path / "tr", short_bitext_dir, "--objective", "tr")
+    first = train(folders(kind), tmp_path / "tr", short_bitext_dir, "--objective tr")
     started = SentenceEncoder.from_pretrained(str(folders(kind)))
     assert np.abs(first.encode(TEXT) - started.encode(TEXT)).max() > 1e-4
 
-    lora = ["--objective", "tr", "--peft_lora_rank", "2"]
-    lora += ["--mini_batch_size", "4", "--gradient_checkpointing", "true"]
-    trained = train(tmp_path / "tr", tmp_path / "lora", short_bitext_dir, *lora)
+    lora = "--objective tr --peft_lora_rank 2 --mini_batch_size 4 --gradient_checkpointing true"
+    trained = train(tmp_path / "tr", tmp_path / "lora", short_bitext_dir, lora)
     build(tmp_path / "lora", tmp_path / "hub")
     published = SentenceTransformer(str(tmp_path / "hub"), device="cpu")
     same(trained.encode(TEXT), published.encode(TEXT))
 
     objective = "tr+bow" if kind == "t5" else "tr+bow+rtl"
-    heads = ("--objective", objective, "--rtl_layers", "1")
-    train(tmp_path / "hub", tmp_path / "heads", short_bitext_dir, *heads)
+    heads = f"--objective {objective} --rtl_layers 1"
+    train(tmp_path / "hub", tmp_path / "heads", short_bitext_dir, heads)
 
 
 # Settings in the JSON files of a folder

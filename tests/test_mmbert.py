@@ -26,15 +26,14 @@ CONFIG = ModernBertConfig(
 
 def test_it_trains_by_its_recipe(bitext_dir: Path, tmp_path: Path) -> None:
     model = save(tmp_path / "mmbert", ModernBertForMaskedLM(CONFIG), bpe_tokenizer(TOKENS))
-    recipe = [
-        *(str(REPOSITORY / "dap_transformers/configs/mmbert.yaml"), "--bf16", "--use_cpu"),
-        *("--model_name_or_path", str(model), "--train_data", str(bitext_dir), "--dev_pairs", "10"),
-        *("--total_train_batch_size", "16", "--max_steps", "2", "--eval_steps", "2"),
-        *("--save_steps", "2", "--dataloader_num_workers", "0", "--disable_tqdm", "true"),
-        *("--report_to", "none"),
-    ]
+    recipe = (
+        f"{REPOSITORY}/dap_transformers/configs/mmbert.yaml --bf16 --use_cpu --dev_pairs 10 "
+        f"--model_name_or_path {model} --train_data {bitext_dir} --total_train_batch_size 16 "
+        "--max_steps 2 --eval_steps 2 --save_steps 2 --dataloader_num_workers 0 "
+        "--disable_tqdm true --report_to none"
+    )
     out = tmp_path / "out"
-    run([*recipe, "--objective", "tr+rtl+bow", "--output_dir", str(out)])
+    run(f"{recipe} --objective tr+rtl+bow --output_dir {out}")
     assert {"eval_rtl_loss", "eval_bow_loss"} <= results(out).keys()
-    config = built([*recipe, "--output_dir", str(tmp_path / "new")]).model.config
+    config = built(f"{recipe} --output_dir {tmp_path}/new").model.config
     assert (config.mask_token_id, config.rtl_layers) == (4, 3)

@@ -150,7 +150,7 @@ def test_a_gpu_gives_what_the_cpu_gives(
 
 
 def test_training_seldom_waits_runs_to_the_end_and_resumes(
-    flags: list[str], tmp_path: Path, waits: Counter[str], monkeypatch: pytest.MonkeyPatch
+    flags: str, tmp_path: Path, waits: Counter[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = []  # at each step, the waits until then
 
@@ -164,7 +164,7 @@ def test_training_seldom_waits_runs_to_the_end_and_resumes(
         "--objective tr+bow --restrict_target_vocabulary true --head_steps 2 --head_pairs 32 "
         "--tr_hard_negatives 0.5 --dev_pairs 4 --max_steps 4 --save_strategy steps --save_steps 4"
     )
-    command = [*flags, *more.split(), "--output_dir", str(tmp_path)]
+    command = f"{flags} {more} --output_dir {tmp_path}".split()
     main(command)
     of_a_step = before[3] - before[2]
     assert 0 < sum(of_a_step.values()) <= 6, of_a_step

@@ -20,7 +20,7 @@ from train_dap import main
 
 
 def test_training_improves_retrieval_and_saves_the_best_model(
-    flags: list[str],
+    flags: str,
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
     capsys: pytest.CaptureFixture[str],
@@ -31,7 +31,7 @@ def test_training_improves_retrieval_and_saves_the_best_model(
         "--objective tr --learning_rate 5e-3 --max_steps 80 --eval_strategy steps --eval_steps 40 "
         "--save_strategy steps --save_steps 40 --load_best_model_at_end --eval_on_start"
     )
-    run([*flags, *more.split(), "--output_dir", str(out)])
+    run(f"{flags} {more} --output_dir {out}")
     history = state(out)["log_history"]
     best = state(out)["best_global_step"]
     accuracy = results(out)["eval_mean_accuracy"]
@@ -51,20 +51,19 @@ def test_training_improves_retrieval_and_saves_the_best_model(
     pickles = [path.name for path in out.iterdir() if path.suffix in (".bin", ".pt", ".pth")]
     assert not pickles
     with pytest.raises(ValueError, match="finished run"):
-        run([*flags, "--max_steps", "2", "--output_dir", str(out)])
+        run(f"{flags} --max_steps 2 --output_dir {out}")
 
 
 def test_a_file_of_the_user_adds_an_objective_and_a_flag(
-    flags: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+    flags: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     page = (REPOSITORY / "docs" / "architecture.md").read_text(encoding="utf-8")
     section = page.split("### An objective")[1]
     (tmp_path / "my_loss.py").write_text(re.search(r"```py\n(.*?)```", section, re.DOTALL)[1])
-    plugin = ["--plugin", str(tmp_path / "my_loss.py")]
-    more = ["--objective", "tr+bag", "--bag_weight", "0.25", "--max_steps", "2"]
-    more += ["--logging_steps", "1", "--output_dir", str(tmp_path / "out")]
+    plugin = f"--plugin {tmp_path}/my_loss.py"
+    more = "--objective tr+bag --bag_weight 0.25 --max_steps 2 --logging_steps 1"
     try:
-        run([*flags, *plugin, *more])
+        run(f"{flags} {plugin} {more} --output_dir {tmp_path}/out")
     finally:
         OBJECTIVES.pop("bag", None)
     first = state(tmp_path / "out")["log_history"][0]
@@ -73,14 +72,17 @@ def test_a_file_of_the_user_adds_an_objective_and_a_flag(
     assert json.loads((tmp_path / "out/run.json").read_text())["bag_weight"] == 0.25
 
 
-def test_a_teacher_is_encoded_once_and_pulls_the_vectors(flags: list[str], tmp_path: Path) -> None:
+def test_a_teacher_is_encoded_once_and_pulls_the_vectors(
+    flags: str, tiny_bert_dir: Path, tmp_path: Path
+) -> None:
     teacher = tmp_path / "teacher"
-    shutil.copytree(flags[1], teacher)
+    shutil.copytree(tiny_bert_dir, teacher)
     out = tmp_path / "out"
-    more = ["--objective", "distill", "--max_steps", "24", "--logging_steps", "8"]
-    more += ["--distill_from", str(teacher), "--distill_dir", str(tmp_path / "kept")]
-    more += ["--mini_batch_size", "8", "--learning_rate", "3e-3", "--output_dir", str(out)]
-    run([*flags, *more])
+    more = (
+        "--objective distill --max_steps 24 --logging_steps 8 --mini_batch_size 8 "
+        f"--learning_rate 3e-3 --distill_from {teacher} --distill_dir {tmp_path}/kept"
+    )
+    run(f"{flags} {more} --output_dir {out}")
     losses = [line["distill_loss"] for line in state(out)["log_history"] if "loss" in line]
     assert losses[-1] < 0.9 * losses[0]
     kept = tmp_path / "kept"
@@ -94,36 +96,36 @@ def test_a_teacher_is_encoded_once_and_pulls_the_vectors(flags: list[str], tmp_p
     written = file.stat().st_ino
     for shard in kept.glob("shard-*"):
         shard.unlink()
-    run([*flags, *more, "--max_steps", "1", "--output_dir", str(tmp_path / "again")])
+    run(f"{flags} {more} --max_steps 1 --output_dir {tmp_path}/again")
     assert list(kept.iterdir()) == [file]
     assert file.stat().st_ino == written
 
     # A run on other text leaves the vectors alone that this run has mapped.
     before = vectors.copy()
-    other = ["--dev_pairs", "2", "--max_steps", "1", "--output_dir", str(tmp_path / "other")]
-    run([*flags, *more, *other])
+    other = f"--dev_pairs 2 --max_steps 1 --output_dir {tmp_path}/other"
+    run(f"{flags} {more} {other}")
     (new,) = set(kept.glob(VECTORS)) - {file}
     assert len(np.load(new)) > len(vectors)
     np.testing.assert_array_equal(np.load(file), before)
 
 
 def test_the_failure_of_a_process_that_reads_batches_is_one_line(
-    flags: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    flags: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> None:
         raise UserError("a.tsv: no pairs\n  are left")
 
     monkeypatch.setattr(BitextCollator, "__call__", refuse)
-    more = ["--max_steps", "2", "--dataloader_num_workers", "1", "--output_dir", str(tmp_path)]
+    more = f"--max_steps 2 --dataloader_num_workers 1 --output_dir {tmp_path}"
     with pytest.raises(SystemExit, match="^error: a.tsv: no pairs are left$"):
-        main([*flags, *more])
+        main(f"{flags} {more}".split())
 
 
-def test_english_of_validation_data_is_not_trained_on(flags: list[str], tmp_path: Path) -> None:
+def test_english_of_validation_data_is_not_trained_on(flags: str, tmp_path: Path) -> None:
     pairs = synthetic_pairs("de")[:30]
     file = tmp_path / "sw-en.tsv"
     file.write_text("".join(f"{source}\t{target}.\n" for source, target in pairs))
-    trainer = built([*flags, "--validation_data", str(file), "--output_dir", str(tmp_path)])
+    trainer = built(f"{flags} --validation_data {file} --output_dir {tmp_path}")
     languages = trainer.train_dataset["language"][:]
     sizes = {language: languages.count(language) for language in LANGUAGES}
     assert sizes == {"de": 170, "fr": 200, "sw": 200}

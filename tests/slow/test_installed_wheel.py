@@ -90,7 +90,7 @@ def test_commands_train_mine_and_save_a_model_with_its_code(
     run: Run, tiny_bert_dir: Path, bitext_dir: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
-    training = [*training_flags(tiny_bert_dir, bitext_dir), "--max_steps", "2", "--use_cpu"]
+    training = f"{training_flags(tiny_bert_dir, bitext_dir)} --max_steps 2 --use_cpu".split()
     run("train-dap", "tr", *training, "--output_dir", out)
     assert (out / "modeling_dap.py").read_bytes() == (REPOSITORY / "modeling_dap.py").read_bytes()
 

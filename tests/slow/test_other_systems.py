@@ -30,8 +30,8 @@ def run(*command: object) -> subprocess.CompletedProcess:
 def test_training_and_mining_run_and_lock_their_outputs(
     tiny_bert_dir: Path, bitext_dir: Path, tmp_path: Path
 ) -> None:
-    training = ["train_dap", *training_flags(tiny_bert_dir, bitext_dir), "--max_steps", "2"]
-    done = run(*training, "--use_cpu", "--output_dir", tmp_path / "out")
+    training = f"{training_flags(tiny_bert_dir, bitext_dir)} --max_steps 2 --use_cpu"
+    done = run(*f"train_dap {training} --output_dir {tmp_path}/out".split())
     assert done.returncode == 0, done.stderr[-2000:]
 
     (tmp_path / "a.de").write_text("ban der fin\nloder pusut\n", encoding="utf-8")

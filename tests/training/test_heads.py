@@ -33,7 +33,7 @@ def encoder(
     return save(tmp_path_factory.mktemp("encoder"), model, tiny_tokenizer)
 
 
-def command(encoder: Path, folder: Path, is_true: bool = True) -> list[str]:
+def command(encoder: Path, folder: Path, is_true: bool = True) -> str:
     """Return a training without joint steps that change a weight, on a cipher of two letters."""
     text = folder / "de-en.tsv"
     lines = [f"{source}\t{target}\n" for source, target in zip(*cipher(600, 0, is_true))]
@@ -43,7 +43,7 @@ def command(encoder: Path, folder: Path, is_true: bool = True) -> list[str]:
         "--per_device_train_batch_size 8 --learning_rate 0 --report_to none --disable_tqdm true "
         "--head_pairs 450 --pooling mean"
     )
-    return ["--model_name_or_path", str(encoder), "--train_data", str(text), *options.split()]
+    return f"--model_name_or_path {encoder} --train_data {text} {options}"
 
 
 @pytest.mark.parametrize("is_true", [True, False])
@@ -52,8 +52,8 @@ def test_heads_learn_from_the_source_and_the_encoder_stays_the_same(
 ) -> None:
     monkeypatch.setattr(head_training, "LEARNING_RATE", 1e-2)  # tiny heads learn faster
     out = tmp_path / "out"
-    more = ["--objective", "tr+rtl+bow", "--head_steps", "60", "--output_dir", str(out)]
-    run([*command(encoder, tmp_path, is_true), *more])
+    more = f"--objective tr+rtl+bow --head_steps 60 --output_dir {out}"
+    run(f"{command(encoder, tmp_path, is_true)} {more}")
     found = read_json(out / RESULTS_FILE)
     assert (found["pairs"], found["steps"]) == (450, 60)
     for head in ("rtl", "bow"):
@@ -79,27 +79,27 @@ def test_a_loss_of_the_heads_that_is_not_finite_stops_the_run(
     model.save_pretrained(shutil.copytree(encoder, tmp_path / "nan"))
     out = tmp_path / "out"
     with pytest.raises(FloatingPointError, match="loss of the heads is nan at step 2 of"):
-        run([*command(tmp_path / "nan", tmp_path), "--head_steps", "2", "--output_dir", str(out)])
+        run(f"{command(tmp_path / 'nan', tmp_path)} --head_steps 2 --output_dir {out}")
     assert not (out / HEADS_FILE).exists()
 
 
 def test_a_run_that_is_started_again_reuses_its_trained_heads(
     encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    flags = [*command(encoder, tmp_path), "--learning_rate", "1e-3", "--head_steps", "4"]
+    flags = f"{command(encoder, tmp_path)} --learning_rate 1e-3 --head_steps 4"
     whole = tmp_path / "whole"
-    run([*flags, "--output_dir", str(whole)])
+    run(f"{flags} --output_dir {whole}")
 
     def fail(*_: object) -> None:
         raise InterruptedError
 
     # Stopped between the two stages, once with other arguments.
-    stopped = [*flags, "--output_dir", str(tmp_path / "stopped")]
+    stopped = f"{flags} --output_dir {tmp_path}/stopped"
     for steps in ("3", "4"):
         with monkeypatch.context() as patched:
             patched.setattr(training_run, "train_to_end", fail)
             with pytest.raises(InterruptedError):
-                run([*stopped, "--head_steps", steps])
+                run(f"{stopped} --head_steps {steps}")
         assert read_json(tmp_path / "stopped" / RESULTS_FILE)["steps"] == int(steps)
 
     monkeypatch.setattr(head_training, "train_on_kept", fail)
@@ -114,7 +114,7 @@ def test_a_stream_gives_its_first_pairs(encoder: Path, tmp_path: Path) -> None:
         "--streaming --shuffle_buffer 0 --head_steps 2 --head_pairs 30 --rtl_ratio 0.5 "
         "--objective tr+rtl --rtl_direction both"
     )
-    run([*command(encoder, tmp_path), *more.split(), "--output_dir", str(tmp_path / "out")])
+    run(f"{command(encoder, tmp_path)} {more} --output_dir {tmp_path}/out")
     assert read_json(tmp_path / "out" / RESULTS_FILE)["pairs"] == 30
 
 
@@ -132,7 +132,7 @@ def test_only_missing_heads_are_trained(
         ("given", f"--init_heads_from {first}"),
         ("continued", f"--model_name_or_path {first}"),
     ):
-        run([*flags, *more.split(), "--output_dir", str(tmp_path / name)])
+        run(f"{flags} {more} --output_dir {tmp_path / name}")
         assert not (tmp_path / name / RESULTS_FILE).exists(), name
 
 
@@ -145,21 +145,19 @@ def trained_heads(
 ) -> Path:
     """Heads that the recipe `head` trains on two languages of three."""
     folder = tmp_path_factory.mktemp("heads")
-    text = [str(bitext_dir / "de-en.tsv"), str(bitext_dir / "fr-en.tsv")]
+    text = f"{bitext_dir}/de-en.tsv {bitext_dir}/fr-en.tsv"
     options = (
         "--max_steps 2 --total_train_batch_size 16 --warmup_steps 0 --dev_pairs 5 --use_cpu "
         "--report_to none"
     )
-    command = ["head", "--model_name_or_path", str(tiny_bert_dir), "--train_data", *text]
-    run([*command, *options.split(), "--output_dir", str(folder)])
+    command = f"head --model_name_or_path {tiny_bert_dir} --train_data {text}"
+    run(f"{command} {options} --output_dir {folder}")
     return folder
 
 
-def test_the_bias_of_a_new_head_starts_from_token_frequencies(
-    flags: list[str], tmp_path: Path
-) -> None:
-    more = ["--objective", "rtl", "--freeze_encoder", "--head_steps", "1"]
-    trainer, record = built_and_described([*flags, *more, "--output_dir", str(tmp_path)])
+def test_the_bias_of_a_new_head_starts_from_token_frequencies(flags: str, tmp_path: Path) -> None:
+    more = "--objective rtl --freeze_encoder --head_steps 1"
+    trainer, record = built_and_described(f"{flags} {more} --output_dir {tmp_path}")
     train_missing_heads(trainer, record)
     head = trainer.model.prediction_head
     targets = []
@@ -171,13 +169,13 @@ def test_the_bias_of_a_new_head_starts_from_token_frequencies(
 
 @pytest.mark.parametrize("more", ["", "--mini_batch_size 6 --gradient_accumulation_steps 2"])
 def test_a_frozen_encoder_stays_the_same_and_all_heads_learn(
-    more: str, flags: list[str], tiny_bert_dir: Path, tmp_path: Path
+    more: str, flags: str, tiny_bert_dir: Path, tmp_path: Path
 ) -> None:
     options = (
         f"--freeze_encoder --head_learning_rate 1e-2 {more} --rtl_ratio 0.7 --max_steps 2 "
         "--save_strategy steps --save_steps 1"
     )
-    command = [*flags, *options.split(), "--output_dir", str(tmp_path)]
+    command = f"{flags} {options} --output_dir {tmp_path}"
     run(command)
     learned = load_file(tmp_path / "model.safetensors")
     first = load_file(tmp_path / "checkpoint-1" / "model.safetensors")
@@ -189,30 +187,30 @@ def test_a_frozen_encoder_stays_the_same_and_all_heads_learn(
             assert not torch.equal(value, first[name])
 
 
-def test_a_loss_can_choose_the_best_heads(flags: list[str], tmp_path: Path) -> None:
+def test_a_loss_can_choose_the_best_heads(flags: str, tmp_path: Path) -> None:
     more = (
         "--freeze_encoder --head_learning_rate 1e-2 --max_steps 2 --eval_strategy steps "
         "--eval_steps 1 --save_strategy steps --save_steps 1 --load_best_model_at_end "
         "--metric_for_best_model eval_rtl_loss"
     )
-    run([*flags, *more.split(), "--output_dir", str(tmp_path)])
+    run(f"{flags} {more} --output_dir {tmp_path}")
     history = state(tmp_path)["log_history"]
     losses = [line["eval_rtl_loss"] for line in history if "eval_rtl_loss" in line]
     assert state(tmp_path)["best_metric"] == min(losses)
 
 
 def test_a_run_warns_once_if_its_head_hardly_uses_the_source(
-    flags: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+    flags: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    flags += ["--max_steps", "1", "--eval_strategy", "steps", "--eval_steps", "1"]
-    run([*flags, "--output_dir", str(tmp_path / "out")])
+    flags += " --max_steps 1 --eval_strategy steps --eval_steps 1"
+    run(f"{flags} --output_dir {tmp_path}/out")
     nats = results(tmp_path / "out")["eval_rtl_source_nats"]
     (said,) = (line for line in caplog.messages if "teaches the encoder little" in line)
     assert f"rtl_source_nats is only {nats:.2f} per token" in said
 
     # Without a head there is nothing to warn of.
     caplog.clear()
-    run([*flags, "--objective", "tr", "--output_dir", str(tmp_path / "tr")])
+    run(f"{flags} --objective tr --output_dir {tmp_path}/tr")
     assert "teaches" not in caplog.text
 
 
@@ -223,12 +221,12 @@ def test_a_run_warns_once_if_its_head_hardly_uses_the_source(
 def test_heads_of_equal_names_are_copied_with_their_vocabulary(
     objective: str,
     trained_heads: Path,
-    flags: list[str],
+    flags: str,
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    flags += ["--init_heads_from", str(trained_heads), "--output_dir", str(tmp_path / "out")]
-    flags += ["--objective", objective]
+    flags += f" --init_heads_from {trained_heads} --output_dir {tmp_path}/out"
+    flags += f" --objective {objective}"
     trainer, record = built_and_described(flags)
     found = trainer.model.state_dict()
     made = load_file(trained_heads / "model.safetensors")
@@ -240,25 +238,25 @@ def test_heads_of_equal_names_are_copied_with_their_vocabulary(
 
     assert "with another encoder" not in caplog.text
     other = save(tmp_path, BertModel(tiny_config("bert", 250)), trainer.processing_class)
-    built([*flags, "--model_name_or_path", str(other)])
+    built(f"{flags} --model_name_or_path {other}")
     assert "the heads were trained with another encoder" in caplog.text
 
 
 def test_language_embeddings_are_those_of_the_text_or_of_the_copied_heads(
-    flags: list[str], bitext_dir: Path, tmp_path: Path
+    flags: str, bitext_dir: Path, tmp_path: Path
 ) -> None:
-    both = [*flags, "--rtl_direction", "both", "--max_steps", "1"]
+    both = f"{flags} --rtl_direction both --max_steps 1"
     german = tmp_path / "german"
-    run([*both, "--train_data", str(bitext_dir / "de-en.tsv"), "--output_dir", str(german)])
+    run(f"{both} --train_data {bitext_dir}/de-en.tsv --output_dir {german}")
     config = json.loads((german / "config.json").read_text())
     assert config["rtl_languages"] == ["de"]
 
     # Neither the checkpoint nor its heads can be trained on other languages.
     for start in ("--model_name_or_path", "--init_heads_from"):
-        command = [*both, start, str(german), "--output_dir", str(tmp_path / "next")]
+        command = f"{both} {start} {german} --output_dir {tmp_path}/next"
         with pytest.raises(ValueError, match="knows de, but the text also has fr sw"):
             built(command)
-        trainer = built([*command, "--train_data", str(bitext_dir / "de-en.tsv")])
+        trainer = built(f"{command} --train_data {bitext_dir}/de-en.tsv")
         assert trainer.data_collator.languages == ["de"]
 
 
@@ -272,8 +270,8 @@ def test_language_embeddings_are_those_of_the_text_or_of_the_copied_heads(
     ],
 )
 def test_heads_that_do_not_fit_are_refused(
-    more: str, named: str, flags: list[str], trained_heads: Path, tmp_path: Path
+    more: str, named: str, flags: str, trained_heads: Path, tmp_path: Path
 ) -> None:
-    command = [*flags, "--init_heads_from", str(trained_heads)]
+    command = f"{flags} --init_heads_from {trained_heads}"
     with pytest.raises(ValueError, match=named):
-        built([*command, *more.split(), "--output_dir", str(tmp_path)])
+        built(f"{command} {more} --output_dir {tmp_path}")

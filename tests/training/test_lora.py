@@ -15,7 +15,7 @@ from dap_transformers.training.resume import FINISHED
 from encoder_dap import build_encoder
 from modeling_dap import DAPForPreTraining
 
-LORA = ["--objective", "tr+rtl", "--peft_lora_rank", "4"]
+LORA = "--objective tr+rtl --peft_lora_rank 4"
 
 
 def test_a_stopped_run_resumes_and_only_adapted_layers_and_heads_change(
@@ -26,14 +26,14 @@ def test_a_stopped_run_resumes_and_only_adapted_layers_and_heads_change(
         "--save_strategy steps --save_steps 1 --eval_strategy steps --eval_steps 1 "
         "--load_best_model_at_end"
     )
-    flags = [*training_flags(tiny_bert_dir, bitext_dir), *LORA, *options.split()]
+    flags = f"{training_flags(tiny_bert_dir, bitext_dir)} {LORA} {options}"
     out = tmp_path / "out"
-    run([*flags, "--output_dir", str(out)])
+    run(f"{flags} --output_dir {out}")
     again = tmp_path / "again"
     shutil.copytree(out, again)
     (again / FINISHED).unlink()
     shutil.rmtree(again / "checkpoint-2")
-    run([*flags, "--output_dir", str(again)])
+    run(f"{flags} --output_dir {again}")
 
     # The weights at the end do not depend on the stop, and the best ones are saved.
     for place in (".", "checkpoint-2"):
@@ -57,7 +57,7 @@ def test_a_stopped_run_resumes_and_only_adapted_layers_and_heads_change(
 def test_the_merged_model_computes_what_the_adapted_one_does(
     tiny_bert_dir: Path, bitext_dir: Path, tmp_path: Path
 ) -> None:
-    flags = [*training_flags(tiny_bert_dir, bitext_dir), *LORA, "--output_dir", str(tmp_path)]
+    flags = f"{training_flags(tiny_bert_dir, bitext_dir)} {LORA} --output_dir {tmp_path}"
     trainer = built(flags)
     adapters = adapter_parameters(trainer.model.dap.encoder)
     heads = [name for name, _ in trainer.model.named_parameters() if not name.startswith("dap.")]

@@ -85,7 +85,7 @@ def test_the_best_checkpoint_is_found_if_the_run_was_moved(tmp_path: Path) -> No
 # Stopped runs
 
 
-def run_killed_at(step: int, flags: list[str]) -> None:
+def run_killed_at(step: int, flags: str) -> None:
     """Run a training that kills its own process as that step begins."""
     training_step = DAPTrainer.training_step
 
@@ -107,14 +107,14 @@ def run_killed_at(step: int, flags: list[str]) -> None:
     ],
 )
 def test_a_killed_run_resumes_to_the_same_weights(
-    more: str, short_flags: list[str], tmp_path: Path
+    more: str, short_flags: str, tmp_path: Path
 ) -> None:
     # An epoch has 5 steps.
     steps = "--max_steps 7 --save_strategy steps --save_steps 3"
-    flags = [*short_flags, *steps.split(), *more.split()]
+    flags = f"{short_flags} {steps} {more}"
     killed = tmp_path / "killed"
     whole = tmp_path / "whole"
-    command = [*flags, "--output_dir", str(killed)]
+    command = f"{flags} --output_dir {killed}"
     process = processes.Process(target=run_killed_at, args=(4, command))
     process.start()
     process.join(300)
@@ -123,16 +123,14 @@ def test_a_killed_run_resumes_to_the_same_weights(
     assert not (killed / FINISHED).exists()
 
     run(command)
-    run([*flags, "--output_dir", str(whole)])
+    run(f"{flags} --output_dir {whole}")
     assert_equal_weights(killed, whole)
 
 
-def test_a_run_killed_after_its_last_step_needs_no_other_step(
-    flags: list[str], tmp_path: Path
-) -> None:
+def test_a_run_killed_after_its_last_step_needs_no_other_step(flags: str, tmp_path: Path) -> None:
     schedule = "--max_steps 6 --save_strategy steps --save_steps 3 --lr_scheduler_type constant"
     out = tmp_path / "out"
-    command = [*flags, *schedule.split(), "--output_dir", str(out)]
+    command = f"{flags} {schedule} --output_dir {out}"
     run(command)
     shutil.copytree(out, tmp_path / "whole")
     for name in (FINISHED, "model.safetensors", "eval_results.json"):
@@ -149,26 +147,29 @@ def test_a_run_killed_after_its_last_step_needs_no_other_step(
 @pytest.fixture(scope="module")
 def stopped(
     tmp_path_factory: pytest.TempPathFactory, tiny_bert_dir: Path, bitext_dir: Path
-) -> list[str]:
-    """The command of a run that was stopped after two of its four steps."""
+) -> tuple[str, Path]:
+    """The command of a run that was stopped after two of its four steps, and its folder."""
     folder = tmp_path_factory.mktemp("stopped")
     steps = "--max_steps 4 --use_cpu --save_strategy steps --save_steps 2"
-    command = [*training_flags(tiny_bert_dir, bitext_dir), *steps.split()]
-    command += ["--output_dir", str(folder)]
+    command = f"{training_flags(tiny_bert_dir, bitext_dir)} {steps} --output_dir {folder}"
     run(command)
     (folder / FINISHED).unlink()
     shutil.rmtree(folder / "checkpoint-4")
-    return command
+    return command, folder
 
 
 def test_a_run_with_other_arguments_or_text_does_not_resume(
-    stopped: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    stopped: tuple[str, Path],
+    tiny_bert_dir: Path,
+    bitext_dir: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
     monkeypatch.chdir(tmp_path)
-    shutil.copytree(stopped[1], "other")
+    shutil.copytree(tiny_bert_dir, "other")
     # The same lines, of which two changed places.
-    shutil.copytree(stopped[3], "text")
+    shutil.copytree(bitext_dir, "text")
     first, second, *others = Path("text/de-en.tsv").read_text().splitlines(keepends=True)
     Path("text/de-en.tsv").write_text("".join([second, first, *others]))
     changed = (
@@ -176,30 +177,28 @@ def test_a_run_with_other_arguments_or_text_does_not_resume(
         "--per_device_train_batch_size 32 --model_name_or_path other --train_data text"
     )
     with pytest.raises(ValueError, match="checkpoint-2 is of a run with .*: give") as refused:
-        run([*stopped, *changed.split()])
+        run(f"{stopped[0]} {changed}")
     for named in (
         "rtl_weight=1.0, now 0.5",
         "language_mix='natural', now 'uniform'",
         "adam_beta2=0.999, now 0.98",
         "bf16=False, now True",
         "pairs a step=16, now 32",
-        f"model_name_or_path={Path(stopped[1]).name!r}, now 'other'",
+        f"model_name_or_path={tiny_bert_dir.name!r}, now 'other'",
         "training text={'de': '",
     ):
         assert named in str(refused.value)
 
 
 def test_a_stream_with_other_files_order_or_processes_does_not_resume(
-    flags: list[str], tmp_path: Path
+    flags: str, bitext_dir: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
-    streamed = [*flags, "--streaming", "--max_steps", "4", "--save_steps", "2"]
-    streamed += ["--output_dir", str(out)]
+    streamed = f"{flags} --streaming --max_steps 4 --save_steps 2 --output_dir {out}"
     run(streamed)
     (out / FINISHED).unlink()
-    shutil.copytree(flags[3], tmp_path / "text")
-    changed = ["--train_data", str(tmp_path / "text"), "--shuffle_buffer", "5"]
-    changed += ["--dataloader_num_workers", "1"]
+    shutil.copytree(bitext_dir, tmp_path / "text")
+    changed = f"--train_data {tmp_path}/text --shuffle_buffer 5 --dataloader_num_workers 1"
     for record in out.rglob(RECORD):
         write_json(read_json(record) | {"processes": 2}, record)
     for random_state in out.rglob("rng_state.pth"):
@@ -209,17 +208,17 @@ def test_a_stream_with_other_files_order_or_processes_does_not_resume(
         "processes=2, now 1"
     )
     with pytest.raises(ValueError, match=named):
-        run([*streamed, *changed])
+        run(f"{streamed} {changed}")
 
 
 def test_arguments_that_do_not_change_the_weights_may_differ(
-    stopped: list[str], tmp_path: Path
+    stopped: tuple[str, Path], bitext_dir: Path, tmp_path: Path
 ) -> None:
     # The text and the output folder may be elsewhere.
-    text = tmp_path / "text"
+    command, folder = stopped
     out = tmp_path / "run"
-    shutil.copytree(stopped[3], text)
-    shutil.copytree(stopped[-1], out)
+    shutil.copytree(bitext_dir, tmp_path / "text")
+    shutil.copytree(folder, out)
 
     # Another version may have kept other arguments, and the processes may have been others.
     for place in out.rglob(RECORD):
@@ -234,26 +233,29 @@ def test_arguments_that_do_not_change_the_weights_may_differ(
         "--save_total_limit 2 --run_name x --early_stopping_patience 9 --load_best_model_at_end "
         "--dataloader_num_workers 1 --max_bad_lines 0.1 --attn_implementation eager"
     )
-    run([*stopped[:3], str(text), *stopped[4:-1], str(out), *free.split()])
+    run(f"{command} --train_data {tmp_path}/text --output_dir {out} {free}")
     assert state(out)["global_step"] == 4
     logged = [line["step"] for line in state(out)["log_history"] if "loss" in line]
     assert logged == [3, 4]
 
 
 def test_a_run_that_resumes_in_another_folder_is_recorded_there(
-    stopped: list[str], tmp_path: Path
+    stopped: tuple[str, Path], tmp_path: Path
 ) -> None:
-    (last,) = Path(stopped[-1]).glob("checkpoint-*")
-    run([*stopped[:-1], str(tmp_path), "--resume_from_checkpoint", str(last)])
-    assert read_json(tmp_path / RECORD) == read_json(Path(stopped[-1]) / RECORD)
+    command, folder = stopped
+    (last,) = folder.glob("checkpoint-*")
+    run(f"{command} --output_dir {tmp_path} --resume_from_checkpoint {last}")
+    assert read_json(tmp_path / RECORD) == read_json(folder / RECORD)
 
 
-def test_no_file_of_a_training_has_a_path_of_this_machine(flags: list[str], tmp_path: Path) -> None:
+def test_no_file_of_a_training_has_a_path_of_this_machine(
+    flags: str, tiny_bert_dir: Path, tmp_path: Path
+) -> None:
     steps = "--max_steps 2 --save_steps 1 --eval_steps 1 --eval_strategy steps"
-    run([*flags, *steps.split(), "--load_best_model_at_end", "--output_dir", str(tmp_path)])
+    run(f"{flags} {steps} --load_best_model_at_end --output_dir {tmp_path}")
     assert state(tmp_path)["best_global_step"]
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
-    roots = [str(tmp_path).encode(), str(Path(flags[1]).parent).encode()]
+    roots = [str(tmp_path).encode(), str(tiny_bert_dir.parent).encode()]
     assert not [path for path in files if any(root in path.read_bytes() for root in roots)]
     assert not list(tmp_path.rglob("training_args.bin"))
 
@@ -281,9 +283,10 @@ def moments_of_another_model(checkpoint: Path) -> None:
 
 @pytest.mark.parametrize("harm", [one_weight_less, no_moments, moments_of_another_model])
 def test_a_checkpoint_without_weights_or_moments_is_refused(
-    harm: object, stopped: list[str], tmp_path: Path
+    harm: object, stopped: tuple[str, Path], tmp_path: Path
 ) -> None:
-    shutil.copytree(stopped[-1], tmp_path / "out")
+    command, folder = stopped
+    shutil.copytree(folder, tmp_path / "out")
     harm(tmp_path / "out" / "checkpoint-2")
     with pytest.raises(ValueError, match="does not fit|has no moments"):
-        run([*stopped[:-1], str(tmp_path / "out")])
+        run(f"{command} --output_dir {tmp_path}/out")

@@ -55,9 +55,7 @@ def encoder(
 
 
 @pytest.fixture(scope="module")
-def flags(
-    encoder: Path, short_bitext_dir: Path, tmp_path_factory: pytest.TempPathFactory
-) -> list[str]:
+def flags(encoder: Path, short_bitext_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
     dev = tmp_path_factory.mktemp("dev")
     for language in LANGUAGES:
         pairs = synthetic_pairs(language, 20, seed=1)
@@ -70,12 +68,12 @@ def flags(
         "--rtl_layers 1 --head_steps 3 --report_to none --disable_tqdm true --logging_steps 1 "
         "--ddp_timeout 300"
     )
-    start = ["--model_name_or_path", str(encoder), "--train_data", str(short_bitext_dir)]
-    return [*start, "--validation_data", str(dev), *options.split()]
+    start = f"--model_name_or_path {encoder} --train_data {short_bitext_dir}"
+    return f"{start} --validation_data {dev} {options}"
 
 
 @pytest.fixture(scope="module")
-def runs(flags: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def runs(flags: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folders of trainings that must have the same losses.
 
     - `one`: one process with whole batches.
@@ -83,29 +81,29 @@ def runs(flags: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     - `heads-one`, `heads-ddp`, `heads-fsdp2`: the same, with a frozen encoder.
     """
     folder = tmp_path_factory.mktemp("runs")
-    no_saves = ["--save_strategy", "no"]
-    chunks = ["--mini_batch_size", "12"]
+    no_saves = "--save_strategy no"
+    chunks = "--mini_batch_size 12"
     saves = (
         "--save_strategy steps --save_steps 3 --load_best_model_at_end --eval_strategy steps "
         "--eval_steps 3 --eval_on_start"
     )
-    heads = [*flags, *no_saves, "--freeze_encoder", "--max_steps", "2"]
+    heads = f"{flags} {no_saves} --freeze_encoder --max_steps 2"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(training_run, "find_spec", lambda _: None)  # no curves
-        run([*flags, *no_saves, "--output_dir", str(folder / "one")])
-        run([*heads, "--output_dir", str(folder / "heads-one")])
+        run(f"{flags} {no_saves} --output_dir {folder}/one")
+        run(f"{heads} --output_dir {folder}/heads-one")
 
-    ddp = [*flags, *chunks, *no_saves, "--output_dir", str(folder / "ddp")]
-    ddp_heads = [*heads, "--output_dir", str(folder / "heads-ddp")]
+    ddp = f"{flags} {chunks} {no_saves} --output_dir {folder}/ddp"
+    ddp_heads = f"{heads} --output_dir {folder}/heads-ddp"
     run_two(train, CONFIGS["ddp"], ddp, ddp_heads)
 
-    fsdp = [*flags, *chunks, *saves.split(), "--output_dir", str(folder / "fsdp2")]
-    fsdp_heads = [*heads, "--output_dir", str(folder / "heads-fsdp2")]
+    fsdp = f"{flags} {chunks} {saves} --output_dir {folder}/fsdp2"
+    fsdp_heads = f"{heads} --output_dir {folder}/heads-fsdp2"
     run_two(train, CONFIGS["fsdp2"], fsdp, fsdp_heads, fsdp)
     return folder
 
 
-def train(rank: int, config: Path, *runs: list[str]) -> None:
+def train(rank: int, config: Path, *runs: str) -> None:
     """Run trainings in one process of two.
 
     A second training in the same folder resumes, as if the first one had been killed.
@@ -116,13 +114,13 @@ def train(rank: int, config: Path, *runs: list[str]) -> None:
         runs: arguments of each training; the last one is its folder.
     """
     # Rank, address and CPU are set already.
-    os.environ |= launch_environment(config, "--num_processes", "2") | os.environ
+    os.environ |= launch_environment(config, "--num_processes 2") | os.environ
     training_run.find_spec = lambda _: None  # no curves
     if os.environ.get("ACCELERATE_USE_FSDP") == "true":
         recipes.parse_arguments = parse_as_with_gpus
 
     for flags in runs:
-        folder = Path(flags[-1])
+        folder = Path(flags.split()[-1])
         if (folder / FINISHED).exists():
             torch.distributed.barrier()  # both have seen it
             if rank == 0:
@@ -132,10 +130,10 @@ def train(rank: int, config: Path, *runs: list[str]) -> None:
         run(flags)
 
 
-def launch_environment(config: Path, *flags: str) -> dict[str, str]:
+def launch_environment(config: Path, flags: str = "") -> dict[str, str]:
     """Return the environment that `accelerate launch --config_file CONFIG` gives its processes."""
-    arguments = ["--config_file", str(config), "--main_process_port", "0", *flags, "train_dap.py"]
-    args, _, _ = _validate_launch_command(launch_command_parser().parse_args(arguments))
+    arguments = f"--config_file {config} --main_process_port 0 {flags} train_dap.py"
+    args, _, _ = _validate_launch_command(launch_command_parser().parse_args(arguments.split()))
     return prepare_multi_gpu_env(args)
 
 

@@ -20,16 +20,15 @@ from modules_dap import Normalize, write_modules
 
 
 def test_a_dap_checkpoint_is_trained_further_with_its_weights_and_objective(
-    flags: list[str], tmp_path: Path
+    flags: str, tmp_path: Path
 ) -> None:
     first = tmp_path / "first"
     second = tmp_path / "second"
-    run([*flags, "--max_steps", "1", "--output_dir", str(first)])
-    flags[1] = str(first)
+    run(f"{flags} --max_steps 1 --output_dir {first}")
     changed = "--max_steps 1 --tr_temperature 0.1 --tr_bidirectional --learning_rate 0"
-    command = [*flags, *changed.split(), "--output_dir", str(second)]
+    command = f"{flags} {changed} --model_name_or_path {first} --output_dir {second}"
     with pytest.raises(ValueError, match=r"objective='tr\+rtl', not 'tr'"):
-        run([*command, "--objective", "tr"])
+        run(f"{command} --objective tr")
 
     run(command)
     before = load_file(first / "model.safetensors")
@@ -48,7 +47,7 @@ def scratch(
     tmp_path_factory: pytest.TempPathFactory,
     bitext_dir: Path,
     tiny_tokenizer: PreTrainedTokenizerFast,
-) -> tuple[Path, list[str]]:
+) -> tuple[Path, str]:
     """A folder with an encoder (`mlm`) trained from random weights, and flags for any start."""
     folder = tmp_path_factory.mktemp("scratch")
     tiny_config("bert").save_pretrained(folder / "shape")
@@ -58,18 +57,18 @@ def scratch(
         "--learning_rate 1e-2 --logging_steps 6 --report_to none --use_cpu --disable_tqdm true "
         "--save_strategy no"
     )
-    flags = ["--train_data", str(bitext_dir), *settings.split()]
-    mlm = ["--objective", "mlm", "--pooling", "mean", "--output_dir", str(folder / "mlm")]
-    run([*flags, *from_shape(folder), *mlm])
+    flags = f"--train_data {bitext_dir} {settings}"
+    mlm = f"--objective mlm --pooling mean --output_dir {folder}/mlm"
+    run(f"{flags} {from_shape(folder)} {mlm}")
     return folder, flags
 
 
-def from_shape(folder: Path, shape: str = "shape", tokenizer: str = "tokenizer") -> list[str]:
+def from_shape(folder: Path, shape: str = "shape", tokenizer: str = "tokenizer") -> str:
     """Flags that start from random weights."""
-    return ["--config_name", str(folder / shape), "--tokenizer_name", str(folder / tokenizer)]
+    return f"--config_name {folder / shape} --tokenizer_name {folder / tokenizer}"
 
 
-def test_an_encoder_learns_from_random_weights(scratch: tuple[Path, list[str]]) -> None:
+def test_an_encoder_learns_from_random_weights(scratch: tuple[Path, str]) -> None:
     history = state(scratch[0] / "mlm")["log_history"]
     losses = [line["mlm_loss"] for line in history if "mlm_loss" in line]
     assert losses[0] < np.log(250) + 0.1  # the vocabulary has 250 tokens
@@ -80,11 +79,11 @@ def test_an_encoder_learns_from_random_weights(scratch: tuple[Path, list[str]]) 
 
 
 def test_an_encoder_made_here_starts_dual_alignment(
-    scratch: tuple[Path, list[str]], tmp_path: Path
+    scratch: tuple[Path, str], tmp_path: Path
 ) -> None:
     folder, flags = scratch
-    start = ["--model_name_or_path", str(folder / "mlm"), "--output_dir", str(tmp_path)]
-    trainer = built([*flags, *start, "--objective", "tr+rtl", "--rtl_layers", "2"])
+    start = f"--model_name_or_path {folder}/mlm --output_dir {tmp_path}"
+    trainer = built(f"{flags} {start} --objective tr+rtl --rtl_layers 2")
     assert (trainer.model.config.objective, trainer.model.config.pooling) == ("tr+rtl", "mean")
 
     # Encoder and prediction head are those of the checkpoint.
@@ -99,25 +98,25 @@ def test_an_encoder_made_here_starts_dual_alignment(
 
 
 def test_the_mask_token_is_that_of_the_given_tokenizer(
-    scratch: tuple[Path, list[str]], tmp_path: Path
+    scratch: tuple[Path, str], tmp_path: Path
 ) -> None:
     folder, flags = scratch
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folder / "tokenizer", mask_token="a")
     tokenizer.save_pretrained(tmp_path / "other")
-    start = ["--model_name_or_path", str(folder / "mlm"), "--tokenizer_name"]
-    start += [str(tmp_path / "other"), "--pooling", "mean", "--output_dir", str(tmp_path)]
-    trainer = built([*flags, *start, "--objective", "tr+rtl"])
+    start = f"--model_name_or_path {folder}/mlm --tokenizer_name {tmp_path}/other --pooling mean"
+    command = f"{flags} {start} --output_dir {tmp_path}"
+    trainer = built(f"{command} --objective tr+rtl")
     assert trainer.model.config.mask_token_id == tokenizer.mask_token_id != 4
     with pytest.raises(ValueError, match=f"mask token 4, .*other has {tokenizer.mask_token_id}"):
-        built([*flags, *start, "--objective", "mlm"])
+        built(f"{command} --objective mlm")
 
 
 def test_dual_alignment_can_start_from_the_shape_of_a_checkpoint(
-    scratch: tuple[Path, list[str]], tmp_path: Path
+    scratch: tuple[Path, str], tmp_path: Path
 ) -> None:
     folder, flags = scratch
-    more = ["--restrict_target_vocabulary", "false", "--output_dir", str(tmp_path)]
-    model = built([*flags, *from_shape(folder, "mlm"), *more]).model
+    more = f"--restrict_target_vocabulary false --output_dir {tmp_path}"
+    model = built(f"{flags} {from_shape(folder, 'mlm')} {more}").model
     config = model.config
     assert (config.objective, config.mask_token_id) == ("tr+rtl", 4)
     assert (config.target_vocab_size, config.encoder_config.pad_token_id) == (None, 1)
@@ -149,19 +148,18 @@ def library_folder(folder: Path, encoder_dir: Path, **settings: object) -> Path:
 
 
 @pytest.fixture
-def from_library(flags: list[str], tiny_bert_dir: Path, tmp_path: Path) -> list[str]:
+def from_library(flags: str, tiny_bert_dir: Path, tmp_path: Path) -> str:
     """The flags of a TR training from a sentence-transformers folder, without a length."""
     settings = {"pooling": "mean", "prefix": "ka: ", "max_seq_length": 9}
-    flags[1] = str(library_folder(tmp_path / "start", tiny_bert_dir, **settings))
-    place = flags.index("--max_seq_length")
-    del flags[place : place + 2]
-    return [*flags, "--objective", "tr", "--output_dir", str(tmp_path / "out")]
+    start = library_folder(tmp_path / "start", tiny_bert_dir, **settings)
+    flags = flags.replace("--max_seq_length 16", "")
+    return f"{flags} --model_name_or_path {start} --objective tr --output_dir {tmp_path}/out"
 
 
 def test_training_takes_the_settings_of_a_sentence_transformers_folder(
-    from_library: list[str],
+    from_library: str,
 ) -> None:
-    trainer, record = built_and_described([*from_library, "--tr_hard_negatives", "1"])
+    trainer, record = built_and_described(f"{from_library} --tr_hard_negatives 1")
     assert (record["pooling"], record["prefix"], record["max_seq_length"]) == ("mean", "ka: ", 9)
     tokenizer = trainer.processing_class
 
@@ -182,13 +180,13 @@ def test_training_takes_the_settings_of_a_sentence_transformers_folder(
     assert trainer.encoder().max_seq_length == 9
 
     # Arguments go before the folder.
-    other = ["--pooling", "cls", "--prefix", "", "--max_seq_length", "12"]
-    _, record = built_and_described([*from_library, *other])
+    other = "--pooling cls --prefix= --max_seq_length 12"
+    _, record = built_and_described(f"{from_library} {other}")
     assert (record["pooling"], record["prefix"], record["max_seq_length"]) == ("cls", "", 12)
 
 
 def test_the_saved_model_keeps_the_settings_of_a_sentence_transformers_folder(
-    from_library: list[str], tmp_path: Path
+    from_library: str, tmp_path: Path
 ) -> None:
     trainer = built(from_library)
     trainer.save_model()
@@ -201,8 +199,8 @@ def test_the_saved_model_keeps_the_settings_of_a_sentence_transformers_folder(
     assert set(saved.prompts.values()) == {"ka: "}  # not those that the training did not see
 
     # A training that starts from the saved model has them, too.
-    start = ["--model_name_or_path", str(tmp_path / "out"), "--output_dir", str(tmp_path / "2")]
-    again = built([*from_library, *start])
+    start = f"--model_name_or_path {tmp_path}/out --output_dir {tmp_path}/2"
+    again = built(f"{from_library} {start}")
     assert (again.prefix, again.max_seq_length, again.model.config.pooling) == ("ka: ", 9, "mean")
 
 
@@ -238,7 +236,7 @@ def test_a_start_that_does_not_fit_is_refused(
     change: Callable[..., None] | None,
     more: str,
     named: str,
-    scratch: tuple[Path, list[str]],
+    scratch: tuple[Path, str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -249,6 +247,6 @@ def test_a_start_that_does_not_fit_is_refused(
     if change is not None:
         change(tmp_path, tokenizer)
     tokenizer.save_pretrained("tokenizer")
-    start = [] if "--model_name_or_path" in more else from_shape(tmp_path)
+    start = "" if "--model_name_or_path" in more else from_shape(tmp_path)
     with pytest.raises(ValueError, match=named):
-        built([*flags, *start, *more.split(), "--output_dir", "out"])
+        built(f"{flags} {start} {more} --output_dir out")
