@@ -50,7 +50,8 @@ def require_encoder(config: PreTrainedConfig, name: str) -> None:
     has_decoder = getattr(config, "is_encoder_decoder", False)
     mapping = MODEL_FOR_TEXT_ENCODING_MAPPING if has_decoder else MODEL_MAPPING
     is_known = type(config) in mapping and type(config).__module__.startswith("transformers.")
-    if getattr(config, "is_decoder", False) or not is_known:
+    reads_text = hasattr(config, "vocab_size") and hasattr(config, "hidden_size")
+    if getattr(config, "is_decoder", False) or not (is_known and reads_text):
         raise ValueError(
             f"{name} (model_type {config.model_type!r}) is not a text encoder of Transformers: "
             "give one such as bert, xlm-roberta, t5 or qwen3. To train a DAP checkpoint further, "

@@ -193,18 +193,19 @@ class SentenceEncoder:
             after=after,
         )
         encoder.revision = hub_commit(name_or_path, revision)
-        encoder._warn_of_padding(name_or_path)
+        encoder._try_untested(name_or_path)
         return encoder
 
-    def _warn_of_padding(self, name: str) -> None:
-        """Warn if the states of a sentence depend on the sentences beside it in a batch."""
+    def _try_untested(self, name: str) -> None:
+        """Refuse a model that reads no text, and warn if sentences of a batch change each other."""
         if self.backbone.config.model_type in TESTED:
             return
         ids = torch.arange(3, 19, device=self.model.device).view(2, 8)
         mask = torch.ones_like(ids)
         mask[0, 5:] = 0
-        with torch.inference_mode(), _eval_mode(self.model):
-            beside = self._states(ids, mask)[:1, :5]
+        what = f"{name}: {type(self.backbone).__name__} is no text encoder"
+        with torch.inference_mode(), _eval_mode(self.model), reading(what):
+            beside = self._states(ids, mask).view(2, 8, self.hidden_size)[:1, :5]
             alone = self._states(ids[:1, :5], mask[:1, :5])
         if (beside - alone).norm() > 1e-3 * alone.norm():
             logger.warning("%s: vectors depend on the sentences that share a batch", name)

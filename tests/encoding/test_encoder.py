@@ -24,6 +24,7 @@ from transformers import AutoModel, PreTrainedConfig, PreTrainedTokenizerFast
 from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
 
 from dap_transformers.encoding.encoder import SentenceEncoder
+from modeling_dap import DAPForPreTraining
 from modules_dap import write_modules
 
 SENTENCES: list[str] = []
@@ -259,3 +260,29 @@ CNN = [{"type": f"sentence_transformers.models.{kind}", "path": ""} for kind in 
 def test_what_is_refused(load: Callable, changed: Callable, call: Callable, says: str) -> None:
     with pytest.raises(ValueError, match=says):
         call(load, changed)
+
+
+SMALL = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+SMALL |= {"num_attention_heads": 2}
+TEXT = {"vocab_size": 250, "pad_token_id": 1, "cls_token_id": 0, "sep_token_id": 2}
+TEXT |= {"bos_token_id": 0, "eos_token_id": 2}
+BOTH = {
+    "text_config": transformers.ModernBertConfig(**SMALL, **TEXT),
+    "vision_config": transformers.SiglipVisionConfig(image_size=16, patch_size=8, **SMALL),
+}
+LATENTS = {"num_latents": 4, "d_latents": 16, "d_model": 16, "num_self_attends_per_block": 1}
+NO_TEXT = (
+    transformers.PerceiverConfig(vocab_size=250, **LATENTS),
+    transformers.ModernVBertConfig(**BOTH),
+)
+
+
+@pytest.mark.parametrize("config", NO_TEXT)
+def test_a_model_that_reads_no_text_is_refused(
+    config: PreTrainedConfig, tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast
+) -> None:
+    model = transformers.AutoModel.from_config(config)
+    folder = str(save(tmp_path, model, tiny_tokenizer))
+    for load in (SentenceEncoder.from_pretrained, DAPForPreTraining.from_encoder):
+        with pytest.raises(ValueError, match="no.* text encoder"):
+            load(folder)
