@@ -87,7 +87,7 @@ def translation_ranking_loss(
     translations = first + torch.arange(len(queries), device=logits.device)  # (B,)
     own = columns_of(logits) == translations.unsqueeze(1)  # (B, N), True at the true pairs
 
-    logits = (logits - margin * own) / temperature
+    logits = torch.add(logits, own, alpha=-margin) / temperature
     if excluded is not None:
         logits = logits.masked_fill(excluded & ~own, float("-inf"))
 
