@@ -108,8 +108,8 @@ def test_memory_of_the_loss_is_below_its_logits(
 
 
 def test_encode_compares_equal_vectors(found: Found, tiny_bert_dir: Path, bitext_dir: Path) -> None:
-    options = ["--model", str(tiny_bert_dir), "--data_dir", str(bitext_dir)]
-    result = found(encode, *options, "--sentences", "20", "--repeats", "1")
+    options = f"--model {tiny_bert_dir} --data_dir {bitext_dir} --sentences 20 --repeats 1"
+    result = found(encode, *options.split())
     assert result["sentences"] == 20
     assert min(part["least_cosine"] for part in result["contenders"].values()) > 0.9999
 

@@ -190,17 +190,18 @@ def test_a_full_disk_is_one_line_and_the_run_resumes_once_there_is_space(
 
 def argv_of(name: str, model: str, text: Path, out: Path) -> list[str]:
     """Return a short command line. Its model need not exist."""
-    sides = [str(text / "a.de"), str(text / "a.en"), "--model", model, "--output", str(out)]
-    trained = ["--model_name_or_path", model, "--use_cpu", "--output_dir", str(out)]
-    return {
-        TRAIN: ["--train_data", str(text), *trained],
-        XNLI: ["--train_data", "absent.tsv", "--data_dir", "absent", *trained],
-        EVALUATE: ["--data_dir", str(text), "--model", model, "--output_file", str(out)],
+    sides = f"{text}/a.de {text}/a.en --model {model} --output {out}"
+    trained = f"--model_name_or_path {model} --use_cpu --output_dir {out}"
+    commands = {
+        TRAIN: f"--train_data {text} {trained}",
+        XNLI: f"--train_data absent.tsv --data_dir absent {trained}",
+        EVALUATE: f"--data_dir {text} --model {model} --output_file {out}",
         MINE: sides,
         ALIGN: sides,
-        PUSH: [model, "--repo_id", "user/a", "--dry_run", "--output_dir", str(out)],
-        PREPARE: ["--data", str(text), "--output_dir", str(out)],
-    }[name]
+        PUSH: f"{model} --repo_id user/a --dry_run --output_dir {out}",
+        PREPARE: f"--data {text} --output_dir {out}",
+    }
+    return commands[name].split()
 
 
 @pytest.fixture

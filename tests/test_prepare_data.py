@@ -231,8 +231,8 @@ def test_a_recipe_of_the_command_sets_the_steps_of_the_released_code(
     raw: Path, tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast
 ) -> None:
     tiny_tokenizer.save_pretrained(tmp_path / "tokenizer")
-    argv = ["--data", str(raw), "--output_dir", str(tmp_path / "out"), "--recipe", "release"]
-    main([*argv, "--tokenizer", str(tmp_path / "tokenizer"), "--max_tokens", "500"])
+    argv = f"--data {raw} --output_dir {tmp_path}/out --recipe release"
+    main(f"{argv} --tokenizer {tmp_path}/tokenizer --max_tokens 500".split())
     settings = json.loads((tmp_path / "out/report.json").read_text())["settings"]
     assert (settings["max_corpus_pairs"], settings["shared_beyond"]) == (1_010_000, 5)
     # Arguments that are given take precedence.
