@@ -2,16 +2,27 @@
 
 import gzip
 import importlib.util
+import json
+import os
 import re
 import sys
+from collections.abc import Callable
+from itertools import repeat
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
+import numpy as np
 import pytest
+import torch
 from conftest import REPOSITORY, synthetic_pairs
+from serve_recipes import RECIPES
 from sklearn.metrics.pairwise import cosine_similarity
+from tokenizers import Tokenizer
+from transformers import AutoModel
 
 from dap_transformers.encoding.encoder import SentenceEncoder
+from dap_transformers.errors import UserError
+from dap_transformers.publishing.layout import Options, build
 from dap_transformers.text.formats import BitextFile, read_pairs
 
 
@@ -85,3 +96,102 @@ def test_mined_pairs_have_their_lines_and_the_threshold_keeps_the_better_ones(
     assert line.startswith(f"{len(kept)} of {len(rows)} pairs")
     found = read_pairs(BitextFile("de", (path,), "tsv"))
     assert [tuple(pair.values()) for pair in found] == [row[1:3] for row in kept]
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda encoder: app.read_text(encoder, "text 2", " \n", None), "text 2"),
+        (lambda encoder: app.first_lines("text 3", map(str, range(10**12))), "many sentences"),
+        (lambda encoder: app.first_lines("text 3", repeat("a" * 99)), "too long"),
+        (lambda encoder: app.search(encoder, [], " "), "nothing to search"),
+        (lambda encoder: app.mine_files(encoder, __file__, None), "two files"),
+        (lambda encoder: app.mine_files(encoder, __file__, os.devnull), "the target"),
+    ],
+)
+def test_what_is_refused(
+    encoder: SentenceEncoder, call: Callable[[SentenceEncoder], object], says: str
+) -> None:
+    with pytest.raises(UserError, match=says):
+        call(encoder)
+
+
+@pytest.mark.parametrize("encoder", ["query: "], indirect=True)
+def test_the_buttons_search_and_mine(
+    encoder: SentenceEncoder, files: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client presses the buttons of the running app."""
+    monkeypatch.setenv("GRADIO_ANALYTICS_ENABLED", "False")
+    gradio_client = pytest.importorskip("gradio_client")
+    built = app.build(encoder, "tiny")
+    try:
+        _, address, _ = built.launch(prevent_thread_lock=True, quiet=True, server_name="127.0.0.1")
+        client = gradio_client.Client(address, verbose=False)
+
+        texts = ["\n".join(SOURCE), "\n".join(TARGET), None, None]
+        matches, table = client.predict(SOURCE[0], *texts, api_name="/search")
+        assert matches["data"][0] == ["1.000", 1, SOURCE[0]]
+        (choose,) = [each.fn for each in built.fns.values() if each.name == "choose"]
+        second = SimpleNamespace(index=(1, 0))
+        words = app.picture(encoder, SOURCE[0], matches["data"][1][2])
+        assert choose(SOURCE[0], matches["data"], second) == words != table
+        with pytest.raises(gradio_client.exceptions.AppError, match="nothing to search"):
+            client.predict("", *texts, api_name="/search")
+
+        uploads = [gradio_client.handle_file(path) for path in files]
+        slider, summary, mined, download = client.predict(*uploads, api_name="/mine")
+        rows, threshold = app.mine_files(encoder, *files)
+        assert slider["value"] == threshold
+        assert mined["data"] == [list(row) for row in rows if row.score >= threshold]
+        assert len(Path(download).read_text().splitlines()) == 1 + len(mined["data"])
+    finally:
+        built.close()
+
+
+@pytest.fixture(scope="module")
+def published(tiny_bert_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("serve") / "out-hub"
+    build(tiny_bert_dir, folder, Options(pooling="mean", prefix="query: ", max_seq_length=12))
+    return folder
+
+
+def require_same(vectors: object, folder: Path) -> None:
+    found = np.asarray(vectors)
+    expected = SentenceEncoder.from_pretrained(str(folder)).encode(SOURCE)
+    lengths = np.linalg.norm(found, axis=1) * np.linalg.norm(expected, axis=1)
+    np.testing.assert_allclose((found * expected).sum(1) / lengths, 1, atol=1e-5)
+
+
+def test_recipes_of_the_page_give_the_same_vectors(published: Path) -> None:
+    """Run the recipe of the installed client. tests/slow runs those of the other clients."""
+    for client in ("vLLM", "infinity", "fastembed"):
+        compile(RECIPES[client], client, "exec")
+    names = {
+        "folder": str(published),
+        "sentences": SOURCE,
+        "texts": ["query: " + text for text in SOURCE],
+        "pooling": "mean",
+        "code": False,
+    }
+    exec(RECIPES["sentence-transformers"], names)
+    require_same(names["vectors"], published)
+
+
+def test_the_files_that_text_embeddings_inference_reads_give_the_vectors(published: Path) -> None:
+    def read(name: str) -> dict:
+        return json.loads((published / name).read_text())
+
+    tokenizer = Tokenizer.from_file(str(published / "tokenizer.json"))
+    tokenizer.enable_truncation(read("sentence_bert_config.json")["max_seq_length"])
+    prompt = read("config_sentence_transformers.json")["prompts"]["text"]  # --default-prompt-name
+    pooling, config = read("1_Pooling/config.json"), read("config.json")
+    assert (pooling["pooling_mode_cls_token"], pooling["pooling_mode_mean_tokens"]) == (False, True)
+    assert (config["model_type"], config["architectures"]) == ("bert", ["BertModel"])
+    assert config["position_embedding_type"] == "absolute"  # vLLM needs it
+    encoder, vectors = AutoModel.from_pretrained(published), []
+    for text in SOURCE:
+        ids = torch.tensor([tokenizer.encode(prompt + text).ids])
+        with torch.no_grad():
+            vectors.append(encoder(ids).last_hidden_state[0].mean(0).numpy())
+    assert max(len(tokenizer.encode(prompt + text).ids) for text in SOURCE) == 12
+    require_same(vectors, published)
