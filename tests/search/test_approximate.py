@@ -47,9 +47,11 @@ def test_recall_grows_with_the_lists_that_are_visited_and_is_that_of_a_full_comp
     assert recalls[0] < recalls[1] < recalls[2] == 1
 
 
-def test_rows_whose_lists_are_short_have_true_neighbours_too() -> None:
-    source, target = sides(40)
-    found = approximate_neighbours(source, target, 4, "IVF16,Flat:nprobe=1")
+# Of few rows, the lists of the index are short. The other index compresses the vectors.
+@pytest.mark.parametrize(("rows", "index"), [(40, "IVF16,Flat:nprobe=1"), (1000, "PQ4x4")])
+def test_scores_are_true_cosines_of_different_rows(rows: int, index: str) -> None:
+    source, target = sides(rows)
+    found = approximate_neighbours(source, target, 4, index)
     exact = mutual_neighbours(source, target)
     lengths = np.linalg.norm(source, axis=1)[:, None] * np.linalg.norm(target, axis=1)
     cosines = source @ target.T / lengths
@@ -61,26 +63,13 @@ def test_rows_whose_lists_are_short_have_true_neighbours_too() -> None:
         assert (np.diff(scores) <= 0).all()
     # means are of true cosines only, so no margin is inflated
     assert (candidate_pairs(found)["score"] <= candidate_pairs(exact)["score"].max() * 1.5).all()
-    # the index is approximate where its lists are long enough
-    assert (found.forward_indices != exact.forward_indices).any()
+    assert recall_at_k(found, source, target) < 1
 
 
 @pytest.mark.parametrize("index", ["IVF16,Nonsense", "IVF16,Flat:probes=3"])
 def test_what_faiss_refuses_is_named(index: str) -> None:
     with pytest.raises(ValueError, match=f"^faiss index {index} of 1000 target rows: "):
         approximate_neighbours(*sides(), 4, index)
-
-
-def test_compressed_vectors_do_not_blur_the_scores() -> None:
-    source, target = sides()
-    found = approximate_neighbours(source, target, 4, "PQ4x4")
-    lengths = np.linalg.norm(source, axis=1)[:, None] * np.linalg.norm(target, axis=1)
-    cosines = source @ target.T / lengths
-    np.testing.assert_allclose(
-        found.forward_scores, np.take_along_axis(cosines, found.forward_indices, 1), atol=1e-5
-    )
-    assert (np.diff(found.forward_scores) <= 0).all()
-    assert recall_at_k(found, source, target) < 1
 
 
 def test_a_row_that_is_not_finite_is_named_where_some_rows_train_the_index_too(

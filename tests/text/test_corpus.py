@@ -1,12 +1,9 @@
 """Parallel text is loaded once into a cache, or streamed with rows that identify the pairs."""
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from conftest import REPOSITORY
 from written import PAIRS, many, pairs_of, text_of, write, write_format
 
 from dap_transformers.text.corpus import count_pairs, load_bitext
@@ -68,12 +65,3 @@ def test_the_cache_is_used_until_the_file_or_the_tolerance_changes(tmp_path: Pat
     os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))  # same size, same time
     assert pairs_of(load_bitext(path, False, 0.5, cache_dir=cache)["de"]) == PAIRS[::-1]
     assert len(list(cache.iterdir())) == 2  # nothing half written
-
-
-def test_the_import_of_the_package_loads_no_slow_library() -> None:
-    code = "import sys, dap_transformers.text.corpus; "
-    code += "print({'datasets', 'polib', 'torch', 'xz'} & set(sys.modules))"
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=True
-    )
-    assert done.stdout == "set()\n"
