@@ -4,6 +4,7 @@ import importlib
 import importlib.util
 import io
 import re
+import shlex
 from contextlib import redirect_stdout
 from pathlib import Path
 
@@ -53,7 +54,7 @@ def commands_in_pages(name: str) -> list[list[str]]:
     commands = []
     for block in re.findall(r"```bash\n(.*?)```", TEXT, re.DOTALL):
         for line in block.replace("\\\n", " ").splitlines():
-            words = line.split(" #")[0].split()
+            words = shlex.split(line, comments=True)
             for place, word in enumerate(words):
                 if word in (name, script) and "$" not in line:
                     commands.append(words[place + 1 :])
