@@ -4,7 +4,6 @@ The folders are made with sentence-transformers itself, from tiny models with ra
 """
 
 import copy
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +14,7 @@ import pytest
 import torch
 import transformers
 from conftest import run, synthetic_pairs
+from damaged_files import damage
 from peft import LoraConfig
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Dense, Normalize, Transformer
@@ -207,8 +207,7 @@ def test_a_model_trains_and_is_published(
 def with_setting(start: Path, place: Path, file: str, setting: dict[str, Any]) -> Path:
     """Copy a folder, and add a setting to one of its files."""
     shutil.copytree(start, place)
-    content = json.loads((place / file).read_text())
-    (place / file).write_text(json.dumps(content | setting))
+    damage(place, file, setting)
     return place
 
 

@@ -2,7 +2,6 @@
 
 import gzip
 import importlib.util
-import json
 import os
 import re
 import sys
@@ -22,6 +21,7 @@ from transformers import AutoModel
 
 from dap_transformers.encoding.encoder import SentenceEncoder
 from dap_transformers.errors import UserError
+from dap_transformers.files import read_json
 from dap_transformers.publishing.layout import Options, build
 from dap_transformers.text.formats import BitextFile, read_pairs
 
@@ -179,7 +179,7 @@ def test_recipes_of_the_page_give_the_same_vectors(published: Path) -> None:
 
 def test_the_files_that_text_embeddings_inference_reads_give_the_vectors(published: Path) -> None:
     def read(name: str) -> dict:
-        return json.loads((published / name).read_text())
+        return read_json(published / name)
 
     tokenizer = Tokenizer.from_file(str(published / "tokenizer.json"))
     tokenizer.enable_truncation(read("sentence_bert_config.json")["max_seq_length"])

@@ -15,6 +15,7 @@ from written import full_disk, text_of, zip_of
 
 from dap_transformers.commands.prepare import main
 from dap_transformers.errors import UserError
+from dap_transformers.files import read_json, write_json
 from dap_transformers.languages import normalise
 from dap_transformers.prepare import opus, run
 from dap_transformers.prepare.options import PrepareOptions, RawText
@@ -50,18 +51,14 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*.parquet")}
 
 
-def write(path: Path, content: Any) -> str:
-    path.write_text(json.dumps(content))
-    return str(path)
-
-
 def test_the_trainer_and_datasets_read_the_output(raw: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     cache = tmp_path / "cache"
-    licences = write(tmp_path / "licences.json", {"de-en.tsv": "CC0 | mine"})
+    licences = str(tmp_path / "licences.json")
+    write_json({"de-en.tsv": "CC0 | mine"}, licences)
     report = prepared(raw, out, licences=licences)
     assert {path.name for path in out.iterdir()} == {"train", "dev", "README.md", "report.json"}
-    assert json.loads((out / "report.json").read_text()) == report
+    assert read_json(out / "report.json") == report
 
     of_all = load_dataset(str(out), cache_dir=str(cache))
     french = load_dataset(str(out), "fr-en", cache_dir=str(cache))
@@ -116,7 +113,8 @@ def test_the_same_run_only_takes_new_licences_and_another_one_is_refused(
     before = {path: path.stat().st_mtime_ns for path in out.rglob("*.parquet")}
     file = raw / "de-en.tsv"
     os.utime(file, ns=(1, 1))  # a touched file is the same
-    licences = write(tmp_path / "licences.json", {"de-en.tsv": "CC0"})
+    licences = str(tmp_path / "licences.json")
+    write_json({"de-en.tsv": "CC0"}, licences)
     again = prepared(raw, out, num_workers=2, licences=licences)
     assert again == report | {"licences": {"de-en.tsv": "CC0"}}
     assert "| de-en.tsv | 75 | CC0 |" in (out / "README.md").read_text()
@@ -233,7 +231,7 @@ def test_a_recipe_of_the_command_sets_the_steps_of_the_released_code(
     tiny_tokenizer.save_pretrained(tmp_path / "tokenizer")
     argv = f"--data {raw} --output_dir {tmp_path}/out --recipe release"
     main(f"{argv} --tokenizer {tmp_path}/tokenizer --max_tokens 500".split())
-    settings = json.loads((tmp_path / "out/report.json").read_text())["settings"]
+    settings = read_json(tmp_path / "out/report.json")["settings"]
     assert (settings["max_corpus_pairs"], settings["shared_beyond"]) == (1_010_000, 5)
     # Arguments that are given take precedence.
     assert (settings["tokenizer"], settings["max_tokens"]) == ("tokenizer", 500)

@@ -20,7 +20,7 @@ from written import text_of
 
 from dap_transformers.commands import push
 from dap_transformers.encoding.encoder import SentenceEncoder
-from dap_transformers.files import write_json
+from dap_transformers.files import read_json, write_json
 from dap_transformers.publishing.publish import publish
 from dap_transformers.reports import report
 
@@ -133,9 +133,9 @@ def test_pushes_arrive_whole_and_errors_say_what_happened(folder: Path) -> None:
         sentences = json.dumps(SENTENCES)
         printed = play(server, folder / "pusher", own_path + PUSHER, str(folder), sentences)
         printed += play(server, folder / "stranger", STRANGER, sentences)
-    found = json.loads((folder / "pusher/done.json").read_text())
+    found = read_json(folder / "pusher/done.json")
     expected = SentenceEncoder.from_pretrained(str(folder / "dap")).encode(SENTENCES)
-    for each in found["vectors"] + json.loads((folder / "stranger/vectors.json").read_text()):
+    for each in found["vectors"] + read_json(folder / "stranger/vectors.json"):
         np.testing.assert_allclose(each, expected, atol=1e-5)
 
     check_repositories(server.repos, found["done"])
@@ -206,7 +206,7 @@ def test_a_dry_run_writes_the_folder_and_sends_nothing(
     )
     assert "66.67" in (folder / "dap-hub/README.md").read_text()
     assert not caplog.text
-    other = json.loads((folder / "results.json").read_text()) | {"model": "some/other"}
+    other = read_json(folder / "results.json") | {"model": "some/other"}
     write_json(other, folder / "other.json")
     push.run([*arguments, "../other.json", "--output_dir", "../dry"])
     assert "some/other" in caplog.text

@@ -1,6 +1,5 @@
 """Fine-tuning on English NLI and zero-shot tests, from files to JSON, with tiny real models."""
 
-import json
 import random
 import shutil
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from transformers import (
 )
 
 from dap_transformers.encoding.encoder import SentenceEncoder
+from dap_transformers.files import read_json
 from dap_transformers.publishing.card import eval_results
 from dap_transformers.training.resume import ResumableTrainer
 from dap_transformers.xnli.data import LABEL
@@ -82,13 +82,9 @@ def searched(fine_tune: Run, tmp_path_factory: pytest.TempPathFactory) -> Search
     return output, fine_tune(output, SEARCH)
 
 
-def read(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_text())
-
-
 def test_the_search_chooses_by_english_dev_and_tests_every_language(searched: Searched) -> None:
     output, made = searched
-    assert read(output / "xnli.json") == made
+    assert read_json(output / "xnli.json") == made
     assert made["settings"]["learning_rate"] == 5e-3
     tried = {each["learning_rate"]: each["dev_accuracy"] for each in made["settings"]["search"]}
     assert list(tried) == [1e-7, 5e-3]
@@ -115,7 +111,7 @@ def test_the_saved_model_has_the_reported_accuracy_on_single_pairs(searched: Sea
         tokens = tokenizer(premise, hypothesis, return_tensors="pt")
         logits = model(tokens["input_ids"], tokens["attention_mask"]).logits
         right += model.config.id2label[logits.argmax().item()] == label
-    made = read(output / "xnli-seed-1.json")["languages"]["sw"]["accuracy"]
+    made = read_json(output / "xnli-seed-1.json")["languages"]["sw"]["accuracy"]
     assert made == pytest.approx(100 * right / len(rows))
 
 

@@ -1,12 +1,12 @@
 """The tokenizer of a folder is the one that its files describe."""
 
-import json
 import shutil
 from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer
 
+from dap_transformers.files import read_json, write_json
 from dap_transformers.tokenizers import PROBE, load_tokenizer
 
 SENTENCE = "kaban loderfr migol"
@@ -18,9 +18,9 @@ def test_without_a_tokenizer_class_the_tokens_are_those_of_the_file(
     # Transformers would take the class of the model, which is BERT's WordPiece.
     folder = tmp_path / "old"
     shutil.copytree(tiny_bert_dir, folder)
-    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    settings = read_json(folder / "tokenizer_config.json")
     del settings["tokenizer_class"]
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    write_json(settings, folder / "tokenizer_config.json")
     expected = load_tokenizer(tiny_bert_dir)
     assert not caplog.text
 

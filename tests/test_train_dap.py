@@ -1,6 +1,5 @@
 """The training command, from its text to its model."""
 
-import json
 import re
 import shutil
 from importlib.util import find_spec
@@ -12,6 +11,7 @@ from conftest import LANGUAGES, REPOSITORY, built, results, run, state, syntheti
 from transformers import AutoModel
 
 from dap_transformers.errors import UserError
+from dap_transformers.files import read_json
 from dap_transformers.pictures import CURVES
 from dap_transformers.training.batches import BitextCollator
 from dap_transformers.training.teacher import VECTORS
@@ -68,8 +68,8 @@ def test_a_file_of_the_user_adds_an_objective_and_a_flag(
         OBJECTIVES.pop("bag", None)
     first = state(tmp_path / "out")["log_history"][0]
     assert first["loss"] == pytest.approx(first["tr_loss"] + 0.25 * first["bag_loss"], abs=1e-3)
-    assert json.loads((tmp_path / "out/config.json").read_text())["bag_weight"] == 0.25
-    assert json.loads((tmp_path / "out/run.json").read_text())["bag_weight"] == 0.25
+    assert read_json(tmp_path / "out/config.json")["bag_weight"] == 0.25
+    assert read_json(tmp_path / "out/run.json")["bag_weight"] == 0.25
 
 
 def test_a_teacher_is_encoded_once_and_pulls_the_vectors(

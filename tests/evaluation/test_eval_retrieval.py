@@ -1,6 +1,5 @@
 """The retrieval command from files to JSON, with a tiny real model."""
 
-import json
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from dap_transformers.evaluation.hard_negatives import (
     hard_negative_errors,
 )
 from dap_transformers.evaluation.retrieval import read_languages, retrieval_accuracy
+from dap_transformers.files import read_json
 from dap_transformers.text.find import find_bitext
 
 
@@ -52,7 +52,7 @@ def test_report_holds_the_accuracy_of_both_directions(
 ) -> None:
     out = tmp_path / "new" / "results.json"
     made = run(f"{argv} --pool multilingual --hard_negatives --output_file {out}")
-    assert json.loads(out.read_text()) == made
+    assert read_json(out) == made
     assert (made["settings"]["pooling"], made["settings"]["pool"]) == ("mean", "multilingual")
     encoder = SentenceEncoder.from_pretrained(str(tiny_bert_dir), "mean")
     pairs = read_languages(find_bitext(near_dir))

@@ -1,6 +1,5 @@
 """The model card: it says what was recorded and measured, and nothing else."""
 
-import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +14,7 @@ from tiny_models import tiny_model
 from transformers import PreTrainedTokenizerFast
 
 from dap_transformers.encoding.encoder import SentenceEncoder
-from dap_transformers.files import write_json
+from dap_transformers.files import read_json, write_json
 from dap_transformers.publishing.card import (
     Sources,
     languages,
@@ -27,7 +26,7 @@ from dap_transformers.publishing.publish import PublishOptions, publish
 
 PLACE = Path(__file__).parent
 PLAIN = Published(False, "bert", 12, 384, "mean", "", 128, False, "cosine", True)
-KNOWN = Sources(**json.loads((PLACE / "card.json").read_text(encoding="utf-8")))
+KNOWN = Sources(**read_json(PLACE / "card.json"))
 CONFIG, RUN = KNOWN.config, KNOWN.run
 TATOEBA, BUCC, _ = KNOWN.reports
 

@@ -1,6 +1,5 @@
 """The published folder: every library gives the same vectors, and nothing superfluous is in it."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from transformers import (
 )
 
 from dap_transformers.encoding.encoder import SentenceEncoder
+from dap_transformers.files import read_json
 from dap_transformers.publishing.layout import (
     POOLER_SCALE,
     Options,
@@ -67,10 +67,6 @@ def own_vectors(folder: Path, **options: Any) -> np.ndarray:
     return SentenceEncoder.from_pretrained(str(folder), **options).encode(SENTENCES)
 
 
-def read(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_text())
-
-
 @pytest.mark.parametrize(("model_type", "has_pooler"), [("bert", True), ("distilbert", False)])
 def test_the_root_of_a_published_checkpoint_is_a_plain_encoder(
     model_type: str, has_pooler: bool, checkpoint: Make, tmp_path: Path
@@ -105,10 +101,10 @@ def test_no_pickle_local_path_or_training_leftover_is_published(
     for path in files:
         content = path.read_bytes()
         assert not [own for own in (source, tiny_bert_dir) if str(own).encode() in content], path
-    content = read(out / "tokenizer.json")
+    content = read_json(out / "tokenizer.json")
     assert content["truncation"] is content["padding"] is None
     # What Transformers 4 knows.
-    settings = read(out / "tokenizer_config.json")
+    settings = read_json(out / "tokenizer_config.json")
     assert settings["tokenizer_class"] == "PreTrainedTokenizerFast"
     assert settings["additional_special_tokens"] == ["<de>"]
     assert not {"max_length", "is_local", "extra_special_tokens"} & set(settings)
@@ -120,13 +116,13 @@ def test_the_files_of_sentence_transformers_have_names_that_servers_know(
 ) -> None:
     out = tmp_path / "out"
     build(checkpoint(), out, Options(normalize=True))
-    kinds = [module["type"].rpartition(".") for module in read(out / "modules.json")]
+    kinds = [module["type"].rpartition(".") for module in read_json(out / "modules.json")]
     assert {package for package, _, _ in kinds} == {"sentence_transformers.models"}
     assert [name for *_, name in kinds] == ["Transformer", "Pooling", "Normalize"]
     # the ONNX and OpenVINO backends do not accept further arguments
-    transformer = read(out / "sentence_bert_config.json")
+    transformer = read_json(out / "sentence_bert_config.json")
     assert transformer == {"max_seq_length": 64, "do_lower_case": False}
-    assert read(out / "tokenizer_config.json")["model_max_length"] == 64
+    assert read_json(out / "tokenizer_config.json")["model_max_length"] == 64
 
 
 @pytest.mark.parametrize("pooling", ["cls", "mean"])
@@ -161,7 +157,7 @@ def test_a_checkpoint_loads_in_sentence_transformers(
     found = library_vectors(folder, trust_remote_code=True)
     np.testing.assert_allclose(found, own_vectors(folder), atol=1e-5)
     settings = {"prompts": {}, "default_prompt_name": None, "similarity_fn_name": "dot"}
-    assert read(folder / SETTINGS) == settings
+    assert read_json(folder / SETTINGS) == settings
 
 
 def test_publishing_again_keeps_prefix_length_and_normalisation(
@@ -187,7 +183,7 @@ def test_publishing_again_keeps_similarity_and_prompts(checkpoint: Make, tmp_pat
     damage(tmp_path / "first", SETTINGS, own)
     build(tmp_path / "first", tmp_path / "second")
     prompts["document"] = "loder: "  # encode_document needs a prompt of this name
-    assert read(tmp_path / "second" / SETTINGS) == own | {"similarity_fn_name": "dot"}
+    assert read_json(tmp_path / "second" / SETTINGS) == own | {"similarity_fn_name": "dot"}
 
 
 def test_heads_load_from_the_subfolder_and_can_be_trained(
@@ -201,7 +197,7 @@ def test_heads_load_from_the_subfolder_and_can_be_trained(
     expected = model(**make_batch()).loss.item()
     assert again(**make_batch()).loss.item() == pytest.approx(expected, rel=1e-6)
     # Transformers looks at the root, and the subfolder also works by itself
-    references = read(out / "pretraining/config.json")["auto_map"].values()
+    references = read_json(out / "pretraining/config.json")["auto_map"].values()
     needed = {"losses_dap.py", *(f"{name.split('.')[0]}.py" for name in references)}
     for place in (out, out / "pretraining"):
         assert needed <= {path.name for path in place.iterdir()}

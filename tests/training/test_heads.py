@@ -1,6 +1,5 @@
 """Heads: trained before the joint training, with a frozen encoder, and copied."""
 
-import json
 import shutil
 from pathlib import Path
 
@@ -248,7 +247,7 @@ def test_language_embeddings_are_those_of_the_text_or_of_the_copied_heads(
     both = f"{flags} --rtl_direction both --max_steps 1"
     german = tmp_path / "german"
     run(f"{both} --train_data {bitext_dir}/de-en.tsv --output_dir {german}")
-    config = json.loads((german / "config.json").read_text())
+    config = read_json(german / "config.json")
     assert config["rtl_languages"] == ["de"]
 
     # Neither the checkpoint nor its heads can be trained on other languages.

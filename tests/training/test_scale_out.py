@@ -6,7 +6,6 @@ GPUs, after it has chosen the CPU and gloo.
 The trainings are slow tests. test_distributed.py compares the gradients of single steps.
 """
 
-import json
 import os
 from pathlib import Path
 
@@ -202,7 +201,7 @@ def test_checkpoints_of_a_sharded_model_load_anywhere(runs: Path) -> None:
     for folder in (runs / "fsdp2", runs / "fsdp2" / "checkpoint-3"):
         _, report = DAPForPreTraining.from_pretrained(folder, output_loading_info=True)
         assert not any(report.values()), report
-        config = json.loads((folder / "config.json").read_text())
+        config = read_json(folder / "config.json")
         assert config["auto_map"]["AutoModelForPreTraining"] == "modeling_dap.DAPForPreTraining"
         assert {path.name for path in folder.glob("*.py")} == code
 

@@ -1,6 +1,5 @@
 """What a training starts from: a checkpoint, random weights, a sentence-transformers folder."""
 
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +13,7 @@ from sentence_transformers import SentenceTransformer
 from transformers import AutoTokenizer, BertModel, PreTrainedTokenizerFast
 
 from dap_transformers.encoding.encoder import SentenceEncoder
+from dap_transformers.files import read_json, write_json
 from modules_dap import Normalize, write_modules
 
 # A DAP checkpoint
@@ -34,7 +34,7 @@ def test_a_dap_checkpoint_is_trained_further_with_its_weights_and_objective(
     before = load_file(first / "model.safetensors")
     after = load_file(second / "model.safetensors")
     assert all(torch.equal(before[key], after[key]) for key in before)
-    config = json.loads((second / "config.json").read_text())
+    config = read_json(second / "config.json")
     assert config["objective"] == "tr+rtl"
     assert (config["tr_temperature"], config["tr_bidirectional"]) == (0.1, True)
 
@@ -141,9 +141,9 @@ def library_folder(folder: Path, encoder_dir: Path, **settings: object) -> Path:
     write_modules(encoder, folder, prompts={"other": "lo: "})
     shutil.copytree(encoder_dir, folder / "0_Transformer")
     shutil.move(folder / "sentence_bert_config.json", folder / "0_Transformer")
-    modules = json.loads((folder / "modules.json").read_text())
+    modules = read_json(folder / "modules.json")
     modules[0]["path"] = "0_Transformer"
-    (folder / "modules.json").write_text(json.dumps(modules))
+    write_json(modules, folder / "modules.json")
     return folder
 
 
