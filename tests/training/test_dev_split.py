@@ -69,23 +69,6 @@ def test_small_languages_hold_out_a_twentieth(caplog: pytest.LogCaptureFixture) 
 
 
 @pytest.mark.parametrize("streaming", [False, True])
-def test_targets_of_a_given_dev_set_are_dropped(
-    streaming: bool,
-) -> None:
-    dropped = {"de": {7, 250}, "fr": {7, 207}, "sw": {100}}  # rows
-    data = leaky()
-    given = streams(data) if streaming else data
-    left = drop_targets(given, ["Sentence, 7", "SENTENCE 250!", "elsewhere"])
-    for language in data:
-        sources = data[language]["source"][:]
-        naive = [text for text in sources if int(text.split()[1]) not in dropped[language]]
-        assert [row["source"] for row in left[language]] == naive
-    if not streaming:
-        assert left["fr"]["row"][6:8] == [6, 8]
-        assert drop_targets(data, ["elsewhere"])["de"] is data["de"]
-
-
-@pytest.mark.parametrize("streaming", [False, True])
 def test_a_language_of_which_nothing_is_left_is_refused(streaming: bool, bitext_dir: Path) -> None:
     data = load_bitext(bitext_dir, streaming=streaming)
     with pytest.raises(ValueError, match="^de: .*nothing is left"):

@@ -3,16 +3,14 @@
 import shutil
 from pathlib import Path
 
-import pytest
 import torch
-from conftest import built, run, tiny_config, training_flags
+from conftest import built, run, training_flags
 from safetensors.torch import load_file
 from tiny_models import make_batch
 from transformers import AutoModel
 
-from dap_transformers.training.lora import ADAPTERS_FILE, adapter_parameters, add_adapters
+from dap_transformers.training.lora import ADAPTERS_FILE, adapter_parameters
 from dap_transformers.training.resume import FINISHED
-from encoder_dap import build_encoder
 from modeling_dap import DAPForPreTraining
 
 LORA = "--objective tr+rtl --peft_lora_rank 4"
@@ -75,15 +73,3 @@ def test_the_merged_model_computes_what_the_adapted_one_does(
         for parameter in adapters.values():
             parameter.zero_()
         assert not torch.isclose(trainer.model(**batch).loss, expected)
-
-
-@pytest.mark.parametrize("model_type", ["xlm-roberta", "deberta-v2", "modernbert", "distilbert"])
-def test_every_tested_encoder_gets_adapters_and_keeps_its_names(model_type: str) -> None:
-    encoder = build_encoder(tiny_config(model_type))
-    before = {name: value.clone() for name, value in encoder.state_dict().items()}
-    add_adapters(encoder, 2)
-    assert adapter_parameters(encoder)
-    after = encoder.state_dict()
-    assert after.keys() == before.keys()
-    assert all(torch.equal(value, after[name]) for name, value in before.items())
-    assert not any(encoder.load_state_dict(before))
