@@ -101,6 +101,7 @@ setup(
         "pyarrow>=21",
         "pyyaml>=6",
         "tabulate>=0.8.9",
+        "regex>=2025.10.22",
         "tqdm>=4.66.3",
         "xxhash>=3.4",
         "python-xz>=0.4",

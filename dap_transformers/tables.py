@@ -23,28 +23,28 @@ def text_table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     mine          -
     """
     cells = [[_one_decimal(value) for value in row] for row in rows]
-    whole = _table(header, cells, "simple")
-    width = min(WIDEST, shutil.get_terminal_size((WIDEST, 24)).columns)
-    if len(header) == 1 or _width(whole) <= width:
-        return whole
+    table = _table(header, cells, "simple")
+    if len(header) == 1 or _fits(table):
+        return table
 
     header = [header[0], *(title.replace(" ", "\n") for title in header[1:])]
     tables = []
-    start = 1
-    while start < len(header):
+    end = 1
+    while end < len(header):
+        start = end
         for end in range(len(header), start, -1):
-            part = [[row[0], *row[start:end]] for row in [header, *cells]]
-            table = _table(part[0], part[1:], "simple")
-            if _width(table) <= width:
+            part = [[row[0], *row[start:end]] for row in cells]
+            table = _table([header[0], *header[start:end]], part, "simple")
+            if _fits(table):
                 break
         tables.append(table)
-        start = end
     return "\n\n".join(tables)
 
 
-def _width(table: str) -> int:
-    """Return the length of a table's longest line."""
-    return max(map(len, table.splitlines()))
+def _fits(table: str) -> bool:
+    """Tell whether a table is as wide as the terminal or less, and at most `WIDEST`."""
+    width = min(WIDEST, shutil.get_terminal_size((WIDEST, 24)).columns)
+    return max(map(len, table.splitlines())) <= width
 
 
 def _one_decimal(value: Any) -> str:

@@ -78,9 +78,9 @@ class AlignmentOptions:
     )
     subwords: str = arg(
         "mean",
-        "State of a word: the 'mean' of its subwords or the 'first'. 'link' links subwords, and "
+        "'mean': the state of a word is the mean of its subwords. 'link': subwords are linked, and "
         "with them their words.",
-        choices=("mean", "first", "link"),
+        choices=("mean", "link"),
     )
 
 
@@ -187,14 +187,15 @@ def _tokens_of(
 
 def _align(source: _Tokens, target: _Tokens, options: AlignmentOptions) -> WordAlignment:
     """Align the words of one sentence pair."""
-    if options.subwords == "link":
-        links, similarity = _align_by_subwords(source, target, options.method)
-    else:
-        pooled = POOLED[options.subwords]
-        states = [pooled(side.states, side.is_part) for side in (source, target)]
-        links, similarity = align_tokens(*states, options.method)
+    links, similarity = SUBWORDS[options.subwords](source, target, options.method)
     missing = sum(int((~side.is_part.any(1)).sum()) for side in (source, target))
     return WordAlignment(source.words, target.words, links, similarity, missing)
+
+
+def _align_by_words(source: _Tokens, target: _Tokens, method: str) -> tuple[np.ndarray, np.ndarray]:
+    """Link words by their mean states. Return links (L, 2) and cosines (S, T)."""
+    states = [word_states(side.states, side.is_part) for side in (source, target)]
+    return align_tokens(*states, method)
 
 
 def _align_by_subwords(
@@ -218,13 +219,8 @@ def _highest(values: np.ndarray, is_part: np.ndarray) -> np.ndarray:
     return found
 
 
-def _first_states(states: np.ndarray, is_part: np.ndarray) -> np.ndarray:
-    """Return the state of each word's first token, (W, D) float64. Without a token it is 0."""
-    return word_states(states, is_part & (is_part.cumsum(1) == 1))
-
-
-#: How the states of a word's subwords become the state of the word.
-POOLED = {"mean": word_states, "first": _first_states}
+#: How words are linked by their subwords: name -> function.
+SUBWORDS = {"mean": _align_by_words, "link": _align_by_subwords}
 
 
 def _array(spans: Sequence[Span]) -> np.ndarray:

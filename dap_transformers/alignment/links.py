@@ -8,9 +8,7 @@ import numpy as np
 
 from dap_transformers.search.exact import unit_rows
 
-#: Itermax of SimAlign: rounds, and the factor for tokens that already have a link.
-ROUNDS = 2
-LINKED_FACTOR = 0.9
+LINKED_FACTOR = 0.9  # of tokens that already have a link, in Itermax of SimAlign
 
 
 def align_tokens(
@@ -53,18 +51,15 @@ def itermax(similarity: np.ndarray) -> np.ndarray:
     """
     positive = (similarity.astype(np.float64) + 1) / 2
     linked = _mutual(positive)
-    if min(linked.shape) <= 2:
+    free_source = ~linked.any(1, keepdims=True)  # (S, 1)
+    free_target = ~linked.any(0, keepdims=True)  # (1, T)
+    if min(linked.shape) <= 2 or not free_source.any() or not free_target.any():
         return linked
-    for _ in range(ROUNDS - 1):
-        free_source = ~linked.any(1, keepdims=True)  # (S, 1)
-        free_target = ~linked.any(0, keepdims=True)  # (1, T)
-        if not free_source.any() or not free_target.any():
-            break
-        both_are_free = free_source & free_target
-        one_is_free = free_source | free_target
-        factor = np.where(both_are_free, 1.0, np.where(one_is_free, LINKED_FACTOR, 0.0))
-        linked = linked | (_mutual(positive * factor) & one_is_free)
-    return linked
+
+    both_are_free = free_source & free_target
+    one_is_free = free_source | free_target
+    factor = np.where(both_are_free, 1.0, np.where(one_is_free, LINKED_FACTOR, 0.0))
+    return linked | (_mutual(positive * factor) & one_is_free)
 
 
 def _mutual(similarity: np.ndarray) -> np.ndarray:

@@ -5,6 +5,8 @@ import unicodedata
 from collections.abc import Sequence
 from functools import lru_cache
 
+import regex
+
 #: First character of a word or token, and the character after its last one.
 Span = tuple[int, int]
 
@@ -12,6 +14,8 @@ Span = tuple[int, int]
 _WITHOUT_SPACES = ("CJK", "HIRAGANA", "KATAKANA", "BOPOMOFO", "THAI", "LAO", "KHMER", "MYANMAR")
 #: Letters of such a script in one word. Words of these languages are shorter.
 LONGEST_WORD = 12
+#: Punctuation, or what begins and ends with anything else and has no space.
+_WORD = regex.compile(r"\p{P}+|[^\p{P}\s](\S*[^\p{P}\s])?")
 
 
 def space_words(sentence: str) -> list[Span]:
@@ -29,13 +33,7 @@ def punctuated_words(sentence: str) -> list[Span]:
     >>> punctuated_words("Ya, Caín's...")
     [(0, 2), (2, 3), (4, 10), (10, 13)]
     """
-    words = []
-    for start, end in space_words(sentence):
-        letters = [i for i in range(start, end) if unicodedata.category(sentence[i])[0] != "P"]
-        first, after_last = (letters[0], letters[-1] + 1) if letters else (start, end)
-        spans = [(start, first), (first, after_last), (after_last, end)]
-        words += [span for span in spans if span[0] < span[1]]
-    return words
+    return [match.span() for match in _WORD.finditer(sentence)]
 
 
 def tokenizer_words(

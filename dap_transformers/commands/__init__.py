@@ -6,7 +6,6 @@ seconds.
 """
 
 import sys
-from collections.abc import Sequence
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -15,38 +14,32 @@ from dap_transformers import __version__
 from dap_transformers.text.archives import disk_path
 
 #: Flags whose values are files and folders of text, or a Hub dataset, which has one slash.
-TEXT_FLAGS = ("bucc", "data", "data_dir", "gold", "train_data", "validation_data")
+TEXTS = ("text", "bucc", "data", "data_dir", "gold", "train_data", "validation_data")
 
 
-def run(module: str, begins_with_text: bool = False) -> None:
-    """Run the command of a module, or print the version."""
-    if sys.argv[1:] == ["--version"]:
+def run(module: str, first: str = "recipe") -> None:
+    """Run the command of a module, or print the version. It takes a recipe or a "text" `first`."""
+    argv = sys.argv[1:]
+    if argv == ["--version"]:
         print(f"dap-transformers {__version__}")
         return
-    for word in missing_inputs(sys.argv[1:], begins_with_text):
-        sys.exit(f"error: {word}: no such file or folder")
-    import_module(module).main()
 
-
-def missing_inputs(argv: Sequence[str], begins_with_text: bool) -> list[str]:
-    """Return the recipes and texts on a command line that do not exist."""
-    flag = "text" if begins_with_text else "recipe"
-    missing = []
+    flag = first
     for word in argv:
         if word.startswith("-"):
             flag = word.lstrip("-").replace("-", "_")
             continue
         is_recipe = flag == "recipe" and word.endswith(".yaml")
-        is_text = flag in ("text", *TEXT_FLAGS) and word.count("/") != 1
+        is_text = flag in TEXTS and word.count("/") != 1
         if (is_recipe or is_text) and not disk_path(Path(word).expanduser()).exists():
-            missing.append(word)
-    return missing
+            sys.exit(f"error: {word}: no such file or folder")
+    import_module(module).main()
 
 
 train_dap = partial(run, "train_dap")
 eval_retrieval = partial(run, "eval_retrieval")
 run_xnli = partial(run, "run_xnli")
-mine_bitext = partial(run, "dap_transformers.commands.mine", begins_with_text=True)
-align_words = partial(run, "dap_transformers.commands.align", begins_with_text=True)
+mine_bitext = partial(run, "dap_transformers.commands.mine", first="text")
+align_words = partial(run, "dap_transformers.commands.align", first="text")
 prepare_data = partial(run, "dap_transformers.commands.prepare")
 push_to_hub = partial(run, "dap_transformers.commands.push")

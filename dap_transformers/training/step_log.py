@@ -11,13 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from tqdm.auto import tqdm
-from transformers import (
-    ProgressCallback,
-    TrainerCallback,
-    TrainerControl,
-    TrainerState,
-    TrainingArguments,
-)
+from transformers import ProgressCallback, TrainerCallback, TrainerState
 
 from dap_transformers.errors import UserError
 from losses_dap import sum_over_processes
@@ -35,14 +29,7 @@ NOT_PRINTED = (
 class ShortLines(TrainerCallback):
     """Callback that prints the numbers of a step on one line."""
 
-    def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: Mapping[str, Any] | None = None,
-        **_: Any,
-    ) -> None:
+    def on_log(self, args: Any, state: TrainerState, control: Any, logs: dict, **_: Any) -> None:
         if state.is_world_process_zero:
             tqdm.write(f"step {state.global_step}: {readable(logs)}")
 
