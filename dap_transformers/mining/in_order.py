@@ -1,154 +1,107 @@
 """Align two translations of one text, in order: groups of sentences that translate each other.
 
-The cost of a group is that of vecalign (Thompson & Koehn 2019, section 3.1): the cosine distance of
-the group's two vectors, divided by their mean distance to the other text, times the number of
-sentences on both sides. A dynamic programme finds the groups of lowest total cost. It looks only
-near the sentences that are each other's nearest neighbours, so it takes time and memory in
-proportion to the length of the texts.
+The cost is that of vecalign (Thompson & Koehn 2019, sections 3.1 and 3.2). A group of a source
+sentences with vector x and b target sentences with vector y costs
 
-Legend: `N`, `M` sentences of source and target, `D` dimensions, `G` groups, `R` rows, `C` columns.
+    2 a b (1 - cos(x, y)) / (d(x) + d(y)),
+
+where d is the mean cosine distance of a vector to all groups of the other text. vecalign estimates
+d from a sample. A sentence without a translation costs what a fifth of all pairs do not exceed.
+
+A dynamic programme finds the groups of lowest total cost. It looks only near the sentences that are
+each other's nearest neighbours, so its time and memory grow in proportion to the length of the
+texts. Only the exact search of these neighbours compares all sentences.
+
+Legend: `N`, `M` sentences of source and target, `S` sizes of groups, `V` distinct groups of a text,
+`D` dimensions, `G` groups of the alignment, `A` anchors, `R` rows, `C` columns. Row i and column j
+of the dynamic programme stand for i source and j target sentences that are aligned.
 """
 
 import logging
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import product
 
 import numpy as np
-import pyarrow as pa
+from torch import Tensor
 
-from dap_transformers.disk_arrays import row_blocks
-from dap_transformers.errors import UserError, counted
+from dap_transformers.disk_arrays import blocks_of
+from dap_transformers.errors import counted
+from dap_transformers.mining.margin import PAIR, select
 from dap_transformers.mining.mine import MiningResult, TwoTexts
-from dap_transformers.mining.texts import DistinctSentences, TextPair, Vectors, read_texts
-from dap_transformers.search.exact import Neighbours, Search, mutual_neighbours, unit_rows
+from dap_transformers.mining.texts import GroupedText, TextsInOrder, Vectors, read_texts
+from dap_transformers.search.exact import Search, mutual_neighbours, unit_rows
 
 logger = logging.getLogger(__name__)
 
-#: A group of neighbouring sentences: the first one of each side, from 0, and their numbers.
-GROUP = np.dtype(
-    [
-        ("score", np.float64),
-        ("source", np.int64),
-        ("target", np.int64),
-        ("sources", np.int64),
-        ("targets", np.int64),
-    ]
-)
-#: The path lies within this many anchors, and this many sentences beyond them.
-ANCHORS_AROUND = 5
-MARGIN = 20
-#: Most places (source sentence, target sentence) that are looked at, a byte each.
-MOST_PLACES = 1_000_000_000
+#: A pair of groups: the first sentence of each side, from 0, and the numbers of sentences.
+GROUP = np.dtype([*PAIR.descr, ("sources", np.int64), ("targets", np.int64)])
+#: The path lies within this many sentences of the line through the anchors.
+MARGIN = 100
 #: Rows of the dynamic programme whose costs are computed at a time.
 BLOCK = 128
-#: Cost of a sentence without a translation: this quantile of the costs of random pairs, as in
-#: vecalign.
+#: Rows of vectors that are summed at a time.
+MEAN_ROWS = 4096
+#: Cost of a sentence without a translation: this quantile of the costs of pairs, as in vecalign.
+#: The pairs are all those of at most `SAMPLE` sentences of each side.
 SKIP_QUANTILE = 0.2
-RANDOM_PAIRS = 20_000
+SAMPLE = 500
 #: Below this share of nearest pairs in one order, the texts are reported as not in order.
 IN_ORDER = 0.5
 #: A text that is longer by more than this factor is reported.
 LONGER = 3
-#: Marks of a sentence without a translation, in the table of steps.
-SKIP_SOURCE, SKIP_TARGET = -1, -2
 
-
-class Side:
-    """The vectors of all groups of neighbouring sentences in one text.
-
-    Args:
-        vectors: for groups of 1, 2, … sentences, the vectors of the distinct groups (…, D).
-        rows: for each size, the row of each group's vector, by the group's first sentence.
-    """
-
-    def __init__(self, vectors: Sequence[np.ndarray], rows: Sequence[np.ndarray]) -> None:
-        self.vectors = vectors
-        self.rows = rows
-        self.sizes = range(1, len(vectors) + 1)
-
-    def __len__(self) -> int:
-        return len(self.rows[0])
-
-    def units(self, size: int, starts: np.ndarray | slice) -> np.ndarray:
-        """Return the unit vectors (R, D) of the groups that begin with these sentences."""
-        rows = self.rows[size - 1][starts]
-        return unit_rows(self.vectors[size - 1][rows], "sentences").numpy()
-
-    def mean(self) -> np.ndarray:
-        """Return the mean of the unit vectors of all groups, (D,) float64."""
-        total = np.zeros(self.vectors[0].shape[1])
-        for size in self.sizes:
-            for block in row_blocks(len(self.rows[size - 1]), BLOCK):
-                total += self.units(size, block).sum(0, dtype=np.float64)
-        return total / sum(map(len, self.rows))
+#: First sentences of groups, from 0.
+Starts = np.ndarray | slice
 
 
 class Costs:
-    """The cost of a group: 2 a b (1 - cos(x, y)) / (d(x) + d(y)).
+    """The costs of groups.
 
-    a and b are the numbers of source and target sentences, x and y the vectors of the group. d(x)
-    is the mean cosine distance of x to all groups of the other text. vecalign takes a sample.
+    Args:
+        vectors: of the distinct groups of both texts, (V, D) each. Single sentences come first, in
+            the order of the text.
+        groups: (N, S) and (M, S), the row of each group's vector. A group has a first sentence and
+            a size, 1 to S.
     """
 
-    def __init__(self, source: Side, target: Side) -> None:
-        self.source = source
-        self.target = target
-        self.source_mean = source.mean()
-        self.target_mean = target.mean()
+    def __init__(self, vectors: Vectors, groups: Sequence[np.ndarray]) -> None:
+        self.vectors = vectors
+        self.groups = groups
+        self.means = []  # of the unit vectors of each text, (D,)
+        for side in vectors:
+            total = sum(unit_rows(part, "vectors").sum(0) for part in blocks_of(side, MEAN_ROWS))
+            self.means.append(total / len(side))
+        self.sizes = list(product(range(1, groups[0].shape[1] + 1), repeat=2))
+        samples = [slice(None, None, len(rows) // SAMPLE + 1) for rows in groups]
+        self.skip = np.quantile(self.of((1, 1), *samples), SKIP_QUANTILE)
 
-    def block(self, rows: slice, columns: slice) -> dict[tuple[int, int], np.ndarray]:
-        """Return the costs of the groups that begin in R source and C target sentences.
+    def units(self, side: int, starts: Starts, sizes: np.ndarray | int) -> Tensor:
+        """Return the unit vectors (R, D) of groups, given their first sentences and sizes."""
+        rows = self.groups[side][starts, sizes - 1]
+        return unit_rows(self.vectors[side][rows], "vectors")
 
-        The result has (R, C) costs by the size of the group. Near the end of a text there are
-        fewer groups.
-        """
-        costs = {}
-        targets = {b: self.target.units(b, columns) for b in self.target.sizes}
-        for a in self.source.sizes:
-            x = self.source.units(a, rows)
-            of_x = 1 - x @ self.target_mean
-            for b, y in targets.items():
-                of_y = 1 - y @ self.source_mean
-                distance = 1 - (x @ y.T).astype(np.float64)
-                costs[a, b] = 2 * a * b * distance / (of_x[:, None] + of_y)
-        return costs
-
-    def skip(self) -> float:
-        """Return the cost of a sentence without a translation, from random pairs of sentences."""
-        rng = np.random.default_rng(0)
-        x = self.source.units(1, rng.integers(len(self.source), size=RANDOM_PAIRS))
-        y = self.target.units(1, rng.integers(len(self.target), size=RANDOM_PAIRS))
-        distance = 1 - (x * y).sum(1)
-        costs = 2 * distance / (2 - x @ self.target_mean - y @ self.source_mean)
-        return float(np.quantile(costs, SKIP_QUANTILE))
+    def of(self, sizes: tuple[int, int], sources: Starts, targets: Starts) -> np.ndarray:
+        """Return the costs (R, C) of groups with these sizes and first sentences."""
+        a, b = sizes
+        x = self.units(0, sources, a)
+        y = self.units(1, targets, b)
+        usual = (1 - x @ self.means[1])[:, None] + (1 - y @ self.means[0])
+        return (2 * a * b * (1 - x @ y.T) / usual).numpy()
 
 
 # ---------------------------------------------------------------------------- where the path may be
 
 
-def anchors_of(source: Side, target: Side, neighbours: Neighbours) -> tuple[np.ndarray, int]:
-    """Find pairs of sentences that are each other's nearest neighbours and follow in order.
-
-    Sentences that are repeated in their text are left out.
-
-    Returns:
-        The longest chain of pairs, (A, 2) positions in source and target, both ascending. Also the
-        number of all such pairs, in any order.
-    """
-    places = []
-    for side in (source, target):
-        rows, first, counts = np.unique(side.rows[0], return_index=True, return_counts=True)
-        place = np.full(rows[-1] + 1, -1)
-        place[rows[counts == 1]] = first[counts == 1]
-        places.append(place)
-    forward = neighbours.forward_indices[:, 0]
-    rows = np.arange(len(forward))
-    rows = rows[neighbours.backward_indices[forward, 0] == rows]
-    pairs = np.stack([places[0][rows], places[1][forward[rows]]], 1)
-    pairs = pairs[(pairs >= 0).all(1)]
-    pairs = pairs[np.argsort(pairs[:, 0])]
-    return pairs[longest_ascending(pairs[:, 1].tolist())], len(pairs)
+def nearest_pairs(costs: Costs, search: Search) -> np.ndarray:
+    """Find the sentences that are each other's nearest neighbours: (pairs, 2), by source."""
+    first = [np.unique(rows[:, 0], return_index=True)[1] for rows in costs.groups]
+    near = search(*(side[: len(own)] for side, own in zip(costs.vectors, first)), 1)
+    forward = near.forward_indices[:, 0]
+    rows = np.flatnonzero(near.backward_indices[forward, 0] == np.arange(len(forward)))
+    return np.stack([first[0][rows], first[1][forward[rows]]], 1)
 
 
 def longest_ascending(values: Sequence[int]) -> list[int]:
@@ -158,173 +111,113 @@ def longest_ascending(values: Sequence[int]) -> list[int]:
     [1, 4, 5]
     """
     lowest: list[int] = []  # the lowest last value of a part, by the part's length
-    last: list[int] = []  # the place of that value
-    before: list[int] = []
+    parts: list[tuple | None] = [None]  # such a part: its last place, and the part before
     for place, value in enumerate(values):
         length = bisect_left(lowest, value)
-        before.append(last[length - 1] if length else -1)
         lowest[length : length + 1] = [value]
-        last[length : length + 1] = [place]
+        parts[length + 1 : length + 2] = [(place, parts[length])]
 
     found = []
-    place = last[-1] if last else -1
-    while place >= 0:
+    part = parts[-1]
+    while part:
+        place, part = part
         found.append(place)
-        place = before[place]
     return found[::-1]
 
 
 def band_around(anchors: np.ndarray, n: int, m: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the first and last column (N + 1,) of each row of the dynamic programme, inclusive.
+    """Return the first and the last column (N + 1,) of each row, given places (A, 2) in order.
 
-    Row i and column j stand for i source and j target sentences that are aligned.
+    All rows together have about 2 · `MARGIN` · (N + M) columns, wherever the anchors are.
     """
-    rows = np.concatenate([[0], anchors[:, 0], [n]])
-    columns = np.concatenate([[0], anchors[:, 1], [m]])
-    place = np.searchsorted(rows, np.arange(n + 1))
-    low = columns[np.maximum(place - ANCHORS_AROUND, 0)] - MARGIN
-    high = columns[np.minimum(place + ANCHORS_AROUND, len(columns) - 1)] + MARGIN
-    low, high = np.maximum(low, 0), np.minimum(high, m)
-    if (high - low + 1).sum() > MOST_PLACES:
-        raise UserError("too few sentences are each other's nearest ones to align texts this long")
-    return low, high
+    corners = np.concatenate([[(0, 0)], anchors, [(n, m)]])
+    rows = np.arange(n + 1)
+    low = np.interp(rows - MARGIN, *corners.T).astype(int) - MARGIN
+    high = np.interp(rows + MARGIN, *corners.T).astype(int) + MARGIN
+    return np.maximum(low, 0), np.minimum(high, m)
 
 
 # --------------------------------------------------------------------------------- the best groups
 
 
 def best_groups(costs: Costs, low: np.ndarray, high: np.ndarray) -> np.ndarray:
-    """Find the groups of lowest total cost whose path stays between two columns in every row.
+    """Find the groups (G,) of lowest total cost, in order and without scores.
 
-    Returns:
-        Groups (G,) of `GROUP` in order, without scores. Skipped sentences are in none.
+    Their path stays between two columns in every row, which never fall from row to row. Sentences
+    without a translation are in no group.
     """
-    n, m = len(costs.source), len(costs.target)
-    skip = costs.skip()
-    sizes = [(a, b) for a in costs.source.sizes for b in costs.target.sizes]
-    # for each place the step that leads there: a number of `sizes`, or a skip
-    steps = [np.empty(last - first + 1, np.int8) for first, last in zip(low, high)]
-    # the lowest costs so far, of this row and of those that a group can reach from here
-    best = [np.full(len(step), np.inf) for step in steps[: costs.source.sizes[-1] + 1]]
-    best[0][0] = 0.0
-
-    def offer(ahead: int, column: int, values: np.ndarray, step: int) -> None:
-        """Take the lower costs for the places from a column on, in a row ahead of this one."""
-        first = low[row + ahead]
-        begin = max(column, first)
-        end = min(column + len(values), high[row + ahead] + 1)
-        if begin < end:
-            present = best[ahead][begin - first : end - first]
-            values = values[begin - column : end - column]
-            is_lower = values < present
-            present[is_lower] = values[is_lower]
-            steps[row + ahead][begin - first : end - first][is_lower] = step
+    n, m = len(low) - 1, high[-1]
+    moves = [(1, 0), *costs.sizes, (0, 1)]
+    largest, margin = costs.sizes[-1]
+    # lowest costs of the last rows, behind a margin of columns that no path reaches
+    best = np.full((largest + 1, margin + m + 1), np.inf)
+    steps = []  # for each row and column the number of the move that leads there
 
     for row in range(n + 1):
-        # skip target sentences: the lowest cost of any column before, and the cost of the way
-        reached = best[0]
-        way = skip * np.arange(len(reached))
-        lowest = np.minimum.accumulate(reached - way)
-        steps[row][lowest < reached - way] = SKIP_TARGET
-        reached = lowest + way
-        if row == n:
-            break
-
         if row % BLOCK == 0:
-            rows = slice(row, row + BLOCK)
-            columns = slice(low[row], high[min(row + BLOCK, n)] + 1)
-            block = costs.block(rows, columns)
-        offer(1, low[row], reached + skip, SKIP_SOURCE)
-        for number, (a, b) in enumerate(sizes):
-            values = block[a, b]
-            if row % BLOCK < len(values):
-                own = values[row % BLOCK, low[row] - columns.start :][: len(reached)]
-                offer(a, low[row] + b, reached[: len(own)] + own, number)
-        best.pop(0)
-        for step in steps[row + 1 + costs.source.sizes[-1] :][:1]:
-            best.append(np.full(len(step), np.inf))
+            rows = np.arange(row, min(row + BLOCK, n + 1))
+            columns = np.arange(low[row], high[rows[-1]] + 1)
+            block = [np.full((len(rows), len(columns)), costs.skip)]
+            for a, b in costs.sizes:
+                starts = np.maximum(rows - a, 0), np.maximum(columns - b, 0)
+                block.append(costs.of((a, b), *starts))
+            block = np.stack(block)  # (1 + sizes, R, C)
 
-    return _trace(steps, low, sizes, n, m)
+        # come from an earlier row: skip a source sentence, or add a group
+        start, end = low[row] + margin, high[row] + margin + 1
+        before = [best[(row - a) % len(best), start - b : end - b] for a, b in moves[:-1]]
+        own = slice(low[row] - columns[0], high[row] - columns[0] + 1)
+        total = np.stack(before) + block[:, row % BLOCK, own]  # (1 + sizes, C)
+        step = total.argmin(0)
+        total = total.min(0)
+        if row == 0:
+            total[0] = 0
 
+        # skip target sentences: the lowest cost of any column before, and the cost of the way
+        way = costs.skip * np.arange(len(total))
+        lowest = np.minimum.accumulate(total - way)
+        step[lowest < total - way] = len(moves) - 1
+        best[row % len(best), start - margin : start] = np.inf
+        best[row % len(best), start:end] = lowest + way
+        steps.append(step.astype(np.min_scalar_type(len(moves))))
 
-def _trace(
-    steps: list[np.ndarray], low: np.ndarray, sizes: list[tuple[int, int]], row: int, column: int
-) -> np.ndarray:
-    """Follow the steps back from the last row and column, and return the groups in order."""
+    # follow the moves back
     found = []
-    while row or column:
-        step = steps[row][column - low[row]]
-        if step == SKIP_SOURCE:
-            row -= 1
-        elif step == SKIP_TARGET:
-            column -= 1
-        else:
-            a, b = sizes[step]
-            row -= a
-            column -= b
-            found.append((0.0, row, column, a, b))
+    i, j = n, m
+    while i or j:
+        a, b = moves[steps[i][j - low[i]]]
+        i -= a
+        j -= b
+        if a and b:
+            found.append((0.0, i, j, a, b))
     return np.array(found[::-1], GROUP)
 
 
-def align(source: Side, target: Side, neighbours: Neighbours) -> tuple[np.ndarray, list[str]]:
-    """Align two texts, given the nearest neighbours of their distinct sentences.
+def align(costs: Costs, search: Search = mutual_neighbours) -> tuple[np.ndarray, list[str]]:
+    """Align two texts, near the pairs of nearest sentences that `search` finds.
 
     Returns:
         Groups (G,) of `GROUP` in order. The score is the cosine of a group's two vectors. Also
         remarks on what may be wrong with the texts.
     """
-    anchors, pairs = anchors_of(source, target, neighbours)
+    pairs = nearest_pairs(costs, search)
+    anchors = pairs[longest_ascending(pairs[:, 1].tolist())]
+    lengths = [len(rows) for rows in costs.groups]
     remarks = []
-    if len(anchors) < IN_ORDER * pairs:
+    if len(anchors) < IN_ORDER * len(pairs):
         remarks.append(
-            f"only {len(anchors)} of {pairs} nearest pairs are in one order: are these "
+            f"only {len(anchors)} of {len(pairs)} nearest pairs are in one order: are these "
             "translations of each other, in the same order? Without --in_order, pairs are found in "
             "any order"
         )
-    fewer, more = sorted([len(source), len(target)])
-    if more > LONGER * fewer:
-        remarks.append(f"one text has {more:,} sentences, the other only {fewer:,}")
+    if max(lengths) > LONGER * min(lengths):
+        remarks.append(f"one text has {max(lengths):,} sentences, the other {min(lengths):,}")
 
-    low, high = band_around(anchors, len(source), len(target))
-    groups = best_groups(Costs(source, target), low, high)
-    for a in source.sizes:
-        for b in target.sizes:
-            of_size = np.flatnonzero((groups["sources"] == a) & (groups["targets"] == b))
-            for rows in np.array_split(of_size, len(of_size) // BLOCK + 1):
-                x = source.units(a, groups["source"][rows])
-                y = target.units(b, groups["target"][rows])
-                groups["score"][rows] = (x * y).sum(1)
+    groups = best_groups(costs, *band_around(anchors, *lengths))
+    x = costs.units(0, groups["source"], groups["sources"])
+    y = costs.units(1, groups["target"], groups["targets"])
+    groups["score"] = (x * y).sum(1)
     return groups, remarks
-
-
-# ----------------------------------------------------------------------------- from files to groups
-
-
-@dataclass(frozen=True)
-class TextsInOrder(TextPair):
-    """Two texts whose pairs are groups of neighbouring sentences."""
-
-    schema = pa.schema(
-        {
-            "score": pa.float64(),
-            "source": pa.string(),
-            "target": pa.string(),
-            "source_lines": pa.list_(pa.int64()),
-            "target_lines": pa.list_(pa.int64()),
-        }
-    )
-
-    def table(self, pairs: np.ndarray) -> pa.Table:
-        """Return groups with their sentences, joined by blanks, and their lines, from 1."""
-        columns = {"score": pairs["score"].round(6)}
-        for name, text in self.sides().items():
-            lines = np.flatnonzero(text.rows >= 0)
-            starts = pairs[name]
-            ends = starts + pairs[f"{name}s"]
-            own = [lines[start:end] for start, end in zip(starts, ends)]
-            columns[name] = [" ".join(text[row] for row in text.rows[each]) for each in own]
-            columns[f"{name}_lines"] = [each + 1 for each in own]
-        return pa.table(columns, schema=self.schema)
 
 
 @dataclass
@@ -337,54 +230,28 @@ class InOrder(TwoTexts):
     largest_group: int = 3
     description = "alignment of sentences in order"
 
-    def read(self) -> list[TextPair]:
-        """Read the two texts. Their groups of 2 and more sentences come first."""
-        texts = read_texts(self.source, self.target)
-        groups = []
-        for size in range(2, self.largest_group + 1):
-            sides = []
-            for text in texts.sides().values():
-                name = f"{text.name} in groups of {size}"
-                sides.append(DistinctSentences(_joined(text, size), name))
-            groups.append(TextPair(*sides))
-        return [*groups, TextsInOrder(texts.source, texts.target)]
+    def read(self) -> list[TextsInOrder]:
+        kind = partial(GroupedText, largest=self.largest_group)
+        pair = read_texts(self.source, self.target, kind=kind)
+        return [TextsInOrder(pair.source, pair.target)]
 
     def mine(
         self,
-        texts: Sequence[TextPair],
+        texts: Sequence[TextsInOrder],
         vectors: Sequence[Vectors],
         search: Search = mutual_neighbours,
     ) -> MiningResult:
-        """Align the sentences, given the vectors of the distinct texts of what `read` returned."""
-        ordered = [texts[-1], *texts[:-1]]
-        ordered_vectors = [vectors[-1], *vectors[:-1]]
-        sides = []
-        for number, name in enumerate(("source", "target")):
-            rows = [getattr(pair, name).rows for pair in ordered]
-            used = [(each[number], own[own >= 0]) for each, own in zip(ordered_vectors, rows)]
-            used = [(found, own) for found, own in used if len(own)]  # a text of one sentence
-            sides.append(Side(*zip(*used)))
-        neighbours = search(*vectors[-1], 1)
-        groups, remarks = align(*sides, neighbours)
+        sides = texts[0].sides()
+        costs = Costs(vectors[0], [text.groups for text in sides.values()])
+        groups, remarks = align(costs, search)
         for remark in remarks:
             logger.warning("%s", remark)
+        kept = select(groups, self.options.lowest)
 
-        kept = groups
-        if self.options.lowest is not None:
-            kept = groups[groups["score"] >= self.options.lowest]
+        summary = f"{counted(len(kept), 'group')} kept of {len(groups):,}; without a translation"
         numbers = {"remarks": remarks}
-        for name, side in zip(("source", "target"), sides):
-            numbers[f"{name}_without_translation"] = len(side) - int(groups[f"{name}s"].sum())
-        summary = (
-            f"{counted(len(kept), 'group')} kept of {len(groups):,}; without a translation: "
-            f"{numbers['source_without_translation']:,} source sentences, "
-            f"{numbers['target_without_translation']:,} target sentences"
-        )
-        return MiningResult(neighbours, len(groups), kept, summary, numbers)
-
-
-def _joined(text: DistinctSentences, size: int) -> Iterator[str]:
-    """Yield each group of neighbouring sentences of a text, joined by blanks."""
-    rows = text.rows[text.rows >= 0].tolist()
-    for first in range(len(rows) - size + 1):
-        yield " ".join(text[row] for row in rows[first : first + size])
+        for name, text in sides.items():
+            left = len(text.groups) - int(groups[f"{name}s"].sum())
+            numbers[f"{name}_without_translation"] = left
+            summary += f", {counted(left, f'{name} sentence')}"
+        return MiningResult(None, len(groups), kept, summary, numbers)

@@ -141,14 +141,15 @@ class MiningResult:
     """What was found in two texts.
 
     Attributes:
-        neighbours: the nearest neighbours of all sentences, with which the margin compares.
+        neighbours: the nearest neighbours of all sentences, with which the margin compares. None
+            if no margin is computed.
         candidates: number of all pairs.
         kept: pairs of lines, from 0, that reach the threshold, at most `top_n`.
         summary: text that says how many pairs are kept and why.
         numbers: further numbers by name, for a report.
     """
 
-    neighbours: Neighbours
+    neighbours: Neighbours | None
     candidates: int
     kept: np.ndarray
     summary: str

@@ -8,9 +8,10 @@ Legend: `N` distinct sentences of a text, `D` dimensions, `P` pairs, `L` lines, 
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import count, islice
+from itertools import chain, count, islice, product
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -52,6 +53,8 @@ SCHEMA = pa.schema(
 GROUP_ROWS = 2**16
 #: Ending of the name of a translation memory, which needs the languages.
 MEMORY = ".tmx"
+#: Ends in a Chinese or Japanese character, behind which no blank stands.
+NO_BLANK = re.compile("[\u3000-\u30ff\u3400-\u9fff\uff00-\uffef]$")
 #: A sentence's key (`text_keys`), and the number of its line, from 1.
 KEYED_LINE = np.dtype([("key", np.uint64), ("line", np.int64)])
 
@@ -73,6 +76,7 @@ class DistinctSentences:
     Attributes:
         rows: (L,) for each line the number of its sentence, from 0. It is -1 for an empty line.
         first_line: (N,) for each sentence the number of the first line that holds it, from 1.
+        distinct: the number of distinct sentences.
     """
 
     def __init__(self, lines: Iterable[str], name: str | Path = "text") -> None:
@@ -98,6 +102,7 @@ class DistinctSentences:
             np.where(block == 0, -1, np.searchsorted(self.first_line, block))
             for block in blocks_of(earliest)
         )
+        self.distinct = len(self)
 
     def __len__(self) -> int:
         return len(self.first_line)
@@ -110,7 +115,7 @@ class DistinctSentences:
         counts = self.counts()
         lines = counted(counts["lines"], "line")
         left_out = f"{counts['empty']:,} empty, {counts['repeated']:,} repeated"
-        return f"{self.name}: {lines}, {left_out}, {counted(len(self), 'sentence')}"
+        return f"{self.name}: {lines}, {left_out}, {counted(counts['distinct'], 'sentence')}"
 
     def place(self, row: int) -> str:
         """Return the file and the line of a sentence, for messages."""
@@ -123,8 +128,8 @@ class DistinctSentences:
             "file": Path(self.name).name,
             "lines": len(self.rows),
             "empty": empty,
-            "repeated": len(self.rows) - empty - len(self),
-            "distinct": len(self),
+            "repeated": len(self.rows) - empty - self.distinct,
+            "distinct": self.distinct,
         }
 
     def digest(self) -> str:
@@ -167,6 +172,43 @@ def _first_lines(earliest: np.ndarray) -> Iterator[np.ndarray]:
         yield lines[earliest[block] == lines]
 
 
+class GroupedText(DistinctSentences):
+    """The distinct groups of 1 to S neighbouring sentences of a text, single sentences first.
+
+    Attributes:
+        rows: (L,) for each line the number of the group that is only its sentence.
+        groups: (N, S) for each sentence the numbers of the groups that begin with it, by size. N
+            counts all sentences. The last groups are shorter, because the text ends.
+    """
+
+    def __init__(self, lines: Iterable[str], name: str | Path, largest: int) -> None:
+        lines = list(lines)
+        self.lines = np.flatnonzero([not is_blank(line) for line in lines])  # (N,) from 0
+        sentences = [lines[line] for line in self.lines]
+        places = product(range(1, largest + 1), range(len(sentences)))
+        super().__init__((joined(sentences[i : i + size]) for size, i in places), name)
+        self.groups = self.rows.reshape(largest, -1).T
+        self.rows = np.full(len(lines), -1)
+        self.rows[self.lines] = self.groups[:, 0]
+        self.distinct = len(np.unique(self.groups[:, 0]))
+
+    def place(self, row: int) -> str:
+        sentence = (self.first_line[row] - 1) % len(self.lines)
+        return f"{self.name}, line {self.lines[sentence] + 1}"
+
+
+def joined(sentences: Iterable[str]) -> str:
+    """Join sentences by blanks, but without one behind Chinese or Japanese characters.
+
+    >>> joined(["Ja.", "Nein."]), joined(["是。", "不。"])
+    ('Ja. Nein.', '是。不。')
+    """
+    text, *others = sentences
+    for other in others:
+        text += other if NO_BLANK.search(text) else f" {other}"
+    return text
+
+
 @dataclass(frozen=True)
 class TextPair:
     """Two texts to mine and, if they are a split of BUCC, their true pairs.
@@ -179,7 +221,6 @@ class TextPair:
     source: DistinctSentences | None
     target: DistinctSentences | None
     gold: np.ndarray | None = None
-    schema = SCHEMA
 
     def sides(self) -> dict[str, DistinctSentences]:
         """Return the texts that are known, by "source" and "target"."""
@@ -208,13 +249,33 @@ class TextPair:
         return pa.table(columns, schema=pa.schema([f for f in SCHEMA if f.name in columns]))
 
 
+class TextsInOrder(TextPair):
+    """Two texts, of `GroupedText`, whose pairs are those of groups."""
+
+    def table(self, pairs: np.ndarray) -> pa.Table:
+        """Return pairs of groups (`in_order.GROUP`) with their text and their lines, from 1."""
+        columns = {"score": pairs["score"].round(6)}
+        lines = {}
+        for name, text in self.sides().items():
+            starts, sizes = pairs[name], pairs[f"{name}s"]
+            columns[name] = [text[row] for row in text.groups[starts, sizes - 1].tolist()]
+            parts = (text.lines[i : i + size] for i, size in zip(starts, sizes))
+            lines[f"{name}_lines"] = [part + 1 for part in parts]
+        return pa.table(columns | lines)
+
+
 # -------------------------------------------------------------------------- from files to vectors
 
 
-def read_texts(source_file: str, target_file: str, is_parallel: bool = False) -> TextPair:
+def read_texts(
+    source_file: str,
+    target_file: str,
+    is_parallel: bool = False,
+    kind: Callable[..., DistinctSentences] = DistinctSentences,
+) -> TextPair:
     """Read two texts with one sentence per line, and equally many lines if `is_parallel`."""
-    source = DistinctSentences(read_sentences(source_file), source_file)
-    target = DistinctSentences(read_sentences(target_file), target_file)
+    source = kind(read_sentences(source_file), source_file)
+    target = kind(read_sentences(target_file), target_file)
     for text in (source, target):
         if not len(text):
             raise UserError(f"{text.name}: none of its lines holds a sentence")
@@ -295,13 +356,14 @@ def write_pairs(
             rows = (row for table in tables for row in table.to_pylist())
             write_memory(((row["source"], row["target"]) for row in rows), languages, output)
         else:
-            WRITERS.get(suffix, _write_tsv)(texts.schema, tables, output)
+            WRITERS.get(suffix, _write_tsv)(tables, output)
 
 
-def _write_tsv(schema: pa.Schema, tables: Iterable[pa.Table], output: BinaryIO) -> None:
+def _write_tsv(tables: Iterator[pa.Table], output: BinaryIO) -> None:
     """Write rows of literal text, below a header. Several lines are separated by blanks."""
-    output.write("\t".join(schema.names).encode() + b"\n")
-    for table in tables:
+    first = next(tables)
+    output.write("\t".join(first.column_names).encode() + b"\n")
+    for table in chain([first], tables):
         for row in table.to_pylist():
             row["score"] = f"{row['score']:.6f}"
             cells = []
@@ -311,17 +373,18 @@ def _write_tsv(schema: pa.Schema, tables: Iterable[pa.Table], output: BinaryIO) 
             output.write("\t".join(cells).encode() + b"\n")
 
 
-def _write_jsonl(_: pa.Schema, tables: Iterable[pa.Table], output: BinaryIO) -> None:
+def _write_jsonl(tables: Iterator[pa.Table], output: BinaryIO) -> None:
     """Write an object per row, with the columns as its fields."""
     for table in tables:
         for row in table.to_pylist():
             output.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
 
 
-def _write_parquet(schema: pa.Schema, tables: Iterable[pa.Table], output: BinaryIO) -> None:
+def _write_parquet(tables: Iterator[pa.Table], output: BinaryIO) -> None:
     """Write a Parquet file, a row group per table."""
-    with pq.ParquetWriter(output, schema) as writer:
-        for table in tables:
+    first = next(tables)
+    with pq.ParquetWriter(output, first.schema) as writer:
+        for table in chain([first], tables):
             writer.write_table(table)
 
 
