@@ -13,6 +13,7 @@ import pytest
 import torch
 from conftest import synthetic_pairs
 from forked import run_two
+from numpy.testing import assert_allclose
 from written import full_disk, pairs_of
 from written import write as write_text
 
@@ -93,7 +94,7 @@ def test_packing_batches_and_shards_do_not_change_the_pairs(
     one = read(tmp_path / "pairs.tsv")
     two = read(tmp_path / "b.tsv.gz")
     assert lines_of(one) == lines_of(two)
-    np.testing.assert_allclose(one.score, two.score, atol=3e-6)
+    assert_allclose(one.score, two.score, atol=3e-6)
 
 
 def test_a_second_run_encodes_nothing_and_keeps_the_pairs_that_it_is_asked_for(
@@ -169,7 +170,7 @@ def test_given_pairs_are_scored_in_their_order(
     vectors = encoder.encode(source[:9]), encoder.encode(target[:10])  # of distinct sentences
     pairs = np.array([*range(9), 0])
     expected = score_pairs(*vectors, pairs, pairs, neighbourhoods(*vectors))
-    np.testing.assert_allclose(rows.score, expected, atol=1e-5)
+    assert_allclose(rows.score, expected, atol=1e-5)
 
     run(f"{command} --score_only --top_n 2")
     best = rows.sort_values("score", ascending=False, kind="stable").source_line[:2]
@@ -212,7 +213,7 @@ def test_the_threshold_is_chosen_and_reported_and_the_function_finds_the_same(
     table = mine(*sides, SentenceEncoder.from_pretrained(str(tiny_bert_dir), "mean"))
     assert made["kept"] == len(rows)
     assert lines_of(rows) == lines_of(table.to_pandas())
-    np.testing.assert_allclose(rows.score, table["score"], atol=2e-6)
+    assert_allclose(rows.score, table["score"], atol=2e-6)
 
     known = [f"{text}\t{text}" for text, _ in synthetic_pairs("de", 30, seed=8)]
     calibrated = run(f"{command} --calibrate {write(tmp_path / 'known.tsv', known)}")

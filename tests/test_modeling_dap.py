@@ -26,6 +26,7 @@ from tiny_models import (
     with_negatives,
 )
 from torch import Tensor
+from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel, Trainer, TrainingArguments
 
@@ -111,7 +112,7 @@ def test_groups_of_like_length_and_activation_checkpointing_equal_packed_rows(
     model, batch = tiny_model(model_type, **options), make_batch()
     _, expected = step(model, batch)  # packed, where the encoder's attention takes it
     model.gradient_checkpointing_enable()
-    torch.testing.assert_close(step(model, batch)[1], expected)
+    assert_close(step(model, batch)[1], expected)
     model.gradient_checkpointing_disable()
     model.set_attn_implementation("eager")
     parts = [part for part in model.modules() if isinstance(part, PreTrainedModel)]
@@ -165,7 +166,7 @@ def test_what_the_encoder_does_on_its_way_is_given_with_the_same_losses(model_ty
     model, batch = tiny_model(model_type).eval(), make_batch()
     model.set_attn_implementation("eager")
     plain, seen = model(**batch), model(**batch, output_hidden_states=True, output_attentions=True)
-    torch.testing.assert_close(seen.loss, plain.loss)
+    assert_close(seen.loss, plain.loss)
     assert plain.hidden_states is None
     assert [tuple(states.shape) for states in seen.hidden_states] == [(12, 9, 32)] * 4
     assert [tuple(weights.shape) for weights in seen.attentions] == [(12, 4, 9, 9)] * 3
@@ -181,7 +182,7 @@ def test_an_export_holds_for_other_sentences(kind: type, pooling: str) -> None:
     shapes = {"dynamic_shapes": (rows, rows)}
     exported = torch.export.export(model, inputs, **shapes, strict=False).module()
     some = [values[:3] for values in inputs]
-    torch.testing.assert_close(exported(*some).to_tuple(), model(*some, return_dict=False))
+    assert_close(exported(*some).to_tuple(), model(*some, return_dict=False))
 
 
 def test_what_hangs_on_the_embeddings_takes_part() -> None:
@@ -191,7 +192,7 @@ def test_what_hangs_on_the_embeddings_takes_part() -> None:
     doubled = model(**batch)
     assert not torch.allclose(doubled.source_embeds, plain.source_embeds)
     own = model.dap(batch["source_input_ids"], batch["source_attention_mask"]).pooler_output
-    torch.testing.assert_close(doubled.source_embeds, own, rtol=1e-4, atol=1e-5)
+    assert_close(doubled.source_embeds, own, rtol=1e-4, atol=1e-5)
     hook.remove()
     assert torch.equal(model(**batch).loss, plain.loss)
 
@@ -304,10 +305,10 @@ def test_classification_computes_each_row_as_if_alone(kind: str, pooling: str) -
         model.zero_grad()
         logits.logsumexp(1).sum().backward()
         found.append((logits, gradients(model)))
-    torch.testing.assert_close(*found)
+    assert_close(*found)
     labels = torch.arange(6) % 3
     out = model(**inputs, labels=labels, output_hidden_states=True)
-    torch.testing.assert_close(out.loss, F.cross_entropy(logits, labels))
+    assert_close(out.loss, F.cross_entropy(logits, labels))
     assert len(out.hidden_states) > 2
     if kind == "bert":
         del inputs["token_type_ids"]

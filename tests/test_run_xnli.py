@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import save, tiny_config
+from torch.testing import assert_close
 from transformers import (
     AutoModel,
     AutoModelForSequenceClassification,
@@ -190,7 +191,7 @@ def test_accumulation_and_batch_size_of_the_evaluation_change_nothing(
         folder = tmp_path / name / "lr-0.003-seed-42"
         weights.append(AutoModelForSequenceClassification.from_pretrained(folder).state_dict())
     for name, value in weights[0].items():
-        torch.testing.assert_close(value, weights[1][name], atol=2e-4, rtol=0)
+        assert_close(value, weights[1][name], atol=2e-4, rtol=0)
 
 
 def test_dap_checkpoints_and_plain_encoders_get_the_same_classifier(
@@ -211,8 +212,8 @@ def test_dap_checkpoints_and_plain_encoders_get_the_same_classifier(
         tokens = encoder.tokenizer(*pairs, padding=True, return_tensors="pt")
         logits.append(model(tokens["input_ids"], tokens["attention_mask"]).logits)
     assert logits[0].shape == (2, 3)
-    torch.testing.assert_close(logits[1], logits[0])
-    torch.testing.assert_close(logits[2], logits[0])
+    assert_close(logits[1], logits[0])
+    assert_close(logits[2], logits[0])
 
 
 def test_only_encoders_with_token_type_embeddings_have_token_types(

@@ -9,6 +9,7 @@ from conftest import tiny_config
 from pretend_gpu import flash_attention
 from tiny_models import ENCODERS, MORE_ENCODERS, gradients, make_batch
 from torch import Tensor
+from torch.testing import assert_close
 from transformers import PreTrainedModel
 
 import states_dap
@@ -99,7 +100,7 @@ def test_states_are_those_of_each_row_alone(
     found = last_states(encoder, mask, asked, input_ids=ids)
     (found * weight).sum().backward()
     near = {torch.float32: 1e-5, torch.float64: 1e-8}[dtype]  # norms of Gemma are in float32
-    torch.testing.assert_close(found[real], expected[real], rtol=near, atol=near)
+    assert_close(found[real], expected[real], rtol=near, atol=near)
     assert not found[mask == 0].any()
     assert (gradients(encoder) - gradient).norm() < near * gradient.norm()
 
@@ -154,11 +155,11 @@ def test_packed_attention_is_that_of_each_row(
     expected = torch.cat(alone, 1).transpose(0, 1)
     tolerance = 0.02 if device == "cuda" else 1e-9
     near = {"rtol": tolerance, "atol": tolerance}
-    torch.testing.assert_close(found[0].cpu().double(), expected, **near)
+    assert_close(found[0].cpu().double(), expected, **near)
     weight = torch.randn_like(expected)
     ours = torch.autograd.grad((found[0] * weight.to(device)).sum(), given[1])[0]
     theirs = torch.autograd.grad((expected * weight).sum(), key)[0]
-    torch.testing.assert_close(ours[0].cpu().double(), theirs, **near)
+    assert_close(ours[0].cpu().double(), theirs, **near)
 
 
 @pytest.mark.parametrize("model_type", ["bert", "gemma3_text", "mistral", "modernbert", "qwen3"])
@@ -184,7 +185,7 @@ def test_flash_attention_is_told_rows_windows_and_order(
     monkeypatch.setattr(torch.ops.aten, "_flash_attention_forward", flash)
     found = last_states(encoder, mask, asked, input_ids=ids)
     assert len(calls) == 3
-    torch.testing.assert_close(found, expected, rtol=0.01, atol=0.01)
+    assert_close(found, expected, rtol=0.01, atol=0.01)
 
 
 def test_the_last_layer_of_some_tokens_has_dropout_in_training() -> None:
@@ -217,7 +218,7 @@ def test_padded_rows_are_computed_as_by_sdpa_and_compiled_whole(model_type: str)
     assert encoder.config._attn_implementation == PACKED
     assert torch.equal(encoder(**given).last_hidden_state, expected)
     compiled = torch.compile(encoder, fullgraph=True, backend="eager")
-    torch.testing.assert_close(compiled(**given).last_hidden_state, expected)
+    assert_close(compiled(**given).last_hidden_state, expected)
 
 
 def test_flash_attention_is_told_by_its_own_arguments() -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import synthetic_pairs
+from numpy.testing import assert_allclose, assert_array_equal
 from transformers import BatchEncoding
 from written import write
 
@@ -48,7 +49,7 @@ def test_words_have_the_cosines_of_a_plain_loop(encoder: SentenceEncoder) -> Non
         sides = [naive_states(encoder, text) for text in (source, target)]
         units = [[state / np.linalg.norm(state) for state in side] for side in sides]
         cosines = np.array([[float(a @ b) for b in units[1]] for a in units[0]])
-        np.testing.assert_allclose(found.similarity, cosines, atol=1e-6)
+        assert_allclose(found.similarity, cosines, atol=1e-6)
         assert found.links.tolist() == align_tokens(*map(np.array, units))[0].tolist()
 
 
@@ -106,7 +107,7 @@ def test_links_survive_pharaoh_format(tmp_path: Path) -> None:
     text = "".join(f"{format_links(links)}\n" for links in written)
     found = read_links(write(tmp_path / "links.gz", text))
     for links, each in zip(written, found, strict=True):
-        np.testing.assert_array_equal(each.sure, links)
+        assert_array_equal(each.sure, links)
         assert each.possible.shape == (0, 2)
     gold = parse_links("7\t1-1 2p3 1-1", first=1)
     assert (gold.sure.tolist(), gold.possible.tolist()) == ([[0, 0]], [[1, 2]])
@@ -157,7 +158,7 @@ def test_heat_map_has_all_words_and_cosines_and_frames_the_links(encoder: Senten
         *("&lt;b&gt;火&lt;/b&gt;", "&amp;", "Haus"),
     ]
     cosines = [float(number) for number in re.findall(r">(-?\d\.\d\d)</td>", html)]
-    np.testing.assert_allclose(cosines, aligned.similarity.ravel(), atol=0.0051)
+    assert_allclose(cosines, aligned.similarity.ravel(), atol=0.0051)
     assert html.count('class="linked"') == len(aligned.links)
     [empty] = align_words(encoder, [""], ["a"])
     assert "<td class" not in heat_map(empty)

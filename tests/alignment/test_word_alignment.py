@@ -1,6 +1,7 @@
 """Links and states of words, each against a plain loop."""
 
 import numpy as np
+from numpy.testing import assert_allclose
 
 from dap_transformers.alignment.links import align_tokens, overlaps, word_states
 
@@ -45,7 +46,7 @@ def test_links_equal_a_plain_loop() -> None:
         mutual, similarity = align_tokens(source, target)
         links, _ = align_tokens(source, target, "itermax")
         table = [[cosine(a, b) for b in target.astype(float)] for a in source.astype(float)]
-        np.testing.assert_allclose(similarity, table, atol=1e-6)
+        assert_allclose(similarity, table, atol=1e-6)
         assert similarity.dtype == np.float32
         assert mutual.tolist() == naive_links(table, 1)
         assert links.tolist() == naive_links(table, 2)
@@ -61,7 +62,7 @@ def test_links_equal_a_plain_loop() -> None:
 def test_alignment_of_equal_tokens_takes_the_first_and_of_none_is_empty() -> None:
     twice = np.ones((2, 3), np.float32)
     assert align_tokens(twice, twice)[0].tolist() == [[0, 0]]
-    np.testing.assert_allclose(align_tokens(twice * 1e30, twice * 1e-30)[1], 1, rtol=1e-6)
+    assert_allclose(align_tokens(twice * 1e30, twice * 1e-30)[1], 1, rtol=1e-6)
     links, similarity = align_tokens(np.empty((0, 3)), twice)
     assert (links.shape, similarity.shape) == ((0, 2), (0, 2))
 
@@ -73,7 +74,7 @@ def test_word_states_are_means_of_the_subwords_that_touch_the_word() -> None:
     words = np.array([[0, 5], [6, 7], [7, 8], [20, 22]])
     found = word_states(states, overlaps(words, tokens))
     expected = [states[:2].mean(0), states[2], states[2], np.zeros(3)]
-    np.testing.assert_allclose(found, expected, atol=1e-7)
+    assert_allclose(found, expected, atol=1e-7)
 
 
 def test_a_word_without_state_has_no_link() -> None:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose, assert_array_equal
 
 from dap_transformers.errors import UserError
 from dap_transformers.mining.margin import PAIR, neighbourhoods, score_pairs
@@ -78,11 +79,11 @@ def test_known_pairs_score_as_pairs_of_the_texts_do() -> None:
     rows = np.arange(20)
     inside = score_known((source[:20], target[:20]), (source, target))
     expected = score_pairs(source, target, rows, rows, neighbourhoods(source, target))
-    np.testing.assert_allclose(inside, expected, atol=1e-5)
+    assert_allclose(inside, expected, atol=1e-5)
     for row in range(3):
         others = np.delete(source, row, 0), np.delete(target, row, 0)
         outside = score_known((source[[row]], target[[row]]), others)
-        np.testing.assert_allclose(outside, expected[[row]], atol=1e-5)
+        assert_allclose(outside, expected[[row]], atol=1e-5)
 
 
 def test_known_pairs_that_mining_would_not_find_do_not_calibrate() -> None:
@@ -92,7 +93,7 @@ def test_known_pairs_that_mining_would_not_find_do_not_calibrate() -> None:
     both = np.concatenate([good[0], wrong[0]]), np.concatenate([good[1], wrong[1]])
     expected = score_known(good, vectors)
     assert len(expected) == 30
-    np.testing.assert_array_equal(score_known(both, vectors), expected)
+    assert_array_equal(score_known(both, vectors), expected)
     with pytest.raises(UserError, match="only 0 of the 30 known translations"):
         mine_vectors(vectors, MiningOptions(), known=wrong)
     given = MiningOptions(threshold=1.1)

@@ -11,6 +11,7 @@ from conftest import save, save_bert, tiny_config
 from forked import run_python
 from huggingface_hub.errors import StrictDataclassError
 from tiny_models import COMBINATIONS, ENCODERS, MASK, SHAPE, make_batch, tiny_model
+from torch.testing import assert_close
 from transformers import (
     AutoModel,
     AutoModelForMaskedLM,
@@ -54,18 +55,18 @@ def test_from_encoder_takes_last_layers_and_masked_lm_head(
     ids = make_batch()["source_input_ids"]
     expected = plain(ids, output_hidden_states=True)
     out = model.dap(ids, torch.ones_like(ids), output_hidden_states=True)
-    torch.testing.assert_close(out.last_hidden_state, plain.base_model(ids).last_hidden_state)
+    assert_close(out.last_hidden_state, plain.base_model(ids).last_hidden_state)
     # the prediction head on the encoder's states is the masked-LM model's output
     head, states = model.prediction_head, out.last_hidden_state
     for before in (head, model.bow_transform or head):
         logits = before.transform(states) @ model.get_input_embeddings().weight.T + head.bias
-        torch.testing.assert_close(logits, expected.logits, rtol=1e-4, atol=1e-4)
+        assert_close(logits, expected.logits, rtol=1e-4, atol=1e-4)
     assert (model.bow_transform is None) == ("bow" not in objective)
     if objective == "tr+rtl":
         # the head's two blocks give the encoder's output for the states before its last two layers
         before = expected.hidden_states[1]
         redone = model.rtl_head.blocks(inputs_embeds=before).last_hidden_state
-        torch.testing.assert_close(redone, out.last_hidden_state, rtol=1e-4, atol=1e-4)
+        assert_close(redone, out.last_hidden_state, rtol=1e-4, atol=1e-4)
 
 
 def test_from_encoder_without_masked_lm_head_warns_and_restricts_the_vocabulary(
@@ -210,7 +211,7 @@ def test_saved_model_loads_the_same_through_every_auto_class(
     assert isinstance(encoder, DAPModel)
     inputs = (batch["source_input_ids"], batch["source_attention_mask"])
     vectors = encoder(*inputs).pooler_output
-    torch.testing.assert_close(vectors, model.dap(*inputs).pooler_output)
+    assert_close(vectors, model.dap(*inputs).pooler_output)
 
     classifier = AutoModelForSequenceClassification.from_pretrained(tmp_path, num_labels=3)
     assert isinstance(classifier, DAPForSequenceClassification)

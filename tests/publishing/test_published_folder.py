@@ -10,6 +10,7 @@ import torch
 import transformers
 from conftest import save, save_bert, synthetic_pairs
 from damaged_files import damage
+from numpy.testing import assert_allclose
 from sentence_transformers import SentenceTransformer
 from tiny_models import SHAPE, make_batch, tiny_model
 from transformers import (
@@ -75,7 +76,7 @@ def test_the_root_of_a_published_checkpoint_is_a_plain_encoder(
     published = build(source, out)
     assert (published.pooling, published.has_pooler) == ("mean", has_pooler)
     assert SentenceEncoder.from_pretrained(str(source), "lasttoken").pooling == "lasttoken"
-    np.testing.assert_allclose(library_vectors(out), own_vectors(source), atol=1e-5)
+    assert_allclose(library_vectors(out), own_vectors(source), atol=1e-5)
     plain, report = AutoModel.from_pretrained(out, output_loading_info=True)
     assert not report["unexpected_keys"]
     assert has_pooler == ("pooler_output" in plain(torch.tensor([[0, 5, 2]])))
@@ -145,17 +146,17 @@ def test_pooler_output_is_the_sentence_vector_or_zero_but_never_random(
     batch = tokenizer(SENTENCES, padding=True, truncation=True, return_tensors="pt")
     pooled = again(**batch).pooler_output.detach().numpy()
     expected = POOLER_SCALE * own_vectors(out) if is_cls else 0.0
-    np.testing.assert_allclose(pooled, expected, rtol=1e-3, atol=1e-6 if is_cls else 0)
+    assert_allclose(pooled, expected, rtol=1e-3, atol=1e-6 if is_cls else 0)
 
 
 def test_a_checkpoint_loads_in_sentence_transformers(
     tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast
 ) -> None:
     folder = save(tmp_path / "dap", tiny_model(tr_similarity="dot"), tiny_tokenizer)
-    np.testing.assert_allclose(library_vectors(folder), own_vectors(folder), atol=1e-5)
+    assert_allclose(library_vectors(folder), own_vectors(folder), atol=1e-5)
     write_modules(SentenceEncoder.from_pretrained(str(folder), max_seq_length=9), folder)
     found = library_vectors(folder, trust_remote_code=True)
-    np.testing.assert_allclose(found, own_vectors(folder), atol=1e-5)
+    assert_allclose(found, own_vectors(folder), atol=1e-5)
     settings = {"prompts": {}, "default_prompt_name": None, "similarity_fn_name": "dot"}
     assert read_json(folder / SETTINGS) == settings
 
@@ -173,7 +174,7 @@ def test_publishing_again_keeps_prefix_length_and_normalisation(
         expected = encoder.encode(SENTENCES, normalize=True)
         for method in ("encode", "encode_query", "encode_document"):
             found = library_vectors(tmp_path / folder, method)
-            np.testing.assert_allclose(found, expected, atol=1e-5)
+            assert_allclose(found, expected, atol=1e-5)
 
 
 def test_publishing_again_keeps_similarity_and_prompts(checkpoint: Make, tmp_path: Path) -> None:

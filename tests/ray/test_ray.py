@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import synthetic_pairs
+from numpy.testing import assert_allclose, assert_array_equal
 from written import text_of
 
 import eval_retrieval
@@ -84,7 +85,7 @@ def random_sides(rows: int, columns: int) -> tuple[np.ndarray, np.ndarray]:
 
 def require_equal(found: Neighbours, expected: Neighbours) -> None:
     for name, value in vars(expected).items():
-        np.testing.assert_array_equal(getattr(found, name), value, err_msg=name)
+        assert_array_equal(getattr(found, name), value, err_msg=name)
 
 
 # ------------------------------------------------------------------------------------- commands
@@ -237,7 +238,7 @@ def test_lost_encoders_change_no_vector_and_fatal_sentences_are_named(
     ray.get([actor.fingerprint.remote() for actor in actors])
     lose_node(nodes)
     while encoder.actors == actors:  # until Ray notices it
-        np.testing.assert_array_equal(list(encoder.encode_each(pieces, 4096)), expected)
+        assert_array_equal(list(encoder.encode_each(pieces, 4096)), expected)
 
     monkeypatch.setattr(ray_encoder, "LOSSES", 1)
     lost = "1 sentence, the longest 'poison': 1 encoder stopped there"
@@ -312,7 +313,7 @@ def test_an_approximate_search_builds_one_index_per_strip_and_ignores_the_number
     all_lists = cluster_neighbours(source, target, index="IVF4,Flat:nprobe=4")
     assert len(list(tmp_path.iterdir())) == 4 + 3
     for name, expected in vars(exact).items():
-        np.testing.assert_allclose(getattr(all_lists, name), expected, rtol=1e-5)
+        assert_allclose(getattr(all_lists, name), expected, rtol=1e-5)
 
     # The tiles of an exact search would now be wider on one CPU than on two.
     monkeypatch.setattr(ray_search, "TILES_PER_DEVICE", 1)

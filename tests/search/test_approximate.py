@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose, assert_array_equal
 
 import dap_transformers.search.approximate
 from dap_transformers.mining.margin import candidate_pairs
@@ -22,10 +23,8 @@ def test_a_flat_index_finds_the_exact_neighbours() -> None:
     found = approximate_neighbours(source, target, 4, "Flat")
     exact = mutual_neighbours(source, target, 4)
     for name in ("forward", "backward"):
-        np.testing.assert_array_equal(
-            getattr(found, f"{name}_indices"), getattr(exact, f"{name}_indices")
-        )
-        np.testing.assert_allclose(
+        assert_array_equal(getattr(found, f"{name}_indices"), getattr(exact, f"{name}_indices"))
+        assert_allclose(
             getattr(found, f"{name}_scores"), getattr(exact, f"{name}_scores"), atol=1e-5
         )
     assert recall_at_k(found, source, target) == 1
@@ -59,7 +58,7 @@ def test_scores_are_true_cosines_of_different_rows(rows: int, index: str) -> Non
         scores = getattr(found, f"{name}_scores")
         indices = getattr(found, f"{name}_indices")
         assert all(len(set(row)) == 4 for row in indices.tolist())
-        np.testing.assert_allclose(scores, np.take_along_axis(side, indices, 1), atol=1e-5)
+        assert_allclose(scores, np.take_along_axis(side, indices, 1), atol=1e-5)
         assert (np.diff(scores) <= 0).all()
     # means are of true cosines only, so no margin is inflated
     assert (candidate_pairs(found)["score"] <= candidate_pairs(exact)["score"].max() * 1.5).all()

@@ -8,6 +8,7 @@ import pytest
 import torch
 from conftest import REPOSITORY
 from forked import run_python
+from numpy.testing import assert_allclose, assert_array_equal
 
 from dap_transformers.search import exact, screening
 from dap_transformers.search.exact import Neighbours, mutual_neighbours, nearest, nearest_neighbours
@@ -52,8 +53,8 @@ def assert_naive(source: np.ndarray, target: np.ndarray, k: int) -> Neighbours:
         (backward, naive_neighbours(target, source, k)),
         (nearest_neighbours(source, target, k), forward),
     ):
-        np.testing.assert_array_equal(indices, expected[1])
-        np.testing.assert_allclose(scores, expected[0], atol=1e-6)
+        assert_array_equal(indices, expected[1])
+        assert_allclose(scores, expected[0], atol=1e-6)
         assert (scores.dtype, indices.dtype) == (np.float32, np.int64)
     return found
 
@@ -112,8 +113,8 @@ def test_repeated_rows_of_real_numbers_tie_in_any_layout(layout: Callable, as_te
     _, indices = nearest_neighbours(rows, keys, 4)
     for row, found in enumerate(indices):
         copies = [64 - row, 65 + row, 130 + row, 195 + row]
-        np.testing.assert_array_equal(found[:3], copies[:3])
-    np.testing.assert_array_equal(nearest(rows, keys), np.arange(65)[::-1])
+        assert_array_equal(found[:3], copies[:3])
+    assert_array_equal(nearest(rows, keys), np.arange(65)[::-1])
     assert nearest(np.zeros((1, 384)), keys).tolist() == [0]  # a zero row ties with everything
 
 
@@ -124,15 +125,15 @@ def test_huge_and_tiny_rows_neither_overflow_nor_vanish(
 ) -> None:
     rows = np.array([[1.0, 2.0], [2.0, -1.0]], np.asarray(huge).dtype)
     scores, indices = nearest_neighbours(make(rows * huge), make(rows * tiny))
-    np.testing.assert_array_equal(indices[:, 0], [0, 1])
-    np.testing.assert_allclose(scores, 1, atol=1e-6)
+    assert_array_equal(indices[:, 0], [0, 1])
+    assert_allclose(scores, 1, atol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_torch_tensors_of_any_float_type(dtype: torch.dtype) -> None:
     rows = torch.eye(5, dtype=dtype)
     _, indices = nearest_neighbours(rows.requires_grad_(), rows)
-    np.testing.assert_array_equal(indices[:, 0], np.arange(5))
+    assert_array_equal(indices[:, 0], np.arange(5))
 
 
 def row_3(value: float) -> np.ndarray:
@@ -226,8 +227,8 @@ def test_no_neighbour_is_missed_however_hard_rows_are_to_tell_apart(
         cosines = np.take_along_axis(every, order.argsort(1), 1)  # by index
         indices = getattr(found, f"{name}_indices")
         scores = getattr(found, f"{name}_scores")
-        np.testing.assert_allclose(np.take_along_axis(cosines, indices, 1), best, atol=5e-7)
-        np.testing.assert_allclose(scores, best, atol=1e-6)
+        assert_allclose(np.take_along_axis(cosines, indices, 1), best, atol=5e-7)
+        assert_allclose(scores, best, atol=1e-6)
         assert all(len(set(row)) == 4 for row in indices)
 
 
@@ -241,7 +242,7 @@ def test_neighbours_are_the_same_bits_whatever_the_blocks_and_the_kind_of_produc
         use_blocks(*blocks)
         other = mutual_neighbours(source, target, 4)
         for name in vars(found):
-            np.testing.assert_array_equal(getattr(found, name), getattr(other, name))
+            assert_array_equal(getattr(found, name), getattr(other, name))
 
 
 def test_only_neighbours_above_given_cosines_are_sought(use_blocks: Callable) -> None:
@@ -252,7 +253,7 @@ def test_only_neighbours_above_given_cosines_are_sought(use_blocks: Callable) ->
     above = whole.forward_scores[:, 2], whole.backward_scores[:, 0]
     use_blocks(64, 128)
     found = mutual_neighbours(source, target, 4, above=above)
-    np.testing.assert_array_equal(found.forward_indices[:, :2], whole.forward_indices[:, :2])
+    assert_array_equal(found.forward_indices[:, :2], whole.forward_indices[:, :2])
     assert (found.forward_indices[:, 2:] == -1).all()
     assert (found.backward_indices == -1).all()
 

@@ -12,6 +12,7 @@ from test_distributed import (
     step_gradients,
 )
 from tiny_models import COMBINATIONS, gradients, make_batch, padded_left, step, tiny_model
+from torch.testing import assert_close
 
 import losses_dap
 from dap_transformers.training.grad_cache import CachedBatch, seeded
@@ -44,10 +45,8 @@ def test_losses_are_those_of_the_batch() -> None:
         for part in cached.parts:
             cached.run(part)
         found = cached.output()
-        torch.testing.assert_close(found.loss, expected.loss, msg=f"loss of {case}")
-        torch.testing.assert_close(
-            dict(sorted(found.measures.items())), dict(sorted(expected.measures.items()))
-        )
+        assert_close(found.loss, expected.loss, msg=f"loss of {case}")
+        assert_close(dict(sorted(found.measures.items())), dict(sorted(expected.measures.items())))
 
 
 def with_dropout(**config: object) -> DAPForPreTraining:
@@ -111,7 +110,7 @@ def test_without_dropout_the_same_tokens_are_masked_as_in_a_plain_step() -> None
     cached = CachedBatch(model, model, batch, 4)
     for part in cached.parts:
         cached.run(part)
-    torch.testing.assert_close(cached.output().tlm_loss, expected)
+    assert_close(cached.output().tlm_loss, expected)
 
 
 def test_a_part_is_as_wide_as_its_own_longest_row() -> None:
