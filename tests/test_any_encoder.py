@@ -163,8 +163,9 @@ def test_vectors_and_loss_are_those_of_the_library(
         tokens = encoder.tokenizer(side, padding=True, return_tensors="pt")
         inputs[f"{name}_input_ids"] = tokens.input_ids
         inputs[f"{name}_attention_mask"] = tokens.attention_mask
-    ours = sum(DAPLoss(library, model)(features, None).values())
-    for loss in (model(**inputs).loss, ours):
+    own = model(**inputs).loss
+    of_library = sum(DAPLoss(library, model)(features, None).values())  # with the library's encoder
+    for loss in (own, of_library):
         assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
 
 
