@@ -23,7 +23,6 @@ import hashlib
 import json
 import logging
 import re
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -44,13 +43,10 @@ from dap_transformers.errors import UserError
 from dap_transformers.evaluation.bucc import PROTOCOLS, Bucc
 from dap_transformers.files import plain_suffix, public_name, write_json
 from dap_transformers.mining.in_order import InOrder
-from dap_transformers.mining.mine import GivenPairs, MiningOptions, TwoTexts
-from dap_transformers.mining.texts import MEMORY, encode_texts, hash_of, write_pairs
+from dap_transformers.mining.mine import GivenPairs, MiningOptions, TwoTexts, mine_files
+from dap_transformers.mining.texts import MEMORY, hash_of
 from dap_transformers.options import arg, require_least
 from dap_transformers.ray.connection import Cluster
-from dap_transformers.ray.search import cluster_neighbours
-from dap_transformers.search.approximate import approximate_neighbours, recall_at_k
-from dap_transformers.search.exact import mutual_neighbours
 
 USAGE = """%(prog)s SOURCE TARGET --model MODEL --output FILE [options]
        %(prog)s --bucc FOLDER --pair fr-en --model MODEL [options]
@@ -202,62 +198,38 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
         temporary_folder(args.embeddings_dir),
         cluster.connect(),
     ):
-        # read and encode the texts
-        texts = task.read()
-        started = time.perf_counter()
-        encoder = model_args.load(cluster)
-        if is_main:
-            for pair in texts:
-                print(*pair.sides().values(), sep="\n")
-            print(model_args.summary(encoder))
-        vectors = encode_texts(
-            encoder,
-            texts,
+        mined = mine_files(
+            task,
+            partial(model_args.load, cluster),
             args.embeddings_dir,
+            args.output,
+            (args.pair or "").split("-"),
+            index=args.index,
+            on_cluster=bool(cluster.ray),
             shard_size=args.shard_size,
             token_budget=tokens_of_a_batch(args.token_budget),
-            progress=is_main,
         )
-        if cluster.ray:
-            encoder.end()
-        if not is_main:
+        if mined is None:
             return {}
-        encoded = time.perf_counter()
-
-        # mine
-        search = partial(mutual_neighbours, progress=True)
-        if cluster.ray or args.index:
-            function = cluster_neighbours if cluster.ray else approximate_neighbours
-            search = partial(function, index=args.index, progress=True)
-        found = task.mine(texts, vectors, search)
-        recall = recall_at_k(found.neighbours, *vectors[-1]) if args.index else None
-        searched = time.perf_counter()
-
-        # write the pairs and the report
-        write_pairs(found.kept, texts[-1], args.output, (args.pair or "").split("-"))
-        numbers = {side: text.counts() for side, text in texts[-1].sides().items()}
-        numbers |= {"candidates": found.candidates, "kept": len(found.kept)} | found.numbers
-        numbers["recall_at_k"] = recall
-        numbers["seconds_by_part"] = {
-            "encoding": round(encoded - started, 2),
-            "search": round(searched - encoded, 2),
-        }
-        chosen = asdict(options) | {"index": args.index, "text": hash_of(texts)}
+        chosen = asdict(options) | {"index": args.index, "text": hash_of(mined.texts)}
         if args.bucc:
             chosen |= {"bucc": public_name(args.bucc), "pair": args.pair}
         else:
             chosen["data"] = [public_name(path) for path in files]
         for name in WITHOUT_EFFECT[args.mode]:
             chosen.pop(name, None)
-        content = model_args.report(encoder, task.description, numbers, chosen, searched - started)
-        write_json(content, args.report_file)
+        report = model_args.report(
+            mined.encoder, task.description, mined.numbers, chosen, mined.seconds
+        )
+        write_json(report, args.report_file)
 
-    if recall is not None:
-        print(f"{args.index}: recall@{options.k} {recall:.4f} of the exact search, on a sample")
-    print(found.summary)
+    for pair in mined.texts:
+        print(*pair.sides().values(), sep="\n")
+    print(model_args.summary(mined.encoder))
+    print(mined.summary)
     print(f"written to {args.output} and {args.report_file}; vectors are kept in", end=" ")
     print(args.embeddings_dir)
-    return content
+    return report
 
 
 main = command(run)

@@ -248,10 +248,12 @@ class InOrder(TwoTexts):
             logger.warning("%s", remark)
         kept = select(groups, self.options.lowest)
 
-        summary = f"{counted(len(kept), 'group')} kept of {len(groups):,}; without a translation"
         numbers = {"remarks": remarks}
+        left = []
         for name, text in sides.items():
-            left = len(text.groups) - int(groups[f"{name}s"].sum())
-            numbers[f"{name}_without_translation"] = left
-            summary += f", {counted(left, f'{name} sentence')}"
+            count = len(text.groups) - int(groups[f"{name}s"].sum())
+            numbers[f"{name}_without_translation"] = count
+            left.append(counted(count, f"{name} sentence"))
+        summary = f"{counted(len(kept), 'group')} kept of {len(groups):,}; without a translation: "
+        summary += ", ".join(left)
         return MiningResult(None, len(groups), kept, summary, numbers)

@@ -1,13 +1,16 @@
 """Mine two texts, or score given pairs: from vectors to scored pairs and a threshold.
 
-`mine` is the function for other programs. The command runs `TwoTexts` or `GivenPairs`.
+`mine` is the function for other programs. `mine_files` is what the command does.
 
 Legend: `N` source rows, `M` target rows, `D` dimensions, `P` pairs, `K` known translations.
 """
 
 import json
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +18,8 @@ import pyarrow as pa
 import torch
 
 from dap_transformers.disk_arrays import concatenate_on_disk, row_blocks
+from dap_transformers.encoding.encoder import Encoder
+from dap_transformers.encoding.shards import launched
 from dap_transformers.errors import UserError, counted
 from dap_transformers.mining.margin import (
     MARGINS,
@@ -30,8 +35,10 @@ from dap_transformers.mining.texts import (
     DistinctSentences,
     TextPair,
     Vectors,
+    encode_texts,
     read_known,
     read_texts,
+    write_pairs,
 )
 from dap_transformers.mining.threshold import (
     CLEAR_PAIRS,
@@ -42,6 +49,8 @@ from dap_transformers.mining.threshold import (
     runner_up_scores,
 )
 from dap_transformers.options import arg, require_least
+from dap_transformers.ray.search import cluster_neighbours
+from dap_transformers.search.approximate import approximate_neighbours, recall_at_k
 from dap_transformers.search.exact import (
     Neighbours,
     Search,
@@ -357,6 +366,83 @@ def score_known(known: Vectors, vectors: Vectors, k: int = 4, margin: str = "rat
         with_partner = np.sort(np.column_stack([near, partner]))[:, ::-1]
         means.append(with_partner[:, :k].mean(1))
     return margin_of(cosine, *means, margin)[is_nearest]
+
+
+@dataclass(frozen=True)
+class MinedFiles:
+    """What `mine_files` has read, found and written.
+
+    Attributes:
+        summary: lines for the user: how good the index is, and what was found.
+        numbers: counts and other numbers by name, for a report.
+        seconds: time from loading the encoder until all pairs were found.
+    """
+
+    texts: Sequence[TextPair]
+    encoder: Encoder
+    summary: str
+    numbers: dict[str, Any]
+    seconds: float
+
+
+def mine_files(
+    task: Any,
+    load: Callable[[], Encoder],
+    folder: str | Path,
+    output: str | Path,
+    languages: Sequence[str] = (),
+    *,
+    index: str | None = None,
+    on_cluster: bool = False,
+    **encoding: Any,
+) -> MinedFiles | None:
+    """Read the texts of a task, encode and mine them, and write the pairs.
+
+    Args:
+        task: `TwoTexts`, `GivenPairs`, `InOrder` or `Bucc`.
+        load: returns the encoder. It is called once the texts are read and checked.
+        folder: keeps the vectors.
+        output: file of the pairs.
+        languages: codes of source and target, for `.tmx`.
+        index: faiss index for an approximate search. None searches exactly.
+        on_cluster: search on the connected Ray cluster.
+        encoding: `shard_size` and `token_budget` of `embed_to_disk`.
+
+    Returns:
+        None in all processes of a launch but the first, which only encode.
+    """
+    texts = task.read()
+    started = time.perf_counter()
+    is_main = launched().is_main_process
+    encoder = load()
+    vectors = encode_texts(encoder, texts, folder, progress=is_main, **encoding)
+    if on_cluster:
+        encoder.end()  # the search needs its memory
+    if not is_main:
+        return None
+    encoded = time.perf_counter()
+
+    search = partial(mutual_neighbours, progress=True)
+    if on_cluster or index:
+        function = cluster_neighbours if on_cluster else approximate_neighbours
+        search = partial(function, index=index, progress=True)
+    found = task.mine(texts, vectors, search)
+    recall = recall_at_k(found.neighbours, *vectors[-1]) if index else None
+    searched = time.perf_counter()
+
+    write_pairs(found.kept, texts[-1], output, languages)
+    numbers = {side: text.counts() for side, text in texts[-1].sides().items()}
+    numbers |= {"candidates": found.candidates, "kept": len(found.kept)} | found.numbers
+    numbers["recall_at_k"] = recall
+    numbers["seconds_by_part"] = {
+        "encoding": round(encoded - started, 2),
+        "search": round(searched - encoded, 2),
+    }
+    summary = found.summary
+    if recall is not None:
+        k = found.neighbours.forward_scores.shape[1]
+        summary = f"{index}: recall@{k} {recall:.4f} of the exact search, on a sample\n{summary}"
+    return MinedFiles(texts, encoder, summary, numbers, searched - started)
 
 
 def mine(
