@@ -161,7 +161,7 @@ def vector_folder(args: MiningArguments, model_args: EncoderArguments, files: li
     A second run with the same texts and model finds the vectors of the first, because the name has
     a hash of what they depend on.
     """
-    given = [asdict(model_args), files, args.bucc, args.pair]
+    given = [asdict(model_args), files, args.bucc, args.bucc and args.pair]
     digest = hashlib.sha256(json.dumps(given).encode()).hexdigest()[:8]
     names = [f"bucc.{args.pair}"] if args.bucc else [Path(file).name for file in files]
     return str(Path(args.output).parent / f"{'-'.join(names)[:150]}.{digest}.embeddings")
