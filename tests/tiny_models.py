@@ -75,7 +75,7 @@ def with_negatives(batch: dict[str, Tensor]) -> dict[str, Tensor]:
     The copy of the second pair is the target of the first.
     """
     ids, mask = batch["target_input_ids"].clone(), batch["target_attention_mask"].clone()
-    ids[:, 1] = 255 - ids[:, 1]
+    ids[:, 1] = 254 - ids[:, 1]
     ids[1], mask[1] = batch["target_input_ids"][0], batch["target_attention_mask"][0]
     mask[2::3] = 0
     return batch | {
