@@ -197,9 +197,9 @@ def short_bitext_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _repeatable() -> None:
     import torch
 
-    torch.default_generator.manual_seed(
-        0
-    )  # torch.manual_seed notes the stack for devices: slower than many tests
+    os.environ["COLUMNS"] = "100"  # tables are as wide as the terminal
+    # torch.manual_seed notes the stack for devices: slower than many tests
+    torch.default_generator.manual_seed(0)
     if torch.cuda.is_available():
         torch.cuda.manual_seed_all(0)
 
