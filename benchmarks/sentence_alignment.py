@@ -1,25 +1,24 @@
 """Measure the alignment of sentences in order: F1 on texts with known groups, time and memory.
 
-    python -m benchmarks.sentence_alignment --model e5 --texts bleualign_data --vecalign VA
-    python -m benchmarks.sentence_alignment --model e5 --texts train/ --languages ru --vecalign VA
+    python -m benchmarks.sentence_alignment --model e5 --prefix "query: " --texts bleualign_data
+    python -m benchmarks.sentence_alignment --model e5 --texts tatoeba/ --languages ru zh
     python -m benchmarks.sentence_alignment --rows 10000 100000
 
 - The first command reads vecalign's test set: `test0.de`, `test0.fr` and the groups `test0.defr`.
-- The second takes 1,000 pairs of each language. Of a share of them (`--rates`), one side is left
-  out, split in two, or merged with the next one.
-- vecalign's own algorithm, in its folder VA, aligns the same vectors. It draws a sample, so its
-  numbers are means of five runs. Its `score_multiple` gives the numbers in percent: precision,
-  recall and F1 of equal groups (strict), and of groups that share a sentence on both sides (lax).
+- The second takes 1,000 pairs of each language. Of 5%, 10% and 20% of them, one side is left out,
+  split in two, or merged with the next one.
+- vecalign's own algorithm aligns the same vectors. It draws a sample, so its numbers are means of
+  five runs. vecalign must be importable (`PYTHONPATH`), with its compiled `dp_core`.
+- F1 is that of vecalign's `score_multiple`, in percent: of equal groups (strict), and of groups
+  that share a sentence on both sides (lax).
 - The third takes random vectors. A tenth of the source sentences have no translation. Memory is the
   peak with the vectors, divided by their size.
 """
 
 import random
-import sys
 import time
 from ast import literal_eval
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -27,22 +26,23 @@ from benchmarks.timing import machine_parser, peak_memory, save
 from dap_transformers.commands.arguments import EncoderArguments
 from dap_transformers.encoding.encoder import Encoder
 from dap_transformers.encoding.shards import SharedEncoder
+from dap_transformers.evaluation.retrieval import read_languages
 from dap_transformers.mining.in_order import Costs, align
 from dap_transformers.mining.texts import GroupedText, joined
-from dap_transformers.tables import text_table
-from dap_transformers.text.corpus import load_bitext
+from dap_transformers.text.find import find_bitext
 
 SIZE = 3  # most sentences of a group on a side
-#: Groups of an alignment: the numbers of the source sentences and of the target sentences.
+RUNS = 5  # of vecalign
+#: Pairs of groups: the numbers of the source sentences and of the target sentences.
 Groups = list[list[list[int]]]
-Lines = list[list[str]]
+#: Source sentences, target sentences and their groups.
+Book = tuple[list[str], list[str], Groups]
 
 
-def changed(pairs: list[tuple[str, str]], rate: float) -> tuple[Lines, Groups]:
-    """Leave out, split or merge a share of the sentences. Return both texts and their groups."""
+def changed(pairs: list[tuple[str, str]], rate: float) -> Book:
+    """Leave out, split or merge a share of the sentences, 0 to 1."""
     rng = random.Random(0)
-    lines: Lines = [[], []]
-    gold = []
+    book: Book = [], [], []
     rest = iter(pairs)
     for pair in rest:
         parts = [[text] for text in pair]
@@ -58,18 +58,17 @@ def changed(pairs: list[tuple[str, str]], rate: float) -> tuple[Lines, Groups]:
             for own, following in zip(parts, next(rest, ())):
                 own.append(following)
             parts[side] = [joined(parts[side])]
-        gold.append([])
-        for own, part in zip(lines, parts):
-            gold[-1].append(list(range(len(own), len(own) + len(part))))
-            own += part
-    return lines, gold
+        ends = [len(lines) + len(part) for lines, part in zip(book, parts)]
+        book[2].append([list(range(end - len(part), end)) for end, part in zip(ends, parts)])
+        for lines, part in zip(book, parts):
+            lines += part
+    return book
 
 
-def costs_of(encoder: Encoder, lines: Lines) -> Costs:
+def costs_of(encoder: Encoder, *sides: list[str]) -> Costs:
     """Encode the sentences of two texts and their groups of neighbours."""
-    texts = [GroupedText(own, "text", SIZE) for own in lines]
-    vectors = [encoder.encode(list(text)) for text in texts]
-    return Costs(vectors, [text.groups for text in texts])
+    texts = [GroupedText(lines, "text", SIZE) for lines in sides]
+    return Costs([encoder.encode(list(text)) for text in texts], [text.groups for text in texts])
 
 
 def ours(costs: Costs) -> Groups:
@@ -79,105 +78,94 @@ def ours(costs: Costs) -> Groups:
         found.append([list(range(i, i + a)), list(range(j, j + b))])
     for side, rows in enumerate(costs.groups):
         seen = {sentence for group in found for sentence in group[side]}
-        for sentence in set(range(len(rows))) - seen:
-            found.append([[], [sentence]] if side else [[sentence], []])
+        left = [[sentence] for sentence in range(len(rows)) if sentence not in seen]
+        found += [[[], each] if side else [each, []] for each in left]
     return found
 
 
-def vecalign(costs: Costs, seed: int) -> Groups:
+def vecalign(costs: Costs) -> Groups:
     """Align by vecalign's own algorithm with its defaults: groups of at most 4 sentences."""
     from vecalign import dp_utils
 
     blocks = []
     for side, rows in enumerate(costs.groups):
         block = np.zeros((SIZE, len(rows), costs.vectors[side].shape[1]), np.float32)
-        for size in range(1, SIZE + 1):
-            # a group stands at its last sentence
-            starts = slice(0, len(rows) - size + 1)
-            block[size - 1, size - 1 :] = costs.units(side, starts, size)
+        for before in range(SIZE):  # a group stands at its last sentence
+            starts = np.arange(len(rows) - before)
+            block[before, before:] = costs.units(side, starts, before + 1)
         blocks.append(block)
-    np.random.seed(seed)
     kinds = dp_utils.make_alignment_types(4)
     return dp_utils.vecalign(*blocks, kinds, 0.2, 7, 300, 20_000, 100)[0]["final_alignments"]
 
 
-def quality(texts: list[tuple[Lines, Groups]], encoder: Encoder) -> dict[str, dict[str, float]]:
-    """Return method -> name of a number -> percent, over all texts together."""
+def quality(encoder: Encoder, books: list[Book]) -> dict[str, float]:
+    """Return strict and lax F1 of both methods over all texts together."""
     from vecalign.score import score_multiple
 
-    costs = [costs_of(encoder, lines) for lines, _ in texts]
-    gold = [groups for _, groups in texts]
-    runs = {"ours": [list(map(ours, costs))], "vecalign": []}
-    for seed in range(5):
-        runs["vecalign"].append([vecalign(each, seed) for each in costs])
+    costs = [costs_of(encoder, *sides) for *sides, _ in books]
+    gold = [groups for *_, groups in books]
+    np.random.seed(0)
+    runs = {"ours": [map(ours, costs)]}
+    runs["vecalign"] = [map(vecalign, costs) for _ in range(RUNS)]
     numbers = {}
-    for name, found in runs.items():
-        scores = [score_multiple(gold, groups) for groups in found]
-        numbers[name] = {key: 100 * np.mean([s[key] for s in scores]) for key in scores[0]}
+    for method, found in runs.items():
+        scores = [score_multiple(gold, list(groups)) for groups in found]
+        for kind in ("strict", "lax"):
+            f1 = np.mean([score[f"f1_{kind}"] for score in scores])
+            numbers[f"{method} {kind}"] = 100 * float(f1)
     return numbers
 
 
-def speed(rows: int, dimensions: int) -> dict[str, float]:
+def speed(rows: int, dimensions: int = 384) -> dict[str, float]:
     """Measure the alignment of random texts. Groups have noisy sums of the sentences' vectors."""
     rng = np.random.default_rng(0)
-    meanings = rng.standard_normal((rows, dimensions), np.float32)
+    text = rng.standard_normal((rows, dimensions), np.float32)
     vectors = []
-    for text in (meanings, meanings[rng.random(rows) > 0.1]):
-        sums = np.stack([text] * SIZE)
+    for side in (text, text[rng.random(rows) > 0.1]):
+        sums = np.stack([side] * SIZE)
         for size in range(1, SIZE):
-            sums[size:, :-size] += text[size:]
+            sums[size:, :-size] += side[size:]
         sums += rng.standard_normal(sums.shape, np.float32) / 2
         vectors.append(sums.reshape(-1, dimensions))
+    del sums
+    groups = [np.arange(len(side)).reshape(SIZE, -1).T for side in vectors]
     with peak_memory("cpu") as peak:
         started = time.perf_counter()
-        groups = [np.arange(len(side)).reshape(SIZE, -1).T for side in vectors]
         align(Costs(vectors, groups))
         seconds = time.perf_counter() - started
     return {"seconds": seconds, "memory": 1 + peak["bytes"] / sum(v.nbytes for v in vectors)}
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Print a row per text or number of rows, and write all to `--json`."""
+    """Print a line per text or number of rows, and write all to `--json`."""
     parser = machine_parser(__doc__, repeats=1)
     parser.add_argument("--model")
     parser.add_argument("--prefix")
-    parser.add_argument("--max_seq_length", type=int)
     parser.add_argument("--texts", type=Path)
-    parser.add_argument("--languages", nargs="*", help="default: the test set of vecalign")
-    parser.add_argument("--rates", nargs="+", type=float, default=[0.05, 0.1, 0.2])
-    parser.add_argument("--vecalign", default=".", help="folder with its compiled dp_core")
-    parser.add_argument("--rows", nargs="*", type=int, default=[])
-    parser.add_argument("--dimensions", type=int, default=384)
+    parser.add_argument("--languages", nargs="+", help="default: the test set of vecalign")
+    parser.add_argument("--rows", nargs="+", type=int, default=[])
     args = parser.parse_args(argv)
-    sys.path.append(args.vecalign)
 
-    results: dict[str, Any] = {}
-    for rows in args.rows:
-        results[str(rows)] = {"ours": speed(rows, args.dimensions)}
-    texts = {}
-    for code in args.languages or ():
-        read = load_bitext([str(args.texts / f"{code}-en.tsv.xz")])[code][:1000]
-        for rate in args.rates:
-            pairs = list(zip(read["source"], read["target"]))
-            texts[f"{code} {rate:.0%}"] = [changed(pairs, rate)]
-    if args.texts and not args.languages:
-        texts["bleualign"] = []
+    results = {}
+    for rows in [1000, *args.rows] if args.rows else ():  # the first run also loads libraries
+        results[f"{rows} rows"] = speed(rows)
+    books = {}
+    if args.languages:
+        for code, pairs in read_languages(find_bitext(args.texts), args.languages, 1000).items():
+            for rate in (0.05, 0.1, 0.2):
+                books[f"{code} {rate}"] = [changed(pairs, rate)]
+    elif args.texts:
+        books["bleualign"] = []
         for path in sorted(args.texts.glob("test*.defr")):
-            lines = [path.with_suffix(end).read_text().splitlines() for end in (".de", ".fr")]
+            sides = [path.with_suffix(end).read_text().splitlines() for end in (".de", ".fr")]
             gold = [list(map(literal_eval, row.split(":")[:2])) for row in path.open()]
-            texts["bleualign"].append((lines, gold))
-    if texts:
-        chosen = EncoderArguments(
-            args.model, prefix=args.prefix, max_seq_length=args.max_seq_length
-        )
-        encoder = SharedEncoder(chosen.load())
-        for name, own in texts.items():
-            results[name] = quality(own, encoder)
-    lines = []
-    for name, found in results.items():
-        for method, numbers in found.items():
-            lines.append([name, method, *numbers.values()])
-    print(text_table(["", "", *numbers], lines))
+            books["bleualign"].append((*sides, gold))
+    if books:
+        arguments = EncoderArguments(args.model, prefix=args.prefix, max_seq_length=512)
+        encoder = SharedEncoder(arguments.load())
+        results |= {name: quality(encoder, texts) for name, texts in books.items()}
+    for name, numbers in results.items():
+        print(name, *(f"{key} {value:.2f}" for key, value in numbers.items()), sep="  ")
     save(args, {"results": results})
 
 

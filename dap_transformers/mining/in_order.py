@@ -6,7 +6,7 @@ sentences with vector x and b target sentences with vector y costs
     2 a b (1 - cos(x, y)) / (d(x) + d(y)),
 
 where d is the mean cosine distance of a vector to all groups of the other text. vecalign estimates
-d from a sample. A sentence without a translation costs what a fifth of all pairs do not exceed.
+d from a sample. A sentence without a translation costs as much as a rather similar pair.
 
 A dynamic programme finds the groups of lowest total cost. It looks only near the sentences that are
 each other's nearest neighbours, so its time and memory grow in proportion to the length of the
@@ -44,9 +44,10 @@ MARGIN = 100
 BLOCK = 128
 #: Rows of vectors that are summed at a time.
 MEAN_ROWS = 4096
-#: Cost of a sentence without a translation: this quantile of the costs of pairs, as in vecalign.
-#: The pairs are all those of at most `SAMPLE` sentences of each side.
-SKIP_QUANTILE = 0.2
+#: Cost of a sentence without a translation: this quantile of the costs of pairs that are no
+#: translations, of at most `SAMPLE` sentences of each side. vecalign has 0.2, which skips too few
+#: sentences of its own development text.
+SKIP_QUANTILE = 0.1
 SAMPLE = 500
 #: Below this share of nearest pairs in one order, the texts are reported as not in order.
 IN_ORDER = 0.5
@@ -76,7 +77,9 @@ class Costs:
             self.means.append(total / len(side))
         self.sizes = list(product(range(1, groups[0].shape[1] + 1), repeat=2))
         samples = [slice(None, None, len(rows) // SAMPLE + 1) for rows in groups]
-        self.skip = np.quantile(self.of((1, 1), *samples), SKIP_QUANTILE)
+        pairs = self.of((1, 1), *samples)
+        others = np.sort(pairs, None)[min(pairs.shape) - 1 :]  # the lowest may be translations
+        self.skip = np.quantile(others, SKIP_QUANTILE)
 
     def units(self, side: int, starts: Starts, sizes: np.ndarray | int) -> Tensor:
         """Return the unit vectors (R, D) of groups, given their first sentences and sizes."""
