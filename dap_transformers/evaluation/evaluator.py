@@ -24,7 +24,9 @@ class Evaluator:
 
     Attributes:
         name: name of its numbers in a report, such as "hard_negatives".
-        primary: the number in a training's log that can choose a checkpoint.
+        primary: its main number. A training logs it as `eval_{primary}`, and chooses the best
+            checkpoint by it if this is `metric_for_best_model`. Of a number whose name ends in
+            "loss", "error" or "aer", less is better.
     """
 
     name: str

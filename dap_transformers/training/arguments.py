@@ -30,6 +30,9 @@ FROM_FILES = (
     "special_tokens_after",
 )
 
+#: Endings of metrics of which less is better. Transformers only knows the first one.
+LESS_IS_BETTER = ("loss", "error", "aer")
+
 CONFIG_FIELDS = {name: field for name, field in FIELDS.items() if name != "encoder_config"}
 CONFIG_DEFAULTS = {name: field.default for name, field in CONFIG_FIELDS.items()}
 
@@ -267,6 +270,8 @@ class DAPTrainingArguments(TrainingArguments):
             )
         if self.report_to is None:
             self.report_to = ["tensorboard"] if find_spec("tensorboard") else []
+        if self.greater_is_better is None:
+            self.greater_is_better = not self.metric_for_best_model.endswith(LESS_IS_BETTER)
         # Negatives are gathered from equal batches, and the collator uses all columns.
         self.dataloader_drop_last = True
         self.remove_unused_columns = False

@@ -278,7 +278,10 @@ def finish(
 
 
 def warn_of_idle_heads(metrics: dict[str, float]) -> None:
-    """Log a warning if a head hardly uses the source, because it then hardly trains the encoder."""
+    """Log a warning for each head that learns less than `HARDLY` nats per token from the source.
+
+    Such a head teaches the encoder little.
+    """
     for name, nats in metrics.items():
         if name.endswith("_source_nats") and nats < HARDLY:
             logger.warning(

@@ -39,7 +39,7 @@ class ShortProgress(ShortLines, ProgressCallback):
 
 
 def readable(numbers: Mapping[str, float]) -> str:
-    """Format numbers with their names. `NOT_PRINTED` and those of one language are left out.
+    """Format numbers with their names, except `NOT_PRINTED` and numbers of a single language.
 
     >>> readable({"loss": 0.51234, "learning_rate": 2e-05, "pairs_per_second": 1503.2})
     'loss 0.5123, pairs per second 1503'

@@ -142,7 +142,12 @@ def test_logs_hold_no_path_and_pickles_no_token(
 
 def test_a_plateau_schedule_follows_the_direction_of_the_metric() -> None:
     options = {"eval_strategy": "steps", "lr_scheduler_type": "reduce_lr_on_plateau"}
-    for metric, mode in (("eval_mean_accuracy", "max"), ("eval_rtl_loss", "min")):
+    for metric, mode in (
+        ("eval_mean_accuracy", "max"),
+        ("eval_rtl_loss", "min"),
+        ("eval_hard_negative_error", "min"),
+        ("eval_aer", "min"),
+    ):
         args = arguments(**options, metric_for_best_model=metric)
         assert args.lr_scheduler_kwargs == {"mode": mode}
 
