@@ -298,6 +298,7 @@ def test_processes_share_the_encoding_and_give_the_same_pairs_and_numbers(
         ("--pair de-en", "--pair has no effect on two texts"),
         ("--bucc x --pair de-en", "side by side, or --bucc without texts"),
         ("--score_only --retrieval backward", "--retrieval has no effect on given pairs"),
+        ("--in_order --score_only", "--score_only has no effect on texts in order"),
         ("--output p.csv", r"p\.csv: this format is not written"),
         ("--calibrate known", "known, line 1: expected source, tab, target"),
     ],

@@ -53,11 +53,17 @@ USAGE = """%(prog)s SOURCE TARGET --model MODEL --output FILE [options]
 The two texts come first, side by side; what is below names the options."""
 #: What is mined -> options that would have no effect there.
 WITHOUT_EFFECT = {
-    "BUCC": ("score_only", "threshold", "min_precision", "calibrate", "top_n"),
-    "given pairs": ("retrieval", "min_precision", "calibrate", "pair", "protocol"),
-    "two texts": ("pair", "protocol"),
+    "BUCC": (
+        "score_only", "in_order", "largest_group", "threshold", "min_precision", "calibrate",
+        "top_n",
+    ),
+    "given pairs": (
+        "largest_group", "retrieval", "min_precision", "calibrate", "pair", "protocol",
+    ),
+    "two texts": ("largest_group", "pair", "protocol"),
     "texts in order": (
-        "margin", "retrieval", "k", "min_precision", "calibrate", "top_n", "index", "protocol",
+        "score_only", "margin", "retrieval", "k", "min_precision", "calibrate", "top_n", "index",
+        "protocol",
     ),
 }  # fmt: skip
 
