@@ -381,7 +381,10 @@ def world_size() -> int:
 
 
 def first_row(count: int) -> int:
-    """Return the number of this process's first pair in the batch of all, of `count` pairs each."""
+    """Return the number of this process's first pair in the batch of all processes, from 0.
+
+    Each process has `count` pairs.
+    """
     return dist.get_rank() * count if world_size() > 1 else 0
 
 

@@ -110,15 +110,16 @@ class Encoded(NamedTuple):
     """B translation pairs after the encoder.
 
     If no objective needs states or vectors, the encoder does not run and only `words` is set.
-    States f(x), f(y) are zeros for tokens that no objective reads. Vectors are not normalised.
+    States f(x), f(y) are zeros for tokens that no objective reads. Vectors have length 1 only if a
+    module Normalize follows the pooling.
     """
 
     words: Words  # word embeddings for the heads
     source_states: Tensor | None = None  # (B, S_x, D) token states f(x)
     target_states: Tensor | None = None  # (B, S_y, D) token states f(y)
-    source_embeds: Tensor | None = None  # (B, D) sentence vectors f_s(x)
-    target_embeds: Tensor | None = None  # (B, D) sentence vectors f_s(y)
-    negative_embeds: Tensor | None = None  # (B, D) of the hard negatives
+    source_embeds: Tensor | None = None  # (B, D') sentence vectors f_s(x), D' behind Dense layers
+    target_embeds: Tensor | None = None  # (B, D') sentence vectors f_s(y)
+    negative_embeds: Tensor | None = None  # (B, D') of the hard negatives
     hidden_states: tuple[Tensor, ...] | None = None  # of each layer, if asked for
     attentions: tuple[Tensor, ...] | None = None  # of each layer, if asked for
 

@@ -7,14 +7,13 @@ from typing import Any
 import tabulate
 
 WIDEST = 100  # characters in a line of a plain-text table
-tabulate.MIN_PADDING = 0  # otherwise a heading makes its column wider than itself
 
 
 def text_table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     """Format a plain-text table, the first column to the left. Floats get one decimal, None is "-".
 
     A table that is wider than the terminal, or than 100 characters, gets headings of several lines.
-    If it is still too wide, tables of fewer columns follow each other.
+    If it is still too wide, its columns are split among several tables. Each repeats the first one.
 
     >>> print(text_table(["model", "36"], [["mBERT+DAP", 90.9], ["mine", None]]))
     model        36
@@ -81,6 +80,11 @@ def _table(
     sides = None
     if numbers and rows:  # tabulate 0.9 fails to align columns without rows
         sides = ["left", *["right"] * (len(header) - 1)]
-    return tabulate.tabulate(
-        rows, header, format, colalign=sides, stralign=None, disable_numparse=True
-    )
+    padding = tabulate.MIN_PADDING
+    tabulate.MIN_PADDING = 0  # otherwise a heading makes its column wider than itself
+    try:
+        return tabulate.tabulate(
+            rows, header, format, colalign=sides, stralign=None, disable_numparse=True
+        )
+    finally:
+        tabulate.MIN_PADDING = padding

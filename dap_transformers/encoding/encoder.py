@@ -464,7 +464,11 @@ def _eval_mode(model: torch.nn.Module) -> Iterator[None]:
 
 
 def tokens_of_a_batch(token_budget: int | None) -> int:
-    """Return the budget. None takes 32,768, which keeps a GPU busy, or 4,096 for a CPU's caches."""
+    """Return the most tokens of a batch: `token_budget` or, if it is None, a default.
+
+    The default is 32,768 with CUDA, which keeps a GPU busy. Otherwise it is 4,096, which fits a
+    CPU's caches.
+    """
     if token_budget is not None:
         return token_budget
     return 32768 if torch.cuda.is_available() else 4096

@@ -1,1 +1,1 @@
-"""Mine translations: margin scores, BUCC, and the two texts of a mining run."""
+"""Mine translations out of two texts by margin scores, or align two texts in order."""

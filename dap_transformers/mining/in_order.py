@@ -45,7 +45,7 @@ BLOCK = 128
 #: Rows of vectors that are summed at a time.
 MEAN_ROWS = 4096
 #: Cost of a sentence without a translation: this quantile of the costs of pairs that are no
-#: translations, of at most `SAMPLE` sentences of each side. vecalign has 0.2, which skips too few
+#: translations, of at most `SAMPLE` sentences of each side. vecalign takes 0.2, which skips too few
 #: sentences of its own development text.
 SKIP_QUANTILE = 0.1
 SAMPLE = 500
@@ -59,7 +59,7 @@ Starts = np.ndarray | slice
 
 
 class Costs:
-    """The costs of groups.
+    """Computes the cost of a group of source sentences and a group of target sentences.
 
     Args:
         vectors: of the distinct groups of both texts, (V, D) each. Single sentences come first, in

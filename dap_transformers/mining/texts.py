@@ -250,7 +250,7 @@ class TextPair:
 
 
 class TextsInOrder(TextPair):
-    """Two texts, of `GroupedText`, whose pairs are those of groups."""
+    """Two texts (`GroupedText`) whose pairs are pairs of groups."""
 
     def table(self, pairs: np.ndarray) -> pa.Table:
         """Return pairs of groups (`in_order.GROUP`) with their text and their lines, from 1."""

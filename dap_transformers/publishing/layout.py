@@ -266,9 +266,13 @@ def _check_vectors(encoder: SentenceEncoder, published: Published, folder: Path)
 
 
 def require_same_vectors(expected: np.ndarray, found: np.ndarray, what: str) -> float:
-    """Check that vectors (N, D) equal the checkpoint's, also in their length.
+    """Check that the vectors (N, D) of `what` equal the checkpoint's, also in their length.
 
-    The result is the largest absolute difference of an entry, for expected vectors of length 1.
+    Returns:
+        The largest absolute difference of an entry, divided by the length of the expected vector.
+
+    Raises:
+        UserError: if the difference is above `TOLERANCE`.
     """
     lengths = np.linalg.norm(expected, axis=1, keepdims=True)  # (N, 1)
     difference = float((np.abs(expected - found) / lengths).max())

@@ -1,1 +1,1 @@
-"""Search arrays of vectors: nearest neighbours, retrieval accuracy and hard negatives (xsim++)."""
+"""Find the nearest neighbours of vectors, exactly or by an approximate index."""

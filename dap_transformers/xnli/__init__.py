@@ -1,1 +1,1 @@
-"""XNLI, cross-lingual natural language inference: its text, fine-tuning, and accuracy by"""
+"""XNLI, cross-lingual natural language inference: text, fine-tuning, accuracy by language."""
