@@ -4,7 +4,7 @@
     python -m benchmarks.align --model out --source a.de --target a.en
 
 Both run the same weights on the same sentences and take the same hidden layer. The links of all
-methods and both kinds of states (SimAlign calls them "word" and "bpe") are compared pair by pair.
+methods are compared pair by pair, by the mean states of words (SimAlign calls them "word").
 """
 
 import logging
@@ -18,19 +18,16 @@ from dap_transformers.encoding.encoder import SentenceEncoder
 from dap_transformers.tables import text_table
 from dap_transformers.text.archives import read_sentences
 
-#: Our way to use subwords -> SimAlign's `token_type`.
-TOKEN_TYPES = {"mean": "word", "link": "bpe"}
 LAYER = 8  # hidden layer of the token states
 #: Our method -> the name of its links in SimAlign's output.
 METHODS = {"argmax": "inter", "itermax": "itermax"}
 
 
-def compare(args: Namespace) -> list[tuple[str, str, int, int]]:
+def compare(args: Namespace) -> list[tuple[str, int, int]]:
     """Align the same sentences with SimAlign and with our code.
 
     Returns:
-        For each kind of states and method their names, the number of pairs, and the number of pairs
-        with equal links.
+        For each method its name, the number of pairs, and the number of pairs with equal links.
     """
     from simalign import SentenceAligner
 
@@ -38,19 +35,17 @@ def compare(args: Namespace) -> list[tuple[str, str, int, int]]:
     target = list(read_sentences(Path(args.target)))
     encoder = SentenceEncoder.from_pretrained(args.model, "mean", "", device=args.device)
     found = []
-    for subwords, token_type in TOKEN_TYPES.items():
-        aligner = SentenceAligner(
-            args.model, token_type, matching_methods="ai", device=args.device, layer=LAYER
-        )
-        logging.getLogger("simalign").setLevel(logging.WARNING)
-        theirs = [aligner.get_word_aligns(*pair) for pair in zip(source, target, strict=True)]
-        for method, name in METHODS.items():
-            options = {"method": method, "subwords": subwords, "layer": LAYER, "words": "spaces"}
-            ours = align_words(encoder, source, target, **options)
-            equal = 0
-            for own, wanted in zip(ours, theirs, strict=True):
-                equal += list(map(tuple, own.links.tolist())) == wanted[name]
-            found.append((subwords, method, len(source), equal))
+    aligner = SentenceAligner(
+        args.model, "word", matching_methods="ai", device=args.device, layer=LAYER
+    )
+    logging.getLogger("simalign").setLevel(logging.WARNING)
+    theirs = [aligner.get_word_aligns(*pair) for pair in zip(source, target, strict=True)]
+    for method, name in METHODS.items():
+        ours = align_words(encoder, source, target, method=method, layer=LAYER, words="spaces")
+        equal = 0
+        for own, wanted in zip(ours, theirs, strict=True):
+            equal += list(map(tuple, own.links.tolist())) == wanted[name]
+        found.append((method, len(source), equal))
     return found
 
 
@@ -62,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--target", required=True, help="their translations")
     args = parser.parse_args(argv)
     found = compare(args)
-    print(text_table(["subwords", "method", "pairs", "with equal links"], found))
+    print(text_table(["method", "pairs", "with equal links"], found))
     save(args, {"alignment": found})
 
 

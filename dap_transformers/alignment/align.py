@@ -25,7 +25,7 @@ from dap_transformers.alignment.words import (
     tokenizer_words,
     with_word_marks,
 )
-from dap_transformers.encoding.encoder import SentenceEncoder, TokenPlaces
+from dap_transformers.encoding.encoder import SentenceEncoder, TokenPlaces, listed
 from dap_transformers.errors import UserError
 from dap_transformers.files import compressed_file, plain_suffix
 from dap_transformers.languages import is_blank
@@ -76,12 +76,6 @@ class AlignmentOptions:
         "reference links 'spaces'.",
         choices=tuple(WORDS),
     )
-    subwords: str = arg(
-        "mean",
-        "'mean': the state of a word is the mean of its subwords. 'link': subwords are linked, and "
-        "with them their words.",
-        choices=("mean", "link"),
-    )
 
 
 @dataclass(frozen=True)
@@ -90,8 +84,8 @@ class WordAlignment:
 
     Attributes:
         links: (L, 2) int64, numbers of a source and a target word, from 0, in ascending order.
-        similarity: (S, T) float32, cosines of the words, 0 for a word without tokens. With
-            `subwords="link"` it is the highest cosine of their subwords.
+        similarity: (S, T) float32, cosines of the words, 0 for a word without tokens. The state of
+            a word is the mean of its tokens' states.
         without_state: number of words of both sides that have no tokens, because the sentence was
             cut or the tokenizer dropped them. These words get no link.
     """
@@ -113,12 +107,12 @@ class WordAlignment:
 
 
 @dataclass(frozen=True)
-class _Tokens:
-    """The W words of a sentence, its tokens' states (N, D), and which tokens are whose, (W, N)."""
+class _Words:
+    """The W words of a sentence, their states (W, D), and which of them have tokens, (W,)."""
 
     words: list[str]
     states: np.ndarray
-    is_part: np.ndarray
+    has_tokens: np.ndarray
 
 
 def align_words(
@@ -139,9 +133,7 @@ def align_words(
         token_budget: most tokens of a batch, padding included.
         options: fields of `AlignmentOptions`, such as `method="itermax"`.
     """
-    if isinstance(source, str) or isinstance(target, str):
-        raise UserError("a single string is given: pass lists of sentences")
-    pairs = zip(source, target, strict=True)
+    pairs = zip(listed(source), listed(target), strict=True)
     return list(stream_alignments(encoder, pairs, AlignmentOptions(**options), token_budget))
 
 
@@ -159,73 +151,37 @@ def stream_alignments(
     number = 0
     while chunk := list(islice(pairs, CHUNK)):
         sentences = [source for source, _ in chunk] + [target for _, target in chunk]
-        tokens = _tokens_of(encoder, sentences, options, token_budget)
-        for source, target in zip(tokens[: len(chunk)], tokens[len(chunk) :], strict=True):
+        found = _words_of(encoder, sentences, options, token_budget)
+        for source, target in zip(found[: len(chunk)], found[len(chunk) :], strict=True):
             number += 1
             try:
-                yield _align(source, target, options)
+                yield _align(source, target, options.method)
             except ValueError as error:
                 raise UserError(f"pair {number}: {error}") from error
 
 
-def _tokens_of(
+def _words_of(
     encoder: SentenceEncoder,
     sentences: Sequence[str],
     options: AlignmentOptions,
     token_budget: int,
-) -> list[_Tokens]:
-    """Encode sentences, and find their words."""
+) -> list[_Words]:
+    """Encode sentences, and find their words with their states."""
     token_states, places = encoder.encode_located_tokens(sentences, token_budget, options.layer)
     found = []
     for sentence, states, own in zip(sentences, token_states, places, strict=True):
-        word_spans = WORDS[options.words or "punctuation"](sentence, own)
-        token_spans = with_word_marks(sentence, own.spans)
-        words = [sentence[start:end] for start, end in word_spans]
-        found.append(_Tokens(words, states, overlaps(_array(word_spans), _array(token_spans))))
+        spans = WORDS[options.words or "punctuation"](sentence, own)
+        is_part = overlaps(spans, with_word_marks(sentence, own.spans))  # (W, N)
+        words = [sentence[start:end] for start, end in spans]
+        found.append(_Words(words, word_states(states, is_part), is_part.any(1)))
     return found
 
 
-def _align(source: _Tokens, target: _Tokens, options: AlignmentOptions) -> WordAlignment:
+def _align(source: _Words, target: _Words, method: str) -> WordAlignment:
     """Align the words of one sentence pair."""
-    links, similarity = SUBWORDS[options.subwords](source, target, options.method)
-    missing = sum(int((~side.is_part.any(1)).sum()) for side in (source, target))
+    links, similarity = align_tokens(source.states, target.states, method)
+    missing = sum(int((~side.has_tokens).sum()) for side in (source, target))
     return WordAlignment(source.words, target.words, links, similarity, missing)
-
-
-def _align_by_words(source: _Tokens, target: _Tokens, method: str) -> tuple[np.ndarray, np.ndarray]:
-    """Link words by their mean states. Return links (L, 2) and cosines (S, T)."""
-    states = [word_states(side.states, side.is_part) for side in (source, target)]
-    return align_tokens(*states, method)
-
-
-def _align_by_subwords(
-    source: _Tokens, target: _Tokens, method: str
-) -> tuple[np.ndarray, np.ndarray]:
-    """Link words whose subwords are linked. Return links (L, 2) and highest cosines (S, T)."""
-    token_links, similarity = align_tokens(source.states, target.states, method)
-    linked = np.zeros(similarity.shape, bool)
-    linked[tuple(token_links.T)] = True
-    links = np.argwhere(source.is_part @ linked @ target.is_part.T)
-    by_source = _highest(similarity, source.is_part)  # (S, target tokens)
-    return links, _highest(by_source.T, target.is_part).T
-
-
-def _highest(values: np.ndarray, is_part: np.ndarray) -> np.ndarray:
-    """Return the highest values (W, M) of the tokens (N, M) of each word, 0 without tokens."""
-    found = np.zeros((len(is_part), values.shape[1]), np.float32)
-    for word, own in enumerate(is_part):
-        if own.any():
-            found[word] = values[own].max(0)
-    return found
-
-
-#: How words are linked by their subwords: name -> function.
-SUBWORDS = {"mean": _align_by_words, "link": _align_by_subwords}
-
-
-def _array(spans: Sequence[Span]) -> np.ndarray:
-    """Return spans or links as an array (N, 2) int64."""
-    return np.array(spans, np.int64).reshape(-1, 2)
 
 
 # --------------------------------------------------------------------------- from files to pairs

@@ -4,8 +4,11 @@ Legend: `S` source tokens or words, `T` target tokens or words, `W` words, `D` h
 links.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 
+from dap_transformers.alignment.words import Span
 from dap_transformers.search.exact import unit_rows
 
 LINKED_FACTOR = 0.9  # of tokens that already have a link, in Itermax of SimAlign
@@ -80,7 +83,7 @@ METHODS = {"argmax": _mutual, "itermax": itermax}
 def word_states(token_states: np.ndarray, is_part: np.ndarray) -> np.ndarray:
     """Average the states (S, D) of the tokens of each word: (W, D) float64, 0 without tokens.
 
-    >>> is_part = overlaps(np.array([[0, 4], [5, 7]]), np.array([[0, 2], [2, 4], [5, 7]]))
+    >>> is_part = overlaps([(0, 4), (5, 7)], [(0, 2), (2, 4), (5, 7)])
     >>> word_states(np.array([[1.0], [3.0], [5.0]]), is_part).tolist()
     [[2.0], [5.0]]
     """
@@ -88,8 +91,10 @@ def word_states(token_states: np.ndarray, is_part: np.ndarray) -> np.ndarray:
     return is_part @ states / np.maximum(is_part.sum(1, keepdims=True), 1)
 
 
-def overlaps(word_spans: np.ndarray, token_spans: np.ndarray) -> np.ndarray:
-    """Tell which tokens share a character with each word: (W, S) bool. Spans are (W, 2), (S, 2)."""
-    first_shared = np.maximum(word_spans[:, None, 0], token_spans[:, 0])  # (W, S)
-    end_of_shared = np.minimum(word_spans[:, None, 1], token_spans[:, 1])  # (W, S)
+def overlaps(word_spans: Sequence[Span], token_spans: Sequence[Span]) -> np.ndarray:
+    """Tell which of S tokens share a character with each of W words: (W, S) bool."""
+    words = np.array(word_spans, np.int64).reshape(-1, 2)
+    tokens = np.array(token_spans, np.int64).reshape(-1, 2)
+    first_shared = np.maximum(words[:, None, 0], tokens[:, 0])  # (W, S)
+    end_of_shared = np.minimum(words[:, None, 1], tokens[:, 1])  # (W, S)
     return end_of_shared > first_shared

@@ -133,7 +133,7 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
         # write the report
         settings = asdict(options) | {
             "data": [public_name(path) for path in files],
-            "pooling": f"{options.subwords} of subwords",
+            "pooling": "mean of subwords",
             "gold": public_name(args.gold) if args.gold else None,
         }
         content = model_args.report(encoder, PROTOCOL, numbers, settings, seconds)
