@@ -157,7 +157,7 @@ def measure(case: Case) -> dict[str, Any]:
     gold = int(np.isin(source, target).sum())
     counts = pairs["score"], np.ones(len(pairs), int), correct, max(gold, 1)
     best = score_at(best_threshold(*counts), *counts)
-    numbers = {"text": case.name, "share": case.share, "gold": gold, "best_f1": best.f1}
+    numbers = {"text": case.name, "share": case.share, "gold": gold, "best_f1": best["f1"]}
     try:
         _, _, choice = mine_vectors(case.vectors, MiningOptions(), known=case.known)
     except UserError:
@@ -165,11 +165,11 @@ def measure(case: Case) -> dict[str, Any]:
     found = score_at(choice.threshold, *counts)
     return numbers | {
         "threshold": choice.threshold,
-        "f1": found.f1,
-        "below_best": best.f1 - found.f1,
-        "precision": found.precision,
+        "f1": found["f1"],
+        "below_best": best["f1"] - found["f1"],
+        "precision": found["precision"],
         "estimated": 100 * choice.precision,
-        "error": abs(100 * choice.precision - found.precision),
+        "error": abs(100 * choice.precision - found["precision"]),
         "unsure": bool(choice.remark) and choice.share < 0.99,
     }
 

@@ -103,7 +103,7 @@ def means(found: Numbers) -> dict[str, float]:
 def token_states(encoder: SentenceEncoder, pairs: PairsByLanguage) -> TokenStates:
     """Return the states of all tokens of the figure's sentences: source and target."""
     source, target = zip(*pairs[FIGURE_LANGUAGE][:FIGURE_PAIRS], strict=True)
-    return tuple(np.concatenate(encoder.encode_tokens(side)) for side in (source, target))
+    return tuple(np.concatenate(encoder.encode_tokens(side)[0]) for side in (source, target))
 
 
 def means_table(results: Mapping[str, Numbers], seconds: Mapping[str, float]) -> str:

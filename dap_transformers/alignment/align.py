@@ -167,7 +167,7 @@ def _words_of(
     token_budget: int,
 ) -> list[_Words]:
     """Encode sentences, and find their words with their states."""
-    token_states, places = encoder.encode_located_tokens(sentences, token_budget, options.layer)
+    token_states, places = encoder.encode_tokens(sentences, token_budget, options.layer)
     found = []
     for sentence, states, own in zip(sentences, token_states, places, strict=True):
         spans = WORDS[options.words or "punctuation"](sentence, own)

@@ -296,18 +296,12 @@ class SentenceEncoder:
 
     def encode_tokens(
         self, sentences: Sequence[str], token_budget: int = 4096, layer: int | None = None
-    ) -> list[NDArray[np.float32]]:
-        """Return token states (S_i, D) of each sentence, without special tokens and prefix.
-
-        `layer` counts the hidden layers from 0 (embeddings). None takes the last.
-        """
-        states, _ = self.encode_located_tokens(sentences, token_budget, layer)
-        return states
-
-    def encode_located_tokens(
-        self, sentences: Sequence[str], token_budget: int = 4096, layer: int | None = None
     ) -> tuple[list[NDArray[np.float32]], list[TokenPlaces]]:
-        """Return token states as `encode_tokens`, and their places. It needs a fast tokenizer."""
+        """Return token states (S_i, D) of each sentence, and their places.
+
+        Special tokens and the prefix are left out. `layer` counts the hidden layers from 0
+        (embeddings). None takes the last. The tokenizer must be a fast one.
+        """
         last = self.backbone.config.num_hidden_layers
         if layer is not None and not 0 <= layer <= last:
             raise UserError(f"layer={layer}: choose 0 (the embeddings) to {last} (the last layer)")

@@ -5,8 +5,7 @@ into shards that outlive a stopped run.
 
 A shard is a .npy file of the vectors of consecutive sentences, such as `shard-000003-1f….npy`. The
 name has the shard's number and a hash of the model and the sentences, so a run finds the shards of
-an earlier run with the same model and text. A digest of name, shape, type and vectors stands behind
-the array. A shard without the right digest is encoded again.
+an earlier run with the same model and text. It gets its name once it is whole and on the disk.
 
 Only one run at a time may use a folder. The processes of one launch share it.
 
@@ -14,7 +13,6 @@ Legend: `N` sentences, `D` dimensions, `n` sentences of a shard or a piece.
 """
 
 import hashlib
-import io
 import json
 import logging
 import re
@@ -39,7 +37,6 @@ from dap_transformers.tokenizers import tokenizer_state
 
 logger = logging.getLogger(__name__)
 
-DIGEST_SIZE = hashlib.sha256().digest_size  # bytes
 #: Sentences of a shard. A kill loses at most one shard per process, and processes share whole
 #: shards.
 SHARD_SIZE = 16384
@@ -188,22 +185,18 @@ def embed_to_disk(
     encoder: Encoder,
     sentences: Iterable[str],
     folder: str | Path,
-    shard_size: int = SHARD_SIZE,
-    token_budget: int = 4096,
-    progress: bool = False,
-    where: Callable[[int], str] = "sentence {}".format,
-    fingerprint: str | None = None,
+    **options: Any,
 ) -> np.ndarray:
     """Encode sentences as `write_shards` does, and return their vectors (N, D), mapped into memory.
+
+    The options are those of `write_shards`.
 
     A warning tells how many of the sentences that were encoded now were cut. Several shards are
     joined in a temporary file in the folder, which takes their size once more until the result is
     deleted. In a launch only the first process gets the vectors, and the others get (0, D).
     """
     before = encoder.cut
-    shards = write_shards(
-        encoder, sentences, folder, shard_size, token_budget, progress, where, fingerprint
-    )
+    shards = write_shards(encoder, sentences, folder, **options)
     cut = sum(gather_object([encoder.cut - before]))
     if cut and launched().is_main_process:
         text = "%s: %s cut after %d tokens (max_seq_length)"
@@ -266,7 +259,7 @@ def write_shards(
             shard = folder / f"shard-{number:06d}-{hash_of_text(fingerprint, text)}.npy"
             shards.append(shard)
             is_mine = number % state.num_processes == state.process_index
-            if not is_mine or is_whole(shard):
+            if not is_mine or shard.is_file():
                 bar.update(len(text))
             else:
                 try:
@@ -313,31 +306,6 @@ def hash_of_text(fingerprint: str, text: Sequence[str]) -> str:
     return digest.hexdigest()[:16]
 
 
-def is_whole(shard: Path) -> bool:
-    """Tell whether a file of vectors exists and holds what `write_vectors` has written into it.
-
-    The name proves nothing: after a power cut a disk may lack data that it had confirmed.
-    """
-    if not shard.is_file():
-        return False
-    has_digest = False
-    if shard.stat().st_size > DIGEST_SIZE:
-        content = np.memmap(shard, np.uint8, "r")
-        digest = _content_digest(shard, content[:-DIGEST_SIZE].data)
-        has_digest = content[-DIGEST_SIZE:].tobytes() == digest
-    if not has_digest:
-        logger.warning("%s is damaged or of an earlier version: it is encoded again", shard)
-    return has_digest
-
-
-def _content_digest(shard: Path, *parts: bytes | memoryview) -> bytes:
-    """Return the SHA-256 (32 bytes) of a shard's file name and its content."""
-    digest = hashlib.sha256(shard.name.encode())
-    for part in parts:
-        digest.update(part)
-    return digest.digest()
-
-
 def encode_pieces(
     encoder: Encoder, text: Sequence[str], token_budget: int, bar: tqdm
 ) -> np.ndarray:
@@ -378,12 +346,6 @@ def require_finite(
 
 
 def write_vectors(vectors: np.ndarray, path: Path) -> None:
-    """Write vectors (n, D) as a .npy file with a digest behind. It gets its name once complete."""
-    header = io.BytesIO()
-    np.lib.format.write_array_header_1_0(header, np.lib.format.header_data_from_array_1_0(vectors))
-    # numpy's own tofile would not say why it fails.
-    parts = [header.getbuffer(), np.ascontiguousarray(vectors).data.cast("B")]
+    """Write vectors (n, D) as a .npy file, which gets its name once it is whole."""
     with whole_file(path, vectors.nbytes, ANOTHER_FOLDER) as file:
-        for part in parts:
-            file.write(part)
-        file.write(_content_digest(path, *parts))
+        np.save(file, vectors)

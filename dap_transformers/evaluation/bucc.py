@@ -17,7 +17,7 @@ Legend: `P` mined pairs, `G` gold pairs, `L` lines.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import chain, product
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,6 @@ from dap_transformers.text.archives import read_sentences
 
 SAMPLE = ("sample", "dev")
 TRAINING = ("training", "test")
-TEST = ("test",)
 
 #: Protocol -> its meaning, and the splits that it needs. Each split is given by the names that its
 #: files may have. The threshold is chosen on the first split. The numbers are those of the last.
@@ -54,35 +53,11 @@ PROTOCOLS: dict[str, tuple[str, tuple[tuple[str, ...], ...]]] = {
         "the threshold of best F1 on the training split itself",
         (TRAINING,),
     ),
-    "training-threshold-on-test": (
-        "the threshold of best F1 on the training split, applied to the test split",
-        (("training",), TEST),
-    ),
 }
 
 
 #: The files of a split: source, target and gold. Each may be compressed.
 Split = Sequence[Path]
-
-
-@dataclass(frozen=True)
-class MiningScore:
-    """How well mined pairs agree with gold pairs: rates in percent, and counts of pairs of ids."""
-
-    precision: float
-    recall: float
-    f1: float
-    threshold: float
-    extracted: int
-    correct: int
-    gold: int
-
-    def rounded(self) -> dict[str, float]:
-        """Return the numbers by name, with percentages rounded to four decimals."""
-        numbers = asdict(self)
-        for name in ("precision", "recall", "f1"):
-            numbers[name] = round(numbers[name], 4)
-        return numbers
 
 
 @dataclass
@@ -150,9 +125,9 @@ class Bucc(Evaluator):
             if threshold is None:
                 threshold = best_threshold(*counts)
             scores.append(score_at(threshold, *counts))
-        numbers = {"pairs": {self.pair: scores[-1].rounded()}}
+        numbers = {"pairs": {self.pair: scores[-1]}}
         if len(scores) > 1:
-            numbers["threshold_split"] = {self.pair: scores[0].rounded()}
+            numbers["threshold_split"] = {self.pair: scores[0]}
         kept = texts[-1].first_lines(select(pairs, threshold))
         return MiningResult(neighbours, len(pairs), kept, self.table(numbers), numbers)
 
@@ -286,20 +261,21 @@ def best_threshold(
 
 def score_at(
     threshold: float, scores: np.ndarray, extracted: np.ndarray, correct: np.ndarray, gold: int
-) -> MiningScore:
-    """Compute precision, recall and F1 of the pairs that score at least `threshold`, 0 without any.
+) -> dict[str, float]:
+    """Compute the rates, in percent, and the counts of the pairs that score at least `threshold`.
 
-    Scores (P,) may be in any order. The counts (P,) are those of `count_gold`.
+    Scores (P,) may be in any order. The counts (P,) are those of `count_gold`. Without any pair,
+    all rates are 0.
     """
     chosen = scores >= threshold
     found = int(extracted[chosen].sum())
     right = int(correct[chosen].sum())
-    return MiningScore(
-        precision=100 * right / found if found else 0.0,
-        recall=100 * right / gold,
-        f1=200 * right / (found + gold),
-        threshold=threshold,
-        extracted=found,
-        correct=right,
-        gold=gold,
-    )
+    return {
+        "precision": round(100 * right / max(found, 1), 4),
+        "recall": round(100 * right / gold, 4),
+        "f1": round(200 * right / (found + gold), 4),
+        "threshold": threshold,
+        "extracted": found,
+        "correct": right,
+        "gold": gold,
+    }

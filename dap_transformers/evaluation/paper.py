@@ -5,7 +5,7 @@ The paper quotes the models marked "(Hu et al.)", InfoXLM and LaBSE from other w
 the paper does not print.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from dap_transformers.languages import NAMES, TATOEBA_36, XNLI_LANGUAGES
@@ -158,21 +158,6 @@ for _split, _models in _BUCC.items():
         for model, row in _models.items()
     }
 
-#: Table 6: objective -> (forward GFLOPs per pair of sentences of 32 tokens, milliseconds per pair
-#: on 8 V100 GPUs).
-PAPER_COST: dict[str, tuple[float, float]] = {
-    "TR": (11.0, 0.51),
-    "TLM": (33.7, 1.34),
-    "DAP": (16.5, 0.88),
-}
-#: Table 5: value of `rtl_direction` -> results of mBERT+DAP in percent: Tatoeba (accuracy over 36
-#: languages and both directions), BUCC (average F1 of Table 3) and XNLI (average accuracy).
-PAPER_DIRECTIONS: dict[str, tuple[float, float, float]] = {
-    "source-to-target": (91.0, 86.6, 71.8),
-    "target-to-source": (90.5, 84.1, 69.3),
-    "both": (90.8, 86.3, 70.5),
-}
-
 
 def tatoeba_tables(
     report: Mapping[str, Any], name: str = "this model", models: Sequence[str] = PAPER_MODELS
@@ -182,36 +167,40 @@ def tatoeba_tables(
     If the report has an average over one of the paper's groups of languages, the paper's table of
     averages follows, with our row on top. Give no `models` for text other than Tatoeba.
     """
-    languages = report["languages"]
-    averages = report["averages"]
+
+    def cells(place: str, numbers: Mapping[str, float]) -> list[float | None]:
+        found: list[float | None] = []
+        for direction in DIRECTIONS:
+            found.append(numbers[direction])
+            found += [_printed(model, direction, place) for model in models]
+        return found
 
     header = ["", "language", "pairs"]
     for arrow in DIRECTIONS.values():
         header.append(arrow)
         header += [f"paper: {model}" for model in models]
 
-    rows = []
-    for code, numbers in languages.items():
-        cells = _both_directions(code, numbers, models)
-        rows.append([code, NAMES.get(code, ""), numbers["pairs"], *cells])
-    for group, numbers in averages.items():
-        rows.append(["mean", group, "", *_both_directions(group, numbers, models)])
-    table = text_table(header, rows)
+    table = text_table(header, rows_of_languages(report, cells))
 
+    averages = report["averages"]
     if not models or averages.keys().isdisjoint(TATOEBA_GROUPS):
         return table
     return f"{table}\n\n{_tatoeba_averages(averages, name)}"
 
 
-def _both_directions(
-    place: str, ours: Mapping[str, float], models: Sequence[str]
-) -> list[float | None]:
-    """Return the cells of a row: our accuracy and the paper's, for xx→en and then for en→xx."""
-    numbers: list[float | None] = []
-    for direction in DIRECTIONS:
-        numbers.append(ours[direction])
-        numbers += [_printed(model, direction, place) for model in models]
-    return numbers
+def rows_of_languages(
+    report: Mapping[str, Any], cells: Callable[[str, Mapping[str, float]], list]
+) -> list[list[Any]]:
+    """Return a table's rows: a row per language, then one per average.
+
+    `cells` takes a language or a group with its numbers, and returns the cells behind the names.
+    """
+    rows = []
+    for code, numbers in report["languages"].items():
+        rows.append([code, NAMES.get(code, ""), numbers["pairs"], *cells(code, numbers)])
+    for group, numbers in report["averages"].items():
+        rows.append(["mean", group, "", *cells(group, numbers)])
+    return rows
 
 
 def _printed(model: str, direction: str, place: str) -> float | None:

@@ -16,8 +16,8 @@ import torch
 from dap_transformers.encoding.encoder import Encoder
 from dap_transformers.errors import UserError
 from dap_transformers.evaluation.evaluator import Evaluator, Numbers, PairsByLanguage, both_sides
-from dap_transformers.evaluation.paper import DIRECTIONS, POOL_KEYS
-from dap_transformers.languages import NAMES, TATOEBA_14, TATOEBA_28, TATOEBA_36, base_language
+from dap_transformers.evaluation.paper import DIRECTIONS, POOL_KEYS, rows_of_languages
+from dap_transformers.languages import TATOEBA_14, TATOEBA_28, TATOEBA_36, base_language
 from dap_transformers.search.exact import Array, first_equal_rows, nearest, nearest_neighbours
 from dap_transformers.tables import text_table
 from dap_transformers.text.formats import BitextFile, read_pairs
@@ -244,15 +244,10 @@ def pool_table(numbers: Numbers) -> str:
     header = ["multilingual pool", "", "pairs"]
     for arrow in DIRECTIONS.values():
         header += [arrow, "in the pool", "lost to own language"]
-    rows = []
-    for code, each in numbers["languages"].items():
-        rows.append([code, NAMES.get(code, ""), each["pairs"], *_pool_cells(each)])
-    for group, each in numbers["averages"].items():
-        rows.append(["mean", group, "", *_pool_cells(each)])
-    return text_table(header, rows)
+    return text_table(header, rows_of_languages(numbers, _pool_cells))
 
 
-def _pool_cells(numbers: Mapping[str, float]) -> list[float]:
+def _pool_cells(_: str, numbers: Mapping[str, float]) -> list[float]:
     """Return a row's cells for both directions: accuracy, in the pool, lost to own language."""
     cells = []
     for direction in DIRECTIONS:

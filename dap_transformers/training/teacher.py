@@ -18,7 +18,6 @@ from dap_transformers.encoding.encoder import SentenceEncoder, tokens_of_a_batch
 from dap_transformers.encoding.shards import (
     embed_to_disk,
     hash_of_text,
-    is_whole,
     launched,
     model_fingerprint,
     write_vectors,
@@ -61,7 +60,7 @@ def add_teacher(
     is_main = launched().is_main_process
 
     # One process decides for all, because they encode together.
-    (is_kept,) = broadcast_object_list([is_main and is_whole(path)])
+    (is_kept,) = broadcast_object_list([is_main and path.is_file()])
     if is_kept:
         logger.info("the vectors of %d targets are in %s already", len(targets), path)
         return with_rows, np.load(path, mmap_mode="r")

@@ -28,7 +28,7 @@ def encoder(tiny_bert_dir: Path) -> SentenceEncoder:
 
 def naive_states(encoder: SentenceEncoder, sentence: str) -> list[np.ndarray]:
     """Return the state of each word between spaces, by a loop over characters, in float64."""
-    [states], [places] = encoder.encode_located_tokens([sentence])
+    [states], [places] = encoder.encode_tokens([sentence])
     found = []
     position = 0
     for word in sentence.split(" "):
@@ -129,8 +129,8 @@ def test_what_is_refused(encoder: SentenceEncoder, change: dict, error: str) -> 
 
 def test_states_that_are_not_finite_are_named_with_their_pair(encoder: SentenceEncoder) -> None:
     class Broken:
-        def encode_located_tokens(self, sentences: list[str], *options: object) -> tuple:
-            states, places = encoder.encode_located_tokens(sentences)
+        def encode_tokens(self, sentences: list[str], *options: object) -> tuple:
+            states, places = encoder.encode_tokens(sentences)
             states[1][0] = np.nan
             return states, places
 

@@ -94,7 +94,7 @@ def test_a_folder_of_an_older_library_gives_its_vectors(
     found = encoder.encode(SENTENCES)
     assert_allclose(found, library.encode(SENTENCES), atol=1e-5)
     assert found.shape[1] == encoder.dimensions == 8
-    assert encoder.encode_tokens(["ka"])[0].shape[1] == 32
+    assert encoder.encode_tokens(["ka"])[0][0].shape[1] == 32
     assert SentenceEncoder.from_pretrained(str(saved), prefix="").prefix == ""
     # A plain folder, also of T5 with its decoder, takes the settings from the caller.
     by_hand = SentenceEncoder.from_pretrained(plain, "mean", "query: ", length)
@@ -150,7 +150,7 @@ def test_similarity_is_the_cosine_and_normalised_vectors_have_length_1(load: Cal
 
 def test_no_sentences_give_no_vectors(load: Callable) -> None:
     assert load().encode([]).shape == (0, 32)
-    assert load().encode_tokens([]) == []
+    assert load().encode_tokens([]) == ([], [])
 
 
 def test_the_model_returns_to_training_mode(load: Callable) -> None:
@@ -187,7 +187,7 @@ def test_token_states_leave_out_special_tokens_padding_and_prefix(
     encoder = load(prefix=prefix)
     first = 1 + len(encoder.tokenizer.tokenize(prefix.rstrip()))
     sentences = ["kaban loder", "mifin"]
-    *states, empty = encoder.encode_tokens([*sentences, ""], layer=layer)
+    *states, empty = encoder.encode_tokens([*sentences, ""], layer=layer)[0]
     for sentence, found in zip(sentences, states, strict=True):
         ids = encoder.tokenizer(prefix + sentence, return_tensors="pt")["input_ids"]
         hidden = encoder.model(input_ids=ids, output_hidden_states=True).hidden_states

@@ -60,7 +60,7 @@ def test_vectors_equal_encode(
 ) -> None:
     monkeypatch.setattr(shards, "PIECE", piece)
     folder = tmp_path / "new" / "x"
-    found = embed_to_disk(encoder, iter(SENTENCES), folder, shard_size)
+    found = embed_to_disk(encoder, iter(SENTENCES), folder, shard_size=shard_size)
     assert isinstance(found, np.memmap)
     assert not found.flags.writeable
     assert found.dtype == np.float32
@@ -140,24 +140,6 @@ def test_another_model_finds_no_shards_and_removes_only_shards(
     assert len(times(tmp_path)) == 2 + len(own)
     assert not times(tmp_path).keys() & before.keys()
     assert {path.read_text() for path in own} == {"not of this run"}
-
-
-@pytest.mark.parametrize(
-    "damaged", [lambda content: b"", lambda content: content[:500] + b"?" + content[501:]]
-)
-def test_a_damaged_shard_is_made_again(
-    encoder: SentenceEncoder,
-    damaged: Callable[[bytes], bytes],
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    embed_to_disk(encoder, SENTENCES, tmp_path, shard_size=25)
-    shard = min(tmp_path.iterdir())
-    shard.write_bytes(damaged(shard.read_bytes()))
-    found = embed_to_disk(encoder, SENTENCES, tmp_path, shard_size=25)
-    require_vectors(found, encoder, SENTENCES)
-    assert "shard-000000" in caplog.text
-    assert "shard-000001" not in caplog.text
 
 
 def test_sentences_with_nan_are_named_and_the_other_shards_are_encoded(
