@@ -1,12 +1,9 @@
 """Errors that the user can fix, with a message of one line, and helpers that make messages."""
 
-import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-#: Control characters, apart from tabs and line feeds, which may occur in other arguments.
-_CONTROL = re.compile(r"[\x00-\x08\x0B-\x1F\x7F-\x9F]")
 #: In an address: what stands before the login, and what stands before the query.
 _LOGIN = re.compile(r"(\b(?!abfs|wasb)[a-z][a-z0-9+.]*://)[^/\s'\"?#]*@")
 _QUERY = re.compile(r"(\bhttps?://[^\s'\"?#]+)[?#][^\s'\",)]*")
@@ -65,20 +62,6 @@ def joined(errors: Sequence[Exception]) -> Exception:
         return errors[0]
     quoted = "; ".join(one_line(error) for error in errors[:SHOWN])
     return UserError(f"{len(errors)} fail: {quoted}")
-
-
-def require_plain_name(path: object) -> None:
-    """Raise `UserError` for a file name that is not UTF-8 or that holds control characters.
-
-    A report could not hold the first, and the second could change what a terminal shows.
-    """
-    try:
-        str(path).encode()
-    except UnicodeEncodeError:
-        name = os.fsencode(str(path))
-        raise UserError(f"the file name {name!r} is not UTF-8: rename the file") from None
-    if _CONTROL.search(str(path)):
-        raise UserError(f"the file name {str(path)!r} holds control characters: rename the file")
 
 
 @contextmanager

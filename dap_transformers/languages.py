@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from functools import cache
 
 import numpy as np
+import regex
 import xxhash
 
 from dap_transformers.errors import UserError
@@ -97,21 +98,13 @@ _CODE = re.compile(
     r"([A-Za-z]{2,3})(?:[-_][A-Za-z0-9]{1,8})*(?:\.[A-Za-z0-9-]+)?(?:@[A-Za-z0-9]+)?"
 )
 
-#: Tags that spell the region of a flag emoji. They are invisible, but tell flags apart.
-_TAGS = (0xE0020, 0xE007F)
-#: First and last of Unicode's default-ignorable code points (DerivedCoreProperties, Unicode 16):
-#: soft hyphen, joiners, direction marks, fillers, variation selectors and the like.
-_IGNORABLE = (
-    (0xAD, 0xAD), (0x34F, 0x34F), (0x61C, 0x61C), (0x115F, 0x1160), (0x17B4, 0x17B5),
-    (0x180B, 0x180F), (0x200B, 0x200F), (0x202A, 0x202E), (0x2060, 0x206F), (0x3164, 0x3164),
-    (0xFE00, 0xFE0F), (0xFEFF, 0xFEFF), (0xFFA0, 0xFFA0), (0xFFF0, 0xFFF8), (0x1BCA0, 0x1BCA3),
-    (0x1D173, 0x1D17A), (0xE0000, 0xE001F), _TAGS, (0xE0080, 0xE0FFF),
-)  # fmt: skip
-#: What a reader does not see: white space, control characters, ignorable code points, marks of
-#: annotations, the empty Braille cell. Inside of [], for `re` and for polars.
-BLANKS = r"\s\x00-\x1F\x7F-\x9F" + "\ufff9-\ufffb\u2800"
-BLANKS += "".join(f"{chr(first)}-{chr(last)}" for first, last in _IGNORABLE)
-_VISIBLE = re.compile(f"[^{BLANKS}]")
+#: What a reader does not see: white space, control characters, code points that are ignorable by
+#: default (soft hyphen, joiners, direction marks, fillers and the like), marks of annotations, the
+#: empty Braille cell. Inside of [], for `regex` and for polars.
+BLANKS = r"\s\p{Cc}\p{Default_Ignorable_Code_Point}" + "\ufff9-\ufffb\u2800"
+_VISIBLE = regex.compile(f"[^{BLANKS}]")
+#: Ignorable code points, but not the tags that spell the region of a flag and tell flags apart.
+_IGNORED = regex.compile(r"(?:(?![\U000E0020-\U000E007F])\p{Default_Ignorable_Code_Point})+")
 
 
 def to_iso1(code: str) -> str:
@@ -229,8 +222,8 @@ def _is_ignored() -> np.ndarray:
     These are invisible characters, such as soft hyphens and joiners, except the tags of flags.
     """
     ignored = np.zeros(0x110000, bool)
-    for first, last in _IGNORABLE:
-        ignored[first : last + 1] = (first, last) != _TAGS
+    for found in _IGNORED.finditer("".join(map(chr, range(len(ignored))))):
+        ignored[found.start() : found.end()] = True
     return ignored
 
 

@@ -4,8 +4,6 @@ A report has the numbers, the model, the protocol, the settings, the machine and
 `merge_seeds` makes one report of several seeds.
 """
 
-import hashlib
-import json
 import platform
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
@@ -100,37 +98,16 @@ def _cpu_name() -> str:
     return platform.processor() or platform.machine()
 
 
-def training_record(name_or_path: str) -> tuple[int | None, str | None]:
-    """Read the seed and the recipe of a local checkpoint's training from train-dap's `run.json`.
+def training_seed(name_or_path: str) -> int | None:
+    """Read the seed of a local checkpoint's training from train-dap's `run.json`, if there is one.
 
-    The recipe is a hash, 12 hexadecimal digits, of everything but the seed that can change the
-    weights. It excludes the text, because the seed chooses the dev pairs, and the size of a target
-    vocabulary made from it. (None, None) without a `run.json` in the folder, or above
-    `checkpoint-…`.
+    It is in the folder, or above `checkpoint-…`.
     """
     folder = Path(name_or_path)
-    is_checkpoint = folder.name.startswith("checkpoint-")
-    path = folder / RECORD
-    if is_checkpoint and not path.is_file():
-        path = folder.parent / RECORD
-    if not path.is_file():
-        return None, None
-    with reading(path):
-        run = read_json(path)
-        seed = run.get("seed")
-
-    depends_on_seed = {"seed", "data_seed"}
-    if run.get("target_vocabulary_file") is None:
-        depends_on_seed.add("target_vocab_size")
-    # The number of processes does not matter: the pairs per step are in the record, too.
-    left_out = {*depends_on_seed, "processes"}
-    recipe = {name: value for name, value in run.items() if name not in left_out}
-    for name in ("training text", "dev text"):
-        recipe[name] = sorted(recipe.get(name) or {})  # only the languages
-    recipe["checkpoint"] = folder.name if is_checkpoint else None
-
-    content = json.dumps(recipe, sort_keys=True)
-    return seed, hashlib.sha256(content.encode()).hexdigest()[:12]
+    for each in (folder, folder.parent) if folder.name.startswith("checkpoint-") else (folder,):
+        if (each / RECORD).is_file():
+            return read_json(each / RECORD).get("seed")
+    return None
 
 
 def read_report(path: str | Path) -> dict[str, Any]:

@@ -300,7 +300,7 @@ def test_processes_share_the_encoding_and_give_the_same_pairs_and_numbers(
         ("--score_only --retrieval backward", "--retrieval has no effect on given pairs"),
         ("--in_order --score_only", "--score_only has no effect on texts in order"),
         ("--output p.csv", r"p\.csv: this format is not written"),
-        ("--calibrate known", "known, line 1: expected source, tab, target"),
+        ("--calibrate known", "known: 1 of the first 1 lines are bad"),
     ],
 )
 def test_unfit_arguments_end_the_command_in_one_line(

@@ -1,6 +1,5 @@
-"""Reports: what they hold, how seeds are merged, and what the recipe of a training is."""
+"""Reports: what they hold, how seeds are merged, and what the seed of a training is."""
 
-import json
 import statistics
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from dap_transformers.reports import (
     numbers_of,
     read_report,
     report,
-    training_record,
+    training_seed,
 )
 
 FORWARD = (90.0, 92.5, 91.0)  # accuracy by seed
@@ -57,27 +56,11 @@ def test_every_number_becomes_mean_and_sample_standard_deviation() -> None:
     assert one["languages"]["de"]["xx-en"] == {"mean": 92.5, "sd": None}
 
 
-def test_the_recipe_of_a_training_does_not_depend_on_its_seed(tmp_path: Path) -> None:
-    def recipe(**run: Any) -> str | None:
-        text = {"de": f"{run} pairs"}
-        write_json({"learning_rate": 5e-5, "training text": text} | run, tmp_path / RECORD)
-        seed, found = training_record(str(tmp_path))
-        assert seed == run["seed"]
-        return found
-
-    same = recipe(seed=1)
-    assert recipe(seed=2) == same != recipe(seed=1, learning_rate=1e-5)
-    assert recipe(seed=1, target_vocab_size=7) == same  # comes from the text of this seed
+def test_the_seed_of_a_training_is_in_its_record(tmp_path: Path) -> None:
     checkpoint = tmp_path / "checkpoint-20"
     checkpoint.mkdir()
-    seed, earlier = training_record(str(checkpoint))
-    assert (seed, earlier == same) == (1, False)  # an earlier step is another recipe
+    assert training_seed(str(checkpoint)) is training_seed("user/model") is None
+    write_json({"seed": 3}, tmp_path / RECORD)
+    assert training_seed(str(checkpoint)) == training_seed(str(tmp_path)) == 3
     (tmp_path / "encoder").mkdir()
-    for other in (tmp_path / "encoder", "user/model"):
-        assert training_record(str(other)) == (None, None)
-
-
-def test_the_recipe_of_stored_runs_stays(tmp_path: Path) -> None:
-    record = {"seed": 1, "objective": "tr", "processes": 2, "training text": {"de": "5 pairs, 1"}}
-    (tmp_path / RECORD).write_text(json.dumps(record))
-    assert training_record(str(tmp_path)) == (1, "65d001fc0867")
+    assert training_seed(str(tmp_path / "encoder")) is None

@@ -17,7 +17,7 @@ from dap_transformers.errors import UserError, one_line
 from dap_transformers.options import arg
 from dap_transformers.ray.connection import Cluster
 from dap_transformers.ray.encoder import ClusterEncoder
-from dap_transformers.reports import report, training_record
+from dap_transformers.reports import report, training_seed
 from states_dap import POOLINGS
 
 #: Endings of formats that no command writes.
@@ -168,12 +168,10 @@ class EncoderArguments(BaseEncoderArguments):
         """Return the report of an evaluation, a dictionary that can be written as JSON.
 
         To the given settings it adds those of the encoder, such as pooling and prefix. If the model
-        folder has a record of its training, the report also has the seed and the recipe.
+        folder has a record of its training, the report also has the seed.
         """
         names = ("pooling", "prefix", "max_seq_length", "bf16")
         own = {name: getattr(encoder, name) for name in names} | dict(settings)
-        seed, recipe = training_record(self.model_name_or_path)
-        if recipe:
-            own["recipe"] = recipe
+        seed = training_seed(self.model_name_or_path)
         revision = encoder.revision or self.revision
         return report(self.model_name_or_path, protocol, numbers, own, seconds, revision, seed)

@@ -41,10 +41,10 @@ from dap_transformers.encoding.encoder import tokens_of_a_batch
 from dap_transformers.encoding.shards import SHARD_SIZE, launched
 from dap_transformers.errors import UserError
 from dap_transformers.evaluation.bucc import PROTOCOLS, Bucc
-from dap_transformers.files import plain_suffix, public_name, write_json
+from dap_transformers.files import content_digest, plain_suffix, public_name, write_json
 from dap_transformers.mining.in_order import InOrder
 from dap_transformers.mining.mine import GivenPairs, MiningOptions, TwoTexts, mine_files
-from dap_transformers.mining.texts import MEMORY, hash_of
+from dap_transformers.mining.texts import MEMORY
 from dap_transformers.options import arg, require_least
 from dap_transformers.ray.connection import Cluster
 
@@ -217,7 +217,8 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
         )
         if mined is None:
             return {}
-        chosen = asdict(options) | {"index": args.index, "text": hash_of(mined.texts)}
+        text = [content_digest(path) for path in task.inputs()]
+        chosen = asdict(options) | {"index": args.index, "text": text}
         if args.bucc:
             chosen |= {"bucc": public_name(args.bucc), "pair": args.pair}
         else:

@@ -6,7 +6,6 @@ of other sentences. A text may be larger than memory.
 Legend: `N` distinct sentences of a text, `D` dimensions, `P` pairs, `L` lines, `G` gold pairs.
 """
 
-import hashlib
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -35,6 +34,7 @@ from dap_transformers.errors import UserError, counted
 from dap_transformers.files import compressed_file, plain_suffix
 from dap_transformers.languages import is_blank, text_keys
 from dap_transformers.text.archives import read_sentences
+from dap_transformers.text.formats import BitextFile, read_pairs
 from dap_transformers.text.tmx_po import write_memory
 
 #: Vectors of source and target.
@@ -131,15 +131,6 @@ class DistinctSentences:
             "repeated": len(self.rows) - empty - self.distinct,
             "distinct": self.distinct,
         }
-
-    def digest(self) -> str:
-        """Return the SHA-256 of the text (all lines, in order) as 64 hexadecimal digits.
-
-        Lines that hold different white space count as equal, because all of them are empty.
-        """
-        digest = hashlib.sha256(self._text)
-        digest.update(self._ends)
-        return digest.hexdigest()
 
 
 def _store_lines(lines: Iterable[str], text: BinaryIO, ends: BinaryIO) -> Iterator[np.ndarray]:
@@ -288,14 +279,9 @@ def read_texts(
 
 
 def read_known(path: str | Path) -> TextPair:
-    """Read known translations, lines `source<TAB>target`, without repeated pairs."""
-    pairs: dict[tuple[str, str], None] = {}
-    for number, line in enumerate(read_sentences(path), 1):
-        source, _, rest = line.partition("\t")
-        pair = source, rest.partition("\t")[0]
-        if any(map(is_blank, pair)):
-            raise UserError(f"{path}, line {number}: expected source, tab, target")
-        pairs[pair] = None
+    """Read known translations, a TSV file with source and target, without repeated pairs."""
+    rows = read_pairs(BitextFile("und", (str(path),), "tsv"), max_bad_lines=0.0)
+    pairs = dict.fromkeys((row["source"], row["target"]) for row in rows)
     source = DistinctSentences((source for source, _ in pairs), path)
     target = DistinctSentences((target for _, target in pairs), path)
     return TextPair(source, target)
@@ -322,16 +308,6 @@ def encode_texts(
             vectors.append(embed_to_disk(encoder, text, place, where=text.place, **options))
         found.append(tuple(vectors))
     return found
-
-
-def hash_of(texts: Sequence[TextPair]) -> str:
-    """Return 12 hexadecimal digits of a hash of the texts and their true pairs."""
-    digests = ""
-    for pair in texts:
-        text = pair.source.digest() + pair.target.digest()
-        gold = b"" if pair.gold is None else pair.gold.tobytes()
-        digests += hashlib.sha256(text.encode() + gold).hexdigest()
-    return hashlib.sha256(digests.encode()).hexdigest()[:12]
 
 
 # ------------------------------------------------------------------------------ the file of pairs

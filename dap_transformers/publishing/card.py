@@ -89,7 +89,7 @@ TASKS = {
 }
 HUB_DATASETS = ("facebook/xnli",)  # default data of an evaluation
 LONGEST_TABLE = 8  # rows of a table that is not folded
-NOT_SHOWN = ("data", "bucc", "recipe", "text")  # settings that the heading names, and hashes
+NOT_SHOWN = ("data", "bucc", "text")  # settings that the heading names, and hashes
 
 
 @dataclass(frozen=True)

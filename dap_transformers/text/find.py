@@ -21,7 +21,7 @@ from collections.abc import Collection, Sequence
 from functools import cache
 from pathlib import Path
 
-from dap_transformers.errors import SHOWN, UserError, reading, require_plain_name
+from dap_transformers.errors import SHOWN, UserError, reading
 from dap_transformers.files import COMPRESSORS, plain_suffix
 from dap_transformers.languages import NAMES, base_language
 from dap_transformers.text.archives import disk_path, list_archive, list_folder
@@ -115,7 +115,6 @@ def find_bitext(
 
     by_language: dict[str, list[BitextFile]] = {}
     for file in sorted(files, key=lambda file: file.language):
-        require_plain_name(file)
         by_language.setdefault(file.language, []).append(file)
     for language in by_language.keys() - NAMES.keys():
         name = str(by_language[language][0])
