@@ -6,7 +6,6 @@ Legend: `N` source rows, `M` target rows, `D` dimensions, `k` neighbours, `B` ro
 """
 
 import re
-from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -37,7 +36,6 @@ def approximate_neighbours(
     k: int = 4,
     index: str = "IVF1024,Flat:nprobe=32",
     progress: bool = False,
-    built: tuple[np.ndarray | None, np.ndarray | None] = (None, None),
 ) -> Neighbours:
     """Find k approximate nearest neighbours of all source rows (N, D) and target rows (M, D).
 
@@ -49,23 +47,15 @@ def approximate_neighbours(
         index: a string of faiss's index factory (`IVF4096,PQ64`, `HNSW32`, …), and after a colon
             its search parameters (`IVF4096,Flat:nprobe=64`). Without parameters an IVF index visits
             the square root of its number of lists.
-        built: `built_index` of the source and of the target. None builds it here.
     """
     require_searchable({"source": source, "target": target}, k, min(len(source), len(target)))
-    source_index, target_index = built
     total = 2 * (len(source) + len(target))
     with tqdm(
         total=total, desc=f"faiss {index}", unit=" rows", unit_scale=True, disable=not progress
     ) as bar:
-        forward = _search(source, "source", target, "target", k, index, bar, target_index)
-        backward = _search(target, "target", source, "source", k, index, bar, source_index)
+        forward = _search(source, "source", target, "target", k, index, bar)
+        backward = _search(target, "target", source, "source", k, index, bar)
     return Neighbours(*forward, *backward)
-
-
-def built_index(keys: Array, index: str) -> np.ndarray:
-    """Build a faiss index of all keys (M, D), as uint8 that other processes can search."""
-    trained = _build(keys, "keys", index, tqdm(disable=True))
-    return import_module("faiss").serialize_index(trained)
 
 
 def recall_at_k(approximate: Neighbours, source: Array, target: Array) -> float:
@@ -101,14 +91,9 @@ def _search(
     k: int,
     name: str,
     bar: tqdm,
-    built: np.ndarray | None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return cosines (n, k) and rows (n, k) of approximately nearest keys of each query."""
-    if built is None:
-        index = _build(keys, key_name, name, bar)
-    else:
-        index = import_module("faiss").deserialize_index(built)
-
+    index = _build(keys, key_name, name, bar)
     scores = np.empty((len(queries), k), np.float32)
     indices = np.empty((len(queries), k), np.int64)
     for start in range(0, len(queries), BLOCK_ROWS):

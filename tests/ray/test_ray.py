@@ -5,7 +5,6 @@ import re
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -28,7 +27,6 @@ from dap_transformers.ray import search as ray_search
 from dap_transformers.ray.connection import Cluster, each_on_cluster
 from dap_transformers.ray.encoder import ClusterEncoder
 from dap_transformers.ray.search import TILES, WIDEST, cluster_neighbours, tile_size
-from dap_transformers.search.approximate import built_index
 from dap_transformers.search.exact import Neighbours, mutual_neighbours
 
 # Ray reads these when it is imported. A lost node is noticed after seconds instead of minutes.
@@ -296,22 +294,15 @@ def test_tiles_cover_both_sides_and_have_a_highest_size(
 
 
 @pytest.mark.slow
-def test_an_approximate_search_builds_one_index_per_strip_and_ignores_the_number_of_cpus(
-    tmp_path: Path, nodes: object, monkeypatch: pytest.MonkeyPatch
+def test_the_number_of_cpus_does_not_change_an_approximate_search(
+    nodes: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def counted_index(keys: np.ndarray, index: str) -> np.ndarray:
-        tempfile.mkstemp(dir=tmp_path)
-        return built_index(keys, index)
-
-    monkeypatch.setattr(ray_search, "built_index", counted_index)
-    monkeypatch.setattr(ray_search, "BAND", 2)
     monkeypatch.setitem(TILES, "CPU", 64)
     source, target = random_sides(200, 299)
     target = target[:149]  # without equal vectors
     exact = mutual_neighbours(source, target)
 
     all_lists = cluster_neighbours(source, target, index="IVF4,Flat:nprobe=4")
-    assert len(list(tmp_path.iterdir())) == 4 + 3
     for name, expected in vars(exact).items():
         assert_allclose(getattr(all_lists, name), expected, rtol=1e-5)
 
@@ -327,30 +318,27 @@ def test_equal_scores_keep_the_lowest_index_in_any_order_of_tiles(seed: int) -> 
     generator = np.random.default_rng(seed)
     kinds = generator.standard_normal((12, 4)).astype(np.float32)
     sides = []
-    strips = []  # of 4 rows or more, by their first row
+    strips = []
     for _ in range(2):
         side = kinds[generator.integers(0, len(kinds), 4 * int(generator.integers(8, 20)))]
-        height = 4 * int(generator.integers(1, 4))
         sides.append(side)
-        strips.append({row: side[row : row + height] for row in range(0, len(side), height)})
-    rows, columns = strips
+        strips.append(ray_search._strips(side, 4 * int(generator.integers(1, 4))))
 
-    found = {(side, first): [] for side in (0, 1) for first in strips[side]}
-    for row, column in generator.permutation(ray_search._diagonals([*rows], [*columns])).tolist():
-        # a tile starts from some of what is found so far
-        known = [found[0, row][1:], found[1, column][1:]]
-        vectors = rows[row], columns[column], None, None
-        pieces = (len(known[0]), *known[0], *known[1])
-        best = ray_search._search_tile(4, None, (column, row), *vectors, *pieces)
-        found[0, row][1:] = [best[0]]
-        found[1, column][1:] = [best[1]]
-        generator.shuffle(found[0, row])
-
-    merged = []
-    for side in (0, 1):
-        best = [ray_search._merge(found[side, first], 4) for first in strips[side]]
-        merged += [np.concatenate(arrays) for arrays in zip(*best, strict=True)]
-    require_equal(Neighbours(*merged), mutual_neighbours(*sides))
+    source, target = sides
+    best = [ray_search._nothing_found(len(side), 4) for side in sides]
+    older = [scores[:, -1].copy() for scores, _ in best]
+    tiles = [(rows, columns) for rows in strips[0] for columns in strips[1]]
+    for number in generator.permutation(len(tiles)):
+        rows, columns = tiles[number]
+        if generator.random() < 0.5:  # a tile may start before others have ended
+            older = [scores[:, -1].copy() for scores, _ in best]
+        worst = older[0][rows], older[1][columns]
+        found = ray_search._search_tile(4, None, source[rows], target[columns], *worst)
+        scores, indices = found.forward_scores, found.forward_indices + columns.start
+        ray_search._merge(best[0], rows, scores, indices)
+        scores, indices = found.backward_scores, found.backward_indices + rows.start
+        ray_search._merge(best[1], columns, scores, indices)
+    require_equal(Neighbours(*best[0], *best[1]), mutual_neighbours(source, target))
 
 
 @pytest.mark.slow
@@ -358,7 +346,6 @@ def test_lost_workers_and_nodes_change_no_neighbour(
     nodes: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(TILES, "CPU", 4096)
-    monkeypatch.setattr(ray_search, "BAND", 2)
     source, target = random_sides(9000, 5000)
     expected = mutual_neighbours(source, target)
 
@@ -376,16 +363,16 @@ def test_lost_workers_and_nodes_change_no_neighbour(
         require_equal(cluster_neighbours(source, target), expected)
     assert len(list(tmp_path.iterdir())) >= 2
 
-    # A node dies with what is found so far.
-    run_ahead = ray_search._run_ahead
+    # A node dies with the tiles that run there.
+    merge = ray_search._merge
+    merged = []
 
-    def lose_node_at_third_tile(*arguments: object) -> Iterator:
-        for number, job in enumerate(run_ahead(*arguments)):
-            if number == 2:
-                lose_node(nodes)
-            yield job
+    def lose_node_at_third_tile(*arguments: object) -> None:
+        merged.append(merge(*arguments))
+        if len(merged) == 5:
+            lose_node(nodes)
 
-    monkeypatch.setattr(ray_search, "_run_ahead", lose_node_at_third_tile)
+    monkeypatch.setattr(ray_search, "_merge", lose_node_at_third_tile)
     require_equal(cluster_neighbours(source, target), expected)
     assert not nodes.worker_nodes
 
@@ -398,5 +385,5 @@ def test_few_rows_are_searched_also_while_no_node_has_joined_yet(
     source, target = source[:3], target[:2]
     expected = mutual_neighbours(source, target, 2)
     require_equal(cluster_neighbours(source, target, 2), expected)
-    monkeypatch.setattr(ray_search, "_devices", lambda kind: [None])
+    monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 0})
     require_equal(cluster_neighbours(source, target, 2), expected)
