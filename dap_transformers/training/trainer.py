@@ -271,7 +271,10 @@ class DAPTrainer(ResumableTrainer):
         found = evaluate(self.encoder(), evaluators)
         metrics = {}
         for each in evaluators:
-            metrics |= each.logged(found[each.name])
+            own = each.logged(found[each.name])
+            if same := metrics.keys() & own.keys():
+                raise ValueError(f"two evaluators log {min(same)}: rename one of them")
+            metrics |= own
         metrics["seconds"] = round(time.perf_counter() - started, 2)
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in metrics.items()}
 

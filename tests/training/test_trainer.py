@@ -77,6 +77,12 @@ def lines_with(name: str, trainer: DAPTrainer) -> list[dict[str, float]]:
 # The log
 
 
+def test_two_evaluators_that_log_the_same_name_are_refused(make_trainer: MakeTrainer) -> None:
+    trainer = make_trainer()
+    with pytest.raises(ValueError, match="two evaluators log de-en_accuracy"):
+        trainer.evaluate([*trainer.evaluators, trainer.evaluators[0]])
+
+
 @pytest.mark.parametrize(("objective", "batches"), [("tr+tlm", 2), ("mlm", 1)])
 def test_the_log_has_every_loss_and_they_add_up(
     objective: str, batches: int, make_trainer: MakeTrainer
