@@ -23,9 +23,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     is_writer = training.process_index == 0
     logging.basicConfig(format="%(message)s", level=logging.INFO if is_writer else logging.ERROR)
 
-    starts = (model.model_name_or_path, model.config_name, model.tokenizer_name)
-    others = (model.init_heads_from, model.distill_from)
-    inputs = [*data.train_data, *data.validation_data, *filter(None, (*starts, *others))]
+    models = (model.model_name_or_path, model.config_name, model.tokenizer_name, model.distill_from)
+    inputs = [*data.train_data, *data.validation_data, *filter(None, models)]
     if model.distill_dir:
         # Not locked, because runs may share the teacher's vectors.
         refuse_changes({}, {"--distill_dir": model.distill_dir}, inputs)

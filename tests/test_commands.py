@@ -242,7 +242,7 @@ REFUSED = [
     (EVALUATE, "--data_dir in --model model --output_file {}", "model/tokenizer.json"),
     (EVALUATE, "--data_dir in --model model --embeddings_dir {}", "in none/../in in/kept"),
     (TRAIN, "--train_data in --use_cpu --model_name_or_path model --output_dir {}", "model linked"),
-    (TRAIN, f"{FROM_CONFIG} --init_heads_from model --output_dir {{}}", "model in none/../in"),
+    (TRAIN, f"{FROM_CONFIG} --distill_from model --output_dir {{}}", "model in none/../in"),
     (TRAIN, f"{FROM_CONFIG} --tokenizer_name run/checkpoint-10 --output_dir {{}}", "run"),
     (TRAIN, f"{FROM_CONFIG} --distill_from run/checkpoint-10 --output_dir {{}}", "run"),
     (XNLI, "--model_name_or_path model --data_dir in --use_cpu --output_dir {}", "model in in/out"),

@@ -161,7 +161,7 @@ def test_training_seldom_waits_runs_to_the_end_and_resumes(
     training_step = DAPTrainer.training_step
     monkeypatch.setattr(DAPTrainer, "training_step", step)
     more = (
-        "--objective tr+bow --restrict_target_vocabulary true --head_steps 2 --head_pairs 32 "
+        "--objective tr+bow --head_steps 2 --head_pairs 32 "
         "--tr_hard_negatives 0.5 --dev_pairs 4 --max_steps 4 --save_strategy steps --save_steps 4"
     )
     command = f"{flags} {more} --output_dir {tmp_path}".split()

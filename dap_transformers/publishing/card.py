@@ -46,7 +46,6 @@ RECIPE = (
     "weight_decay",
     "optim",
     "freeze_word_embeddings",
-    "freeze_encoder",
     "peft_lora_rank",
     "bf16",
     "fp16",

@@ -79,11 +79,6 @@ class StartArguments:
         "Configuration (file, folder or Hub id) of an encoder to train from random weights, "
         "instead of --model_name_or_path.",
     )
-    init_heads_from: str | None = arg(
-        None,
-        "DAP checkpoint to copy trained heads from, such as one made by configs/head.yaml. It "
-        "must have the same encoder.",
-    )
     tokenizer_name: str | None = arg(
         None, "Tokenizer, if it is not in the folder of the model or the configuration."
     )
@@ -93,11 +88,6 @@ class StartArguments:
     )
     attn_implementation: str | None = arg(
         None, "Attention: eager, sdpa, flash_attention_2, ...", changes_weights=False
-    )
-    restrict_target_vocabulary: bool = arg(
-        True,
-        "RTL and BOW predict only token ids that occur in the training targets. This has no "
-        "effect on streamed text, or where sources are predicted.",
     )
     distill_from: str | None = arg(
         None,
@@ -218,9 +208,6 @@ class DAPTrainingArguments(TrainingArguments):
     )
     freeze_word_embeddings: bool = arg(
         False, "Do not train the word embeddings. Saves memory and time."
-    )
-    freeze_encoder: bool = arg(
-        False, "Train only the heads. The encoder runs without dropout and without gradients."
     )
     peft_lora_rank: int | None = arg(
         None,

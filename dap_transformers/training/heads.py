@@ -62,8 +62,7 @@ def train_missing_heads(trainer: DAPTrainer, run: Mapping[str, Any]) -> None:
     """Train the heads of RTL and BOW on the frozen encoder if they have random weights.
 
     If an earlier start of the same run has trained them already, load them from the output
-    folder. Nothing is done if `head_steps` is 0. If the encoder is frozen in the whole run, only
-    the bias of the prediction head is set.
+    folder. Nothing is done if `head_steps` is 0.
 
     With several processes, the first one trains and sends the heads to the others. Neither the
     encoder's weights nor the random numbers of the joint training change. The heads and the results
@@ -76,11 +75,7 @@ def train_missing_heads(trainer: DAPTrainer, run: Mapping[str, Any]) -> None:
     model = trainer.model
     args = trainer.args
     readers = [each for each in model.objectives if each.from_source is not None]
-    if not model.has_random_head or not readers:
-        return
-    if args.freeze_encoder:
-        start_bias(model, first_pairs(trainer, args.head_pairs))
-    if args.freeze_encoder or args.head_steps == 0:
+    if not model.has_random_head or not readers or args.head_steps == 0:
         return
 
     if args.process_index == 0:

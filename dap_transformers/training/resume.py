@@ -60,8 +60,8 @@ REPLACED = ("per_device_train_batch_size", "total_train_batch_size", "validation
 
 #: Arguments that may be paths. The record has their last parts.
 PATHS = (
-    "model_name_or_path", "config_name", "tokenizer_name", "init_heads_from", "train_data",
-    "plugin", "distill_from",
+    "model_name_or_path", "config_name", "tokenizer_name", "train_data", "plugin",
+    "distill_from",
 )  # fmt: skip
 
 #: Arguments that decide the order of a stream. Text that is read at once has a digest instead.

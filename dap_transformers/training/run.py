@@ -97,10 +97,6 @@ def build_trainer(
     set_seed(training.seed)
     teacher_size = None if teacher is None else teacher.shape[1]
     model = load_model(model_args, start, train, teacher_size)
-    chooses = training.load_best_model_at_end or training.early_stopping_patience
-    by_accuracy = chooses and training.metric_for_best_model.endswith("accuracy")
-    if by_accuracy and training.freeze_encoder:
-        raise UserError("with freeze_encoder, no accuracy changes: choose by eval_rtl_loss")
     logger.info("%s", summarise(model.config, train, dev, training))
 
     dataset, sampler = mix_languages(train, data, training)

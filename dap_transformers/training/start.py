@@ -57,7 +57,6 @@ class Start:
         planned: the model's configuration, except what the text decides. Given values come first,
             then those of the checkpoint, then the defaults.
         predicting: its objectives that predict tokens.
-        heads: the model to copy heads from, or None.
         library: settings that a sentence-transformers folder gives as defaults.
         positions: tokens that the encoder has positions for. None if there is no limit.
     """
@@ -69,7 +68,6 @@ class Start:
     continues: bool
     planned: DAPConfig
     predicting: list[Objective]
-    heads: DAPForPreTraining | None
     library: LibrarySettings
     positions: int | None
 
@@ -136,9 +134,6 @@ def read_start(args: PretrainingModelArguments) -> Start:
         planned = DAPConfig(getattr(config, "encoder_config", config), **settings)
         predicting = [each for each in objectives_of(planned) if each.predicts]
 
-    heads = None
-    if args.init_heads_from is not None:
-        heads = load_complete(args.init_heads_from, DAPForPreTraining)
     start = Start(
         name=name,
         tokenizer=tokenizer,
@@ -147,7 +142,6 @@ def read_start(args: PretrainingModelArguments) -> Start:
         continues=continues,
         planned=planned,
         predicting=predicting,
-        heads=heads,
         library=library,
         positions=longest_input(shape),
     )
@@ -193,7 +187,7 @@ def load_model(
     given = given_fields(args)
     attention = {"attn_implementation": args.attn_implementation}
     hub = {"trust_remote_code": args.trust_remote_code, "revision": args.revision}
-    from_text = vocabulary_of_text(args, start, train)
+    from_text = vocabulary_of_text(start, train)
 
     if start.continues:
         check_changes(start, given)
@@ -220,11 +214,6 @@ def load_model(
     for token in ("pad_token_id", "bos_token_id", "eos_token_id"):
         if getattr(start.tokenizer, token) is not None:
             setattr(model.config, token, getattr(start.tokenizer, token))
-
-    if start.heads is not None:
-        with reading(f"the heads of {args.init_heads_from}"):
-            taken = copy_heads(model, start.heads)
-        logger.info("%s taken from %s", " and ".join(taken), args.init_heads_from)
     return model
 
 
@@ -247,60 +236,21 @@ def check_changes(start: Start, given: Mapping[str, Any]) -> None:
             )
 
 
-def copy_heads(model: DAPForPreTraining, other: DAPForPreTraining) -> list[str]:
-    """Copy the weights of all heads that both models have, and return their names.
-
-    Their shapes must be equal. If the encoders have different word embeddings, a warning says so.
-    """
-    own = {each.name for each in model.objectives if each.predicts}
-    theirs = {each.name for each in other.objectives if each.predicts}
-    # BOW without another objective that predicts tokens reads sentence vectors.
-    if (own == {"bow"}) != (theirs == {"bow"}):
-        raise UserError("its prediction head does not read what this one reads, states or vectors")
-
-    taken = []
-    for name, head in model.named_children():
-        source = getattr(other, name, None)
-        if name != "dap" and source is not None:
-            head.load_state_dict(source.state_dict())
-            taken.append(name)
-    if not taken:
-        raise UserError(f"objective {other.config.objective!r} has no head that this model has")
-    if own <= theirs:
-        model.has_random_head = False
-
-    words = other.get_input_embeddings().weight
-    if not torch.equal(words, model.get_input_embeddings().weight):
-        logger.warning(
-            "the heads were trained with another encoder than this one, so they may have to learn "
-            "anew"
-        )
-    return taken
-
-
 # ------------------------------------------------------------------------------- read from the text
 
 
-def vocabulary_of_text(
-    args: PretrainingModelArguments, start: Start, train: Mapping[str, Any]
-) -> dict[str, Any]:
+def vocabulary_of_text(start: Start, train: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of a new model that depend on the training text.
 
     If RTL predicts source tokens, these are the language codes `rtl_languages`. If only target
-    tokens are predicted, from a restricted vocabulary, they are the ids `target_token_ids`. Both
-    come from the model whose heads are copied, if there is one. Streamed text restricts nothing.
+    tokens are predicted, they are the ids `target_token_ids` that occur in the text. Streamed text
+    restricts nothing.
     """
     predicts = {each.predicts for each in start.predicting}
     if start.continues or "targets" not in predicts:
         return {}
     if start.planned.reconstructs_sources:
-        known = None if start.heads is None else start.heads.config.rtl_languages
-        return {"rtl_languages": known or sorted(train)}
-    if not args.restrict_target_vocabulary:
-        return {}
-    if start.heads is not None:
-        ids = getattr(start.heads.prediction_head, "token_ids", None)
-        return {} if ids is None else {"target_token_ids": ids.tolist()}
+        return {"rtl_languages": sorted(train)}
     if is_streamed(train):
         return {}
     return {"target_token_ids": target_vocabulary(train, start.tokenizer)}

@@ -98,8 +98,6 @@ class DAPTrainer(ResumableTrainer):
         if self.args.freeze_word_embeddings:
             # The prediction head shares this matrix, so its output embeddings are frozen as well.
             self.model.get_input_embeddings().weight.requires_grad_(False)
-        if self.args.freeze_encoder:
-            self.model.dap.requires_grad_(False)
 
         if self.args.early_stopping_patience is not None:
             self.add_callback(EarlyStoppingCallback(self.args.early_stopping_patience))
@@ -196,10 +194,6 @@ class DAPTrainer(ResumableTrainer):
     def _begin(self, inputs: dict[str, Any]) -> dict[str, Any]:
         """Start the clock, and return a batch without its pairs' ids, which are remembered."""
         self.meter.start()
-        if self.args.freeze_encoder:
-            # `Trainer` puts the whole model into training mode at each step. A frozen encoder runs
-            # without dropout.
-            self.model.dap.eval()
         inputs = dict(inputs)
         self.checks.pairs += inputs.pop("pair_ids", [])
         return inputs

@@ -1,4 +1,4 @@
-"""Heads: trained before the joint training, with a frozen encoder, and copied."""
+"""Heads that are trained before the joint training."""
 
 import shutil
 from pathlib import Path
@@ -125,37 +125,19 @@ def test_only_missing_heads_are_trained(
     first = tmp_path / "off"
     for name, more in (
         ("off", "--head_steps 0"),
-        ("frozen", "--freeze_encoder"),
         ("tr", "--objective tr"),
         ("has-head", f"--model_name_or_path {has_head}"),
-        ("given", f"--init_heads_from {first}"),
         ("continued", f"--model_name_or_path {first}"),
     ):
         run(f"{flags} {more} --output_dir {tmp_path / name}")
         assert not (tmp_path / name / RESULTS_FILE).exists(), name
 
 
-# Trained with a frozen encoder
-
-
-@pytest.fixture(scope="module")
-def trained_heads(
-    tiny_bert_dir: Path, bitext_dir: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Path:
-    """Heads that the recipe `head` trains on two languages of three."""
-    folder = tmp_path_factory.mktemp("heads")
-    text = f"{bitext_dir}/de-en.tsv {bitext_dir}/fr-en.tsv"
-    options = (
-        "--max_steps 2 --total_train_batch_size 16 --warmup_steps 0 --dev_pairs 5 --use_cpu "
-        "--report_to none"
-    )
-    command = f"head --model_name_or_path {tiny_bert_dir} --train_data {text}"
-    run(f"{command} {options} --output_dir {folder}")
-    return folder
-
-
-def test_the_bias_of_a_new_head_starts_from_token_frequencies(flags: str, tmp_path: Path) -> None:
-    more = "--objective rtl --freeze_encoder --head_steps 1"
+def test_the_bias_of_a_new_head_starts_from_token_frequencies(
+    flags: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(head_training, "LEARNING_RATE", 0)
+    more = "--objective rtl --head_steps 1 --head_pairs 9000"
     trainer, record = built_and_described(f"{flags} {more} --output_dir {tmp_path}")
     train_missing_heads(trainer, record)
     head = trainer.model.prediction_head
@@ -166,29 +148,9 @@ def test_the_bias_of_a_new_head_starts_from_token_frequencies(flags: str, tmp_pa
     torch.testing.assert_close(head.bias.data, (counts / counts.sum()).log())
 
 
-@pytest.mark.parametrize("more", ["", "--mini_batch_size 6 --gradient_accumulation_steps 2"])
-def test_a_frozen_encoder_stays_the_same_and_all_heads_learn(
-    more: str, flags: str, tiny_bert_dir: Path, tmp_path: Path
-) -> None:
-    options = (
-        f"--freeze_encoder --head_learning_rate 1e-2 {more} --rtl_ratio 0.7 --max_steps 2 "
-        "--save_strategy steps --save_steps 1"
-    )
-    command = f"{flags} {options} --output_dir {tmp_path}"
-    run(command)
-    learned = load_file(tmp_path / "model.safetensors")
-    first = load_file(tmp_path / "checkpoint-1" / "model.safetensors")
-    start = load_file(tiny_bert_dir / "model.safetensors")
-    for name, value in start.items():
-        assert torch.equal(learned.get(f"dap.encoder.{name}"), value)
-    for name, value in learned.items():
-        if not name.startswith("dap.") and name != "prediction_head.token_ids":
-            assert not torch.equal(value, first[name])
-
-
 def test_a_loss_can_choose_the_best_heads(flags: str, tmp_path: Path) -> None:
     more = (
-        "--freeze_encoder --head_learning_rate 1e-2 --max_steps 2 --eval_strategy steps "
+        "--learning_rate 0 --head_learning_rate 1e-2 --max_steps 2 --eval_strategy steps "
         "--eval_steps 1 --save_strategy steps --save_steps 1 --load_best_model_at_end "
         "--metric_for_best_model eval_rtl_loss"
     )
@@ -213,35 +175,7 @@ def test_a_run_warns_once_if_its_head_hardly_uses_the_source(
     assert "teaches" not in caplog.text
 
 
-# Copied from another training
-
-
-@pytest.mark.parametrize("objective", ["tr+rtl", "tr+rtl+bow"])
-def test_heads_of_equal_names_are_copied_with_their_vocabulary(
-    objective: str,
-    trained_heads: Path,
-    flags: str,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    flags += f" --init_heads_from {trained_heads} --output_dir {tmp_path}/out"
-    flags += f" --objective {objective}"
-    trainer, record = built_and_described(flags)
-    found = trainer.model.state_dict()
-    made = load_file(trained_heads / "model.safetensors")
-    assert all(torch.equal(found[name], value) for name, value in made.items())
-    assert len(made) == len(found) or objective == "tr+rtl+bow"
-    # The transform of BOW has to learn.
-    assert trainer.model.has_random_head == (objective == "tr+rtl+bow")
-    assert record["init_heads_from"] == trained_heads.name
-
-    assert "with another encoder" not in caplog.text
-    other = save(tmp_path, BertModel(tiny_config("bert", 250)), trainer.processing_class)
-    built(f"{flags} --model_name_or_path {other}")
-    assert "the heads were trained with another encoder" in caplog.text
-
-
-def test_language_embeddings_are_those_of_the_text_or_of_the_copied_heads(
+def test_language_embeddings_are_those_of_the_text_or_of_the_checkpoint(
     flags: str, bitext_dir: Path, tmp_path: Path
 ) -> None:
     both = f"{flags} --rtl_direction both --max_steps 1"
@@ -250,27 +184,9 @@ def test_language_embeddings_are_those_of_the_text_or_of_the_copied_heads(
     config = read_json(german / "config.json")
     assert config["rtl_languages"] == ["de"]
 
-    # Neither the checkpoint nor its heads can be trained on other languages.
-    for start in ("--model_name_or_path", "--init_heads_from"):
-        command = f"{both} {start} {german} --output_dir {tmp_path}/next"
-        with pytest.raises(ValueError, match="knows de, but the text also has fr sw"):
-            built(command)
-        trainer = built(f"{command} --train_data {bitext_dir}/de-en.tsv")
-        assert trainer.data_collator.languages == ["de"]
-
-
-@pytest.mark.parametrize(
-    ("more", "named"),
-    [
-        ("--rtl_layers 1", "Unexpected key"),
-        ("--objective tr", "has no head"),
-        ("--objective bow", "states or vectors"),
-        ("--restrict_target_vocabulary false", "token_ids"),
-    ],
-)
-def test_heads_that_do_not_fit_are_refused(
-    more: str, named: str, flags: str, trained_heads: Path, tmp_path: Path
-) -> None:
-    command = f"{flags} --init_heads_from {trained_heads}"
-    with pytest.raises(ValueError, match=named):
-        built(f"{command} {more} --output_dir {tmp_path}")
+    # The checkpoint cannot be trained on other languages.
+    command = f"{both} --model_name_or_path {german} --output_dir {tmp_path}/next"
+    with pytest.raises(ValueError, match="knows de, but the text also has fr sw"):
+        built(command)
+    trainer = built(f"{command} --train_data {bitext_dir}/de-en.tsv")
+    assert trainer.data_collator.languages == ["de"]

@@ -291,24 +291,6 @@ def test_only_frozen_word_embeddings_stay_the_same(make_trainer: MakeTrainer) ->
     assert same == {"dap.encoder.embeddings.word_embeddings.weight"}
 
 
-@pytest.mark.parametrize("size", [None, 3])
-def test_a_frozen_encoder_has_no_dropout_and_no_gradient(
-    size: int | None, make_trainer: MakeTrainer
-) -> None:
-    trainer = make_trainer(freeze_encoder=True, mini_batch_size=size, max_steps=2)
-    seen = set()
-
-    def watch(module: torch.nn.Module, _: object, out: Tensor) -> None:
-        seen.add((module, module.training, out.requires_grad))
-
-    of_encoder = trainer.model.dap.encoder.encoder.layer[0]
-    of_head = trainer.model.rtl_head.blocks.encoder.layer[0]
-    of_encoder.register_forward_hook(watch)
-    of_head.register_forward_hook(watch)
-    trainer.train()
-    assert seen == {(of_encoder, False, False), (of_head, True, True)}
-
-
 def test_heads_can_have_a_learning_rate_of_their_own(make_trainer: MakeTrainer) -> None:
     options = {"learning_rate": 1e-4, "warmup_steps": 1, "max_steps": 3, "weight_decay": 0.1}
     trainer = make_trainer(head_learning_rate=1e-3, **options)
