@@ -20,8 +20,7 @@ SPLITS = {"train": "train", "dev": "validation"}
 #: `dev`, add up to `read`.
 LOSSES = REASONS | {
     "leak": "a side equals, or nearly equals, an evaluation sentence",
-    "exact_duplicate": "the same pair again",
-    "near_duplicate": "the same pair except for case, punctuation and spaces",
+    "duplicate": "the same pair again, except for case, punctuation and spaces",
     "not_sampled": "beyond the number of pairs for a language",
     "held_out": "English sentence of a dev set, of any language",
 }

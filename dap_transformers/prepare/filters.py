@@ -1,8 +1,8 @@
 """Repair or drop pairs of parallel text, a table at a time.
 
 A pair that fails several filters is counted under the first reason in the order of `REASONS`. The
-filters and their defaults are those of the paper's released code. The checks of the script and the
-language are additions.
+filters and their defaults are those of the paper's released code. The check of the script is an
+addition.
 
 *Tokens* are those of a subword tokenizer if one is given, as in the released code. Otherwise they
 are words: runs of characters between spaces. In scripts without spaces between words, a fixed
@@ -11,15 +11,13 @@ number of characters counts as one word (`CHARACTERS_PER_WORD`).
 Shapes: N pairs of the table.
 """
 
-import pkgutil
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
 import polars as pl
 
-from dap_transformers.errors import UserError
-from dap_transformers.languages import BLANKS, CHARACTERS_PER_WORD, SCRIPTS, base_language
+from dap_transformers.languages import BLANKS, CHARACTERS_PER_WORD, SCRIPTS
 from dap_transformers.prepare.options import PrepareOptions
 
 #: Why a pair is dropped, in the order in which the reasons are tried.
@@ -32,7 +30,6 @@ REASONS = {
     "identical": "source = target",
     "shared": "too many tokens shared by both sides",
     "script": "letters of another script than the language's",
-    "language": "another language, by the identifier",
 }
 #: What is repaired in a pair that may stay.
 REPAIRS = ("control_characters", "nfc")
@@ -74,15 +71,7 @@ def clean(
         measured = measured.with_columns(**_measures(pairs[side], code, options))
     reason = _reason(measured, options)
     counts |= dict.fromkeys(REASONS, 0) | dict(reason.drop_nulls().value_counts().iter_rows())
-    kept = pairs.filter(reason.is_null())
-
-    # The language identifier is slow, so it sees only the pairs that pass the filters above.
-    if options.language_identifier:
-        for side, code in languages.items():
-            is_right = _is_language(kept[side].to_list(), code, options.language_identifier)
-            counts["language"] += is_right.count(False)
-            kept = kept.filter(is_right)
-    return kept, counts
+    return pairs.filter(reason.is_null()), counts
 
 
 def _measures(texts: pl.Series, language: str, options: PrepareOptions) -> dict[str, pl.Series]:
@@ -108,7 +97,7 @@ def _measures(texts: pl.Series, language: str, options: PrepareOptions) -> dict[
 
 
 def _reason(measured: pl.DataFrame, options: PrepareOptions) -> pl.Series:
-    """Find the first reason to drop each pair, or null: (N,) str. "language" is tried later."""
+    """Find the first reason to drop each pair, or null: (N,) str."""
     sides = pl.col(*SIDES)
     shorter = pl.min_horizontal("source_count", "target_count")
     longer = pl.max_horizontal("source_count", "target_count")
@@ -208,19 +197,3 @@ def load_tokenizer(name: str) -> Any:
     tokenizer = tokenizers.load_tokenizer(name)
     tokenizers.forget_calls(tokenizer)
     return tokenizer
-
-
-def _is_language(texts: list[str], language: str, identifier: str) -> list[bool]:
-    """Tell which texts are in a language, in any region or script, by the user's identifier."""
-    identify = pkgutil.resolve_name(identifier)
-    codes = list(identify(texts)) if texts else []
-    if len(codes) != len(texts):
-        raise UserError(f"{identifier} gave {len(codes)} codes for {len(texts)} texts")
-
-    is_right = []
-    for code in codes:
-        try:
-            is_right.append(base_language(code) == language)
-        except UserError:  # not a language code, such as "unknown"
-            is_right.append(False)
-    return is_right

@@ -50,11 +50,6 @@ class PrepareOptions:
         None,
         "Count the tokens of this tokenizer, as the released code does. Default: count words.",
     )
-    language_identifier: str | None = arg(
-        None,
-        "module:function that takes a list of texts and returns a language code for each. For "
-        "languages other than the 36, it must return the codes of the file names (sr or srp).",
-    )
     leak_threshold: float = arg(
         0.7,
         "Texts are near copies if they share this share of their character n-grams. 0: find only "

@@ -58,8 +58,8 @@ _TEXT = {
 #: Columns of the shards. `text_hash` is the key of the normalised pair. `target_repeated` marks
 #: English sentences that other training pairs, of any language, have as well.
 SCHEMA = pa.schema(_TEXT | {"target_repeated": pa.bool_()})
-#: Columns of `pairs.parquet`. Exactly equal pairs have the same `exact`.
-_PAIRS = pa.schema(_TEXT | dict.fromkeys(("exact", "rank", "english"), pa.uint64()))
+#: Columns of `pairs.parquet`.
+_PAIRS = pa.schema(_TEXT | dict.fromkeys(("rank", "english"), pa.uint64()))
 #: A second random rank, to draw a sample within a corpus independently of that of the language.
 CORPUS_RANK = (pl.col("rank") * pl.lit(0x9E3779B97F4A7C15, pl.UInt64)).alias("corpus_rank")
 #: Columns of the list of leaks.
@@ -131,7 +131,6 @@ def clean_file(plan: Plan, raw: RawFile) -> None:
             leaks = pl.concat([index(side) for side in sides]).sort("row", maintain_order=True)
             passed = pairs.with_columns(
                 text_hash=text_hash,
-                exact=pl.struct(*SIDES).hash(),
                 rank=ranks(text_hash, options.seed),
                 english=ranks(keys[1], options.seed),
             ).join(leaks, on="row", how="anti", maintain_order="left")
@@ -156,8 +155,7 @@ def select_language(plan: Plan, files: Sequence[RawFile]) -> tuple[pl.DataFrame,
 
     Returns:
         A table of the pairs to keep, in order: `row`, `english` and `dev`. And the counts of
-        `clean_file`, summed over all files, with `exact_duplicate`, `near_duplicate` (equal only
-        after normalising) and `not_sampled`.
+        `clean_file`, summed over all files, with `duplicate` and `not_sampled`.
     """
     pairs = _scan(plan, files)
     rows = pairs.filter(pl.col("source").is_not_null())
@@ -178,14 +176,12 @@ def select_language(plan: Plan, files: Sequence[RawFile]) -> tuple[pl.DataFrame,
 
     # Count what was dropped.
     passed = pairs.select(pl.len()).collect().item()
-    exact = count_distinct(pairs, "exact")
-    normalised = count_distinct(pairs, "rank")
+    distinct = count_distinct(pairs, "rank")
     counts: Counter[str] = Counter()
     for raw in files:
         counts.update(read_json(plan.cleaned(raw) / "counts.json"))
-    counts["exact_duplicate"] = passed - exact
-    counts["near_duplicate"] = exact - normalised
-    counts["not_sampled"] = normalised - len(kept)
+    counts["duplicate"] = passed - distinct
+    counts["not_sampled"] = distinct - len(kept)
     return kept, dict(counts)
 
 

@@ -11,7 +11,6 @@ import polars as pl
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from dap_transformers.errors import UserError
 from dap_transformers.languages import CHARACTERS_PER_WORD, SCRIPTS
 from dap_transformers.prepare.filters import REASONS, clean, repair, words
 from dap_transformers.prepare.options import PrepareOptions
@@ -200,23 +199,3 @@ def test_a_tokenizer_counts_instead_of_words(
     for least in (tokens, tokens + 1):
         options = PrepareOptions(min_tokens=least, max_shared=2, tokenizer=str(tmp_path))
         assert clean(frame(pair), "de", options)[1]["short"] == (least > tokens)
-
-
-CODES = {GOOD["de"][0]: "deu_Latn", GOOD["de"][1]: "eng-GB"}
-DUTCH = ("De trein vertrekt om acht uur.", "The train leaves at eight o'clock.")
-
-
-def identify(texts: list[str]) -> list[str]:
-    """Identify the language of texts that pass all other filters. One code is missing."""
-    assert "kurz" not in texts
-    codes = [CODES.get(text, "unknown") for text in texts]
-    return codes[: len(texts) - texts.count("Ein Text, aber kein Kode dazu.")]
-
-
-def test_the_identifier_decides_about_the_pairs_that_pass_all_else() -> None:
-    options = PrepareOptions(language_identifier=f"{__name__}:identify")
-    kept, counts = clean(frame(GOOD["de"], DUTCH, ("kurz", "short")), "de", options)
-    assert kept.rows() == [GOOD["de"]]
-    assert (counts["language"], counts["short"]) == (1, 1)
-    with pytest.raises(UserError, match="1 codes for 2 texts"):
-        clean(frame(GOOD["de"], ("Ein Text, aber kein Kode dazu.", DUTCH[1])), "de", options)
