@@ -406,27 +406,9 @@ class _AllGather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        return sum_of_own_rows(gradient.contiguous(), ctx.count)
-
-
-def sum_of_own_rows(rows: Tensor, count: int) -> Tensor:
-    """Sum rows (W·B, ...) over processes, and return the part (B, ...) of this process.
-
-    That is half the traffic of `all_reduce`, which is used where the backend cannot do it, such as
-    gloo in older versions of torch.
-    """
-    # torch 2.13 has renamed the function.
-    reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-    own = rows.new_empty(count, *rows.shape[1:])
-    try:
-        reduce_scatter(own, rows)
-    except RuntimeError as error:
-        if "support" not in str(error):
-            raise
-        total = rows.clone()
-        dist.all_reduce(total)
-        return total.narrow(0, dist.get_rank() * count, count)
-    return own
+        # Not every backend has `reduce_scatter`, and the gradients of the weights are far larger.
+        total = sum_over_processes(gradient.contiguous())
+        return total.narrow(0, first_row(ctx.count), ctx.count)
 
 
 @torch.compiler.disable

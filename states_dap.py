@@ -137,7 +137,7 @@ def last_states(
     if mask.device.type == "cpu":
         states = grouped_states(encoder, mask, inputs)
     else:
-        states = padded_states(encoder, mask, inputs)
+        states = encoder(attention_mask=mask, **inputs).last_hidden_state
     states = states.masked_fill(mask.unsqueeze(-1) == 0, 0.0)
     return gather_columns(states, order.argsort(1))  # back to the old order
 
@@ -149,11 +149,6 @@ def sentence_vectors(
     kind = POOLINGS[pooling]
     read = None if kind.reads is None else kind.reads(mask)
     return kind.pool(packed_states(encoder, mask, inputs, read), mask)
-
-
-def padded_states(encoder: PreTrainedModel, mask: Tensor, inputs: dict[str, Tensor]) -> Tensor:
-    """Run all rows at once. Arguments and result are those of `grouped_states`."""
-    return encoder(attention_mask=mask, **inputs).last_hidden_state
 
 
 def grouped_states(encoder: PreTrainedModel, mask: Tensor, inputs: dict[str, Tensor]) -> Tensor:

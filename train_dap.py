@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from dap_transformers.commands.edge import command, guarded, refuse_changes
 from dap_transformers.commands.recipes import parse_arguments
 from dap_transformers.training.run import train
-from dap_transformers.training.trainer import leave_together
 
 
 @command
@@ -36,7 +35,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise KeyboardInterrupt(
             "by default, the same command resumes from the last checkpoint, if there is one"
         ) from None
-    leave_together()
 
 
 if __name__ == "__main__":

@@ -77,7 +77,11 @@ def test_states_are_those_of_each_row_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if device == "cuda":  # where rows are padded
-        monkeypatch.setattr(states_dap, "grouped_states", states_dap.padded_states)
+
+        def padded(encoder: PreTrainedModel, mask: Tensor, inputs: dict[str, Tensor]) -> Tensor:
+            return encoder(attention_mask=mask, **inputs).last_hidden_state
+
+        monkeypatch.setattr(states_dap, "grouped_states", padded)
     encoder = packed_encoder(model_type).to(dtype)
     # Relative positions, and convolutions over a row.
     assert takes_packed(encoder) == (model_type not in ("deberta-v2", "lfm2", "t5"))

@@ -12,29 +12,19 @@ Shapes: B pairs of a batch, S tokens of the longest sentence.
 """
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from datasets import (
-    Dataset,
-    Features,
-    List,
-    Value,
-    are_progress_bars_disabled,
-    disable_progress_bars,
-    enable_progress_bars,
-)
+from datasets import Dataset, Features, List, Value
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerBase
 
 from dap_transformers.tokenizers import plain_backend, require_room
 from dap_transformers.training.dev_split import PairsByLanguage
 
-PAIRS_WITH_BAR = 50_000  # pairs of a language whose tokenisation shows a progress bar
 CACHE_VERSION = 2
 
 
@@ -87,23 +77,8 @@ def tokenize_bitext(
             options["new_fingerprint"] = hashlib.sha256(repr(key).encode()).hexdigest()[:16]
             options["desc"] = f"tokenise {language}"
         encode = _Tokenise(backend, language, prefix)
-        with _bar_if_long(dataset):
-            tokenized[language] = dataset.map(encode, with_indices=True, batched=True, **options)
+        tokenized[language] = dataset.map(encode, with_indices=True, batched=True, **options)
     return tokenized
-
-
-@contextmanager
-def _bar_if_long(dataset: Any) -> Iterator[None]:
-    """Hide the progress bars of `datasets`, unless there are many pairs."""
-    is_short = isinstance(dataset, Dataset) and len(dataset) < PAIRS_WITH_BAR
-    hides = is_short and not are_progress_bars_disabled()
-    if hides:
-        disable_progress_bars()
-    try:
-        yield
-    finally:
-        if hides:
-            enable_progress_bars()
 
 
 def cutting_backend(tokenizer: PreTrainedTokenizerBase, max_seq_length: int) -> Tokenizer:

@@ -63,6 +63,8 @@ def train(
         train_missing_heads(trainer, record)
     metrics = train_to_end(trainer, checkpoint)
     finish(trainer, metrics, model_args)
+    # A process that leaves while another one still talks to it may be aborted.
+    trainer.accelerator.wait_for_everyone()
 
 
 # -------------------------------------------------------------------------------------- the trainer

@@ -155,12 +155,6 @@ def check_tokenizer(start: Start) -> None:
     name = start.tokenizer_name
     require_embeddings(tokenizer, start.config, start.name)
     require_padding(tokenizer, name)
-    masks = any(each.masks_text for each in start.predicting)
-    if masks and tokenizer.mask_token_id is None:
-        raise UserError(
-            f"the tokenizer of {name} has no mask token, which objective "
-            f"{start.planned.objective!r} needs: give another tokenizer, or objective 'tr+bow'."
-        )
     if start.continues and start.config.mask_token_id not in (None, tokenizer.mask_token_id):
         raise UserError(
             f"{start.name} was trained with mask token {start.config.mask_token_id}, the tokenizer "

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import PartialState
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from transformers import (
@@ -386,13 +385,3 @@ def require_batch(pairs: int, args: TrainingArguments) -> None:
             f"{counted(pairs, 'training pair')} cannot fill one batch of {batch}: lower the batch "
             "size"
         )
-
-
-def leave_together() -> None:
-    """Wait for all processes, and end their connection.
-
-    A process that leaves while another one still talks to it may be aborted.
-    """
-    state = PartialState()
-    state.wait_for_everyone()
-    state.destroy_process_group()

@@ -218,7 +218,7 @@ def smaller(folder: Path, tokenizer: PreTrainedTokenizerFast) -> None:
     ("change", "more", "named"),
     [
         (smaller, "--train_data nowhere", "vocab_size=99"),
-        (without_mask, "--train_data nowhere --objective tr+tlm", "no mask token"),
+        (without_mask, "--objective tr+tlm", "needs a mask token"),
         (None, "--train_data nowhere --tokenizer_name nowhere", "tokenizer of nowhere"),
         (None, "--train_data nowhere --model_name_or_path nowhere", "configuration of nowhere"),
         (None, "--train_data nowhere --tr_margin -1", "tr_margin=-1"),
