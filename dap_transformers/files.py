@@ -42,19 +42,10 @@ class DiskFullError(UserError, OSError):
     """Error that is raised if the disk is full. It names the file and, if known, its size."""
 
 
-def read_text(path: str | Path) -> str:
-    """Read a text file. An error names the file and the line that is not UTF-8."""
-    try:
-        return Path(path).read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        line = error.object.count(b"\n", 0, error.start) + 1
-        raise UserError(f"{path}, line {line}: not UTF-8; save the file as UTF-8") from error
-
-
 def read_json(path: str | Path) -> Any:
     """Read a JSON file. An error names the file."""
     try:
-        return json.loads(read_text(path))
+        return json.loads(Path(path).read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:  # includes JSONDecodeError
         raise UserError(f"{path}: not valid JSON ({error})") from error
 
@@ -70,14 +61,18 @@ def content_digest(path: str | Path) -> str:
     Size and time do not tell whether a file has changed: `cp -p` and unpacked archives set the
     time.
     """
+    return _digest_of(str(path), version_of(path))
+
+
+def version_of(path: str | Path) -> tuple[int, ...]:
+    """Return numbers that change with a file: its inode, size and times."""
     state = os.stat(path)
-    version = (state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns)
-    return _digest_of(str(path), *version)
+    return (state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns)
 
 
 @lru_cache(maxsize=1000)  # an archive may hold the text of many languages
-def _digest_of(path: str, *_version: int) -> str:
-    """Return the hash of a file's content. The version (inode, size, times) is the cache's key."""
+def _digest_of(path: str, version: tuple[int, ...]) -> str:
+    """Return the hash of a file's content. The version is part of the cache's key."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()
 

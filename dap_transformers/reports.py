@@ -19,7 +19,7 @@ from dap_transformers.files import read_json
 #: Keys of a report that describe the run. All other keys hold numbers of the evaluation.
 HEAD = (
     "model", "revision", "protocol", "seed", "settings",
-    "seconds", "seconds_by_part", "time", "machine", "versions",
+    "seconds", "time", "machine", "versions",
 )  # fmt: skip
 RECORD = "run.json"  # arguments of a training (dap_transformers/training/resume.py)
 #: Numbers that give the size of the test set, which no seed changes.

@@ -84,6 +84,12 @@ class ArgumentParser(HfArgumentParser):
         field.metadata = {k: v for k, v in field.metadata.items() if k != "changes_weights"}
         super()._parse_dataclass_field(parser, field)
 
+    def _get_option_tuples(self, option_string: str) -> list[tuple]:
+        """Let a short form such as `--data` stand for `--data_dir` and its twin `--data-dir`."""
+        return list(
+            {each[0].dest: each for each in super()._get_option_tuples(option_string)}.values()
+        )
+
     def parse_args_into_dataclasses(self, *args: Any, **options: Any) -> tuple[Any, ...]:
         """Parse the command line into the dataclasses that the parser was made with."""
         try:

@@ -41,10 +41,10 @@ def parse_arguments(argv: list[str]) -> Arguments:
     Args:
         argv: flags, which may stand after a recipe (`find_recipe`).
     """
-    load_plugins_of(argv)
     if argv and not argv[0].startswith("-"):
         flags = argv[1:]
         argv = recipe_flags(find_recipe(argv[0]), without=rivals_of(flags)) + flags
+    load_plugins_of(argv)
     for first, second in RIVALS:
         if given(first, argv) and given(second, argv):
             raise UserError(f"--{first} and --{second} say the same: give one of them.")
@@ -84,7 +84,7 @@ def find_recipe(name: str) -> Path:
 def load_plugins_of(flags: list[str]) -> None:
     """Run the files that `--plugin` names, so that their objectives are known."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--plugin", nargs="+", default=[])
+    parser.add_argument("--plugin", nargs="+", default=[], action="extend")
     for path in parser.parse_known_args(flags)[0].plugin:
         load_plugin(path)
 
@@ -131,10 +131,6 @@ def recipe_flags(path: Path, without: Collection[str] = ()) -> list[str]:
     """
     with reading(path):
         recipe = dict(yaml.safe_load(path.read_text(encoding="utf-8")))
-    plugins = recipe.get("plugin") or []
-    for plugin in [plugins] if isinstance(plugins, str) else plugins:
-        load_plugin(plugin)
-
     flags: list[str] = []
     for key, value in recipe.items():
         if value is None or key in without:

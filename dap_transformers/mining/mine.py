@@ -18,7 +18,7 @@ import pyarrow as pa
 import torch
 
 from dap_transformers.disk_arrays import concatenate_on_disk, row_blocks
-from dap_transformers.encoding.encoder import Encoder
+from dap_transformers.encoding.encoder import Encoder, listed
 from dap_transformers.encoding.shards import launched
 from dap_transformers.errors import UserError, counted
 from dap_transformers.mining.margin import (
@@ -420,29 +420,23 @@ def mine_files(
         encoder.end()  # the search needs its memory
     if not is_main:
         return None
-    encoded = time.perf_counter()
-
     search = partial(mutual_neighbours, progress=True)
     if on_cluster or index:
         function = cluster_neighbours if on_cluster else approximate_neighbours
         search = partial(function, index=index, progress=True)
     found = task.mine(texts, vectors, search)
     recall = recall_at_k(found.neighbours, *vectors[-1]) if index else None
-    searched = time.perf_counter()
+    seconds = time.perf_counter() - started
 
     write_pairs(found.kept, texts[-1], output, languages)
     numbers = {side: text.counts() for side, text in texts[-1].sides().items()}
     numbers |= {"candidates": found.candidates, "kept": len(found.kept)} | found.numbers
     numbers["recall_at_k"] = recall
-    numbers["seconds_by_part"] = {
-        "encoding": round(encoded - started, 2),
-        "search": round(searched - encoded, 2),
-    }
     summary = found.summary
     if recall is not None:
         k = found.neighbours.forward_scores.shape[1]
         summary = f"{index}: recall@{k} {recall:.4f} of the exact search, on a sample\n{summary}"
-    return MinedFiles(texts, encoder, summary, numbers, searched - started)
+    return MinedFiles(texts, encoder, summary, numbers, seconds)
 
 
 def mine(
@@ -483,10 +477,8 @@ def mine(
         text = None
         if torch.is_tensor(side):
             side = side.numpy(force=True)
-        if isinstance(side, str):
-            raise UserError(f"{name}: one string; give a list of sentences, or vectors")
         if not isinstance(side, np.ndarray) or side.dtype.kind != "f":
-            text = DistinctSentences(side, name)
+            text = DistinctSentences(listed(side), name)
             side = np.asarray(model.encode(list(text)))
         texts.append(text)
         vectors.append(side)

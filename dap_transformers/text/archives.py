@@ -15,6 +15,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
 from dap_transformers.errors import UserError, reading
+from dap_transformers.files import version_of
 
 #: Bytes that a line may have. A longer line is no text and would fill the memory.
 MAX_LINE = 64 << 20
@@ -103,13 +104,11 @@ def _open_archive(archive: Path) -> OpenArchive:
 
     A forked process opens it itself, because it would share the position with its parent.
     """
-    state = archive.stat()
-    version = (state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns)
-    return _open_version(archive, *version, os.getpid())
+    return _open_version(archive, version_of(archive), os.getpid())
 
 
 @lru_cache(maxsize=64)  # otherwise the table of an archive would be read for each of its members
-def _open_version(archive: Path, *_state: int) -> OpenArchive:
+def _open_version(archive: Path, *_state: Any) -> OpenArchive:
     """Open a zip archive and list its files. The result is cached."""
     with reading(archive):
         opened = zipfile.ZipFile(archive)

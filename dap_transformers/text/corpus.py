@@ -1,7 +1,6 @@
 """Load parallel text as one dataset per language, from memory-mapped Arrow files or streamed."""
 
 import hashlib
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -51,7 +50,7 @@ def load_bitext(
     If a language has several files, its dataset holds the pairs of one file after the other.
     Streams also have the column `row`, which identifies a pair even after shuffling. It is a
     string: the pair's number in its file, from 0. If the language has several files, it is
-    `"name:number"`.
+    `"1:20"` for the second file.
 
     Args:
         streaming: if False, read everything once into memory-mapped Arrow files, and use these
@@ -80,19 +79,14 @@ def load_bitext(
 
 
 def _stream(files: list[BitextFile], max_bad_lines: float) -> "IterableDataset":
-    """Return a stream of the pairs of files. `row` names a file below their common folder."""
+    """Return a stream of the pairs of files, in their order."""
     from datasets import Features, IterableDataset, Value
 
     LineAudit(files, max_bad_lines)  # refuses a wrong share now, not at the first batch
 
-    folders = [os.path.dirname(file.paths[0]) for file in files if file.format != "hub"]
     shards = []
-    for file in files:
-        prefix = ""
-        if len(files) > 1:
-            is_hub = file.format == "hub"
-            name = file if is_hub else os.path.relpath(file.paths[0], os.path.commonpath(folders))
-            prefix = f"{name}:"
+    for number, file in enumerate(files):
+        prefix = f"{number}:" if len(files) > 1 else ""
         shards.append((replace(file, streaming=True), prefix))
 
     return IterableDataset.from_generator(

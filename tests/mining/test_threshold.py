@@ -155,7 +155,7 @@ def test_the_function_mines_sentences_or_vectors_into_a_table() -> None:
         (lambda: mine(np.eye(3), np.eye(3), k=0), "k=0: at least 1"),
         (lambda: mine(np.eye(3), np.eye(3), min_precision=0.9, threshold=1), "min_precision"),
         (lambda: mine([], ["1"], Encoder()), "0 rows"),
-        (lambda: mine("one", ["1"], Encoder()), "source: one string"),
+        (lambda: mine("one", ["1"], Encoder()), "is the string"),
     ],
 )
 def test_what_is_refused(call: Callable[[], object], says: str) -> None:
