@@ -169,7 +169,7 @@ def vector_folder(args: MiningArguments, model_args: EncoderArguments, files: li
     """
     given = [asdict(model_args), files, args.bucc, args.bucc and args.pair]
     digest = hashlib.sha256(json.dumps(given).encode()).hexdigest()[:8]
-    names = [f"bucc.{args.pair}"] if args.bucc else [Path(file).name for file in files]
+    names = [Path(file).name for file in files] or [f"bucc.{args.pair}"]
     return str(Path(args.output).parent / f"{'-'.join(names)[:150]}.{digest}.embeddings")
 
 

@@ -43,7 +43,7 @@ SHARD_SIZE = 16384
 #: Sentences encoded between two steps of the progress bar, and in one call of a cluster's encoder.
 PIECE = 1024
 #: Names of shards, and of the unfinished files that a kill leaves (`whole_file`).
-OUR_NAMES = re.compile(r"\.?(shard-\d{6,})-[0-9a-f]{16}\.npy(\.[0-9a-f]{8}\.tmp)?")
+OUR_NAMES = re.compile(r"\.?shard-\d{6,}-[0-9a-f]{16}\.npy(\.[0-9a-f]{8}\.tmp)?")
 #: Part of every fingerprint. Another version makes all shards anew.
 FINGERPRINT_VERSION = "1"
 #: Fields of a config that say where it came from, and not what the model computes.
@@ -255,7 +255,9 @@ def write_shards(
         unit_scale=True,
         disable=not progress,
     ) as bar:
-        for number, text in enumerate(_blocks(sentences, shard_size)):
+        stream = iter(sentences)
+        while text := list(islice(stream, shard_size)):
+            number = len(shards)
             shard = folder / f"shard-{number:06d}-{hash_of_text(fingerprint, text)}.npy"
             shards.append(shard)
             is_mine = number % state.num_processes == state.process_index
@@ -265,7 +267,6 @@ def write_shards(
                 try:
                     vectors = encode_pieces(encoder, text, token_budget, bar)  # (n, D)
                     require_finite(vectors, text, where, first)
-                    _remove_shards(folder, number)
                     write_vectors(vectors, shard)
                 except SentenceError as error:
                     failed.append(error)
@@ -278,23 +279,10 @@ def write_shards(
     if failed:
         raise SentenceError(one_line(joined(failed)))
     if state.is_main_process:
-        _remove_shards(folder, keep=shards)
+        for path in set(folder.iterdir()) - set(shards):
+            if OUR_NAMES.fullmatch(path.name):
+                path.unlink(missing_ok=True)
     return shards
-
-
-def _blocks(sentences: Iterable[str], size: int) -> Iterator[list[str]]:
-    """Yield the sentences in lists of `size`. The last list may be shorter."""
-    stream = iter(sentences)
-    while block := list(islice(stream, size)):
-        yield block
-
-
-def _remove_shards(folder: Path, number: int | None = None, keep: Sequence[Path] = ()) -> None:
-    """Remove the shards in a folder, also unfinished ones, or only those of one number."""
-    for path in set(folder.iterdir()) - set(keep):
-        ours = OUR_NAMES.fullmatch(path.name)
-        if ours and (number is None or ours[1] == f"shard-{number:06d}"):
-            path.unlink(missing_ok=True)
 
 
 def hash_of_text(fingerprint: str, text: Sequence[str]) -> str:

@@ -39,16 +39,6 @@ from dap_transformers.text.tmx_po import write_memory
 
 #: Vectors of source and target.
 Vectors = tuple[np.ndarray, np.ndarray]
-#: Columns of the table of mined pairs, and their types. Lines count from 1.
-SCHEMA = pa.schema(
-    {
-        "score": pa.float64(),
-        "source": pa.string(),
-        "target": pa.string(),
-        "source_line": pa.int64(),
-        "target_line": pa.int64(),
-    }
-)
 #: Pairs that are written at a time, a row group of Parquet.
 GROUP_ROWS = 2**16
 #: Ending of the name of a translation memory, which needs the languages.
@@ -231,13 +221,14 @@ class TextPair:
         return concatenate_on_disk(converted_blocks())
 
     def table(self, pairs: np.ndarray) -> pa.Table:
-        """Return pairs of lines, from 0, with their sentences, in the columns of `SCHEMA`."""
+        """Return pairs of lines, which count from 0, with their sentences and lines from 1."""
         columns = {"score": pairs["score"].round(6)}
+        for name, text in self.sides().items():
+            sentences = [text[row] for row in text.rows[pairs[name]].tolist()]
+            columns[name] = pa.array(sentences, pa.string())
         for name in ("source", "target"):
             columns[f"{name}_line"] = pairs[name] + 1
-        for name, text in self.sides().items():
-            columns[name] = [text[row] for row in text.rows[pairs[name]].tolist()]
-        return pa.table(columns, schema=pa.schema([f for f in SCHEMA if f.name in columns]))
+        return pa.table(columns)
 
 
 class TextsInOrder(TextPair):

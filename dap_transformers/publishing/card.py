@@ -134,7 +134,8 @@ def read_sources(
             card = DatasetCard.load(Path(dataset_info))
         about = card.data.to_dict()
         known["dataset_info"] = card.text.strip()
-        known["licence"] = licence or _only(about.get("license"))
+        own = about.get("license")
+        known["licence"] = licence or (own if isinstance(own, str) else None)  # not of several
         names = [*about.get("datasets", ()), *about.get("source_datasets", ())]
         known["datasets"] = [name for name in names if "/" in name]  # else a word, "original"
 
@@ -149,13 +150,6 @@ def read_sources(
     if "base_commit" in results:
         run["base_commit"] = results["base_commit"]
     return Sources(config=config, run=run, steps=steps, **known)
-
-
-def _only(licences: str | list[str] | None) -> str | None:
-    """Return the licence of a text, or None if there are several or none."""
-    if isinstance(licences, list):
-        return licences[0] if len(licences) == 1 else None
-    return licences
 
 
 def _read_record(checkpoint: Path, name: str) -> dict[str, Any]:
