@@ -31,7 +31,6 @@ DISK_FULL_WORDS = (
 )
 #: Ending of a compressed file's name -> function that opens a stream which compresses.
 COMPRESSORS = {".gz": partial(gzip.open, mode="wb"), ".xz": partial(lzma.open, mode="wb")}
-RUN_AGAIN = "make room, then run again: finished work is kept"
 
 
 class ClaimedError(UserError):
@@ -39,7 +38,7 @@ class ClaimedError(UserError):
 
 
 class DiskFullError(UserError, OSError):
-    """Error that is raised if the disk is full. It names the file and, if known, its size."""
+    """Error that is raised if the disk is full. It names the file."""
 
 
 def read_json(path: str | Path) -> Any:
@@ -85,19 +84,16 @@ def write_json(content: Mapping[str, Any], path: str | Path) -> None:
 
 
 @contextmanager
-def whole_file(
-    path: str | Path, needed: int | None = None, remedy: str = RUN_AGAIN
-) -> Iterator[BinaryIO]:
+def whole_file(path: str | Path) -> Iterator[BinaryIO]:
     """Open a file for writing that takes its name only when the block ends without an error.
 
     Until then the file is called `.NAME.….tmp`, in the same folder, so nobody reads half a file.
     The folder is created. A symbolic link is kept, and the file that it points to is replaced.
-    `needed` is the number of bytes to write, if known, for the error message.
     """
     path = Path(os.path.realpath(path))
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = _temporary_name(path)
-    with disk_full(path, needed, remedy):
+    with disk_full(path):
         try:
             # `open` gives the access rights that the umask allows, `mkstemp` would not.
             with temporary.open("xb") as file:
@@ -165,7 +161,7 @@ def _temporary_name(path: Path) -> Path:
 
 
 @contextmanager
-def disk_full(path: Path, needed: int | None = None, remedy: str = RUN_AGAIN) -> Iterator[None]:
+def disk_full(path: Path) -> Iterator[None]:
     """Turn a "no space left" error within the block into a one-line `DiskFullError`.
 
     Libraries raise many different errors for a full disk, or errors that were caused by one. All
@@ -179,10 +175,11 @@ def disk_full(path: Path, needed: int | None = None, remedy: str = RUN_AGAIN) ->
         if not _says_disk_full(error):
             raise
         folder = path if path.is_dir() else path.parent
-        amount = f"{shutil.disk_usage(folder).free:,} bytes free"
-        if needed is not None:
-            amount = f"{needed:,} bytes to write, {amount}"
-        raise DiskFullError(f"{path}: the disk is full ({amount}); {remedy}") from error
+        free = shutil.disk_usage(folder).free
+        raise DiskFullError(
+            f"{path}: the disk is full ({free:,} bytes free); make room, then run again: finished "
+            "work is kept"
+        ) from error
 
 
 def _says_disk_full(error: BaseException | None) -> bool:

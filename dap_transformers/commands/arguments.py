@@ -4,7 +4,7 @@ import argparse
 import copy
 import dataclasses
 import inspect
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass
 from functools import partial
 from typing import Any
@@ -31,13 +31,6 @@ class _Help(argparse.ArgumentDefaultsHelpFormatter):
     none or the help text names it.
     """
 
-    def add_usage(
-        self, usage: str | None, actions: Iterable[argparse.Action], *others: Any
-    ) -> None:
-        """Show only required arguments and `--help` in the usage line. The list shows all."""
-        shown = [action for action in actions if action.required or action.dest == "help"]
-        super().add_usage(usage, shown, *others)
-
     def _get_help_string(self, action: argparse.Action) -> str | None:
         if action.default in (None, False, []) or "default" in (action.help or "").lower():
             return action.help
@@ -59,7 +52,9 @@ class ArgumentParser(HfArgumentParser):
         types: the dataclasses whose fields are the arguments.
     """
 
-    def __init__(self, types: Sequence[type], **options: Any) -> None:
+    def __init__(
+        self, types: Sequence[type], usage: str = "%(prog)s [arguments]", **options: Any
+    ) -> None:
         self.inherited: set[str] = set()
         self.inherited_group: Any = None
         for each in types:
@@ -67,7 +62,7 @@ class ArgumentParser(HfArgumentParser):
                 if base.__name__ == "TrainingArguments":
                     own = {"output_dir", *inspect.get_annotations(each)}
                     self.inherited |= base.__dataclass_fields__.keys() - own
-        super().__init__(types, formatter_class=_Help, **options)
+        super().__init__(types, usage=usage, formatter_class=_Help, **options)
         text = f"dap-transformers {__version__}"
         self.add_argument("--version", action="version", version=text, help="Print the version.")
 

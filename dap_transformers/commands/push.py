@@ -15,7 +15,7 @@ from pathlib import Path
 from dap_transformers.commands.arguments import ArgumentParser
 from dap_transformers.commands.edge import command, guarded
 from dap_transformers.options import arg
-from dap_transformers.publishing.publish import Outcome, PublishOptions, publish
+from dap_transformers.publishing.publish import PublishOptions, publish
 
 
 @dataclass
@@ -30,8 +30,8 @@ class PushArguments:
     )
 
 
-def run(argv: Sequence[str] | None = None) -> Outcome:
-    """Publish a checkpoint as the command line says, and print its files.
+def run(argv: Sequence[str] | None = None) -> str | None:
+    """Publish a checkpoint as the command line says, and return the commit on the Hub, if any.
 
     Args:
         argv: the command line. None takes the process's own.
@@ -51,16 +51,14 @@ def run(argv: Sequence[str] | None = None) -> Outcome:
 
     folders = {"--output_dir": Path(folder)} if folder else {}
     with guarded(folders=folders, model=rest.checkpoint):
-        done = publish(rest.checkpoint, args.repo_id, options, *folders.values())
+        commit = publish(rest.checkpoint, args.repo_id, options, *folders.values())
 
-    for name, size in done.files.items():
-        print(f"{size:>13,}  {name}")
-    if done.commit is None:
+    if commit is None:
         print(f"written to {folder}; nothing was sent")
         print("to publish, give the command without --dry_run and --output_dir")
     else:
-        print(f"published as {args.repo_id}, commit {done.commit}")
-    return done
+        print(f"published as {args.repo_id}, commit {commit}")
+    return commit
 
 
 main = command(run)

@@ -53,8 +53,6 @@ CHUNK = 100_000
 #: Tokens that keep a CPU's matrix products busy. Larger batches would only add padding.
 FULL_CPU_BATCH = 512
 
-Span = tuple[int, int]  # position of the first character, and the position after the last one
-
 
 class Encoder(Protocol):
     """Turns sentences into vectors: a `SentenceEncoder`, or one that is shared or on a cluster."""
@@ -74,7 +72,7 @@ class TokenPlaces(NamedTuple):
     """
 
     positions: list[int]
-    spans: list[Span]
+    spans: list[tuple[int, int]]
     words: list[int | None]
 
 

@@ -48,7 +48,6 @@ OUR_NAMES = re.compile(r"\.?shard-\d{6,}-[0-9a-f]{16}\.npy(\.[0-9a-f]{8}\.tmp)?"
 FINGERPRINT_VERSION = "1"
 #: Fields of a config that say where it came from, and not what the model computes.
 ORIGIN = ("_name_or_path", "_commit_hash", "transformers_version", "architectures", "auto_map")
-ANOTHER_FOLDER = "make room or choose another folder, then run again: whole shards are kept"
 
 
 class SentenceError(UserError):
@@ -207,8 +206,7 @@ def embed_to_disk(
     if len(parts) == 1:
         return parts[0]
     folder = Path(folder)
-    size = sum(part.nbytes for part in parts)
-    with disk_full(folder / "joined shards", size, ANOTHER_FOLDER), temporary_folder(folder):
+    with disk_full(folder / "joined shards"), temporary_folder(folder):
         vectors = concatenate_on_disk(parts)
     vectors.flags.writeable = False
     return vectors
@@ -335,5 +333,5 @@ def require_finite(
 
 def write_vectors(vectors: np.ndarray, path: Path) -> None:
     """Write vectors (n, D) as a .npy file, which gets its name once it is whole."""
-    with whole_file(path, vectors.nbytes, ANOTHER_FOLDER) as file:
+    with whole_file(path) as file:
         np.save(file, vectors)

@@ -36,41 +36,31 @@ class PublishOptions(Options):
     dry_run: bool = arg(False, "Write the folder and send nothing.")
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """The size in bytes of each published file, and the commit on the Hub. None after a dry run."""
-
-    files: dict[str, int]
-    commit: str | None
-
-
 def publish(
     checkpoint: str | Path,
     repo_id: str,
     options: PublishOptions | None = None,
     folder: Path | None = None,
     branch: str | None = None,
-) -> Outcome:
+) -> str | None:
     """Write a checkpoint's published form with its model card, and push it to the Hub.
 
     Args:
         folder: where to keep what is published, a new or empty folder. It is written whole or not
             at all. None keeps nothing.
         branch: existing branch to push to. None takes main.
+
+    Returns:
+        The commit on the Hub. None after a dry run.
     """
     options = options or PublishOptions()
     # Windows cannot remove a file of weights that is still mapped into memory.
     with tempfile.TemporaryDirectory(prefix="dap-hub-", ignore_cleanup_errors=True) as place:
         folder = folder or Path(place, "hub")
         _write(checkpoint, folder, repo_id, options)
-        files = {}
-        for path in sorted(folder.rglob("*")):
-            if path.is_file():
-                files[path.relative_to(folder).as_posix()] = path.stat().st_size
-        commit = None
-        if not options.dry_run:
-            commit = upload(folder, repo_id, options.private, branch)
-    return Outcome(files, commit)
+        if options.dry_run:
+            return None
+        return upload(folder, repo_id, options.private, branch)
 
 
 def _write(checkpoint: str | Path, folder: Path, repo_id: str, options: PublishOptions) -> None:

@@ -12,6 +12,7 @@ from dap_transformers.files import content_digest, whole_file
 from dap_transformers.text.archives import disk_path
 from dap_transformers.text.find import find_bitext
 from dap_transformers.text.formats import (
+    SIDES,
     BitextFile,
     LineAudit,
     hub_dataset,
@@ -22,9 +23,6 @@ from dap_transformers.text.formats import (
 if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
 
-#: Columns of a dataset, and of a stream. All are strings.
-COLUMNS = ("source", "target")
-STREAM_COLUMNS = ("source", "target", "row")
 #: Part of the name of cache files. Raise it when their content changes.
 CACHE_VERSION = 2
 
@@ -91,7 +89,7 @@ def _stream(files: list[BitextFile], max_bad_lines: float) -> "IterableDataset":
 
     return IterableDataset.from_generator(
         _read_shards,
-        features=Features({name: Value("string") for name in STREAM_COLUMNS}),
+        features=Features({name: Value("string") for name in (*SIDES, "row")}),
         gen_kwargs={"shards": shards, "max_bad_lines": max_bad_lines},
     )
 
@@ -122,8 +120,8 @@ def _load_cached(file: BitextFile, max_bad_lines: float, folder: Path) -> "Datas
 
     path = folder / f"{file.language}-{file.target_language}-{key}.arrow"
     if not path.exists():
-        schema = pa.schema({name: pa.string() for name in COLUMNS})
+        schema = pa.schema({name: pa.string() for name in SIDES})
         with whole_file(path) as sink, pa.ipc.new_stream(sink, schema) as writer:
             for table in read_tables(file, LineAudit(file, max_bad_lines)):
-                writer.write_table(pa.table([table[name] for name in COLUMNS], schema=schema))
+                writer.write_table(pa.table([table[name] for name in SIDES], schema=schema))
     return Dataset.from_file(str(path))

@@ -294,10 +294,10 @@ def push(training: DAPTrainingArguments, repo_id: str) -> None:
     """Publish the model of a finished run. An error has the command that publishes it later."""
     options = PublishOptions(with_heads=True, private=bool(training.hub_private_repo))
     try:
-        outcome = publish(training.output_dir, repo_id, options, branch=training.hub_revision)
+        commit = publish(training.output_dir, repo_id, options, branch=training.hub_revision)
     except ValueError as error:
         later = f"push-to-hub {training.output_dir} --repo_id {repo_id} --with_heads"
         raise UserError(
             f"the training is finished and saved, but {error}; push it by {later}"
         ) from error
-    logger.info("published as %s, commit %s", repo_id, outcome.commit)
+    logger.info("published as %s, commit %s", repo_id, commit)
