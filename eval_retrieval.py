@@ -97,13 +97,12 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
     parser = ArgumentParser(types, description=__doc__.splitlines()[0])
     model_args, args, chosen, cluster = parser.parse_args_into_dataclasses(args=argv)
     files = {"--output_file": args.output_file, "--plot": args.plot}
-    files = {flag: path for flag, path in files.items() if path}
-    folders = {"--embeddings_dir": args.embeddings_dir} if args.embeddings_dir else {}
+    folders = {"--embeddings_dir": args.embeddings_dir}
     found = find_bitext(args.data_dir)
     paths = []
     for file in chain.from_iterable(found.values()):
         paths += file.paths
-    inputs = [*args.data_dir, *paths, *([args.before] if args.before else [])]
+    inputs = [*args.data_dir, *paths, args.before]
     model = model_args.model_name_or_path
     is_main = launched().is_main_process
 

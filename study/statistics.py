@@ -471,7 +471,7 @@ HELD_OUT = Measure("held-out training pairs", (f"dev/{DEV}",))
 def measures(study: Study) -> list[Measure]:
     """Return all measures that at least one outcome of a study has, in the order of the tables."""
     found = [HELD_OUT, *_tatoeba(), *_pools(study), *_hard_negatives(study), *_bucc()]
-    xnli = {model: row["average"] for model, row in PAPER_XNLI.items()}
+    xnli = {model: row[-1] for model, row in PAPER_XNLI.items()}
     found.append(Measure("XNLI, mean accuracy", ("xnli/mean/accuracy",), paper=xnli))
     found.append(_alignment("token retrieval, all words", "pool xx-en", "pool en-xx"))
     found.append(_alignment("AER", "AER"))
@@ -541,9 +541,10 @@ def _size_of_group(name: str) -> int:
 def _bucc() -> list[Measure]:
     """Return the measures F1, precision and recall of mining, for each language pair of BUCC."""
     found = []
-    for pair in BUCC_PAIRS:
+    for number, pair in enumerate(BUCC_PAIRS):
         for name, column in (("F1", 2), ("precision", 0), ("recall", 1)):
-            paper = {model: row[pair][column] for model, row in PAPER_BUCC["sample"].items()}
+            place = 3 * number + column
+            paper = {model: row[place] for model, row in PAPER_BUCC["sample"].items()}
             path = f"bucc/pairs/{pair}/{name.lower()}"
             found.append(Measure(f"BUCC {pair} sample, {name}", (path,), paper=paper))
     return found

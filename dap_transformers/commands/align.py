@@ -108,9 +108,8 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
         chosen = (args.language, args.target_language, args.max_bad_lines)
         read = partial(read_bitext, files, *chosen)
     outputs = {"--output": args.output, "--report_file": args.report_file}
-    inputs = [*files, args.gold] if args.gold else files
 
-    with guarded(outputs, inputs=inputs, model=model_args.model_name_or_path):
+    with guarded(outputs, inputs=[*files, args.gold], model=model_args.model_name_or_path):
         # read everything once, so that faults are found before the model is loaded
         total = count_pairs(read(), options)
         gold = read_reference(args.gold, total, args.gold_from) if args.gold else None

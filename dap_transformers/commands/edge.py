@@ -16,7 +16,7 @@ PROCESS_COUNTS = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WO
 
 AnyPath = str | Path
 #: Outputs by the flag that names them, such as "--output".
-Outputs = Mapping[str, AnyPath]
+Outputs = Mapping[str, AnyPath | None]
 Main = Callable[[Sequence[str] | None], Any]
 
 
@@ -80,7 +80,7 @@ def _leave_process_group() -> None:
 def guarded(
     files: Outputs | None = None,
     folders: Outputs | None = None,
-    inputs: Iterable[AnyPath] = (),
+    inputs: Iterable[AnyPath | None] = (),
     model: AnyPath | None = None,
     is_writer: bool = True,
 ) -> Iterator[None]:
@@ -88,14 +88,16 @@ def guarded(
 
     A full disk within the block becomes a one-line error (`disk_full`).
 
+    Outputs and inputs that are None are left out.
+
     Args:
         folders: output folders. They are created. A folder that is still empty at the end is
             removed.
         is_writer: False for processes of a distributed run that write nothing. They take no lock.
     """
-    files = files or {}
-    folders = folders or {}
-    refuse_changes(files, folders, [*inputs, *([model] if model else [])])
+    files = {name: path for name, path in (files or {}).items() if path}
+    folders = {name: path for name, path in (folders or {}).items() if path}
+    refuse_changes(files, folders, list(filter(None, [*inputs, model])))
     with ExitStack() as stack:
         if is_writer:
             for name, path in (folders | files).items():

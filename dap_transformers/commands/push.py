@@ -49,9 +49,9 @@ def run(argv: Sequence[str] | None = None) -> str | None:
             name = os.path.abspath(name)  # "." has no name to add "-hub" to
         folder = f"{name.rstrip('/')}-hub"
 
-    folders = {"--output_dir": Path(folder)} if folder else {}
-    with guarded(folders=folders, model=rest.checkpoint):
-        commit = publish(rest.checkpoint, args.repo_id, options, *folders.values())
+    folder = Path(folder) if folder else None
+    with guarded(folders={"--output_dir": folder}, model=rest.checkpoint):
+        commit = publish(rest.checkpoint, args.repo_id, options, folder)
 
     if commit is None:
         print(f"written to {folder}; nothing was sent")

@@ -16,10 +16,11 @@ import hashlib
 import json
 import logging
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from datetime import timedelta
 from itertools import islice
+from operator import length_hint
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from tqdm.auto import tqdm
 
 from dap_transformers.disk_arrays import concatenate_on_disk, temporary_folder
 from dap_transformers.encoding.encoder import Encoder, SentenceEncoder
-from dap_transformers.errors import SHOWN, UserError, counted, joined, one_line
+from dap_transformers.errors import UserError, counted
 from dap_transformers.files import claimed, disk_full, whole_file
 from dap_transformers.tokenizers import tokenizer_state
 
@@ -51,7 +52,7 @@ ORIGIN = ("_name_or_path", "_commit_hash", "transformers_version", "architecture
 
 
 class SentenceError(UserError):
-    """Raised if some sentences cannot be encoded. Other sentences still can."""
+    """Raised if a sentence cannot be encoded."""
 
 
 # ------------------------------------------------------------------------------ several processes
@@ -225,9 +226,8 @@ def write_shards(
     """Encode sentences into the shards of a folder. Return them in order, in every process.
 
     Complete shards of an earlier run with the same model and text are not encoded again. Memory
-    holds the text of one shard. If a shard fails, the others are still encoded, until `SHOWN`
-    shards of a process have failed. The error is raised at the end. If no shard fails, shards of
-    another model or text are removed.
+    holds the text of one shard. If no shard fails, shards of another model or text
+    are removed.
 
     The processes of a launch share the shards and wait for each other. All of them need the same
     text and the same folder.
@@ -247,7 +247,7 @@ def write_shards(
     failed: list[SentenceError] = []
     first = 0  # number of the shard's first sentence
     with tqdm(
-        total=len(sentences) if isinstance(sentences, Sized) else None,
+        total=length_hint(sentences) or None,
         desc=f"encoding {folder.name}",
         unit=" sentences",
         unit_scale=True,
@@ -265,17 +265,16 @@ def write_shards(
                 try:
                     vectors = encode_pieces(encoder, text, token_budget, bar)  # (n, D)
                     require_finite(vectors, text, where, first)
-                    write_vectors(vectors, shard)
                 except SentenceError as error:
                     failed.append(error)
-                    if len(failed) == SHOWN:
-                        break
+                    break
+                write_vectors(vectors, shard)
             first += len(text)
 
-    # Here all processes wait for each other, and learn what failed in any of them.
+    # Here all processes wait for each other, and learn what failed in any.
     failed = gather_object(failed)
     if failed:
-        raise SentenceError(one_line(joined(failed)))
+        raise failed[0]
     if state.is_main_process:
         for path in set(folder.iterdir()) - set(shards):
             if OUR_NAMES.fullmatch(path.name):

@@ -108,10 +108,8 @@ def candidate_pairs(
     >>> candidate_pairs(found).tolist()
     [(2.0, 0, 2), (2.0, 1, 0), (2.0, 2, 1)]
     """
-    source = neighbours.forward_scores, neighbours.forward_indices
-    target = neighbours.backward_scores, neighbours.backward_indices
-    forward = _best_candidates(*source, _mean_cosines(target[0]), margin, "source", "target")
-    backward = _best_candidates(*target, _mean_cosines(source[0]), margin, "target", "source")
+    forward = _best_candidates(neighbours, margin, "source", "target")
+    backward = _best_candidates(turned(neighbours), margin, "target", "source")
 
     ordered = sort_records(RETRIEVALS[retrieval](forward, backward))
     if retrieval == "max":
@@ -121,32 +119,29 @@ def candidate_pairs(
     return pairs
 
 
-def _mean_cosines(scores: np.ndarray) -> np.ndarray:
-    """Return the mean of each row of cosines (n, k): (n,) float64, in a temporary file."""
-    return concatenate_on_disk(block.mean(1, dtype=np.float64) for block in blocks_of(scores))
+def turned(near: Neighbours) -> Neighbours:
+    """Exchange source and target."""
+    return Neighbours(
+        near.backward_scores, near.backward_indices, near.forward_scores, near.forward_indices
+    )
 
 
-def _best_candidates(
-    cosines: np.ndarray,
-    indices: np.ndarray,
-    other_means: np.ndarray,
-    margin: str,
-    own: str,
-    other: str,
-) -> np.ndarray:
-    """Pair each of n rows with its neighbour of the best margin. Scores are negated, to sort."""
+def _best_candidates(near: Neighbours, margin: str, own: str, other: str) -> np.ndarray:
+    """Pair each source row with its neighbour of the best margin. Scores are negated, to sort."""
+    backward = blocks_of(near.backward_scores)
+    other_means = concatenate_on_disk(block.mean(1, dtype=np.float64) for block in backward)  # (M,)
 
     def best_of_each_block() -> Iterator[np.ndarray]:
-        for block in row_blocks(len(cosines)):
-            near = indices[block]  # (n, k)
-            own_means = cosines[block].mean(1, dtype=np.float64, keepdims=True)
-            scores = margin_of(cosines[block], own_means, other_means[near], margin)  # (n, k)
-            rows = np.arange(len(near))
+        for block in row_blocks(len(near.forward_scores)):
+            cosines, indices = near.forward_scores[block], near.forward_indices[block]  # (n, k)
+            own_means = cosines.mean(1, dtype=np.float64, keepdims=True)
+            scores = margin_of(cosines, own_means, other_means[indices], margin)  # (n, k)
+            rows = np.arange(len(indices))
             best = scores.argmax(1)  # (n,)
-            pairs = np.empty(len(near), PAIR)
+            pairs = np.empty(len(indices), PAIR)
             pairs["score"] = -scores[rows, best]
             pairs[own] = block.start + rows
-            pairs[other] = near[rows, best]
+            pairs[other] = indices[rows, best]
             yield pairs
 
     return concatenate_on_disk(best_of_each_block())

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 from dap_transformers.errors import UserError, counted
-from dap_transformers.mining.margin import margin_of
+from dap_transformers.mining.margin import margin_of, turned
 from dap_transformers.search.exact import Neighbours
 
 #: Tails that are fitted: mean of the exponential part, in standard deviations of the normal part.
@@ -148,24 +148,18 @@ def runner_up_scores(
     The mean cosine of a sentence's neighbourhood is also computed without its partner. `neighbours`
     are the `k` + 1 nearest ones of all rows in both directions.
     """
-    forward = neighbours.forward_scores, neighbours.forward_indices
-    backward = neighbours.backward_scores, neighbours.backward_indices
-    of_source = _runner_ups(forward, backward[0], pairs["source"], pairs["target"], k, margin)
-    of_target = _runner_ups(backward, forward[0], pairs["target"], pairs["source"], k, margin)
+    source, target = pairs["source"], pairs["target"]
+    of_source = _runner_ups(neighbours, source, target, k, margin)
+    of_target = _runner_ups(turned(neighbours), target, source, k, margin)
     return np.maximum(of_source, of_target)
 
 
 def _runner_ups(
-    own: tuple[np.ndarray, np.ndarray],
-    other_cosines: np.ndarray,
-    rows: np.ndarray,
-    partners: np.ndarray,
-    k: int,
-    margin: str,
+    near: Neighbours, rows: np.ndarray, partners: np.ndarray, k: int, margin: str
 ) -> np.ndarray:
-    """Score the best neighbour (P,) of one sentence of each pair, other than its partner."""
-    cosines = own[0][rows, : k + 1].astype(np.float64)  # (P, k + 1)
-    indices = own[1][rows, : k + 1]
+    """Score the best neighbour (P,) of the source row of each pair, other than its partner."""
+    cosines = near.forward_scores[rows, : k + 1].astype(np.float64)  # (P, k + 1)
+    indices = near.forward_indices[rows, : k + 1]
 
     # leave the partner out or, if it is no neighbour, the last neighbour
     is_partner = indices == partners[:, None]
@@ -175,7 +169,7 @@ def _runner_ups(
     indices = indices[kept].reshape(-1, k)
 
     own_means = cosines.mean(1, keepdims=True)  # (P, 1)
-    other_means = other_cosines[indices, :k].mean(2, dtype=np.float64)  # (P, k)
+    other_means = near.backward_scores[indices, :k].mean(2, dtype=np.float64)  # (P, k)
     return margin_of(cosines, own_means, other_means, margin).max(1)
 
 

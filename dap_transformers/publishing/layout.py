@@ -136,11 +136,11 @@ def _load_encoder(checkpoint: Path, options: Options) -> SentenceEncoder:
         pooling=options.pooling,
         prefix=options.prefix,
         max_seq_length=options.max_seq_length,
+        device="cpu",
     )
     if options.normalize and not any(isinstance(each, Normalize) for each in encoder.after):
         encoder.after.append(Normalize())
     require_padding(encoder.tokenizer, checkpoint)  # other libraries need a padding token
-    encoder.model.to("cpu")
 
     config = encoder.model.config
     if "DAPForSequenceClassification" in (config.architectures or []):
