@@ -274,9 +274,6 @@ class DAPForPreTrainingOutput(ModelOutput):
                 the target vocabulary.
         compared: vectors that an objective such as TR compares, by the objective's name. This is
             the only field that is set in the first pass of GradCache; otherwise it is None.
-        hidden_states: on request, the embeddings and each layer's states (2·B, S, D): sources, then
-            targets (then hard negatives), padded on the right to one length.
-        attentions: on request, each layer's attention weights (2·B, heads, S, S).
     """
 
     loss: Tensor | None = None
@@ -284,8 +281,6 @@ class DAPForPreTrainingOutput(ModelOutput):
     target_embeds: Tensor | None = None
     measures: dict[str, Tensor] | None = None
     compared: dict[str, tuple[Tensor, ...]] | None = None
-    hidden_states: tuple[Tensor, ...] | None = None
-    attentions: tuple[Tensor, ...] | None = None
 
     def __getattr__(self, name: str) -> Tensor | None:
         is_loss = name.endswith("_loss") and name.removesuffix("_loss") in OBJECTIVES
@@ -360,8 +355,6 @@ class DAPForPreTraining(DAPPreTrainedModel):
         negative_attention_mask: Tensor | None = None,
         teacher_embeds: Tensor | None = None,
         chunk: Chunk | None = None,
-        output_hidden_states: bool | None = None,
-        output_attentions: bool | None = None,
         return_loss: bool = True,
     ) -> DAPForPreTrainingOutput:
         """Compute the losses of B translation pairs.
@@ -382,8 +375,6 @@ class DAPForPreTraining(DAPPreTrainedModel):
             chunk: given if these pairs are a chunk of a larger batch (GradCache). In the first pass
                 only the vectors to compare are returned (`compared`). In the second pass the
                 gradient of `loss` is the chunk's share of the gradient of the batch's loss.
-            output_hidden_states, output_attentions: also return what each layer computes. The
-                encoder then computes padding. Attentions need `attn_implementation="eager"`.
             return_loss: has no effect. Its presence tells the `Trainer` of Transformers that the
                 model can be evaluated by its loss.
         """
@@ -414,7 +405,7 @@ class DAPForPreTraining(DAPPreTrainedModel):
             return self._vectors_to_compare(pairs, objectives)
 
         # The shared encoder f: token states f(x), f(y) and sentence vectors f_s(x), f_s(y).
-        encoded = self.encode(pairs, needs, output_hidden_states, output_attentions)
+        encoded = self.encode(pairs, needs)
 
         # L = sum of weight · loss over the objectives (eq. L_DAP for TR and RTL).
         total, measures = 0.0, {}
@@ -427,17 +418,9 @@ class DAPForPreTraining(DAPPreTrainedModel):
             source_embeds=encoded.source_embeds,
             target_embeds=encoded.target_embeds,
             measures=measures,
-            hidden_states=encoded.hidden_states,
-            attentions=encoded.attentions,
         )
 
-    def encode(
-        self,
-        pairs: Pairs,
-        needs: frozenset[str],
-        output_hidden_states: bool | None = None,
-        output_attentions: bool | None = None,
-    ) -> Encoded:
+    def encode(self, pairs: Pairs, needs: frozenset[str]) -> Encoded:
         """Run the encoder over sources, targets and hard negatives (if any), in one batch.
 
         States of tokens that `needs` does not name may be zeros (see `Objective.needs`). If neither
@@ -454,21 +437,8 @@ class DAPForPreTraining(DAPPreTrainedModel):
         words, embedded = self.embed_words(ids, needs)
 
         # f(x), f(y): the last states of all tokens that are read.
-        asked = {
-            "output_hidden_states": output_hidden_states,
-            "output_attentions": output_attentions,
-        }
-        for name in asked:
-            if asked[name] is None:
-                asked[name] = getattr(self.config, name)
-        layers = {}
-        if any(asked.values()):
-            out = self.dap.encoder(inputs_embeds=embedded, attention_mask=mask, **asked)
-            states = out.last_hidden_state.masked_fill(mask.unsqueeze(-1) == 0, 0.0)
-            layers = {"hidden_states": out.hidden_states, "attentions": out.attentions}
-        else:
-            read = self._tokens_read(pairs, mask, needs)
-            states = last_states(self.dap.encoder, mask, read, inputs_embeds=embedded)
+        read = self._tokens_read(pairs, mask, needs)
+        states = last_states(self.dap.encoder, mask, read, inputs_embeds=embedded)
 
         # f_s(x), f_s(y): one vector per sentence.
         embeds = self.dap.pool(states, mask)  # (2·B or 3·B, D')
@@ -482,7 +452,6 @@ class DAPForPreTraining(DAPPreTrainedModel):
             source_embeds=source_embeds,
             target_embeds=target_embeds,
             negative_embeds=negative_embeds[0] if negative_embeds else None,
-            **layers,
         )
 
     def encode_text(

@@ -120,8 +120,6 @@ class Encoded(NamedTuple):
     source_embeds: Tensor | None = None  # (B, D') sentence vectors f_s(x), D' behind Dense layers
     target_embeds: Tensor | None = None  # (B, D') sentence vectors f_s(y)
     negative_embeds: Tensor | None = None  # (B, D') of the hard negatives
-    hidden_states: tuple[Tensor, ...] | None = None  # of each layer, if asked for
-    attentions: tuple[Tensor, ...] | None = None  # of each layer, if asked for
 
 
 @dataclass

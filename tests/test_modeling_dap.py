@@ -161,17 +161,6 @@ def test_bf16_autocast_hands_the_losses_float32(
     assert torch.isfinite(gradients(model)).all()
 
 
-@pytest.mark.parametrize("model_type", ["bert", "deberta-v2"])  # packed, and in groups
-def test_what_the_encoder_does_on_its_way_is_given_with_the_same_losses(model_type: str) -> None:
-    model, batch = tiny_model(model_type).eval(), make_batch()
-    model.set_attn_implementation("eager")
-    plain, seen = model(**batch), model(**batch, output_hidden_states=True, output_attentions=True)
-    assert_close(seen.loss, plain.loss)
-    assert plain.hidden_states is None
-    assert [tuple(states.shape) for states in seen.hidden_states] == [(12, 9, 32)] * 4
-    assert [tuple(weights.shape) for weights in seen.attentions] == [(12, 4, 9, 9)] * 3
-
-
 @pytest.mark.parametrize("kind", [DAPModel, DAPForSequenceClassification])
 @pytest.mark.parametrize("pooling", POOLINGS)
 def test_an_export_holds_for_other_sentences(kind: type, pooling: str) -> None:

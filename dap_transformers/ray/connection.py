@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dap_transformers.errors import UserError, one_line
-from dap_transformers.options import arg, require_least
+from dap_transformers.options import arg
 
 #: How often Ray starts a task again after its worker or node is lost.
 RETRIES = 10
@@ -45,7 +45,6 @@ class Cluster:
     ray_cpus_per_actor: int = arg(1, "CPU cores and threads per encoder.")
 
     def __post_init__(self) -> None:
-        require_least(self, ray_actors=1, ray_cpus_per_actor=1)
         launched = os.environ.get("WORLD_SIZE", "1")
         if self.ray and launched != "1":
             raise UserError(

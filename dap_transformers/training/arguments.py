@@ -16,7 +16,7 @@ from transformers.utils.chat_template_utils import parse_google_format_docstring
 from configuration_dap import FIELDS, DAPConfig
 from dap_transformers.errors import UserError
 from dap_transformers.files import public_name
-from dap_transformers.options import arg, require_least
+from dap_transformers.options import arg
 from objectives_dap import OBJECTIVES
 
 #: Fields of `DAPConfig` that are read from folders and text, so that nobody chooses them.
@@ -176,9 +176,6 @@ class PretrainingDataArguments:
         0.001, "Share of malformed lines that a file may have.", changes_weights=False
     )
 
-    def __post_init__(self) -> None:
-        require_least(self, dev_pairs=0, shuffle_buffer=0)
-
 
 @dataclass
 class DAPTrainingArguments(TrainingArguments):
@@ -200,11 +197,6 @@ class DAPTrainingArguments(TrainingArguments):
         None,
         "Pairs per step over all processes. Each pair is a negative for all others. This sets "
         "the batch size per device.",
-    )
-    early_stopping_patience: int | None = arg(
-        None,
-        "Stop after this many evaluations without a better metric_for_best_model.",
-        changes_weights=False,
     )
     freeze_word_embeddings: bool = arg(
         False, "Do not train the word embeddings. Saves memory and time."
@@ -285,14 +277,15 @@ class DAPTrainingArguments(TrainingArguments):
         if self.dataloader_pin_memory is None:
             self.dataloader_pin_memory = self.device.type == "cuda"
 
-        if self.n_gpu > 1:
-            raise UserError(f"{self.n_gpu} GPUs in one process: start it with `accelerate launch`")
-        check_launched(self.world_size)
-        require_least(self, mini_batch_size=1, head_steps=0, head_pairs=2, peft_lora_rank=1)
+        check_launched(self)
         if self.total_train_batch_size is not None:
-            self.per_device_train_batch_size = share_of_batch(
-                self.total_train_batch_size, self.world_size
-            )
+            share, rest = divmod(self.total_train_batch_size, self.world_size)
+            if rest:
+                raise UserError(
+                    f"total_train_batch_size={self.total_train_batch_size} is no multiple of "
+                    f"{self.world_size} processes"
+                )
+            self.per_device_train_batch_size = share
 
     def to_json_string(self) -> str:
         """Return all arguments as JSON, for TensorBoard's log, which may be published.
@@ -321,29 +314,16 @@ def set_precision(args: TrainingArguments) -> None:
     args.fp16 = precision == "fp16"
 
 
-def check_launched(world_size: int) -> None:
-    """Raise `UserError` if launched processes would train without exchanging gradients."""
+def check_launched(args: TrainingArguments) -> None:
+    """Raise `UserError` if GPUs or launched processes would not exchange gradients as we need."""
+    if args.n_gpu > 1:
+        raise UserError(f"{args.n_gpu} GPUs in one process: start it with `accelerate launch`")
     launched = int(os.environ.get("WORLD_SIZE", 1))
-    if launched != world_size:
+    if launched != args.world_size:
         raise UserError(
-            f"{launched} processes were launched, but world_size={world_size}: each would train "
-            "on its own. On CPU, put ACCELERATE_USE_CPU=true before the command."
+            f"{launched} processes were launched, but world_size={args.world_size}: each would "
+            "train on its own. On CPU, put ACCELERATE_USE_CPU=true before the command."
         )
-
-
-def share_of_batch(total: int, processes: int) -> int:
-    """Return the number of pairs per process in a batch of `total` pairs.
-
-    >>> share_of_batch(1024, 8)
-    128
-    """
-    if total < processes or total % processes:
-        better = max(1, round(total / processes)) * processes
-        raise UserError(
-            f"total_train_batch_size={total} cannot be shared evenly by {processes} processes: "
-            f"give {better}, for example."
-        )
-    return total // processes
 
 
 Arguments = tuple[PretrainingModelArguments, PretrainingDataArguments, DAPTrainingArguments]

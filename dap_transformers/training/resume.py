@@ -33,16 +33,6 @@ logger = logging.getLogger(__name__)
 #: Written last, so this file marks a finished run.
 FINISHED = "train_results.json"
 
-#: The parts of a checkpoint, and the file names that Trainer, DeepSpeed and FSDP give them. The
-#: Trainer writes its own state last. It would resume without some of the others and say nothing.
-RANDOM = "state of the random numbers"
-PARTS = {
-    "weights": ["model*.safetensors", "pytorch_model*", "global_step*"],
-    "optimizer": ["optimizer*", "global_step*"],
-    "scheduler": ["scheduler.pt"],
-    RANDOM: ["rng_state*.pth"],
-}
-
 #: Arguments of Transformers that can change the weights. Our own fields tell it in their metadata.
 OF_TRANSFORMERS = (
     "per_device_train_batch_size", "auto_find_batch_size", "gradient_accumulation_steps",
@@ -94,17 +84,14 @@ def find_resumable(args: TrainingArguments) -> str | None:
     if wanted.lower() == "false":
         return None
     if wanted.lower() not in ("none", "true"):
-        lacking = missing_parts(Path(wanted))
-        if lacking:
-            raise UserError(f"{wanted}: its {', '.join(lacking)} is missing: name another")
+        if not is_whole(Path(wanted)):
+            raise UserError(f"{wanted} is no whole checkpoint: name another")
         return wanted
 
     record = record_in(folder)
     for checkpoint in reversed(sort_checkpoints(str(folder)) if folder.is_dir() else []):
-        lacking = missing_parts(Path(checkpoint))
-        if lacking:
-            what = ", ".join(lacking)
-            logger.warning("%s is skipped: it lacks its %s", checkpoint, what)
+        if not is_whole(Path(checkpoint)):
+            logger.warning("%s is skipped: it is incomplete", checkpoint)
         elif differences(record, record_in(Path(checkpoint))):
             logger.warning("%s is skipped: it is from an earlier run in %s", checkpoint, folder)
         else:
@@ -112,27 +99,22 @@ def find_resumable(args: TrainingArguments) -> str | None:
     return None
 
 
-def missing_parts(checkpoint: Path) -> list[str]:
-    """List the parts of a checkpoint that are missing or, as its state may be, half written."""
-    lacking = []
-    for part, names in PARTS.items():
-        found = sum(len(list(checkpoint.glob(name))) for name in names)
-        wanted = 1
-        if part == RANDOM:
-            # Each process has its own. Without it, other dropout would be drawn.
-            wanted = record_of_run(checkpoint).get("processes", 1)
-        if found < wanted:
-            lacking.append(part)
+def is_whole(checkpoint: Path) -> bool:
+    """Tell whether a checkpoint was written to its end. The Trainer writes its state last."""
+    # Each process writes its own random state. Without it, other dropout would be drawn.
+    written = len(list(checkpoint.glob("rng_state*.pth")))
+    if written < record_of_run(checkpoint).get("processes", 1):
+        return False
     try:
-        trainer_state(checkpoint)
+        saved_state(checkpoint)
     except (ValueError, OSError):
-        lacking.append(TRAINER_STATE_NAME)
-    return lacking
+        return False
+    return True
 
 
-def trainer_state(checkpoint: str | Path) -> dict[str, Any]:
-    """Read a checkpoint's `trainer_state.json`."""
-    return read_json(Path(checkpoint) / TRAINER_STATE_NAME)
+def saved_state(checkpoint: str | Path) -> TrainerState:
+    """Read the state of the training from a checkpoint."""
+    return TrainerState.load_from_json(str(Path(checkpoint) / TRAINER_STATE_NAME))
 
 
 def record_in(folder: Path) -> dict[str, Any]:
@@ -229,33 +211,24 @@ def train_to_end(trainer: Trainer, checkpoint: str | None) -> dict[str, float]:
     `load_best_model_at_end` it is the best model. This happens if a run was killed after its last
     step, before it had saved everything. The metrics are then `steps` and `epoch`.
     """
-    if checkpoint is None or not has_ended(checkpoint, trainer.args.max_steps):
+    args = trainer.args
+    state = TrainerState() if checkpoint is None else saved_state(checkpoint)
+    # Without `max_steps`, the number in the checkpoint counts, which follows from the epochs.
+    last = args.max_steps if args.max_steps > 0 else state.max_steps
+    if checkpoint is None or state.global_step < last:
         try:
             return trainer.train(resume_from_checkpoint=checkpoint).metrics
         except UserError as error:
             # A process that reads batches puts its traceback before the message.
             raise UserError(str(error).rsplit("UserError: ", 1)[-1]) from error
 
-    trainer.state = TrainerState.load_from_json(str(Path(checkpoint) / TRAINER_STATE_NAME))
-    correct_state(trainer.args, trainer.state)
-    best = trainer.state.best_model_checkpoint if trainer.args.load_best_model_at_end else None
+    trainer.state = state
+    correct_state(args, state)
+    best = state.best_model_checkpoint if args.load_best_model_at_end else None
     trainer._load_from_checkpoint(best or checkpoint)
     # `train` does this, too: the saved configuration must have the tokenizer's special tokens.
     align_special_tokens(trainer.model, trainer.processing_class)
-    return {"steps": trainer.state.global_step, "epoch": trainer.state.epoch}
-
-
-def has_ended(checkpoint: str, max_steps: int) -> bool:
-    """Tell whether no step is left after a checkpoint, because of its step or an early stop.
-
-    If `max_steps` is 0 or less, the number in the checkpoint counts, which follows from the epochs.
-    """
-    state = trainer_state(checkpoint)
-    control = (state.get("stateful_callbacks") or {}).get("TrainerControl", {})
-    was_told_to_stop = control.get("args", {}).get("should_training_stop", False)
-    stopped_early = was_told_to_stop and state["global_step"] < state["max_steps"]
-    last = max_steps if max_steps > 0 else state["max_steps"]
-    return stopped_early or state["global_step"] >= last
+    return {"steps": state.global_step, "epoch": state.epoch}
 
 
 # ------------------------------------------------------------------------------ the record of a run

@@ -19,13 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from transformers import (
-    EarlyStoppingCallback,
-    PrinterCallback,
-    ProgressCallback,
-    TrainingArguments,
-)
-from transformers.trainer_callback import ExportableState
+from transformers import PrinterCallback, ProgressCallback, TrainingArguments
 
 from dap_transformers.encoding.encoder import SentenceEncoder
 from dap_transformers.errors import UserError, counted
@@ -97,9 +91,6 @@ class DAPTrainer(ResumableTrainer):
         if self.args.freeze_word_embeddings:
             # The prediction head shares this matrix, so its output embeddings are frozen as well.
             self.model.get_input_embeddings().weight.requires_grad_(False)
-
-        if self.args.early_stopping_patience is not None:
-            self.add_callback(EarlyStoppingCallback(self.args.early_stopping_patience))
 
     def create_optimizer(self, model: nn.Module | None = None) -> Optimizer:
         """Create the optimizer. With `head_learning_rate`, the last groups have the heads."""
@@ -279,7 +270,7 @@ class DAPTrainer(ResumableTrainer):
         return metrics
 
     def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
-        """Tell whether this evaluation is the best. Of equal metrics, the lower loss wins.
+        """Tell whether this evaluation is the best.
 
         The last evaluation of a run is also the best if no accuracy before was higher by more than
         two standard errors of the difference.
@@ -290,20 +281,14 @@ class DAPTrainer(ResumableTrainer):
         if self.state.best_global_step is None:  # nothing is saved, so there is nothing to choose
             return False
         name = "eval_" + self.args.metric_for_best_model.removeprefix("eval_")
-        value = metrics[name]
-        if value == before:
-            losses = {}
-            for line in self.state.log_history:
-                losses[line["step"]] = line.get("eval_tr_loss", losses.get(line["step"]))
-            best = losses[self.state.best_global_step]
-            is_better = best is not None and metrics["eval_tr_loss"] < best
-        else:
-            is_last = self.state.global_step >= self.state.max_steps
-            is_better = is_last and name.endswith("accuracy") and self._is_as_good(value, before)
-        if is_better:
-            self.state.best_metric = value
+        is_last = self.state.global_step >= self.state.max_steps
+        if not is_last or not name.endswith("accuracy"):
+            return False
+        is_as_good = self._is_as_good(metrics[name], before)
+        if is_as_good:
+            self.state.best_metric = metrics[name]
             self.state.best_global_step = self.state.global_step
-        return is_better
+        return is_as_good
 
     def _is_as_good(self, accuracy: float, best: float) -> bool:
         """Tell whether accuracies in percent differ by two standard errors or less, and log it."""
@@ -337,10 +322,6 @@ class DAPTrainer(ResumableTrainer):
     def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
         self.checks.raise_if_not_fine()
         started = time.perf_counter()
-        for callback in (*self.callback_handler.callbacks, self.control):
-            if isinstance(callback, ExportableState):
-                # `Trainer` expects an entry here, which a resumed run lacks for a new callback.
-                self.state.stateful_callbacks.setdefault(type(callback).__name__, {})
         super()._save_checkpoint(*args, **kwargs)
         self.meter.leave_out(time.perf_counter() - started)
 

@@ -117,7 +117,7 @@ class XNLITrainingArguments(TrainingArguments):
     def __post_init__(self) -> None:
         super().__post_init__()
         set_precision(self)
-        check_launched(self.world_size)
+        check_launched(self)
         self.seeds = self.seeds or [self.seed]
         at_once = self.train_batch_size * self.world_size
         self.gradient_accumulation_steps, rest = divmod(self.total_train_batch_size, at_once)

@@ -5,6 +5,7 @@ import os
 import pickle
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -18,7 +19,6 @@ from dap_transformers.training.arguments import (
     DAPTrainingArguments,
     check_launched,
     given_fields,
-    share_of_batch,
 )
 from dap_transformers.training.resume import changes_weights
 from dap_transformers.training.start import is_changeable
@@ -158,12 +158,7 @@ def test_a_plateau_schedule_follows_the_direction_of_the_metric() -> None:
         (lambda: parse_arguments(["absent"]), "no such recipe.* xlmr"),
         (lambda: parse_arguments(["setup.py"]), "setup.py: .*Error"),
         (lambda: parse_arguments(["--max_steps", "1", "--num_train_epochs=1"]), "say the same"),
-        (lambda: parse_arguments(["tr", *OUT, "--dev_pairs", "-1"]), "dev_pairs=-1"),
-        (lambda: arguments(mini_batch_size=0), "mini_batch_size=0"),
-        (lambda: arguments(head_pairs=-1), "head_pairs=-1"),
-        (lambda: share_of_batch(3, 8), "give 8,"),
-        (lambda: share_of_batch(1023, 2), "give 1024,"),
-        (lambda: check_launched(2), "world_size=2"),
+        (lambda: check_launched(Mock(world_size=2, n_gpu=1)), "world_size=2"),
     ],
 )
 def test_what_is_refused(
