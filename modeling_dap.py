@@ -64,9 +64,9 @@ try:
         Encoded,
         Objective,
         Pairs,
-        Sentences,
         needs_of,
         objectives_of,
+        pairs_of,
     )
     from .states_dap import (
         POOLINGS,
@@ -102,9 +102,9 @@ except ImportError:  # a checkout, where these files are top-level modules
         Encoded,
         Objective,
         Pairs,
-        Sentences,
         needs_of,
         objectives_of,
+        pairs_of,
     )
     from states_dap import (
         POOLINGS,
@@ -382,23 +382,19 @@ class DAPForPreTraining(DAPPreTrainedModel):
             source_noise, target_noise = chunk.noise
         objectives = self.objectives
         needs = needs_of(objectives)
-        if "noise" in needs and source_noise is None:
-            source_noise = draw_noise(source_input_ids)
-        if "noise" in needs and target_noise is None:
-            target_noise = draw_noise(target_input_ids)
-        negatives = None
-        if negative_input_ids is not None:
-            negatives = Sentences(negative_input_ids, negative_attention_mask).padded_right()
-        source = Sentences(source_input_ids, source_attention_mask, source_noise)
-        target = Sentences(target_input_ids, target_attention_mask, target_noise)
-        pairs = Pairs(
-            source=source.padded_right(),
-            target=target.padded_right(),
-            negatives=negatives,
-            language_ids=language_ids,
-            first=None if chunk is None else chunk.first,
-            teacher=teacher_embeds,
-        )
+        inputs = {
+            "source_input_ids": source_input_ids,
+            "source_attention_mask": source_attention_mask,
+            "source_noise": source_noise,
+            "target_input_ids": target_input_ids,
+            "target_attention_mask": target_attention_mask,
+            "target_noise": target_noise,
+            "negative_input_ids": negative_input_ids,
+            "negative_attention_mask": negative_attention_mask,
+            "language_ids": language_ids,
+            "teacher_embeds": teacher_embeds,
+        }
+        pairs = pairs_of(inputs, needs, None if chunk is None else chunk.first)
 
         # First pass of GradCache: only the vectors that are compared with those of other chunks.
         if chunk is not None and chunk.gradients is None:
@@ -692,11 +688,6 @@ class DAPForPreTraining(DAPPreTrainedModel):
                 f"target_vocab_size={self.config.target_vocab_size}"
             )
         own.copy_(torch.tensor(ids))
-
-
-def draw_noise(ids: Tensor) -> Tensor:
-    """Draw random numbers that decide which of the tokens (B, S) are masked: uniform in [0, 1)."""
-    return torch.rand(ids.shape, device=ids.device)
 
 
 def _stack(pairs: Pairs) -> tuple[Tensor, Tensor]:

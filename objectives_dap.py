@@ -19,9 +19,9 @@ Shapes in the comments: `B` pairs of one process, `W` processes, `S` tokens (`S_
 rows of text, `G` groups of labels.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -104,6 +104,37 @@ class Pairs(NamedTuple):
     language_ids: Tensor | None = None
     first: int | None = None
     teacher: Tensor | None = None
+
+
+def pairs_of(
+    inputs: Mapping[str, Any], needs: Collection[str] = (), first: int | None = None
+) -> Pairs:
+    """Return the pairs in arguments of `DAPForPreTraining.forward`, padded on the right.
+
+    If noise is among the `needs` and not given, it is drawn: for sources, then for targets.
+    """
+    sides = {}
+    for side in ("source", "target", "negative"):
+        ids = inputs.get(f"{side}_input_ids")
+        if ids is None:
+            continue
+        noise = inputs.get(f"{side}_noise")
+        if "noise" in needs and noise is None and side != "negative":
+            noise = draw_noise(ids)
+        sides[side] = Sentences(ids, inputs[f"{side}_attention_mask"], noise).padded_right()
+    return Pairs(
+        source=sides["source"],
+        target=sides["target"],
+        negatives=sides.get("negative"),
+        language_ids=inputs.get("language_ids"),
+        first=first,
+        teacher=inputs.get("teacher_embeds"),
+    )
+
+
+def draw_noise(ids: Tensor) -> Tensor:
+    """Draw random numbers that decide which of the tokens (B, S) are masked: uniform in [0, 1)."""
+    return torch.rand(ids.shape, device=ids.device)
 
 
 class Encoded(NamedTuple):

@@ -25,9 +25,9 @@ from sentence_transformers.base.losses import CachedLossMixin
 from sentence_transformers.base.losses.gradcache import RandContext
 
 from losses_dap import sum_over_processes, world_size
-from modeling_dap import DAPForPreTraining, draw_noise
+from modeling_dap import DAPForPreTraining
 from modules_dap import build_modules, pooling_mode
-from objectives_dap import Encoded, Pairs, Sentences, needs_of, pad_to
+from objectives_dap import Encoded, Pairs, Sentences, draw_noise, needs_of, pad_to
 from states_dap import use_packing
 
 #: Name of the file of the heads in a checkpoint.

@@ -21,10 +21,8 @@ import torch
 from torch import Tensor
 
 from losses_dap import at_least_float32, first_row
-from modeling_dap import DAPForPreTraining, DAPForPreTrainingOutput, draw_noise
-from objectives_dap import Chunk, Comparison, Pairs, Sentences, needs_of
-
-SIDES = ("source", "target", "negative")
+from modeling_dap import DAPForPreTraining, DAPForPreTrainingOutput
+from objectives_dap import Chunk, Comparison, Pairs, needs_of, pairs_of
 
 
 @dataclass
@@ -145,26 +143,12 @@ def split(
     Returns:
         The pairs of the whole batch, and chunks of `size` pairs. The last one may have fewer.
     """
-    inputs = dict(inputs)
-    is_noisy = "noise" in needs_of(model.objectives)
-    sides: dict[str, Sentences] = {}
-    for side in SIDES:
-        if f"{side}_input_ids" not in inputs:
-            continue
-        ids = inputs[f"{side}_input_ids"]
-        noise = inputs.pop(f"{side}_noise", None)
-        if is_noisy and noise is None and side != "negative":
-            noise = draw_noise(ids)
-        sides[side] = Sentences(ids, inputs[f"{side}_attention_mask"], noise).padded_right()
-    pairs = Pairs(
-        source=sides["source"],
-        target=sides["target"],
-        negatives=sides.get("negative"),
-        language_ids=inputs.get("language_ids"),
-        teacher=inputs.get("teacher_embeds"),
-    )
-
+    pairs = pairs_of(inputs, needs_of(model.objectives))
+    sides = {"source": pairs.source, "target": pairs.target}
+    if pairs.negatives is not None:
+        sides["negative"] = pairs.negatives
     first = first_row(len(pairs.source.ids))
+    per_pair = {name: value for name, value in inputs.items() if not name.endswith("_noise")}
 
     # Tokens of the longest row of each side in each chunk, read back from a GPU at once.
     widths = []
@@ -177,7 +161,7 @@ def split(
     parts = []
     for number, seed in enumerate(seeds):
         rows = slice(number * size, (number + 1) * size)
-        own = {name: value[rows] for name, value in inputs.items()}
+        own = {name: value[rows] for name, value in per_pair.items()}
         noise = []
         for (name, side), width in zip(sides.items(), widths[number]):
             own[f"{name}_input_ids"] = side.ids[rows, :width]

@@ -7,7 +7,7 @@ difference is the *information from the source*, in nats per token.
 Shapes in the comments: `N` pairs, `n` of them, `S` tokens, `D` hidden size, `G` groups of labels.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -17,13 +17,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from tqdm.auto import tqdm
-from transformers import PreTrainedTokenizerBase
+from transformers import BatchEncoding, PreTrainedTokenizerBase
 
 from dap_transformers.encoding.encoder import SentenceEncoder
 from dap_transformers.evaluation.evaluator import Evaluator, PairsByLanguage
 from dap_transformers.training.batches import BitextCollator, cutting_backend, tokenize_pairs
-from modeling_dap import DAPForPreTraining, draw_noise, needs_of
-from objectives_dap import Encoded, Objective, Pairs, Sentences, Words
+from modeling_dap import DAPForPreTraining
+from objectives_dap import (
+    Encoded,
+    Objective,
+    Pairs,
+    Sentences,
+    Words,
+    draw_noise,
+    needs_of,
+    pairs_of,
+)
 
 #: Number of pairs that are encoded at a time.
 PAIRS_AT_A_TIME = 128
@@ -86,7 +95,7 @@ class HeadReading(Evaluator):
         found = {}
         device = model.device.type  # a GPU without bfloat16 refuses even the context
         with torch.autocast(device, torch.bfloat16) if encoder.bf16 else nullcontext():
-            kept = encode_once(model, readers, pairs_of(inputs, model.device))
+            kept = encode_once(model, readers, pairs_of(BatchEncoding(inputs).to(model.device)))
             for reader in readers:
                 loss = mean_loss(kept, reader, rows, rows)
                 shuffled = mean_loss(kept, reader, others, rows)
@@ -173,16 +182,6 @@ def take_rows(pairs: Pairs, sources: Tensor, targets: Tensor) -> Pairs:
         noise = draw_noise(ids) if side.noise is None else side.noise[rows, :longest]
         sides.append(Sentences(ids, side.mask[rows, :longest], noise))
     return Pairs(*sides, language_ids=pairs.language_ids[sources])
-
-
-def pairs_of(inputs: Mapping[str, Any], device: torch.device) -> Pairs:
-    """Return a batch of `BitextCollator`, which may have noise, as pairs on a device."""
-    inputs = {name: value.to(device) for name, value in inputs.items() if name != "pair_ids"}
-    sides = []
-    for side in ("source", "target"):
-        parts = (inputs.get(f"{side}_{part}") for part in ("input_ids", "attention_mask", "noise"))
-        sides.append(Sentences(*parts))
-    return Pairs(*sides, language_ids=inputs["language_ids"])
 
 
 @torch.no_grad()

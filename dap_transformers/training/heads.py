@@ -28,17 +28,17 @@ from safetensors.torch import save
 from torch.distributed import broadcast
 from torch.nn.utils import clip_grad_norm_
 from tqdm.auto import tqdm
-from transformers import get_linear_schedule_with_warmup
+from transformers import BatchEncoding, get_linear_schedule_with_warmup
 
 from dap_transformers.files import whole_file, write_json
 from dap_transformers.training.batches import BitextCollator
 from dap_transformers.training.grad_cache import seeded
-from dap_transformers.training.head_reading import HeadReading, KeptPairs, encode_once, pairs_of
+from dap_transformers.training.head_reading import HeadReading, KeptPairs, encode_once
 from dap_transformers.training.resume import differences
 from dap_transformers.training.step_log import readable
 from dap_transformers.training.trainer import DAPTrainer
 from modeling_dap import DAPForPreTraining
-from objectives_dap import Objective
+from objectives_dap import Objective, pairs_of
 
 logger = logging.getLogger(__name__)
 
@@ -115,7 +115,7 @@ def train_heads(trainer: DAPTrainer, readers: Sequence[Objective]) -> dict[str, 
     cpu_began = time.process_time()
     encoding_began = time.perf_counter()
     collator = BitextCollator(trainer.data_collator.pad_token_id, trainer.data_collator.languages)
-    pairs = pairs_of(collator(rows), args.device)
+    pairs = pairs_of(BatchEncoding(collator(rows)).to(args.device))
     with mixed_precision(args.device):
         model = trainer.model.eval()
         shows_progress = not args.disable_tqdm
