@@ -8,7 +8,6 @@ encoder allows:
   length of each row, so that no token sees another row. Within a row, attention may be causal, have
   a window, or share keys between heads. This needs an attention that takes packed rows:
   `use_packing` registers one for every encoder that runs torch's `sdpa` attention.
-- *Grouped*, on CPU: rows of similar length run together, so that little padding is left.
 - *Padded*: one batch with padding, as in Transformers.
 
 Shapes in the comments: `B` rows, `S` tokens of the longest row, `T` real tokens of all rows, `D`
@@ -36,8 +35,6 @@ except ImportError:  # a checkout, where these files are top-level modules
 
 #: Types of encoders whose layers are built like BERT's and are followed by nothing.
 LIKE_BERT = ("bert", "camembert", "electra", "roberta", "xlm-roberta")
-#: A group of padded rows is closed at the next length once it has this many tokens.
-TOKENS_PER_GROUP = 128
 #: Name of torch's attention that also takes packed rows.
 PACKED = "dap_packed"
 #: Arguments of Transformers' attention that packed attention does not compute.
@@ -134,10 +131,7 @@ def last_states(
     order = real_tokens_first(mask)
     mask = gather_columns(mask, order)
     inputs = {name: gather_columns(value, order) for name, value in inputs.items()}
-    if mask.device.type == "cpu":
-        states = grouped_states(encoder, mask, inputs)
-    else:
-        states = encoder(attention_mask=mask, **inputs).last_hidden_state
+    states = encoder(attention_mask=mask, **inputs).last_hidden_state
     states = states.masked_fill(mask.unsqueeze(-1) == 0, 0.0)
     return gather_columns(states, order.argsort(1))  # back to the old order
 
@@ -149,43 +143,6 @@ def sentence_vectors(
     kind = POOLINGS[pooling]
     read = None if kind.reads is None else kind.reads(mask)
     return kind.pool(packed_states(encoder, mask, inputs, read), mask)
-
-
-def grouped_states(encoder: PreTrainedModel, mask: Tensor, inputs: dict[str, Tensor]) -> Tensor:
-    """Run rows of similar length together, and return the last hidden states (B, S, D) of all.
-
-    The mask (B, S) is padded on the right. The states of padding have no meaning.
-    """
-    lengths = mask.sum(1).tolist()
-    groups = length_groups(lengths, TOKENS_PER_GROUP)
-
-    parts = []
-    for rows in groups:
-        width = lengths[rows[-1]]  # the longest row of the group
-        part = {key: value[rows, :width] for key, value in inputs.items()}
-        states = encoder(attention_mask=mask[rows, :width], **part).last_hidden_state
-        parts.append(F.pad(states, (0, 0, 0, mask.shape[1] - width)))  # (rows, S, D)
-
-    order = torch.tensor([row for rows in groups for row in rows])
-    return torch.cat(parts)[order.argsort()]
-
-
-def length_groups(lengths: list[int], tokens: int) -> list[list[int]]:
-    """Group rows by length, shortest first. A longer row after `tokens` tokens begins a new group.
-
-    >>> length_groups([9, 2, 2, 9, 3], tokens=4)
-    [[1, 2], [4, 0, 3]]
-    """
-    groups: list[list[int]] = [[]]
-    count = 0  # tokens of the last group
-    for row in sorted(range(len(lengths)), key=lengths.__getitem__):
-        last = groups[-1]
-        if last and lengths[row] > lengths[last[-1]] and count >= tokens:
-            groups.append([])
-            count = 0
-        groups[-1].append(row)
-        count += lengths[row]
-    return groups
 
 
 def real_tokens_first(mask: Tensor) -> Tensor:

@@ -254,9 +254,3 @@ def results(folder: Path, name: str = "eval") -> dict[str, float]:
 def state(folder: Path) -> dict:
     """The Trainer's state as a training left it."""
     return json.loads((folder / "trainer_state.json").read_text())
-
-
-@pytest.fixture
-def small_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tiny batches, too, run in several groups of like length."""
-    monkeypatch.setattr("states_dap.TOKENS_PER_GROUP", 8)

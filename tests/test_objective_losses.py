@@ -25,8 +25,6 @@ from torch.testing import assert_close
 from modeling_dap import DAPConfig, DAPForPreTraining
 from states_dap import position_offset
 
-pytestmark = pytest.mark.usefixtures("small_groups")
-
 
 def vector_of(model: DAPForPreTraining, batch: dict[str, Tensor], side: str, row: int) -> Tensor:
     """Return the sentence vector (D,) of one sentence."""

@@ -30,7 +30,7 @@ from run_xnli import main, run
 WORDS = [f"{a}{b}" for a in ("ka", "lo", "mi") for b in ("ban", "der", "gol", "sut")]
 MARKS = ("nefin", "pusut", "rader")  # one per label
 SIZES = {"train-en": 120, "dev-en": 30, "test-en": 30, "test-de": 24, "test-sw": 24}
-SEARCH = "--search --learning_rates 1e-7 5e-3 --seeds 0 1 --num_train_epochs 5"
+SEARCH = "--search --learning_rates 1e-7 5e-3 --seeds 0 1 --num_train_epochs 7"
 Run = Callable[..., dict[str, Any]]
 Searched = tuple[Path, dict[str, Any]]
 
@@ -143,7 +143,7 @@ def test_finished_runs_are_used_again_if_settings_and_text_are_the_same(
 def test_a_stopped_run_continues_to_the_same_weights(
     tiny_bert_dir: Path, fine_tune: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plain = f"--model_name_or_path {tiny_bert_dir} --pooling mean --languages sw --save_steps 6"
+    plain = f"--model_name_or_path {tiny_bert_dir} --pooling mean --save_steps 6"
     plain += " --num_train_epochs 2"
     whole = fine_tune(tmp_path / "whole", plain)
     step = ResumableTrainer.training_step
@@ -182,7 +182,7 @@ def test_accumulation_and_batch_size_of_the_evaluation_change_nothing(
     fine_tune: Run, tmp_path: Path
 ) -> None:
     # the fifth and last step has 7 pairs: batches of 4 and 3
-    base = "--num_train_epochs 1 --languages de --save_strategy no --max_train_pairs 55"
+    base = "--num_train_epochs 1 --save_strategy no --max_train_pairs 55"
     small = f"{base} --per_device_train_batch_size 4 --per_device_eval_batch_size 7"
     made = [fine_tune(tmp_path / "one", base), fine_tune(tmp_path / "other", small)]
     assert made[0]["languages"] == made[1]["languages"]

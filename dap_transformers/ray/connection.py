@@ -38,11 +38,9 @@ class Cluster:
         "Encode and search on a Ray cluster: its address (auto or HOST:PORT), or 'local' to use "
         "this machine's cores.",
     )
-    ray_actors: int | None = arg(
-        None,
-        "Number of encoders on the cluster. Default: one per GPU, or without GPUs as many as fit.",
+    ray_cpus_per_actor: int = arg(
+        1, "CPU cores and threads per encoder. There is one per GPU, or without GPUs all that fit."
     )
-    ray_cpus_per_actor: int = arg(1, "CPU cores and threads per encoder.")
 
     def __post_init__(self) -> None:
         launched = os.environ.get("WORLD_SIZE", "1")

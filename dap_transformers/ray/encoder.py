@@ -61,17 +61,10 @@ class ClusterEncoder:
         self.fingerprint = model_fingerprint(self.encoder)
         has_gpus = ray.cluster_resources().get("GPU", 0) > 0
         self.needs = {"CPU": cluster.ray_cpus_per_actor, "GPU": int(has_gpus)}
-        room = self._room()
-        count = cluster.ray_actors or max(room, 1)
-        if count > room:
-            raise UserError(
-                f"ray_actors={count} with ray_cpus_per_actor={cluster.ray_cpus_per_actor}: the "
-                f"cluster has room for {room}; ask for fewer, or add nodes"
-            )
         options = {"num_cpus": self.needs["CPU"], "num_gpus": self.needs["GPU"], "max_restarts": 0}
         self._actor_class = ray.remote(**options)(EncoderActor)
         self._load = load
-        self.actors = [self._start_actor() for _ in range(count)]
+        self.actors = [self._start_actor() for _ in range(max(self._room(), 1))]
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.encoder, name)

@@ -135,7 +135,7 @@ class CachedBatch:
 def split(
     model: DAPForPreTraining, inputs: dict[str, Tensor], size: int
 ) -> tuple[Pairs, list[Part]]:
-    """Split a batch into chunks, each padded to its own longest sentence.
+    """Split a batch into chunks, padded on the right.
 
     Random numbers are drawn here, so that both passes over a chunk share them. These are a seed
     for dropout and the noise that decides which tokens are masked, unless `inputs` has noise.
@@ -150,23 +150,17 @@ def split(
     first = first_row(len(pairs.source.ids))
     per_pair = {name: value for name, value in inputs.items() if not name.endswith("_noise")}
 
-    # Tokens of the longest row of each side in each chunk, read back from a GPU at once.
-    widths = []
-    for side in sides.values():
-        lengths = side.mask.sum(1).clamp(min=1)  # (B,)
-        widths.append(torch.stack([part.amax() for part in lengths.split(size)]))
-    widths = torch.stack(widths, 1).tolist()  # for each chunk, one number per side
-    seeds = torch.randint(2**62, (len(widths),)).tolist()
+    seeds = torch.randint(2**62, (-(-len(pairs.source.ids) // size),)).tolist()
 
     parts = []
     for number, seed in enumerate(seeds):
         rows = slice(number * size, (number + 1) * size)
         own = {name: value[rows] for name, value in per_pair.items()}
         noise = []
-        for (name, side), width in zip(sides.items(), widths[number]):
-            own[f"{name}_input_ids"] = side.ids[rows, :width]
-            own[f"{name}_attention_mask"] = side.mask[rows, :width]
-            noise.append(None if side.noise is None else side.noise[rows, :width])
+        for name, side in sides.items():
+            own[f"{name}_input_ids"] = side.ids[rows]
+            own[f"{name}_attention_mask"] = side.mask[rows]
+            noise.append(None if side.noise is None else side.noise[rows])
         chunk = Chunk(first=first + rows.start, noise=(noise[0], noise[1]))
         parts.append(Part(own, chunk, seed))
     return pairs, parts

@@ -14,14 +14,12 @@ A label is a name or a number, as on the Hub: entailment 0, neutral 1, contradic
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
 from datasets import ClassLabel, Dataset, load_dataset
-from torch.utils.data import Sampler
 from transformers import PreTrainedTokenizerBase
 
 from dap_transformers.errors import UserError, reading
@@ -60,9 +58,6 @@ class TextOptions:
         None,
         "English pairs: file, folder or Hub id (nyu-mll/multi_nli). Default: train-en of data_dir.",
     )
-    languages: list[str] | None = arg(
-        None, "Languages to test, such as 'en de sw'. Default: all of the 15 in data_dir."
-    )
     max_seq_length: int = arg(128, "Maximum number of tokens of a pair. Longer pairs are cut.")
     max_train_pairs: int | None = arg(None, "Use only the first pairs of the training data.")
     max_test_pairs: int | None = arg(None, "Use only the first pairs of each test set.")
@@ -86,8 +81,8 @@ class NLISource(NamedTuple):
 class NLIData:
     """All tokenised examples that the fine-tuning runs need, by language code.
 
-    Dev and test sets have the longest examples first. `digests` maps the name of a text, such as
-    "test de", to its number of examples and a hash (`digest`).
+    `digests` maps the name of a text, such as "test de", to its number of examples and a hash
+    (`digest`).
     """
 
     train: dict[str, Dataset]
@@ -133,17 +128,6 @@ def training_source(
         return english
     is_file = Path(train_data).is_file()
     return NLISource(train_data) if is_file else NLISource(train_data, None, "train")
-
-
-def chosen_languages(wanted: Sequence[str] | None, test: Mapping[str, NLISource]) -> list[str]:
-    """Choose the languages to test, in the order of the paper's table. None takes all test sets."""
-    codes = set(test) if wanted is None else {base_language(code) for code in wanted}
-    if not codes or codes - set(test):
-        raise UserError(
-            f"there are test sets of {' '.join(test) or 'no language'}: give test-xx files, or "
-            "other languages"
-        )
-    return [code for code in XNLI_LANGUAGES if code in codes]
 
 
 # ---------------------------------------------------------------------------------------- read it
@@ -201,8 +185,6 @@ def prepare_nli(
             text = load_nli(source, limits[split])
             tokens = tokenize_nli(text, tokenizer, options.max_seq_length, token_types)
             digests[f"{split} {code}"] = digest(text)
-            if split != "train":
-                tokens = tokens.sort("length", reverse=True)  # batches then need little padding
             sets[split][code] = tokens
     return NLIData(**sets, digests=digests)
 
@@ -213,8 +195,7 @@ def tokenize_nli(
     """Tokenise the pairs of `load_nli` in their order.
 
     `max_seq_length` counts the tokens of a pair. The longer of the two texts is cut first. The
-    columns are `input_ids`, `attention_mask`, `labels` and `length` (in tokens), and perhaps
-    `token_type_ids`.
+    columns are `input_ids`, `attention_mask`, `labels`, and perhaps `token_type_ids`.
     """
 
     def encode(batch: dict[str, list]) -> dict[str, list]:
@@ -225,8 +206,7 @@ def tokenize_nli(
             max_length=max_seq_length,
             return_token_type_ids=None if token_types else False,  # None: as the tokenizer likes
         )
-        lengths = [len(ids) for ids in tokens["input_ids"]]
-        return {**tokens, "labels": batch["label"], "length": lengths}
+        return {**tokens, "labels": batch["label"]}
 
     columns = dataset.column_names
     return dataset.map(encode, batched=True, remove_columns=columns, desc="tokenise")
@@ -241,32 +221,3 @@ def digest(dataset: Dataset) -> str:
     """
     content = json.dumps([dataset[name][:] for name in COLUMNS])
     return f"{len(dataset)} pairs, {hashlib.sha256(content.encode()).hexdigest()[:12]}"
-
-
-class StepLengthSampler(Sampler[int]):
-    """Draws a new random order each epoch, and sorts each optimizer step's examples by length.
-
-    Iterating yields row numbers, the longest example of each step first. An optimizer step takes
-    `step` examples, over all processes and accumulated batches. Sorting within a step does not
-    change its gradient, but batches of similar lengths need far less padding.
-    """
-
-    def __init__(self, lengths: Sequence[int], step: int, seed: int) -> None:
-        self.lengths = np.asarray(lengths)
-        self.step = step
-        self.seed = seed
-        self.epoch = 0
-
-    def set_epoch(self, epoch: int) -> None:
-        """Set the number of the epoch, from 0, whose order the next iteration has."""
-        self.epoch = epoch
-
-    def __len__(self) -> int:
-        return len(self.lengths)
-
-    def __iter__(self) -> Iterator[int]:
-        random = np.random.default_rng((self.seed, self.epoch))
-        order = random.permutation(len(self.lengths))
-        for start in range(0, len(order), self.step):
-            rows = order[start : start + self.step]
-            yield from rows[np.argsort(-self.lengths[rows], kind="stable")].tolist()

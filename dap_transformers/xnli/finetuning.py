@@ -39,6 +39,7 @@ from dap_transformers.options import arg
 from dap_transformers.reports import merge_seeds, report
 from dap_transformers.tokenizers import forget_calls
 from dap_transformers.training.arguments import check_launched, set_precision
+from dap_transformers.training.mixing import LanguageMixSampler
 from dap_transformers.training.resume import (
     ResumableTrainer,
     changes_weights,
@@ -49,9 +50,7 @@ from dap_transformers.training.resume import (
 from dap_transformers.xnli.data import (
     LABEL,
     NLIData,
-    StepLengthSampler,
     TextOptions,
-    chosen_languages,
     find_nli,
     prepare_nli,
     training_source,
@@ -165,14 +164,10 @@ def make_trainer(
     args: XNLITrainingArguments,
     train: Dataset | None = None,
 ) -> ResumableTrainer:
-    """Make the trainer of an NLI classifier. Without `train` it can only evaluate.
-
-    The pairs of each optimizer step are drawn at random. Within the step they are sorted by length
-    (the column "length"), so that batches have little padding.
-    """
+    """Make the trainer of an NLI classifier. Without `train` it can only evaluate."""
     sampler = None
     if train is not None:
-        sampler = StepLengthSampler(train["length"][:], args.total_train_batch_size, args.seed)
+        sampler = LanguageMixSampler([len(train)], "natural", 1.0, args.seed)
     return ResumableTrainer(
         model=model,
         args=args,
@@ -254,11 +249,12 @@ def fine_tune_and_test(
     launch of several processes, only the first one writes.
     """
     found = find_nli(text.data_dir)
-    codes = chosen_languages(text.languages, found["test"])
+    if not found["test"]:
+        raise UserError(f"there is no test-xx file in {text.data_dir}")
     sources = {
         "train": {"en": training_source(text.train_data, found)},
         "dev": {code: source for code, source in found["dev"].items() if code == "en"},
-        "test": {code: found["test"][code] for code in codes},
+        "test": found["test"],
     }
     if training.search and not sources["dev"]:
         raise UserError(f"the search needs English dev pairs in {text.data_dir}")

@@ -107,7 +107,7 @@ def test_commands_on_the_cluster_give_the_numbers_of_one_process(
         return out.read_bytes(), report["languages"]
 
     expected = run_commands("one")
-    assert run_commands("two", "--ray", nodes.address, "--ray_actors", "1") == expected
+    assert run_commands("two", "--ray", nodes.address) == expected
 
 
 @pytest.mark.slow
@@ -254,11 +254,11 @@ def test_encoders_fit_on_nodes_and_have_the_model_of_the_command(
     load: Callable[..., SentenceEncoder], nodes: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ray_encoder, "WAIT", 1)
-    with pytest.raises(UserError, match="ray_actors=9 with ray_cpus_per_actor=1: .* room for [12]"):
-        ClusterEncoder(load, Cluster(nodes.address, ray_actors=9))
     wide = Cluster(nodes.address, ray_cpus_per_actor=2)
-    with pytest.raises(UserError, match="room for 0"):  # the two CPUs are on different nodes
-        ClusterEncoder(load, wide)
+    nowhere = ClusterEncoder(load, wide)  # the two CPUs are on different nodes
+    with pytest.raises(UserError, match="no node is left with room"):
+        nowhere.encode(["a"])
+    nowhere.end()
     added = add_node(nodes, cpus=2)
     here = os.getpid()
     encoder = ClusterEncoder(lambda: load("cls" if os.getpid() == here else "mean"), wide)

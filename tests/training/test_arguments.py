@@ -140,16 +140,10 @@ def test_logs_hold_no_path_and_pickles_no_token(
     assert b"hf_secret" not in pickle.dumps(args)
 
 
-def test_a_plateau_schedule_follows_the_direction_of_the_metric() -> None:
-    options = {"eval_strategy": "steps", "lr_scheduler_type": "reduce_lr_on_plateau"}
-    for metric, mode in (
-        ("eval_mean_accuracy", "max"),
-        ("eval_rtl_loss", "min"),
-        ("eval_hard_negative_error", "min"),
-        ("eval_aer", "min"),
-    ):
-        args = arguments(**options, metric_for_best_model=metric)
-        assert args.lr_scheduler_kwargs == {"mode": mode}
+def test_of_losses_and_errors_the_lowest_is_the_best() -> None:
+    for name, is_greater in (("accuracy", True), ("rtl_loss", False), ("aer", False)):
+        args = arguments(eval_strategy="steps", metric_for_best_model=f"eval_mean_{name}")
+        assert args.greater_is_better == is_greater
 
 
 @pytest.mark.parametrize(

@@ -113,18 +113,6 @@ def test_without_dropout_the_same_tokens_are_masked_as_in_a_plain_step() -> None
     assert_close(cached.output().tlm_loss, expected)
 
 
-def test_a_part_is_as_wide_as_its_own_longest_row() -> None:
-    model, batch = tiny_model(objective="tr"), make_batch(PAIRS, longest=11)
-    order = batch["source_attention_mask"].sum(1).argsort()
-    parts = CachedBatch(
-        model, model, {name: value[order] for name, value in batch.items()}, 3
-    ).parts
-    widths = [part.inputs["source_input_ids"].shape[1] for part in parts]
-    assert widths == sorted(widths)
-    assert widths[0] < widths[-1] == 11
-    assert all(bool(part.inputs["source_attention_mask"][:, -1].any()) for part in parts)
-
-
 def test_padding_may_stand_on_the_left() -> None:
     model, batch = tiny_model(objective="tr+rtl"), make_batch(4)
     batch["target_input_ids"][1] = batch["target_input_ids"][0]  # these are not compared

@@ -4,7 +4,6 @@ import copy
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 import written
 from datasets import ClassLabel, Dataset, Features, Value
@@ -15,9 +14,7 @@ from dap_transformers.xnli.data import (
     COLUMNS,
     LABEL,
     NLISource,
-    StepLengthSampler,
     TextOptions,
-    chosen_languages,
     digest,
     find_nli,
     load_nli,
@@ -81,8 +78,6 @@ def test_a_folder_is_read_by_split_and_language(tmp_path: Path) -> None:
         assert training_source(given, found) == NLISource(str(train))
     assert training_source("nyu-mll/multi_nli", found) == ("nyu-mll/multi_nli", None, "train")
     assert find_nli("facebook/xnli")["dev"]["sw"] == ("facebook/xnli", "sw", "validation")
-    assert chosen_languages(None, found["test"]) == ["de", "sw"]
-    assert chosen_languages(["swh"], found["test"]) == ["sw"]
 
 
 @pytest.mark.parametrize(
@@ -93,8 +88,6 @@ def test_a_folder_is_read_by_split_and_language(tmp_path: Path) -> None:
         (lambda write: load_nli(write(("x", "y", "-"))), "a.tsv: no examples with a gold label"),
         (lambda write: load_nli(NLISource("nobody/nothing", None, "test")), "nobody/nothing: "),
         (lambda write: training_source(None, {"train": {}}), "no train-en"),
-        (lambda write: chosen_languages(["fr"], {"de": None}), "test sets of de:"),
-        (lambda write: chosen_languages(None, {}), "test sets of no language"),
     ],
 )
 def test_what_is_refused(call: Callable[[Write], object], says: str, write: Write) -> None:
@@ -114,13 +107,11 @@ def test_data_is_tokenised_by_split_and_language_as_the_tokenizer_does(
     for row, (premise, hypothesis, label) in zip(data.train["en"], rows[:3], strict=True):
         expected = tiny_tokenizer(premise, hypothesis, truncation=True, max_length=12)["input_ids"]
         assert row["input_ids"] == expected
-        assert (row["labels"], row["length"]) == (LABEL.names.index(label), len(expected))
+        assert row["labels"] == LABEL.names.index(label)
         assert "token_type_ids" not in row
 
-    # Dev and test sets are whole, the longest first.
-    lengths = data.test["sw"]["length"][:]
-    assert lengths == data.dev["en"]["length"][:] == sorted(lengths, reverse=True)
-    assert len(lengths) == 4
+    # Dev and test sets are whole.
+    assert len(data.test["sw"]) == len(data.dev["en"]) == 4
     whole = digest(load_nli(source))
     assert data.digests["test sw"] == data.digests["dev en"] == whole != data.digests["train en"]
     cut = prepare_nli(sources, tiny_tokenizer, TextOptions(max_test_pairs=1))
@@ -131,18 +122,3 @@ def test_data_is_tokenised_by_split_and_language_as_the_tokenizer_does(
     for wanted in (True, False):
         columns = prepare_nli(sources, typed, options, wanted).train["en"].column_names
         assert ("token_type_ids" in columns) == wanted
-
-
-def test_examples_are_drawn_at_random_and_sorted_within_each_step() -> None:
-    lengths = np.random.default_rng(0).integers(5, 60, 1000)
-    sampler = StepLengthSampler(lengths, step=64, seed=3)
-    first = list(sampler)
-    assert list(sampler) == first
-    sampler.set_epoch(1)
-    assert list(sampler) != first
-    drawn = np.random.default_rng((3, 0)).permutation(1000)
-    for start in range(0, 1000, 64):
-        step = drawn[start : start + 64]
-        found = first[start : start + 64]
-        assert sorted(found) == sorted(step)
-        assert list(lengths[found]) == sorted(lengths[step], reverse=True)
