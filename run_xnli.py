@@ -73,7 +73,7 @@ def summary(content: Mapping[str, Any]) -> str:
     parts.append(text_table(["language", "pairs", "accuracy", "sd"], rows))
 
     if missing := content["settings"]["missing"]:
-        parts.append(f"not tested (no test set, or not asked for): {' '.join(missing)}")
+        parts.append(f"not tested (no test set): {' '.join(missing)}")
     name = Path(content["model"]).name
     if "n" in content:
         name += f" (n={content['n']})"

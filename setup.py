@@ -48,21 +48,9 @@ EXTRAS = {
     "quickstart": ["matplotlib>=3.8"],
     "slow": ["build>=1.2", "ipykernel>=6", "mypy>=2", "nbclient>=0.10"],
 }
-EXTRAS["dev"] = [
-    *EXTRAS["quickstart"],
-    *EXTRAS["app"],
-    *EXTRAS["lora"],
-    *EXTRAS["st"],
-    *EXTRAS["faiss"],
-    *EXTRAS["data"],
-    *EXTRAS["onnx"],
-    *EXTRAS["ray"],
-    "build>=1.2",
-    "setuptools>=77",
-    "pytest>=8",
-    "pytest-xdist>=3.6",
-    "ruff==0.17.6",
-]
+EXTRAS["dev"] = ["build>=1.2", "setuptools>=77", "pytest>=8", "pytest-xdist>=3.6", "ruff==0.17.6"]
+for each in ("quickstart", "app", "lora", "st", "faiss", "data", "onnx", "ray"):
+    EXTRAS["dev"] += EXTRAS[each]
 
 
 def version() -> str:

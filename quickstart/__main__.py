@@ -32,7 +32,7 @@ from dap_transformers.pictures import TokenStates, plot_token_states
 from dap_transformers.tables import text_table
 from dap_transformers.text.find import find_bitext
 from dap_transformers.training import run
-from dap_transformers.training.heads import RESULTS_FILE
+from dap_transformers.training.head_training import RESULTS_FILE
 from dap_transformers.training.resume import FINISHED
 from quickstart import bitext, e5_wheel, fetch
 

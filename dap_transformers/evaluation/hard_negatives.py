@@ -4,7 +4,7 @@ After Chen et al. (2023, arXiv 2306.12907). There are three kinds of changes: an
 negation added or removed, or an antonym ("causality alternation"); another name. The rules find
 these words by lists and patterns, without a parser. The order of the sentences does not matter.
 
-These copies are for evaluation. Training uses `dap_transformers/training/hard_negatives.py`.
+These copies are for evaluation. Training uses `dap_transformers/training/changed_targets.py`.
 
 In this module, `found` and `place` are matches of a pattern: the part of the text that is changed.
 

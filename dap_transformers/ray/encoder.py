@@ -140,7 +140,12 @@ class ClusterEncoder:
             idle.append(actor)
             losses.pop(None, None)
             if number is None:
-                self._require_same_model(outcome)
+                if outcome != self.fingerprint:
+                    raise UserError(
+                        "an encoder of the cluster has another model than this process "
+                        f"(fingerprint {outcome[:12]}, here {self.fingerprint[:12]}): give all "
+                        "nodes the same files, and the same version of Transformers"
+                    )
             else:
                 results[number], cut = outcome
                 self.encoder.cut += cut
@@ -189,15 +194,6 @@ class ClusterEncoder:
             if getattr(error, "actor_init_failed", False):
                 raise
             return actor, number, error
-
-    def _require_same_model(self, fingerprint: str) -> None:
-        """Raise `UserError` if an actor's model has another fingerprint than ours."""
-        if fingerprint != self.fingerprint:
-            raise UserError(
-                "an encoder of the cluster has another model than this process (fingerprint "
-                f"{fingerprint[:12]}, here {self.fingerprint[:12]}): give all nodes the same "
-                "files, and the same version of Transformers"
-            )
 
 
 def _starting(actors: Iterable[Any]) -> Jobs:

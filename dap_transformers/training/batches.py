@@ -23,13 +23,13 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerBase
 
 from dap_transformers.tokenizers import plain_backend, require_room
-from dap_transformers.training.dev_split import PairsByLanguage
+from dap_transformers.training.dev_split import Datasets
 
 CACHE_VERSION = 2
 
 
 def tokenize_bitext(
-    datasets: PairsByLanguage,
+    datasets: Datasets,
     tokenizer: PreTrainedTokenizerBase,
     max_seq_length: int,
     prefix: str = "",
@@ -158,7 +158,7 @@ class BitextCollator:
     Attributes:
         languages: all source languages of the run.
         negatives: function that returns the token ids of a hard negative for each row, such as
-            `HardNegatives`. An empty list stands for no negative. None adds no hard negatives.
+            `ChangedTargets`. An empty list stands for no negative. None adds no hard negatives.
         teacher: vectors (N, T) of a teacher. A pair's row of it is in the column `teacher_row`.
             None adds no vectors.
     """

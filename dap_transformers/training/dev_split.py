@@ -16,11 +16,11 @@ logger = logging.getLogger(__name__)
 DEV_DIVISOR = 20  # a dev set has at most a twentieth of its language
 NORMALISED_AT_ONCE = 100_000  # sentences; more would only take more memory
 
-PairsByLanguage = Mapping[str, Dataset] | Mapping[str, IterableDataset]  # language -> its pairs
+Datasets = Mapping[str, Dataset] | Mapping[str, IterableDataset]  # language -> its pairs
 
 
 def split_validation(
-    datasets: PairsByLanguage, dev_pairs: int, seed: int
+    datasets: Datasets, dev_pairs: int, seed: int
 ) -> tuple[dict[str, Any], dict[str, Dataset]]:
     """Hold out dev pairs so that no target of a dev set is a target of any training set.
 
@@ -68,7 +68,7 @@ def split_validation(
     return _without(rest, held_out, keys), dev
 
 
-def drop_targets(datasets: PairsByLanguage, targets: Iterable[str]) -> dict[str, Any]:
+def drop_targets(datasets: Datasets, targets: Iterable[str]) -> dict[str, Any]:
     """Remove the pairs whose target is one of `targets`, such as the targets of a dev set.
 
     Sentences are compared in the form of `languages.normalise`, which ignores, for example, case
@@ -106,7 +106,7 @@ def _rows_to_hold_out(keys: np.ndarray, dev_pairs: int, seed: int) -> list[int]:
 
 
 def _without(
-    datasets: PairsByLanguage, held_out: set[int], keys: Mapping[str, np.ndarray]
+    datasets: Datasets, held_out: set[int], keys: Mapping[str, np.ndarray]
 ) -> dict[str, Any]:
     """Remove the pairs whose target is held out, as `drop_targets` describes."""
     left: dict[str, Any] = {}

@@ -26,10 +26,10 @@ from dap_transformers.training.arguments import (
     PretrainingModelArguments,
 )
 from dap_transformers.training.batches import BitextCollator, tokenize_bitext
+from dap_transformers.training.changed_targets import ChangedTargets
 from dap_transformers.training.dev_split import drop_targets, split_validation
-from dap_transformers.training.hard_negatives import HardNegatives
 from dap_transformers.training.head_reading import HARDLY, HeadReading
-from dap_transformers.training.heads import HEADS_FILE, train_missing_heads
+from dap_transformers.training.head_training import HEADS_FILE, train_missing_heads
 from dap_transformers.training.mixing import LanguageMixSampler, mix_streams, mix_weights
 from dap_transformers.training.resume import (
     FINISHED,
@@ -105,7 +105,7 @@ def build_trainer(
     negatives = None
     if share := model.config.tr_hard_negatives:
         seed = training.seed_of_text
-        negatives = HardNegatives(start.tokenizer, data.max_seq_length, share, seed, data.prefix)
+        negatives = ChangedTargets(start.tokenizer, data.max_seq_length, share, seed, data.prefix)
     languages = model.config.rtl_languages or sorted(train)
     if unknown := set(train) - set(languages):
         raise UserError(
@@ -213,10 +213,7 @@ def summarise(config: DAPConfig, train: dict, dev: dict, training: DAPTrainingAr
         text += f", {counted(dev_pairs, 'dev pair')}"
 
     batch = training.per_device_train_batch_size * training.world_size
-    accumulated = training.gradient_accumulation_steps
-    step = f"{counted(batch * accumulated, 'pair')} per step"
-    if "tr" in config.objectives and accumulated > 1:
-        step += " (gradient accumulation adds pairs, but no targets to rank)"
+    step = f"{counted(batch * training.gradient_accumulation_steps, 'pair')} per step"
     return f"{config.objective} with {config.pooling} pooling on {languages}, {text}; {step}"
 
 

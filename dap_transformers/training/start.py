@@ -211,19 +211,13 @@ def load_model(
     return model
 
 
-def is_changeable(field: str) -> bool:
-    """Tell whether a field of `DAPConfig` may change when a checkpoint is trained further.
-
-    The weight of an objective that is not ours is no such field, and may change.
-    """
-    return field not in FIELDS or FIELDS[field].metadata.get("changeable", False)
-
-
 def check_changes(start: Start, given: Mapping[str, Any]) -> None:
     """Refuse settings that differ from those that a checkpoint was trained with."""
     for key, value in given.items():
         saved = getattr(start.config, key, None)
-        if value != saved and not is_changeable(key):
+        # The weight of an objective that is not ours is no field, and may change.
+        is_fixed = key in FIELDS and not FIELDS[key].metadata.get("changeable", False)
+        if value != saved and is_fixed:
             raise UserError(
                 f"{start.name} was trained with {key}={saved!r}, not {value!r}: leave {key} out, "
                 "or start from a plain encoder."

@@ -36,7 +36,7 @@ from dap_transformers.errors import UserError
 from dap_transformers.files import public_name, read_json, write_json
 from dap_transformers.languages import XNLI_LANGUAGES
 from dap_transformers.options import arg
-from dap_transformers.reports import merge_seeds, report
+from dap_transformers.reports import RECORD, merge_seeds, report
 from dap_transformers.tokenizers import forget_calls
 from dap_transformers.training.arguments import check_launched, set_precision
 from dap_transformers.training.mixing import LanguageMixSampler
@@ -58,7 +58,6 @@ from dap_transformers.xnli.data import (
 from modeling_dap import DAPForSequenceClassification, DAPModel
 
 PROTOCOL = "XNLI, fine-tuned on English, zero-shot"
-RECORD = "run.json"  # in the folder of all runs
 RESULT = "result.json"  # in the folder of a finished run
 WEIGHTS = "model*.safetensors*"
 #: Arguments that may differ between the runs in one output folder.

@@ -21,7 +21,6 @@ from dap_transformers.training.arguments import (
     given_fields,
 )
 from dap_transformers.training.resume import changes_weights
-from dap_transformers.training.start import is_changeable
 from study.recipes import read_recipe
 
 OUT = ["--output_dir", "out"]
@@ -97,9 +96,6 @@ def test_every_field_that_a_user_chooses_is_an_argument() -> None:
 
 
 def test_metadata_tells_which_fields_shape_the_weights() -> None:
-    assert is_changeable("tr_temperature")
-    assert is_changeable("bow_weight")
-    assert not is_changeable("objective")
     for name in ("mlm_probability", "language_mix", "head_learning_rate", "max_steps"):
         assert changes_weights(name)
     for name in ("mini_batch_size", "max_bad_lines", "save_steps", "report_to", "no_argument"):

@@ -11,10 +11,10 @@ from tiny_models import cipher
 from transformers import BertForMaskedLM, BertModel, PreTrainedTokenizerFast
 
 from dap_transformers.files import read_json
-from dap_transformers.training import heads as head_training
+from dap_transformers.training import head_training
 from dap_transformers.training import run as training_run
 from dap_transformers.training.head_reading import HARDLY
-from dap_transformers.training.heads import HEADS_FILE, RESULTS_FILE, train_missing_heads
+from dap_transformers.training.head_training import HEADS_FILE, RESULTS_FILE, train_missing_heads
 
 # Trained before the joint training
 

@@ -27,7 +27,7 @@ from dap_transformers.commands.recipes import parse_arguments
 from dap_transformers.files import read_json
 from dap_transformers.training import run as training_run
 from dap_transformers.training.arguments import Arguments, DAPTrainingArguments
-from dap_transformers.training.heads import RESULTS_FILE
+from dap_transformers.training.head_training import RESULTS_FILE
 from dap_transformers.training.resume import FINISHED
 from dap_transformers.training.sharding import adjust
 from modeling_dap import DAPForPreTraining

@@ -52,7 +52,7 @@ def edited(words: Sequence[Word], others: Sequence[Word], rng: random.Random) ->
     return [*words[:place], *middle, *words[end:]]
 
 
-class HardNegatives:
+class ChangedTargets:
     """Makes copies of a batch's targets, as token ids, in which one word is changed.
 
     Call it with the tokenised pairs of a batch. The copies depend only on the seed and the batch,

@@ -8,9 +8,9 @@ from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
 from dap_transformers.training.batches import cutting_backend, tokenize_pairs
-from dap_transformers.training.hard_negatives import (
+from dap_transformers.training.changed_targets import (
     TOKENS_OF_LONGEST_WORD,
-    HardNegatives,
+    ChangedTargets,
     Word,
     edited,
     word_starts,
@@ -69,7 +69,7 @@ def test_a_copy_differs_by_a_word_and_keeps_the_prefix(
     length: int, prefix: str, tiny_tokenizer: PreTrainedTokenizerFast
 ) -> None:
     rows = rows_of(tiny_tokenizer, english(60), length, prefix)
-    copies = HardNegatives(tiny_tokenizer, length, 1.0, 0, prefix)(rows)
+    copies = ChangedTargets(tiny_tokenizer, length, 1.0, 0, prefix)(rows)
     kept = rows_of(tiny_tokenizer, [prefix.strip()])[0]["target_input_ids"].tolist()[:-1]
     assert len(kept) == 1 or prefix
     assert sum(map(bool, copies)) > 50
@@ -90,12 +90,12 @@ def test_copies_depend_only_on_the_seed_and_the_batch(
     tiny_tokenizer: PreTrainedTokenizerFast,
 ) -> None:
     rows = rows_of(tiny_tokenizer, english(100))
-    make = HardNegatives(tiny_tokenizer, 32, 0.5, 0)
+    make = ChangedTargets(tiny_tokenizer, 32, 0.5, 0)
     copies = make(rows)
     assert 30 < sum(map(bool, copies)) < 70
     make(rows[:7])
-    assert make(rows) == HardNegatives(tiny_tokenizer, 32, 0.5, 0)(rows) == copies
-    assert HardNegatives(tiny_tokenizer, 32, 0.5, 1)(rows) != copies
+    assert make(rows) == ChangedTargets(tiny_tokenizer, 32, 0.5, 0)(rows) == copies
+    assert ChangedTargets(tiny_tokenizer, 32, 0.5, 1)(rows) != copies
     assert make(rows[::-1])[::-1] != copies  # as in another epoch
 
 
@@ -105,6 +105,6 @@ def test_a_target_without_text_gets_no_copy_and_lends_no_word(
     doubled = len(rows_of(tiny_tokenizer, ["misut misut"])[0]["target_input_ids"])
     rows = rows_of(tiny_tokenizer, ["", "misut"])
     for seed in range(8):
-        empty, word = HardNegatives(tiny_tokenizer, 32, 1.0, seed)(rows)
+        empty, word = ChangedTargets(tiny_tokenizer, 32, 1.0, seed)(rows)
         assert empty == []
         assert len(word) in (0, doubled)

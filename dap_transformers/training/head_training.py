@@ -22,10 +22,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from accelerate.utils import broadcast
 from datasets import IterableDataset
 from safetensors import safe_open
 from safetensors.torch import save
-from torch.distributed import broadcast
 from torch.nn.utils import clip_grad_norm_
 from tqdm.auto import tqdm
 from transformers import BatchEncoding, get_linear_schedule_with_warmup
@@ -282,6 +282,4 @@ def load_heads(model: DAPForPreTraining, file: Path, run: Mapping[str, Any]) -> 
 def share_heads(model: DAPForPreTraining, device: torch.device) -> None:
     """Copy the weights of the first process's heads to all others, which call this together."""
     for parameter in head_parameters(model).values():
-        value = parameter.to(device)
-        broadcast(value, src=0)
-        parameter.copy_(value)
+        parameter.copy_(broadcast(parameter.to(device)))
