@@ -157,20 +157,19 @@ class DAPLoss(CachedLossMixin, nn.Module):
         The trainer adds them up and logs them. The columns are source, target and perhaps a hard
         negative, each `input_ids` and `attention_mask` (B, S). The labels are language ids (B,).
         """
-        texts = []
+        sides = []
         for text in sentence_features:
-            sentences = Sentences(text["input_ids"], text["attention_mask"]).padded_right()
-            texts.append({"input_ids": sentences.ids, "attention_mask": sentences.mask})
-        self._check(texts)
+            sides.append(Sentences(text["input_ids"], text["attention_mask"]).padded_right())
+        self._check(sides)
         self.dap.train(self.dap.dap.encoder.training)  # the trainer does not know the heads
 
         if self.mini_batch_size is not None or world_size() > 1:
-            return self._cached_losses(texts, labels)
+            return self._cached_losses(sides, labels)
 
         tokens = {}
-        for side, text in zip(("source", "target", "negative"), texts):
-            for key in ("input_ids", "attention_mask"):
-                tokens[f"{side}_{key}"] = text[key]
+        for name, side in zip(("source", "target", "negative"), sides):
+            tokens[f"{name}_input_ids"] = side.ids
+            tokens[f"{name}_attention_mask"] = side.mask
         with autocast_of_trainer():
             out = self.dap(**tokens, language_ids=labels)
 
@@ -180,21 +179,12 @@ class DAPLoss(CachedLossMixin, nn.Module):
             losses[name] = objective.weight * getattr(out, name)
         return losses
 
-    def _cached_losses(
-        self, texts: list[dict[str, Tensor]], labels: Tensor | None
-    ) -> dict[str, Tensor]:
+    def _cached_losses(self, sides: list[Sentences], labels: Tensor | None) -> dict[str, Tensor]:
         """Return the result of `forward`. All gradients flow through the first loss, in a hook."""
-        is_noisy = "noise" in needs_of(self.dap.objectives)
-        sides = []
-        for text in texts:
-            noise = draw_noise(text["input_ids"]) if is_noisy else None
-            sides.append(Sentences(text["input_ids"], text["attention_mask"], noise))
-        self._pairs = Pairs(
-            source=sides[0],
-            target=sides[1],
-            negatives=sides[2] if len(sides) > 2 else None,
-            language_ids=labels,
-        )
+        if "noise" in needs_of(self.dap.objectives):
+            sides = [side._replace(noise=draw_noise(side.ids)) for side in sides]
+        self._pairs = Pairs(*sides, language_ids=labels)
+        texts = [{"input_ids": side.ids, "attention_mask": side.mask} for side in sides]
 
         # `_minibatch_ranges` of the library reads this size.
         size = self.mini_batch_size
@@ -268,10 +258,7 @@ class DAPLoss(CachedLossMixin, nn.Module):
         """Put token states into the form that the objectives read."""
         all_states = []
         vectors = []
-        sides = [pairs.source, pairs.target]
-        if pairs.negatives is not None:
-            sides.append(pairs.negatives)
-        for side, parts in zip(sides, reps, strict=True):
+        for side, parts in zip((pairs.source, pairs.target, pairs.negatives), reps):
             length = side.ids.shape[1]
             states = torch.cat([pad_to(part, length) for part in parts])  # (B, S, D)
             mask = side.mask.clone()
@@ -289,7 +276,7 @@ class DAPLoss(CachedLossMixin, nn.Module):
             negative_embeds=vectors[2] if len(vectors) > 2 else None,
         )
 
-    def _check(self, texts: list[dict[str, Tensor]]) -> None:
+    def _check(self, sides: list[Sentences]) -> None:
         """Raise `ValueError` for input that would train something else in silence."""
         if self.lacks_heads:
             raise ValueError(
@@ -302,9 +289,9 @@ class DAPLoss(CachedLossMixin, nn.Module):
                 "DAPLoss does not work inside MatryoshkaLoss, which would shorten token states: "
                 "set tr_matryoshka_dims in the configuration of the DAPForPreTraining instead"
             )
-        if len(texts) not in (2, 3):
-            raise ValueError(f"{len(texts)} columns of text: give source, target, hard negative")
-        count = len(texts[0]["input_ids"])
+        if len(sides) not in (2, 3):
+            raise ValueError(f"{len(sides)} columns of text: give source, target, hard negative")
+        count = len(sides[0].ids)
         if world_size() > 1:
             counts = sum_over_processes(torch.tensor([count, count**2], device=self.dap.device))
             if counts[1] * world_size() != counts[0] ** 2:

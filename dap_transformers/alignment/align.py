@@ -9,6 +9,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any
@@ -18,12 +19,13 @@ import numpy as np
 from dap_transformers.alignment.links import METHODS, align_tokens, overlaps, word_states
 from dap_transformers.alignment.pharaoh import format_links
 from dap_transformers.alignment.words import (
+    PUNCTUATED,
+    SPACED,
     Span,
     is_unsegmented,
-    punctuated_words,
-    space_words,
     tokenizer_words,
     with_word_marks,
+    words_like,
 )
 from dap_transformers.encoding.encoder import SentenceEncoder, TokenPlaces, listed
 from dap_transformers.errors import UserError
@@ -38,8 +40,8 @@ logger = logging.getLogger(__name__)
 
 #: What counts as a word -> function that finds the spans of a sentence's words.
 WORDS: dict[str, Callable[[str, TokenPlaces], list[Span]]] = {
-    "punctuation": lambda sentence, tokens: punctuated_words(sentence),
-    "spaces": lambda sentence, tokens: space_words(sentence),
+    "punctuation": partial(words_like, PUNCTUATED),
+    "spaces": partial(words_like, SPACED),
     "tokenizer": lambda sentence, tokens: tokenizer_words(sentence, tokens.spans, tokens.words),
 }
 #: Pairs that are encoded at a time. This bounds the memory of the token states.

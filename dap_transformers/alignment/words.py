@@ -1,11 +1,12 @@
 """Where the words of a sentence stand: at spaces and punctuation, or as the tokenizer sees them."""
 
-import re
 import unicodedata
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import Any
 
 import regex
+from regex import Pattern
 
 #: First character of a word or token, and the character after its last one.
 Span = tuple[int, int]
@@ -14,26 +15,19 @@ Span = tuple[int, int]
 _WITHOUT_SPACES = ("CJK", "HIRAGANA", "KATAKANA", "BOPOMOFO", "THAI", "LAO", "KHMER", "MYANMAR")
 #: Letters of such a script in one word. Words of these languages are shorter.
 LONGEST_WORD = 12
-#: Punctuation, or what begins and ends with anything else and has no space.
-_WORD = regex.compile(r"\p{P}+|[^\p{P}\s](\S*[^\p{P}\s])?")
+#: Words between spaces, as SimAlign and fast_align count them.
+SPACED = regex.compile(r"\S+")
+#: Words between spaces, with the punctuation around them split off.
+PUNCTUATED = regex.compile(r"\p{P}+|[^\p{P}\s](\S*[^\p{P}\s])?")
 
 
-def space_words(sentence: str) -> list[Span]:
-    """Return the spans of the words between spaces, as SimAlign and fast_align count them.
+def words_like(pattern: Pattern, sentence: str, *_: Any) -> list[Span]:
+    """Return the spans of the words that a pattern matches.
 
-    >>> space_words("Wo ist er?")
-    [(0, 2), (3, 6), (7, 10)]
+    >>> words_like(SPACED, "Ya, Caín's..."), words_like(PUNCTUATED, "Ya, Caín's...")
+    ([(0, 3), (4, 13)], [(0, 2), (2, 3), (4, 10), (10, 13)])
     """
-    return [match.span() for match in re.finditer(r"\S+", sentence)]
-
-
-def punctuated_words(sentence: str) -> list[Span]:
-    """Return the spans of the words between spaces, with the punctuation around them split off.
-
-    >>> punctuated_words("Ya, Caín's...")
-    [(0, 2), (2, 3), (4, 10), (10, 13)]
-    """
-    return [match.span() for match in _WORD.finditer(sentence)]
+    return [match.span() for match in pattern.finditer(sentence)]
 
 
 def tokenizer_words(

@@ -156,7 +156,8 @@ def model_fingerprint(encoder: SentenceEncoder) -> str:
     ]
     if len(encoder.after):
         settings.append(str(encoder.after))
-    config = _computing_fields(model.config)
+    config = model.config.to_dict()
+    config = {key: value for key, value in config.items() if key not in ORIGIN}
     weights = sorted(model.state_dict().items()) + sorted(encoder.after.state_dict().items())
 
     digest = hashlib.sha256(FINGERPRINT_VERSION.encode())
@@ -168,14 +169,6 @@ def model_fingerprint(encoder: SentenceEncoder) -> str:
             values = tensor.detach().cpu().contiguous().flatten()
             digest.update(values.view(torch.uint8).numpy())
     return digest.hexdigest()
-
-
-def _computing_fields(config: Any) -> Any:
-    """Return a config as a dictionary without the fields `ORIGIN`, also of nested configs."""
-    content = config.to_dict() if hasattr(config, "to_dict") else config
-    if not isinstance(content, dict):
-        return content
-    return {key: _computing_fields(value) for key, value in content.items() if key not in ORIGIN}
 
 
 # ----------------------------------------------------------------------------------------- shards
