@@ -33,10 +33,6 @@ DISK_FULL_WORDS = (
 COMPRESSORS = {".gz": partial(gzip.open, mode="wb"), ".xz": partial(lzma.open, mode="wb")}
 
 
-class ClaimedError(UserError):
-    """Error that is raised if another run is writing to an output of this run."""
-
-
 class DiskFullError(UserError, OSError):
     """Error that is raised if the disk is full. It names the file."""
 
@@ -208,7 +204,7 @@ def claimed(path: str | Path, name: str = "") -> Iterator[None]:
         lock.acquire(blocking=False)
     except Timeout:
         named = f"{name} {path}".strip()
-        raise ClaimedError(
+        raise UserError(
             f"{named} is in use by another run: wait until it ends, or give another path"
         ) from None
     except NotImplementedError as error:  # some network file systems have no locks

@@ -50,7 +50,10 @@ def as_in_file(
     warning, unless its class comes with the checkpoint.
     """
     is_of_repository = type(tokenizer).__module__.startswith("transformers_modules")
-    own_file = _find_file(name, "tokenizer.json", **hub)
+    where = {key: hub[key] for key in ("revision", "subfolder") if hub.get(key)}
+    own_file = cached_file(
+        name, "tokenizer.json", _raise_exceptions_for_missing_entries=False, **where
+    )
     if own_file is None or is_of_repository or _agree(tokenizer, own_file):
         return tokenizer
 
@@ -66,12 +69,6 @@ def as_in_file(
         type(tokenizer).__name__,
     )
     return own
-
-
-def _find_file(name: str | Path, file: str, **hub: Any) -> str | None:
-    """Return the local path of a file of a folder or Hub repository, or None if there is none."""
-    where = {key: hub[key] for key in ("revision", "subfolder") if hub.get(key)}
-    return cached_file(name, file, _raise_exceptions_for_missing_entries=False, **where)
 
 
 def _agree(tokenizer: PreTrainedTokenizerBase, own_file: str) -> bool:

@@ -43,7 +43,9 @@ def parse_arguments(argv: list[str]) -> Arguments:
     """
     if argv and not argv[0].startswith("-"):
         flags = argv[1:]
-        argv = recipe_flags(find_recipe(argv[0]), without=rivals_of(flags)) + flags
+        pairs = [*RIVALS, *(pair[::-1] for pair in RIVALS)]
+        rivals = {rival for name, rival in pairs if given(name, flags)}
+        argv = recipe_flags(find_recipe(argv[0]), without=rivals) + flags
     load_plugins_of(argv)
     for first, second in RIVALS:
         if given(first, argv) and given(second, argv):
@@ -99,15 +101,6 @@ def with_added_weights() -> type[PretrainingModelArguments]:
     return dataclasses.make_dataclass(
         "PretrainingModelArguments", fields, bases=(PretrainingModelArguments,)
     )
-
-
-def rivals_of(flags: list[str]) -> set[str]:
-    """Return the names of the arguments that exclude one of the given flags (`RIVALS`).
-
-    For example, `--max_steps` excludes "num_train_epochs" of the recipe.
-    """
-    pairs = [*RIVALS, *(pair[::-1] for pair in RIVALS)]
-    return {rival for name, rival in pairs if given(name, flags)}
 
 
 def given(name: str, argv: list[str]) -> bool:

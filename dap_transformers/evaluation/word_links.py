@@ -35,7 +35,12 @@ def judge(aligned: Iterable[WordAlignment], gold: Sequence[GoldLinks]) -> dict[s
     """Return the `alignment_quality` of P sentence pairs, after a check that the words fit."""
     found = []
     for number, (each, links) in enumerate(zip(aligned, gold, strict=True), 1):
-        check_words(number, each, links)
+        size = (len(each.source), len(each.target))
+        if (np.concatenate([links.sure, links.possible]) >= size).any():
+            raise UserError(
+                f"line {number} of the reference: a link beyond the {size[0]} and {size[1]} words "
+                "of the sentences: use the same words, and say whether it counts them from 0 or 1"
+            )
         found.append(each.links)
     return alignment_quality(found, gold)
 
@@ -48,17 +53,6 @@ def read_reference(path: str | Path, pairs: int, first: int = 0) -> list[GoldLin
     if not any(len(links.sure) for links in gold):
         raise UserError(f"{path} has no sure link such as 0-1: there is no recall")
     return gold
-
-
-def check_words(number: int, aligned: WordAlignment, gold: GoldLinks) -> None:
-    """Raise `UserError` if the reference of pair `number`, from 1, links a word that is missing."""
-    size = (len(aligned.source), len(aligned.target))
-    links = np.concatenate([gold.sure, gold.possible])
-    if (links >= size).any():
-        raise UserError(
-            f"line {number} of the reference: a link beyond the {size[0]} and {size[1]} words of "
-            "the sentences: use the same words, and say whether it counts them from 0 or 1"
-        )
 
 
 def alignment_quality(links: Sequence[np.ndarray], gold: Sequence[GoldLinks]) -> dict[str, float]:

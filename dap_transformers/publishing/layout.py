@@ -112,7 +112,10 @@ def build(checkpoint: Path, folder: Path, options: Options | None = None) -> Pub
 
     write_backbone(encoder.backbone, published.pooling, folder)
     if published.heads:
-        model = _write_pretraining(checkpoint, folder / HEADS_FOLDER)
+        model = load_complete(checkpoint, DAPForPreTraining)
+        model.config.auto_map = dict(configuration_dap.AUTO_MAP)
+        model.save_pretrained(folder / HEADS_FOLDER)
+        _remove_local_path(folder / HEADS_FOLDER / "config.json")
         own_length = encoder.tokenizer.model_max_length
         length = min(own_length, longest_input(model) or own_length)
         save_tokenizer(encoder.tokenizer, length, folder / HEADS_FOLDER)
@@ -206,15 +209,6 @@ def _plain_pooler(backbone: PreTrainedModel) -> nn.Module | None:
     with torch.device("meta"):
         plain = auto_class(backbone.config).from_config(backbone.config)
     return getattr(plain, "pooler", None)
-
-
-def _write_pretraining(checkpoint: Path, folder: Path) -> DAPForPreTraining:
-    """Save the whole DAP checkpoint, with its heads and its code, and return the model."""
-    model = load_complete(checkpoint, DAPForPreTraining)
-    model.config.auto_map = dict(configuration_dap.AUTO_MAP)
-    model.save_pretrained(folder)
-    _remove_local_path(folder / "config.json")
-    return model
 
 
 def save_tokenizer(tokenizer: PreTrainedTokenizerBase, max_length: int, folder: Path) -> None:
