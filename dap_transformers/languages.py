@@ -104,7 +104,11 @@ _CODE = re.compile(
 BLANKS = r"\s\p{Cc}\p{Default_Ignorable_Code_Point}" + "\ufff9-\ufffb\u2800"
 _VISIBLE = regex.compile(f"[^{BLANKS}]")
 #: Ignorable code points, but not the tags that spell the region of a flag and tell flags apart.
-_IGNORED = regex.compile(r"(?:(?![\U000E0020-\U000E007F])\p{Default_Ignorable_Code_Point})+")
+_IGNORED = regex.compile(r"(?V1)[\p{Default_Ignorable_Code_Point}--\U000E0020-\U000E007F]+")
+#: Combining classes of the points of Hebrew, Arabic and Syriac, and of accents.
+_MARKS = (*range(10, 37), 200, 202, *range(214, 234, 2), 233, 234, 240)
+_OMITTED = "".join(rf"\p{{ccc={number}}}" for number in _MARKS)
+_LETTERS = regex.compile(rf"(?:[\p{{L}}\p{{N}}]|(?![{_OMITTED}])[\p{{Mc}}\p{{Mn}}])+")
 
 
 def to_iso1(code: str) -> str:
@@ -147,14 +151,7 @@ def is_letter(character: str) -> bool:
     >>> [is_letter(character) for character in ("ß", "7", "ी", "ื", "-", "\u0301", "\u064b")]
     [True, True, True, True, False, False, False]
     """
-    if character.isalnum():
-        return True
-    if unicodedata.category(character) not in ("Mc", "Mn"):
-        return False
-    combining_class = unicodedata.combining(character)
-    is_point = 10 <= combining_class <= 36  # of Hebrew, Arabic and Syriac
-    is_accent = combining_class >= 200
-    return not (is_point or is_accent)
+    return _LETTERS.fullmatch(character) is not None
 
 
 def is_blank(text: str) -> bool:
@@ -191,7 +188,7 @@ def normalise_all(texts: Sequence[str]) -> list[str]:
     # All texts are filtered as one array of code points, with a line feed after each text.
     joined = "\n".join(text.replace("\n", " ") for text in texts)
     codes = code_points(joined)
-    is_ignored = _is_ignored()[codes]
+    is_ignored = _where(_IGNORED)[codes]
     if is_ignored.any():
         joined = _text_of(codes[~is_ignored])
 
@@ -199,7 +196,7 @@ def normalise_all(texts: Sequence[str]) -> list[str]:
     composed = "\n".join(unicodedata.normalize("NFKC", text) for text in joined.split("\n"))
     folded = unicodedata.normalize("NFKC", composed.casefold())
     codes = code_points(folded)
-    letters = _text_of(codes[_is_kept(codes)]).split("\n")
+    letters = _text_of(codes[_where(_LETTERS)[codes] | (codes == ord("\n"))]).split("\n")
     if all(letters):
         return letters
     return [found or text.strip() for found, text in zip(letters, folded.split("\n"))]
@@ -216,33 +213,12 @@ def _text_of(codes: np.ndarray) -> str:
 
 
 @cache
-def _is_ignored() -> np.ndarray:
-    """Tell for each code point whether `normalise` drops it in any text: bool (0x110000,).
-
-    These are invisible characters, such as soft hyphens and joiners, except the tags of flags.
-    """
-    ignored = np.zeros(0x110000, bool)
-    for found in _IGNORED.finditer("".join(map(chr, range(len(ignored))))):
-        ignored[found.start() : found.end()] = True
-    return ignored
-
-
-#: For each code point: 1 if `normalise` drops it, 2 if it keeps it, 0 if no text had it yet.
-_KEPT = np.zeros(0x110000, np.int8)
-
-
-def _is_kept(codes: np.ndarray) -> np.ndarray:
-    """Tell for each code point whether it is a line feed or `is_letter`: (characters,) bool.
-
-    The answers are remembered. Asking for all of Unicode at once would take a second.
-    """
-    found = _KEPT[codes]
-    if not found.all():
-        for code in np.unique(codes[found == 0]):
-            character = chr(code)
-            _KEPT[code] = 2 if character == "\n" or is_letter(character) else 1
-        found = _KEPT[codes]
-    return found == 2
+def _where(pattern: regex.Pattern) -> np.ndarray:
+    """Tell for each code point whether a pattern of one or more characters has it: (0x110000,)."""
+    found = np.zeros(0x110000, bool)
+    for match in pattern.finditer("".join(map(chr, range(len(found))))):
+        found[match.start() : match.end()] = True
+    return found
 
 
 def text_keys(letters: Sequence[str]) -> np.ndarray:

@@ -7,10 +7,8 @@ import polars as pl
 import pytest
 import xxhash
 
-from dap_transformers.languages import _is_ignored, is_letter, normalise_all, ranks, text_keys
+from dap_transformers.languages import _IGNORED, is_letter, normalise_all, ranks, text_keys
 from dap_transformers.prepare.deduplication import Admission, count_distinct, pair_keys, sample
-
-IGNORED = _is_ignored()
 
 
 def frame(different: int, count: int = 3500) -> pl.LazyFrame:
@@ -23,7 +21,7 @@ def frame(different: int, count: int = 3500) -> pl.LazyFrame:
 
 def normalised(text: str) -> str:
     """Normalise one text character by character."""
-    visible = "".join(each for each in text.replace("\n", " ") if not IGNORED[ord(each)])
+    visible = "".join(each for each in text.replace("\n", " ") if not _IGNORED.match(each))
     folded = normalize("NFKC", normalize("NFKC", visible).casefold())
     return "".join(each for each in folded if is_letter(each)) or folded.strip()
 
