@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from dap_transformers.commands.arguments import ArgumentParser, BaseEncoderArguments
-from dap_transformers.commands.edge import command, guarded
+from dap_transformers.commands.safeguards import command, guarded
 from dap_transformers.encoding.encoder import SentenceEncoder
 from dap_transformers.evaluation.paper import xnli_table
 from dap_transformers.languages import NAMES, XNLI_LANGUAGES

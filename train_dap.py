@@ -10,8 +10,8 @@ import logging
 import sys
 from collections.abc import Sequence
 
-from dap_transformers.commands.edge import command, guarded, refuse_changes
 from dap_transformers.commands.recipes import parse_arguments
+from dap_transformers.commands.safeguards import command, guarded, refuse_changes
 from dap_transformers.training.run import train
 
 

@@ -19,7 +19,7 @@ import numpy as np
 from dap_transformers.alignment.align import align_words
 from dap_transformers.alignment.heat_map import heat_map
 from dap_transformers.commands.arguments import ArgumentParser, EncoderArguments
-from dap_transformers.commands.edge import command
+from dap_transformers.commands.safeguards import command
 from dap_transformers.encoding.encoder import SentenceEncoder
 from dap_transformers.errors import UserError
 from dap_transformers.languages import is_blank

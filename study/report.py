@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.cost_table import HEADER, cost_rows
-from dap_transformers.commands.edge import command
+from dap_transformers.commands.safeguards import command
 from dap_transformers.files import read_json
 from dap_transformers.tables import markdown_table
 from study.reading import read_studies

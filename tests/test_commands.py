@@ -18,7 +18,7 @@ from written import full_disk
 
 from dap_transformers import __version__, commands
 from dap_transformers.commands.arguments import ArgumentParser
-from dap_transformers.commands.edge import command, guarded, refuse_changes
+from dap_transformers.commands.safeguards import command, guarded, refuse_changes
 from dap_transformers.encoding.encoder import SentenceEncoder
 from dap_transformers.errors import UserError, reading
 from dap_transformers.files import (

@@ -24,7 +24,9 @@ BESIDE = ("quickstart", "study", "benchmarks")
 COMMANDS = ("train_dap", "eval_retrieval", "run_xnli")
 PACKAGE = "dap_transformers"
 #: Modules that all commands share.
-SHARED = tuple(f"{PACKAGE}.commands{name}" for name in ("", ".edge", ".arguments", ".recipes"))
+SHARED = tuple(
+    f"{PACKAGE}.commands{name}" for name in ("", ".safeguards", ".arguments", ".recipes")
+)
 WITHOUT_MODEL = ("text", "prepare", "search", "reports")
 
 

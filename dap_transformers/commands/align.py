@@ -34,10 +34,9 @@ from dap_transformers.alignment.align import (
 from dap_transformers.commands.arguments import (
     ArgumentParser,
     EncoderArguments,
-    require_written_format,
     token_budget,
 )
-from dap_transformers.commands.edge import command, guarded
+from dap_transformers.commands.safeguards import command, guarded
 from dap_transformers.encoding.encoder import tokens_of_a_batch
 from dap_transformers.errors import UserError, counted
 from dap_transformers.evaluation.word_links import judge, read_reference
@@ -80,7 +79,6 @@ class AlignmentArguments:
 
     def __post_init__(self) -> None:
         require_least(self, token_budget=1)
-        require_written_format(self.output, ".parquet")
         self.report_file = self.report_file or f"{self.output}.json"
 
 

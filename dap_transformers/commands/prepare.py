@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dap_transformers.commands.arguments import ArgumentParser
-from dap_transformers.commands.edge import command, guarded
+from dap_transformers.commands.safeguards import command, guarded
 from dap_transformers.prepare.options import RELEASE, PrepareOptions, RawText
 
 

@@ -13,7 +13,7 @@ from dataclasses import MISSING, dataclass
 from pathlib import Path
 
 from dap_transformers.commands.arguments import ArgumentParser
-from dap_transformers.commands.edge import command, guarded
+from dap_transformers.commands.safeguards import command, guarded
 from dap_transformers.options import arg
 from dap_transformers.publishing.publish import PublishOptions, publish
 

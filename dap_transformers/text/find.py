@@ -26,8 +26,8 @@ from dap_transformers.files import COMPRESSORS, plain_suffix
 from dap_transformers.languages import NAMES, base_language
 from dap_transformers.text.archives import disk_path, list_archive, list_folder
 from dap_transformers.text.formats import FORMATS, BitextFile, hub_dataset
-from dap_transformers.text.tables import table_languages
 from dap_transformers.text.tmx_po import catalogue_languages, language_in, memory_languages
+from dap_transformers.text.tsv_csv import table_languages
 
 logger = logging.getLogger(__name__)
 _warn_once = cache(logger.warning)

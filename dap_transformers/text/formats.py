@@ -32,8 +32,8 @@ import pyarrow.parquet as pq
 from dap_transformers.errors import SHOWN, UserError, counted, reading
 from dap_transformers.languages import SCRIPTS, base_language, is_blank
 from dap_transformers.text.archives import decode_line, read_lines
-from dap_transformers.text.tables import JUDGED, language_of, parse_row, read_table
 from dap_transformers.text.tmx_po import catalogue_pairs, memory_pairs
+from dap_transformers.text.tsv_csv import JUDGED, language_of, parse_row, read_table
 
 if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset

@@ -3,7 +3,7 @@
 Such a copy is no translation of its source any more, but looks almost like one.
 
 There are no word lists and no language rules, unlike in the evaluation
-(`dap_transformers/evaluation/hard_negatives.py`). A
+(`dap_transformers/evaluation/xsim.py`). A
 new word comes from another target of the batch, so targets may be in any language. In languages
 that write no spaces, up to `TOKENS_OF_LONGEST_WORD` tokens count as a word.
 """

@@ -6,7 +6,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from dap_transformers.evaluation.hard_negatives import (
+from dap_transformers.evaluation.retrieval import retrieval_accuracy
+from dap_transformers.evaluation.xsim import (
     ANTONYMS,
     COPY_KINDS,
     MOST,
@@ -19,7 +20,6 @@ from dap_transformers.evaluation.hard_negatives import (
     negations,
     numbers,
 )
-from dap_transformers.evaluation.retrieval import retrieval_accuracy
 
 NEGATIONS = {
     "He is here.": "He is not here.",
