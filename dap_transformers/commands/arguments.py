@@ -24,20 +24,13 @@ from states_dap import POOLINGS
 class _Help(argparse.ArgumentDefaultsHelpFormatter):
     """Formats a short help text.
 
-    Each argument is listed once, with `_` in its name. Its default is added, except if there is
-    none or the help text names it.
+    The default of an argument is added, except if there is none or the help text names it.
     """
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         if action.default in (None, False, []) or "default" in (action.help or "").lower():
             return action.help
         return super()._get_help_string(action)
-
-    def _format_action_invocation(self, action: argparse.Action) -> str:
-        action = copy.copy(action)
-        names = [name for name in action.option_strings if "-" not in name.lstrip("-")]
-        action.option_strings = names
-        return super()._format_action_invocation(action)
 
 
 class ArgumentParser(HfArgumentParser):
@@ -60,6 +53,10 @@ class ArgumentParser(HfArgumentParser):
                     own = {"output_dir", *inspect.get_annotations(each)}
                     self.inherited |= base.__dataclass_fields__.keys() - own
         super().__init__(types, usage=usage, formatter_class=_Help, **options)
+        # The help shows each name once. Names with dashes are still accepted.
+        for action in self._actions:
+            names = action.option_strings
+            action.option_strings = [name for name in names if "-" not in name.lstrip("-")]
         text = f"dap-transformers {__version__}"
         self.add_argument("--version", action="version", version=text, help="Print the version.")
 
