@@ -9,6 +9,7 @@ dimensions of a sentence vector, which are `D` without a Dense module.
 """
 
 import logging
+import math
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -118,7 +119,15 @@ class SentenceEncoder:
         own_pooling = getattr(model.config, "pooling", None) or default_pooling(model.config)
         self.pooling: str = pooling or own_pooling
         self.prefix = prefix or ""
-        self.max_seq_length = _checked_length(max_seq_length, model)
+        positions = longest_input(model) or math.inf
+        if max_seq_length is None:
+            max_seq_length = min(DEFAULT_MAX_SEQ_LENGTH, positions)
+        if max_seq_length > positions:
+            raise UserError(
+                f"max_seq_length={max_seq_length} is above the model's {positions} positions: give "
+                "less"
+            )
+        self.max_seq_length = max_seq_length
         require_room(tokenizer, self.max_seq_length, self.prefix)
         self.bf16 = bf16
         is_known = type(self.backbone).__module__.startswith("transformers.")
@@ -173,11 +182,7 @@ class SentenceEncoder:
         require_embeddings(tokenizer, config, name_or_path)
         model = load_backbone(name_or_path, config, **hub)
 
-        if pooling is None:
-            pooling = getattr(model.config, "pooling", None) or library.pooling
-        if pooling is None:
-            pooling = default_pooling(model.config)
-            logger.warning("%s does not say how it pools: using %r", name_or_path, pooling)
+        pooling = pooling or getattr(model.config, "pooling", None) or library.pooling
         if max_seq_length is None and found:
             max_seq_length = library_length(library.max_seq_length, model, tokenizer)
         encoder = cls(
@@ -190,6 +195,8 @@ class SentenceEncoder:
             bf16=bf16,
             after=after,
         )
+        if pooling is None:
+            logger.warning("%s does not say how it pools: using %r", name_or_path, encoder.pooling)
         encoder.revision = hub_commit(name_or_path, revision)
         encoder._try_untested(name_or_path)
         return encoder
@@ -394,18 +401,6 @@ class SentenceEncoder:
         if self._packs:
             return packed_states(self.backbone, mask, {"input_ids": ids}).float()
         return self.backbone(input_ids=ids, attention_mask=mask).last_hidden_state.float()
-
-
-def _checked_length(max_seq_length: int | None, model: PreTrainedModel) -> int:
-    """Return how many tokens per sentence to use: the number given, or the default."""
-    positions = longest_input(model)
-    if max_seq_length is None:
-        return min(DEFAULT_MAX_SEQ_LENGTH, positions or DEFAULT_MAX_SEQ_LENGTH)
-    if positions is not None and max_seq_length > positions:
-        raise UserError(
-            f"max_seq_length={max_seq_length} is above the model's {positions} positions: lower it"
-        )
-    return max_seq_length
 
 
 def listed(sentences: Iterable[str]) -> list[str]:

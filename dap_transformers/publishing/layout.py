@@ -148,8 +148,8 @@ def _load_encoder(checkpoint: Path, options: Options) -> SentenceEncoder:
     config = encoder.model.config
     if "DAPForSequenceClassification" in (config.architectures or []):
         raise UserError(f"{checkpoint} is a classifier: push it by its own push_to_hub method")
-    says_pooling = config.model_type == DAPConfig.model_type
-    says_pooling = says_pooling or (checkpoint / "modules.json").exists()
+    is_library = (checkpoint / "modules.json").exists()
+    says_pooling = is_library or config.model_type == DAPConfig.model_type
     if options.pooling is None and not says_pooling:
         raise UserError(f"{checkpoint} does not say how it pools: give a pooling")
     return encoder
