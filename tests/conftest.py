@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import gc
 import json
-import lzma
 import os
 import random
 import tempfile
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,8 +24,11 @@ os.environ["HF_HOME"] = _cache.name
 import pytest
 
 if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
+    from torch import Tensor
     from transformers import PreTrainedConfig, PreTrainedTokenizerFast
 
+    from dap_transformers.encoding.encoder import SentenceEncoder
     from dap_transformers.training.trainer import DAPTrainer
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -81,7 +84,7 @@ def bpe_tokenizer(tokens: dict[str, str], **options: Any) -> PreTrainedTokenizer
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names, **options)
 
 
-@pytest.fixture(scope="session")
+@cache
 def tiny_tokenizer() -> PreTrainedTokenizerFast:
     tokens = {"bos": "<s>", "pad": "<pad>", "eos": "</s>", "unk": "<unk>", "mask": "<mask>"}
     return bpe_tokenizer(tokens | {"cls": "<s>", "sep": "</s>"}, model_max_length=64)
@@ -106,6 +109,7 @@ OWN_FIELDS = {
         "cls_token_id": 0,
         "sep_token_id": 2,
     },
+    "t5": {"d_kv": 8, "d_ff": 48, "dropout_rate": 0.0},
     "distilbert": {"hidden_dim": 48, "dropout": 0.0, "attention_dropout": 0.0},
 }
 
@@ -126,10 +130,6 @@ def tiny_config(model_type: str, vocab_size: int = 250) -> PreTrainedConfig:
         "attention_probs_dropout_prob": 0.0,
         **OWN_FIELDS.get(model_type, {}),
     }
-    if model_type == "t5":
-        sizes = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 3, "num_heads": 4}
-        sizes |= {"vocab_size": vocab_size, "pad_token_id": 1, "dropout_rate": 0.0}
-        return transformers.T5Config(**sizes)
     if model_type in ("eurobert", "gemma3_text", "lfm2", "llama", "mistral", "qwen3"):
         shape |= {"num_key_value_heads": 2, "head_dim": 8}
     if model_type in ("gemma3_text", "mistral", "qwen3"):
@@ -143,41 +143,53 @@ def tiny_config(model_type: str, vocab_size: int = 250) -> PreTrainedConfig:
     return transformers.AutoConfig.for_model(model_type, **shape)
 
 
-def save(folder: Path, *parts: Any) -> Path:
-    """Writes models and tokenizers into one folder."""
-    for part in parts:
+def save(folder: Path, model: Any, tokenizer: PreTrainedTokenizerFast | None = None) -> Path:
+    """Save a model with a tokenizer, the tiny one unless another is given."""
+    for part in (model, tokenizer or tiny_tokenizer()):
         part.save_pretrained(folder)
     return folder
 
 
-def save_bert(folder: Path, tokenizer: PreTrainedTokenizerFast) -> Path:
-    """Writes a BERT of random weights with its tokenizer, as most encoders on the Hub are."""
+def save_bert(folder: Path, **shape: float) -> Path:
+    """Save a BERT of random weights with its tokenizer, as most encoders on the Hub are."""
+    import torch
     from transformers import BertModel
 
-    return save(
-        folder, BertModel(tiny_config("bert", len(tokenizer)), add_pooling_layer=False), tokenizer
-    )
+    torch.manual_seed(0)
+    config = tiny_config("bert", len(tiny_tokenizer()))
+    config.update(shape)
+    return save(folder, BertModel(config, add_pooling_layer=False))
 
 
 @pytest.fixture(scope="session")
-def tiny_bert_dir(
-    tiny_tokenizer: PreTrainedTokenizerFast, tmp_path_factory: pytest.TempPathFactory
-) -> Path:
-    import torch
+def tiny_bert_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_bert(tmp_path_factory.mktemp("tiny_bert"))
 
-    torch.manual_seed(0)
-    return save_bert(tmp_path_factory.mktemp("tiny_bert"), tiny_tokenizer)
+
+def load_encoder(folder: Path, *args: Any, **options: Any) -> SentenceEncoder:
+    from dap_transformers.encoding.encoder import SentenceEncoder
+
+    return SentenceEncoder.from_pretrained(str(folder), *args, **options)
+
+
+def load_library(folder: Path, **options: Any) -> SentenceTransformer:
+    from sentence_transformers import SentenceTransformer
+
+    return SentenceTransformer(str(folder), device="cpu", **options)
+
+
+@pytest.fixture
+def encoder(tiny_bert_dir: Path) -> SentenceEncoder:
+    """The tiny BERT with mean pooling."""
+    return load_encoder(tiny_bert_dir, "mean")
 
 
 def write_bitext(folder: Path, count: int) -> Path:
     """Write `count` pairs of each language. One of the three files is compressed."""
-    for language in LANGUAGES:
-        pairs = synthetic_pairs(language, count)
-        text = "".join(f"{source}\t{target}\n" for source, target in pairs)
-        if language == "sw":
-            (folder / "sw-en.tsv.xz").write_bytes(lzma.compress(text.encode()))
-        else:
-            (folder / f"{language}-en.tsv").write_text(text, encoding="utf-8")
+    from written import text_of, write
+
+    for name in ("de-en.tsv", "fr-en.tsv", "sw-en.tsv.xz"):
+        write(folder / name, text_of(synthetic_pairs(name[:2], count)))
     return folder
 
 
@@ -238,7 +250,7 @@ def built(command: str) -> DAPTrainer:
     return built_and_described(command)[0]
 
 
-def built_and_described(command: str) -> tuple[DAPTrainer, dict[str, Any]]:
+def built_and_described(command: str) -> tuple[DAPTrainer, dict]:
     """The trainer that a command of `train_dap.py` makes, and the record of the run."""
     from dap_transformers.commands.recipes import parse_arguments
     from dap_transformers.training.run import build_trainer
@@ -254,3 +266,28 @@ def results(folder: Path, name: str = "eval") -> dict[str, float]:
 def state(folder: Path) -> dict:
     """The Trainer's state as a training left it."""
     return json.loads((folder / "trainer_state.json").read_text())
+
+
+def logged(folder: Path, name: str) -> list[float]:
+    """The values of this name in the log of a training."""
+    return [line[name] for line in state(folder)["log_history"] if name in line]
+
+
+def weights(folder: Path) -> dict[str, Tensor]:
+    """The weights that a folder holds."""
+    from safetensors.torch import load_file
+
+    return load_file(folder / "model.safetensors")
+
+
+def assert_equal_weights(folder: Path, other: Path) -> None:
+    from torch.testing import assert_close
+
+    assert_close(weights(folder), weights(other), rtol=0, atol=0)
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of the test, which is the current one."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path

@@ -7,6 +7,7 @@ forked from a server process that has imported them.
 import multiprocessing
 import os
 import runpy
+import signal
 import socket
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import tempfile
 import types
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 #: Use it as `processes.Process(target=..., args=...)`.
 processes = multiprocessing.get_context("forkserver")
@@ -23,7 +25,7 @@ processes.set_forkserver_preload(PRELOADED)
 TESTS = Path(__file__).resolve().parent
 
 
-def run_two(work: Callable[..., None], *args: object) -> None:
+def run_two(work: Callable, *args: object) -> None:
     """Run `work(rank, *args)` in two processes and wait for them. Raise what one of them raises.
 
     Their environment lets them find each other, as with torchrun.
@@ -38,7 +40,7 @@ def run_two(work: Callable[..., None], *args: object) -> None:
     )
 
 
-def _as_rank(rank: int, port: int, work: Callable[..., None], args: tuple) -> None:
+def _as_rank(rank: int, port: int, work: Callable, args: tuple) -> None:
     os.environ |= {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
@@ -48,6 +50,25 @@ def _as_rank(rank: int, port: int, work: Callable[..., None], args: tuple) -> No
         "MASTER_PORT": str(port),
     }
     work(rank, *args)
+
+
+def run_killed(work: Callable, *args: object) -> None:
+    """Run `work(*args)` in a process that kills itself, and wait for its end."""
+    process = processes.Process(target=work, args=args)
+    process.start()
+    process.join(300)
+    assert process.exitcode == -signal.SIGKILL
+
+
+def run_fresh(*command: object, **options: Any) -> str:
+    """Run a command in a process that is not forked, and return what it prints.
+
+    It must succeed. The options are those of `subprocess.run`.
+    """
+    line = [*map(str, command)]
+    done = subprocess.run(line, capture_output=True, text=True, **options)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    return done.stdout
 
 
 def run_python(

@@ -115,7 +115,7 @@ class Handler(BaseHTTPRequestHandler):
         modes = []
         for each in json.loads(body)["files"]:
             modes.append({"path": each["path"], "uploadMode": "regular", "shouldIgnore": False})
-        self.answer({"files": modes, "commitOid": self.server.repos[repo].sha})
+        self.answer({"files": modes})
 
     def commit(self, body: bytes, repo: str, rev: str) -> None:
         held = self.server.repos[repo]
@@ -133,8 +133,7 @@ class Handler(BaseHTTPRequestHandler):
     def info(self, body: bytes, repo: str) -> None:
         held = self.server.repos[repo]
         names = [{"rfilename": path} for path in sorted(held.files)]
-        about = {"id": repo, "sha": held.sha, "private": held.private, "siblings": names}
-        self.answer(about | {"downloads": 0, "likes": 0, "tags": []})
+        self.answer({"id": repo, "sha": held.sha, "private": held.private, "siblings": names})
 
     def tree(self, body: bytes, repo: str, path: str | None) -> None:
         found = []

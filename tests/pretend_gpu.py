@@ -14,14 +14,13 @@ of the CPU. Inside `pretend_gpu()` such an operation raises the error of CUDA, o
 
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -63,7 +62,7 @@ class PretendTensor(Tensor):
 
     @classmethod
     def __torch_dispatch__(
-        cls, function: Any, types: Any, args: tuple = (), kwargs: Mapping[str, Any] | None = None
+        cls, function: Any, types: Any, args: tuple = (), kwargs: Any = None
     ) -> Any:
         return run(function, args, dict(kwargs or {}), Counter())
 
@@ -84,16 +83,8 @@ class PretendTensor(Tensor):
     def untyped_storage(self) -> torch.UntypedStorage:
         return self.on_cpu.untyped_storage()
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
-        copied = self.detach().clone().requires_grad_(self.requires_grad)
-        memo[id(self)] = copied
-        return copied
 
-    def __reduce_ex__(self, protocol: int) -> Any:
-        return self.detach().cpu().__reduce_ex__(protocol)
-
-
-def run(function: Any, args: tuple, kwargs: dict[str, Any], waits: Counter) -> Any:
+def run(function: Any, args: tuple, kwargs: dict, waits: Counter) -> Any:
     """Run an operation of torch on the CPU, as if some of its tensors were on a GPU.
 
     Args:
@@ -151,7 +142,7 @@ def asks_for_gpu(operation: Any, device: torch.device, has_gpu: bool) -> bool:
     return device.type == "cuda" or is_like_ours
 
 
-def mapped(change: Callable[[Any], Any], values: Any) -> Any:
+def mapped(change: Callable, values: Any) -> Any:
     """Return tuples, lists and dictionaries with every value in them changed."""
     if isinstance(values, (tuple, list)):
         return type(values)([mapped(change, value) for value in values])
@@ -252,10 +243,10 @@ class _PretendMode(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.waits: Counter[str] = Counter()
+        self.waits: Counter = Counter()
 
     def __torch_dispatch__(
-        self, function: Any, types: Any, args: tuple = (), kwargs: Mapping[str, Any] | None = None
+        self, function: Any, types: Any, args: tuple = (), kwargs: Any = None
     ) -> Any:
         return run(function, args, dict(kwargs or {}), self.waits)
 
@@ -264,22 +255,16 @@ class _Calls(TorchFunctionMode):
     """Does what torch's C++ code does before `run`, and cannot do here."""
 
     def __torch_function__(
-        self, function: Any, types: Any, args: tuple = (), kwargs: Mapping[str, Any] | None = None
+        self, function: Any, types: Any, args: tuple = (), kwargs: Any = None
     ) -> Any:
         kwargs = dict(kwargs or {})
         if "device" in kwargs:
             kwargs["device"] = with_index(kwargs["device"])
         if function is Tensor.to and len(args) > 1:
             args = (args[0], with_index(args[1]), *args[2:])
-        if function in (Tensor.__getitem__, Tensor.__setitem__):
-            args = (args[0], with_tensors(args[1]), *args[2:])
         if function is F.scaled_dot_product_attention:
             kwargs["attn_mask"] = attention_mask(*args[:2], **kwargs)
             kwargs["is_causal"] = False
-        if function is Tensor.cuda:
-            return args[0].to(GPU)
-        if function is Tensor.new_tensor:
-            return torch.tensor(*args[1:], **({"dtype": args[0].dtype} | kwargs)).to(args[0].device)
         if function in (torch.tensor, torch.as_tensor) and kwargs.get("device") == GPU:
             del kwargs["device"]
             return function(*args, **kwargs).to(GPU)
@@ -288,11 +273,7 @@ class _Calls(TorchFunctionMode):
 
 
 def attention_mask(
-    query: Tensor,
-    key: Tensor,
-    attn_mask: Tensor | None = None,
-    is_causal: bool = False,
-    **_: Any,
+    query: Tensor, key: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False, **_: Any
 ) -> Tensor | None:
     """Return the mask of an attention in the type of the query. 0 is seen, and -inf is not."""
     if is_causal:
@@ -302,20 +283,13 @@ def attention_mask(
     return query.new_zeros(attn_mask.shape).masked_fill(~attn_mask, -torch.inf)
 
 
-def with_tensors(index: Any) -> Any:
-    """Turn the lists of an index into tensors of the CPU, as torch does for CUDA."""
-    if isinstance(index, tuple):
-        return tuple(with_tensors(part) for part in index)
-    return torch.as_tensor(index) if isinstance(index, (list, np.ndarray)) else index
-
-
 def with_index(device: Any) -> Any:
     is_cuda = isinstance(device, (str, torch.device)) and str(device) == "cuda"
     return GPU if is_cuda else device
 
 
 @contextmanager
-def pretend_gpu() -> Iterator[Counter[str]]:
+def pretend_gpu() -> Iterator[Counter]:
     """Let torch have a GPU until the block ends.
 
     Returns:
@@ -324,9 +298,9 @@ def pretend_gpu() -> Iterator[Counter[str]]:
     mode = _PretendMode()
     state = torch.zeros(16, dtype=torch.uint8)
     nothing = ("_lazy_init", "set_device", "synchronize", "empty_cache", "manual_seed")
-    nothing += ("manual_seed_all", "set_rng_state", "set_rng_state_all")
-    zero = ("current_device", "_exchange_device", "_maybe_exchange_device")
-    yes = ("is_available", "is_initialized")
+    nothing += ("manual_seed_all", "set_rng_state")
+    zero = ("current_device", "_maybe_exchange_device")
+    yes = ("is_available",)
     answers = dict.fromkeys(nothing) | dict.fromkeys(zero, 0) | dict.fromkeys(yes, True)
     answers |= {"device_count": 1, "get_device_name": "pretend GPU", "is_bf16_supported": False}
     answers |= {"get_rng_state": state, "get_rng_state_all": [state]}
@@ -351,5 +325,5 @@ def pretend_gpu() -> Iterator[Counter[str]]:
         yield mode.waits
 
 
-def constant(answer: Any) -> Callable[..., Any]:
+def constant(answer: Any) -> Callable:
     return lambda *args, **kwargs: answer

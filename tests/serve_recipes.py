@@ -7,7 +7,7 @@ from conftest import REPOSITORY
 
 def _recipes() -> dict[str, str]:
     """Return the first code block below each heading of the page, by heading."""
-    page = (REPOSITORY / "examples/serve.md").read_text(encoding="utf-8")
+    page = (REPOSITORY / "examples/serve.md").read_text()
     found = {}
     for section in re.split(r"^## ", page, flags=re.MULTILINE)[1:]:
         heading = section.partition("\n")[0]

@@ -3,27 +3,23 @@
 import csv
 import json
 import re
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pytest
 from conftest import synthetic_pairs
-from written import write
+from written import lines_of, write
 
 from dap_transformers.alignment.align import CHUNK, align_words
 from dap_transformers.commands import align as align_command
 from dap_transformers.encoding.encoder import SentenceEncoder
 
 PAIRS = [*synthetic_pairs("de", 7), ('"quoted NA', 'a "quote" here')]
-SOURCE, TARGET = (list(side) for side in zip(*PAIRS, strict=True))
+SOURCE, TARGET = map(list, zip(*PAIRS))
 
 
-def lines(sentences: list[str]) -> str:
-    return "".join(f"{sentence}\n" for sentence in sentences)
-
-
-def run(command: str) -> dict[str, Any]:
+def run(command: str) -> dict:
     return align_command.run(command.split())
 
 
@@ -34,8 +30,8 @@ def options(tiny_bert_dir: Path, tmp_path: Path) -> str:
 
 @pytest.fixture
 def texts(tmp_path: Path) -> str:
-    write(tmp_path / "a.de", lines(SOURCE))
-    write(tmp_path / "a.en", lines(TARGET))
+    write(tmp_path / "a.de", lines_of(SOURCE))
+    write(tmp_path / "a.en", lines_of(TARGET))
     return f"{tmp_path}/a.de {tmp_path}/a.en"
 
 
@@ -46,13 +42,12 @@ def command(texts: str, options: str) -> str:
 
 
 @pytest.fixture
-def expected(tiny_bert_dir: Path) -> list[str]:
-    encoder = SentenceEncoder.from_pretrained(str(tiny_bert_dir), "mean")
+def expected(encoder: SentenceEncoder) -> list[str]:
     return [aligned.pharaoh() for aligned in align_words(encoder, SOURCE, TARGET, words="spaces")]
 
 
 def test_every_format_has_the_links_of_the_function(
-    command: str, expected: list[str], tmp_path: Path
+    command: str, expected: list, tmp_path: Path
 ) -> None:
     made = run(command)
     assert (tmp_path / "links.pharaoh").read_text().split("\n") == [*expected, ""]
@@ -77,11 +72,11 @@ def test_every_format_has_the_links_of_the_function(
 
 
 def test_parallel_text_keeps_a_line_for_each_of_its_lines(
-    options: str, expected: list[str], tmp_path: Path
+    options: str, expected: list, tmp_path: Path
 ) -> None:
     rows = [f"{source}\t{target}" for source, target in PAIRS]
     rows.insert(2, "no tab")
-    packed = write(tmp_path / "news.de-en.tsv.gz", lines([*rows, "\t"]))
+    packed = write(tmp_path / "news.de-en.tsv.gz", lines_of([*rows, "\t"]))
     made = run(f"{packed} --words spaces {options} --max_bad_lines 0.5")
     found = (tmp_path / "links.pharaoh").read_text().splitlines()
     assert found == [*expected[:2], "", *expected[2:], ""]
@@ -97,8 +92,10 @@ def test_punctuation_is_split_off_words(texts: str, options: str, tmp_path: Path
 
 
 def test_the_bar_counts_whole_chunks(
-    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    every_step = partial(align_command.tqdm, mininterval=0)  # else a fast step is not shown
+    monkeypatch.setattr(align_command, "tqdm", every_step)
     for name in ("a.de", "a.en"):
         write(tmp_path / name, "a\n" * (CHUNK + 9))
     run(command)
@@ -107,21 +104,17 @@ def test_the_bar_counts_whole_chunks(
 
 
 def test_lines_of_invisible_characters_have_no_words(command: str, tmp_path: Path) -> None:
-    write(tmp_path / "a.de", lines(["\u200b", "kaban \u00ad", "\ufeff \u2060"]))
-    write(tmp_path / "a.en", lines(["\u200b", "loder", "loder"]))
+    write(tmp_path / "a.de", lines_of(["\u200b", "kaban \u00ad", "\ufeff \u2060"]))
+    write(tmp_path / "a.en", lines_of(["\u200b", "loder", "loder"]))
     run(command)
-    assert [len(line) for line in (tmp_path / "links.pharaoh").read_text().split("\n")] == [
-        0,
-        3,
-        0,
-        0,
-    ]
+    found = (tmp_path / "links.pharaoh").read_text().split("\n")
+    assert [len(line) for line in found] == [0, 3, 0, 0]
 
 
 def test_reference_gives_error_rate_precision_and_recall(
-    texts: str, options: str, expected: list[str], tmp_path: Path
+    texts: str, options: str, expected: list, tmp_path: Path
 ) -> None:
-    gold = write(tmp_path / "same.talp", lines(expected))
+    gold = write(tmp_path / "same.talp", lines_of(expected))
     made = run(f"{texts} {options} --gold {gold}")
     assert made["settings"]["words"] == "spaces"
     assert (made["aer"], made["precision"], made["recall"]) == (0, 100, 100)
@@ -140,28 +133,22 @@ def test_reference_gives_error_rate_precision_and_recall(
     ],
 )
 def test_unfit_arguments_and_text_are_one_line(
-    line: str,
-    says: str,
-    texts: str,
-    options: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    line: str, says: str, texts: str, options: str, here: Path
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    written = {"short": lines(TARGET[:7]), "short-gold": "0-0\n", "empty": ""}
-    written |= {"far-gold": "0-0\n" * 7 + "90-1\n"}
-    written |= {"several/de-en.tsv": "a\tb\n", "several/fr-en.tsv": "a\tb\n"}
-    for name, content in written.items():
-        write(tmp_path / name, content)
+    given = {"short": lines_of(TARGET[:7]), "short-gold": "0-0\n", "empty": ""}
+    given |= {"far-gold": "0-0\n" * 7 + "90-1\n"}
+    given |= dict.fromkeys(("several/de-en.tsv", "several/fr-en.tsv"), "a\tb\n")
+    for name, content in given.items():
+        write(here / name, content)
     with pytest.raises(SystemExit, match=f"^error: .*{says}"):
         align_command.main(f"--words spaces {options} {line}".split())
-    assert not (tmp_path / "links.pharaoh").exists()
+    assert not (here / "links.pharaoh").exists()
 
 
 def test_text_without_spaces_and_cut_sentences_are_warned_of(
     command: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    write(tmp_path / "a.de", lines(["火车八点钟从车站出发前往北京。"] * 8))
+    write(tmp_path / "a.de", lines_of(["火车八点钟从车站出发前往北京。"] * 8))
     run(f"{command} --max_seq_length 4")
     assert "8 of 8 pairs have no spaces between words" in caplog.text
     assert "without a token, so without a link: raise --max_seq_length 4" in caplog.text

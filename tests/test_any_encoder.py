@@ -6,27 +6,27 @@ The folders are made with sentence-transformers itself, from tiny models with ra
 import copy
 import shutil
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import transformers
-from conftest import run, synthetic_pairs
+from conftest import load_encoder, load_library, run, synthetic_pairs, tiny_tokenizer
 from damaged_files import damage
 from peft import LoraConfig
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Dense, Normalize, Transformer
 from sentence_transformers.sentence_transformer import losses
 from sentence_transformers.sentence_transformer.modules import Pooling
+from tiny_models import start_from
 from tokenizers import processors
 from transformers import PreTrainedTokenizerFast
 
 from dap_transformers.encoding.encoder import SentenceEncoder
 from dap_transformers.publishing.layout import build
 from dap_transformers.sentence_transformers import DAPLoss
-from modeling_dap import DAPForPreTraining
 
 SIZES = {
     "vocab_size": 260,
@@ -38,19 +38,10 @@ SIZES = {
     "pad_token_id": 1,
 }
 GROUPED = {"num_key_value_heads": 2, "head_dim": 4, "bos_token_id": 0, "eos_token_id": 2}
-T5 = {
-    "vocab_size": 260,
-    "d_model": 16,
-    "d_kv": 4,
-    "d_ff": 24,
-    "num_layers": 2,
-    "num_heads": 4,
-    "pad_token_id": 1,
-    "decoder_start_token_id": 1,
-}
+T5 = {"d_kv": 4, "d_ff": 24, "decoder_start_token_id": 1}
 #: Kind -> name of its configuration, settings, pooling, sizes of Dense layers, and whether it is
 #: normalised and puts special tokens (before, after) a sentence.
-KINDS: dict[str, tuple[str, dict[str, Any], str, tuple[int, ...], bool, str]] = {
+KINDS: dict[str, tuple[str, dict, str, tuple[int, ...], bool, str]] = {
     "bert": ("BertConfig", SIZES, "cls", (), False, "both"),
     "xlm-roberta": ("XLMRobertaConfig", SIZES, "mean", (), True, "both"),
     "labse": ("BertConfig", SIZES, "cls", (12,), True, "both"),
@@ -59,7 +50,7 @@ KINDS: dict[str, tuple[str, dict[str, Any], str, tuple[int, ...], bool, str]] = 
     "eurobert": ("EuroBertConfig", SIZES | GROUPED, "mean", (), False, "both"),
     "nomic-bert": ("NomicBertConfig", SIZES, "mean", (), True, "both"),
     "gte": ("GteConfig", SIZES, "cls", (), False, "both"),
-    "t5": ("T5Config", T5, "mean", (12,), True, "after"),
+    "t5": ("T5Config", SIZES | T5, "mean", (12,), True, "after"),
     "qwen3": ("Qwen3Config", SIZES | GROUPED, "lasttoken", (), True, "after"),
     "gemma": (
         "Gemma3TextConfig",
@@ -84,8 +75,8 @@ PROMPTS = {"query": "lo: ", "document": ""}
 TEXT = ["kaban lofin", "de 1", "a", "migol pusut raban neder kafin logol", "Ünïcode, ok?"]
 
 
-def tokenizer_for(tokenizer: PreTrainedTokenizerFast, ends: str, side: str) -> Any:
-    tokenizer = copy.deepcopy(tokenizer)
+def tokenizer_for(ends: str, side: str) -> PreTrainedTokenizerFast:
+    tokenizer = copy.deepcopy(tiny_tokenizer())
     first = "<s> " if ends in ("both", "before") else ""
     last = " </s>" if ends in ("both", "after") else ""
     tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
@@ -96,29 +87,24 @@ def tokenizer_for(tokenizer: PreTrainedTokenizerFast, ends: str, side: str) -> A
 
 
 @pytest.fixture(scope="session")
-def folders(
-    tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer: PreTrainedTokenizerFast
-) -> Callable[[str], Path]:
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable:
     """Return a function that makes the folder of a kind with sentence-transformers, once."""
-    made: dict[str, Path] = {}
 
+    @cache
     def make(kind: str) -> Path:
-        if kind in made:
-            return made[kind]
         place = tmp_path_factory.mktemp(kind)
         config, settings, pooling, sizes, normalize, ends = KINDS[kind]
         torch.manual_seed(0)
-        model_config = getattr(transformers, config)(**settings)
-        auto = transformers.AutoModel
-        if kind == "t5":
-            auto = transformers.AutoModelForTextEncoding
-        backbone = auto.from_config(model_config)
+        auto = "AutoModelForTextEncoding" if kind == "t5" else "AutoModel"
+        backbone = getattr(transformers, auto).from_config(
+            getattr(transformers, config)(**settings)
+        )
         for parameter in backbone.parameters():
             if parameter.dim() > 1:
                 torch.nn.init.normal_(parameter, std=0.2)
         backbone.save_pretrained(place / "plain")
         side = "left" if pooling == "lasttoken" else "right"
-        tokenizer_for(tiny_tokenizer, ends, side).save_pretrained(place / "plain")
+        tokenizer_for(ends, side).save_pretrained(place / "plain")
 
         modules = [Transformer(str(place / "plain"), max_seq_length=32)]
         modules.append(Pooling(16, pooling))
@@ -130,8 +116,7 @@ def folders(
             modules.append(Normalize())
         model = SentenceTransformer(modules=modules, device="cpu", prompts=PROMPTS)
         model.save(str(place / "folder"))
-        made[kind] = place / "folder"
-        return made[kind]
+        return place / "folder"
 
     return make
 
@@ -142,21 +127,18 @@ def same(ours: np.ndarray, theirs: np.ndarray) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_vectors_and_loss_are_those_of_the_library(
-    kind: str, folders: Callable[[str], Path]
-) -> None:
+def test_vectors_and_loss_are_those_of_the_library(kind: str, folders: Callable) -> None:
     folder = folders(kind)
-    library = SentenceTransformer(str(folder), device="cpu")
-    encoder = SentenceEncoder.from_pretrained(str(folder))
+    library = load_library(folder)
+    encoder = load_encoder(folder)
     same(encoder.encode(TEXT), library.encode(TEXT))
 
     # TR without dropout is the library's ranking loss.
-    pairs = synthetic_pairs("de", 8)
-    sides = [[pair[0] for pair in pairs], [pair[1] for pair in pairs]]
+    sides = [*map(list, zip(*synthetic_pairs("de", 8)))]
     theirs = losses.MultipleNegativesRankingLoss(library)
     features = [library.preprocess(side) for side in sides]
     expected = theirs(copy.deepcopy(features), None)
-    model = DAPForPreTraining.from_encoder(str(folder), objective="tr").eval()
+    model = start_from(folder, objective="tr").eval()
     inputs = {}
     encoder.tokenizer.padding_side = "right"
     for name, side in zip(("source", "target"), sides):
@@ -176,8 +158,8 @@ def train(start: Path, out: Path, text: Path, options: str) -> SentenceEncoder:
         "--head_steps 2 --per_device_train_batch_size 8 --eval_strategy no --report_to none "
         f"--load_best_model_at_end false {options}"
     )
-    trained = SentenceEncoder.from_pretrained(str(out))
-    library = SentenceTransformer(str(out), device="cpu", trust_remote_code=True)
+    trained = load_encoder(out)
+    library = load_library(out, trust_remote_code=True)
     same(trained.encode(TEXT), library.encode(TEXT))
     same(library.encode_query(TEXT), library.encode(TEXT))
     return trained
@@ -185,16 +167,16 @@ def train(start: Path, out: Path, text: Path, options: str) -> SentenceEncoder:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_model_trains_and_is_published(
-    kind: str, folders: Callable[[str], Path], short_bitext_dir: Path, tmp_path: Path
+    kind: str, folders: Callable, short_bitext_dir: Path, tmp_path: Path
 ) -> None:
     first = train(folders(kind), tmp_path / "tr", short_bitext_dir, "--objective tr")
-    started = SentenceEncoder.from_pretrained(str(folders(kind)))
+    started = load_encoder(folders(kind))
     assert np.abs(first.encode(TEXT) - started.encode(TEXT)).max() > 1e-4
 
     lora = "--objective tr --peft_lora_rank 2 --mini_batch_size 4 --gradient_checkpointing true"
     trained = train(tmp_path / "tr", tmp_path / "lora", short_bitext_dir, lora)
     build(tmp_path / "lora", tmp_path / "hub")
-    published = SentenceTransformer(str(tmp_path / "hub"), device="cpu")
+    published = load_library(tmp_path / "hub")
     same(trained.encode(TEXT), published.encode(TEXT))
 
     objective = "tr+bow" if kind == "t5" else "tr+bow+rtl"
@@ -205,7 +187,7 @@ def test_a_model_trains_and_is_published(
 # Settings in the JSON files of a folder
 
 
-def with_setting(start: Path, place: Path, file: str, setting: dict[str, Any]) -> Path:
+def with_setting(start: Path, place: Path, file: str, setting: dict) -> Path:
     """Copy a folder, and add a setting to one of its files."""
     shutil.copytree(start, place)
     damage(place, file, setting)
@@ -221,14 +203,12 @@ LENGTHS = [
 
 
 @pytest.mark.parametrize("setting", LENGTHS, ids=str)
-def test_a_length_has_its_effect(
-    setting: dict[str, Any], folders: Callable[[str], Path], tmp_path: Path
-) -> None:
+def test_a_length_has_its_effect(setting: dict, folders: Callable, tmp_path: Path) -> None:
     folder = with_setting(folders("qwen3"), tmp_path / "folder", TRANSFORMER, setting)
-    expected = SentenceTransformer(str(folder), device="cpu").encode(TEXT)
-    uncut = SentenceEncoder.from_pretrained(str(folders("qwen3"))).encode(TEXT)
+    expected = load_library(folder).encode(TEXT)
+    uncut = load_encoder(folders("qwen3")).encode(TEXT)
     assert np.abs(expected - uncut).max() > 0.1
-    same(SentenceEncoder.from_pretrained(str(folder)).encode(TEXT), expected)
+    same(load_encoder(folder).encode(TEXT), expected)
 
 
 @pytest.mark.parametrize(
@@ -248,43 +228,40 @@ def test_a_length_has_its_effect(
     ],
 )
 def test_a_setting_without_effect_is_refused_by_its_name(
-    file: str, setting: dict, name: str, folders: Callable[[str], Path], tmp_path: Path
+    file: str, setting: dict, name: str, folders: Callable, tmp_path: Path
 ) -> None:
     folder = with_setting(folders("qwen3"), tmp_path / "folder", file, setting)
     with pytest.raises(ValueError, match=name):
-        SentenceEncoder.from_pretrained(str(folder))
+        load_encoder(folder)
     with pytest.raises(ValueError, match=name):
-        DAPForPreTraining.from_encoder(str(folder), objective="tr")
+        start_from(folder, objective="tr")
 
 
 @pytest.mark.parametrize("kind", ["xlm-roberta", "qwen3"])
 def test_an_adapter_is_added_to_its_base_or_refused_without_peft(
-    kind: str,
-    folders: Callable[[str], Path],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    kind: str, folders: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    library = SentenceTransformer(str(folders(kind)), device="cpu")
+    library = load_library(folders(kind))
     library.add_adapter(LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False))
     folder = tmp_path / "adapter"
     library.save(str(folder))
     assert not (folder / "model.safetensors").exists()
 
-    expected = SentenceTransformer(str(folder), device="cpu").encode(TEXT)
-    same(SentenceEncoder.from_pretrained(str(folder)).encode(TEXT), expected)
-    model = DAPForPreTraining.from_encoder(str(folder), objective="tr")
+    expected = load_library(folder).encode(TEXT)
+    same(load_encoder(folder).encode(TEXT), expected)
+    model = start_from(folder, objective="tr")
     same(SentenceEncoder(model.dap, library.tokenizer).encode(TEXT), expected)
 
     monkeypatch.setattr("encoder_dap.is_peft_available", lambda: False)
     with pytest.raises(ValueError, match="peft"):
-        SentenceEncoder.from_pretrained(str(folder))
+        load_encoder(folder)
 
 
 def test_a_plain_folder_pools_as_the_library_does(
-    folders: Callable[[str], Path], caplog: pytest.LogCaptureFixture
+    folders: Callable, caplog: pytest.LogCaptureFixture
 ) -> None:
     for kind, pooling in (("bert", "mean"), ("qwen3", "lasttoken"), ("gemma", "mean")):
         plain = folders(kind).parent / "plain"
-        assert SentenceEncoder.from_pretrained(str(plain)).pooling == pooling
+        assert load_encoder(plain).pooling == pooling
         assert f"using '{pooling}'" in caplog.text
-        assert DAPForPreTraining.from_encoder(str(plain), objective="tr").config.pooling == pooling
+        assert start_from(plain, objective="tr").config.pooling == pooling

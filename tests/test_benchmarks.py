@@ -1,11 +1,9 @@
 """Every benchmark runs on a tiny model, and counts and compares correctly."""
 
-import shlex
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import numpy as np
 import pytest
@@ -26,18 +24,17 @@ from benchmarks import (
 from benchmarks.workload import PAD, Workload, token_counts
 from dap_transformers.files import read_json
 
-TINY = shlex.split("--size tiny --batch_size 6 --target_vocabulary 200 --repeats 1")
-
-#: Runs a benchmark with these arguments, and returns the content of its JSON file.
-Found = Callable[..., dict[str, Any]]
+TINY = "--size tiny --batch_size 6 --target_vocabulary 200 --repeats 1"
 
 
 @pytest.fixture
-def found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Found:
-    def run(benchmark: ModuleType, *options: str) -> dict[str, Any]:
+def found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable:
+    """Return a function that runs a benchmark, and returns the content of its JSON file."""
+
+    def run(benchmark: ModuleType, options: str) -> dict:
         if hasattr(benchmark, "in_own_process"):
             monkeypatch.setattr(benchmark, "in_own_process", lambda work, *args: work(*args))
-        benchmark.main([*options, "--json", str(tmp_path / "a.json")])
+        benchmark.main(f"{options} --json {tmp_path}/a.json".split())
         return read_json(tmp_path / "a.json")
 
     return run
@@ -49,8 +46,8 @@ def workload() -> Workload:
 
 
 @pytest.mark.slow
-def test_step_compares_equal_losses_on_shared_weights(found: Found) -> None:
-    result = found(train_step, *TINY, "--optimizer")
+def test_step_compares_equal_losses_on_shared_weights(found: Callable) -> None:
+    result = found(train_step, f"{TINY} --optimizer")
     parts = result["contenders"]
     names = ["TR", "TLM", "DAP", "BOW", "sentence-transformers"]
     assert list(parts) == [*names, "float32 products", "bfloat16 products"]
@@ -96,35 +93,36 @@ def test_flops_of_an_encoder_are_those_of_the_formula(workload: Workload) -> Non
 
 
 def test_memory_of_the_loss_is_below_its_logits(
-    found: Found, monkeypatch: pytest.MonkeyPatch
+    found: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(losses_dap, "LOGITS_PER_CHUNK", 2**20)
-    options = shlex.split("--tokens 1000 --vocabularies 4000 20000 --hidden 8")
+    options = f"{TINY} --tokens 1000 --vocabularies 4000 20000 --hidden 8"
     peaks = {}
-    for part in found(memory, *TINY, *options)["points"]:
+    for part in found(memory, options)["points"]:
         peaks[(part["contender"], *part["sizes"])] = part["bytes"]
     assert peaks["naive", 1000, 20_000] > 4 * 1000 * 20_000
     assert peaks["ours", 1000, 20_000] < 4 * 1000 * 20_000
 
 
-def test_encode_compares_equal_vectors(found: Found, tiny_bert_dir: Path, bitext_dir: Path) -> None:
+def test_encode_compares_equal_vectors(
+    found: Callable, tiny_bert_dir: Path, bitext_dir: Path
+) -> None:
     options = f"--model {tiny_bert_dir} --data_dir {bitext_dir} --sentences 20 --repeats 1"
-    result = found(encode, *options.split())
+    result = found(encode, options)
     assert result["sentences"] == 20
     assert min(part["least_cosine"] for part in result["contenders"].values()) > 0.9999
 
 
 @pytest.mark.slow
 def test_mining_finds_the_same(
-    found: Found, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    found: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("faiss")
     monkeypatch.setattr(mining, "product_rate", lambda *args: 1.0)
-    vectors = []
     for name in ("xx.npy", "en.npy"):
         np.save(tmp_path / name, np.random.default_rng(3).standard_normal((40, 8), np.float32))
-        vectors.append(str(tmp_path / name))
-    parts = found(mining, "--vectors", *vectors, "--rows", "30", "--repeats", "1")["rows"]["30"]
+    options = f"--vectors {tmp_path}/xx.npy {tmp_path}/en.npy --rows 30 --repeats 1"
+    parts = found(mining, options)["rows"]["30"]
     assert [part["found"] for part in parts.values()] == [1.0] * 3
 
 

@@ -5,7 +5,6 @@ import multiprocessing
 import os
 import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from importlib import import_module
@@ -13,21 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import load_encoder
 from damaged_files import damage
-from written import full_disk
+from forked import run_fresh
+from written import full_disk, write
 
 from dap_transformers import __version__, commands
 from dap_transformers.commands.arguments import ArgumentParser
 from dap_transformers.commands.safeguards import command, guarded, refuse_changes
-from dap_transformers.encoding.encoder import SentenceEncoder
 from dap_transformers.errors import UserError, reading
-from dap_transformers.files import (
-    claimed,
-    read_json,
-    whole_file,
-    whole_folder,
-    write_json,
-)
+from dap_transformers.files import claimed, read_json, whole_file, whole_folder, write_json
 from dap_transformers.text.corpus import load_bitext
 
 TRAIN, EVALUATE, XNLI = "train_dap", "eval_retrieval", "run_xnli"
@@ -41,9 +35,7 @@ COMMANDS = (TRAIN, EVALUATE, XNLI, MINE, ALIGN, PREPARE, PUSH)
 
 
 @pytest.fixture(params=COMMANDS)
-def main_that_raises(
-    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> Callable[[type], None]:
+def main_that_raises(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable:
     """Runs a command's `main` in which something below raises."""
 
     def run(error: type[BaseException]) -> None:
@@ -57,7 +49,7 @@ def main_that_raises(
 
 
 def test_errors_that_the_user_can_fix_end_a_command_in_one_line(
-    main_that_raises: Callable[[type], None], capsys: pytest.CaptureFixture[str]
+    main_that_raises: Callable, capsys: pytest.CaptureFixture
 ) -> None:
     for error in (UserError, FileNotFoundError, FloatingPointError):
         with pytest.raises(SystemExit) as end:
@@ -75,7 +67,7 @@ def test_errors_that_the_user_can_fix_end_a_command_in_one_line(
 
 
 def test_a_launch_that_starts_one_process_instead_of_several_is_refused(
-    main_that_raises: Callable[[type], None], monkeypatch: pytest.MonkeyPatch
+    main_that_raises: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     monkeypatch.setenv("ACCELERATE_USE_CPU", "True")
@@ -89,7 +81,7 @@ def test_a_launch_that_starts_one_process_instead_of_several_is_refused(
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_prints_its_version_and_help(
-    name: str, capsys: pytest.CaptureFixture[str]
+    name: str, capsys: pytest.CaptureFixture
 ) -> None:
     main = import_module(name).main
     for flag in ("--version", "--help"):
@@ -148,7 +140,7 @@ def test_a_damaged_model_is_refused_by_its_name(
     model = shutil.copytree(tiny_bert_dir, tmp_path / "model")
     damage(model, file, content)
     with pytest.raises(UserError) as refused:
-        SentenceEncoder.from_pretrained(str(model))
+        load_encoder(model)
     assert str(model) in str(refused.value)
 
 
@@ -204,20 +196,16 @@ def argv_of(name: str, model: str, text: Path, out: Path) -> list[str]:
 
 
 @pytest.fixture
-def place(
-    tiny_bert_dir: Path, bitext_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Path:
+def place(tiny_bert_dir: Path, bitext_dir: Path, here: Path) -> Path:
     """Make inputs and links to them in the current folder."""
-    shutil.copytree(tiny_bert_dir, tmp_path / "model")
-    shutil.copytree(tiny_bert_dir, tmp_path / "run/checkpoint-10")
-    (tmp_path / "linked").symlink_to("model")
-    (tmp_path / "in").mkdir()
-    shutil.copy(bitext_dir / "de-en.tsv", tmp_path / "in")
+    for name in ("model", "run/checkpoint-10"):
+        shutil.copytree(tiny_bert_dir, name)
     for name in ("in/a.de", "in/a.en", "test.txt"):
-        (tmp_path / name).write_text("a sentence\n")
-    (tmp_path / "soft").symlink_to("in/de-en.tsv")
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+        write(here / name, "a sentence\n")
+    shutil.copy(bitext_dir / "de-en.tsv", "in")
+    (here / "linked").symlink_to("model")
+    (here / "soft").symlink_to("in/de-en.tsv")
+    return here
 
 
 def contents(folder: Path) -> dict[Path, bytes | None]:
@@ -386,11 +374,10 @@ def test_the_umask_and_links_are_kept(tmp_path: Path) -> None:
     ],
 )
 def test_missing_text_is_refused_before_the_command_is_imported(
-    name: str, line: str, missing: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, line: str, missing: str | None, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     for file in ("here", "here.zip"):
-        (tmp_path / file).touch()
+        (here / file).touch()
     options = getattr(commands, name).keywords
     monkeypatch.setattr("sys.argv", [name, *line.split()])
     expected = SystemExit if missing else ModuleNotFoundError
@@ -404,5 +391,4 @@ def test_every_help_works_without_optional_packages() -> None:
     for name in COMMANDS:
         script += f"try: importlib.import_module({name!r}).main(['--help'])\n"
         script += "except SystemExit as end: print('ended', end.code)\n"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert done.stdout.count("ended 0") == len(COMMANDS), done.stderr
+    assert run_fresh(sys.executable, "-c", script).count("ended 0") == len(COMMANDS)

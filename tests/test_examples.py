@@ -1,6 +1,5 @@
 """The app in examples/, and the recipes of serve.md."""
 
-import gzip
 import importlib.util
 import os
 import re
@@ -13,11 +12,12 @@ from types import ModuleType, SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from conftest import REPOSITORY, synthetic_pairs
+from conftest import REPOSITORY, load_encoder, synthetic_pairs
+from naive import cosines
 from serve_recipes import RECIPES
-from sklearn.metrics.pairwise import cosine_similarity
 from tokenizers import Tokenizer
 from transformers import AutoModel
+from written import lines_of, write
 
 from dap_transformers.encoding.encoder import SentenceEncoder
 from dap_transformers.errors import UserError
@@ -34,20 +34,20 @@ def load_app() -> ModuleType:
 
 
 app = load_app()
-SOURCE, TARGET = (list(side) for side in zip(*synthetic_pairs("de", 12), strict=True))
+SOURCE, TARGET = map(list, zip(*synthetic_pairs("de", 12)))
 
 
 @pytest.fixture(scope="module", params=["", "query: "])
 def encoder(tiny_bert_dir: Path, request: pytest.FixtureRequest) -> SentenceEncoder:
-    return SentenceEncoder.from_pretrained(str(tiny_bert_dir), "mean", request.param)
+    return load_encoder(tiny_bert_dir, "mean", request.param)
 
 
 def test_matches_of_both_texts_come_by_cosine_and_repeated_lines_once(
     encoder: SentenceEncoder, tmp_path: Path
 ) -> None:
-    (tmp_path / "text.gz").write_bytes(gzip.compress("\n".join(["", *SOURCE, SOURCE[1]]).encode()))
+    packed = write(tmp_path / "text.gz", "\n".join(["", *SOURCE, SOURCE[1]]))
     texts = [
-        app.read_text(encoder, "a", "not read", str(tmp_path / "text.gz")),
+        app.read_text(encoder, "a", "not read", str(packed)),
         app.read_text(encoder, "b", "\n".join(TARGET), None),
     ]
     assert [*texts[0].sentences] == [*dict.fromkeys(SOURCE)]
@@ -56,9 +56,9 @@ def test_matches_of_both_texts_come_by_cosine_and_repeated_lines_once(
     assert len(rows) == 2 * app.MATCHES
     assert rows == sorted(rows, key=lambda row: -row[0])
     found = {sentence: cosine for cosine, number, sentence in rows if number == 2}
-    cosines = cosine_similarity(encoder.encode([SOURCE[3]]), encoder.encode(TARGET))[0]
-    assert max(found.values()) == pytest.approx(cosines.max(), abs=1e-3)
-    assert found[TARGET[cosines.argmax()]] == max(found.values())
+    own = cosines(encoder.encode([SOURCE[3]]), encoder.encode(TARGET))[0]
+    assert max(found.values()) == pytest.approx(own.max(), abs=1e-3)
+    assert found[TARGET[own.argmax()]] == max(found.values())
 
 
 def test_the_picture_has_the_words_of_both_sentences(encoder: SentenceEncoder) -> None:
@@ -73,14 +73,12 @@ def files(tmp_path: Path) -> list[str]:
     """Write two texts: repeated and empty lines, quotes, and translations in another order."""
     source = ["", *SOURCE, SOURCE[0], '"a']
     target = [*reversed(TARGET), '"b" c']
-    paths = [tmp_path / "a.de", tmp_path / "a.en"]
-    for path, sentences in zip(paths, (source, target), strict=True):
-        path.write_text("".join(f"{sentence}\n" for sentence in sentences), encoding="utf-8")
-    return [str(path) for path in paths]
+    sides = {"a.de": source, "a.en": target}
+    return [str(write(tmp_path / name, lines_of(side))) for name, side in sides.items()]
 
 
 def test_mined_pairs_have_their_lines_and_the_threshold_keeps_the_better_ones(
-    encoder: SentenceEncoder, files: list[str]
+    encoder: SentenceEncoder, files: list
 ) -> None:
     rows, threshold = app.mine_files(encoder, *files)
     assert rows[-1].score <= threshold <= rows[0].score
@@ -109,16 +107,14 @@ def test_mined_pairs_have_their_lines_and_the_threshold_keeps_the_better_ones(
         (lambda encoder: app.mine_files(encoder, __file__, os.devnull), "the target"),
     ],
 )
-def test_what_is_refused(
-    encoder: SentenceEncoder, call: Callable[[SentenceEncoder], object], says: str
-) -> None:
+def test_what_is_refused(encoder: SentenceEncoder, call: Callable, says: str) -> None:
     with pytest.raises(UserError, match=says):
         call(encoder)
 
 
 @pytest.mark.parametrize("encoder", ["query: "], indirect=True)
 def test_the_buttons_search_and_mine(
-    encoder: SentenceEncoder, files: list[str], monkeypatch: pytest.MonkeyPatch
+    encoder: SentenceEncoder, files: list, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A client presses the buttons of the running app."""
     monkeypatch.setenv("GRADIO_ANALYTICS_ENABLED", "False")
@@ -157,7 +153,7 @@ def published(tiny_bert_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 
 def require_same(vectors: object, folder: Path) -> None:
     found = np.asarray(vectors)
-    expected = SentenceEncoder.from_pretrained(str(folder)).encode(SOURCE)
+    expected = load_encoder(folder).encode(SOURCE)
     lengths = np.linalg.norm(found, axis=1) * np.linalg.norm(expected, axis=1)
     np.testing.assert_allclose((found * expected).sum(1) / lengths, 1, atol=1e-5)
 

@@ -5,6 +5,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 import torch.nn.functional as F
+from tiny_models import distance, on_cuda
 from torch import Tensor
 
 import losses_dap
@@ -35,18 +36,8 @@ def made_up_liger(weight: Tensor, hidden: Tensor, labels: Tensor, bias: Tensor) 
     return F.cross_entropy((hidden @ weight.T + bias).float(), labels, reduction="sum")
 
 
-on_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
-
-
-@pytest.mark.parametrize(
-    ("device", "kernel"),
-    [
-        ("cpu", "plain"),
-        ("cpu", "fused"),
-        pytest.param("cuda", "plain", marks=on_cuda),
-        pytest.param("cuda", "fused", marks=on_cuda),
-    ],
-)
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=on_cuda)])
+@pytest.mark.parametrize("kernel", ["plain", "fused"])
 def test_the_vocabulary_loss_in_half_precision_is_near_that_in_float64(
     device: str, kernel: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -77,7 +68,7 @@ def test_the_vocabulary_loss_in_half_precision_is_near_that_in_float64(
         assert loss.dtype == torch.float32
         assert (loss - rows.sum()).abs() < nats * len(rows)
         for a, b in zip(found, expected):
-            assert (a - b).norm() < share * b.norm()
+            assert distance(a, b) < share
         if not is_fused:  # small gradients of tokens that are known well are as near as others
             errors = (found[0] - expected[0]).norm(dim=1) / expected[0].norm(dim=1)
             assert errors.max() < (0.08 if half else 1e-4)

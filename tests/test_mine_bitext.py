@@ -5,7 +5,6 @@ import json
 import re
 import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -14,7 +13,7 @@ import torch
 from conftest import synthetic_pairs
 from forked import run_two
 from numpy.testing import assert_allclose
-from written import full_disk, pairs_of
+from written import full_disk, lines_of, pairs_of
 from written import write as write_text
 
 import eval_retrieval
@@ -25,13 +24,12 @@ from dap_transformers.mining.mine import mine
 from dap_transformers.mining.texts import DistinctSentences, TextPair, write_pairs
 from dap_transformers.text.corpus import load_bitext
 
-PAIRS = synthetic_pairs("de", 40)
-SOURCE = [source for source, _ in PAIRS]
-TARGET = [target for _, target in reversed(PAIRS)]
+SOURCE, TARGET = map(list, zip(*synthetic_pairs("de", 40)))
+TARGET.reverse()
 
 
-def write(path: Path, lines: list[str]) -> str:
-    return str(write_text(path, "".join(f"{line}\n" for line in lines)))
+def write(path: Path, lines: list[str]) -> Path:
+    return write_text(path, lines_of(lines))
 
 
 def read(path: Path) -> pd.DataFrame:
@@ -39,11 +37,11 @@ def read(path: Path) -> pd.DataFrame:
     return pd.read_csv(path, sep="\t", quoting=csv.QUOTE_NONE, keep_default_na=False)
 
 
-def lines_of(table: pd.DataFrame) -> list[tuple[int, int]]:
-    return list(zip(table.source_line, table.target_line, strict=True))
+def line_pairs(table: pd.DataFrame) -> list[tuple[int, int]]:
+    return list(zip(table.source_line, table.target_line))
 
 
-def run(command: str) -> dict[str, Any]:
+def run(command: str) -> dict:
     return mine_command.run(command.split())
 
 
@@ -64,7 +62,7 @@ def command(model: str, tmp_path: Path) -> str:
 
 
 def test_pairs_are_written_best_first_with_their_lines(
-    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
     made = run(command)
     rows = read(tmp_path / "pairs.tsv")
@@ -93,7 +91,7 @@ def test_packing_batches_and_shards_do_not_change_the_pairs(
     run(f"{packed} {model} --output {tmp_path}/b.tsv.gz --shard_size 7")
     one = read(tmp_path / "pairs.tsv")
     two = read(tmp_path / "b.tsv.gz")
-    assert lines_of(one) == lines_of(two)
+    assert line_pairs(one) == line_pairs(two)
     assert_allclose(one.score, two.score, atol=3e-6)
 
 
@@ -151,7 +149,7 @@ def test_on_a_full_disk_it_keeps_the_old_pairs_and_continues_once_there_is_room(
 
 
 def test_given_pairs_are_scored_in_their_order(
-    command: str, tiny_bert_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    command: str, encoder: SentenceEncoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dap_transformers.mining.mine.VECTOR_BLOCK", 4)
     # line 10 is empty on one side, and line 11 repeats line 1
@@ -161,12 +159,11 @@ def test_given_pairs_are_scored_in_their_order(
     write(tmp_path / "a.en", target)
     made = run(f"{command} --score_only")
     rows = read(tmp_path / "pairs.tsv")
-    assert lines_of(rows) == [(line, line) for line in [*range(1, 10), 11]]
+    assert line_pairs(rows) == [(line, line) for line in [*range(1, 10), 11]]
     assert rows.target.tolist() == target[:9] + target[10:]
     assert made["candidates"] == 10
     assert made["settings"]["threshold"] == "none"
 
-    encoder = SentenceEncoder.from_pretrained(str(tiny_bert_dir), "mean")
     vectors = encoder.encode(source[:9]), encoder.encode(target[:10])  # of distinct sentences
     pairs = np.array([*range(9), 0])
     expected = score_pairs(*vectors, pairs, pairs, neighbourhoods(*vectors))
@@ -192,27 +189,27 @@ def test_what_is_written_is_read_back_as_parallel_text(name: str, tmp_path: Path
     loaded = load_bitext(tmp_path / name, cache_dir=tmp_path)["de"]
     if "tsv" in name:
         sentences = [sentence.replace("\t", " ") for sentence in sentences]
-    assert pairs_of(loaded) == list(zip(sentences, sentences[::-1], strict=True))
+    assert pairs_of(loaded) == list(zip(sentences, sentences[::-1]))
 
 
 def test_the_threshold_is_chosen_and_reported_and_the_function_finds_the_same(
-    command: str, tiny_bert_dir: Path, tmp_path: Path
+    command: str, encoder: SentenceEncoder, tmp_path: Path
 ) -> None:
     shared = [source for source, _ in synthetic_pairs("de", 120, seed=5)]
     sides = [
         shared + [source for source, _ in synthetic_pairs("de", 60, seed=6)],
         shared + [target for _, target in synthetic_pairs("de", 60, seed=7)],
     ]
-    for name, side in zip(("a.de", "a.en"), sides, strict=True):
+    for name, side in zip(("a.de", "a.en"), sides):
         write(tmp_path / name, side)
     made = run(command)
     choice = made["threshold_choice"]
     assert choice["table"][-1]["kept"] == made["candidates"]
 
     rows = read(tmp_path / "pairs.tsv")
-    table = mine(*sides, SentenceEncoder.from_pretrained(str(tiny_bert_dir), "mean"))
+    table = mine(*sides, encoder)
     assert made["kept"] == len(rows)
-    assert lines_of(rows) == lines_of(table.to_pandas())
+    assert line_pairs(rows) == line_pairs(table.to_pandas())
     assert_allclose(rows.score, table["score"], atol=2e-6)
 
     known = [f"{text}\t{text}" for text, _ in synthetic_pairs("de", 30, seed=8)]
@@ -223,9 +220,9 @@ def test_the_threshold_is_chosen_and_reported_and_the_function_finds_the_same(
 def test_an_index_states_its_recall(command: str, tmp_path: Path) -> None:
     pytest.importorskip("faiss")
     run(command)
-    exact = lines_of(read(tmp_path / "pairs.tsv"))
+    exact = line_pairs(read(tmp_path / "pairs.tsv"))
     assert run(f"{command} --index Flat")["recall_at_k"] == 1.0
-    assert lines_of(read(tmp_path / "pairs.tsv")) == exact
+    assert line_pairs(read(tmp_path / "pairs.tsv")) == exact
     assert 0.1 < run(f"{command} --index IVF8,Flat:nprobe=1")["recall_at_k"] < 1.0
 
 
@@ -244,7 +241,7 @@ def bucc(folder: Path, name: str, seed: int) -> None:
 
 
 def test_bucc_is_measured_at_the_threshold_of_a_split(
-    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
     bucc(tmp_path, "dev", 3)
     command = f"--bucc {tmp_path} --pair de-en --margin absolute {model}"
@@ -253,7 +250,7 @@ def test_bucc_is_measured_at_the_threshold_of_a_split(
     assert sample["protocol"].startswith("BUCC sample: ")
     assert [sample["pairs"]["de-en"][name] for name in ("precision", "recall", "f1")] == [100] * 3
     rows = read(tmp_path / "out" / "p.tsv")
-    assert lines_of(rows) == [(line, line + 20) for line in rows.source_line]
+    assert line_pairs(rows) == [(line, line + 20) for line in rows.source_line]
     assert rows.source.equals(rows.target)
     printed = capsys.readouterr().out
     assert "(10 pairs of ids found, 10 of the 10 true pairs)" in printed
@@ -303,10 +300,9 @@ def test_processes_share_the_encoding_and_give_the_same_pairs_and_numbers(
     ],
 )
 def test_unfit_arguments_end_the_command_in_one_line(
-    change: str, message: str, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    change: str, message: str, command: str, here: Path
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    write(tmp_path / "known", ["no tab"])
+    write(here / "known", ["no tab"])
     with pytest.raises(SystemExit, match=f"^error: .*{message}"):
         main(f"{command} {change}")
 

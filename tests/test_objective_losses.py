@@ -2,7 +2,6 @@
 
 import itertools
 from collections.abc import Sequence
-from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -14,6 +13,7 @@ from tiny_models import (
     MASK,
     PAD,
     RELEASED,
+    Batch,
     make_batch,
     tiny_model,
     tokens_of,
@@ -26,7 +26,7 @@ from modeling_dap import DAPConfig, DAPForPreTraining
 from states_dap import position_offset
 
 
-def vector_of(model: DAPForPreTraining, batch: dict[str, Tensor], side: str, row: int) -> Tensor:
+def vector_of(model: DAPForPreTraining, batch: Batch, side: str, row: int) -> Tensor:
     """Return the sentence vector (D,) of one sentence."""
     return model.dap(tokens_of(batch, side, row)[None]).pooler_output[0]
 
@@ -59,7 +59,7 @@ def token_losses(
 
 def reconstruct(
     model: DAPForPreTraining,
-    batch: dict[str, Tensor],
+    batch: Batch,
     row: int,
     sides: Sequence[str] = ("source", "target"),
     added: Sequence[Tensor | float] = (0.0, 0.0),
@@ -113,7 +113,7 @@ def mean(losses: list[Tensor]) -> float:
     ids=str,
 )
 def test_rtl_is_the_mean_over_real_target_tokens_of_unpadded_pairs(
-    model_type: str, options: dict[str, Any]
+    model_type: str, options: dict
 ) -> None:
     model, batch, losses = tiny_model(model_type, **options).double(), make_batch(), []
     for row in range(6):
@@ -158,7 +158,7 @@ def test_target_vocabulary_is_the_softmax_over_its_ids_and_ignores_others(object
 
 @pytest.mark.parametrize("ids", [None, [2, *range(150, 250)]])
 def test_a_matrix_of_its_own_starts_as_the_word_embeddings_and_learns_apart(
-    ids: list[int] | None,
+    ids: list | None,
 ) -> None:
     options = {"objective": "rtl", "mask_token_id": MASK, "target_token_ids": ids}
     model, tied = (
@@ -248,7 +248,7 @@ def test_a_source_is_ranked_over_all_targets_and_all_hard_negatives(
     assert_close(found, torch.autograd.grad(expected, table))
 
 
-def texts_of(objective: str, batch: dict[str, Tensor], row: int) -> list[tuple[Tensor, ...]]:
+def texts_of(objective: str, batch: Batch, row: int) -> list[tuple[Tensor, ...]]:
     """Ids, noise and columns of the texts that are masked of one pair: one of TLM, two of MLM."""
     texts = []
     for side in ("source", "target"):
@@ -288,7 +288,7 @@ def test_masked_modelling_is_the_mean_over_masked_tokens_of_unpadded_text(
 
 
 @pytest.mark.parametrize("options", [{}, {"rtl_tied": False}, {"objective": "rtl+bow"}])
-def test_bow_tells_the_targets_words_from_either_sentence_vector(options: dict[str, Any]) -> None:
+def test_bow_tells_the_targets_words_from_either_sentence_vector(options: dict) -> None:
     options = {"objective": "bow", "target_vocab_size": 150, "pooling": "mean", **options}
     model, batch, means = tiny_model(**options).double(), make_batch(), []
     batch["target_input_ids"][1, 1:3] = 100  # a word that occurs twice counts twice
@@ -323,7 +323,7 @@ def test_mlm_masks_anew_in_each_step_and_never_special_tokens(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model = tiny_model(objective="mlm", mlm_probability=0.5)
-    batch = {name: value for name, value in make_batch().items() if "noise" not in name}
+    batch = make_batch(has_noise=False)
     encode_text = Mock(wraps=model.encode_text)
     monkeypatch.setattr(model, "encode_text", encode_text)
     for _ in range(20):

@@ -12,6 +12,7 @@ import networkx as nx  # a requirement of torch
 import pytest
 import yaml
 from conftest import REPOSITORY
+from forked import run_fresh
 from wheels import build_wheel
 
 import dap_transformers.commands
@@ -60,7 +61,7 @@ def room_of(module: str) -> str:
 def imports_of(path: Path, modules: set[str]) -> set[str]:
     """Return the own modules that a file imports, also within functions."""
     names: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -100,7 +101,7 @@ def test_there_are_no_import_cycles(files: nx.DiGraph) -> None:
 def test_the_library_reads_no_flags_and_prints_nothing() -> None:
     for name, path in own_modules().items():
         if layer_of(name) == "library" and name not in SHARED:
-            text = path.read_text(encoding="utf-8")
+            text = path.read_text()
             assert not re.search(r"^ *(import|from) argparse", text, re.MULTILINE), name
             calls = [node.func for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)]
             assert "print" not in {getattr(called, "id", None) for called in calls}, name
@@ -128,15 +129,10 @@ def test_wheel_and_checkout_import_the_same_names(tmp_path: Path) -> None:
     code += f"for name in {names}: print(name, importlib.import_module(name).__file__)\n"
     code += f"import dap_transformers; print([getattr(dap_transformers, x) for x in {[*PUBLIC]}])"
     for place in (REPOSITORY, tmp_path / "installed"):
-        done = subprocess.run(
-            [sys.executable, "-c", code],
-            capture_output=True,
-            text=True,
-            cwd=tmp_path,
-            env=os.environ | {"PYTHONPATH": str(place)},
-        )
-        imported = [line.split() for line in done.stdout.splitlines()[:-1]]
-        assert [name for name, _ in imported] == names, done.stderr
+        env = os.environ | {"PYTHONPATH": str(place)}
+        printed = run_fresh(sys.executable, "-c", code, cwd=tmp_path, env=env)
+        imported = [line.split() for line in printed.splitlines()[:-1]]
+        assert [name for name, _ in imported] == names
         assert all(file.startswith(str(place)) for _, file in imported)
 
     (entry_points,) = [name for name in wheel.namelist() if name.endswith("entry_points.txt")]
@@ -150,13 +146,12 @@ def test_readers_and_versions_of_commands_import_no_slow_library() -> None:
     code = "import sys, dap_transformers.text.corpus; sys.argv = ['mine-bitext', '--version']\n"
     code += "from dap_transformers.commands import mine_bitext; mine_bitext()\n"
     code += "assert not {'datasets', 'polib', 'torch', 'xz'} & {*sys.modules}"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert (done.stdout, done.stderr) == (f"dap-transformers {__version__}\n", "")
+    assert run_fresh(sys.executable, "-c", code) == f"dap-transformers {__version__}\n"
 
 
 @pytest.mark.slow
 def test_an_older_transformers_is_refused_in_one_line() -> None:
-    setup = (REPOSITORY / "setup.py").read_text(encoding="utf-8")
+    setup = (REPOSITORY / "setup.py").read_text()
     assert f'"transformers>={OLDEST_TRANSFORMERS}"' in setup
 
     older = "import transformers; transformers.__version__ = '5.3.0'; import configuration_dap"
@@ -167,5 +162,5 @@ def test_an_older_transformers_is_refused_in_one_line() -> None:
 
 
 def test_the_citation_names_the_version_of_the_package() -> None:
-    citation = yaml.safe_load((REPOSITORY / "CITATION.cff").read_text(encoding="utf-8"))
+    citation = yaml.safe_load((REPOSITORY / "CITATION.cff").read_text())
     assert citation["version"] == __version__

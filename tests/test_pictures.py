@@ -5,11 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dap_transformers.pictures import (
-    plot_curves,
-    plot_token_states,
-    principal_plane,
-)
+from dap_transformers.pictures import plot_curves, plot_token_states, principal_plane
 
 
 def clouds(shift: float) -> tuple[np.ndarray, np.ndarray]:

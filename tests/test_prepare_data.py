@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 import yaml
-from conftest import synthetic_pairs
+from conftest import synthetic_pairs, tiny_tokenizer
 from datasets import load_dataset
-from transformers import PreTrainedTokenizerFast
-from written import full_disk, text_of, zip_of
+from written import full_disk, lines_of, text_of, write, zip_of
 
 from dap_transformers.commands.prepare import main
 from dap_transformers.errors import UserError
@@ -34,13 +33,12 @@ def long_pairs(language: str, count: int) -> list[tuple[str, str]]:
 @pytest.fixture
 def raw(tmp_path: Path) -> Path:
     folder = tmp_path / "raw"
-    folder.mkdir()
     for language in ("de", "fr"):
-        (folder / f"{language}-en.tsv").write_bytes(text_of(long_pairs(language, 80)))
+        write(folder / f"{language}-en.tsv", text_of(long_pairs(language, 80)))
     return folder
 
 
-def prepared(raw: Path, output: Path, **given: Any) -> dict[str, Any]:
+def prepared(raw: Path, output: Path, **given: Any) -> dict:
     """Prepare text with some options, and return the report."""
     given = {"data": [str(raw)], "dev_pairs": 5, "max_shared": 2, **given}
     options = {name: given.pop(name) for name in OPTIONS & given.keys()}
@@ -149,9 +147,7 @@ def test_files_of_others_are_left_alone(raw: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["data", "evaluation_data", "licences"])
 def test_an_input_in_the_output_folder_is_refused(name: str, raw: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    (out / "train").mkdir(parents=True)
-    path = out / "train/de-en.tsv"
-    path.write_bytes((raw / "de-en.tsv").read_bytes())
+    path = write(out / "train/de-en.tsv", (raw / "de-en.tsv").read_bytes())
     value = str(path) if name == "licences" else [str(path)]
     with pytest.raises(UserError, match="lies in the output folder"):
         prepared(raw, out, **{name: value}, overwrite=True)
@@ -206,11 +202,10 @@ def test_text_from_opus_is_mixed_with_other_text_and_named(
 ) -> None:
     files = {"README": "about it"}
     for side, texts in zip(("sw", "en"), zip(*long_pairs("sw", 40))):
-        files[f"WikiMatrix.en-sw.{side}"] = "".join(f"{text}\n" for text in texts)
+        files[f"WikiMatrix.en-sw.{side}"] = lines_of(texts)
 
     def download(url: str, path: Path) -> bool:
         if is_there := "WikiMatrix/v1/moses/en-sw" in url:
-            path.parent.mkdir(exist_ok=True)
             zip_of(path, files)
         return is_there
 
@@ -226,9 +221,9 @@ def test_text_from_opus_is_mixed_with_other_text_and_named(
 
 
 def test_a_recipe_of_the_command_sets_the_steps_of_the_released_code(
-    raw: Path, tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast
+    raw: Path, tmp_path: Path
 ) -> None:
-    tiny_tokenizer.save_pretrained(tmp_path / "tokenizer")
+    tiny_tokenizer().save_pretrained(tmp_path / "tokenizer")
     argv = f"--data {raw} --output_dir {tmp_path}/out --recipe release"
     main(f"{argv} --tokenizer {tmp_path}/tokenizer --max_tokens 500".split())
     settings = read_json(tmp_path / "out/report.json")["settings"]
@@ -245,6 +240,6 @@ def test_a_recipe_of_the_command_sets_the_steps_of_the_released_code(
         ({"min_tokens": 99}, "nothing is left of 160 pairs"),
     ],
 )
-def test_what_is_refused(raw: Path, tmp_path: Path, options: dict[str, Any], says: str) -> None:
+def test_what_is_refused(raw: Path, tmp_path: Path, options: dict, says: str) -> None:
     with pytest.raises((UserError, FileNotFoundError), match=says):
         prepared(raw, tmp_path / "out", **options)

@@ -14,20 +14,19 @@ import numpy as np
 import pytest
 import torch
 from accelerate.state import AcceleratorState
-from conftest import LANGUAGES, results, synthetic_pairs
+from conftest import LANGUAGES, load_encoder, results, synthetic_pairs
 from pretend_gpu import pretend_gpu
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.models import Pooling, Transformer
-from tiny_models import ALL, gradients, make_batch, tiny_model, with_negatives
+from tiny_models import ALL, Batch, gradients, make_batch, start_from, tiny_model, with_negatives
 from torch import Tensor
 
 from dap_transformers.alignment.align import align_words
-from dap_transformers.encoding.encoder import SentenceEncoder
 from dap_transformers.files import read_json
 from dap_transformers.search.exact import nearest
 from dap_transformers.sentence_transformers import DAPLoss
 from dap_transformers.training.trainer import DAPTrainer
-from modeling_dap import DAPConfig, DAPForPreTraining, DAPForSequenceClassification
+from modeling_dap import DAPConfig, DAPForSequenceClassification
 from train_dap import main
 
 pytestmark = pytest.mark.filterwarnings("ignore:'pin_memory' argument is set:UserWarning")
@@ -36,7 +35,7 @@ TARGET_IDS = [0, 2, *range(5, 250, 3)]
 
 
 @pytest.fixture
-def waits(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
+def waits(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter]:
     """Let the test have a pretend GPU. Gives the places where the CPU waits for it."""
     monkeypatch.delenv("ACCELERATE_USE_CPU")
     AcceleratorState._reset_state(True)
@@ -57,9 +56,7 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
         lambda gpu, cpu: gpu.index_put_((cpu[0].long(),), cpu),
     ],
 )
-def test_a_mixture_of_devices_raises(
-    mixture: Callable[[Tensor, Tensor], Tensor], waits: Counter[str]
-) -> None:
+def test_a_mixture_of_devices_raises(mixture: Callable, waits: Counter) -> None:
     with pytest.raises(RuntimeError, match="same device"):
         mixture(torch.zeros(2, 2, device="cuda"), torch.zeros(2, 2))
 
@@ -67,7 +64,7 @@ def test_a_mixture_of_devices_raises(
 # ------------------------------------------------------------------------------------- our code
 
 
-def on(device: str, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+def on(device: str, batch: Batch) -> Batch:
     return {name: value.to(device) for name, value in batch.items()}
 
 
@@ -94,8 +91,8 @@ def classification(device: str, folder: Path) -> Tensor:
 
 
 def vectors_links_and_neighbours(device: str, folder: Path) -> Tensor:
-    sources, targets = zip(*synthetic_pairs(LANGUAGES[0], 20), strict=True)
-    encoder = SentenceEncoder.from_pretrained(str(folder), "mean", device=device)
+    sources, targets = zip(*synthetic_pairs(LANGUAGES[0], 20))
+    encoder = load_encoder(folder, "mean", device=device)
     vectors = torch.tensor(encoder.encode([*sources, *targets], normalize=True), device=device)
     links = [aligned.links for aligned in align_words(encoder, sources, targets)]
     rows = [nearest(vectors[:20], vectors[20:]), np.concatenate(links).flatten()]
@@ -104,7 +101,7 @@ def vectors_links_and_neighbours(device: str, folder: Path) -> Tensor:
 
 def sentence_transformers_loss(device: str, folder: Path) -> Tensor:
     torch.manual_seed(0)
-    heads = DAPForPreTraining.from_encoder(str(folder), objective="tr+rtl").eval()
+    heads = start_from(folder, objective="tr+rtl").eval()
     modules = [Transformer(str(folder)), Pooling(32, "cls")]
     model = SentenceTransformer(modules=modules, device=device).eval()
     loss = DAPLoss(model, heads, mini_batch_size=4)
@@ -139,10 +136,7 @@ RESTRICTED = {"target_vocab_size": len(TARGET_IDS)}
     ],
 )
 def test_a_gpu_gives_what_the_cpu_gives(
-    compute: Callable[[str, Path], Tensor],
-    tiny_bert_dir: Path,
-    waits: Counter[str],
-    monkeypatch: pytest.MonkeyPatch,
+    compute: Callable, tiny_bert_dir: Path, waits: Counter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dap_transformers.search.exact.fastest_product", lambda device: "bfloat16")
     expected, found = (compute(device, tiny_bert_dir) for device in ("cpu", "cuda"))
@@ -150,7 +144,7 @@ def test_a_gpu_gives_what_the_cpu_gives(
 
 
 def test_training_seldom_waits_runs_to_the_end_and_resumes(
-    flags: str, tmp_path: Path, waits: Counter[str], monkeypatch: pytest.MonkeyPatch
+    flags: str, tmp_path: Path, waits: Counter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = []  # at each step, the waits until then
 

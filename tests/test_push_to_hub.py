@@ -6,20 +6,17 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from conftest import REPOSITORY, save, synthetic_pairs
+from conftest import REPOSITORY, load_encoder, save, synthetic_pairs
 from hub_server import HubServer, Repo, serve
 from huggingface_hub import ModelCard
 from tiny_models import tiny_model
-from transformers import PreTrainedTokenizerFast
 from written import text_of
 
 from dap_transformers.commands import push
-from dap_transformers.encoding.encoder import SentenceEncoder
 from dap_transformers.files import read_json, write_json
 from dap_transformers.publishing.publish import publish
 from dap_transformers.reports import report
@@ -92,12 +89,10 @@ Path("vectors.json").write_text(json.dumps(vectors))
 
 
 @pytest.fixture(scope="module")
-def folder(
-    tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer: PreTrainedTokenizerFast
-) -> Path:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("hub")
     torch.manual_seed(0)
-    save(folder / "dap", tiny_model(), tiny_tokenizer)
+    save(folder / "dap", tiny_model())
     (folder / "de-en.tsv").write_bytes(text_of(synthetic_pairs("de", 60)))
     numbers = {"languages": {"de": {"pairs": 3, "xx-en": 66.6667, "en-xx": 100.0}}}
     settings = {"pooling": "cls", "prefix": "", "data": ["/somewhere/tatoeba"]}
@@ -134,7 +129,7 @@ def test_pushes_arrive_whole_and_errors_say_what_happened(folder: Path) -> None:
         printed = play(server, folder / "pusher", own_path + PUSHER, str(folder), sentences)
         printed += play(server, folder / "stranger", STRANGER, sentences)
     found = read_json(folder / "pusher/done.json")
-    expected = SentenceEncoder.from_pretrained(str(folder / "dap")).encode(SENTENCES)
+    expected = load_encoder(folder / "dap").encode(SENTENCES)
     for each in found["vectors"] + read_json(folder / "stranger/vectors.json"):
         np.testing.assert_allclose(each, expected, atol=1e-5)
 
@@ -148,7 +143,7 @@ def test_pushes_arrive_whole_and_errors_say_what_happened(folder: Path) -> None:
     assert not [name for name, data in places.items() if TOKEN.encode() in data]
 
 
-def check_repositories(repos: dict[str, Repo], done: dict[str, Any]) -> None:
+def check_repositories(repos: dict[str, Repo], done: dict) -> None:
     whole, again = repos["user/whole"], repos["user/again"]
     assert (whole.commits, whole.sha, whole.private) == (1, done["whole"], False)  # all or nothing
     assert {"pretraining/model.safetensors", "modeling_dap.py"} <= whole.files.keys()
@@ -162,7 +157,7 @@ def check_repositories(repos: dict[str, Repo], done: dict[str, Any]) -> None:
         assert repos["user/copy"].files[name] == whole.files[name]
 
 
-def check_errors(repos: dict[str, Repo], done: dict[str, Any]) -> None:
+def check_errors(repos: dict[str, Repo], done: dict) -> None:
     """A failed push ends in one line, and leaves nothing."""
     for name, said in (
         ("no-token", "was not pushed: .*401"),
@@ -175,7 +170,7 @@ def check_errors(repos: dict[str, Repo], done: dict[str, Any]) -> None:
         assert not repos.get(f"user/{name}", Repo()).files
 
 
-def check_training(repos: dict[str, Repo], done: dict[str, Any], place: Path) -> None:
+def check_training(repos: dict[str, Repo], done: dict, place: Path) -> None:
     """A run publishes only its end, without a pickle. If that fails, the model is still saved."""
     assert repos["user/run"].commits == 1
     assert repos["user/run"].files.keys() == repos["user/whole"].files.keys()
@@ -197,14 +192,14 @@ def test_a_dry_run_writes_the_folder_and_sends_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(folder / "dap")
-    arguments = [".", "--repo_id", "user/dry", "--dry_run", "--results"]
-    assert push.run([*arguments, "../results.json"]) is None
+    command = ". --repo_id user/dry --dry_run --results"
+    assert push.run(f"{command} ../results.json".split()) is None
     assert "nothing was sent" in capsys.readouterr().out
     assert "66.67" in (folder / "dap-hub/README.md").read_text()
     assert not caplog.text
     other = read_json(folder / "results.json") | {"model": "some/other"}
     write_json(other, folder / "other.json")
-    push.run([*arguments, "../other.json", "--output_dir", "../dry"])
+    push.run(f"{command} ../other.json --output_dir ../dry".split())
     assert "some/other" in caplog.text
 
 

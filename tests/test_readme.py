@@ -11,15 +11,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import REPOSITORY, save
-from transformers import PreTrainedTokenizerFast
+from tiny_models import start_from
 
 from dap_transformers.commands.recipes import parse_arguments
-from modeling_dap import DAPForPreTraining
 
 PAGES = [REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md"]
 for folder in ("docs", "examples"):
     PAGES += sorted((REPOSITORY / folder).glob("*.md"))
-TEXT = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
+TEXT = "\n".join(page.read_text() for page in PAGES)
 
 #: Console name of each command -> its module.
 COMMANDS = {
@@ -42,7 +41,7 @@ def python_blocks() -> list[object]:
     """Return the blocks of language `python`, which run offline. Blocks of `py` need the Hub."""
     blocks = []
     for page in PAGES:
-        found = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+        found = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
         for number, block in enumerate(found, 1):
             blocks.append(pytest.param(block, id=f"{page.stem}-{number}"))
     return blocks
@@ -68,16 +67,12 @@ def heading_anchor(heading: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def checkout(
-    tiny_bert_dir: Path,
-    tiny_tokenizer: PreTrainedTokenizerFast,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Path:
+def checkout(tiny_bert_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Make a folder in which each name in `MODELS` is a tiny DAP model with its tokenizer."""
     folder = tmp_path_factory.mktemp("checkout")
-    model = DAPForPreTraining.from_encoder(str(tiny_bert_dir), objective="tr")
+    model = start_from(tiny_bert_dir, objective="tr")
     for name in MODELS:
-        save(folder / name, model, tiny_tokenizer)
+        save(folder / name, model)
     (folder / "xlm-roberta-base").symlink_to(tiny_bert_dir)
     return folder
 
@@ -119,7 +114,7 @@ def flags() -> dict[str, set[str]]:
     return found
 
 
-def test_commands_have_the_flags_that_the_pages_use(flags: dict[str, set[str]]) -> None:
+def test_commands_have_the_flags_that_the_pages_use(flags: dict) -> None:
     for name, known in flags.items():
         commands = commands_in_pages(name)
         assert commands, name
@@ -129,7 +124,7 @@ def test_commands_have_the_flags_that_the_pages_use(flags: dict[str, set[str]]) 
             assert used <= known | plugin, (name, used - known)
 
 
-def test_flags_in_sentences_exist(flags: dict[str, set[str]]) -> None:
+def test_flags_in_sentences_exist(flags: dict) -> None:
     known = set().union(*flags.values())
     used = set(re.findall(r"`(--\w+)", TEXT))
     assert used - known <= FLAGS_OF_OTHERS
@@ -155,10 +150,10 @@ def test_files_in_the_pages_exist() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_between_pages_lead_somewhere(page: Path) -> None:
-    for target in re.findall(r"\]\((?!https?://)([^)]+)\)", page.read_text(encoding="utf-8")):
+    for target in re.findall(r"\]\((?!https?://)([^)]+)\)", page.read_text()):
         path, _, anchor = target.partition("#")
         linked = page.parent / path if path else page
         assert linked.exists(), target
         if anchor:
-            headings = re.findall(r"^#+ (.+)$", linked.read_text(encoding="utf-8"), re.MULTILINE)
+            headings = re.findall(r"^#+ (.+)$", linked.read_text(), re.MULTILINE)
             assert anchor in {heading_anchor(each) for each in headings}, target

@@ -2,7 +2,6 @@
 
 import statistics
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -21,7 +20,7 @@ from dap_transformers.reports import (
 FORWARD = (90.0, 92.5, 91.0)  # accuracy by seed
 
 
-def retrieval_report(seed: int) -> dict[str, Any]:
+def retrieval_report(seed: int) -> dict:
     numbers = {
         "languages": {"de": {"pairs": 1000, "xx-en": FORWARD[seed], "en-xx": 80.0}},
         "source": {"repeated": seed},

@@ -4,19 +4,14 @@ import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from conftest import save, tiny_config
+from conftest import load_encoder, save, tiny_config, tiny_tokenizer
+from tiny_models import start_from
 from torch.testing import assert_close
-from transformers import (
-    AutoModel,
-    AutoModelForSequenceClassification,
-    AutoTokenizer,
-    BertModel,
-    PreTrainedTokenizerFast,
-)
+from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer, BertModel
+from written import text_of, write
 
 from dap_transformers.encoding.encoder import SentenceEncoder
 from dap_transformers.files import read_json
@@ -24,15 +19,14 @@ from dap_transformers.publishing.card import eval_results
 from dap_transformers.training.resume import ResumableTrainer
 from dap_transformers.xnli.data import LABEL
 from dap_transformers.xnli.finetuning import build_classifier, has_token_types
-from modeling_dap import DAPForPreTraining
 from run_xnli import main, run
 
 WORDS = [f"{a}{b}" for a in ("ka", "lo", "mi") for b in ("ban", "der", "gol", "sut")]
 MARKS = ("nefin", "pusut", "rader")  # one per label
 SIZES = {"train-en": 120, "dev-en": 30, "test-en": 30, "test-de": 24, "test-sw": 24}
+RUN = "lr-0.003-seed-42"
 SEARCH = "--search --learning_rates 1e-7 5e-3 --seeds 0 1 --num_train_epochs 7"
-Run = Callable[..., dict[str, Any]]
-Searched = tuple[Path, dict[str, Any]]
+Searched = tuple[Path, dict]
 
 
 def examples(name: str) -> list[tuple[str, str, str]]:
@@ -50,24 +44,21 @@ def examples(name: str) -> list[tuple[str, str, str]]:
 def nli_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("nli")
     for name in SIZES:
-        text = "".join("\t".join(row) + "\n" for row in examples(name))
-        (folder / f"{name}.tsv").write_text(text, encoding="utf-8")
+        write(folder / f"{name}.tsv", text_of(examples(name)))
     return folder
 
 
 @pytest.fixture(scope="module")
-def dap_dir(
-    tiny_bert_dir: Path, tiny_tokenizer: Any, tmp_path_factory: pytest.TempPathFactory
-) -> Path:
-    model = DAPForPreTraining.from_encoder(str(tiny_bert_dir), pooling="mean")
-    return save(tmp_path_factory.mktemp("dap"), model, tiny_tokenizer)
+def dap_dir(tiny_bert_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    model = start_from(tiny_bert_dir, pooling="mean")
+    return save(tmp_path_factory.mktemp("dap"), model)
 
 
 @pytest.fixture(scope="module")
-def fine_tune(dap_dir: Path, nli_dir: Path) -> Run:
+def fine_tune(dap_dir: Path, nli_dir: Path) -> Callable:
     """Return a function that runs the command, with flags that may override these."""
 
-    def call(output: Path, more: str = "", command: Callable[..., Any] = run) -> dict[str, Any]:
+    def call(output: Path, more: str = "", command: Callable = run) -> dict:
         flags = f"--model_name_or_path {dap_dir} --data_dir {nli_dir} --output_dir {output} "
         flags += "--max_seq_length 64 --total_train_batch_size 12 --per_device_train_batch_size 12 "
         flags += f"--learning_rate 3e-3 --disable_tqdm true {more}"
@@ -77,17 +68,22 @@ def fine_tune(dap_dir: Path, nli_dir: Path) -> Run:
 
 
 @pytest.fixture(scope="module")
-def searched(fine_tune: Run, tmp_path_factory: pytest.TempPathFactory) -> Searched:
+def searched(fine_tune: Callable, tmp_path_factory: pytest.TempPathFactory) -> Searched:
     """Search and fine-tune two seeds. Gives the output folder and the report."""
     output = tmp_path_factory.mktemp("searched") / "new"
     return output, fine_tune(output, SEARCH)
+
+
+def tried_rates(made: dict) -> dict[float, float]:
+    """Return the accuracy on dev pairs of each learning rate."""
+    return {each["learning_rate"]: each["dev_accuracy"] for each in made["settings"]["search"]}
 
 
 def test_the_search_chooses_by_english_dev_and_tests_every_language(searched: Searched) -> None:
     output, made = searched
     assert read_json(output / "xnli.json") == made
     assert made["settings"]["learning_rate"] == 5e-3
-    tried = {each["learning_rate"]: each["dev_accuracy"] for each in made["settings"]["search"]}
+    tried = tried_rates(made)
     assert list(tried) == [1e-7, 5e-3]
     assert tried[1e-7] < 50 < 60 < tried[5e-3]  # chance is 33.3
     pairs = {code: each["pairs"] for code, each in made["languages"].items()}
@@ -118,7 +114,7 @@ def test_the_saved_model_has_the_reported_accuracy_on_single_pairs(searched: Sea
 
 def test_finished_runs_are_used_again_if_settings_and_text_are_the_same(
     searched: Searched,
-    fine_tune: Run,
+    fine_tune: Callable,
     nli_dir: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -141,7 +137,7 @@ def test_finished_runs_are_used_again_if_settings_and_text_are_the_same(
 
 
 def test_a_stopped_run_continues_to_the_same_weights(
-    tiny_bert_dir: Path, fine_tune: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_bert_dir: Path, fine_tune: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain = f"--model_name_or_path {tiny_bert_dir} --pooling mean --save_steps 6"
     plain += " --num_train_epochs 2"
@@ -161,7 +157,7 @@ def test_a_stopped_run_continues_to_the_same_weights(
             raise KeyboardInterrupt
         save_model(self, folder, _internal_call)
 
-    folders = [tmp_path / name / "lr-0.003-seed-42" for name in ("whole", "stopped")]
+    folders = [tmp_path / name / RUN for name in ("whole", "stopped")]
     for name, stopping, steps in (("training_step", stop, 12), ("save_model", stop_at_end, 20)):
         with monkeypatch.context() as patch:
             patch.setattr(ResumableTrainer, name, stopping)
@@ -179,7 +175,7 @@ def test_a_stopped_run_continues_to_the_same_weights(
 
 
 def test_accumulation_and_batch_size_of_the_evaluation_change_nothing(
-    fine_tune: Run, tmp_path: Path
+    fine_tune: Callable, tmp_path: Path
 ) -> None:
     # the fifth and last step has 7 pairs: batches of 4 and 3
     base = "--num_train_epochs 1 --save_strategy no --max_train_pairs 55"
@@ -188,20 +184,20 @@ def test_accumulation_and_batch_size_of_the_evaluation_change_nothing(
     assert made[0]["languages"] == made[1]["languages"]
     weights = []
     for name in ("one", "other"):
-        folder = tmp_path / name / "lr-0.003-seed-42"
+        folder = tmp_path / name / RUN
         weights.append(AutoModelForSequenceClassification.from_pretrained(folder).state_dict())
     for name, value in weights[0].items():
         assert_close(value, weights[1][name], atol=2e-4, rtol=0)
 
 
 def test_dap_checkpoints_and_plain_encoders_get_the_same_classifier(
-    dap_dir: Path, tiny_bert_dir: Path, tiny_tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+    dap_dir: Path, tiny_bert_dir: Path, tmp_path: Path
 ) -> None:
     with_pooler = BertModel.from_pretrained(tiny_bert_dir)
-    save(tmp_path, with_pooler, tiny_tokenizer)
+    save(tmp_path, with_pooler)
     logits = []
     for folder in (dap_dir, tiny_bert_dir, tmp_path):
-        encoder = SentenceEncoder.from_pretrained(str(folder), "mean")
+        encoder = load_encoder(folder, "mean")
         model = build_classifier(encoder).eval()
         assert model.config.label2id == {"entailment": 0, "neutral": 1, "contradiction": 2}
         assert model.config.pooling == "mean"
@@ -216,12 +212,10 @@ def test_dap_checkpoints_and_plain_encoders_get_the_same_classifier(
     assert_close(logits[2], logits[0])
 
 
-def test_only_encoders_with_token_type_embeddings_have_token_types(
-    tiny_tokenizer: PreTrainedTokenizerFast,
-) -> None:
+def test_only_encoders_with_token_type_embeddings_have_token_types() -> None:
     for model_type, expected in (("bert", True), ("distilbert", False), ("deberta-v2", False)):
-        model = AutoModel.from_config(tiny_config(model_type, len(tiny_tokenizer)))
-        assert has_token_types(SentenceEncoder(model, tiny_tokenizer)) == expected
+        model = AutoModel.from_config(tiny_config(model_type))
+        assert has_token_types(SentenceEncoder(model, tiny_tokenizer())) == expected
 
 
 @pytest.mark.parametrize(
@@ -235,7 +229,7 @@ def test_only_encoders_with_token_type_embeddings_have_token_types(
     ],
 )
 def test_what_is_refused_ends_in_one_line(
-    more: str, says: str, fine_tune: Run, nli_dir: Path, tmp_path: Path
+    more: str, says: str, fine_tune: Callable, nli_dir: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "data").mkdir()
     for name in ("train-en.tsv", "test-en.tsv"):
@@ -244,10 +238,11 @@ def test_what_is_refused_ends_in_one_line(
         fine_tune(tmp_path / "out", more.format(tmp=tmp_path), main)
 
 
-def test_a_search_leaves_out_a_learning_rate_that_diverges(fine_tune: Run, tmp_path: Path) -> None:
+def test_a_search_leaves_out_a_learning_rate_that_diverges(
+    fine_tune: Callable, tmp_path: Path
+) -> None:
     more = "--search --learning_rates 1e30 1e-4 --max_steps 2 --logging_steps 1 --save_steps 1"
     made = fine_tune(tmp_path, more)
-    tried = {each["learning_rate"]: each["dev_accuracy"] for each in made["settings"]["search"]}
-    assert tried[1e30] is None
+    assert tried_rates(made)[1e30] is None
     assert made["settings"]["learning_rate"] == 1e-4
     assert set(made["languages"]) == {"en", "de", "sw"}

@@ -22,11 +22,11 @@ from sentence_transformers import (
 )
 from sentence_transformers.losses import MatryoshkaLoss
 from sentence_transformers.models import Normalize, Pooling, Transformer
+from tiny_models import start_from
 from torch.nn.parallel import DistributedDataParallel
 from torch.testing import assert_close
 
 from dap_transformers.sentence_transformers import HEADS_FILE, DAPLoss, KeepHeads
-from modeling_dap import DAPForPreTraining
 from modules_dap import build_modules
 
 PAIRS = synthetic_pairs("de", 6)
@@ -41,7 +41,7 @@ def library_model(
 
 
 def trainer_of(
-    loss: DAPLoss, columns: dict[str, Any], folder: Path, **options: Any
+    loss: DAPLoss, columns: dict, folder: Path, **options: Any
 ) -> SentenceTransformerTrainer:
     options |= {"report_to": [], "use_cpu": True}
     arguments = SentenceTransformerTrainingArguments(str(folder), **options)
@@ -81,7 +81,7 @@ def test_gradients_are_those_of_the_model_by_itself(
     # float64, because the vectors of a random encoder are nearly equal, and their small differences
     # would be lost in rounding.
     dtype = torch.float32 if bf16 else torch.float64
-    heads = DAPForPreTraining.from_encoder(str(tiny_bert_dir), objective=objective, **fields)
+    heads = start_from(tiny_bert_dir, objective=objective, **fields)
     alone = copy.deepcopy(heads.to(dtype)).train()
     alone.config.pooling = pooling
     alone.dap.after = build_modules([{"type": "Normalize"}])
@@ -89,7 +89,7 @@ def test_gradients_are_those_of_the_model_by_itself(
     model.max_seq_length = 9
     model.tokenizer.padding_side = padding
     loss = DAPLoss(model, heads.eval(), mini_batch_size=size)
-    sources, targets = zip(*PAIRS, strict=True)
+    sources, targets = zip(*PAIRS)
     negatives = (*targets[1:], "no copy of these words")
     columns = {"source": sources, "target": targets, "negative": negatives}
     trainer = trainer_of(loss, columns, tmp_path, per_device_train_batch_size=6, bf16=bf16)
@@ -118,7 +118,7 @@ def test_gradients_are_those_of_the_model_by_itself(
 
 
 def test_what_the_loss_cannot_train_is_refused(tiny_bert_dir: Path) -> None:
-    heads = DAPForPreTraining.from_encoder(str(tiny_bert_dir), objective="tr")
+    heads = start_from(tiny_bert_dir, objective="tr")
     without_prompt = library_model(tiny_bert_dir)
     without_prompt[1].include_prompt = False
     for model in (library_model(tiny_bert_dir, "mean", torch.nn.Identity()), without_prompt):
@@ -128,7 +128,7 @@ def test_what_the_loss_cannot_train_is_refused(tiny_bert_dir: Path) -> None:
         DAPLoss(library_model(tiny_bert_dir, "max"), heads)
 
     model = library_model(tiny_bert_dir)
-    loss = DAPLoss(model, DAPForPreTraining.from_encoder(str(tiny_bert_dir), objective="tr"))
+    loss = DAPLoss(model, start_from(tiny_bert_dir, objective="tr"))
     features = {"input_ids": torch.tensor([[0, 5, 2]]), "attention_mask": torch.ones(1, 3).long()}
     for columns in (1, 4):
         with pytest.raises(ValueError, match="columns of text"):
@@ -141,9 +141,9 @@ def test_what_the_loss_cannot_train_is_refused(tiny_bert_dir: Path) -> None:
 def test_a_run_resumes_with_its_heads_or_not_at_all(tiny_bert_dir: Path, tmp_path: Path) -> None:
     def make_trainer(steps: int, keeps_heads: bool = True) -> SentenceTransformerTrainer:
         model = library_model(tiny_bert_dir)
-        loss = DAPLoss(model, DAPForPreTraining.from_encoder(str(tiny_bert_dir)))
+        loss = DAPLoss(model, start_from(tiny_bert_dir))
         options = {"per_device_train_batch_size": 2, "lr_scheduler_type": "constant"}
-        columns = dict(zip(("anchor", "positive"), zip(*PAIRS, strict=True)))
+        columns = dict(zip(("anchor", "positive"), zip(*PAIRS)))
         trainer = trainer_of(loss, columns, tmp_path, max_steps=steps, save_steps=2, **options)
         if keeps_heads:
             trainer.add_callback(KeepHeads(loss))
@@ -166,7 +166,7 @@ def test_a_run_resumes_with_its_heads_or_not_at_all(tiny_bert_dir: Path, tmp_pat
 def gradients_of_share(rank: int, world: int, folder: Path) -> dict[str, torch.Tensor]:
     """Return the gradients of two micro-batches after the backward passes of one process."""
     torch.manual_seed(0)
-    heads = DAPForPreTraining.from_encoder(str(folder), objective="tr+rtl")
+    heads = start_from(folder, objective="tr+rtl")
     model = library_model(folder)
     loss = DAPLoss(model, heads, mini_batch_size=None if world == 1 else 2)
     if world > 1:
@@ -174,7 +174,7 @@ def gradients_of_share(rank: int, world: int, folder: Path) -> dict[str, torch.T
     model.train()
     for number in range(2):
         texts = []
-        for side in zip(*synthetic_pairs("de", 6, seed=number), strict=True):
+        for side in zip(*synthetic_pairs("de", 6, seed=number)):
             batch = model.preprocess(list(side[rank * 6 // world : (rank + 1) * 6 // world]))
             texts.append({name: batch[name] for name in ("input_ids", "attention_mask")})
         waits = world > 1 and number == 0  # gradients are exchanged in the last micro-batch

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import LANGUAGES, REPOSITORY, built, results, run, state, synthetic_pairs
+from conftest import LANGUAGES, REPOSITORY, built, logged, results, run, state, synthetic_pairs
 from transformers import AutoModel
 
 from dap_transformers.errors import UserError
@@ -20,10 +20,7 @@ from train_dap import main
 
 
 def test_training_improves_retrieval_and_saves_the_best_model(
-    flags: str,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-    capsys: pytest.CaptureFixture[str],
+    flags: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture
 ) -> None:
     caplog.set_level("INFO")
     out = tmp_path / "out"
@@ -32,7 +29,6 @@ def test_training_improves_retrieval_and_saves_the_best_model(
         "--save_strategy steps --save_steps 40 --load_best_model_at_end --eval_on_start"
     )
     run(f"{flags} {more} --output_dir {out}")
-    history = state(out)["log_history"]
     best = state(out)["best_global_step"]
     accuracy = results(out)["eval_mean_accuracy"]
     assert "on 3 languages, 570 pairs, 30 dev pairs; 16 pairs per step" in caplog.text
@@ -42,7 +38,7 @@ def test_training_improves_retrieval_and_saves_the_best_model(
     assert f"step {best}: dev mean accuracy {accuracy:.4g}" in printed
     assert not re.search("[{']", printed)
     assert "new PAD/BOS/EOS tokens" not in caplog.text  # the configuration has them already
-    means = [line["eval_mean_accuracy"] for line in history if "eval_mean_accuracy" in line]
+    means = logged(out, "eval_mean_accuracy")
     assert max(means) > means[0] + 20
     assert results(out)["eval_mean_accuracy"] == pytest.approx(max(means))
     if find_spec("matplotlib"):
@@ -57,7 +53,7 @@ def test_training_improves_retrieval_and_saves_the_best_model(
 def test_a_file_of_the_user_adds_an_objective_and_a_flag(
     flags: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    page = (REPOSITORY / "docs" / "architecture.md").read_text(encoding="utf-8")
+    page = (REPOSITORY / "docs" / "architecture.md").read_text()
     section = page.split("### An objective")[1]
     (tmp_path / "my_loss.py").write_text(re.search(r"```py\n(.*?)```", section, re.DOTALL)[1])
     plugin = f"--plugin {tmp_path}/my_loss.py"
@@ -83,7 +79,7 @@ def test_a_teacher_is_encoded_once_and_pulls_the_vectors(
         f"--learning_rate 3e-3 --distill_from {teacher} --distill_dir {tmp_path}/kept"
     )
     run(f"{flags} {more} --output_dir {out}")
-    losses = [line["distill_loss"] for line in state(out)["log_history"] if "loss" in line]
+    losses = logged(out, "distill_loss")
     assert losses[-1] < 0.9 * losses[0]
     kept = tmp_path / "kept"
     (file,) = kept.glob(VECTORS)

@@ -2,8 +2,10 @@
 
 import random
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 from conftest import tiny_config
@@ -25,9 +27,12 @@ ALL = "+".join(OBJECTIVES)
 #: registered.
 COMBINATIONS = (*OBJECTIVES, "tr+rtl", ALL)
 MASK, PAD = 4, 1
+on_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 #: A small shape for configurations of classes that `tiny_config` does not have.
 SHAPE = {"vocab_size": 250, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4}
 SHAPE |= {"intermediate_size": 48, "pad_token_id": 1}
+#: Names of inputs -> their rows (B, ...).
+Batch = dict[str, Tensor]
 LETTERS = "abcdefghijklmnopqrst"
 
 
@@ -43,17 +48,22 @@ def tiny_model(model_type: str = "bert", **config: object) -> DAPForPreTraining:
     return model.train()
 
 
-def cipher(count: int, seed: int, is_true: bool) -> tuple[list[str], list[str]]:
+def start_from(folder: Path, **options: Any) -> DAPForPreTraining:
+    return DAPForPreTraining.from_encoder(str(folder), **options)
+
+
+def cipher(count: int, seed: int = 0, is_true: bool = True) -> list[tuple[str, str]]:
     """Two letters and the letters that follow them in the alphabet, or any two in their place."""
     rng = random.Random(seed)
     targets = [rng.choices(LETTERS, k=2) for _ in range(count)]
     kept = targets if is_true else [rng.choices(LETTERS, k=2) for _ in range(count)]
-    return [" ".join(chr(ord(letter) + 1) for letter in pair) for pair in kept], [
-        " ".join(pair) for pair in targets
-    ]
+    pairs = []
+    for source, target in zip(kept, targets):
+        pairs.append((" ".join(chr(ord(letter) + 1) for letter in source), " ".join(target)))
+    return pairs
 
 
-def make_batch(pairs: int = 6, longest: int = 9, seed: int = 0) -> dict[str, Tensor]:
+def make_batch(pairs: int = 6, longest: int = 9, seed: int = 0, has_noise: bool = True) -> Batch:
     """Pairs of random ids: CLS 0, SEP 2, padded on the right, every length from 4 tokens on."""
     generator = torch.Generator().manual_seed(seed)
     batch = {}
@@ -64,12 +74,13 @@ def make_batch(pairs: int = 6, longest: int = 9, seed: int = 0) -> dict[str, Ten
         ids[:, 0], ids[torch.arange(pairs), lengths - 1] = 0, 2
         batch[f"{side}_input_ids"] = ids.masked_fill(mask == 0, PAD)
         batch[f"{side}_attention_mask"] = mask
-        batch[f"{side}_noise"] = torch.rand(mask.shape, generator=generator)
+        if has_noise:
+            batch[f"{side}_noise"] = torch.rand(mask.shape, generator=generator)
     batch["teacher_embeds"] = torch.randn(pairs, 32, generator=generator)
     return batch
 
 
-def with_negatives(batch: dict[str, Tensor]) -> dict[str, Tensor]:
+def with_negatives(batch: Batch) -> Batch:
     """Add a copy of each target with another second token, except for every third pair.
 
     The copy of the second pair is the target of the first.
@@ -84,7 +95,7 @@ def with_negatives(batch: dict[str, Tensor]) -> dict[str, Tensor]:
     }
 
 
-def widen(batch: dict[str, Tensor], extra: int) -> dict[str, Tensor]:
+def widen(batch: Batch, extra: int) -> Batch:
     """The same batch with more padding."""
     fill = {"input_ids": PAD, "attention_mask": 0, "noise": 0.01}
     wide = {}
@@ -94,7 +105,7 @@ def widen(batch: dict[str, Tensor], extra: int) -> dict[str, Tensor]:
     return wide
 
 
-def padded_left(batch: dict[str, Tensor]) -> dict[str, Tensor]:
+def padded_left(batch: Batch) -> Batch:
     """The same batch with its padding before the sentences, all but the teacher's vectors."""
     moved = {}
     for key, value in batch.items():
@@ -104,7 +115,7 @@ def padded_left(batch: dict[str, Tensor]) -> dict[str, Tensor]:
     return moved
 
 
-def tokens_of(batch: dict[str, Tensor], side: str, row: int) -> Tensor:
+def tokens_of(batch: Batch, side: str, row: int) -> Tensor:
     """The real tokens of one sentence."""
     return batch[f"{side}_input_ids"][row][batch[f"{side}_attention_mask"][row].bool()]
 
@@ -113,9 +124,7 @@ def gradients(model: torch.nn.Module) -> Tensor:
     return torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
 
 
-def step(
-    model: torch.nn.Module, batch: dict[str, Tensor], size: int | None = None
-) -> tuple[float, Tensor]:
+def step(model: torch.nn.Module, batch: Batch, size: int | None = None) -> tuple[float, Tensor]:
     """Loss and gradients of a plain step, or of one in chunks of `size` pairs."""
     model.zero_grad()
     if size is None:
@@ -127,6 +136,20 @@ def step(
             cached.run(part).backward()
         out = cached.output()
     return out.loss.item(), gradients(model)
+
+
+def distance(found: Tensor, expected: Tensor) -> float:
+    """The length of the difference, as a share of the length of what is expected."""
+    return ((found - expected).norm() / expected.norm()).item()
+
+
+def require_step(
+    expected: tuple[float, Tensor], model: torch.nn.Module, batch: Batch, size: int | None = None
+) -> None:
+    """A step has this loss and these gradients."""
+    loss, found = step(model, batch, size)
+    assert loss == pytest.approx(expected[0], rel=1e-5)
+    assert distance(found, expected[1]) < 1e-4
 
 
 class NoFloat64(TorchDispatchMode):

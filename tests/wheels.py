@@ -1,11 +1,11 @@
 """Build the wheel of this checkout."""
 
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 from conftest import REPOSITORY
+from forked import run_fresh
 
 
 def build_wheel(folder: Path) -> Path:
@@ -18,7 +18,5 @@ def build_wheel(folder: Path) -> Path:
     left_out = shutil.ignore_patterns(".*", "build", "out", "runs", "*.egg-info")
     shutil.copytree(REPOSITORY, tree, ignore=left_out)
     command = [sys.executable, "-m", "build", "--wheel", "--no-isolation"]
-    command += ["--outdir", str(folder), str(tree)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    run_fresh(*command, "--outdir", folder, tree)
     return next(folder.glob("*.whl"))

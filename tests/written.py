@@ -7,7 +7,7 @@ import lzma
 import resource
 import threading
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -36,6 +36,10 @@ NAMES = [
     "de-en.jsonl.gz", "de-en.jsonl.xz", "de-en.parquet", "news.XX", "a.de-en.XX.gz",
     "tatoeba.deu-eng.XX.xz", "de-en.txt.zip",
 ]  # fmt: skip
+
+
+def lines_of(texts: Iterable[str]) -> str:
+    return "".join(f"{text}\n" for text in texts)
 
 
 def write(path: Path, data: bytes | str) -> Path:
@@ -73,14 +77,15 @@ def serve_folder(folder: Path) -> Iterator[str]:
 
 
 def zip_of(path: Path, members: dict[str, bytes | str]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, data in members.items():
             archive.writestr(name, data)
     return path
 
 
-def text_of(pairs: list[tuple[str, ...]], end: str = "\n") -> bytes:
-    return "".join("\t".join(pair) + end for pair in pairs).encode()
+def text_of(pairs: list[tuple[str, ...]]) -> bytes:
+    return lines_of(map("\t".join, pairs)).encode()
 
 
 def json_of(pairs: Pairs) -> bytes:
@@ -89,25 +94,23 @@ def json_of(pairs: Pairs) -> bytes:
     for number, (source, target) in enumerate(pairs):
         record = {"origin": [1, {"a": None}], "target": target, "source": source}
         lines.append(json.dumps(record, ensure_ascii=number % 2 == 0))
-    return "".join(f"{line}\n" for line in lines).encode()
+    return lines_of(lines).encode()
 
 
 def write_format(
     folder: Path, name: str, pairs: Pairs, sides: tuple[str, str] = ("de", "en")
 ) -> BitextFile:
     """Write pairs in the format that the name tells. `XX` is the language of a Moses side."""
-    texts = []
-    for side in zip(*pairs):
-        texts.append("".join(f"{text}\n" for text in side).encode())
+    source, target = zip(*pairs)
+    texts = dict(zip(sides, map(lines_of, (source, target))))
     path = folder / name
     if "zip" in name:
-        inside = {f"OPUS.de-en.{side}": text for side, text in zip(sides, texts)}
-        zip_of(path, {"README": b"x", "LICENSE": b"y", "OPUS.de-en.ids": b"z", **inside})
+        inside = {f"OPUS.de-en.{side}": text for side, text in texts.items()}
+        zip_of(path, {"README": "x", "LICENSE": "y", "OPUS.de-en.ids": "z", **inside})
     elif "XX" in name:
-        for side, text in zip(sides, texts):
+        for side, text in texts.items():
             path = write(folder / name.replace("XX", side), text)
     elif "parquet" in name:
-        source, target = zip(*pairs)
         columns = {
             "target": pa.array(target, pa.large_string()),
             "source": pa.array(source).dictionary_encode(),
@@ -127,6 +130,11 @@ def read(file: BitextFile | Path, max_bad_lines: float = 0.001) -> Pairs:
     if isinstance(file, Path):
         ((file,),) = find_bitext(file).values()
     return [(pair["source"], pair["target"]) for pair in read_pairs(file, max_bad_lines)]
+
+
+def read_folder(paths: Path | list[Path]) -> dict[str, Pairs]:
+    """Read the pairs of each language, which has one file, without tolerance for bad lines."""
+    return {language: read(file, 0.0) for language, (file,) in find_bitext(paths).items()}
 
 
 def pairs_of(dataset: Dataset | IterableDataset) -> Pairs:

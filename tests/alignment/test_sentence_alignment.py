@@ -5,7 +5,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import synthetic_pairs
+from conftest import load_encoder, synthetic_pairs
+from naive import cosines
 from numpy.testing import assert_allclose, assert_array_equal
 from transformers import BatchEncoding
 from written import write
@@ -18,12 +19,7 @@ from dap_transformers.alignment.words import tokenizer_words, with_word_marks
 from dap_transformers.encoding.encoder import SentenceEncoder
 from dap_transformers.errors import UserError
 
-SOURCE, TARGET = (list(side) for side in zip(*synthetic_pairs("de", 6), strict=True))
-
-
-@pytest.fixture(scope="module")
-def encoder(tiny_bert_dir: Path) -> SentenceEncoder:
-    return SentenceEncoder.from_pretrained(str(tiny_bert_dir), "mean")
+SOURCE, TARGET = map(list, zip(*synthetic_pairs("de", 6)))
 
 
 def naive_states(encoder: SentenceEncoder, sentence: str) -> list[np.ndarray]:
@@ -46,11 +42,9 @@ def test_words_have_the_cosines_of_a_plain_loop(encoder: SentenceEncoder) -> Non
     aligned = align_words(encoder, SOURCE, TARGET)
     for source, target, found in zip(SOURCE, TARGET, aligned, strict=True):
         assert (found.source, found.target) == (source.split(), target.split())
-        sides = [naive_states(encoder, text) for text in (source, target)]
-        units = [[state / np.linalg.norm(state) for state in side] for side in sides]
-        cosines = np.array([[float(a @ b) for b in units[1]] for a in units[0]])
-        assert_allclose(found.similarity, cosines, atol=1e-6)
-        assert found.links.tolist() == align_tokens(*map(np.array, units))[0].tolist()
+        sides = [np.array(naive_states(encoder, text)) for text in (source, target)]
+        assert_allclose(found.similarity, cosines(*sides), atol=1e-6)
+        assert found.links.tolist() == align_tokens(*sides)[0].tolist()
 
 
 def test_sentences_are_tokenized_only_once(
@@ -72,7 +66,7 @@ def test_batches_and_cut_sentences(tiny_bert_dir: Path, encoder: SentenceEncoder
     one_by_one = align_words(encoder, SOURCE, TARGET, token_budget=1)
     for one, all_at_once in zip(one_by_one, align_words(encoder, SOURCE, TARGET), strict=True):
         assert one.pharaoh() == all_at_once.pharaoh()
-    short = SentenceEncoder.from_pretrained(str(tiny_bert_dir), "mean", max_seq_length=4)
+    short = load_encoder(tiny_bert_dir, "mean", max_seq_length=4)
     [cut, empty] = align_words(short, [SOURCE[0], ""], [TARGET[0], "a"])
     assert cut.without_state > 0
     assert cut.links.max() <= 1  # two tokens remain
@@ -104,8 +98,7 @@ def test_links_survive_pharaoh_format(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "says"),
-    [("1-0", "counted from 1"), ("1:2", "'1:2' is no link"), ("-1-2", "no link")],
+    ("line", "says"), [("1-0", "counted from 1"), ("1:2", "'1:2' is no link"), ("-1-2", "no link")]
 )
 def test_lines_that_are_no_links_are_named(line: str, says: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=f"line 2: .*{says}"):
@@ -146,8 +139,8 @@ def test_heat_map_has_all_words_and_cosines_and_frames_the_links(encoder: Senten
         *("fire", "house", "now"),
         *("&lt;b&gt;火&lt;/b&gt;", "&amp;", "Haus"),
     ]
-    cosines = [float(number) for number in re.findall(r">(-?\d\.\d\d)</td>", html)]
-    assert_allclose(cosines, aligned.similarity.ravel(), atol=0.0051)
+    shown = [float(number) for number in re.findall(r">(-?\d\.\d\d)</td>", html)]
+    assert_allclose(shown, aligned.similarity.ravel(), atol=0.0051)
     assert html.count('class="linked"') == len(aligned.links)
     [empty] = align_words(encoder, [""], ["a"])
     assert "<td class" not in heat_map(empty)

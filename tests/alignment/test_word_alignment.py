@@ -1,14 +1,10 @@
 """Links and states of words, each against a plain loop."""
 
 import numpy as np
+from naive import cosines
 from numpy.testing import assert_allclose
 
 from dap_transformers.alignment.links import align_tokens, overlaps, word_states
-
-
-def cosine(one: np.ndarray, other: np.ndarray) -> float:
-    lengths = np.sqrt((one @ one) * (other @ other))
-    return float(one @ other / lengths) if lengths else 0.0
 
 
 def first_highest(values: list[float]) -> int:
@@ -45,7 +41,7 @@ def test_links_equal_a_plain_loop() -> None:
         target = random.normal(size=(size[1], 3)).astype(np.float32) * 100
         mutual, similarity = align_tokens(source, target)
         links, _ = align_tokens(source, target, "itermax")
-        table = [[cosine(a, b) for b in target.astype(float)] for a in source.astype(float)]
+        table = cosines(source, target).tolist()
         assert_allclose(similarity, table, atol=1e-6)
         assert similarity.dtype == np.float32
         assert mutual.tolist() == naive_links(table, 1)

@@ -9,7 +9,15 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from conftest import LANGUAGES, save, save_bert, synthetic_pairs, tiny_config
+from conftest import (
+    LANGUAGES,
+    load_encoder,
+    save,
+    save_bert,
+    synthetic_pairs,
+    tiny_config,
+    tiny_tokenizer,
+)
 from damaged_files import damage
 from numpy.testing import assert_allclose
 from sentence_transformers import SentenceTransformer
@@ -19,8 +27,9 @@ from sentence_transformers.sentence_transformer.modules import (
     Pooling,
     Transformer,
 )
+from tiny_models import on_cuda
 from tokenizers.processors import TemplateProcessing
-from transformers import AutoModel, PreTrainedConfig, PreTrainedTokenizerFast
+from transformers import AutoModel, PreTrainedConfig
 from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
 
 from dap_transformers.encoding.encoder import SentenceEncoder
@@ -36,47 +45,41 @@ SENTENCES += ["", "a", SENTENCES[3], " ".join(SENTENCES)]
 
 
 @pytest.fixture
-def load(tiny_bert_dir: Path) -> Callable[..., SentenceEncoder]:
+def load(tiny_bert_dir: Path) -> Callable:
     """Return a function that loads the tiny BERT, with mean pooling unless another is given."""
 
     def load(pooling: str = "mean", **options: Any) -> SentenceEncoder:
-        return SentenceEncoder.from_pretrained(str(tiny_bert_dir), pooling, **options)
+        return load_encoder(tiny_bert_dir, pooling, **options)
 
     return load
 
 
-def config_of(model_type: str) -> PreTrainedConfig:
-    """Return a tiny configuration, also of XLNet, which can only be encoded with."""
-    if model_type == "xlnet":
-        shape = {"d_model": 32, "n_layer": 2, "n_head": 4, "d_inner": 48, "pad_token_id": 1}
-        return transformers.XLNetConfig(vocab_size=250, **shape)
-    return tiny_config(model_type)
+#: A class that can only be encoded with.
+XLNET = transformers.XLNetConfig(
+    vocab_size=250, d_model=32, n_layer=2, n_head=4, d_inner=48, pad_token_id=1
+)
 
 
 # ------------------------------------------------------------------------------- sentence vectors
 
 
 @pytest.mark.parametrize(
-    ("model_type", "named", "length"),
+    ("config", "named", "length"),
     [
-        ("t5", 33, 33),
+        (tiny_config("t5"), 33, 33),
         # The tokenizer has no limit. The library counts the whole table of positions, and fails
         # beyond its end.
-        ("modernbert", None, 80),
-        ("xlm-roberta", None, 78),
-        ("xlnet", None, VERY_LARGE_INTEGER),
+        (tiny_config("modernbert"), None, 80),
+        (tiny_config("xlm-roberta"), None, 78),
+        (XLNET, None, VERY_LARGE_INTEGER),
     ],
 )
 def test_a_folder_of_an_older_library_gives_its_vectors(
-    model_type: str,
-    named: int | None,
-    length: int,
-    tmp_path: Path,
-    tiny_tokenizer: PreTrainedTokenizerFast,
+    config: PreTrainedConfig, named: int | None, length: int, tmp_path: Path
 ) -> None:
-    tokenizer = copy.deepcopy(tiny_tokenizer)
+    tokenizer = copy.deepcopy(tiny_tokenizer())
     tokenizer.model_max_length = VERY_LARGE_INTEGER
-    plain = str(save(tmp_path / "plain", AutoModel.from_config(config_of(model_type)), tokenizer))
+    plain = str(save(tmp_path / "plain", AutoModel.from_config(config), tokenizer))
     dense = Dense(32, 8, False, torch.nn.Identity())
     modules = [Transformer(plain), Pooling(32, "mean"), dense, Normalize()]
     prompts = {"prompts": {"query": "query: "}, "default_prompt_name": "query"}
@@ -89,13 +92,13 @@ def test_a_folder_of_an_older_library_gives_its_vectors(
     torch.save(dense.state_dict(), saved / "2_Dense/pytorch_model.bin")
     library.max_seq_length = length
 
-    encoder = SentenceEncoder.from_pretrained(str(saved))
+    encoder = load_encoder(saved)
     assert (encoder.pooling, encoder.max_seq_length, encoder.prefix) == ("mean", length, "query: ")
     found = encoder.encode(SENTENCES)
     assert_allclose(found, library.encode(SENTENCES), atol=1e-5)
     assert found.shape[1] == encoder.dimensions == 8
     assert encoder.encode_tokens(["ka"])[0][0].shape[1] == 32
-    assert SentenceEncoder.from_pretrained(str(saved), prefix="").prefix == ""
+    assert load_encoder(saved, prefix="").prefix == ""
     # A plain folder, also of T5 with its decoder, takes the settings from the caller.
     by_hand = SentenceEncoder.from_pretrained(plain, "mean", "query: ", length)
     by_hand.after = encoder.after
@@ -129,10 +132,8 @@ def test_budget_and_batching_change_nothing(
     np.testing.assert_array_equal(vectors[3], vectors[-2])
 
 
-def test_a_text_without_tokens_is_the_zero_vector(
-    load: Callable, tiny_tokenizer: PreTrainedTokenizerFast
-) -> None:
-    tokenizer = copy.deepcopy(tiny_tokenizer)
+def test_a_text_without_tokens_is_the_zero_vector(load: Callable) -> None:
+    tokenizer = copy.deepcopy(tiny_tokenizer())
     tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="$A", special_tokens=[])
     vectors = SentenceEncoder(load().model, tokenizer).encode(["ka lo", ""])
     assert vectors[0].any()
@@ -161,15 +162,12 @@ def test_the_model_returns_to_training_mode(load: Callable) -> None:
     assert encoder.model.training
 
 
-on_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-
-
 @pytest.mark.parametrize(
     ("options", "tolerance"),
     [({"bf16": True}, 0.1), pytest.param({"device": "cuda"}, 1e-4, marks=on_cuda)],
 )
 def test_other_arithmetic_stays_near_float32_on_a_cpu(
-    load: Callable, options: dict[str, Any], tolerance: float
+    load: Callable, options: dict, tolerance: float
 ) -> None:
     rough = load(**options).encode(SENTENCES)
     assert rough.dtype == np.float32
@@ -199,37 +197,32 @@ def test_token_states_leave_out_special_tokens_padding_and_prefix(
 # ------------------------------------------------------------------------------------ checkpoints
 
 
-def test_a_model_with_few_positions_lowers_the_length(tiny_bert_dir: Path) -> None:
-    assert SentenceEncoder.from_pretrained(str(tiny_bert_dir)).max_seq_length == 80
-
-
 @pytest.mark.parametrize(("kind", "reads_padding"), [("convbert", True), ("albert", False)])
 def test_an_encoder_that_reads_padding_gives_a_warning(
-    kind: str,
-    reads_padding: bool,
-    tiny_tokenizer: PreTrainedTokenizerFast,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
+    kind: str, reads_padding: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    save(tmp_path, AutoModel.from_config(tiny_config(kind, len(tiny_tokenizer))), tiny_tokenizer)
-    SentenceEncoder.from_pretrained(str(tmp_path))
+    save(tmp_path, AutoModel.from_config(tiny_config(kind)))
+    load_encoder(tmp_path)
     assert ("share a batch" in caplog.text) == reads_padding
 
 
 @pytest.fixture
-def changed(tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast) -> Callable:
+def changed(tmp_path: Path) -> Callable:
     """Return a function that changes a file of sentence-transformers, and loads the folder."""
 
     def load_changed(file: str, content: Any) -> SentenceEncoder:
-        folder = save_bert(tmp_path, tiny_tokenizer)
-        write_modules(SentenceEncoder.from_pretrained(str(folder), "mean"), folder)
+        folder = save_bert(tmp_path)
+        write_modules(load_encoder(folder, "mean"), folder)
         damage(folder, file, content)
-        return SentenceEncoder.from_pretrained(str(folder))
+        return load_encoder(folder)
 
     return load_changed
 
 
-def test_a_length_above_the_table_of_positions_is_lowered(changed: Callable) -> None:
+def test_a_length_above_the_table_of_positions_is_lowered(
+    encoder: SentenceEncoder, changed: Callable
+) -> None:
+    assert encoder.max_seq_length == 80
     assert changed("sentence_bert_config.json", {"max_seq_length": 82}).max_seq_length == 80
 
 
@@ -278,11 +271,9 @@ NO_TEXT = (
 
 
 @pytest.mark.parametrize("config", NO_TEXT)
-def test_a_model_that_reads_no_text_is_refused(
-    config: PreTrainedConfig, tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast
-) -> None:
+def test_a_model_that_reads_no_text_is_refused(config: PreTrainedConfig, tmp_path: Path) -> None:
     model = transformers.AutoModel.from_config(config)
-    folder = str(save(tmp_path, model, tiny_tokenizer))
+    folder = str(save(tmp_path, model))
     for load in (SentenceEncoder.from_pretrained, DAPForPreTraining.from_encoder):
         with pytest.raises(ValueError, match="no.* text encoder"):
             load(folder)

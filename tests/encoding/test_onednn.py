@@ -7,11 +7,11 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
+from conftest import load_encoder
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from dap_transformers.encoding import onednn
-from dap_transformers.encoding.encoder import SentenceEncoder
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Mock:
 
 @pytest.mark.parametrize("shape", [(24,), (0, 24), (1, 300, 24), (2, 3, 4, 24)])
 @pytest.mark.parametrize("has_bias", [True, False])
-def test_the_products_are_those_of_float64(shape: tuple[int, ...], has_bias: bool) -> None:
+def test_the_products_are_those_of_float64(shape: tuple, has_bias: bool) -> None:
     layer = nn.Linear(24, 50, has_bias)
     exact = copy.deepcopy(layer).double()
     layer.weight.data = layer.weight.data.T.contiguous().T
@@ -69,7 +69,7 @@ def test_an_encoder_uses_them_in_float32_on_cpus_with_avx512(
     tiny_bert_dir: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    encoder = SentenceEncoder.from_pretrained(str(tiny_bert_dir), "mean", bf16=bf16)
+    encoder = load_encoder(tiny_bert_dir, "mean", bf16=bf16)
     found = []
     for capability in ("DEFAULT", instructions):
         calls.reset_mock()

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import save, synthetic_pairs
-from forked import processes, run_two
+from conftest import load_encoder, save, synthetic_pairs
+from forked import run_killed, run_two
 from numpy.testing import assert_allclose
 
 from dap_transformers.encoding import shards
@@ -25,11 +25,6 @@ from dap_transformers.encoding.shards import (
 )
 
 SENTENCES = [*itertools.chain(*synthetic_pairs("de", 25))]  # 50
-
-
-@pytest.fixture
-def encoder(tiny_bert_dir: Path) -> SentenceEncoder:
-    return SentenceEncoder.from_pretrained(str(tiny_bert_dir), "mean")
 
 
 @pytest.fixture
@@ -157,7 +152,7 @@ def test_a_sentence_with_nan_is_named_and_earlier_shards_stay(
 def one_of_two(rank: int, folder: Path) -> None:
     """Encode in one of two processes, and write the error that it gets."""
     launched()
-    encoder = SentenceEncoder.from_pretrained(str(folder / "model"), "mean")
+    encoder = load_encoder(folder / "model", "mean")
     with pytest.raises(ValueError, match="NaN") as refused:
         embed_to_disk(encoder, ["ban", "q", "fin"], folder / "vectors", shard_size=1)
     (folder / f"error-{rank}").write_text(str(refused.value))
@@ -186,10 +181,7 @@ def embed_until_killed(model: str, folder: Path) -> None:
 def test_a_killed_run_resumes_with_its_shards(
     encoder: SentenceEncoder, tiny_bert_dir: Path, tmp_path: Path
 ) -> None:
-    process = processes.Process(target=embed_until_killed, args=(str(tiny_bert_dir), tmp_path))
-    process.start()
-    process.join()
-    assert process.exitcode == -signal.SIGKILL
+    run_killed(embed_until_killed, str(tiny_bert_dir), tmp_path)
     finished = times(tmp_path)
     assert len(finished) == 3
     left_by_a_kill = tmp_path / ".shard-000003-0123456789abcdef.npy.01234567.tmp"
@@ -201,7 +193,7 @@ def test_a_killed_run_resumes_with_its_shards(
     require_vectors(found, encoder, text)
 
 
-def setting(name: str, value: object) -> Callable[[SentenceEncoder], None]:
+def setting(name: str, value: object) -> Callable:
     """Return a function that changes an attribute of an encoder."""
     return lambda encoder: setattr(encoder, name, value)
 
@@ -220,7 +212,7 @@ def setting(name: str, value: object) -> Callable[[SentenceEncoder], None]:
     ],
 )
 def test_whatever_shapes_a_vector_changes_the_fingerprint(
-    encoder: SentenceEncoder, change: Callable[[SentenceEncoder], None]
+    encoder: SentenceEncoder, change: Callable
 ) -> None:
     fingerprint = model_fingerprint(encoder)
     change(encoder)
@@ -234,7 +226,7 @@ def test_copying_or_using_a_model_keeps_the_fingerprint(
     encoder.encode(SENTENCES)
     assert model_fingerprint(encoder) == fingerprint
     shutil.copytree(tiny_bert_dir, tmp_path / "copy")
-    copy = SentenceEncoder.from_pretrained(str(tmp_path / "copy"), "mean")
+    copy = load_encoder(tmp_path / "copy", "mean")
     poolers = [each.model.pooler.dense.weight for each in (encoder, copy)]
     assert not torch.equal(*poolers)  # they are initialised at random
     assert model_fingerprint(copy) == fingerprint

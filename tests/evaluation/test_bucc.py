@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import written
+from written import lines_of, write
 
 from dap_transformers.evaluation.bucc import Bucc, best_threshold, count_gold, score_at
 from dap_transformers.mining.margin import PAIR
@@ -19,13 +19,12 @@ def write_split(folder: Path, name: str = "training", **sides: str) -> Path:
         sides: replace the text of a file, by language or "gold".
     """
     files = {
-        "fr": "".join(f"fr-{i}\tphrase {i}\n" for i in range(4)),
-        "en": "".join(f"en-{i}\tsentence {i}\n" for i in range(4)),
+        "fr": lines_of(f"fr-{i}\tphrase {i}" for i in range(4)),
+        "en": lines_of(f"en-{i}\tsentence {i}" for i in range(4)),
         "gold": "fr-1\ten-2\nfr-3\ten-0\n",
     }
-    folder.mkdir(exist_ok=True, parents=True)
     for side, text in (files | sides).items():
-        (folder / f"fr-en.{name}.{side}").write_text(text, encoding="utf-8")
+        write(folder / f"fr-en.{name}.{side}", text)
     return folder
 
 
@@ -38,7 +37,7 @@ def test_a_split_is_read_from_its_three_files(tmp_path: Path) -> None:
 
 def test_files_are_found_in_the_pairs_own_folder_and_compressed(tmp_path: Path) -> None:
     plain = write_split(tmp_path / "fr-en", "dev") / "fr-en.dev.en"
-    written.write(plain.with_name("fr-en.dev.en.gz"), plain.read_bytes())
+    write(plain.with_name("fr-en.dev.en.gz"), plain.read_bytes())
     plain.unlink()
     bucc = Bucc(tmp_path, "fr-en")
     assert bucc.protocol == "sample"
@@ -61,9 +60,7 @@ def test_files_are_found_in_the_pairs_own_folder_and_compressed(tmp_path: Path) 
         ({"en": "en-2\ta\n\tb\n"}, r"training\.en, line 2"),
     ],
 )
-def test_faults_in_the_files_are_named_by_line(
-    files: dict[str, str], says: str, tmp_path: Path
-) -> None:
+def test_faults_in_the_files_are_named_by_line(files: dict, says: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=says):
         Bucc(write_split(tmp_path, **files), "fr-en").read()
 
@@ -84,7 +81,7 @@ def test_scores_at_a_threshold() -> None:
     ],
 )
 def test_thresholds_at_the_ends_and_between_equal_scores(
-    scores: list[float], correct: list[int], threshold: float
+    scores: list, correct: list, threshold: float
 ) -> None:
     one = np.ones(len(scores), int)
     gold = max(1, sum(correct))
@@ -132,7 +129,7 @@ class Words:
 
 
 def test_a_split_is_mined_and_scored(tmp_path: Path) -> None:
-    gold = "".join(f"fr-{i}\ten-{i}\n" for i in range(3))
+    gold = lines_of(f"fr-{i}\ten-{i}" for i in range(3))
     bucc = Bucc(write_split(tmp_path, gold=gold), "fr-en")
     numbers = bucc(Words())
     of_pair = numbers["pairs"]["fr-en"]

@@ -6,23 +6,20 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import synthetic_pairs
+from conftest import load_encoder, synthetic_pairs
+from written import text_of, write
 
 import eval_retrieval
 from dap_transformers.encoding.encoder import SentenceEncoder
 from dap_transformers.errors import UserError
 from dap_transformers.evaluation.evaluator import PairsByLanguage
 from dap_transformers.evaluation.retrieval import read_languages, retrieval_accuracy
-from dap_transformers.evaluation.xsim import (
-    COPY_KINDS,
-    HardNegatives,
-    hard_negative_errors,
-)
+from dap_transformers.evaluation.xsim import COPY_KINDS, HardNegatives, hard_negative_errors
 from dap_transformers.files import read_json
 from dap_transformers.text.find import find_bitext
 
 
-def run(command: str) -> dict[str, Any]:
+def run(command: str) -> dict:
     return eval_retrieval.run(command.split())
 
 
@@ -32,13 +29,10 @@ def near_dir(tmp_path: Path) -> Path:
 
     So an untrained encoder finds some of them.
     """
-    folder = tmp_path / "near"
-    folder.mkdir()
     for code, count in (("de", 170), ("fr", 130)):
-        english = [target for _, target in synthetic_pairs(code, count)]
-        lines = [f"{text.rsplit(' ', 1)[0]}\t{text}\n" for text in english]
-        (folder / f"{code}-en.tsv").write_text("".join(lines))
-    return folder
+        pairs = [(text.rsplit(" ", 1)[0], text) for _, text in synthetic_pairs(code, count)]
+        write(tmp_path / f"near/{code}-en.tsv", text_of(pairs))
+    return tmp_path / "near"
 
 
 @pytest.fixture
@@ -48,16 +42,15 @@ def argv(tiny_bert_dir: Path, near_dir: Path) -> str:
 
 
 def test_report_holds_the_accuracy_of_both_directions(
-    argv: str, tiny_bert_dir: Path, near_dir: Path, tmp_path: Path
+    argv: str, encoder: SentenceEncoder, near_dir: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "new" / "results.json"
     made = run(f"{argv} --pool multilingual --hard_negatives --output_file {out}")
     assert read_json(out) == made
     assert (made["settings"]["pooling"], made["settings"]["pool"]) == ("mean", "multilingual")
-    encoder = SentenceEncoder.from_pretrained(str(tiny_bert_dir), "mean")
     pairs = read_languages(find_bitext(near_dir))
     for code, numbers in made["languages"].items():
-        source, target = (encoder.encode(side) for side in zip(*pairs[code], strict=True))
+        source, target = map(encoder.encode, zip(*pairs[code]))
         expected = retrieval_accuracy(source, target)
         assert numbers["pairs"] == len(pairs[code])
         assert (numbers["xx-en"], numbers["en-xx"]) == pytest.approx(expected, abs=1e-3)
@@ -68,7 +61,7 @@ def test_report_holds_the_accuracy_of_both_directions(
 
 
 def test_tatoeba_stands_beside_the_papers_numbers(
-    argv: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    argv: str, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
     for side in ("deu", "eng"):
         (tmp_path / f"tatoeba.deu-eng.{side}").write_text("ka lo\nmi ne\n")
@@ -115,20 +108,19 @@ def telling() -> PairsByLanguage:
 
     The source is the English sentence in capitals.
     """
-    english = []
+    english = ["ka lo", "mi ne"]
     for name, old, count in product(("Tom", "Ann"), ("old", "ill"), (2, 30)):
         english.append(f"Here {name} is {old} and has {count} cats.")
-    english += ["ka lo", "mi ne"]
     return {"de": [(text.upper(), text) for text in english]}
 
 
 def test_hard_negatives_are_candidates_of_the_english_side(
     tiny_bert_dir: Path, telling: PairsByLanguage
 ) -> None:
-    encoder = SentenceEncoder.from_pretrained(str(tiny_bert_dir), "mean", "ka ")
+    encoder = load_encoder(tiny_bert_dir, "mean", "ka ")
     evaluator = HardNegatives(telling)
     found = evaluator(encoder)
-    source, english = zip(*telling["de"], strict=True)
+    source, english = zip(*telling["de"])
     copies = evaluator.copies["de"]
     kinds = [copy.kind for copy in copies]
     texts = [copy.text for copy in copies]

@@ -3,48 +3,36 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import tiny_config
+from conftest import tiny_config, tiny_tokenizer
 from tiny_models import MASK, cipher
-from transformers import PreTrainedTokenizerFast
 
 from dap_transformers.evaluation.evaluator import PairsByLanguage
-from dap_transformers.training.head_reading import (
-    EncoderWithHeads,
-    HeadReading,
-    sample_pairs,
-)
+from dap_transformers.training.head_reading import EncoderWithHeads, HeadReading, sample_pairs
 from modeling_dap import DAPConfig, DAPForPreTraining
 
 
-def pairs_of(count: int, seed: int = 0) -> list[tuple[str, str]]:
-    return list(zip(*cipher(count, seed, is_true=True), strict=True))
-
-
-def new_encoder(tokenizer: PreTrainedTokenizerFast, **config: object) -> EncoderWithHeads:
+def new_encoder(**config: object) -> EncoderWithHeads:
     """Build a model with one layer and a head of one, whose weights learn in a few steps."""
     torch.manual_seed(0)
     encoder = tiny_config("bert")
     encoder.num_hidden_layers, encoder.initializer_range = 1, 0.1
     given = {"objective": "tr+rtl", "mask_token_id": MASK, "rtl_layers": 1} | config
     model = DAPForPreTraining(DAPConfig(encoder, **given))
-    return EncoderWithHeads(model, tokenizer, max_seq_length=16)
+    return EncoderWithHeads(model, tiny_tokenizer(), max_seq_length=16)
 
 
 @pytest.mark.parametrize("ratio", [1.0, 0.5])
 @pytest.mark.parametrize("vocabulary", [None, list(range(2, 60))])
 def test_losses_are_those_of_pairs_one_by_one(
-    ratio: float,
-    vocabulary: list[int] | None,
-    tiny_tokenizer: PreTrainedTokenizerFast,
-    monkeypatch: pytest.MonkeyPatch,
+    ratio: float, vocabulary: list | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dap_transformers.training.head_reading.PAIRS_AT_A_TIME", 16)
     size = vocabulary and len(vocabulary)
-    encoder = new_encoder(tiny_tokenizer, rtl_ratio=ratio, target_vocab_size=size)
+    encoder = new_encoder(rtl_ratio=ratio, target_vocab_size=size)
     model = encoder.with_heads.double()
     if vocabulary:
         model.set_target_vocabulary(vocabulary)
-    pairs = {"de": pairs_of(11), "fr": pairs_of(6, 1)}
+    pairs = {"de": cipher(11), "fr": cipher(6, 1)}
     before = torch.random.get_rng_state()
     found = HeadReading(pairs)(encoder)
     assert torch.equal(before, torch.random.get_rng_state())
@@ -72,12 +60,10 @@ def test_losses_are_those_of_pairs_one_by_one(
         assert found["rtl_loss_shuffled"] == pytest.approx(loss(others), abs=1e-4)
 
 
-def test_of_bags_of_words_the_loss_is_that_of_the_words_which_the_sources_vector_tells(
-    tiny_tokenizer: PreTrainedTokenizerFast,
-) -> None:
-    encoder = new_encoder(tiny_tokenizer, objective="tr+bow")
+def test_of_bags_of_words_the_loss_is_that_of_the_words_which_the_sources_vector_tells() -> None:
+    encoder = new_encoder(objective="tr+bow")
     model = encoder.with_heads.double().eval()
-    pairs = {"de": pairs_of(19), "fr": pairs_of(9, 1)}
+    pairs = {"de": cipher(19), "fr": cipher(9, 1)}
     found = HeadReading(pairs)(encoder)
     batch, others = sample_pairs(pairs, encoder, ["de", "fr"], 512)
     head, table = model.prediction_head, model.get_input_embeddings().weight
@@ -87,18 +73,16 @@ def test_of_bags_of_words_the_loss_is_that_of_the_words_which_the_sources_vector
         shares = (states @ table.T + head.bias).log_softmax(-1)  # (N, V)
     for name, rows in ("bow_loss", range(28)), ("bow_loss_shuffled", others.tolist()):
         losses = []
-        targets = zip(batch["target_input_ids"], batch["target_attention_mask"], strict=True)
+        targets = zip(batch["target_input_ids"], batch["target_attention_mask"])
         for row, (ids, mask) in zip(rows, targets, strict=True):
             losses += [-shares[row, token].item() for token in ids[mask.bool()][1:-1]]
         assert found[name] == pytest.approx(sum(losses) / len(losses), abs=1e-4)
 
 
-def test_pairs_are_spread_over_the_languages_and_never_keep_their_source(
-    tiny_tokenizer: PreTrainedTokenizerFast,
-) -> None:
+def test_pairs_are_spread_over_the_languages_and_never_keep_their_source() -> None:
     sizes = {"de": 1, "fr": 1000, "sw": 1, "tr": 2}
-    pairs: PairsByLanguage = {language: pairs_of(size) for language, size in sizes.items()}
-    batch, others = sample_pairs(pairs, new_encoder(tiny_tokenizer), [*pairs], 512)
+    pairs: PairsByLanguage = {language: cipher(size) for language, size in sizes.items()}
+    batch, others = sample_pairs(pairs, new_encoder(), [*pairs], 512)
     assert torch.bincount(batch["language_ids"]).tolist() == [1, 128, 1, 2]
     assert not (others == torch.arange(132)).any()
     moved = batch["language_ids"][others] != batch["language_ids"]
@@ -106,14 +90,12 @@ def test_pairs_are_spread_over_the_languages_and_never_keep_their_source(
 
 
 @pytest.mark.parametrize("direction", ["target-to-source", "both"])
-def test_other_directions_leave_out_languages_that_the_head_does_not_know(
-    direction: str, tiny_tokenizer: PreTrainedTokenizerFast
-) -> None:
-    encoder = new_encoder(tiny_tokenizer, rtl_direction=direction, rtl_languages=["de", "sw"])
-    known = {"de": pairs_of(5)}
-    unknown = {"fr": pairs_of(5, 1)}
+def test_other_directions_leave_out_languages_that_the_head_does_not_know(direction: str) -> None:
+    encoder = new_encoder(rtl_direction=direction, rtl_languages=["de", "sw"])
+    known = {"de": cipher(5)}
+    unknown = {"fr": cipher(5, 1)}
     found = HeadReading(known | unknown)(encoder)
     assert found == HeadReading(known)(encoder)
     assert found["rtl_loss"] > 0
     assert HeadReading(unknown)(encoder) == {}
-    assert HeadReading({"de": pairs_of(1)})(encoder) == {}
+    assert HeadReading({"de": cipher(1)})(encoder) == {}

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from naive import cosines
 
 from dap_transformers import disk_arrays
 from dap_transformers.disk_arrays import concatenate_on_disk, row_blocks, temporary_folder
@@ -32,10 +33,7 @@ def naive_margins(
     source: np.ndarray, target: np.ndarray, k: int, margin: str
 ) -> tuple[np.ndarray, np.ndarray]:
     """Cosine and margin of every pair, as Artetxe & Schwenk (2019) write it."""
-    units = []
-    for side in (source.astype(np.float64), target.astype(np.float64)):
-        units.append(side / np.linalg.norm(side, axis=1, keepdims=True))
-    similar = units[0] @ units[1].T
+    similar = cosines(source, target)
     of_source = [sum(sorted(row)[-k:]) / (2 * k) for row in similar]
     of_target = [sum(sorted(column)[-k:]) / (2 * k) for column in similar.T]
     both = np.add.outer(of_source, of_target)
@@ -45,14 +43,13 @@ def naive_margins(
 
 def naive_mine(source: np.ndarray, target: np.ndarray, k: int, margin: str, retrieval: str) -> dict:
     similar, scores = naive_margins(source, target, k, margin)
-    forward = set()
-    backward = set()
-    for i in range(len(source)):
-        near = sorted(range(len(target)), key=lambda j: -similar[i, j])[:k]
-        forward.add((i, max(near, key=lambda j: scores[i, j])))
-    for j in range(len(target)):
-        near = sorted(range(len(source)), key=lambda i: -similar[i, j])[:k]
-        backward.add((max(near, key=lambda i: scores[i, j]), j))
+
+    def best_of(similar: np.ndarray, scores: np.ndarray) -> int:
+        near = sorted(range(len(similar)), key=lambda row: -similar[row])[:k]
+        return max(near, key=lambda row: scores[row])
+
+    forward = {(i, best_of(similar[i], scores[i])) for i in range(len(source))}
+    backward = {(best_of(similar[:, j], scores[:, j]), j) for j in range(len(target))}
     found = {"forward": forward, "backward": backward, "intersection": forward & backward}
     if retrieval == "max":
         best = {}  # sentence -> pair
@@ -114,7 +111,7 @@ def test_more_neighbours_than_sentences_are_as_many_as_there_are(
 @pytest.mark.parametrize(
     "lines", [["", "b", "a", "b ", "\t ", "b", "é\u2028ü\x85", "b"], [], ["", "  "]]
 )
-def test_repeated_and_empty_lines_are_counted_and_found_again(lines: list[str]) -> None:
+def test_repeated_and_empty_lines_are_counted_and_found_again(lines: list) -> None:
     text = DistinctSentences(iter(lines))
     filled = [line for line in lines if line.strip()]
     assert list(text) == list(dict.fromkeys(filled))

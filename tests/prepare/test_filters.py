@@ -5,11 +5,10 @@ import unicodedata
 from collections.abc import Sequence
 from math import ceil
 from pathlib import Path
-from typing import Any
 
 import polars as pl
 import pytest
-from transformers import PreTrainedTokenizerFast
+from conftest import tiny_tokenizer
 
 from dap_transformers.languages import CHARACTERS_PER_WORD, SCRIPTS
 from dap_transformers.prepare.filters import REASONS, clean, repair, words
@@ -58,7 +57,7 @@ LIMITS = [
 
 @pytest.mark.parametrize(("language", "pair", "options", "reason"), LIMITS)
 def test_the_limits_are_those_of_the_released_code(
-    language: str, pair: tuple[str, str], options: dict[str, Any], reason: str | None
+    language: str, pair: tuple, options: dict, reason: str | None
 ) -> None:
     _, counts = clean(frame(pair), language, PrepareOptions(**options))
     assert [name for name in REASONS if counts[name]] == ([reason] if reason else [])
@@ -97,13 +96,9 @@ def script_of(character: str) -> str:
     return name.split()[0].title()
 
 
-def has_no_spaces(language: str) -> bool:
-    return bool(CHARACTERS_PER_WORD.keys() & set(SCRIPTS[language]))
-
-
 def naive_words(text: str, language: str) -> tuple[list[str], int]:
     """Return the tokens of a text and the number of its words."""
-    if not has_no_spaces(language):
+    if CHARACTERS_PER_WORD.keys().isdisjoint(SCRIPTS[language]):
         tokens = text.split(" ")
         return tokens, len(tokens) if text else 0
 
@@ -151,25 +146,23 @@ def naive_reason(language: str, source: str, target: str) -> str | None:
     return failed[0] if failed else None
 
 
-ENGLISH = "the train leaves at 8 we saw old birds 12 http home@ Windows x"
+TEXT = "the train leaves at 8 we saw old birds 12 http home@ Windows x"
+ENGLISH = TEXT.split()
+SOURCES = {code: unicodedata.normalize("NFC", source) for code, (source, _) in GOOD.items()}
+PIECES = " ".join(SOURCES.values()).split()
 
 
 def random_pairs(language: str, count: int) -> list[tuple[str, str]]:
     rng = random.Random(language)
-    pieces = []
-    for source, _ in GOOD.values():
-        pieces += unicodedata.normalize("NFC", source).split()
-    own = unicodedata.normalize("NFC", GOOD[language][0]).split()
-    english = ENGLISH.split()
 
-    def text(words: list[str], longest: int) -> str:
-        chosen = rng.choices(words, k=rng.choice([0, 2, 4, 8, longest]))
-        chosen += rng.choices(english + pieces, k=rng.randint(0, 2))
+    def text(words: list[str]) -> str:
+        chosen = rng.choices(words, k=rng.choice([0, 2, 4, 8, 80]))
+        chosen += rng.choices(ENGLISH + PIECES, k=rng.randint(0, 2))
         return " ".join(dict.fromkeys(chosen) if rng.random() < 0.5 else chosen)
 
     pairs = []
     for _ in range(count):
-        source, target = text(own, 80), text(english[:10], 80)
+        source, target = text(SOURCES[language].split()), text(ENGLISH[:10])
         pairs.append((target, target) if rng.random() < 0.05 else (source, target))
     return pairs
 
@@ -189,12 +182,10 @@ def test_the_filters_equal_a_plain_loop(language: str) -> None:
     assert found.to_list() == [naive_words(source, language)[1] for source in sources]
 
 
-def test_a_tokenizer_counts_instead_of_words(
-    tiny_tokenizer: PreTrainedTokenizerFast, tmp_path: Path
-) -> None:
-    tiny_tokenizer.save_pretrained(tmp_path)
+def test_a_tokenizer_counts_instead_of_words(tmp_path: Path) -> None:
+    tiny_tokenizer().save_pretrained(tmp_path)
     pair = ("Wortungetüm", "one two three four")
-    tokens = len(tiny_tokenizer.encode(pair[0], add_special_tokens=False))
+    tokens = len(tiny_tokenizer().encode(pair[0], add_special_tokens=False))
     assert tokens > 1
     for least in (tokens, tokens + 1):
         options = PrepareOptions(min_tokens=least, max_shared=2, tokenizer=str(tmp_path))

@@ -1,7 +1,6 @@
 """The leak check finds what comparing every text with every evaluation sentence finds."""
 
 import json
-import lzma
 import random
 import unicodedata
 from collections import Counter
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import polars as pl
 import pytest
+from written import write
 
 from dap_transformers.errors import UserError
 from dap_transformers.languages import normalise
@@ -61,9 +61,7 @@ def wide(text: str) -> bool:
     return 2 * sum(character >= "\u2e80" for character in text) > len(text)
 
 
-@cache
-def normalised(text: str) -> str:
-    return normalise(text)
+normalised = cache(normalise)
 
 
 @cache
@@ -126,13 +124,12 @@ def test_a_replaced_word_in_a_short_sentence_is_near(
 
 def test_evaluation_sets_are_read_in_every_form(tmp_path: Path) -> None:
     sets = tmp_path / "sets"
-    sets.mkdir()
-    (sets / "de-en.tsv").write_text("eins\tone\n\u200b\ttwo\n")
-    (sets / "zh-en.dev.zh").write_text("zh-1\t三\nzh-2\t四\n")
-    (sets / "zh-en.dev.en").write_text("en-1\tthree\n")  # fewer, as in BUCC
-    (sets / "xnli.xz").write_bytes(lzma.compress(b"premise\thypothesis\n\none\n"))
+    write(sets / "de-en.tsv", "eins\tone\n\u200b\ttwo\n")
+    write(sets / "zh-en.dev.zh", "zh-1\t三\nzh-2\t四\n")
+    write(sets / "zh-en.dev.en", "en-1\tthree\n")  # fewer, as in BUCC
+    write(sets / "xnli.xz", "premise\thypothesis\n\none\n")
     record = {"id": 1, "sentence": "five\tsix", "translations": {"de": ["fünf", None]}}
-    (sets / "flores.jsonl").write_text(json.dumps(record) + "\n\n")
+    write(sets / "flores.jsonl", json.dumps(record) + "\n\n")
     expected = {"eins", "one", "two", "zh-1", "zh-2", "en-1", "三", "四", "three", "fünf"}
     expected |= {"premise", "hypothesis", "five six"}
     found = read_evaluation([sets])
@@ -148,15 +145,15 @@ def test_evaluation_sets_are_read_in_every_form(tmp_path: Path) -> None:
 )
 def test_evaluation_sentences_are_repaired_as_training_text_is(text: str, tmp_path: Path) -> None:
     trained = repair(pl.DataFrame({"source": [text], "target": ["x"]}))[0]["source"].to_list()
-    for written in (text, unicodedata.normalize("NFD", text)):
-        (tmp_path / "test.txt").write_text(f"{written}\n\ufeff\n", encoding="utf-8")
-        assert read_evaluation([tmp_path / "test.txt"]) == trained
+    for form in (text, unicodedata.normalize("NFD", text)):
+        assert read_evaluation([write(tmp_path / "a.txt", f"{form}\n\ufeff\n")]) == trained
 
 
 @pytest.mark.parametrize("name", ["test.csv", "test.parquet", "test.json.gz", "test.jsonl"])
 def test_a_file_that_is_neither_lines_nor_pairs_is_refused_by_name(
     name: str, tmp_path: Path
 ) -> None:
-    (tmp_path / name).write_bytes(b"{")
+    path = tmp_path / name
+    path.write_text("{")
     with pytest.raises(UserError, match=name):
-        read_evaluation([tmp_path / name])
+        read_evaluation([path])

@@ -25,7 +25,6 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     folder = tmp_path / "store"
     for (release, pair), texts in PAIRS.items():
         path = folder / f"OPUS-{release}/moses/{pair}.txt.zip"
-        path.parent.mkdir(parents=True, exist_ok=True)
         code = pair.replace("-en", "").replace("en-", "")
         sides = {f"C.{pair}.{side}": f"{text}\n" for side, text in zip((code, "en"), texts)}
         zip_of(path, {"README": "not text\n" * 50, f"C.{pair}.ids": "1\n", **sides})
@@ -69,12 +68,12 @@ def test_a_file_that_is_absent_or_damaged_is_never_taken_for_a_whole_one(
         download_corpora(["UNPC"], ["sw"], tmp_path / "raw")
     file = store / "OPUS-Europarl/v8/moses/de-en.txt.zip"
     whole = file.read_bytes()
-    path = tmp_path / "a.zip"
+    source, path = f"{opus.STORE}/OPUS-Europarl/v8/moses/de-en.txt.zip", tmp_path / "a.zip"
     for size in (100, len(whole) - 1):
         file.write_bytes(whole[:size])
         with pytest.raises(UserError, match="damaged"):
-            download(f"{opus.STORE}/OPUS-Europarl/v8/moses/de-en.txt.zip", path)
+            download(source, path)
         assert not path.exists()
     file.write_bytes(whole)
-    download(f"{opus.STORE}/OPUS-Europarl/v8/moses/de-en.txt.zip", path)
+    download(source, path)
     assert path.read_bytes() == whole

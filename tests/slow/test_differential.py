@@ -7,7 +7,6 @@ Each test draws seeds until its time is over, and prints how many it compared.
 
 import os
 import random
-import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,10 +14,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import run
+from conftest import assert_equal_weights, load_encoder, load_library, run
 from evaluation.test_retrieval import naive_accuracy, naive_pool
-from forked import processes
-from sentence_transformers import SentenceTransformer
+from forked import run_killed
 from test_objective_losses import rank, reconstruct, vector_of
 from tiny_models import (
     COMBINATIONS,
@@ -30,9 +28,8 @@ from tiny_models import (
     widen,
     with_negatives,
 )
-from training.test_resume import assert_equal_weights, run_killed_at
+from training.test_resume import run_killed_at
 
-from dap_transformers.encoding.encoder import SentenceEncoder
 from dap_transformers.evaluation.retrieval import multilingual_pool_accuracy, retrieval_accuracy
 from dap_transformers.publishing.layout import Options, build
 
@@ -112,8 +109,8 @@ def test_layout_order_and_chunks_change_no_loss_and_no_gradient() -> None:
 
 def test_vectors_are_those_of_sentence_transformers(tiny_bert_dir: Path, tmp_path: Path) -> None:
     build(tiny_bert_dir, tmp_path / "hub", Options(pooling="mean"))
-    ours = SentenceEncoder.from_pretrained(str(tmp_path / "hub"))
-    library = SentenceTransformer(str(tmp_path / "hub"), device="cpu")
+    ours = load_encoder(tmp_path / "hub")
+    library = load_library(tmp_path / "hub")
     for rng in seeds("strings"):
         texts = []
         for _ in range(rng.randint(1, 20)):
@@ -150,10 +147,7 @@ def test_killed_runs_resume_to_the_same_weights(short_flags: str, tmp_path: Path
         flags = f"{short_flags} {more} --seed {rng.randrange(1000)}"
         folders = [tmp_path / f"{name}{number}" for name in ("killed", "whole")]
         command = f"{flags} --output_dir {folders[0]}"
-        process = processes.Process(target=run_killed_at, args=(step_of_kill, command))
-        process.start()
-        process.join(300)
-        assert process.exitcode == -signal.SIGKILL
+        run_killed(run_killed_at, step_of_kill, command)
         run(command)
         run(f"{flags} --output_dir {folders[1]}")
         assert_equal_weights(*folders)

@@ -5,19 +5,18 @@ The environment has the installed packages of this one, but not this checkout.
 
 import os
 import re
-import subprocess
 import sys
 import sysconfig
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import REPOSITORY, training_flags
+from conftest import REPOSITORY
+from forked import run_fresh
 from wheels import build_wheel
 
 pytestmark = pytest.mark.slow
 
-Run = Callable[..., str]
 
 #: The variables of this process without PYTHONPATH, which may name the checkout.
 VARIABLES = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
@@ -60,12 +59,9 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Install the wheel into a new environment that also finds this one's other packages."""
     folder = tmp_path_factory.mktemp("environment")
     wheel = build_wheel(folder)
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
-    pip = [sys.executable, "-m", "pip", "--python", str(folder), "install", "--no-deps"]
-    done = subprocess.run(
-        [*pip, "--no-index", str(wheel)], capture_output=True, text=True, env=VARIABLES
-    )
-    assert done.returncode == 0, done.stderr
+    run_fresh(sys.executable, "-m", "venv", "--without-pip", folder)
+    pip = [sys.executable, "-m", "pip", "--python", folder, "install", "--no-deps", "--no-index"]
+    run_fresh(*pip, wheel, env=VARIABLES)
 
     # A path in a .pth file does not run the .pth files of that path, such as that of a checkout.
     [packages] = folder.glob("lib/*/site-packages")
@@ -74,33 +70,30 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def run(environment: Path, tmp_path: Path) -> Run:
+def run(environment: Path, tmp_path: Path) -> Callable:
     """Return a function that runs a program of the environment, and returns what it printed."""
 
     def run_in(program: str, *arguments: object) -> str:
-        line = [str(environment / "bin" / program), *map(str, arguments)]
-        done = subprocess.run(line, capture_output=True, text=True, cwd=tmp_path, env=VARIABLES)
-        assert done.returncode == 0, done.stderr[-2000:]
-        return done.stdout
+        program = environment / "bin" / program
+        return run_fresh(program, *arguments, cwd=tmp_path, env=VARIABLES)
 
     return run_in
 
 
 def test_commands_train_mine_and_save_a_model_with_its_code(
-    run: Run, tiny_bert_dir: Path, bitext_dir: Path, tmp_path: Path
+    run: Callable, flags: str, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
-    training = f"{training_flags(tiny_bert_dir, bitext_dir)} --max_steps 2 --use_cpu".split()
-    run("train-dap", "tr", *training, "--output_dir", out)
+    training = f"{flags} --max_steps 2 --use_cpu --output_dir {out}"
+    run("train-dap", "tr", *training.split())
     assert (out / "modeling_dap.py").read_bytes() == (REPOSITORY / "modeling_dap.py").read_bytes()
 
     run("python", "-c", SNIPPET.format(model=str(out)))
-    for language in ("de", "en"):
-        (tmp_path / f"text.{language}").write_text("kaban loder\nmifin pusut\n")
-    texts = [tmp_path / "text.de", tmp_path / "text.en"]
-    mined = tmp_path / "pairs.tsv"
-    run("mine-bitext", *texts, "--model", out, "--threshold", "none", "--output", mined)
-    assert mined.read_text().startswith("score")
+    for name in ("a.de", "a.en"):
+        (tmp_path / name).write_text("kaban loder\nmifin pusut\n")
+    mining = "a.de a.en --model out --threshold none --output pairs.tsv"
+    run("mine-bitext", *mining.split())
+    assert (tmp_path / "pairs.tsv").read_text().startswith("score")
     run("python", "-c", REMOTE.format(model=str(out)))
 
 
@@ -109,10 +102,9 @@ def test_mypy_sees_the_types(environment: Path, tmp_path: Path) -> None:
     (tmp_path / "mypy.ini").write_text(SETTINGS)
     (tmp_path / "user.py").write_text(TYPED)
     line = [sys.executable, "-m", "mypy", "--strict"]
-    line += ["--python-executable", str(environment / "bin" / "python"), "user.py"]
-    done = subprocess.run(line, capture_output=True, text=True, cwd=tmp_path)
-    revealed = re.findall(r'Revealed type is "(.+)"', done.stdout)
-    assert len(revealed) == 4, done.stdout
+    line += ["--python-executable", environment / "bin" / "python", "user.py"]
+    printed = run_fresh(*line, cwd=tmp_path)
+    revealed = re.findall(r'Revealed type is "(.+)"', printed)
+    assert len(revealed) == 4, printed
     assert "Any" not in revealed
     assert re.search("float32|_32Bit", revealed[2]), revealed[2]
-    assert done.returncode == 0, done.stdout

@@ -17,7 +17,7 @@ import pytest
 from conftest import REPOSITORY, save, synthetic_pairs, write_bitext
 from forked import run_python
 from tiny_models import tiny_model
-from transformers import PreTrainedTokenizerFast
+from written import lines_of, write
 
 pytestmark = pytest.mark.slow
 
@@ -58,24 +58,18 @@ OF_RESUMING = re.compile(r"checkpoint-|^\.|\.tmp$|tmp-")
 
 
 @pytest.fixture(scope="module")
-def inputs(
-    tmp_path_factory: pytest.TempPathFactory,
-    tiny_bert_dir: Path,
-    tiny_tokenizer: PreTrainedTokenizerFast,
-) -> Path:
+def inputs(tmp_path_factory: pytest.TempPathFactory, tiny_bert_dir: Path) -> Path:
     """Write everything that the commands read: text, an encoder and a DAP checkpoint."""
     folder = tmp_path_factory.mktemp("inputs")
     shutil.copytree(tiny_bert_dir, folder / "model")
-    save(folder / "dap", tiny_model(), tiny_tokenizer)
-    for name in ("text", "xnli"):
-        (folder / name).mkdir()
+    save(folder / "dap", tiny_model())
     write_bitext(folder / "text", 40)
     for name, side in zip(("a.de", "a.en"), zip(*synthetic_pairs("de", 40, seed=1))):
-        (folder / name).write_text("\n".join(side))
+        write(folder / name, lines_of(side))
     labels = ("entailment", "neutral", "contradiction") * 20
-    rows = [f"premise {n}\thypothesis {n}\t{label}\n" for n, label in enumerate(labels)]
+    rows = [f"premise {n}\thypothesis {n}\t{label}" for n, label in enumerate(labels)]
     for name in ("train-en", "dev-en", "test-en", "test-de"):
-        (folder / "xnli" / f"{name}.tsv").write_text("".join(rows))
+        write(folder / f"xnli/{name}.tsv", lines_of(rows))
     return folder
 
 
@@ -110,12 +104,12 @@ def test_a_killed_command_can_be_run_again(command: str, inputs: Path, tmp_path:
             assert written(place / "out") == expected, f"killed after {after:.2f} s"
 
 
-def written(folder: Path) -> dict[str, object]:
+def written(folder: Path) -> dict:
     """Return the content of all files below a folder, without checkpoints and leftovers of kills.
 
     JSON content comes without times and without the Trainer's log.
     """
-    found: dict[str, object] = {}
+    found: dict = {}
     for path in folder.rglob("*"):
         name = path.relative_to(folder)
         if not path.is_file() or any(OF_RESUMING.search(part) for part in name.parts):
@@ -128,7 +122,7 @@ def written(folder: Path) -> dict[str, object]:
     return found
 
 
-def without_times(pairs: list[tuple[str, object]]) -> dict[str, object]:
+def without_times(pairs: list[tuple[str, object]]) -> dict:
     """Return a JSON object without the entries that differ from run to run."""
     kept = {}
     for key, value in pairs:

@@ -19,16 +19,13 @@ from itertools import product
 from pathlib import Path
 
 import pytest
-import torch
-from conftest import REPOSITORY, save, tiny_config
+from conftest import REPOSITORY, load_encoder, save
 from serve_recipes import RECIPES
-from transformers import PreTrainedTokenizerFast
+from tiny_models import tiny_model
 
 from benchmarks.encode import least_cosine
-from dap_transformers.encoding.encoder import SentenceEncoder
 from dap_transformers.publishing.layout import Options, build
 from dap_transformers.publishing.onnx_export import export_onnx
-from modeling_dap import DAPConfig, DAPForPreTraining
 
 pytestmark = pytest.mark.slow
 
@@ -143,18 +140,6 @@ fs.writeFileSync(process.argv[2], JSON.stringify([vectors]));
 """
 
 
-def checkpoint(folder: Path, pooling: str, tokenizer: PreTrainedTokenizerFast) -> Path:
-    """Save a DAP checkpoint of a small XLM-R whose random weights tell all tokens apart."""
-    config = DAPConfig(tiny_config("xlm-roberta"), pooling=pooling, mask_token_id=4)
-    model = DAPForPreTraining(config)
-    for parameter in model.parameters():
-        if parameter.dim() > 1:
-            torch.nn.init.normal_(parameter, std=0.3)
-        else:
-            parameter.data.add_(0.1)
-    return save(folder, model, tokenizer)
-
-
 def install(folder: Path, names: Iterable[str]) -> dict[str, str]:
     """Make the environments of these names in a folder, unless they are there.
 
@@ -216,25 +201,22 @@ def ask(command: list[str], jobs: list[dict], cwd: str, *more: str) -> list[list
 
 
 @pytest.fixture(scope="module")
-def published(
-    tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer: PreTrainedTokenizerFast
-) -> tuple[list[dict], dict]:
+def published(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict], dict]:
     """Publish the model in every way.
 
     Returns:
         A job for the clients per folder, and column -> `SentenceEncoder`'s vectors (N, D).
     """
     work = tmp_path_factory.mktemp("published")
-    torch.manual_seed(0)
     jobs = []
     expected = {}
     for pooling, prefix in product(("cls", "mean"), ("", PREFIX)):
         column = f"{pooling} {'prefix' if prefix else 'none'}"
-        source = checkpoint(work / f"{column} checkpoint", pooling, tiny_tokenizer)
+        source = save(work / f"{column} checkpoint", tiny_model("xlm-roberta", pooling=pooling))
         folder = work / column.replace(" ", "-")
         build(source, folder, Options(prefix=prefix, max_seq_length=LENGTH))
         export_onnx(folder, folder)
-        encoder = SentenceEncoder.from_pretrained(str(source), prefix=prefix, max_seq_length=LENGTH)
+        encoder = load_encoder(source, prefix=prefix, max_seq_length=LENGTH)
         expected[column] = encoder.encode(SENTENCES)
         job = {
             "folder": str(folder),
@@ -255,9 +237,7 @@ def places() -> dict[str, str]:
 
 
 @pytest.mark.parametrize("client", CLIENTS)
-def test_a_client_gives_our_vectors_or_refuses(
-    client: str, published: tuple[list[dict], dict], places: dict[str, str]
-) -> None:
+def test_a_client_gives_our_vectors_or_refuses(client: str, published: tuple, places: dict) -> None:
     if CLIENTS[client][0] not in ("", *places):
         pytest.skip("set SLOW_CLIENTS to a folder for its environment")
     jobs, expected = published

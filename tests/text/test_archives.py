@@ -5,19 +5,17 @@ import lzma
 import os
 import zipfile
 from pathlib import Path
+from unittest.mock import Mock, patch
 
 import pytest
-from written import json_of, many, pairs_of, read, text_of, write, zip_of
+from written import json_of, many, pairs_of, read, read_folder, text_of, write, zip_of
 
-from dap_transformers.text import archives
 from dap_transformers.text.archives import read_lines, read_sentences
 from dap_transformers.text.corpus import load_bitext
-from dap_transformers.text.find import find_bitext
 
-TMX = (
-    b"<tmx><body><tu><tuv lang='en'><seg>5</seg></tuv><tuv lang='ru'><seg>V</seg></tuv></tu>"
-    b"</body></tmx>"
-)
+TMX = """<tmx><body>
+<tu><tuv lang='en'><seg>5</seg></tuv><tuv lang='ru'><seg>V</seg></tuv></tu>
+</body></tmx>"""
 
 
 def test_an_archive_is_read_as_a_folder(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -46,8 +44,7 @@ def test_an_archive_is_read_as_a_folder(tmp_path: Path, caplog: pytest.LogCaptur
     path = zip_of(tmp_path / "all.zip", members)
     zip_of(tmp_path / "notes.zip", {"notes.txt": b"none"})
     for given in (path, tmp_path):
-        found = find_bitext(given)
-        assert {language: read(file) for language, (file,) in found.items()} == expected
+        assert read_folder(given) == expected
     for name in ("all.zip/more.zip", "all.zip/ur-en.parquet", "notes.zip"):
         assert f"{name} is left out" in caplog.text
     assert pairs_of(load_bitext(tmp_path, streaming=True)["de"]) == expected["de"]
@@ -56,23 +53,16 @@ def test_an_archive_is_read_as_a_folder(tmp_path: Path, caplog: pytest.LogCaptur
         list(read_lines(path / "none.de"))
 
 
-def test_an_archive_is_opened_once_and_again_when_it_has_changed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    opened = []
-    archive = zipfile.ZipFile
-    monkeypatch.setattr(
-        archives.zipfile, "ZipFile", lambda path: opened.append(path) or archive(path)
-    )
+def test_an_archive_is_opened_once_and_again_when_it_has_changed(tmp_path: Path) -> None:
+    opened = Mock(wraps=zipfile.ZipFile)
     path = tmp_path / "a.zip"
     for state in (5, 6):  # of the same size
-        with archive(path, "w") as writing:
-            for number in range(5):
-                writing.writestr(f"{number}.de-en.tsv", f"ja\tyes {state}\n")
+        zip_of(path, {f"{number}.de-en.tsv": f"ja\tyes {state}\n" for number in range(5)})
         os.utime(path, (state, state))
-        data = load_bitext(path, cache_dir=tmp_path / "cache")["de"]
+        with patch.object(zipfile, "ZipFile", opened):
+            data = load_bitext(path, cache_dir=tmp_path / "cache")["de"]
         assert data["target"] == [f"yes {state}"] * 5
-    assert opened == [path] * 2
+    assert opened.call_count == 2
 
 
 def test_a_folder_may_be_named_like_an_archive(tmp_path: Path) -> None:

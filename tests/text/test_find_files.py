@@ -6,17 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from written import PAIRS, Pairs, read, text_of, write, write_format, zip_of
+from written import PAIRS, lines_of, read, read_folder, text_of, write, write_format, zip_of
 
 from dap_transformers.errors import UserError
 from dap_transformers.prepare.evaluation_sets import read_evaluation
 from dap_transformers.text.corpus import load_bitext
 from dap_transformers.text.find import find_bitext, find_hub_files
-
-
-def read_folder(paths: Path | list[Path]) -> dict[str, Pairs]:
-    """Read the pairs of each language, which has one file, without tolerance for bad lines."""
-    return {language: read(file, 0.0) for language, (file,) in find_bitext(paths).items()}
 
 
 @pytest.mark.parametrize(
@@ -29,13 +24,12 @@ def read_folder(paths: Path | list[Path]) -> dict[str, Pairs]:
     ],
 )
 def test_moses_sides_read_back_from_a_folder_or_from_either_side(
-    tmp_path: Path, name: str, sides: tuple[str, str]
+    tmp_path: Path, name: str, sides: tuple
 ) -> None:
     write_format(tmp_path, name, PAIRS, sides)
     source, target = (tmp_path / name.replace("XX", side) for side in sides)
     for paths in (tmp_path, source, target, [source, target], [tmp_path, target, source]):
-        ((file,),) = find_bitext(paths).values()
-        assert read(file) == PAIRS
+        assert [*read_folder(paths).values()] == [PAIRS]
 
 
 def test_a_target_side_stands_for_the_source_sides_that_are_given_or_for_all(
@@ -59,10 +53,7 @@ def test_a_target_language_other_than_english(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["missing/de-en.tsv", "/no/folder", "some-user/no-such-dataset"])
-def test_a_missing_path_is_refused(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_missing_path_is_refused(name: str, here: Path) -> None:
     with pytest.raises((FileNotFoundError, UserError), match=f"{name}: no such file or folder"):
         load_bitext(name)
 
@@ -134,20 +125,11 @@ def test_regions_are_not_taken_for_languages(tmp_path: Path, name: str, language
     assert file.paths[0] == str(tmp_path / name)
 
 
-def hub_folder(folder: Path, records: dict[str, list[dict]]) -> str:
-    """Make a local dataset folder, which is loaded by the same code as one of the Hub."""
-    header = "configs:\n"
-    for config, rows in records.items():
-        write(folder / f"{config}.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
-        header += f"- config_name: {config}\n  data_files: {config}.jsonl\n"
-    write(folder / "README.md", f"---\n{header}---\n")
-    return str(folder)
-
-
 @pytest.mark.parametrize("streaming", [False, True])
 def test_hub_datasets_have_columns_of_sides_or_of_translations(
     tmp_path: Path, streaming: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A local dataset folder is loaded by the same code as one of the Hub."""
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "datasets")
     records = {
         "de-en": [{"source": source, "target": target} for source, target in PAIRS],
@@ -155,7 +137,11 @@ def test_hub_datasets_have_columns_of_sides_or_of_translations(
         "de-fr": [{"source": "a", "target": "b"}],
         "en-sw": [{"source": target, "target": source} for source, target in PAIRS],
     }
-    name = hub_folder(tmp_path / "hub", records)
+    header = "configs:\n"
+    for config, rows in records.items():
+        write(tmp_path / f"hub/{config}.jsonl", lines_of(map(json.dumps, rows)))
+        header += f"- config_name: {config}\n  data_files: {config}.jsonl\n"
+    name = str(write(tmp_path / "hub/README.md", f"---\n{header}---\n").parent)
     found = find_hub_files(name, "en")
     assert [file.language for file in found] == ["de", "fr", "sw"]
     assert find_hub_files(f"{name}:de-en", "en") == found[:1]

@@ -3,23 +3,20 @@
 import json
 import random
 from collections.abc import Callable
+from operator import itemgetter
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from written import NAMES, PAIRS, many, read, text_of, write, write_format
+from written import NAMES, PAIRS, lines_of, many, read, text_of, write, write_format
 
 from dap_transformers.errors import UserError
 from dap_transformers.languages import is_blank
 from dap_transformers.text import formats
-from dap_transformers.text.formats import (
-    TABLE,
-    BitextFile,
-    LineAudit,
-    read_tables,
-)
+from dap_transformers.text.formats import TABLE, BitextFile, LineAudit, read_tables
 
+both_sides = itemgetter("source", "target")
 Numbered = dict[int, tuple[str, str]]
 
 
@@ -28,7 +25,7 @@ def numbered(file: BitextFile) -> Numbered:
     tables = list(read_tables(file, LineAudit(file, 1.0)))
     assert all(table.schema.equals(TABLE) and 0 < len(table) <= formats.BATCH for table in tables)
     rows = pa.concat_tables(tables).to_pylist()
-    return {row["line"]: (row["source"], row["target"]) for row in rows}
+    return {row["line"]: both_sides(row) for row in rows}
 
 
 @pytest.mark.parametrize("batch", [1, 10_000])
@@ -52,7 +49,7 @@ PIECES = [
 ]  # fmt: skip
 
 
-def read_naively(file: BitextFile, parse: Callable[..., tuple[str, str]]) -> Numbered:
+def read_naively(file: BitextFile, parse: Callable) -> Numbered:
     """Read the good lines of text files with a plain loop. Returns: line -> pair."""
     sides = []
     for path in file.paths:
@@ -77,14 +74,12 @@ def read_naively(file: BitextFile, parse: Callable[..., tuple[str, str]]) -> Num
     return pairs
 
 
-def parse_two_columns(line: str) -> tuple[str, str]:
-    source, target = line.split("\t")
-    return source, target
-
-
-def parse_json(line: str) -> tuple[str, str]:
-    record = json.loads(line)
-    return record["source"], record["target"]
+def require_naive(file: BitextFile, parse: Callable, least: int) -> None:
+    """Compare the pairs with those of the plain loop, which finds more than `least`."""
+    expected = read_naively(file, parse)
+    assert len(expected) > least
+    assert numbered(file) == expected
+    assert read(file, 1.0) == list(expected.values())
 
 
 @pytest.mark.parametrize("batch", [7, 10_000])
@@ -95,10 +90,7 @@ def test_random_tsv_is_read_as_by_a_plain_loop(
     monkeypatch.setattr(formats, "BATCH", batch)
     data = start + b"".join(random.Random(batch).choices(PIECES, k=4000)) + b"\nx\ty"
     file = BitextFile("de", (str(write(tmp_path / "de-en.tsv", data)),), "tsv")
-    expected = read_naively(file, parse_two_columns)
-    assert len(expected) > 105
-    assert numbered(file) == expected
-    assert read(file, 1.0) == list(expected.values())
+    require_naive(file, lambda line: line.split("\t"), 105)
 
 
 def test_random_moses_sides_are_read_as_by_a_plain_loop(tmp_path: Path) -> None:
@@ -108,10 +100,7 @@ def test_random_moses_sides_are_read_as_by_a_plain_loop(tmp_path: Path) -> None:
     for code in ("de", "en"):
         lines = [b"".join(draw.choices(pieces, k=draw.randint(0, 6))) for _ in range(300)]
         paths.append(str(write(tmp_path / f"a.{code}", b"\n".join(lines) + b"\n")))
-    file = BitextFile("de", tuple(paths), "moses")
-    expected = read_naively(file, lambda *sides: sides)
-    assert len(expected) > 15
-    assert numbered(file) == expected
+    require_naive(BitextFile("de", tuple(paths), "moses"), lambda *sides: sides, 15)
 
 
 JSON_LINES = [
@@ -129,9 +118,7 @@ def test_odd_json_is_read_as_by_a_plain_loop(tmp_path: Path) -> None:
     good = b'{"source": "x", "target": "y"}\n'
     text = good + b"".join(odd + b"\n" + good for odd in JSON_LINES)
     file = BitextFile("de", (str(write(tmp_path / "de-en.jsonl", text)),), "jsonl")
-    expected = read_naively(file, parse_json)
-    assert len(expected) > len(JSON_LINES)
-    assert numbered(file) == expected
+    require_naive(file, lambda line: both_sides(json.loads(line)), len(JSON_LINES))
 
 
 LETTERS = pa.array(["a", "b", "a", "b"], pa.large_string())
@@ -148,7 +135,7 @@ LETTERS = pa.array(["a", "b", "a", "b"], pa.large_string())
     ],
 )
 def test_all_types_of_text_in_parquet_columns_are_read(
-    tmp_path: Path, source: pa.Array, read_back: dict[int, str]
+    tmp_path: Path, source: pa.Array, read_back: dict
 ) -> None:
     path = tmp_path / "de-en.parquet"
     pq.write_table(pa.table({"source": source, "target": ["w", "x", "y", "z"]}), path)
@@ -172,8 +159,8 @@ def test_a_line_may_have_ten_megabytes(tmp_path: Path) -> None:
 def test_two_empty_sides_are_no_damage(tmp_path: Path, name: str, text: str) -> None:
     lines = "".join(text.format(*pair) for pair in many(9))
     assert read(write(tmp_path / name, lines), 0.0) == many(9)
-    write(tmp_path / "a.de", "".join(f"{source}\n \n" for source, _ in many(9)))
-    write(tmp_path / "a.en", "".join(f"{target}\n\n" for _, target in many(9)))
+    for name, texts, blank in zip(("a.de", "a.en"), zip(*many(9)), (" ", "")):
+        write(tmp_path / name, lines_of(f"{text}\n{blank}" for text in texts))
     assert read(tmp_path / "a.de", 0.0) == many(9)
 
 
@@ -221,9 +208,8 @@ def test_the_first_bad_lines_are_quoted_and_all_are_counted(
     file = write_format(tmp_path, "de-en.parquet", [*many(393), *[(" ", "sentence")] * 7])
     assert len(read(file, 0.1)) == 393
     *skipped, last = [each.getMessage() for each in caplog.records]
-    assert [f"line {393 + number} skipped" in text for number, text in enumerate(skipped, 1)] == (
-        [True] * 5
-    )
+    assert len(skipped) == 5
+    assert all(f"line {number} skipped" in text for number, text in enumerate(skipped, 394))
     assert "7 of 400 lines skipped" in last
     with pytest.raises(UserError, match=r"7 of the first 400 .*line 398: [^;]*;[^;]*$"):
         read(file)
@@ -238,7 +224,7 @@ def test_the_first_bad_lines_are_quoted_and_all_are_counted(
     ],
 )
 def test_a_file_with_too_many_bad_lines_is_refused_as_soon_as_that_is_sure(
-    tmp_path: Path, lines: list[tuple[str, ...]], limit: float, message: str
+    tmp_path: Path, lines: list, limit: float, message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
         read(write(tmp_path / "de-en.tsv", text_of(lines)), limit)

@@ -36,6 +36,11 @@ REFUSED = [
     ("ru-en.tsv", text_of(SWAPPED), "swapped"),
     ("de-en.tsv", "eins\tone\nzwei\ttwo\ndrei\tx\tthree\n", "line 3: 3 columns, expected 2"),
     ("de-en.tsv", "\n", "holds no pair"),
+    ("customers.csv", "texte,anglais\nOui,Yes\n", "first line is {xx},en"),
+    ("customers.csv", "source,target\nOui,Yes\n", "first line is {xx},en"),
+    ("en-fr.tsv", "Yes\tOui\n", "swap the columns of en-{xx}.tsv"),
+    ("fr-en.csv", 'fr,en\n"Oui,Yes\nNon,No\n', "unexpected end of data"),
+    ("all.csv", "lang,source,target\n?,Oui,Yes\n", "'\\?' is not a language"),
     ("de-en.parquet", "no parquet", "parquet"),
     ("m.tmx", TMX.format("x", "de"), "line 4"),
     ("m.tmx", TMX.format("a & b", "de"), "line 3"),
@@ -53,7 +58,7 @@ def test_what_is_refused(
     tmp_path: Path, name: str, text: str | bytes, says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(archives, "MAX_LINE", 5000)
-    with pytest.raises(ValueError, match=f"(?s){name}.*{says}"):
+    with pytest.raises(UserError, match=f"(?s){name}.*{says}"):
         read(write(tmp_path / name, text), 0.01)
 
 
@@ -80,7 +85,7 @@ def test_a_packed_file_that_is_cut_off_is_refused(tmp_path: Path, name: str, cut
 
 
 @pytest.mark.parametrize("names", [["de", "en"], ["source", "target", "source"]])
-def test_a_table_without_the_two_columns_is_refused(tmp_path: Path, names: list[str]) -> None:
+def test_a_table_without_the_two_columns_is_refused(tmp_path: Path, names: list) -> None:
     path = tmp_path / "de-en.parquet"
     pq.write_table(pa.table([pa.array(["a"])] * len(names), names=names), path)
     with pytest.raises(ValueError, match=r"de-en\.parquet.*source"):

@@ -3,10 +3,7 @@
 from pathlib import Path
 
 import pytest
-from written import Pairs, read, write
-
-from dap_transformers.errors import UserError
-from dap_transformers.text.find import find_bitext
+from written import read_folder, write
 
 FRENCH = [('Bonjour, "toi"', "Hello; you"), ("Oui", "Yes, sir"), ("Non\n merci", "No")]
 CELLS = ['"Bonjour, ""toi"""', "Oui", '"Non\n merci"']
@@ -44,26 +41,8 @@ TABLES = [
 
 @pytest.mark.parametrize(("name", "text", "pairs"), TABLES)
 def test_columns_are_found_by_their_names(
-    tmp_path: Path, name: str, text: str, pairs: dict[str, Pairs]
+    tmp_path: Path, name: str, text: str, pairs: dict
 ) -> None:
     write(tmp_path / name, text)
     for given in (tmp_path / name, tmp_path):
-        found = find_bitext(given)
-        assert {language: read(file, 0.0) for language, (file,) in found.items()} == pairs
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "says"),
-    [
-        ("customers.csv", csv_of("texte,anglais"), "first line is {xx},en"),
-        ("customers.csv", csv_of("source,target"), "first line is {xx},en"),
-        ("en-fr.tsv", "Yes\tOui\n", "swap the columns of en-{xx}.tsv"),
-        ("fr-en.csv", 'fr,en\n"Oui,Yes\nNon,No\n', "unexpected end of data"),
-        ("all.csv", csv_of("lang,source,target", "?,{},{}"), "'\\?' is not a language"),
-    ],
-)
-def test_a_table_that_cannot_be_told_is_refused(
-    tmp_path: Path, name: str, text: str, says: str
-) -> None:
-    with pytest.raises(UserError, match=f"{name}.*{says}"):
-        read(write(tmp_path / name, text))
+        assert read_folder(given) == pairs

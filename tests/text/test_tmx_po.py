@@ -5,7 +5,7 @@ import tracemalloc
 from pathlib import Path
 
 import pytest
-import written
+from written import read_folder, write
 
 from dap_transformers.errors import UserError
 from dap_transformers.text.find import find_bitext
@@ -25,17 +25,12 @@ def unit(*variants: tuple[str, str]) -> str:
     return f"<tu><prop type='x'>not text</prop>{inside}</tu>\n"
 
 
-def units(*texts: str) -> list[dict[str, list[str]]]:
-    return list(read_units(io.BytesIO((HEAD + "".join(texts) + TAIL).encode()), "memory.tmx"))
+def memory(*units: str) -> str:
+    return "".join([HEAD, *units, TAIL])
 
 
-def write(path: Path, *texts: str) -> Path:
-    return written.write(path, HEAD + "".join(texts) + TAIL)
-
-
-def read(path: Path, language: str, max_bad_lines: float = 0.001) -> written.Pairs:
-    (file,) = find_bitext(path)[language]
-    return written.read(file, max_bad_lines)
+def read(*units: str) -> list[dict[str, list[str]]]:
+    return list(read_units(io.BytesIO(memory(*units).encode()), "memory.tmx"))
 
 
 @pytest.mark.parametrize(
@@ -57,13 +52,13 @@ def read(path: Path, language: str, max_bad_lines: float = 0.001) -> written.Pai
     ],
 )
 def test_text_is_kept_and_codes_are_dropped(segment: str, text: str) -> None:
-    assert units(unit(("en", segment), ("fr", "x"))) == [{"en": [text], "fr": ["x"]}]
+    assert read(unit(("en", segment), ("fr", "x"))) == [{"en": [text], "fr": ["x"]}]
 
 
 def test_languages_with_regions_scripts_and_the_old_attribute() -> None:
     old = '<tu><tuv lang="DE-at"><seg>Jänner</seg></tuv><tuv><seg>of no language</seg></tuv></tu>'
     variants = [("EN-us", "color"), ("zh-Hans-CN", "颜色"), ("xh-ZA", "umbala"), ("cmn", "色")]
-    found = units(unit(*variants), old)
+    found = read(unit(*variants), old)
     assert found == [{"en": ["color"], "zh": ["颜色", "色"], "xh": ["umbala"]}, {"de": ["Jänner"]}]
 
 
@@ -73,16 +68,14 @@ def test_each_source_text_of_a_unit_is_paired_with_each_visible_target_text(
 ) -> None:
     english = [("en-GB", "colour"), ("en-US", "color"), ("en", "&#160;&#8203;")]
     german = [("de", "Farbe"), ("de-AT", "Farbe"), ("de-CH", "Farb"), ("de", "<ph>a code</ph>")]
-    path = write(
-        tmp_path / name,
+    text = memory(
         unit(*english, *german),
         unit(("de", "ohne Englisch"), ("fr", "sans anglais")),
         unit(("en", "red"), ("fr", "rouge")),
     )
-    assert list(find_bitext(path)) == ["de", "fr"]
+    found = read_folder(write(tmp_path / name, text))
     pairs = [(side, other) for side in ("Farbe", "Farb") for other in ("colour", "color")]
-    assert read(path, "de", max_bad_lines=0.0) == pairs
-    assert read(path, "fr") == [("rouge", "red")]
+    assert list(found.items()) == [("de", pairs), ("fr", [("rouge", "red")])]
 
 
 class Endless(io.RawIOBase):
@@ -140,14 +133,16 @@ msgstr[1] "%%d Dateien"
 #~ msgid "gone"
 #~ msgstr "weg"
 """
-PO_PAIRS = [("Guten „Tag“", 'Good "day"'), ("zwei Zeilen", "two lines")]
-PLURAL = [("%d Datei", "%d file"), ("%d Dateien", "%d files")]
+PO_PAIRS = [
+    ("Guten „Tag“", 'Good "day"'),
+    ("zwei Zeilen", "two lines"),
+    ("%d Datei", "%d file"),
+    ("%d Dateien", "%d files"),
+]
 
 
-def write_po(path: Path, language: str = "de", charset: str = "utf-8", text: str = PO) -> Path:
-    return written.write(
-        path, (text % (language, charset)).encode(charset.replace("CHARSET", "utf-8"))
-    )
+def write_po(path: Path, language: str = "de", charset: str = "utf-8") -> Path:
+    return write(path, (PO % (language, charset)).encode(charset.replace("CHARSET", "utf-8")))
 
 
 @pytest.mark.parametrize(
@@ -165,7 +160,7 @@ def test_translated_entries_of_a_catalogue_are_read(
     tmp_path: Path, name: str, header: str, charset: str, language: str
 ) -> None:
     path = write_po(tmp_path / name, header, charset)
-    assert read(path, language) == PO_PAIRS + PLURAL
+    assert read_folder(path) == {language: PO_PAIRS}
 
 
 def test_the_header_tells_the_languages_of_a_catalogue(tmp_path: Path) -> None:
@@ -182,8 +177,7 @@ def test_the_header_tells_the_languages_of_a_catalogue(tmp_path: Path) -> None:
 
 def test_the_header_of_a_catalogue_is_found_after_a_long_comment(tmp_path: Path) -> None:
     text = '# charset=klingon "Language: xx\n' * 200 + PO % ("de", "cp1252")
-    path = written.write(tmp_path / "app.po", text.encode("cp1252"))
-    assert read(path, "de") == PO_PAIRS + PLURAL
+    assert read_folder(write(tmp_path / "app.po", text.encode("cp1252"))) == {"de": PO_PAIRS}
 
 
 FORMS = 'msgid "%d a"\nmsgid_plural "%d as"\nmsgstr[0] "1"\nmsgstr[1] "2"\nmsgstr[2] "форма"\n'
@@ -200,9 +194,9 @@ FORMS = 'msgid "%d a"\nmsgid_plural "%d as"\nmsgstr[0] "1"\nmsgstr[1] "2"\nmsgst
     ],
 )
 def test_separators_end_no_line_and_of_three_plural_forms_the_last_is_taken(
-    tmp_path: Path, text: str, pair: tuple[str, str]
+    tmp_path: Path, text: str, pair: tuple
 ) -> None:
-    path = written.write(tmp_path / "ru.po", text)
+    path = write(tmp_path / "ru.po", text)
     assert list(catalogue_pairs(str(path))) == [(1, pair)]
 
 

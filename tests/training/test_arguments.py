@@ -16,6 +16,7 @@ from dap_transformers.commands.recipes import RECIPES, parse_arguments
 from dap_transformers.training.arguments import (
     CONFIG_FIELDS,
     FROM_FILES,
+    Arguments,
     DAPTrainingArguments,
     check_launched,
     given_fields,
@@ -23,7 +24,11 @@ from dap_transformers.training.arguments import (
 from dap_transformers.training.resume import changes_weights
 from study.recipes import read_recipe
 
-OUT = ["--output_dir", "out"]
+START = "--model_name_or_path a --train_data x"
+
+
+def parse(command: str) -> Arguments:
+    return parse_arguments(f"{command} --output_dir out".split())
 
 
 # Recipes
@@ -31,7 +36,7 @@ OUT = ["--output_dir", "out"]
 
 @pytest.mark.parametrize("name", ["mbert", "xlmr", "tr", "tlm"])
 def test_recipes_hold_the_papers_values(name: str) -> None:
-    model, data, training = parse_arguments([name, *OUT])
+    model, data, training = parse(name)
     assert (data.max_seq_length, training.learning_rate, training.max_steps) == (32, 5e-5, 100_000)
     assert data.train_data == ["corpus"]
     assert training.total_train_batch_size == training.per_device_train_batch_size == 1024
@@ -44,7 +49,7 @@ def test_recipes_hold_the_papers_values(name: str) -> None:
 
 
 def test_the_recipe_for_hard_negatives_trains_what_the_study_shows() -> None:
-    parts = parse_arguments(["hard-negatives", *OUT])
+    parts = parse("hard-negatives")
     given = vars(DAPConfig(**given_fields(parts[0])))
     for part in parts:
         given |= vars(part)
@@ -58,8 +63,7 @@ def test_the_recipe_for_hard_negatives_trains_what_the_study_shows() -> None:
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in RECIPES.glob("*.yaml")))
 def test_every_recipe_is_accepted(name: str) -> None:
-    start = ["--model_name_or_path", "a", "--train_data", "x"]
-    parse_arguments([name, *start, *OUT, "--use_cpu"])
+    parse(f"{name} {START} --use_cpu")
 
 
 def test_flags_override_the_recipe(tmp_path: Path) -> None:
@@ -68,15 +72,15 @@ def test_flags_override_the_recipe(tmp_path: Path) -> None:
         "model_name_or_path: a\ntrain_data: [x, y]\nlearning_rate: 1e-4\nsave_strategy: no\n"
         "tr_bidirectional: true\nrevision: null\nlr_scheduler_kwargs: {a: 1}\n"
     )
-    model, data, training = parse_arguments([str(recipe), "--learning_rate", "2e-4", *OUT])
+    model, data, training = parse(f"{recipe} --learning_rate 2e-4")
     assert (model.model_name_or_path, model.tr_bidirectional, model.revision) == ("a", True, None)
     assert (data.train_data, training.learning_rate) == (["x", "y"], 2e-4)
     assert (training.save_strategy, training.lr_scheduler_kwargs) == ("no", {"a": 1})
 
 
 def test_a_flag_replaces_the_argument_of_the_recipe_that_says_the_same() -> None:
-    flags = ["--per-device-train-batch-size=16", "--num_train_epochs", "2", "--config_name", "b"]
-    model, _, training = parse_arguments(["xlmr", *flags, *OUT])
+    flags = "--per-device-train-batch-size=16 --num_train_epochs 2 --config_name b"
+    model, _, training = parse(f"xlmr {flags}")
     assert (training.total_train_batch_size, training.per_device_train_batch_size) == (None, 16)
     assert (training.num_train_epochs, training.max_steps) == (2, -1)
     assert (model.model_name_or_path, model.config_name) == (None, "b")
@@ -86,9 +90,7 @@ def test_a_flag_replaces_the_argument_of_the_recipe_that_says_the_same() -> None
 
 
 def test_every_field_that_a_user_chooses_is_an_argument() -> None:
-    start = ["--model_name_or_path", "a", "--train_data", "x"]
-    flags = ["--tr_bidirectional", "--mlm_probability", "0.3", "--projection", "mlp"]
-    model, _, _ = parse_arguments([*start, *flags, *OUT])
+    model, _, _ = parse(f"{START} --tr_bidirectional --mlm_probability 0.3 --projection mlp")
     given = {"tr_bidirectional": True, "mlm_probability": 0.3, "projection": "mlp"}
     assert given_fields(model) == given
     chosen = {name for name in CONFIG_FIELDS if name not in FROM_FILES}
@@ -145,15 +147,13 @@ def test_of_losses_and_errors_the_lowest_is_the_best() -> None:
 @pytest.mark.parametrize(
     ("call", "says"),
     [
-        (lambda: parse_arguments(["absent"]), "no such recipe.* xlmr"),
-        (lambda: parse_arguments(["setup.py"]), "setup.py: .*Error"),
-        (lambda: parse_arguments(["--max_steps", "1", "--num_train_epochs=1"]), "say the same"),
+        (lambda: parse("absent"), "no such recipe.* xlmr"),
+        (lambda: parse("setup.py"), "setup.py: .*Error"),
+        (lambda: parse("--max_steps 1 --num_train_epochs=1"), "say the same"),
         (lambda: check_launched(Mock(world_size=2, n_gpu=1)), "world_size=2"),
     ],
 )
-def test_what_is_refused(
-    call: Callable[[], object], says: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_refused(call: Callable, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(REPOSITORY)
     with pytest.raises(ValueError, match=says):
         call()

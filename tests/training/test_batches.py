@@ -4,25 +4,26 @@ from pathlib import Path
 
 import pytest
 import torch
+from conftest import tiny_tokenizer
 from datasets import Dataset
-from transformers import PreTrainedTokenizerFast
 
 from dap_transformers.text.corpus import load_bitext
 from dap_transformers.training.batches import BitextCollator, tokenize_bitext
 from dap_transformers.training.dev_split import drop_targets, split_validation
 from dap_transformers.training.start import target_vocabulary
 
+Datasets = dict[str, Dataset]
+TOKENIZER = tiny_tokenizer()
+
 
 @pytest.fixture(scope="module")
-def bitext(bitext_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Dataset]:
+def bitext(bitext_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Datasets:
     return load_bitext(bitext_dir, cache_dir=tmp_path_factory.mktemp("cache"))
 
 
 @pytest.fixture(scope="module")
-def tokenized(
-    bitext: dict[str, Dataset], tiny_tokenizer: PreTrainedTokenizerFast
-) -> dict[str, Dataset]:
-    return tokenize_bitext(bitext, tiny_tokenizer, 8)
+def tokenized(bitext: Datasets) -> Datasets:
+    return tokenize_bitext(bitext, TOKENIZER, 8)
 
 
 def plain(row: dict) -> dict:
@@ -31,67 +32,58 @@ def plain(row: dict) -> dict:
 
 
 def test_tokens_equal_those_of_single_calls_of_the_tokenizer(
-    bitext: dict[str, Dataset],
-    tokenized: dict[str, Dataset],
-    tiny_tokenizer: PreTrainedTokenizerFast,
+    bitext: Datasets, tokenized: Datasets
 ) -> None:
     for language in bitext:
         for row in (0, 3, 199):
             pair = bitext[language][row]
             ids = tokenized[language][row]
             for side in ("source", "target"):
-                naive = tiny_tokenizer.encode(pair[side], add_special_tokens=False)[:6]
+                naive = TOKENIZER.encode(pair[side], add_special_tokens=False)[:6]
                 assert ids[f"{side}_input_ids"] == [0, *naive, 2]
             assert (ids["language"], ids["pair_id"]) == (language, f"{language}:{row}")
     assert max(map(len, tokenized["de"]["source_input_ids"])) == 8
 
 
 def test_tokens_do_not_depend_on_calls_of_the_tokenizer_and_are_cached(
-    bitext_dir: Path,
-    bitext: dict[str, Dataset],
-    tokenized: dict[str, Dataset],
-    tiny_tokenizer: PreTrainedTokenizerFast,
+    bitext_dir: Path, bitext: Datasets, tokenized: Datasets
 ) -> None:
-    tiny_tokenizer(["a b", "c"], truncation=True, max_length=3, padding="max_length")
-    stream = tokenize_bitext(load_bitext(bitext_dir, streaming=True), tiny_tokenizer, 8)
+    TOKENIZER(["a b", "c"], truncation=True, max_length=3, padding="max_length")
+    stream = tokenize_bitext(load_bitext(bitext_dir, streaming=True), TOKENIZER, 8)
     for language, dataset in tokenized.items():
         assert [plain(row) for row in stream[language]] == list(dataset)
-    again = tokenize_bitext(bitext, tiny_tokenizer, 8)
-    longer = tokenize_bitext(bitext, tiny_tokenizer, 65)  # above the tokenizer's own limit, 64
+    again = tokenize_bitext(bitext, TOKENIZER, 8)
+    longer = tokenize_bitext(bitext, TOKENIZER, 65)  # above the tokenizer's own limit, 64
     assert again["de"].cache_files == tokenized["de"].cache_files != longer["de"].cache_files
     assert max(map(len, longer["de"]["source_input_ids"])) > 8
 
 
-def test_target_vocabulary_holds_every_label_and_nothing_else(
-    tokenized: dict[str, Dataset], tiny_tokenizer: PreTrainedTokenizerFast
-) -> None:
+def test_target_vocabulary_holds_every_label_and_nothing_else(tokenized: Datasets) -> None:
     naive = set()
     for data in tokenized.values():
         for ids in data["target_input_ids"]:
             naive.update(ids[1:])
-    assert target_vocabulary(tokenized, tiny_tokenizer) == sorted(naive)
-    assert tiny_tokenizer.sep_token_id in naive
+    assert target_vocabulary(tokenized, TOKENIZER) == sorted(naive)
+    assert TOKENIZER.sep_token_id in naive
 
 
-def test_pair_ids_name_the_row_before_split_and_shuffle(
-    bitext_dir: Path, bitext: dict[str, Dataset], tiny_tokenizer: PreTrainedTokenizerFast
-) -> None:
+def test_pair_ids_name_the_row_before_split_and_shuffle(bitext_dir: Path, bitext: Datasets) -> None:
     train, dev = split_validation(load_bitext(bitext_dir, streaming=True), 5, seed=3)
     assert all(bitext["de"][int(row["row"])]["source"] == row["source"] for row in dev["de"])
     held = {row["target"] for split in dev.values() for row in split}
     left = drop_targets(bitext, held)
-    mapped = tokenize_bitext(left, tiny_tokenizer, 64)["de"]
+    mapped = tokenize_bitext(left, TOKENIZER, 64)["de"]
     for text, ids in zip(left["de"], mapped, strict=True):
         row = int(ids["pair_id"].removeprefix("de:"))
         assert bitext["de"][row]["source"] == text["source"]
 
-    stream = tokenize_bitext(train, tiny_tokenizer, 64)["de"].shuffle(seed=0, buffer_size=50)
+    stream = tokenize_bitext(train, TOKENIZER, 64)["de"].shuffle(seed=0, buffer_size=50)
     found = {row["pair_id"]: plain(row) for row in stream}
     assert found == {row["pair_id"]: row for row in mapped}
     assert list(found) != mapped["pair_id"][:]
 
 
-def test_the_collator_only_pads(tokenized: dict[str, Dataset]) -> None:
+def test_the_collator_only_pads(tokenized: Datasets) -> None:
     rows = [tokenized[language][row] for row, language in enumerate(["sw", "de", "fr", "sw"])]
     batch = BitextCollator(1, ["de", "fr", "sw"])(rows)
     for side in ("source", "target"):
@@ -109,9 +101,7 @@ def test_the_collator_only_pads(tokenized: dict[str, Dataset]) -> None:
 
 
 @pytest.mark.parametrize("copies", [[[0, 7, 2], [], [0, 2], []], [[], [], [], []]])
-def test_a_pair_without_a_negative_has_a_mask_of_zeros(
-    copies: list[list[int]], tokenized: dict[str, Dataset]
-) -> None:
+def test_a_pair_without_a_negative_has_a_mask_of_zeros(copies: list, tokenized: Datasets) -> None:
     rows = tokenized["de"].select(range(4)).to_list()
     batch = BitextCollator(1, ["de"], lambda given: copies if given == rows else [])(rows)
     ids = batch["negative_input_ids"]
@@ -121,8 +111,6 @@ def test_a_pair_without_a_negative_has_a_mask_of_zeros(
     assert set(ids[mask == 0].tolist()) <= {1}
 
 
-def test_a_length_without_room_for_text_is_refused(
-    bitext: dict[str, Dataset], tiny_tokenizer: PreTrainedTokenizerFast
-) -> None:
+def test_a_length_without_room_for_text_is_refused(bitext: Datasets) -> None:
     with pytest.raises(ValueError, match="max_seq_length=4 .*prefix='ka '"):
-        tokenize_bitext(bitext, tiny_tokenizer, 4, "ka ")
+        tokenize_bitext(bitext, TOKENIZER, 4, "ka ")

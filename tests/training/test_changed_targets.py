@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from conftest import synthetic_pairs
+from conftest import synthetic_pairs, tiny_tokenizer
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
@@ -16,12 +16,12 @@ from dap_transformers.training.changed_targets import (
     word_starts,
 )
 
+TOKENIZER = tiny_tokenizer()
 
-def rows_of(
-    tokenizer: PreTrainedTokenizerFast, targets: list[str], length: int = 32, prefix: str = ""
-) -> list[dict]:
+
+def rows_of(targets: list[str], length: int = 32, prefix: str = "") -> list[dict]:
     """Tokenise pairs that have these targets."""
-    return tokenize_pairs(targets, targets, "de", cutting_backend(tokenizer, length), prefix)
+    return tokenize_pairs(targets, targets, "de", cutting_backend(TOKENIZER, length), prefix)
 
 
 def english(count: int) -> list[str]:
@@ -42,7 +42,7 @@ def all_edits(words: list[Word], others: list[Word]) -> list[list[Word]]:
 
 
 @pytest.mark.parametrize("words", [[[5]], [[5], [6, 7]], [[5], [6, 7], [5], [8]]])
-def test_copies_are_all_possible_edits_and_nothing_else(words: list[Word]) -> None:
+def test_copies_are_all_possible_edits_and_nothing_else(words: list) -> None:
     others = [[5], [9, 9]]
     copies = [edited(words, others, random.Random(seed)) for seed in range(400)]
     wanted = all_edits(words, others)
@@ -58,19 +58,17 @@ def test_copies_are_all_possible_edits_and_nothing_else(words: list[Word]) -> No
         (["[CLS]", "a", "##b", "c"], {0, 1, 3}),
     ],
 )
-def test_words_begin_where_the_vocabulary_marks_it(pieces: list[str], starts: set[int]) -> None:
+def test_words_begin_where_the_vocabulary_marks_it(pieces: list, starts: set) -> None:
     ids = {piece: number for number, piece in enumerate(pieces)}
     vocabulary = models.WordLevel(ids, unk_token=pieces[0])
     assert word_starts(PreTrainedTokenizerFast(tokenizer_object=Tokenizer(vocabulary))) == starts
 
 
 @pytest.mark.parametrize(("length", "prefix"), [(6, ""), (32, ""), (12, "misut ka: ")])
-def test_a_copy_differs_by_a_word_and_keeps_the_prefix(
-    length: int, prefix: str, tiny_tokenizer: PreTrainedTokenizerFast
-) -> None:
-    rows = rows_of(tiny_tokenizer, english(60), length, prefix)
-    copies = ChangedTargets(tiny_tokenizer, length, 1.0, 0, prefix)(rows)
-    kept = rows_of(tiny_tokenizer, [prefix.strip()])[0]["target_input_ids"].tolist()[:-1]
+def test_a_copy_differs_by_a_word_and_keeps_the_prefix(length: int, prefix: str) -> None:
+    rows = rows_of(english(60), length, prefix)
+    copies = ChangedTargets(TOKENIZER, length, 1.0, 0, prefix)(rows)
+    kept = rows_of([prefix.strip()])[0]["target_input_ids"].tolist()[:-1]
     assert len(kept) == 1 or prefix
     assert sum(map(bool, copies)) > 50
     for row, copy in zip(rows, copies):
@@ -86,25 +84,21 @@ def test_a_copy_differs_by_a_word_and_keeps_the_prefix(
             )
 
 
-def test_copies_depend_only_on_the_seed_and_the_batch(
-    tiny_tokenizer: PreTrainedTokenizerFast,
-) -> None:
-    rows = rows_of(tiny_tokenizer, english(100))
-    make = ChangedTargets(tiny_tokenizer, 32, 0.5, 0)
+def test_copies_depend_only_on_the_seed_and_the_batch() -> None:
+    rows = rows_of(english(100))
+    make = ChangedTargets(TOKENIZER, 32, 0.5, 0)
     copies = make(rows)
     assert 30 < sum(map(bool, copies)) < 70
     make(rows[:7])
-    assert make(rows) == ChangedTargets(tiny_tokenizer, 32, 0.5, 0)(rows) == copies
-    assert ChangedTargets(tiny_tokenizer, 32, 0.5, 1)(rows) != copies
+    assert make(rows) == ChangedTargets(TOKENIZER, 32, 0.5, 0)(rows) == copies
+    assert ChangedTargets(TOKENIZER, 32, 0.5, 1)(rows) != copies
     assert make(rows[::-1])[::-1] != copies  # as in another epoch
 
 
-def test_a_target_without_text_gets_no_copy_and_lends_no_word(
-    tiny_tokenizer: PreTrainedTokenizerFast,
-) -> None:
-    doubled = len(rows_of(tiny_tokenizer, ["misut misut"])[0]["target_input_ids"])
-    rows = rows_of(tiny_tokenizer, ["", "misut"])
+def test_a_target_without_text_gets_no_copy_and_lends_no_word() -> None:
+    doubled = len(rows_of(["misut misut"])[0]["target_input_ids"])
+    rows = rows_of(["", "misut"])
     for seed in range(8):
-        empty, word = ChangedTargets(tiny_tokenizer, 32, 1.0, seed)(rows)
+        empty, word = ChangedTargets(TOKENIZER, 32, 1.0, seed)(rows)
         assert empty == []
         assert len(word) in (0, doubled)

@@ -5,10 +5,22 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import built, built_and_described, results, run, save, state, tiny_config
-from safetensors.torch import load_file
+from conftest import (
+    assert_equal_weights,
+    built,
+    built_and_described,
+    logged,
+    results,
+    run,
+    save,
+    save_bert,
+    state,
+    tiny_config,
+    weights,
+)
 from tiny_models import cipher
-from transformers import BertForMaskedLM, BertModel, PreTrainedTokenizerFast
+from transformers import BertForMaskedLM, BertModel
+from written import text_of, write
 
 from dap_transformers.files import read_json
 from dap_transformers.training import head_training
@@ -20,23 +32,15 @@ from dap_transformers.training.head_training import HEADS_FILE, RESULTS_FILE, tr
 
 
 @pytest.fixture(scope="module")
-def encoder(
-    tiny_tokenizer: PreTrainedTokenizerFast, tmp_path_factory: pytest.TempPathFactory
-) -> Path:
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A BERT whose random weights are large enough to tell words apart."""
-    config = tiny_config("bert", len(tiny_tokenizer))
-    config.num_hidden_layers = 1
-    config.initializer_range = 0.1
-    torch.manual_seed(0)
-    model = BertModel(config, add_pooling_layer=False)
-    return save(tmp_path_factory.mktemp("encoder"), model, tiny_tokenizer)
+    folder = tmp_path_factory.mktemp("encoder")
+    return save_bert(folder, num_hidden_layers=1, initializer_range=0.1)
 
 
 def command(encoder: Path, folder: Path, is_true: bool = True) -> str:
     """Return a training without joint steps that change a weight, on a cipher of two letters."""
-    text = folder / "de-en.tsv"
-    lines = [f"{source}\t{target}\n" for source, target in zip(*cipher(600, 0, is_true))]
-    text.write_text("".join(lines))
+    text = write(folder / "de-en.tsv", text_of(cipher(600, 0, is_true)))
     options = (
         "--objective tr+bow --rtl_layers 1 --max_seq_length 16 --dev_pairs 50 --max_steps 1 "
         "--per_device_train_batch_size 8 --learning_rate 0 --report_to none --disable_tqdm true "
@@ -63,9 +67,9 @@ def test_heads_learn_from_the_source_and_the_encoder_stays_the_same(
     # The joint training begins with these heads and the encoder's own weights.
     now = results(out)["eval_bow_source_nats"]
     assert now == pytest.approx(found["bow_source_nats_after"], abs=0.03)
-    start = load_file(encoder / "model.safetensors")
-    saved = load_file(out / "model.safetensors")
-    assert all(torch.equal(saved[f"dap.encoder.{name}"], start[name]) for name in start)
+    found = weights(out)
+    for name, value in weights(encoder).items():
+        assert torch.equal(found[f"dap.encoder.{name}"], value), name
     assert not (out / HEADS_FILE).exists()
 
 
@@ -103,9 +107,7 @@ def test_a_run_that_is_started_again_reuses_its_trained_heads(
 
     monkeypatch.setattr(head_training, "train_on_kept", fail)
     run(stopped)
-    first = load_file(whole / "model.safetensors")
-    second = load_file(tmp_path / "stopped" / "model.safetensors")
-    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert_equal_weights(whole, tmp_path / "stopped")
 
 
 def test_a_stream_gives_its_first_pairs(encoder: Path, tmp_path: Path) -> None:
@@ -117,11 +119,9 @@ def test_a_stream_gives_its_first_pairs(encoder: Path, tmp_path: Path) -> None:
     assert read_json(tmp_path / "out" / RESULTS_FILE)["pairs"] == 30
 
 
-def test_only_missing_heads_are_trained(
-    encoder: Path, tiny_tokenizer: PreTrainedTokenizerFast, tmp_path: Path
-) -> None:
+def test_only_missing_heads_are_trained(encoder: Path, tmp_path: Path) -> None:
     flags = command(encoder, tmp_path)
-    has_head = save(tmp_path / "mlm", BertForMaskedLM(tiny_config("bert", 250)), tiny_tokenizer)
+    has_head = save(tmp_path / "mlm", BertForMaskedLM(tiny_config("bert", 250)))
     first = tmp_path / "off"
     for name, more in (
         ("off", "--head_steps 0"),
@@ -155,9 +155,7 @@ def test_a_loss_can_choose_the_best_heads(flags: str, tmp_path: Path) -> None:
         "--metric_for_best_model eval_rtl_loss"
     )
     run(f"{flags} {more} --output_dir {tmp_path}")
-    history = state(tmp_path)["log_history"]
-    losses = [line["eval_rtl_loss"] for line in history if "eval_rtl_loss" in line]
-    assert state(tmp_path)["best_metric"] == min(losses)
+    assert state(tmp_path)["best_metric"] == min(logged(tmp_path, "eval_rtl_loss"))
 
 
 def test_a_run_warns_once_if_its_head_hardly_uses_the_source(

@@ -4,8 +4,7 @@ import shutil
 from pathlib import Path
 
 import torch
-from conftest import built, run, training_flags
-from safetensors.torch import load_file
+from conftest import assert_equal_weights, built, run
 from tiny_models import make_batch
 from transformers import AutoModel
 
@@ -17,14 +16,14 @@ LORA = "--objective tr+rtl --peft_lora_rank 4"
 
 
 def test_a_stopped_run_resumes_and_only_adapted_layers_and_heads_change(
-    tiny_bert_dir: Path, bitext_dir: Path, tmp_path: Path
+    flags: str, tiny_bert_dir: Path, tmp_path: Path
 ) -> None:
     options = (
         "--freeze_word_embeddings --mini_batch_size 8 --bf16 --use_cpu --max_steps 2 "
         "--save_strategy steps --save_steps 1 --eval_strategy steps --eval_steps 1 "
         "--load_best_model_at_end"
     )
-    flags = f"{training_flags(tiny_bert_dir, bitext_dir)} {LORA} {options}"
+    flags += f" {LORA} {options}"
     out = tmp_path / "out"
     run(f"{flags} --output_dir {out}")
     again = tmp_path / "again"
@@ -35,10 +34,7 @@ def test_a_stopped_run_resumes_and_only_adapted_layers_and_heads_change(
 
     # The weights at the end do not depend on the stop, and the best ones are saved.
     for place in (".", "checkpoint-2"):
-        whole = load_file(out / place / "model.safetensors")
-        resumed = load_file(again / place / "model.safetensors")
-        assert whole.keys() == resumed.keys()
-        assert all(torch.equal(value, resumed[name]) for name, value in whole.items())
+        assert_equal_weights(out / place, again / place)
     assert not (out / ADAPTERS_FILE).exists()
 
     # The model loads as any other. Only adapted layers differ from the encoder's.
@@ -52,11 +48,8 @@ def test_a_stopped_run_resumes_and_only_adapted_layers_and_heads_change(
     assert changed == {"attention.self.query.weight", "attention.self.value.weight"}
 
 
-def test_the_merged_model_computes_what_the_adapted_one_does(
-    tiny_bert_dir: Path, bitext_dir: Path, tmp_path: Path
-) -> None:
-    flags = f"{training_flags(tiny_bert_dir, bitext_dir)} {LORA} --output_dir {tmp_path}"
-    trainer = built(flags)
+def test_the_merged_model_computes_what_the_adapted_one_does(flags: str, tmp_path: Path) -> None:
+    trainer = built(f"{flags} {LORA} --output_dir {tmp_path}")
     adapters = adapter_parameters(trainer.model.dap.encoder)
     heads = [name for name, _ in trainer.model.named_parameters() if not name.startswith("dap.")]
     learning = {name for name, each in trainer.model.named_parameters() if each.requires_grad}

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 from accelerate import skip_first_batches
 from accelerate.data_loader import prepare_data_loader
+from conftest import tiny_tokenizer
 from datasets import Dataset
 from datasets.distributed import split_dataset_by_node
 from torch.utils.data import DataLoader
-from transformers import PreTrainedTokenizerFast
+from written import text_of, write
 
 from dap_transformers.text.corpus import load_bitext
 from dap_transformers.training.batches import BitextCollator, tokenize_bitext
@@ -32,7 +33,7 @@ def drawn(sampler: LanguageMixSampler, epoch: int = 0) -> list[int]:
 
 
 @pytest.mark.parametrize(("mix", "alpha", "shares"), MIXES)
-def test_shares_of_the_mix(mix: str, alpha: float, shares: list[float]) -> None:
+def test_shares_of_the_mix(mix: str, alpha: float, shares: list) -> None:
     sampler = LanguageMixSampler(list(SIZES.values()), mix, alpha, seed=0)
     times = Counter(NAMES[row] for row in drawn(sampler))
     assert times.total() == len(sampler) == 510
@@ -59,7 +60,7 @@ def test_the_order_depends_on_the_seed_and_each_epoch_goes_on_where_the_last_one
 
 @pytest.mark.parametrize(("mix", "alpha", "shares"), MIXES[1:])
 def test_a_mixed_stream_has_no_end_and_the_shares_of_the_mix(
-    mix: str, alpha: float, shares: list[float]
+    mix: str, alpha: float, shares: list
 ) -> None:
     streams = {}
     for language in SIZES:
@@ -76,12 +77,10 @@ def test_a_mixed_stream_has_no_end_and_the_shares_of_the_mix(
         assert max(times.values()) - min(times.values()) <= 1
 
 
-def test_a_stream_is_shuffled_by_the_seed_and_each_pass_is_complete(
-    bitext_dir: Path, tiny_tokenizer: PreTrainedTokenizerFast
-) -> None:
+def test_a_stream_is_shuffled_by_the_seed_and_each_pass_is_complete(bitext_dir: Path) -> None:
     def rows(seed: int) -> list[int]:
         text = load_bitext(bitext_dir / "de-en.tsv", streaming=True)
-        stream = mix_streams(tokenize_bitext(text, tiny_tokenizer, 8), np.ones(1), 70, seed)
+        stream = mix_streams(tokenize_bitext(text, tiny_tokenizer(), 8), np.ones(1), 70, seed)
         return [int(row["pair_id"].removeprefix("de:")) for row in islice(stream, 600)]
 
     order = rows(seed=1)
@@ -107,16 +106,14 @@ def sharded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         for language, count in zip(PAIRS, counts):
             for number in range(count):
                 rows = range(number, PAIRS[language], count)
-                text = "".join(f"{language} {row}\tsentence {row}\n" for row in rows)
-                (folders[name] / f"{number}.{language}-en.tsv").write_text(text)
+                pairs = [(f"{language} {row}", f"sentence {row}") for row in rows]
+                write(folders[name] / f"{number}.{language}-en.tsv", text_of(pairs))
     return folders
 
 
-def batches(
-    folder: Path, tokenizer: PreTrainedTokenizerFast, rank: int, workers: int, split: str
-) -> DataLoader:
+def batches(folder: Path, rank: int, workers: int, split: str) -> DataLoader:
     """Batches of five pairs for one of two processes, split as `datasets` or as accelerate does."""
-    tokenized = tokenize_bitext(load_bitext(folder, streaming=True), tokenizer, 16)
+    tokenized = tokenize_bitext(load_bitext(folder, streaming=True), tiny_tokenizer(), 16)
     weights = mix_weights(list(PAIRS.values()), "natural")
     mixed = mix_streams(tokenized, weights, shuffle_buffer=25, seed=3)
     if split == "datasets":
@@ -130,23 +127,13 @@ def batches(
     return loader
 
 
-@pytest.mark.parametrize(
-    ("files", "split", "workers"),
-    [
-        ("uneven", "datasets", 2),
-        ("one", "accelerate", 2),
-    ],
-)
+@pytest.mark.parametrize(("files", "split"), [("uneven", "datasets"), ("one", "accelerate")])
 def test_processes_draw_full_batches_of_different_pairs_without_end(
-    sharded: dict[str, Path],
-    tiny_tokenizer: PreTrainedTokenizerFast,
-    files: str,
-    split: str,
-    workers: int,
+    sharded: dict, files: str, split: str
 ) -> None:
     drawn = []
     for rank in range(2):
-        loader = batches(sharded[files], tiny_tokenizer, rank, workers, split)
+        loader = batches(sharded[files], rank, 2, split)
         drawn.append([batch["pair_ids"] for batch in islice(loader, 4 * 90 // 10)])
     assert {len(batch) for batch in drawn[0] + drawn[1]} == {5}
     assert [len(part) for part in drawn] == [36, 36]
@@ -162,10 +149,10 @@ def test_processes_draw_full_batches_of_different_pairs_without_end(
 
 @pytest.mark.parametrize(("files", "workers"), [("one", 0), ("uneven", 2)])
 def test_a_stream_resumes_exactly_by_skipping_batches(
-    sharded: dict[str, Path], tiny_tokenizer: PreTrainedTokenizerFast, files: str, workers: int
+    sharded: dict, files: str, workers: int
 ) -> None:
-    whole = batches(sharded[files], tiny_tokenizer, 1, workers, "accelerate")
-    again = batches(sharded[files], tiny_tokenizer, 1, workers, "accelerate")
+    whole = batches(sharded[files], 1, workers, "accelerate")
+    again = batches(sharded[files], 1, workers, "accelerate")
     rest = skip_first_batches(again, 23)  # beyond the first pass
     expected = [batch["pair_ids"] for batch in islice(whole, 33)][23:]
     assert [batch["pair_ids"] for batch in islice(rest, 10)] == expected

@@ -7,52 +7,38 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import results, run, state, training_flags
-from forked import processes
-from safetensors.torch import load_file, save_file
+from conftest import assert_equal_weights, results, run, state, training_flags, weights
+from forked import run_killed
+from safetensors.torch import save_file
 from transformers import TrainerState
 
 from dap_transformers.files import read_json, write_json
 from dap_transformers.reports import RECORD
 from dap_transformers.training.arguments import DAPTrainingArguments
-from dap_transformers.training.resume import (
-    FINISHED,
-    correct_state,
-    find_resumable,
-)
+from dap_transformers.training.resume import FINISHED, correct_state, find_resumable
 from dap_transformers.training.trainer import DAPTrainer
 
 CHECKPOINT_FILES = ("model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth")
 
 
-def saved_checkpoint(folder: Path, without: str = "") -> Path:
+def saved_checkpoint(folder: Path) -> Path:
     """Make a folder with the files of a checkpoint."""
     folder.mkdir(parents=True)
     for name in CHECKPOINT_FILES:
         (folder / name).touch()
     (folder / "trainer_state.json").write_text("{}")
-    if without:
-        (folder / without).unlink()
     return folder
-
-
-def assert_equal_weights(folder: Path, other: Path) -> None:
-    found = load_file(folder / "model.safetensors")
-    expected = load_file(other / "model.safetensors")
-    assert found.keys() == expected.keys()
-    assert all(torch.equal(found[key], expected[key]) for key in expected)
 
 
 # Finding a checkpoint
 
 
-def test_incomplete_checkpoints_and_those_of_an_earlier_run_are_skipped(
-    tmp_path: Path,
-) -> None:
+def test_incomplete_checkpoints_and_those_of_an_earlier_run_are_skipped(tmp_path: Path) -> None:
     for step, seed in ((4, 7), (8, 42)):
         write_json({"seed": seed}, saved_checkpoint(tmp_path / f"checkpoint-{step}") / RECORD)
     write_json({"seed": 7}, tmp_path / RECORD)
-    broken = saved_checkpoint(tmp_path / "checkpoint-20", "rng_state.pth")
+    broken = saved_checkpoint(tmp_path / "checkpoint-20")
+    (broken / "rng_state.pth").unlink()
     saved_checkpoint(tmp_path / "checkpoint-30").joinpath("trainer_state.json").write_text("{")
     write_json({"processes": 2}, saved_checkpoint(tmp_path / "checkpoint-40") / RECORD)
     args = DAPTrainingArguments(output_dir=str(tmp_path))
@@ -115,10 +101,7 @@ def test_a_killed_run_resumes_to_the_same_weights(
     killed = tmp_path / "killed"
     whole = tmp_path / "whole"
     command = f"{flags} --output_dir {killed}"
-    process = processes.Process(target=run_killed_at, args=(4, command))
-    process.start()
-    process.join(300)
-    assert process.exitcode == -signal.SIGKILL
+    run_killed(run_killed_at, 4, command)
     assert [path.name for path in killed.glob("checkpoint-*")] == ["checkpoint-3"]
     assert not (killed / FINISHED).exists()
 
@@ -158,20 +141,30 @@ def stopped(
     return command, folder
 
 
+def change_records(folder: Path, fields: dict, left_out: str = "") -> None:
+    """Change what a run and its checkpoints say of themselves. Two processes have made them."""
+    for path in folder.rglob(RECORD):
+        record = read_json(path) | fields
+        record.pop(left_out, None)
+        write_json(record, path)
+    for random_state in folder.rglob("rng_state.pth"):
+        shutil.copy(random_state, random_state.with_name("rng_state_1.pth"))
+
+
 def test_a_run_with_other_arguments_or_text_does_not_resume(
-    stopped: tuple[str, Path],
+    stopped: tuple,
     tiny_bert_dir: Path,
     bitext_dir: Path,
-    tmp_path: Path,
+    here: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
-    monkeypatch.chdir(tmp_path)
     shutil.copytree(tiny_bert_dir, "other")
     # The same lines, of which two changed places.
     shutil.copytree(bitext_dir, "text")
-    first, second, *others = Path("text/de-en.tsv").read_text().splitlines(keepends=True)
-    Path("text/de-en.tsv").write_text("".join([second, first, *others]))
+    text = here / "text/de-en.tsv"
+    first, second, *others = text.read_text().splitlines(keepends=True)
+    text.write_text("".join([second, first, *others]))
     changed = (
         "--rtl_weight 0.5 --language_mix uniform --adam_beta2 0.98 "
         "--per_device_train_batch_size 32 --model_name_or_path other --train_data text"
@@ -199,10 +192,7 @@ def test_a_stream_with_other_files_order_or_processes_does_not_resume(
     (out / FINISHED).unlink()
     shutil.copytree(bitext_dir, tmp_path / "text")
     changed = f"--train_data {tmp_path}/text --shuffle_buffer 5 --dataloader_num_workers 1"
-    for record in out.rglob(RECORD):
-        write_json(read_json(record) | {"processes": 2}, record)
-    for random_state in out.rglob("rng_state.pth"):
-        shutil.copy(random_state, random_state.with_name("rng_state_1.pth"))
+    change_records(out, {"processes": 2})
     named = (
         "train_data=.*now .*text.*shuffle_buffer=4000, now 5; dataloader_num_workers=0, now 1; "
         "processes=2, now 1"
@@ -212,7 +202,7 @@ def test_a_stream_with_other_files_order_or_processes_does_not_resume(
 
 
 def test_arguments_that_do_not_change_the_weights_may_differ(
-    stopped: tuple[str, Path], bitext_dir: Path, tmp_path: Path
+    stopped: tuple, bitext_dir: Path, tmp_path: Path
 ) -> None:
     # The text and the output folder may be elsewhere.
     command, folder = stopped
@@ -221,12 +211,7 @@ def test_arguments_that_do_not_change_the_weights_may_differ(
     shutil.copytree(folder, out)
 
     # Another version may have kept other arguments, and the processes may have been others.
-    for place in out.rglob(RECORD):
-        record = read_json(place) | {"of an older version": 1, "processes": 2}
-        del record["max_grad_norm"]
-        write_json(record, place)
-    for random_state in out.rglob("rng_state.pth"):
-        shutil.copy(random_state, random_state.with_name("rng_state_1.pth"))
+    change_records(out, {"of an older version": 1, "processes": 2}, "max_grad_norm")
 
     free = (
         "--logging_steps 1 --save_steps 1 --eval_strategy steps --eval_steps 1 "
@@ -240,7 +225,7 @@ def test_arguments_that_do_not_change_the_weights_may_differ(
 
 
 def test_a_run_that_resumes_in_another_folder_is_recorded_there(
-    stopped: tuple[str, Path], tmp_path: Path
+    stopped: tuple, tmp_path: Path
 ) -> None:
     command, folder = stopped
     (last,) = folder.glob("checkpoint-*")
@@ -264,9 +249,9 @@ def test_no_file_of_a_training_has_a_path_of_this_machine(
 
 
 def one_weight_less(checkpoint: Path) -> None:
-    weights = load_file(checkpoint / "model.safetensors")
-    del weights[max(weights)]
-    save_file(weights, checkpoint / "model.safetensors", {"format": "pt"})
+    left = weights(checkpoint)
+    del left[max(left)]
+    save_file(left, checkpoint / "model.safetensors", {"format": "pt"})
 
 
 def no_moments(checkpoint: Path) -> None:
@@ -283,7 +268,7 @@ def moments_of_another_model(checkpoint: Path) -> None:
 
 @pytest.mark.parametrize("harm", [one_weight_less, no_moments, moments_of_another_model])
 def test_a_checkpoint_without_weights_or_moments_is_refused(
-    harm: object, stopped: tuple[str, Path], tmp_path: Path
+    harm: object, stopped: tuple, tmp_path: Path
 ) -> None:
     command, folder = stopped
     shutil.copytree(folder, tmp_path / "out")

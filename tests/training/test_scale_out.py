@@ -16,10 +16,18 @@ from accelerate.commands.config import load_config_from_file
 from accelerate.commands.launch import _validate_launch_command, launch_command_parser
 from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
 from accelerate.utils.launch import prepare_multi_gpu_env
-from conftest import LANGUAGES, REPOSITORY, results, run, save, state, synthetic_pairs, tiny_config
+from conftest import (
+    LANGUAGES,
+    REPOSITORY,
+    assert_equal_weights,
+    results,
+    run,
+    save_bert,
+    state,
+    synthetic_pairs,
+    weights,
+)
 from forked import run_two
-from safetensors.torch import load_file
-from transformers import BertModel, PreTrainedTokenizerFast
 from written import text_of
 
 from dap_transformers.commands import recipes
@@ -42,15 +50,9 @@ LOSSES = ("loss", "tr_loss", "rtl_loss", "grad_norm", "negatives", "ignored_toke
 
 
 @pytest.fixture(scope="module")
-def encoder(
-    tiny_tokenizer: PreTrainedTokenizerFast, tmp_path_factory: pytest.TempPathFactory
-) -> Path:
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A BERT of two layers."""
-    config = tiny_config("bert", len(tiny_tokenizer))
-    config.num_hidden_layers = 2
-    torch.manual_seed(0)
-    model = BertModel(config, add_pooling_layer=False)
-    return save(tmp_path_factory.mktemp("encoder"), model, tiny_tokenizer)
+    return save_bert(tmp_path_factory.mktemp("encoder"), num_hidden_layers=2)
 
 
 @pytest.fixture(scope="module")
@@ -165,8 +167,7 @@ def test_two_processes_in_chunks_have_the_losses_of_one(
     )
 
     # Frozen word embeddings stay the same.
-    saved = load_file(runs / f"frozen-{name}" / "model.safetensors")
-    start = load_file(encoder / "model.safetensors")
+    saved, start = weights(runs / f"frozen-{name}"), weights(encoder)
     key = "embeddings.word_embeddings.weight"
     assert torch.equal(saved[f"dap.encoder.{key}"], start[key])
 
@@ -209,11 +210,8 @@ def test_checkpoints_of_a_sharded_model_load_anywhere(runs: Path) -> None:
 
 @pytest.mark.slow
 def test_a_sharded_run_resumed_in_its_second_epoch_ends_with_the_same_weights(runs: Path) -> None:
-    before = load_file(runs / "checkpoint-4" / "model.safetensors")
-    after = load_file(runs / "fsdp2" / "checkpoint-4" / "model.safetensors")
     assert state(runs / "fsdp2")["epoch"] == 2
-    assert before.keys() == after.keys()
-    assert all(torch.equal(before[key], after[key]) for key in before)
+    assert_equal_weights(runs / "checkpoint-4", runs / "fsdp2" / "checkpoint-4")
 
 
 # Configurations

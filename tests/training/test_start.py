@@ -7,9 +7,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import built, built_and_described, results, run, state, synthetic_pairs, tiny_config
-from safetensors.torch import load_file
-from sentence_transformers import SentenceTransformer
+from conftest import (
+    assert_equal_weights,
+    built,
+    built_and_described,
+    load_library,
+    logged,
+    results,
+    run,
+    synthetic_pairs,
+    tiny_config,
+    tiny_tokenizer,
+    weights,
+)
 from transformers import AutoTokenizer, BertModel, PreTrainedTokenizerFast
 
 from dap_transformers.encoding.encoder import SentenceEncoder
@@ -31,9 +41,7 @@ def test_a_dap_checkpoint_is_trained_further_with_its_weights_and_objective(
         run(f"{command} --objective tr")
 
     run(command)
-    before = load_file(first / "model.safetensors")
-    after = load_file(second / "model.safetensors")
-    assert all(torch.equal(before[key], after[key]) for key in before)
+    assert_equal_weights(first, second)
     config = read_json(second / "config.json")
     assert config["objective"] == "tr+rtl"
     assert (config["tr_temperature"], config["tr_bidirectional"]) == (0.1, True)
@@ -43,15 +51,11 @@ def test_a_dap_checkpoint_is_trained_further_with_its_weights_and_objective(
 
 
 @pytest.fixture(scope="module")
-def scratch(
-    tmp_path_factory: pytest.TempPathFactory,
-    bitext_dir: Path,
-    tiny_tokenizer: PreTrainedTokenizerFast,
-) -> tuple[Path, str]:
+def scratch(tmp_path_factory: pytest.TempPathFactory, bitext_dir: Path) -> tuple[Path, str]:
     """A folder with an encoder (`mlm`) trained from random weights, and flags for any start."""
     folder = tmp_path_factory.mktemp("scratch")
     tiny_config("bert").save_pretrained(folder / "shape")
-    tiny_tokenizer.save_pretrained(folder / "tokenizer")
+    tiny_tokenizer().save_pretrained(folder / "tokenizer")
     settings = (
         "--max_seq_length 24 --per_device_train_batch_size 16 --dev_pairs 20 --max_steps 30 "
         "--learning_rate 1e-2 --logging_steps 6 --report_to none --use_cpu --disable_tqdm true "
@@ -68,19 +72,16 @@ def from_shape(folder: Path, shape: str = "shape", tokenizer: str = "tokenizer")
     return f"--config_name {folder / shape} --tokenizer_name {folder / tokenizer}"
 
 
-def test_an_encoder_learns_from_random_weights(scratch: tuple[Path, str]) -> None:
-    history = state(scratch[0] / "mlm")["log_history"]
-    losses = [line["mlm_loss"] for line in history if "mlm_loss" in line]
+def test_an_encoder_learns_from_random_weights(scratch: tuple) -> None:
+    folder = scratch[0] / "mlm"
+    losses = logged(folder, "mlm_loss")
     assert losses[0] < np.log(250) + 0.1  # the vocabulary has 250 tokens
     assert losses[-1] < losses[0] - 0.4
-    logged = {name for line in history for name in line}
-    assert not logged & {"tr_loss", "accuracy"}
-    assert "eval_sw-en_accuracy" in results(scratch[0] / "mlm")
+    assert not logged(folder, "tr_loss") + logged(folder, "accuracy")
+    assert "eval_sw-en_accuracy" in results(folder)
 
 
-def test_an_encoder_made_here_starts_dual_alignment(
-    scratch: tuple[Path, str], tmp_path: Path
-) -> None:
+def test_an_encoder_made_here_starts_dual_alignment(scratch: tuple, tmp_path: Path) -> None:
     folder, flags = scratch
     start = f"--model_name_or_path {folder}/mlm --output_dir {tmp_path}"
     trainer = built(f"{flags} {start} --objective tr+rtl --rtl_layers 2")
@@ -88,7 +89,7 @@ def test_an_encoder_made_here_starts_dual_alignment(
 
     # Encoder and prediction head are those of the checkpoint.
     found = trainer.model.state_dict()
-    made = load_file(folder / "mlm" / "model.safetensors")
+    made = weights(folder / "mlm")
     ids = found.pop("prediction_head.token_ids")
     assert ids[0] > 0  # without CLS
     assert len(ids) < 250
@@ -97,9 +98,7 @@ def test_an_encoder_made_here_starts_dual_alignment(
     assert all(torch.equal(found[name], value) for name, value in made.items())
 
 
-def test_the_mask_token_is_that_of_the_given_tokenizer(
-    scratch: tuple[Path, str], tmp_path: Path
-) -> None:
+def test_the_mask_token_is_that_of_the_given_tokenizer(scratch: tuple, tmp_path: Path) -> None:
     folder, flags = scratch
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folder / "tokenizer", mask_token="a")
     tokenizer.save_pretrained(tmp_path / "other")
@@ -112,7 +111,7 @@ def test_the_mask_token_is_that_of_the_given_tokenizer(
 
 
 def test_dual_alignment_can_start_from_the_shape_of_a_checkpoint(
-    scratch: tuple[Path, str], tmp_path: Path
+    scratch: tuple, tmp_path: Path
 ) -> None:
     folder, flags = scratch
     model = built(f"{flags} {from_shape(folder, 'mlm')} --output_dir {tmp_path}").model
@@ -122,7 +121,7 @@ def test_dual_alignment_can_start_from_the_shape_of_a_checkpoint(
 
     # The weights are not those of the checkpoint.
     name = "dap.encoder.embeddings.word_embeddings.weight"
-    made = load_file(folder / "mlm" / "model.safetensors")[name]
+    made = weights(folder / "mlm")[name]
     assert model.state_dict()[name].shape == made.shape
     assert not torch.equal(model.state_dict()[name], made)
 
@@ -155,9 +154,7 @@ def from_library(flags: str, tiny_bert_dir: Path, tmp_path: Path) -> str:
     return f"{flags} --model_name_or_path {start} --objective tr --output_dir {tmp_path}/out"
 
 
-def test_training_takes_the_settings_of_a_sentence_transformers_folder(
-    from_library: str,
-) -> None:
+def test_training_takes_the_settings_of_a_sentence_transformers_folder(from_library: str) -> None:
     trainer, record = built_and_described(f"{from_library} --tr_hard_negatives 1")
     assert (record["pooling"], record["prefix"], record["max_seq_length"]) == ("mean", "ka: ", 9)
     tokenizer = trainer.processing_class
@@ -193,7 +190,7 @@ def test_the_saved_model_keeps_the_settings_of_a_sentence_transformers_folder(
     encoder = SentenceEncoder(trainer.model.dap, trainer.processing_class, "mean", "ka: ", 9)
     expected = encoder.encode(sentences)
     expected /= np.linalg.norm(expected, axis=1, keepdims=True)
-    saved = SentenceTransformer(str(tmp_path / "out"), device="cpu")
+    saved = load_library(tmp_path / "out")
     np.testing.assert_allclose(saved.encode(sentences), expected, atol=1e-5)
     assert set(saved.prompts.values()) == {"ka: "}  # not those that the training did not see
 
@@ -230,20 +227,14 @@ def smaller(folder: Path, tokenizer: PreTrainedTokenizerFast) -> None:
     ],
 )
 def test_a_start_that_does_not_fit_is_refused(
-    change: Callable[..., None] | None,
-    more: str,
-    named: str,
-    scratch: tuple[Path, str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    change: Callable | None, more: str, named: str, scratch: tuple, here: Path
 ) -> None:
     folder, flags = scratch
-    monkeypatch.chdir(tmp_path)
     shutil.copytree(folder / "shape", "shape")
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folder / "tokenizer")
     if change is not None:
-        change(tmp_path, tokenizer)
+        change(here, tokenizer)
     tokenizer.save_pretrained("tokenizer")
-    start = "" if "--model_name_or_path" in more else from_shape(tmp_path)
+    start = "" if "--model_name_or_path" in more else from_shape(here)
     with pytest.raises(ValueError, match=named):
         built(f"{flags} {start} {more} --output_dir out")

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import LANGUAGES, synthetic_pairs
+from conftest import LANGUAGES, synthetic_pairs, tiny_tokenizer
 from datasets import concatenate_datasets
+from tiny_models import start_from
 from torch import Tensor
-from transformers import PreTrainedTokenizerFast
 
 import dap_transformers.training.step_log
 import dap_transformers.training.trainer
@@ -26,23 +26,15 @@ from dap_transformers.training.step_log import StepMeter
 from dap_transformers.training.trainer import DAPTrainer
 from modeling_dap import DAPForPreTraining
 
-MakeTrainer = Callable[..., DAPTrainer]
-
 
 @pytest.fixture(scope="module")
-def tokenized(
-    bitext_dir: Path,
-    tiny_tokenizer: PreTrainedTokenizerFast,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> dict:
+def tokenized(bitext_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> dict:
     text = load_bitext([bitext_dir], cache_dir=tmp_path_factory.mktemp("cache"))
-    return tokenize_bitext(text, tiny_tokenizer, 16)
+    return tokenize_bitext(text, tiny_tokenizer(), 16)
 
 
 @pytest.fixture
-def make_trainer(
-    tmp_path: Path, tokenized: dict, tiny_bert_dir: Path, tiny_tokenizer: PreTrainedTokenizerFast
-) -> MakeTrainer:
+def make_trainer(tmp_path: Path, tokenized: dict, tiny_bert_dir: Path) -> Callable:
     def make(objective: str = "tr+rtl", **arguments: object) -> DAPTrainer:
         options = {
             "per_device_train_batch_size": 8,
@@ -56,12 +48,12 @@ def make_trainer(
         for language in LANGUAGES:
             dev[language] = synthetic_pairs(language, 15, seed=1)
         return DAPTrainer(
-            model=DAPForPreTraining.from_encoder(str(tiny_bert_dir), objective=objective),
+            model=start_from(tiny_bert_dir, objective=objective),
             args=args,
             train_dataset=concatenate_datasets(list(tokenized.values())),
             train_sampler=LanguageMixSampler([200, 200, 200], "natural", 0.5, seed=0),
-            data_collator=BitextCollator(tiny_tokenizer.pad_token_id, sorted(tokenized)),
-            processing_class=tiny_tokenizer,
+            data_collator=BitextCollator(tiny_tokenizer().pad_token_id, sorted(tokenized)),
+            processing_class=tiny_tokenizer(),
             evaluators=[Retrieval(dev, pool=True, loss=True), HeadReading(dev)],
             max_seq_length=16,
         )
@@ -77,7 +69,7 @@ def lines_with(name: str, trainer: DAPTrainer) -> list[dict[str, float]]:
 # The log
 
 
-def test_two_evaluators_that_log_the_same_name_are_refused(make_trainer: MakeTrainer) -> None:
+def test_two_evaluators_that_log_the_same_name_are_refused(make_trainer: Callable) -> None:
     trainer = make_trainer()
     with pytest.raises(ValueError, match="two evaluators log de-en_accuracy"):
         trainer.evaluate([*trainer.evaluators, trainer.evaluators[0]])
@@ -85,7 +77,7 @@ def test_two_evaluators_that_log_the_same_name_are_refused(make_trainer: MakeTra
 
 @pytest.mark.parametrize(("objective", "batches"), [("tr+tlm", 2), ("mlm", 1)])
 def test_the_log_has_every_loss_and_they_add_up(
-    objective: str, batches: int, make_trainer: MakeTrainer
+    objective: str, batches: int, make_trainer: Callable
 ) -> None:
     trainer = make_trainer(objective, gradient_accumulation_steps=batches)
     trainer.train()
@@ -104,7 +96,7 @@ def test_the_log_has_every_loss_and_they_add_up(
 
 
 def test_the_pace_leaves_out_saving_and_waiting(
-    make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch
+    make_trainer: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # In this test only a training step (1 s) and a save (1,000 s) take time.
     clock = [0.0]
@@ -144,7 +136,7 @@ def test_the_pace_leaves_out_saving_and_waiting(
     ],
 )
 def test_the_last_evaluation_wins_within_two_standard_errors(
-    numbers: tuple[float, ...], best: tuple[bool, ...], make_trainer: MakeTrainer
+    numbers: tuple, best: tuple, make_trainer: Callable
 ) -> None:
     trainer = make_trainer("tr", eval_strategy="steps", save_steps=1)
     trainer.state.max_steps = 4
@@ -160,7 +152,7 @@ def test_the_last_evaluation_wins_within_two_standard_errors(
 
 
 def test_equal_evaluations_of_a_run_that_saves_nothing_do_not_stop_it(
-    make_trainer: MakeTrainer,
+    make_trainer: Callable,
 ) -> None:
     options = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "no"}
     trainer = make_trainer("tr", learning_rate=0.0, max_steps=2, **options)
@@ -172,7 +164,7 @@ def test_equal_evaluations_of_a_run_that_saves_nothing_do_not_stop_it(
 # Steps
 
 
-def test_chunks_train_as_the_whole_batch(make_trainer: MakeTrainer) -> None:
+def test_chunks_train_as_the_whole_batch(make_trainer: Callable) -> None:
     options = {"gradient_accumulation_steps": 2, "max_steps": 2, "bf16": True, "use_cpu": True}
     logs = []
     for size in (None, 3, 8):
@@ -182,14 +174,14 @@ def test_chunks_train_as_the_whole_batch(make_trainer: MakeTrainer) -> None:
         logs.append(lines_with("loss", trainer))
     assert [len(lines) for lines in logs] == [2] * 3
     names = ("loss", "grad_norm", "tr_loss", "rtl_loss", "negatives", "ignored_tokens")
-    for plain, chunked, whole in zip(*logs, strict=True):
+    for plain, chunked, whole in zip(*logs):
         assert chunked.keys() == plain.keys()
         for name in names:
             assert chunked[name] == pytest.approx(plain[name], rel=1e-3), name
             assert whole[name] == pytest.approx(plain[name], rel=1e-6), name
 
 
-def test_processes_exchange_gradients_only_at_the_last_chunk(make_trainer: MakeTrainer) -> None:
+def test_processes_exchange_gradients_only_at_the_last_chunk(make_trainer: Callable) -> None:
     trainer = make_trainer("tr", mini_batch_size=3, gradient_accumulation_steps=2, max_steps=1)
     accelerator = trainer.accelerator
     no_sync = accelerator.no_sync
@@ -215,7 +207,7 @@ def test_processes_exchange_gradients_only_at_the_last_chunk(make_trainer: MakeT
 
 
 @pytest.mark.slow
-def test_compiled_layers_train_as_plain_ones(make_trainer: MakeTrainer) -> None:
+def test_compiled_layers_train_as_plain_ones(make_trainer: Callable) -> None:
     losses = []
     for compiles in ({}, {"torch_compile": True, "torch_compile_backend": "eager"}):
         torch.manual_seed(0)
@@ -225,7 +217,7 @@ def test_compiled_layers_train_as_plain_ones(make_trainer: MakeTrainer) -> None:
 
 @pytest.mark.parametrize("poisoned", ["weight", "gradient"])
 def test_a_loss_or_gradient_that_is_not_finite_stops_the_run(
-    poisoned: str, make_trainer: MakeTrainer, tmp_path: Path
+    poisoned: str, make_trainer: Callable, tmp_path: Path
 ) -> None:
     trainer = make_trainer(max_steps=3, save_strategy="steps", save_steps=1)
     weight = trainer.model.dap.encoder.embeddings.LayerNorm.weight
@@ -253,7 +245,7 @@ def test_a_loss_or_gradient_that_is_not_finite_stops_the_run(
     assert all(torch.isfinite(value).all() for value in saved.parameters())
 
 
-def test_a_batch_without_negatives_stops_the_run(make_trainer: MakeTrainer) -> None:
+def test_a_batch_without_negatives_stops_the_run(make_trainer: Callable) -> None:
     trainer = make_trainer()
     trainer.train_sampler = None
     trainer.train_dataset = trainer.train_dataset.select([5] * 8)  # one pair, eight times
@@ -261,7 +253,7 @@ def test_a_batch_without_negatives_stops_the_run(make_trainer: MakeTrainer) -> N
         trainer.train()
 
 
-def test_each_epoch_has_the_order_of_the_sampler(make_trainer: MakeTrainer) -> None:
+def test_each_epoch_has_the_order_of_the_sampler(make_trainer: Callable) -> None:
     trainer = make_trainer("tr", per_device_train_batch_size=60, max_steps=20)
     trainer.training_step = lambda *_: torch.zeros(())  # only the order matters
     collate = trainer.data_collator
@@ -283,7 +275,7 @@ def test_each_epoch_has_the_order_of_the_sampler(make_trainer: MakeTrainer) -> N
 # Frozen parts and learning rates
 
 
-def test_only_frozen_word_embeddings_stay_the_same(make_trainer: MakeTrainer) -> None:
+def test_only_frozen_word_embeddings_stay_the_same(make_trainer: Callable) -> None:
     trainer = make_trainer(freeze_word_embeddings=True, learning_rate=1e-2, max_steps=1)
     parameters = dict(trainer.model.named_parameters())
     before = {name: value.clone() for name, value in parameters.items()}
@@ -292,7 +284,7 @@ def test_only_frozen_word_embeddings_stay_the_same(make_trainer: MakeTrainer) ->
     assert same == {"dap.encoder.embeddings.word_embeddings.weight"}
 
 
-def test_heads_can_have_a_learning_rate_of_their_own(make_trainer: MakeTrainer) -> None:
+def test_heads_can_have_a_learning_rate_of_their_own(make_trainer: Callable) -> None:
     options = {"learning_rate": 1e-4, "warmup_steps": 1, "max_steps": 3, "weight_decay": 0.1}
     trainer = make_trainer(head_learning_rate=1e-3, **options)
     names = {id(value): name for name, value in trainer.model.named_parameters()}

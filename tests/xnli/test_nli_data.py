@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 import written
+from conftest import tiny_tokenizer
 from datasets import ClassLabel, Dataset, Features, Value
-from transformers import PreTrainedTokenizerFast
 
 from dap_transformers.errors import UserError
 from dap_transformers.xnli.data import (
@@ -22,22 +22,21 @@ from dap_transformers.xnli.data import (
     training_source,
 )
 
-Write = Callable[..., NLISource]
+TOKENIZER = tiny_tokenizer()
 
 
 @pytest.fixture
-def write(tmp_path: Path) -> Write:
+def write(tmp_path: Path) -> Callable:
     """Return a function that writes rows into a TSV file, and returns where it is."""
 
     def write_rows(*rows: tuple[str, ...], name: str = "a.tsv") -> NLISource:
-        text = "".join("\t".join(row) + "\n" for row in rows)
-        return NLISource(str(written.write(tmp_path / name, text)))
+        return NLISource(str(written.write(tmp_path / name, written.text_of(rows))))
 
     return write_rows
 
 
 @pytest.mark.parametrize("name", ["a.tsv", "snli.en.tsv.xz"])
-def test_every_form_of_a_file_gives_the_same_examples(name: str, write: Write) -> None:
+def test_every_form_of_a_file_gives_the_same_examples(name: str, write: Callable) -> None:
     rows = [("He is «here».", 'He said "no', "2"), ("It\u2028rains", "-", "entailment")]
     plain = [{"premise": a, "hypothesis": b, "label": c} for (a, b, _), c in zip(rows, (2, 0))]
     assert load_nli(write(*rows, name=name)).to_list() == plain
@@ -47,7 +46,7 @@ def test_every_form_of_a_file_gives_the_same_examples(name: str, write: Write) -
 
 
 def test_labels_have_the_numbers_of_the_hub_and_those_without_gold_are_skipped(
-    write: Write,
+    write: Callable,
 ) -> None:
     names = [*LABEL.names, "contradictory", "-1", "0", "1", "2", "-"]
     source = write(*((name, "b", name) for name in names))
@@ -90,22 +89,20 @@ def test_a_folder_is_read_by_split_and_language(tmp_path: Path) -> None:
         (lambda write: training_source(None, {"train": {}}), "no train-en"),
     ],
 )
-def test_what_is_refused(call: Callable[[Write], object], says: str, write: Write) -> None:
+def test_what_is_refused(call: Callable, says: str, write: Callable) -> None:
     with pytest.raises(UserError, match=says):
         call(write)
 
 
-def test_data_is_tokenised_by_split_and_language_as_the_tokenizer_does(
-    tiny_tokenizer: PreTrainedTokenizerFast, write: Write
-) -> None:
+def test_data_is_tokenised_by_split_and_language_as_the_tokenizer_does(write: Callable) -> None:
     rows = [("kaban " * size, "loder " * (12 - size), LABEL.names[size % 3]) for size in (9, 1, 5)]
     rows.append(("kaban", "loder", LABEL.names[0]))
     source = write(*rows)
     sources = {"train": {"en": source}, "dev": {"en": source}, "test": {"sw": source}}
     options = TextOptions(max_seq_length=12, max_train_pairs=3)
-    data = prepare_nli(sources, tiny_tokenizer, options)
+    data = prepare_nli(sources, TOKENIZER, options)
     for row, (premise, hypothesis, label) in zip(data.train["en"], rows[:3], strict=True):
-        expected = tiny_tokenizer(premise, hypothesis, truncation=True, max_length=12)["input_ids"]
+        expected = TOKENIZER(premise, hypothesis, truncation=True, max_length=12)["input_ids"]
         assert row["input_ids"] == expected
         assert row["labels"] == LABEL.names.index(label)
         assert "token_type_ids" not in row
@@ -114,10 +111,10 @@ def test_data_is_tokenised_by_split_and_language_as_the_tokenizer_does(
     assert len(data.test["sw"]) == len(data.dev["en"]) == 4
     whole = digest(load_nli(source))
     assert data.digests["test sw"] == data.digests["dev en"] == whole != data.digests["train en"]
-    cut = prepare_nli(sources, tiny_tokenizer, TextOptions(max_test_pairs=1))
+    cut = prepare_nli(sources, TOKENIZER, TextOptions(max_test_pairs=1))
     assert [len(each) for each in (cut.train["en"], cut.dev["en"], cut.test["sw"])] == [4, 4, 1]
 
-    typed = copy.deepcopy(tiny_tokenizer)
+    typed = copy.deepcopy(TOKENIZER)
     typed.model_input_names = [*typed.model_input_names, "token_type_ids"]
     for wanted in (True, False):
         columns = prepare_nli(sources, typed, options, wanted).train["en"].column_names
