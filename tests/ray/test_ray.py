@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import load_encoder, synthetic_pairs
+from conftest import synthetic_pairs
 from forked import run_fresh
 from numpy.testing import assert_allclose, assert_array_equal
 from written import lines_of, text_of, write
@@ -242,7 +242,7 @@ def test_encoders_fit_on_nodes_and_have_the_model_of_the_command(
     tiny_bert_dir: Path, nodes: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def load(pooling: str = "mean") -> SentenceEncoder:
-        return load_encoder(tiny_bert_dir, pooling)
+        return SentenceEncoder.from_pretrained(str(tiny_bert_dir), pooling)  # nodes lack conftest
 
     monkeypatch.setattr(ray_encoder, "WAIT", 1)
     wide = Cluster(nodes.address, ray_cpus_per_actor=2)
