@@ -43,7 +43,7 @@ def counts_table(languages: Counts, table: Callable[..., str] = text_table) -> s
     """
     sums = total(languages)
     used = [name for name in (*REPAIRS, "unreadable", *LOSSES) if sums[name]]
-    columns = ["read", *used, *SPLITS, "target_repeated"]
+    columns = ["read", *used, *SPLITS]
     rows = []
     for code, counts in [*languages.items(), ("all", sums)]:
         rows.append([code, *(counts.get(name, 0) for name in columns)])

@@ -3,7 +3,7 @@
 1. `clean_file`, for each file: repair, filter, check for leaks, compute keys. Text that the sample
    cannot need is dropped at once.
 2. `select_language`, for each language: find duplicates, draw the sample and the dev set.
-3. `mark_shared`: find the English sentences of all dev sets, and those that occur more than once.
+3. `mark_held`: find the English sentences of all dev sets.
 4. `write_language`, for each language: write the shards.
 
 The result of cleaning a file lies in a folder that gets its name only when it is complete, so a run
@@ -49,17 +49,10 @@ logger = logging.getLogger(__name__)
 
 #: Pairs of a row group in a shard.
 ROW_GROUP = 65_536
-_TEXT = {
-    "source": pa.string(),
-    "target": pa.string(),
-    "origin": pa.string(),
-    "text_hash": pa.uint64(),
-}
-#: Columns of the shards. `text_hash` is the key of the normalised pair. `target_repeated` marks
-#: English sentences that other training pairs, of any language, have as well.
-SCHEMA = pa.schema(_TEXT | {"target_repeated": pa.bool_()})
+#: Columns of the shards.
+SCHEMA = pa.schema(dict.fromkeys(("source", "target", "origin"), pa.string()))
 #: Columns of `pairs.parquet`.
-_PAIRS = pa.schema(_TEXT | dict.fromkeys(("rank", "english"), pa.uint64()))
+_PAIRS = pa.schema([*SCHEMA, ("rank", pa.uint64()), ("english", pa.uint64())])
 #: A second random rank, to draw a sample within a corpus independently of that of the language.
 CORPUS_RANK = (pl.col("rank") * pl.lit(0x9E3779B97F4A7C15, pl.UInt64)).alias("corpus_rank")
 #: Columns of the list of leaks.
@@ -88,7 +81,7 @@ def prepare(
         languages.setdefault(raw.file.language, []).append(raw)
     calls = {language: (plan, own) for language, own in languages.items()}
     selected = run_all("select", select_language, calls, each)
-    kept = mark_shared({language: table for language, (table, _) in selected.items()})
+    kept = mark_held({language: table for language, (table, _) in selected.items()})
     calls = {language: (plan, own, kept[language]) for language, own in languages.items()}
     written = run_all("write", write_language, calls, each)
     return {language: selected[language][1] | written[language] for language in languages}
@@ -126,12 +119,10 @@ def clean_file(plan: Plan, raw: RawFile) -> None:
             pairs = pairs.with_row_index("row").with_columns(**corpus)
             sides = [measured(pairs[side]) for side in SIDES]
             keys = [side["key"].to_numpy() for side in sides]
-            text_hash = pair_keys(*keys)
 
             leaks = pl.concat([index(side) for side in sides]).sort("row", maintain_order=True)
             passed = pairs.with_columns(
-                text_hash=text_hash,
-                rank=ranks(text_hash, options.seed),
+                rank=ranks(pair_keys(*keys), options.seed),
                 english=ranks(keys[1], options.seed),
             ).join(leaks, on="row", how="anti", maintain_order="left")
             leaks = leaks.join(pairs, on="row", maintain_order="left").select(_LISTED)
@@ -194,15 +185,10 @@ def _scan(plan: Plan, files: Sequence[RawFile]) -> pl.LazyFrame:
 # ------------------------------------------------------------------------ 3. over all languages
 
 
-def mark_shared(kept: Mapping[str, pl.DataFrame]) -> dict[str, pl.DataFrame]:
-    """Mark pairs by their English sentences, over the kept pairs of all languages.
-
-    `is_held` marks sentences of any dev set. `target_repeated` marks those of several pairs.
-    """
+def mark_held(kept: Mapping[str, pl.DataFrame]) -> dict[str, pl.DataFrame]:
+    """Mark the pairs whose English sentence is in the dev set of any language (`is_held`)."""
     tables = [table.with_columns(language=pl.lit(language)) for language, table in kept.items()]
-    marked = pl.concat(tables).with_columns(
-        is_held=pl.col("dev").any().over("english"), target_repeated=pl.len().over("english") > 1
-    )
+    marked = pl.concat(tables).with_columns(is_held=pl.col("dev").any().over("english"))
     return {language: marked.filter(language=language) for language in kept}
 
 
@@ -210,12 +196,12 @@ def mark_shared(kept: Mapping[str, pl.DataFrame]) -> dict[str, pl.DataFrame]:
 
 
 def write_language(plan: Plan, files: Sequence[RawFile], kept: pl.DataFrame) -> dict[str, Any]:
-    """Write the kept pairs (`mark_shared`) of a language to `train/` and `dev/`, in their order.
+    """Write the kept pairs (`mark_held`) of a language to `train/` and `dev/`, in their order.
 
     Returns:
-        Counts by name: pairs (`train`, `dev`), `target_repeated` (in `train`), files
-        (`train_shards`, `dev_shards`), and `held_out`, the pairs left out of both because a dev set
-        of any language has their English sentence. `origins` has the training pairs by corpus.
+        Counts by name: pairs (`train`, `dev`), files (`train_shards`, `dev_shards`), and
+        `held_out`, the pairs left out of both because a dev set of any language has their English
+        sentence. `origins` has the training pairs by corpus.
     """
     rows = _scan(plan, files)
     language = files[0].file.language
@@ -226,7 +212,6 @@ def write_language(plan: Plan, files: Sequence[RawFile], kept: pl.DataFrame) -> 
         "train": len(train),
         "dev": len(dev),
         "held_out": len(kept) - len(train) - len(dev),
-        "target_repeated": train["target_repeated"].sum(),
     }
     for split, pairs in (("train", train), ("dev", dev)):
         (plan.output_dir / split).mkdir(exist_ok=True)

@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 #: What shapes the result, apart from `PrepareOptions`.
 SHAPING = ("data", "opus", "recipe", "languages", "evaluation_data")
 #: Version of the work folder and of the result. A run does not continue one of another version.
-VERSION = 13
+VERSION = 14
 
 
 def prepare_text(

@@ -6,7 +6,6 @@ import random
 import signal
 import subprocess
 import sys
-from collections import Counter
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -124,25 +123,20 @@ def test_counts_equal_those_of_a_loop_and_the_first_of_equal_pairs_is_kept(
         assert sum(found[name] for name in [*losses, "train", "dev"]) == found["read"]
 
         kept = [(row["source"], row["target"]) for row in train + dev]
-        assert len(set(map(normalised, kept))) == len({row["text_hash"] for row in train + dev})
+        assert len(set(map(normalised, kept))) == len(kept)
         assert all(first[normalised(pair)] == pair for pair in kept)
 
 
-def test_english_sentences_of_dev_sets_are_in_no_training_set_and_repeated_ones_are_marked(
+def test_english_sentences_of_dev_sets_are_in_no_training_set(
     prepared: tuple,
 ) -> None:
     folder, counts = prepared
     train = {language: rows(folder, "train", language) for language in LANGUAGES}
     dev = {language: targets(rows(folder, "dev", language)) for language in LANGUAGES}
-    times: Counter = Counter()
-    for part in train.values():
-        times.update(targets(part))
+    trained = {target for part in train.values() for target in targets(part)}
     for language, part in train.items():
         assert len(set(dev[language])) == len(dev[language])
-        assert not times.keys() & set(dev[language])
-        marks = [row["target_repeated"] for row in part]
-        assert marks == [times[target] > 1 for target in targets(part)]
-        assert counts[language]["target_repeated"] == sum(marks) > 10
+        assert not trained & set(dev[language])
         paths = sorted((folder / "train").glob(f"*.{language}-en.parquet"))
         sizes = [pq.read_metadata(path).num_rows for path in paths]
         assert sizes == [70] * (len(part) // 70) + [len(part) % 70]
@@ -156,10 +150,14 @@ def test_english_sentences_of_dev_sets_are_in_no_training_set_and_repeated_ones_
 def test_the_sample_depends_on_the_seed_but_not_on_the_order_of_the_files(
     raw: Path, prepared: tuple, tmp_path: Path
 ) -> None:
-    chosen = [{row["text_hash"] for row in rows(prepared[0], "train", "de")}]
+    def pairs_of(folder: Path) -> set[tuple[str, str]]:
+        train = rows(folder, "train", "de")
+        return {normalised((row["source"], row["target"])) for row in train}
+
+    chosen = [pairs_of(prepared[0])]
     for seed in (3, 4):
         prepare(plan_of(tmp_path / f"{seed}", seed=seed), files_of(raw)[::-1], 1)
-        chosen.append({row["text_hash"] for row in rows(tmp_path / f"{seed}", "train", "de")})
+        chosen.append(pairs_of(tmp_path / f"{seed}"))
     assert chosen[0] == chosen[1] != chosen[2]
 
 
