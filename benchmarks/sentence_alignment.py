@@ -27,7 +27,7 @@ from dap_transformers.commands.arguments import EncoderArguments
 from dap_transformers.encoding.encoder import Encoder
 from dap_transformers.encoding.shards import SharedEncoder
 from dap_transformers.evaluation.retrieval import read_languages
-from dap_transformers.mining.in_order import Costs, align
+from dap_transformers.mining.in_order import Gains, align
 from dap_transformers.mining.texts import GroupedText, joined
 from dap_transformers.text.find import find_bitext
 
@@ -65,34 +65,35 @@ def changed(pairs: list[tuple[str, str]], rate: float) -> Book:
     return book
 
 
-def costs_of(encoder: Encoder, *sides: list[str]) -> Costs:
+def gains_of(encoder: Encoder, *sides: list[str]) -> Gains:
     """Encode the sentences of two texts and their groups of neighbours."""
     texts = [GroupedText(lines, "text", SIZE) for lines in sides]
-    return Costs([encoder.encode(list(text)) for text in texts], [text.groups for text in texts])
+    vectors = [encoder.encode(list(text)) for text in texts]
+    return Gains(vectors, [text.groups for text in texts], [text.lengths for text in texts])
 
 
-def ours(costs: Costs) -> Groups:
+def ours(gains: Gains) -> Groups:
     """Align by this project. Each sentence without a translation is a group of its own."""
     found = []
-    for _, i, j, a, b in align(costs)[0].tolist():
+    for _, i, j, a, b in align(gains)[0].tolist():
         found.append([list(range(i, i + a)), list(range(j, j + b))])
-    for side, rows in enumerate(costs.groups):
+    for side, rows in enumerate(gains.groups):
         seen = {sentence for group in found for sentence in group[side]}
         left = [[sentence] for sentence in range(len(rows)) if sentence not in seen]
         found += [[[], each] if side else [each, []] for each in left]
     return found
 
 
-def vecalign(costs: Costs) -> Groups:
+def vecalign(gains: Gains) -> Groups:
     """Align by vecalign's own algorithm with its defaults: groups of at most 4 sentences."""
     from vecalign import dp_utils
 
     blocks = []
-    for side, rows in enumerate(costs.groups):
-        block = np.zeros((SIZE, len(rows), costs.vectors[side].shape[1]), np.float32)
+    for side, rows in enumerate(gains.groups):
+        block = np.zeros((SIZE, len(rows), gains.vectors[side].shape[1]), np.float32)
         for before in range(SIZE):  # a group stands at its last sentence
             starts = np.arange(len(rows) - before)
-            block[before, before:] = costs.units(side, starts, before + 1)
+            block[before, before:] = gains.units(side, starts, before + 1)
         blocks.append(block)
     kinds = dp_utils.make_alignment_types(4)
     return dp_utils.vecalign(*blocks, kinds, 0.2, 7, 300, 20_000, 100)[0]["final_alignments"]
@@ -102,11 +103,11 @@ def quality(encoder: Encoder, books: list[Book]) -> dict[str, float]:
     """Return strict and lax F1 of both methods over all texts together."""
     from vecalign.score import score_multiple
 
-    costs = [costs_of(encoder, *sides) for *sides, _ in books]
+    gains = [gains_of(encoder, *sides) for *sides, _ in books]
     gold = [groups for *_, groups in books]
     np.random.seed(0)
-    runs = {"ours": [map(ours, costs)]}
-    runs["vecalign"] = [map(vecalign, costs) for _ in range(RUNS)]
+    runs = {"ours": [map(ours, gains)]}
+    runs["vecalign"] = [map(vecalign, gains) for _ in range(RUNS)]
     numbers = {}
     for method, found in runs.items():
         scores = [score_multiple(gold, list(groups)) for groups in found]
@@ -131,7 +132,7 @@ def speed(rows: int, dimensions: int = 384) -> dict[str, float]:
     groups = [np.arange(len(side)).reshape(SIZE, -1).T for side in vectors]
     with peak_memory("cpu") as peak:
         started = time.perf_counter()
-        align(Costs(vectors, groups))
+        align(Gains(vectors, groups, [np.ones(len(side)) for side in groups]))
         seconds = time.perf_counter() - started
     return {"seconds": seconds, "memory": 1 + peak["bytes"] / sum(v.nbytes for v in vectors)}
 

@@ -1,15 +1,17 @@
 """Align two translations of one text, in order: groups of sentences that translate each other.
 
-The cost is that of vecalign (Thompson & Koehn 2019, sections 3.1 and 3.2). A group of a source
-sentences with vector x and b target sentences with vector y costs
+A group of source sentences with vector x and of target sentences with vector y gains
 
-    2 a b (1 - cos(x, y)) / (d(x) + d(y)),
+    (cos(x, y) - (cos(x, y') + cos(x', y)) / 2) log2(1 + r).
 
-where d is the mean cosine distance of a vector to all groups of the other text. vecalign estimates
-d from a sample. A sentence without a translation costs as much as a rather similar pair.
+x' stands for the sentences just before and after the source group: their cosines are averaged. So a
+group that lacks a sentence, or has one too many, gains less. r is the ratio of the groups' numbers
+of characters, the smaller one divided by the larger one, after the target's was scaled to the whole
+length of the source. This is the score of Bertalign (Liu & Zhu 2022). A sentence without a
+translation costs a share of what a typical pair of sentences gains.
 
-A dynamic programme finds the groups of lowest total cost. It looks only near the sentences that are
-each other's nearest neighbours, so its time and memory grow in proportion to the length of the
+A dynamic programme finds the groups of highest total gain. It looks only near the sentences that
+are each other's nearest neighbours, so its time and memory grow in proportion to the length of the
 texts. Only the exact search of these neighbours compares all sentences.
 
 Legend: `N`, `M` sentences of source and target, `S` sizes of groups, `V` distinct groups of a text,
@@ -25,9 +27,9 @@ from functools import partial
 from itertools import product
 
 import numpy as np
+import torch
 from torch import Tensor
 
-from dap_transformers.disk_arrays import blocks_of
 from dap_transformers.errors import counted
 from dap_transformers.mining.margin import PAIR, select
 from dap_transformers.mining.mine import MiningResult, TwoTexts
@@ -40,68 +42,74 @@ logger = logging.getLogger(__name__)
 GROUP = np.dtype([*PAIR.descr, ("sources", np.int64), ("targets", np.int64)])
 #: The path lies within this many sentences of the line through the anchors.
 MARGIN = 100
-#: Rows of the dynamic programme whose costs are computed at a time.
+#: Rows of the dynamic programme whose gains are computed at a time.
 BLOCK = 128
-#: Rows of vectors that are summed at a time.
-MEAN_ROWS = 4096
-#: Cost of a sentence without a translation: this quantile of the costs of pairs that are no
-#: translations, of at most `SAMPLE` sentences of each side. vecalign takes 0.2, which skips too few
-#: sentences of its own development text.
-SKIP_QUANTILE = 0.1
+#: A sentence without a translation costs this share of the median gain of nearest pairs, of at most
+#: `SAMPLE` pairs. Of 0.05 to 0.4 it was the best for vecalign's development text.
+SKIP_SHARE = 0.2
 SAMPLE = 500
 #: Below this share of nearest pairs in one order, the texts are reported as not in order.
 IN_ORDER = 0.5
 #: A text that is longer by more than this factor is reported.
 LONGER = 3
 
-#: First sentences of groups, from 0.
-Starts = np.ndarray | slice
 
-
-class Costs:
-    """Computes the cost of a group of source sentences and a group of target sentences.
+class Gains:
+    """Computes what a group of source sentences and a group of target sentences gain.
 
     Args:
         vectors: of the distinct groups of both texts, (V, D) each. Single sentences come first, in
             the order of the text.
         groups: (N, S) and (M, S), the row of each group's vector. A group has a first sentence and
             a size, 1 to S.
+        lengths: (N,) and (M,), the number of characters of each sentence.
     """
 
-    def __init__(self, vectors: Vectors, groups: Sequence[np.ndarray]) -> None:
+    def __init__(
+        self, vectors: Vectors, groups: Sequence[np.ndarray], lengths: Sequence[np.ndarray]
+    ) -> None:
         self.vectors = vectors
         self.groups = groups
-        self.means = []  # of the unit vectors of each text, (D,)
-        for side in vectors:
-            total = sum(unit_rows(part, "vectors").sum(0) for part in blocks_of(side, MEAN_ROWS))
-            self.means.append(total / len(side))
         self.sizes = list(product(range(1, groups[0].shape[1] + 1), repeat=2))
-        samples = [slice(None, None, len(rows) // SAMPLE + 1) for rows in groups]
-        pairs = self.of((1, 1), *samples)
-        others = np.sort(pairs, None)[min(pairs.shape) - 1 :]  # the lowest may be translations
-        self.skip = np.quantile(others, SKIP_QUANTILE)
+        # share of its text that ends before each sentence, (N + 1,) and (M + 1,)
+        self.ends = [np.append(0, side.cumsum() / side.sum()) for side in lengths]
 
-    def units(self, side: int, starts: Starts, sizes: np.ndarray | int) -> Tensor:
+    def units(self, side: int, starts: np.ndarray, sizes: np.ndarray | int) -> Tensor:
         """Return the unit vectors (R, D) of groups, given their first sentences and sizes."""
         rows = self.groups[side][starts, sizes - 1]
         return unit_rows(self.vectors[side][rows], "vectors")
 
-    def of(self, sizes: tuple[int, int], sources: Starts, targets: Starts) -> np.ndarray:
-        """Return the costs (R, C) of groups with these sizes and first sentences."""
-        a, b = sizes
-        x = self.units(0, sources, a)
-        y = self.units(1, targets, b)
-        usual = (1 - x @ self.means[1])[:, None] + (1 - y @ self.means[0])
-        return (2 * a * b * (1 - x @ y.T) / usual).numpy()
+    def side(self, side: int, starts: np.ndarray, size: int) -> tuple[Tensor, Tensor, np.ndarray]:
+        """Return what a gain needs of each group, given the first sentences (R,).
+
+        These are its unit vector (R, D), half the mean vector (R, D) of the two sentences beside
+        it, and its share (R,) of the text's characters. Beside an end of the text, 0 is a vector.
+        """
+        ends = self.ends[side]
+        last = len(ends) - 2
+        near = 0
+        for place in (starts - 1, starts + size):
+            is_inside = torch.from_numpy((place >= 0) & (place <= last))
+            near += self.units(side, place.clip(0, last), 1) * is_inside[:, None] / 4
+        share = ends[(starts + size).clip(0, last + 1)] - ends[starts]
+        return self.units(side, starts, size), near, share
+
+    def of(self, sizes: tuple[int, int], sources: np.ndarray, targets: np.ndarray) -> np.ndarray:
+        """Return the gains (R, C) of groups with these sizes and first sentences, (R,) and (C,)."""
+        x, x_near, x_share = self.side(0, sources, sizes[0])
+        y, y_near, y_share = self.side(1, targets, sizes[1])
+        ratio = x_share[:, None] / y_share
+        agreement = np.log2(1 + np.minimum(ratio, 1 / ratio))
+        return (x @ (y - y_near).T - x_near @ y.T).numpy() * agreement
 
 
 # ---------------------------------------------------------------------------- where the path may be
 
 
-def nearest_pairs(costs: Costs, search: Search) -> np.ndarray:
+def nearest_pairs(gains: Gains, search: Search) -> np.ndarray:
     """Find the sentences that are each other's nearest neighbours: (pairs, 2), by source."""
-    first = [np.unique(rows[:, 0], return_index=True)[1] for rows in costs.groups]
-    near = search(*(side[: len(own)] for side, own in zip(costs.vectors, first)), 1)
+    first = [np.unique(rows[:, 0], return_index=True)[1] for rows in gains.groups]
+    near = search(*(side[: len(own)] for side, own in zip(gains.vectors, first)), 1)
     forward = near.forward_indices[:, 0]
     rows = np.flatnonzero(near.backward_indices[forward, 0] == np.arange(len(forward)))
     return np.stack([first[0][rows], first[1][forward[rows]]], 1)
@@ -143,27 +151,27 @@ def band_around(anchors: np.ndarray, n: int, m: int) -> tuple[np.ndarray, np.nda
 # --------------------------------------------------------------------------------- the best groups
 
 
-def best_groups(costs: Costs, low: np.ndarray, high: np.ndarray) -> np.ndarray:
-    """Find the groups (G,) of lowest total cost, in order and without scores.
+def best_groups(gains: Gains, skip: float, low: np.ndarray, high: np.ndarray) -> np.ndarray:
+    """Find the groups (G,) of highest total gain, in order and without scores.
 
     Their path stays between two columns in every row, which never fall from row to row. Sentences
-    without a translation are in no group.
+    without a translation are in no group, and cost `skip` each.
     """
     n, m = len(low) - 1, high[-1]
-    moves = [(1, 0), *costs.sizes, (0, 1)]
-    largest, margin = costs.sizes[-1]
-    # lowest costs of the last rows, behind a margin of columns that no path reaches
-    best = np.full((largest + 1, margin + m + 1), np.inf)
+    moves = [(1, 0), *gains.sizes, (0, 1)]
+    largest, margin = gains.sizes[-1]
+    # highest gains of the last rows, behind a margin of columns that no path reaches
+    best = np.full((largest + 1, margin + m + 1), -np.inf)
     steps = []  # for each row and column the number of the move that leads there
 
     for row in range(n + 1):
         if row % BLOCK == 0:
             rows = np.arange(row, min(row + BLOCK, n + 1))
             columns = np.arange(low[row], high[rows[-1]] + 1)
-            block = [np.full((len(rows), len(columns)), costs.skip)]
-            for a, b in costs.sizes:
+            block = [np.full((len(rows), len(columns)), -skip)]
+            for a, b in gains.sizes:
                 starts = np.maximum(rows - a, 0), np.maximum(columns - b, 0)
-                block.append(costs.of((a, b), *starts))
+                block.append(gains.of((a, b), *starts))
             block = np.stack(block)  # (1 + sizes, R, C)
 
         # come from an earlier row: skip a source sentence, or add a group
@@ -171,17 +179,17 @@ def best_groups(costs: Costs, low: np.ndarray, high: np.ndarray) -> np.ndarray:
         before = [best[(row - a) % len(best), start - b : end - b] for a, b in moves[:-1]]
         own = slice(low[row] - columns[0], high[row] - columns[0] + 1)
         total = np.stack(before) + block[:, row % BLOCK, own]  # (1 + sizes, C)
-        step = total.argmin(0)
-        total = total.min(0)
+        step = total.argmax(0)
+        total = total.max(0)
         if row == 0:
             total[0] = 0
 
-        # skip target sentences: the lowest cost of any column before, and the cost of the way
-        way = costs.skip * np.arange(len(total))
-        lowest = np.minimum.accumulate(total - way)
-        step[lowest < total - way] = len(moves) - 1
-        best[row % len(best), start - margin : start] = np.inf
-        best[row % len(best), start:end] = lowest + way
+        # skip target sentences: the highest gain of any column before, less the cost of the way
+        way = skip * np.arange(len(total))
+        highest = np.maximum.accumulate(total + way)
+        step[highest > total + way] = len(moves) - 1
+        best[row % len(best), start - margin : start] = -np.inf
+        best[row % len(best), start:end] = highest - way
         steps.append(step.astype(np.min_scalar_type(len(moves))))
 
     # follow the moves back
@@ -196,16 +204,16 @@ def best_groups(costs: Costs, low: np.ndarray, high: np.ndarray) -> np.ndarray:
     return np.array(found[::-1], GROUP)
 
 
-def align(costs: Costs, search: Search = mutual_neighbours) -> tuple[np.ndarray, list[str]]:
+def align(gains: Gains, search: Search = mutual_neighbours) -> tuple[np.ndarray, list[str]]:
     """Align two texts, near the pairs of nearest sentences that `search` finds.
 
     Returns:
         Groups (G,) of `GROUP` in order. The score is the cosine of a group's two vectors. Also
         remarks on what may be wrong with the texts.
     """
-    pairs = nearest_pairs(costs, search)
+    pairs = nearest_pairs(gains, search)
     anchors = pairs[longest_ascending(pairs[:, 1].tolist())]
-    lengths = [len(rows) for rows in costs.groups]
+    lengths = [len(rows) for rows in gains.groups]
     remarks = []
     if len(anchors) < IN_ORDER * len(pairs):
         remarks.append(
@@ -216,9 +224,11 @@ def align(costs: Costs, search: Search = mutual_neighbours) -> tuple[np.ndarray,
     if max(lengths) > LONGER * min(lengths):
         remarks.append(f"one text has {max(lengths):,} sentences, the other {min(lengths):,}")
 
-    groups = best_groups(costs, *band_around(anchors, *lengths))
-    x = costs.units(0, groups["source"], groups["sources"])
-    y = costs.units(1, groups["target"], groups["targets"])
+    sample = anchors[:: len(anchors) // SAMPLE + 1].T
+    skip = SKIP_SHARE * float(np.median(gains.of((1, 1), *sample).diagonal()))
+    groups = best_groups(gains, skip, *band_around(anchors, *lengths))
+    x = gains.units(0, groups["source"], groups["sources"])
+    y = gains.units(1, groups["target"], groups["targets"])
     groups["score"] = (x * y).sum(1)
     return groups, remarks
 
@@ -245,8 +255,9 @@ class InOrder(TwoTexts):
         search: Search = mutual_neighbours,
     ) -> MiningResult:
         sides = texts[0].sides()
-        costs = Costs(vectors[0], [text.groups for text in sides.values()])
-        groups, remarks = align(costs, search)
+        texts = sides.values()
+        gains = Gains(vectors[0], [t.groups for t in texts], [t.lengths for t in texts])
+        groups, remarks = align(gains, search)
         for remark in remarks:
             logger.warning("%s", remark)
         kept = select(groups, self.options.lowest)

@@ -160,12 +160,14 @@ class GroupedText(DistinctSentences):
         rows: (L,) for each line the number of the group that is only its sentence.
         groups: (N, S) for each sentence the numbers of the groups that begin with it, by size. N
             counts all sentences. The last groups are shorter, because the text ends.
+        lengths: (N,) characters of each sentence.
     """
 
     def __init__(self, lines: Iterable[str], name: str | Path, largest: int) -> None:
         lines = list(lines)
         self.lines = np.flatnonzero([not is_blank(line) for line in lines])  # (N,) from 0
         sentences = [lines[line] for line in self.lines]
+        self.lengths = np.array([len(sentence) for sentence in sentences])
         places = product(range(1, largest + 1), range(len(sentences)))
         super().__init__((joined(sentences[i : i + size]) for size, i in places), name)
         self.groups = self.rows.reshape(largest, -1).T

@@ -1,6 +1,7 @@
 """The alignment of two translations in order, against a naive dynamic programme, and its files."""
 
 import json
+from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
 
@@ -11,25 +12,36 @@ from written import pairs_of
 from written import write as write_text
 
 from dap_transformers.commands.mine import run
-from dap_transformers.mining.in_order import MARGIN, Costs, align, band_around, best_groups
+from dap_transformers.mining import in_order
+from dap_transformers.mining.in_order import (
+    MARGIN,
+    SKIP_SHARE,
+    Gains,
+    align,
+    band_around,
+    longest_ascending,
+)
 from dap_transformers.mining.texts import GroupedText
 from dap_transformers.text.corpus import load_bitext
 
-SOURCE, TARGET = zip(*synthetic_pairs("de", 40))
+#: An array of the source and one of the target.
+Sides = Sequence[np.ndarray]
+SOURCE, TARGET = zip(*synthetic_pairs("de", 40), strict=True)
 
 
-def costs_of(*texts: np.ndarray, noise: float = 0.3) -> Costs:
-    """Return the costs of texts of meanings (N, D). A group's vector is a noisy sum of meanings."""
+def gains_of(*texts: np.ndarray, noise: float = 0.3) -> Gains:
+    """Return the gains of texts of meanings (N, D). A group's vector is a noisy sum of meanings."""
     rng = np.random.default_rng(0)
     vectors = []
     for text in texts:
         sums = [text[i : i + size].sum(0) for size in (1, 2, 3) for i in range(len(text))]
         vectors.append(sums + noise * rng.normal(size=(len(sums), text.shape[1])))
-    return Costs(vectors, [np.arange(len(side)).reshape(3, -1).T for side in vectors])
+    lengths = [rng.integers(9, 12, len(text)) for text in texts]
+    return Gains(vectors, [np.arange(len(side)).reshape(3, -1).T for side in vectors], lengths)
 
 
-def two_books(n: int, seed: int) -> Costs:
-    """Return the costs of two texts. In the second, sentences are left out, added and merged."""
+def two_books(n: int, seed: int) -> Gains:
+    """Return the gains of two texts. In the second, sentences are left out, added and merged."""
     rng = np.random.default_rng(seed)
     meanings = rng.normal(size=(n, 16)) + 0.7
     other = [meanings[0]]
@@ -41,30 +53,46 @@ def two_books(n: int, seed: int) -> Costs:
             other.append(meaning)
         if kind == "added":
             other.append(rng.normal(size=16))
-    return costs_of(meanings, np.array(other))
+    return gains_of(meanings, np.array(other))
 
 
-def naive(costs: Costs) -> list[tuple[int, ...]]:
-    """Return the groups (i, j, a, b) of lowest cost by a full table in float64."""
-    unit = []
-    for side in costs.vectors:
-        unit.append(side / np.linalg.norm(side, axis=1, keepdims=True))
-    x, y = unit
-    usual = (1 - x @ y.mean(0))[:, None] + (1 - y @ x.mean(0))
-    table = 2 * (1 - x @ y.T) / usual
-    n, m = map(len, costs.groups)
-    best = np.full((n + 1, m + 1), np.inf)
+def naive(vectors: Sides, lengths: Sides) -> list[tuple[int, ...]]:
+    """Return the groups (i, j, a, b) of highest gain by a full table in float64.
+
+    Args:
+        vectors: (3, N, D) and (3, M, D), of the groups of 1 to 3 sentences, by first sentence.
+        lengths: (N,) and (M,)
+    """
+    x, y = (side / np.linalg.norm(side, axis=-1, keepdims=True) for side in vectors)
+    n, m = map(len, lengths)
+
+    def mean_with(vector: np.ndarray, alone: np.ndarray, places: tuple[int, int]) -> float:
+        return sum(vector @ alone[k] for k in places if 0 <= k < len(alone)) / 2
+
+    def gain(i: int, j: int, a: int, b: int) -> float:
+        own, other = x[a - 1, i], y[b - 1, j]
+        near = mean_with(own, y[0], (j - 1, j + b)) + mean_with(other, x[0], (i - 1, i + a))
+        shares = [
+            part.sum() / side.sum()
+            for part, side in zip((lengths[0][i : i + a], lengths[1][j : j + b]), lengths)
+        ]
+        return (own @ other - near / 2) * np.log2(1 + min(shares) / max(shares))
+
+    cosines = x[0] @ y[0].T
+    forward, backward = cosines.argmax(1), cosines.argmax(0)
+    pairs = [(i, j) for i, j in enumerate(forward) if backward[j] == i]
+    chain = [pairs[place] for place in longest_ascending([j for _, j in pairs])]
+    skip = SKIP_SHARE * np.median([gain(i, j, 1, 1) for i, j in chain])
+
+    best = np.full((n + 1, m + 1), -np.inf)
     step = {}
     for i, j in product(range(n + 1), range(m + 1)):
         found = [(0.0, 0, 0)] if i == j == 0 else []
         for a, b in [(1, 0), (0, 1), *product((1, 2, 3), repeat=2)]:
             if a <= i and b <= j:
-                cost = costs.skip
-                if a and b:
-                    rows = costs.groups[0][i - a, a - 1], costs.groups[1][j - b, b - 1]
-                    cost = a * b * table[rows]
-                found.append((best[i - a, j - b] + cost, a, b))
-        best[i, j], *step[i, j] = min(found)
+                own = gain(i - a, j - b, a, b) if a and b else -skip
+                found.append((best[i - a, j - b] + own, a, b))
+        best[i, j], *step[i, j] = max(found)
     groups = []
     i, j = n, m
     while i or j:
@@ -77,25 +105,29 @@ def naive(costs: Costs) -> list[tuple[int, ...]]:
 
 @pytest.mark.parametrize(("n", "seed"), [(200, 0), (80, 1), (2, 2), (1, 3)])
 def test_the_groups_are_those_of_a_full_table_in_float64(n: int, seed: int) -> None:
-    costs = two_books(n, seed)
-    groups, remarks = align(costs)
-    assert groups[["source", "target", "sources", "targets"]].tolist() == naive(costs)
+    gains = two_books(n, seed)
+    groups, remarks = align(gains)
+    vectors = [side.reshape(3, -1, side.shape[1]) for side in gains.vectors]
+    expected = naive(vectors, [np.diff(ends) for ends in gains.ends])
+    assert groups[["source", "target", "sources", "targets"]].tolist() == expected
     assert not remarks
     for score, i, j, a, b in groups.tolist():
-        x, y = costs.units(0, [i], a)[0], costs.units(1, [j], b)[0]
+        x, y = gains.units(0, [i], a)[0], gains.units(1, [j], b)[0]
         assert score == pytest.approx(float(x @ y), abs=1e-6)
 
 
-def test_the_band_holds_the_best_groups_beside_a_long_run_without_translation() -> None:
+def test_the_band_holds_the_best_groups_beside_a_long_run_without_translation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     rng = np.random.default_rng(0)
     book = rng.normal(size=(400, 16))
     longer = np.concatenate([book[:150], rng.normal(size=(3 * MARGIN, 16)), book[150:]])
-    for costs in (costs_of(longer, book), costs_of(book, longer)):
-        n, m = map(len, costs.groups)
-        whole = best_groups(costs, np.zeros(n + 1, int), np.full(n + 1, m))
-        found, _ = align(costs)
-        whole["score"] = found["score"]
-        assert found.tolist() == whole.tolist()
+    both = [gains_of(longer, book), gains_of(book, longer)]
+    found = [align(gains)[0].tolist() for gains in both]
+    monkeypatch.setattr(
+        in_order, "band_around", lambda _, n, m: (np.zeros(n + 1, int), np.full(n + 1, m))
+    )
+    assert [align(gains)[0].tolist() for gains in both] == found
 
 
 @pytest.mark.parametrize("share", [1.0, 0.5, 0.01])
@@ -110,7 +142,7 @@ def test_the_band_grows_with_the_length_wherever_the_anchors_are(share: float) -
 def test_texts_in_another_order_and_of_another_length_are_reported() -> None:
     meanings = np.random.default_rng(0).normal(size=(60, 16))
     for other, expected in ((meanings[::-1], "in one order"), (meanings[:5], "60 sentences")):
-        _, remarks = align(costs_of(meanings, other, noise=0.1))
+        _, remarks = align(gains_of(meanings, other, noise=0.1))
         assert any(expected in remark for remark in remarks)
 
 
@@ -123,14 +155,15 @@ def test_the_groups_of_a_text_join_neighbours_over_empty_lines() -> None:
 
 def test_two_books_become_a_file_of_groups(tiny_bert_dir: Path, tmp_path: Path) -> None:
     sides = {"source": [*SOURCE[:3], "", *SOURCE[3:]], "target": [f"{x} & <b>" for x in TARGET]}
+    argv = []
     for side, lines in sides.items():
-        write_text(tmp_path / side, "\n".join(lines))
-    command = f"{tmp_path}/source {tmp_path}/target --model {tiny_bert_dir} --pooling mean"
+        argv.append(str(write_text(tmp_path / side, "\n".join(lines))))
+    argv += ["--model", str(tiny_bert_dir), "--pooling", "mean", "--in_order"]
     outputs = [tmp_path / f"de-en.{ending}" for ending in ("tsv", "parquet", "tmx", "jsonl")]
     read = []
     for output in outputs:
-        languages = "--pair de-en" if output.suffix == ".tmx" else ""
-        made = run(f"{command} --in_order --output {output} {languages}".split())
+        languages = ["--pair", "de-en"] if output.suffix == ".tmx" else []
+        made = run([*argv, "--output", str(output), *languages])
         read.append(pairs_of(load_bitext([str(output)])["de"]))
         assert read[-1] == read[0]
     assert made["source"]["lines"] == 41
