@@ -146,14 +146,12 @@ def compare(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def table(found: list[dict[str, Any]]) -> str:
-    """Format the result of `compare` as a text table in MB. "logits" are those of a naive loss."""
+    """Format the result of `compare` as a text table in MB."""
     lines = []
     for point in found:
-        sizes = point["sizes"]
-        logits = f"{4 * math.prod(sizes) / MB:.0f}" if len(sizes) == 2 else ""
-        size = " × ".join(map(str, sizes))
-        lines.append([point["contender"], size, logits, f"{point['bytes'] / MB:.0f}"])
-    return text_table(["", "pairs, or tokens × vocabulary", "logits", "peak MB"], lines)
+        size = " × ".join(map(str, point["sizes"]))
+        lines.append([point["contender"], size, f"{point['bytes'] / MB:.0f}"])
+    return text_table(["", "pairs, or tokens × vocabulary", "peak MB"], lines)
 
 
 def main(argv: list[str] | None = None) -> None:

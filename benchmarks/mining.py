@@ -1,4 +1,4 @@
-"""Speed of nearest neighbours in both directions: ours, faiss and sentence-transformers.
+"""Speed of nearest neighbours in both directions: ours and faiss.
 
     python -m benchmarks.mining --rows 20000 50000 --repeats 3 --json mining.json
 
@@ -7,7 +7,6 @@
   rates in GFLOP/s stand beside. The useful work is one product of all source rows with all target
   rows, whatever a contender computes. The rates are those of a 4096³ product, measured in the same
   process after the search.
-- "Gpairs / s" are the compared pairs of a source row and a target row, in 10⁹ per second.
 - Memory is the peak above the process's memory before it had the two matrices. Its unit is the size
   of the two matrices.
 - faiss gets rows that are already normalised. On a CPU with AVX-512 it also gets kernels that its
@@ -64,25 +63,7 @@ def faiss_flat(source: np.ndarray, target: np.ndarray) -> Indices:
     return search(source, target), search(target, source)
 
 
-def semantic_search(source: np.ndarray, target: np.ndarray) -> Indices:
-    """Search by sentence-transformers' `semantic_search`, once per direction."""
-    from sentence_transformers.util import semantic_search
-
-    def search(queries: np.ndarray, keys: np.ndarray) -> np.ndarray:
-        rows = semantic_search(torch.from_numpy(queries), torch.from_numpy(keys), top_k=K)
-        indices = []
-        for row in rows:
-            indices.append([hit["corpus_id"] for hit in row])
-        return np.array(indices)
-
-    return search(source, target), search(target, source)
-
-
-CONTENDERS: dict[str, Search] = {
-    "ours": ours,
-    "faiss": faiss_flat,
-    "sentence-transformers": semantic_search,
-}
+CONTENDERS: dict[str, Search] = {"ours": ours, "faiss": faiss_flat}
 
 
 def vectors_of(rows: int, args: argparse.Namespace) -> tuple[np.ndarray, np.ndarray]:
@@ -110,7 +91,7 @@ def measure(contender: str, rows: int, args: argparse.Namespace) -> dict[str, fl
     Returns:
         Name of a number -> number:
 
-        - "seconds", "pairs_per_second": time and rate of the search.
+        - "seconds": time of the search.
         - "float32", "bfloat16": rates of plain matrix products, in GFLOP/s.
         - "flops": rate of the search's useful work, in GFLOP/s.
         - "memory": peak memory with the two matrices, divided by the size of the two matrices.
@@ -130,11 +111,9 @@ def measure(contender: str, rows: int, args: argparse.Namespace) -> dict[str, fl
     own = np.arange(len(source))
     found_forward = (forward[:, 0] == own).mean()
     found_backward = (backward[:, 0] == own).mean()
-    pairs = len(source) * len(target)
-    useful_work = 2 * pairs * source.shape[1]  # FLOPs of one product
+    useful_work = 2 * len(source) * len(target) * source.shape[1]  # FLOPs of one product
     return {
         "seconds": seconds,
-        "pairs_per_second": pairs / seconds,
         "flops": useful_work / seconds / 1e9,
         "float32": product_rate(args.device),
         "bfloat16": product_rate(args.device, torch.bfloat16),
@@ -151,7 +130,6 @@ def table(rows: int, found: dict[str, dict[str, Any]]) -> str:
         line = [
             name,
             numbers["seconds"],
-            f"{numbers['pairs_per_second'] / 1e9:.3f}",
             f"{numbers['seconds'] / reference['seconds']:.2f}",
             f"{numbers['memory']:.2f}",
             f"{numbers['found']:.1%}",
@@ -159,7 +137,7 @@ def table(rows: int, found: dict[str, dict[str, Any]]) -> str:
         for kind in ("float32", "bfloat16"):
             line += [f"{numbers[kind]:.0f}", f"{numbers['flops'] / numbers[kind]:.0%}"]
         lines.append(line)
-    header = ["both directions", "seconds", "Gpairs / s", "time / ours", "memory / matrices"]
+    header = ["both directions", "seconds", "time / ours", "memory / matrices"]
     header += ["found", "float32", "of float32", "bfloat16", "of bfloat16"]
     return f"{rows} × {rows}\n{text_table(header, lines)}"
 

@@ -4,7 +4,7 @@
         --texts tatoeba/ train/ --json thresholds.json
 
 - Texts are made from parallel text: 2%, 20%, 50%, 100% or 0% of the sentences of each side have
-  their translation on the other side. `--mix fr+es+it` also makes texts in several languages.
+  their translation on the other side.
 - English sentences that share more than half of their words with an earlier one are left out.
   Otherwise almost equal sentences would count as wrong.
 - "best F1" is that of the best threshold, chosen with the known translations.
@@ -113,31 +113,17 @@ def made_case(name: str, vectors: Sides, share: float, draw: int, known: int) ->
 
 
 def made_cases(encoder: Encoder, args: argparse.Namespace) -> Iterator[Case]:
-    """Yield a case for each corpus, language or mix of languages, share of `SHARES` and draw."""
-    groups = [[code] for code in LANGUAGES] + [mix.split("+") for mix in args.mix]
-    codes = sorted({code for group in groups for code in group})
+    """Yield a case for each corpus, language, share of `SHARES` and draw."""
     for corpus in args.texts:
-        pairs = {}
-        vectors = {}
-        for code, rows in read_languages(find_bitext(corpus), codes).items():
-            pairs[code] = drawn_pairs(rows, args.pairs)
-            sources, targets = zip(*pairs[code], strict=True)
-            vectors[code] = encoder.encode(sources), encoder.encode(targets)
-
-        for group in groups:
-            texts = [code for code in group if code in pairs]
-            if not texts:
-                continue
-            english = [pair[1] for code in texts for pair in pairs[code]]
-            source = np.concatenate([vectors[code][0] for code in texts])
-            target = np.concatenate([vectors[code][1] for code in texts])
-            order = list(range(len(english)))
+        for code, rows in read_languages(find_bitext(corpus), LANGUAGES).items():
+            sources, targets = zip(*drawn_pairs(rows, args.pairs), strict=True)
+            order = list(range(len(targets)))
             random.Random(0).shuffle(order)
-            kept = [order[row] for row in distinct_rows([english[row] for row in order])]
-            name = f"{Path(corpus).name}.{'+'.join(texts)}"
+            kept = [order[row] for row in distinct_rows([targets[row] for row in order])]
+            vectors = encoder.encode(sources)[kept], encoder.encode(targets)[kept]
             for share in SHARES:
                 for draw in range(args.draws):
-                    yield made_case(name, (source[kept], target[kept]), share, draw, args.known)
+                    yield made_case(f"{Path(corpus).name}.{code}", vectors, share, draw, args.known)
 
 
 def measure(case: Case) -> dict[str, Any]:
@@ -174,24 +160,6 @@ def measure(case: Case) -> dict[str, Any]:
     }
 
 
-def table(rows: Sequence[dict[str, Any]]) -> str:
-    """Format one model's results as a text table, a row per text and share.
-
-    The column "gold" has the number of true pairs. All other numbers are in percent. F1 is "asks"
-    if mining refused to choose a threshold.
-    """
-    lines = []
-    for row in rows:
-        line = [row["text"], f"{row['share']:.0%}", row["gold"]]
-        for name in ("best_f1", "f1", "precision", "estimated"):
-            line.append(row.get(name))
-        if row["threshold"] is None:
-            line[4] = "asks"
-        lines.append(line)
-    header = ["text", "share", "gold", "best F1", "F1", "precision", "estimated"]
-    return text_table(header, lines)
-
-
 def summary(rows: Sequence[dict[str, Any]]) -> str:
     """Format the results of all models as a text table with a row per share of `SHARES`.
 
@@ -220,15 +188,12 @@ def summary(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Measure all models and texts, print a table per model and a summary, and write `--json`."""
+    """Measure all models and texts, print a summary, and write every text's numbers to `--json`."""
     parser = machine_parser(__doc__, repeats=1)
     parser.add_argument(
         "--models", nargs="+", required=True, help="MODEL, MODEL,POOLING or MODEL,POOLING,PREFIX"
     )
     parser.add_argument("--texts", nargs="+", required=True, help="folders of parallel text")
-    parser.add_argument(
-        "--mix", nargs="*", default=[], help="also mix languages in one text, such as fr+es+it"
-    )
     parser.add_argument("--draws", type=int, default=1, help="random texts of each kind")
     parser.add_argument(
         "--known", type=int, default=0, help="known translations of each text, for --calibrate"
@@ -241,7 +206,6 @@ def main(argv: list[str] | None = None) -> None:
         name, pooling, prefix = (*spec.split(",", 2), None, None)[:3]
         encoder = EncoderArguments(name, pooling=pooling, prefix=prefix).load()
         results[name] = [measure(case) for case in made_cases(encoder, args)]
-        print(f"{name}\n{table(results[name])}\n", flush=True)
     everything = [row for rows in results.values() for row in rows]
     print(summary(everything))
     save(args, {"models": results})

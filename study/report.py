@@ -16,10 +16,10 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from benchmarks.cost_table import HEADER, cost_rows
 from dap_transformers.commands.safeguards import command
 from dap_transformers.files import read_json
 from dap_transformers.tables import markdown_table
+from study.cost_table import HEADER, cost_rows
 from study.reading import read_studies
 from study.recipes import TRAIN
 from study.statistics import (

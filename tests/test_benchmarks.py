@@ -123,7 +123,7 @@ def test_mining_finds_the_same(
         np.save(tmp_path / name, np.random.default_rng(3).standard_normal((40, 8), np.float32))
     options = f"--vectors {tmp_path}/xx.npy {tmp_path}/en.npy --rows 30 --repeats 1"
     parts = found(mining, options)["rows"]["30"]
-    assert [part["found"] for part in parts.values()] == [1.0] * 3
+    assert [part["found"] for part in parts.values()] == [1.0] * 2
 
 
 def test_a_threshold_is_compared_with_the_best_one() -> None:
