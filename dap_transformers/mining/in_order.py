@@ -8,7 +8,9 @@ x' stands for the sentences just before and after the source group: their cosine
 group that lacks a sentence, or has one too many, gains less. r is the ratio of the groups' numbers
 of characters, the smaller one divided by the larger one, after the target's was scaled to the whole
 length of the source. This is the score of Bertalign (Liu & Zhu 2022). A sentence without a
-translation costs a share of what a typical pair of sentences gains.
+translation costs a share of what a typical pair of sentences gains. If a group has several
+sentences on both sides, each further pair costs half of that, because most such pairs are groups of
+their own.
 
 A dynamic programme finds the groups of highest total gain. It looks only near the sentences that
 are each other's nearest neighbours, so its time and memory grow in proportion to the length of the
@@ -171,7 +173,7 @@ def best_groups(gains: Gains, skip: float, low: np.ndarray, high: np.ndarray) ->
             block = [np.full((len(rows), len(columns)), -skip)]
             for a, b in gains.sizes:
                 starts = np.maximum(rows - a, 0), np.maximum(columns - b, 0)
-                block.append(gains.of((a, b), *starts))
+                block.append(gains.of((a, b), *starts) - skip / 2 * (min(a, b) - 1))
             block = np.stack(block)  # (1 + sizes, R, C)
 
         # come from an earlier row: skip a source sentence, or add a group

@@ -270,7 +270,7 @@ class DAPTrainer(ResumableTrainer):
         return metrics
 
     def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
-        """Tell whether this evaluation is the best.
+        """Tell whether this evaluation is the best. Of equal metrics, the lower loss wins.
 
         The last evaluation of a run is also the best if no accuracy before was higher by more than
         two standard errors of the difference.
@@ -281,14 +281,20 @@ class DAPTrainer(ResumableTrainer):
         if self.state.best_global_step is None:  # nothing is saved, so there is nothing to choose
             return False
         name = "eval_" + self.args.metric_for_best_model.removeprefix("eval_")
-        is_last = self.state.global_step >= self.state.max_steps
-        if not is_last or not name.endswith("accuracy"):
-            return False
-        is_as_good = self._is_as_good(metrics[name], before)
-        if is_as_good:
-            self.state.best_metric = metrics[name]
+        value = metrics[name]
+        if value == before:
+            losses = {}
+            for line in self.state.log_history:
+                losses[line["step"]] = line.get("eval_tr_loss", losses.get(line["step"]))
+            best = losses[self.state.best_global_step]
+            is_better = best is not None and metrics["eval_tr_loss"] < best
+        else:
+            is_last = self.state.global_step >= self.state.max_steps
+            is_better = is_last and name.endswith("accuracy") and self._is_as_good(value, before)
+        if is_better:
+            self.state.best_metric = value
             self.state.best_global_step = self.state.global_step
-        return is_as_good
+        return is_better
 
     def _is_as_good(self, accuracy: float, best: float) -> bool:
         """Tell whether accuracies in percent differ by two standard errors or less, and log it."""

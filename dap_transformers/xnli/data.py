@@ -14,12 +14,14 @@ A label is a name or a number, as on the Hub: entailment 0, neutral 1, contradic
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 from datasets import ClassLabel, Dataset, load_dataset
+from torch.utils.data import Sampler
 from transformers import PreTrainedTokenizerBase
 
 from dap_transformers.errors import UserError, reading
@@ -81,8 +83,8 @@ class NLISource(NamedTuple):
 class NLIData:
     """All tokenised examples that the fine-tuning runs need, by language code.
 
-    `digests` maps the name of a text, such as "test de", to its number of examples and a hash
-    (`digest`).
+    Dev and test sets have the longest examples first. `digests` maps the name of a text, such as
+    "test de", to its number of examples and a hash (`digest`).
     """
 
     train: dict[str, Dataset]
@@ -185,6 +187,8 @@ def prepare_nli(
             text = load_nli(source, limits[split])
             tokens = tokenize_nli(text, tokenizer, options.max_seq_length, token_types)
             digests[f"{split} {code}"] = digest(text)
+            if split != "train":
+                tokens = tokens.sort("length", reverse=True)  # batches then need little padding
             sets[split][code] = tokens
     return NLIData(**sets, digests=digests)
 
@@ -195,7 +199,8 @@ def tokenize_nli(
     """Tokenise the pairs of `load_nli` in their order.
 
     `max_seq_length` counts the tokens of a pair. The longer of the two texts is cut first. The
-    columns are `input_ids`, `attention_mask`, `labels`, and perhaps `token_type_ids`.
+    columns are `input_ids`, `attention_mask`, `labels` and `length` (in tokens), and perhaps
+    `token_type_ids`.
     """
 
     def encode(batch: dict[str, list]) -> dict[str, list]:
@@ -206,7 +211,8 @@ def tokenize_nli(
             max_length=max_seq_length,
             return_token_type_ids=None if token_types else False,  # None: as the tokenizer likes
         )
-        return {**tokens, "labels": batch["label"]}
+        lengths = [len(ids) for ids in tokens["input_ids"]]
+        return {**tokens, "labels": batch["label"], "length": lengths}
 
     columns = dataset.column_names
     return dataset.map(encode, batched=True, remove_columns=columns, desc="tokenise")
@@ -221,3 +227,32 @@ def digest(dataset: Dataset) -> str:
     """
     content = json.dumps([dataset[name][:] for name in COLUMNS])
     return f"{len(dataset)} pairs, {hashlib.sha256(content.encode()).hexdigest()[:12]}"
+
+
+class StepLengthSampler(Sampler[int]):
+    """Draws a new random order each epoch, and sorts each optimizer step's examples by length.
+
+    Iterating yields row numbers, the longest example of each step first. An optimizer step takes
+    `step` examples, over all processes and accumulated batches. Sorting within a step does not
+    change its gradient, but batches of similar lengths need far less padding.
+    """
+
+    def __init__(self, lengths: Sequence[int], step: int, seed: int) -> None:
+        self.lengths = np.asarray(lengths)
+        self.step = step
+        self.seed = seed
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the number of the epoch, from 0, whose order the next iteration has."""
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __iter__(self) -> Iterator[int]:
+        random = np.random.default_rng((self.seed, self.epoch))
+        order = random.permutation(len(self.lengths))
+        for start in range(0, len(order), self.step):
+            rows = order[start : start + self.step]
+            yield from rows[np.argsort(-self.lengths[rows], kind="stable")].tolist()

@@ -39,7 +39,6 @@ from dap_transformers.options import arg
 from dap_transformers.reports import RECORD, merge_seeds, report
 from dap_transformers.tokenizers import forget_calls
 from dap_transformers.training.arguments import check_launched, set_precision
-from dap_transformers.training.mixing import LanguageMixSampler
 from dap_transformers.training.resume import (
     ResumableTrainer,
     changes_weights,
@@ -50,6 +49,7 @@ from dap_transformers.training.resume import (
 from dap_transformers.xnli.data import (
     LABEL,
     NLIData,
+    StepLengthSampler,
     TextOptions,
     find_nli,
     prepare_nli,
@@ -163,10 +163,14 @@ def make_trainer(
     args: XNLITrainingArguments,
     train: Dataset | None = None,
 ) -> ResumableTrainer:
-    """Make the trainer of an NLI classifier. Without `train` it can only evaluate."""
+    """Make the trainer of an NLI classifier. Without `train` it can only evaluate.
+
+    The pairs of each optimizer step are drawn at random. Within the step they are sorted by length
+    (the column "length"), so that batches have little padding.
+    """
     sampler = None
     if train is not None:
-        sampler = LanguageMixSampler([len(train)], "natural", 1.0, args.seed)
+        sampler = StepLengthSampler(train["length"][:], args.total_train_batch_size, args.seed)
     return ResumableTrainer(
         model=model,
         args=args,

@@ -90,7 +90,9 @@ def naive(vectors: Sides, lengths: Sides) -> list[tuple[int, ...]]:
         found = [(0.0, 0, 0)] if i == j == 0 else []
         for a, b in [(1, 0), (0, 1), *product((1, 2, 3), repeat=2)]:
             if a <= i and b <= j:
-                own = gain(i - a, j - b, a, b) if a and b else -skip
+                own = -skip
+                if a and b:
+                    own = gain(i - a, j - b, a, b) - skip / 2 * (min(a, b) - 1)
                 found.append((best[i - a, j - b] + own, a, b))
         best[i, j], *step[i, j] = max(found)
     groups = []

@@ -130,25 +130,24 @@ def test_the_pace_leaves_out_saving_and_waiting(
 @pytest.mark.parametrize(
     ("numbers", "best"),
     [
-        ((90, 80, 90, 70), (True, False, False, False)),
-        ((90, 80, 85, 84), (True, False, False, True)),
-        ((90, 80, 85, 90), (True, False, False, True)),
+        (((90, 0.5), (90, 0.6), (90, 0.4), (70, 0.1)), (True, False, True, False)),
+        (((90, 0.5), (80, 0.1), (85, 0.4), (84, 0.6)), (True, False, False, True)),
     ],
 )
-def test_the_last_evaluation_wins_within_two_standard_errors(
+def test_equal_accuracies_are_told_apart_and_the_last_wins_within_two_standard_errors(
     numbers: tuple, best: tuple, make_trainer: Callable
 ) -> None:
     trainer = make_trainer("tr", eval_strategy="steps", save_steps=1)
     trainer.state.max_steps = 4
     # sqrt(0.9 * 0.1 + 0.84 * 0.16) / sqrt(90) is 5.0%, and for 0.7 it is 5.8%.
-    for step, accuracy in enumerate(numbers, start=1):
-        metrics = {"eval_mean_accuracy": accuracy}
+    for step, (accuracy, loss) in enumerate(numbers, start=1):
+        metrics = {"eval_mean_accuracy": accuracy, "eval_tr_loss": loss}
         trainer.state.global_step = step
         trainer.log(metrics)
         assert trainer._determine_best_metric(metrics, trial=None) == best[step - 1]
-    kept = 4 if best[3] else 1
+    kept = 4 if best[3] else 3
     assert trainer.state.best_global_step == kept
-    assert trainer.state.best_metric == numbers[kept - 1]
+    assert trainer.state.best_metric == numbers[kept - 1][0]
 
 
 def test_equal_evaluations_of_a_run_that_saves_nothing_do_not_stop_it(
