@@ -296,6 +296,7 @@ def test_processes_share_the_encoding_and_give_the_same_pairs_and_numbers(
         ("--bucc x --pair de-en", "side by side, or --bucc without texts"),
         ("--score_only --retrieval backward", "--retrieval has no effect on given pairs"),
         ("--in_order --score_only", "--score_only has no effect on texts in order"),
+        ("--output p.csv", r"p\.csv: this format is not written"),
         ("--calibrate known", "known: 1 of the first 1 lines are bad"),
     ],
 )

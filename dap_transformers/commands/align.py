@@ -34,6 +34,7 @@ from dap_transformers.alignment.align import (
 from dap_transformers.commands.arguments import (
     ArgumentParser,
     EncoderArguments,
+    require_written_format,
     token_budget,
 )
 from dap_transformers.commands.safeguards import command, guarded
@@ -79,6 +80,7 @@ class AlignmentArguments:
 
     def __post_init__(self) -> None:
         require_least(self, token_budget=1)
+        require_written_format(self.output, ".parquet")
         self.report_file = self.report_file or f"{self.output}.json"
 
 

@@ -20,6 +20,9 @@ from dap_transformers.ray.encoder import ClusterEncoder
 from dap_transformers.reports import report, training_seed
 from states_dap import POOLINGS
 
+#: Endings of formats that no command writes.
+NOT_WRITTEN = (".csv", ".json", ".arrow", ".xlsx", ".bz2", ".zst", ".lz4", ".7z", ".zip")
+
 
 class _Help(argparse.ArgumentDefaultsHelpFormatter):
     """Formats a short help text.
@@ -93,6 +96,12 @@ class ArgumentParser(HfArgumentParser):
             if name != "prefix" and "" in (value if isinstance(value, list) else [value]):
                 raise UserError(f"--{name} is empty: is a variable unset?")
         return found, rest
+
+
+def require_written_format(output: str, *others: str) -> None:
+    """Raise `UserError` for an output whose name ends like a format that is not written."""
+    if output.endswith((*NOT_WRITTEN, *others)):
+        raise UserError(f"--output {output}: this format is not written; see --output in --help")
 
 
 def token_budget() -> Any:

@@ -32,6 +32,7 @@ from typing import Any
 from dap_transformers.commands.arguments import (
     ArgumentParser,
     EncoderArguments,
+    require_written_format,
     token_budget,
 )
 from dap_transformers.commands.safeguards import command, guarded
@@ -116,6 +117,7 @@ class MiningArguments:
         self.output = self.output or (self.bucc and f"bucc.{self.pair}.tsv")
         if not self.output:
             raise UserError("--output is missing: name the file for the pairs")
+        require_written_format(self.output)
         self.report_file = self.report_file or f"{self.output}.json"
 
     @property
