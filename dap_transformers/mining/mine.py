@@ -19,7 +19,7 @@ import torch
 
 from dap_transformers.disk_arrays import concatenate_on_disk, row_blocks
 from dap_transformers.encoding.encoder import Encoder, listed
-from dap_transformers.encoding.shards import launched
+from dap_transformers.encoding.shards import embed_to_disk, launched, model_fingerprint
 from dap_transformers.errors import UserError, counted
 from dap_transformers.mining.margin import (
     MARGINS,
@@ -35,7 +35,6 @@ from dap_transformers.mining.texts import (
     DistinctSentences,
     TextPair,
     Vectors,
-    encode_texts,
     read_known,
     read_texts,
     write_pairs,
@@ -366,6 +365,29 @@ def score_known(known: Vectors, vectors: Vectors, k: int = 4, margin: str = "rat
         with_partner = np.sort(np.column_stack([near, partner]))[:, ::-1]
         means.append(with_partner[:, :k].mean(1))
     return margin_of(cosine, *means, margin)[is_nearest]
+
+
+def encode_texts(
+    encoder: Encoder, texts: Sequence[TextPair], folder: str | Path, **options: Any
+) -> list[Vectors]:
+    """Encode the distinct sentences of all texts. Vectors of an earlier run are read instead.
+
+    Several processes share the work, and only the first one gets the vectors (N, D). In the others
+    they have no rows.
+
+    Args:
+        folder: keeps the vectors.
+        options: `shard_size`, `token_budget` and `progress` of `embed_to_disk`.
+    """
+    options["fingerprint"] = model_fingerprint(encoder)
+    found = []
+    for pair in texts:
+        vectors = []
+        for role, text in pair.sides().items():
+            place = Path(folder, f"{role}.{Path(text.name).name}")
+            vectors.append(embed_to_disk(encoder, text, place, where=text.place, **options))
+        found.append(tuple(vectors))
+    return found
 
 
 @dataclass(frozen=True)

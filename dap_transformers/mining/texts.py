@@ -28,8 +28,6 @@ from dap_transformers.disk_arrays import (
     temporary_file,
     zeros_on_disk,
 )
-from dap_transformers.encoding.encoder import Encoder
-from dap_transformers.encoding.shards import embed_to_disk, model_fingerprint
 from dap_transformers.errors import UserError, counted
 from dap_transformers.files import compressed_file, plain_suffix
 from dap_transformers.languages import is_blank, text_keys
@@ -278,29 +276,6 @@ def read_known(path: str | Path) -> TextPair:
     source = DistinctSentences((source for source, _ in pairs), path)
     target = DistinctSentences((target for _, target in pairs), path)
     return TextPair(source, target)
-
-
-def encode_texts(
-    encoder: Encoder, texts: Sequence[TextPair], folder: str | Path, **options: Any
-) -> list[Vectors]:
-    """Encode the distinct sentences of all texts. Vectors of an earlier run are read instead.
-
-    Several processes share the work, and only the first one gets the vectors (N, D). In the others
-    they have no rows.
-
-    Args:
-        folder: keeps the vectors.
-        options: `shard_size`, `token_budget` and `progress` of `embed_to_disk`.
-    """
-    options["fingerprint"] = model_fingerprint(encoder)
-    found = []
-    for pair in texts:
-        vectors = []
-        for role, text in pair.sides().items():
-            place = Path(folder, f"{role}.{Path(text.name).name}")
-            vectors.append(embed_to_disk(encoder, text, place, where=text.place, **options))
-        found.append(tuple(vectors))
-    return found
 
 
 # ------------------------------------------------------------------------------ the file of pairs

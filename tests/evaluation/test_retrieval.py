@@ -60,7 +60,7 @@ def test_the_multilingual_pool_equals_the_naive_loop(bias: float) -> None:
     found = multilingual_pool_accuracy(source, target)
     assert found == (naive_pool(source, target), naive_pool(target, source))
     plain = retrieval_accuracy(source, target)
-    losses = [accuracy - shares.accuracy for accuracy, shares in zip(plain, found)]
+    losses = [accuracy - shares.accuracy for accuracy, shares in zip(plain, found, strict=True)]
     assert min(losses) >= (5 if bias else 0)
 
 

@@ -25,7 +25,7 @@ def test_quality_equals_a_plain_loop() -> None:
     links, sure, possible = (random_links(seed) for seed in range(3))
     gold = [GoldLinks(*both) for both in zip(sure, possible)]
     right = correct = 0
-    for found, reference in zip(links, gold):
+    for found, reference in zip(links, gold, strict=True):
         for link in found.tolist():
             right += link in reference.sure.tolist()
             correct += link in [*reference.sure.tolist(), *reference.possible.tolist()]

@@ -173,7 +173,7 @@ def test_chunks_train_as_the_whole_batch(make_trainer: Callable) -> None:
         logs.append(lines_with("loss", trainer))
     assert [len(lines) for lines in logs] == [2] * 3
     names = ("loss", "grad_norm", "tr_loss", "rtl_loss", "negatives", "ignored_tokens")
-    for plain, chunked, whole in zip(*logs):
+    for plain, chunked, whole in zip(*logs, strict=True):
         assert chunked.keys() == plain.keys()
         for name in names:
             assert chunked[name] == pytest.approx(plain[name], rel=1e-3), name
