@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from typing import Any, get_args
 
 from transformers import TrainingArguments
-from transformers.trainer_utils import HubStrategy
+from transformers.trainer_utils import HubStrategy, SchedulerType
 from transformers.utils.chat_template_utils import parse_google_format_docstring
 
 from configuration_dap import FIELDS, DAPConfig
@@ -262,6 +262,10 @@ class DAPTrainingArguments(TrainingArguments):
         self.accelerator_config.dispatch_batches = False
         self.accelerator_config.split_batches = False
         set_precision(self)
+        if self.lr_scheduler_type == SchedulerType.REDUCE_ON_PLATEAU:
+            # By default torch expects a metric that falls, like a loss.
+            mode = {"mode": "max" if self.greater_is_better else "min"}
+            self.lr_scheduler_kwargs = mode | (self.lr_scheduler_kwargs or {})
 
         if self.torch_compile:
             # Compile only the layers: the packed rows between them change shape in every step.

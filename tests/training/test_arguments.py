@@ -139,9 +139,11 @@ def test_logs_hold_no_path_and_pickles_no_token(
 
 
 def test_of_losses_and_errors_the_lowest_is_the_best() -> None:
+    options = {"eval_strategy": "steps", "lr_scheduler_type": "reduce_lr_on_plateau"}
     for name, is_greater in (("accuracy", True), ("rtl_loss", False), ("aer", False)):
-        args = arguments(eval_strategy="steps", metric_for_best_model=f"eval_mean_{name}")
+        args = arguments(metric_for_best_model=f"eval_mean_{name}", **options)
         assert args.greater_is_better == is_greater
+        assert args.lr_scheduler_kwargs == {"mode": "max" if is_greater else "min"}
 
 
 @pytest.mark.parametrize(
