@@ -17,6 +17,7 @@ import torch
 from conftest import assert_equal_weights, load_encoder, load_library, run
 from evaluation.test_retrieval import naive_accuracy, naive_pool
 from forked import run_killed
+from naive import cosines
 from test_objective_losses import rank, reconstruct, vector_of
 from tiny_models import (
     COMBINATIONS,
@@ -124,12 +125,15 @@ def test_accuracies_with_ties_are_those_of_naive_loops() -> None:
     for rng in seeds("accuracies"):
         generator = np.random.default_rng(rng.randrange(10**9))
         pairs = rng.randint(2, 60)
-        # in fewer dimensions, float32 cannot tell all cosines near 1 apart
         source = generator.normal(size=(pairs, rng.randint(8, 32)))
         target = source + rng.uniform(0, 2) * generator.normal(size=source.shape)
         for side in (source, target):
             for _ in range(rng.randint(0, pairs // 3)):
                 side[rng.randrange(pairs)] = side[rng.randrange(pairs)]
+        both = np.concatenate([source, target])
+        gaps = np.diff(np.sort(cosines(both, both)))
+        if ((gaps > 1e-12) & (gaps < 1e-7)).any():
+            continue  # float32 does not tell these cosines apart
         expected = naive_accuracy(source, target), naive_accuracy(target, source)
         assert retrieval_accuracy(source, target) == expected
         found = np.array(multilingual_pool_accuracy(source, target))
