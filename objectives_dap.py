@@ -141,8 +141,8 @@ class Encoded(NamedTuple):
     """B translation pairs after the encoder.
 
     If no objective needs states or vectors, the encoder does not run and only `words` is set.
-    States f(x), f(y) are zeros for tokens that no objective reads. Vectors have length 1 only if a
-    module Normalize follows the pooling.
+    States f(x), f(y) may be zeros for tokens that no objective reads. Vectors have length 1 only if
+    a module Normalize follows the pooling.
     """
 
     words: Words  # word embeddings for the heads

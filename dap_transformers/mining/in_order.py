@@ -82,10 +82,11 @@ class Gains:
         return unit_rows(self.vectors[side][rows], "vectors")
 
     def side(self, side: int, starts: np.ndarray, size: int) -> tuple[Tensor, Tensor, np.ndarray]:
-        """Return what a gain needs of each group, given the first sentences (R,).
+        """Return what a gain needs of groups of one size, given their first sentences (R,).
 
-        These are its unit vector (R, D), half the mean vector (R, D) of the two sentences beside
-        it, and its share (R,) of the text's characters. Beside an end of the text, 0 is a vector.
+        These are the unit vector (R, D) of each group, half the mean (R, D) of the unit vectors of
+        the sentences just before and after it, and its share (R,) of the text's characters. A
+        missing sentence counts as zeros. `side` is 0 for the source and 1 for the target.
         """
         ends = self.ends[side]
         last = len(ends) - 2
@@ -154,10 +155,14 @@ def band_around(anchors: np.ndarray, n: int, m: int) -> tuple[np.ndarray, np.nda
 
 
 def best_groups(gains: Gains, skip: float, low: np.ndarray, high: np.ndarray) -> np.ndarray:
-    """Find the groups (G,) of highest total gain, in order and without scores.
+    """Find the groups (G,) of `GROUP` with the highest total gain less costs, in order.
 
-    Their path stays between two columns in every row, which never fall from row to row. Sentences
-    without a translation are in no group, and cost `skip` each.
+    Their scores are left 0. A sentence in no group costs `skip`. Each further pair of sentences in
+    a group costs half of that.
+
+    Args:
+        low, high: (N + 1,) the first and the last column that the path may visit in each row.
+            Neither falls from row to row.
     """
     n, m = len(low) - 1, high[-1]
     moves = [(1, 0), *gains.sizes, (0, 1)]

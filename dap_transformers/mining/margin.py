@@ -127,7 +127,10 @@ def turned(near: Neighbours) -> Neighbours:
 
 
 def _best_candidates(near: Neighbours, margin: str, own: str, other: str) -> np.ndarray:
-    """Pair each source row with its neighbour of the best margin. Scores are negated, to sort."""
+    """Pair each row of the side `own`, the source of `near`, with its neighbour of best margin.
+
+    Scores are negated, so that the best sort first.
+    """
     backward = blocks_of(near.backward_scores)
     other_means = concatenate_on_disk(block.mean(1, dtype=np.float64) for block in backward)  # (M,)
 

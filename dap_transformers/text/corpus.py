@@ -47,8 +47,8 @@ def load_bitext(
 
     If a language has several files, its dataset holds the pairs of one file after the other.
     Streams also have the column `row`, which identifies a pair even after shuffling. It is a
-    string: the pair's number in its file, from 0. If the language has several files, it is
-    `"1:20"` for the second file.
+    string: the number of the pair among the valid pairs of its file, from 0. If the language has
+    several files, the number of the file comes before it: `"1:20"` is in the second file.
 
     Args:
         streaming: if False, read everything once into memory-mapped Arrow files, and use these

@@ -315,7 +315,7 @@ def set_precision(args: TrainingArguments) -> None:
 
 
 def check_launched(args: TrainingArguments) -> None:
-    """Raise `UserError` if GPUs or launched processes would not exchange gradients as we need."""
+    """Raise `UserError` if a process has several GPUs, or each would train on its own."""
     if args.n_gpu > 1:
         raise UserError(f"{args.n_gpu} GPUs in one process: start it with `accelerate launch`")
     launched = int(os.environ.get("WORLD_SIZE", 1))
