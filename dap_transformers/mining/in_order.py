@@ -232,7 +232,7 @@ def align(gains: Gains, search: Search = mutual_neighbours) -> tuple[np.ndarray,
         remarks.append(f"one text has {max(lengths):,} sentences, the other {min(lengths):,}")
 
     sample = anchors[:: len(anchors) // SAMPLE + 1].T
-    skip = SKIP_SHARE * float(np.median(gains.of((1, 1), *sample).diagonal()))
+    skip = SKIP_SHARE * max(0.0, float(np.median(gains.of((1, 1), *sample).diagonal())))
     groups = best_groups(gains, skip, *band_around(anchors, *lengths))
     x = gains.units(0, groups["source"], groups["sources"])
     y = gains.units(1, groups["target"], groups["targets"])

@@ -16,7 +16,7 @@ from transformers.utils.chat_template_utils import parse_google_format_docstring
 from configuration_dap import FIELDS, DAPConfig
 from dap_transformers.errors import UserError
 from dap_transformers.files import public_name
-from dap_transformers.options import arg
+from dap_transformers.options import arg, require_least
 from objectives_dap import OBJECTIVES
 
 #: Fields of `DAPConfig` that are read from folders and text, so that nobody chooses them.
@@ -176,6 +176,9 @@ class PretrainingDataArguments:
         0.001, "Share of malformed lines that a file may have.", changes_weights=False
     )
 
+    def __post_init__(self) -> None:
+        require_least(self, dev_pairs=0, shuffle_buffer=0)
+
 
 @dataclass
 class DAPTrainingArguments(TrainingArguments):
@@ -278,6 +281,7 @@ class DAPTrainingArguments(TrainingArguments):
             self.dataloader_pin_memory = self.device.type == "cuda"
 
         check_launched(self)
+        require_least(self, mini_batch_size=1, head_steps=0, head_pairs=2, peft_lora_rank=1)
         if self.total_train_batch_size is not None:
             share, rest = divmod(self.total_train_batch_size, self.world_size)
             if rest:

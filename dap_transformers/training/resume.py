@@ -107,9 +107,11 @@ def is_whole(checkpoint: Path) -> bool:
         return False
     try:
         saved_state(checkpoint)
-    except (ValueError, OSError):
+    except (ValueError, OSError, TypeError):
         return False
-    return True
+    # Without them, the Trainer would begin these anew and say nothing.
+    parts = ("scheduler.pt",), ("optimizer*", "global_step*")
+    return all(any(any(checkpoint.glob(name)) for name in names) for names in parts)
 
 
 def saved_state(checkpoint: str | Path) -> TrainerState:
