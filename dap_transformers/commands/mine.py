@@ -47,6 +47,7 @@ from dap_transformers.mining.mine import GivenPairs, MiningOptions, TwoTexts, mi
 from dap_transformers.mining.texts import MEMORY
 from dap_transformers.options import arg, require_least
 from dap_transformers.ray.connection import Cluster
+from dap_transformers.text.archives import disk_path
 
 USAGE = """%(prog)s SOURCE TARGET --model MODEL --output FILE [options]
        %(prog)s --bucc FOLDER --pair fr-en --model MODEL [options]
@@ -217,7 +218,7 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
         )
         if mined is None:
             return {}
-        text = [content_digest(path) for path in task.inputs()]
+        text = [content_digest(disk_path(Path(path))) for path in task.inputs()]
         chosen = asdict(options) | {"index": args.index, "text": text}
         if args.bucc:
             chosen |= {"bucc": public_name(args.bucc), "pair": args.pair}

@@ -99,7 +99,9 @@ def read_table(path: str, language: str, target: str) -> Iterator[tuple[int, Row
     found = find_columns(head[0][1], target) if head else {}
     if found:
         width = len(head.pop(0)[1])
-        columns = found.get(language) or found[""]
+        columns = found.get(language) or found.get("")
+        if columns is None:
+            raise UserError(f"{path}: its header names {', '.join(found)}, not {language}")
 
     place = columns.language
     for number, cells in chain(head, rows):
