@@ -18,6 +18,7 @@ from tqdm.auto import tqdm
 
 from dap_transformers.errors import UserError
 from dap_transformers.search.screening import (
+    GROUP,
     Bounds,
     CentredRows,
     fastest_product,
@@ -29,8 +30,8 @@ Array = np.ndarray | Tensor
 #: Scores (rows, k) and indices (rows, k) of the neighbours found for some rows.
 Found = tuple[np.ndarray, np.ndarray]
 
-#: Source rows and target rows of a block: 16 MiB of bfloat16 on a CPU, 512 MiB on a GPU.
-BLOCKS = {"cpu": (2048, 4096), "cuda": (8192, 32768)}
+#: Source rows and target rows of a block: 24 MiB of bfloat16 on a CPU, 512 MiB on a GPU.
+BLOCKS = {"cpu": (1024, 12288), "cuda": (8192, 32768)}
 #: Rows that are checked at a time before a search.
 CHECKED_ROWS = 256
 #: Rows whose mean the centre of a side is.
@@ -186,6 +187,8 @@ def _search(
     )
     with bar, whole_float32(device):
         kind = fastest_product(device)
+        size = min(height, len(queries)) + GROUP, min(width, len(keys)) + GROUP
+        memory = torch.empty(size, dtype=torch.bfloat16, device=device).view(-1)
         centre = _centre(queries, device)
         key_centre = _centre(keys, device)
         for left in range(0, len(keys), width):
@@ -198,7 +201,7 @@ def _search(
                 best_keys = forward.part(top, height)
 
                 worst = best_keys.worst(), best_queries.worst()
-                bounds = Bounds(block, strip, *worst, k, centre @ key_centre, kind)
+                bounds = Bounds(block, strip, *worst, k, centre @ key_centre, kind, memory)
                 for rows, columns, cosines in bounds.near_keys():
                     best_keys.add(rows, left + columns, cosines)
                 if both:

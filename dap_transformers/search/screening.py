@@ -17,9 +17,9 @@ pairs. It is rounded to bfloat16 itself, and so are the limits that it is compar
 
 **The maxima.** Seen as int16, positive bfloat16 numbers keep their order. Maxima of int16 numbers
 along an outer axis are many times as fast as other comparisons. So the maxima of groups are
-computed first, and only groups whose maximum reaches the limit are looked into. Where a limit is
-not positive, all numbers are replaced by others whose order is right for negative ones, too.
-A constant is added to all bounds, so that this is rare.
+computed first, and only groups whose maximum reaches the limit are looked into. If a limit is not
+positive, all numbers are replaced by others whose order is right for negative ones, too, and the
+maxima are computed again. A constant is added to all bounds, so that this is rare.
 
 Legend: `R` × `C` a block of queries × keys, `D` dimensions, `k` neighbours, `G` members of a group,
 `H` pairs of a block that can be among the k best.
@@ -38,7 +38,11 @@ from torch.nn.functional import pad
 #: Most members of a group.
 GROUP = 32
 #: Groups that are looked into at a time.
-SLICE = 2**14
+SLICE = 2**16
+#: Most pairs whose cosines are computed at a time.
+PAIRS = 2**18
+#: Rows that are centred or multiplied at a time: few, so that they stay in the cache.
+PART = 512
 #: If more than k times this many groups per row reach their limit, closer limits are computed.
 MANY = 1
 #: Columns that are appended to the rows of both sides: two terms and two ones.
@@ -85,17 +89,27 @@ def whole_float32(device: torch.device) -> Iterator[None]:
             torch.set_float32_matmul_precision(before)
 
 
-def _onednn_linear(rows: Tensor, columns: Tensor) -> Tensor:
-    """Multiply float32 matrices by oneDNN."""
-    return torch.ops.mkldnn._linear_pointwise(rows, columns, None, "none", [], "")
+def _bfloat16(rows: Tensor, columns: Tensor, out: Tensor) -> None:
+    """Multiply bfloat16 matrices."""
+    torch.mm(rows, columns.T, out=out)
 
 
-#: Kind of product -> type of the numbers, and a function of rows (R, E) and columns (C, E). Some
-#: CPUs have no fast product of bfloat16. MKL has no AVX-512 code for CPUs other than Intel's.
-PRODUCTS: dict[str, tuple[torch.dtype, Callable[[Tensor, Tensor], Tensor]]] = {
-    "bfloat16": (torch.bfloat16, lambda rows, columns: rows @ columns.T),
-    "float32": (torch.float32, lambda rows, columns: rows @ columns.T),
-    "float32 by oneDNN": (torch.float32, _onednn_linear),
+def _float32(rows: Tensor, columns: Tensor, out: Tensor) -> None:
+    """Multiply float32 matrices."""
+    out.copy_(rows @ columns.T)
+
+
+def _float32_by_onednn(rows: Tensor, columns: Tensor, out: Tensor) -> None:
+    """Multiply float32 matrices. MKL has no AVX-512 code for CPUs other than Intel's."""
+    out.copy_(torch.ops.mkldnn._linear_pointwise(rows, columns, None, "none", [], ""))
+
+
+#: Kind of product -> type of the numbers, and a function that writes the product of rows (R, E)
+#: and columns (C, E) to bfloat16 `out` (R, C). Some CPUs have no fast product of bfloat16.
+PRODUCTS: dict[str, tuple[torch.dtype, Callable[[Tensor, Tensor, Tensor], None]]] = {
+    "bfloat16": (torch.bfloat16, _bfloat16),
+    "float32": (torch.float32, _float32),
+    "float32 by oneDNN": (torch.float32, _float32_by_onednn),
 }
 
 
@@ -107,9 +121,11 @@ def fastest_product(device: torch.device) -> str:
     for _ in range(5):  # in turns, because other programs may slow the machine down for a while
         for kind, (dtype, multiply) in PRODUCTS.items():
             rows = torch.ones(size, 768, dtype=dtype, device=device)
+            out = torch.empty(size, size, dtype=torch.bfloat16, device=device)
             started = time.perf_counter()
             try:
-                multiply(rows, rows)[0, 0].item()  # waits for the device
+                multiply(rows, rows, out)
+                out[0, 0].item()  # waits for the device
             except (AttributeError, RuntimeError):  # the device has no such product
                 continue
             elapsed = time.perf_counter() - started
@@ -140,17 +156,23 @@ class CentredRows:
         size, width = rows.shape
         self.rows = rows
         self.group = max(1, min(GROUP, size // GROUP))
-        centred = rows - centre
-        self.terms = centred @ other
-        lengths = torch.linalg.vector_norm(centred, dim=1)
-
         # some products are faster if the sizes are multiples of eight
         shape = (size + -size % self.group, width + APPENDED + -(width + APPENDED) % 8)
         self.numbers = rows.new_zeros(shape, dtype=PRODUCTS[kind][0])
-        self.numbers[:size, :width] = centred
-        error = centred.sub_(self.numbers[:size, :width])
-        self.errors = torch.linalg.vector_norm(error, dim=1)
-        self.longest = (lengths + self.errors).max()
+
+        terms = []
+        lengths = []
+        errors = []
+        for part, numbers in zip(rows.split(PART), self.numbers[:size, :width].split(PART)):
+            centred = part - centre
+            numbers.copy_(centred)
+            terms.append(centred @ other)
+            lengths.append(torch.linalg.vector_norm(centred, dim=1))
+            centred -= numbers.float()
+            errors.append(torch.linalg.vector_norm(centred, dim=1))
+        self.terms = torch.cat(terms)
+        self.errors = torch.cat(errors)
+        self.longest = (torch.cat(lengths) + self.errors).max()
 
     def append(self, terms: Tensor, first: int) -> None:
         """Write terms (R,), each as the sum of the appended columns `first` and `first` + 1."""
@@ -171,6 +193,8 @@ class Bounds:
     Args:
         mean: product of the two centres.
         kind: key of `PRODUCTS`.
+        memory: bfloat16 numbers, at least R' · C', that the bounds are written to. New memory for
+            each block would take a tenth of the time.
     """
 
     def __init__(
@@ -182,6 +206,7 @@ class Bounds:
         k: int,
         mean: Tensor,
         kind: str,
+        memory: Tensor,
     ) -> None:
         self.queries = queries
         self.keys = keys
@@ -197,38 +222,41 @@ class Bounds:
         self.column_errors = keys.errors * queries.longest  # (C,)
         queries.append(queries.terms + self.row_errors + LIFT, 0)
         keys.append(keys.terms + self.column_errors, 2)
-        product = PRODUCTS[kind][1](queries.numbers, keys.numbers)
-        self.bits = product.to(torch.bfloat16).view(torch.int16)  # (R', C')
-        if torch.cat([self.limits, self.key_limits]).min() <= 0:
-            for part in self.bits.split(256):
-                part.copy_(ordered(part))
+        size = len(queries.numbers), len(keys.numbers)
+        product = memory[: size[0] * size[1]].view(size)  # (R', C')
+        for rows, out in zip(queries.numbers.split(PART), product.split(PART)):
+            PRODUCTS[kind][1](rows, keys.numbers, out)
+        self.bits = product.view(torch.int16)  # the same memory
+        self.are_ordered = False
 
     def near_keys(self) -> Iterator[Pairs]:
         """Yield the pairs that matter to the queries: rows are queries, columns are keys."""
         groups = self.bits.view(len(self.bits), self.keys.group, -1)  # (R', G, C'/G)
         errors = self.row_errors + self.column_errors.max()
-        limits, hits = self._hits(groups.amax(1), self.limits, errors)
+        limits, hits = self._hits(lambda: groups.amax(1), self.limits, errors)
         return _pairs(groups, limits, hits, self.queries.rows, self.keys.rows)
 
     def near_queries(self) -> Iterator[Pairs]:
         """Yield the pairs that matter to the keys: rows are keys, columns are queries."""
         groups = self.bits.view(self.queries.group, -1, self.bits.shape[1])  # (G, R'/G, C')
         errors = self.column_errors + self.row_errors.max()
-        limits, hits = self._hits(groups.amax(0).T, self.key_limits, errors)
+        limits, hits = self._hits(lambda: groups.amax(0).T, self.key_limits, errors)
         return _pairs(groups.permute(2, 0, 1), limits, hits, self.keys.rows, self.queries.rows)
 
-    def _hits(self, maxima: Tensor, limits: Tensor, errors: Tensor) -> tuple[Tensor, Tensor]:
+    def _hits(
+        self, maxima_of_groups: Callable[[], Tensor], limits: Tensor, errors: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """Find the groups to look into.
 
         Args:
-            maxima: (r, g) the maxima of the groups of each row.
+            maxima_of_groups: computes the maxima (r, g) of the groups of each row.
             limits: (r,) value that the bound of a pair that matters is not below.
             errors: (r,) half of what a bound may exceed its cosine by, without `slack`.
 
         Returns:
             The limits (r,) as the bits of bfloat16 numbers, and rows and groups (h, 2), ascending.
         """
-        maxima = maxima[: len(limits)]  # without the rows that fill a group up
+        maxima = maxima_of_groups()[: len(limits)]  # without the rows that fill a group up
         bits = _bits(limits)
         is_hit = maxima >= bits[:, None]
         if is_hit.count_nonzero() > MANY * self.k * len(limits) and maxima.shape[1] >= self.k:
@@ -238,12 +266,20 @@ class Bounds:
             known -= known.abs() / 128 + 2 * (errors + self.slack)
             bits = _bits(limits.fmax(known))
             is_hit = maxima >= bits[:, None]
+        if bits.min() <= 0 and not self.are_ordered:
+            # the order of negative numbers was wrong until here
+            self.are_ordered = True
+            for part in self.bits.split(PART):
+                part.copy_(ordered(part))
+            return self._hits(maxima_of_groups, limits, errors)
         return bits, is_hit.contiguous().nonzero()  # slow in another layout
 
 
 def _bits(limits: Tensor) -> Tensor:
     """Round float32 limits (r,) down to bfloat16. Return whole numbers of the same order."""
-    return (ordered(limits.clamp(min=LEAST_LIMIT).view(torch.int32)) >> 16).to(torch.int16)
+    bits = ordered(limits.clamp(min=LEAST_LIMIT).view(torch.int32))
+    # of the 2^16 float32 numbers that share their upper half, a negative bfloat16 is the largest
+    return ((bits - 0xFFFF * (bits < 0)) >> 16).to(torch.int16)
 
 
 def _pairs(
@@ -252,10 +288,10 @@ def _pairs(
     """Yield the pairs that reach their limit, of the groups (r, G, g) at `hits` (h, 2)."""
     for part in hits.split(SLICE):
         row, group = part.T
-        which, member = (groups[row, :, group] >= limits[row, None]).nonzero(as_tuple=True)
-        row = row[which]
-        column = member * groups.shape[2] + group[which]
-        yield row, column, _cosines(rows, columns, row, column)
+        for pairs in (groups[row, :, group] >= limits[row, None]).nonzero().split(PAIRS):
+            which, member = pairs.T
+            column = member * groups.shape[2] + group[which]
+            yield row[which], column, _cosines(rows, columns, row[which], column)
 
 
 def _cosines(own: Tensor, others: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
