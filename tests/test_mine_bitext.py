@@ -2,9 +2,11 @@
 
 import csv
 import json
+import os
 import re
 import shutil
 from pathlib import Path
+from threading import Thread
 
 import numpy as np
 import pandas as pd
@@ -13,12 +15,13 @@ import torch
 from conftest import synthetic_pairs
 from forked import run_two
 from numpy.testing import assert_allclose
-from written import full_disk, lines_of, pairs_of
+from written import full_disk, lines_of, pairs_of, zip_of
 from written import write as write_text
 
 import eval_retrieval
 from dap_transformers.commands import mine as mine_command
 from dap_transformers.encoding.encoder import SentenceEncoder
+from dap_transformers.files import content_digest
 from dap_transformers.mining.margin import PAIR, neighbourhoods, score_pairs
 from dap_transformers.mining.mine import mine
 from dap_transformers.mining.texts import DistinctSentences, TextPair, write_pairs
@@ -215,6 +218,16 @@ def test_the_threshold_is_chosen_and_reported_and_the_function_finds_the_same(
     known = [f"{text}\t{text}" for text, _ in synthetic_pairs("de", 30, seed=8)]
     calibrated = run(f"{command} --calibrate {write(tmp_path / 'known.tsv', known)}")
     assert calibrated["threshold_choice"]["calibrated"]
+
+
+def test_the_report_has_a_hash_of_an_archive_and_none_of_a_pipe(model: str, tmp_path: Path) -> None:
+    packed = zip_of(tmp_path / "all.zip", {"a.de": "\n".join(SOURCE)})
+    os.mkfifo(tmp_path / "pipe.en")
+    writer = Thread(target=lambda: (tmp_path / "pipe.en").write_text("\n".join(TARGET)))
+    writer.start()
+    made = run(f"{packed}/a.de {tmp_path}/pipe.en {model} --output {tmp_path}/pairs.tsv")
+    writer.join()
+    assert made["settings"]["text"] == [content_digest(packed), None]
 
 
 def test_an_index_states_its_recall(command: str, tmp_path: Path) -> None:

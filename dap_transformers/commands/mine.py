@@ -218,7 +218,8 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
         )
         if mined is None:
             return {}
-        text = [content_digest(disk_path(Path(path))) for path in task.inputs()]
+        paths = [disk_path(path) for path in task.inputs()]
+        text = [content_digest(path) if path.is_file() else None for path in paths]  # no pipes
         chosen = asdict(options) | {"index": args.index, "text": text}
         if args.bucc:
             chosen |= {"bucc": public_name(args.bucc), "pair": args.pair}

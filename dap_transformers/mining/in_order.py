@@ -6,15 +6,15 @@ A group of source sentences with vector x and of target sentences with vector y 
 
 x' stands for the sentences just before and after the source group: their cosines are averaged. So a
 group that lacks a sentence, or has one too many, gains less. r is the ratio of the groups' numbers
-of characters, the smaller one divided by the larger one, after the target's was scaled to the whole
-length of the source. This is the score of Bertalign (Liu & Zhu 2022). A sentence without a
-translation costs a share of what a typical pair of sentences gains. If a group has several
-sentences on both sides, each further pair costs half of that, because most such pairs are groups of
-their own.
+of characters, the smaller one divided by the larger one, after the target's was scaled by the
+lengths of the anchors (see below). This is the score of Bertalign (Liu & Zhu 2022). A sentence
+without a translation costs a share of what a typical pair of sentences gains. If a group has
+several sentences on both sides, each further pair costs half of that, because most such pairs are
+groups of their own.
 
-A dynamic programme finds the groups of highest total gain. It looks only near the sentences that
-are each other's nearest neighbours, so its time and memory grow in proportion to the length of the
-texts. Only the exact search of these neighbours compares all sentences.
+A dynamic programme finds the groups of highest total gain. It looks only near the anchors: the
+sentences that are each other's nearest neighbours, in one order. So its time and memory grow in
+proportion to the length of the texts. Only the exact search for anchors compares all sentences.
 
 Legend: `N`, `M` sentences of source and target, `S` sizes of groups, `V` distinct groups of a text,
 `D` dimensions, `G` groups of the alignment, `A` anchors, `R` rows, `C` columns. Row i and column j
@@ -73,8 +73,14 @@ class Gains:
         self.vectors = vectors
         self.groups = groups
         self.sizes = list(product(range(1, groups[0].shape[1] + 1), repeat=2))
-        # share of its text that ends before each sentence, (N + 1,) and (M + 1,)
-        self.ends = [np.append(0, side.cumsum() / side.sum()) for side in lengths]
+        # number of characters before each sentence, (N + 1,) and (M + 1,)
+        self.ends = [np.append(0, side.cumsum()) for side in lengths]
+        self.scale = 1.0  # characters of the source that one character of the target stands for
+
+    def scale_by(self, anchors: np.ndarray) -> None:
+        """Set the scale of the two texts' lengths from pairs of sentences (A, 2)."""
+        source, target = (np.diff(end)[row].sum() for end, row in zip(self.ends, anchors.T))
+        self.scale = source / target
 
     def units(self, side: int, starts: np.ndarray, sizes: np.ndarray | int) -> Tensor:
         """Return the unit vectors (R, D) of groups, given their first sentences and sizes."""
@@ -85,8 +91,8 @@ class Gains:
         """Return what a gain needs of groups of one size, given their first sentences (R,).
 
         These are the unit vector (R, D) of each group, half the mean (R, D) of the unit vectors of
-        the sentences just before and after it, and its share (R,) of the text's characters. A
-        missing sentence counts as zeros. `side` is 0 for the source and 1 for the target.
+        the sentences just before and after it, and its number (R,) of characters. A missing
+        sentence counts as zeros. `side` is 0 for the source and 1 for the target.
         """
         ends = self.ends[side]
         last = len(ends) - 2
@@ -94,14 +100,14 @@ class Gains:
         for place in (starts - 1, starts + size):
             is_inside = torch.from_numpy((place >= 0) & (place <= last))
             near += self.units(side, place.clip(0, last), 1) * is_inside[:, None] / 4
-        share = ends[(starts + size).clip(0, last + 1)] - ends[starts]
-        return self.units(side, starts, size), near, share
+        length = ends[(starts + size).clip(0, last + 1)] - ends[starts]
+        return self.units(side, starts, size), near, length
 
     def of(self, sizes: tuple[int, int], sources: np.ndarray, targets: np.ndarray) -> np.ndarray:
         """Return the gains (R, C) of groups with these sizes and first sentences, (R,) and (C,)."""
-        x, x_near, x_share = self.side(0, sources, sizes[0])
-        y, y_near, y_share = self.side(1, targets, sizes[1])
-        ratio = x_share[:, None] / y_share
+        x, x_near, x_length = self.side(0, sources, sizes[0])
+        y, y_near, y_length = self.side(1, targets, sizes[1])
+        ratio = x_length[:, None] / (y_length * self.scale)
         agreement = np.log2(1 + np.minimum(ratio, 1 / ratio))
         return (x @ (y - y_near).T - x_near @ y.T).numpy() * agreement
 
@@ -220,6 +226,7 @@ def align(gains: Gains, search: Search = mutual_neighbours) -> tuple[np.ndarray,
     """
     pairs = nearest_pairs(gains, search)
     anchors = pairs[longest_ascending(pairs[:, 1].tolist())]
+    gains.scale_by(anchors)
     lengths = [len(rows) for rows in gains.groups]
     remarks = []
     if len(anchors) < IN_ORDER * len(pairs):

@@ -73,8 +73,8 @@ def naive(vectors: Sides, lengths: Sides) -> list[tuple[int, ...]]:
         own, other = x[a - 1, i], y[b - 1, j]
         near = mean_with(own, y[0], (j - 1, j + b)) + mean_with(other, x[0], (i - 1, i + a))
         shares = [
-            part.sum() / side.sum()
-            for part, side in zip((lengths[0][i : i + a], lengths[1][j : j + b]), lengths)
+            part.sum() / whole
+            for part, whole in zip((lengths[0][i : i + a], lengths[1][j : j + b]), anchored)
         ]
         return (own @ other - near / 2) * np.log2(1 + min(shares) / max(shares))
 
@@ -82,7 +82,8 @@ def naive(vectors: Sides, lengths: Sides) -> list[tuple[int, ...]]:
     forward, backward = cosines.argmax(1), cosines.argmax(0)
     pairs = [(i, j) for i, j in enumerate(forward) if backward[j] == i]
     chain = [pairs[place] for place in longest_ascending([j for _, j in pairs])]
-    skip = SKIP_SHARE * np.median([gain(i, j, 1, 1) for i, j in chain])
+    anchored = [side[list(rows)].sum() for side, rows in zip(lengths, zip(*chain))]
+    skip = SKIP_SHARE * max(0, np.median([gain(i, j, 1, 1) for i, j in chain]))
 
     best = np.full((n + 1, m + 1), -np.inf)
     step = {}
@@ -116,6 +117,15 @@ def test_the_groups_are_those_of_a_full_table_in_float64(n: int, seed: int) -> N
     for score, i, j, a, b in groups.tolist():
         x, y = gains.units(0, [i], a)[0], gains.units(1, [j], b)[0]
         assert score == pytest.approx(float(x @ y), abs=1e-6)
+
+
+def test_two_sentences_find_their_translations_in_a_long_text() -> None:
+    book = np.random.default_rng(3).normal(size=(30, 16))
+    groups, _ = align(gains_of(book[13:15], book))
+    assert groups[["source", "target", "sources", "targets"]].tolist() == [
+        (0, 13, 1, 1),
+        (1, 14, 1, 1),
+    ]
 
 
 def test_the_band_holds_the_best_groups_beside_a_long_run_without_translation(

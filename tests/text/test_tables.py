@@ -5,6 +5,9 @@ from pathlib import Path
 import pytest
 from written import read_folder, write
 
+from dap_transformers.errors import UserError
+from dap_transformers.text.tsv_csv import read_table
+
 FRENCH = [('Bonjour, "toi"', "Hello; you"), ("Oui", "Yes, sir"), ("Non\n merci", "No")]
 CELLS = ['"Bonjour, ""toi"""', "Oui", '"Non\n merci"']
 ROWS = list(zip(CELLS, ('"Hello; you"', '"Yes, sir"', "No")))
@@ -46,3 +49,9 @@ def test_columns_are_found_by_their_names(
     write(tmp_path / name, text)
     for given in (tmp_path / name, tmp_path):
         assert read_folder(given) == pairs
+
+
+def test_a_header_of_other_languages_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "all.csv", csv_of("fr,en"))
+    with pytest.raises(UserError, match="all.csv: its header names fr, not de"):
+        list(read_table(str(path), "de", "en"))

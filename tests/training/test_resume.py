@@ -41,6 +41,8 @@ def test_incomplete_checkpoints_and_those_of_an_earlier_run_are_skipped(tmp_path
     (broken / "rng_state.pth").unlink()
     saved_checkpoint(tmp_path / "checkpoint-30").joinpath("trainer_state.json").write_text("{")
     write_json({"processes": 2}, saved_checkpoint(tmp_path / "checkpoint-40") / RECORD)
+    for step, name in ((50, "optimizer.pt"), (60, "scheduler.pt")):
+        saved_checkpoint(tmp_path / f"checkpoint-{step}").joinpath(name).unlink()
     args = DAPTrainingArguments(output_dir=str(tmp_path))
     assert find_resumable(args) == str(tmp_path / "checkpoint-4")
     args.resume_from_checkpoint = "false"
