@@ -6,11 +6,11 @@ A group of source sentences with vector x and of target sentences with vector y 
 
 x' stands for the sentences just before and after the source group: their cosines are averaged. So a
 group that lacks a sentence, or has one too many, gains less. r is the ratio of the groups' numbers
-of characters, the smaller one divided by the larger one, after the target's was scaled by the
-lengths of the anchors (see below). This is the score of Bertalign (Liu & Zhu 2022). A sentence
-without a translation costs a share of what a typical pair of sentences gains. If a group has
-several sentences on both sides, each further pair costs half of that, because most such pairs are
-groups of their own.
+of characters, the smaller one divided by the larger one, after the target's was scaled such that
+both texts are equally long from the first anchor to the last (see below). This is the score of
+Bertalign (Liu & Zhu 2022). A sentence without a translation costs a share of what a typical pair of
+sentences gains. If a group has several sentences on both sides, each further pair costs half of
+that, because most such pairs are groups of their own.
 
 A dynamic programme finds the groups of highest total gain. It looks only near the anchors: the
 sentences that are each other's nearest neighbours, in one order. So its time and memory grow in
@@ -78,8 +78,9 @@ class Gains:
         self.scale = 1.0  # characters of the source that one character of the target stands for
 
     def scale_by(self, anchors: np.ndarray) -> None:
-        """Set the scale of the two texts' lengths from pairs of sentences (A, 2)."""
-        source, target = (np.diff(end)[row].sum() for end, row in zip(self.ends, anchors.T))
+        """Set the scale from the parts of both texts between the first and the last anchor."""
+        places = zip(self.ends, anchors[0], anchors[-1])
+        source, target = (end[last + 1] - end[first] for end, first, last in places)
         self.scale = source / target
 
     def units(self, side: int, starts: np.ndarray, sizes: np.ndarray | int) -> Tensor:

@@ -82,7 +82,8 @@ def naive(vectors: Sides, lengths: Sides) -> list[tuple[int, ...]]:
     forward, backward = cosines.argmax(1), cosines.argmax(0)
     pairs = [(i, j) for i, j in enumerate(forward) if backward[j] == i]
     chain = [pairs[place] for place in longest_ascending([j for _, j in pairs])]
-    anchored = [side[list(rows)].sum() for side, rows in zip(lengths, zip(*chain))]
+    between = zip(lengths, chain[0], chain[-1])
+    anchored = [side[first : last + 1].sum() for side, first, last in between]
     skip = SKIP_SHARE * max(0, np.median([gain(i, j, 1, 1) for i, j in chain]))
 
     best = np.full((n + 1, m + 1), -np.inf)
