@@ -44,6 +44,7 @@ from benchmarks.workload import (
     token_counts,
     word_tokenizer,
 )
+from dap_transformers.memory import keep_freed_memory
 from dap_transformers.tables import text_table
 from states_dap import layer_stack
 
@@ -236,6 +237,7 @@ def main(argv: list[str] | None = None) -> None:
     )
     parser.add_argument("--profile", choices=list(OBJECTIVES), help="then profile a step of it")
     args = parser.parse_args(argv)
+    keep_freed_memory()  # as all our commands do
     found = compare(args)
     print(table(found["contenders"], args.batch_size))
     save(args, found)

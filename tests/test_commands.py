@@ -1,5 +1,6 @@
 """What all commands share: how they end, what they refuse to write, and the lock on outputs."""
 
+import ctypes
 import io
 import multiprocessing
 import os
@@ -12,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import load_encoder
+from conftest import REPOSITORY, load_encoder
 from damaged_files import damage
-from forked import run_fresh
+from forked import run_fresh, run_python
 from written import full_disk, write
 
 from dap_transformers import __version__, commands
@@ -392,3 +393,24 @@ def test_every_help_works_without_optional_packages() -> None:
         script += f"try: importlib.import_module({name!r}).main(['--help'])\n"
         script += "except SystemExit as end: print('ended', end.code)\n"
     assert run_fresh(sys.executable, "-c", script).count("ended 0") == len(COMMANDS)
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="for glibc")
+def test_the_memory_of_a_batch_is_used_again_by_the_next() -> None:
+    code = """
+import resource, torch
+from dap_transformers.commands.safeguards import command
+def new_pages():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    torch.zeros(16, 2**20)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+new_pages()
+first = new_pages()
+command(lambda argv: new_pages())()
+print(first, new_pages())
+"""
+    done = run_python(["-c", code], dict(os.environ), REPOSITORY)
+    assert done.returncode == 0, done.stderr
+    before, after = map(int, done.stdout.split())
+    assert before > 10_000
+    assert after < 100

@@ -10,6 +10,7 @@ from typing import Any
 
 from dap_transformers.errors import UserError, one_line
 from dap_transformers.files import claimed, disk_full, read_json
+from dap_transformers.memory import keep_freed_memory
 
 #: Environment variables in which launchers state the number of processes.
 PROCESS_COUNTS = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
@@ -29,7 +30,7 @@ def command(main: Main) -> Main:
     These are `UserError`, errors of the file system (`OSError`), and a training loss that is not
     finite (`FloatingPointError`). Ctrl-C ends it with one line and status 130. The line shows the
     text of the `KeyboardInterrupt`, if it has one. Any other exception is a bug and keeps its
-    traceback. Characters that the console cannot show are replaced.
+    traceback. Characters that the console cannot show are replaced. Freed memory is kept.
     """
 
     @functools.wraps(main)
@@ -37,6 +38,7 @@ def command(main: Main) -> Main:
         for stream in (sys.stdout, sys.stderr):
             if hasattr(stream, "reconfigure"):
                 stream.reconfigure(errors="replace")
+        keep_freed_memory()
         try:
             _require_all_processes()
             main(argv)
