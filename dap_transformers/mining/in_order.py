@@ -92,15 +92,18 @@ class Gains:
         """Return what a gain needs of groups of one size, given their first sentences (R,).
 
         These are the unit vector (R, D) of each group, half the mean (R, D) of the unit vectors of
-        the sentences just before and after it, and its number (R,) of characters. A missing
-        sentence counts as zeros. `side` is 0 for the source and 1 for the target.
+        the sentences just before and after it, and its number (R,) of characters. At an end of the
+        text, the mean is of the one sentence there is. `side` is 0 for the source and 1 for the
+        target.
         """
         ends = self.ends[side]
         last = len(ends) - 2
+        places = np.stack([starts - 1, starts + size])  # (2, R)
+        are_inside = (places >= 0) & (places <= last)
+        weights = torch.from_numpy(are_inside / are_inside.sum(0).clip(1) / 2).float()  # (2, R)
         near = 0
-        for place in (starts - 1, starts + size):
-            is_inside = torch.from_numpy((place >= 0) & (place <= last))
-            near += self.units(side, place.clip(0, last), 1) * is_inside[:, None] / 4
+        for place, weight in zip(places.clip(0, last), weights):
+            near += self.units(side, place, 1) * weight[:, None]
         length = ends[(starts + size).clip(0, last + 1)] - ends[starts]
         return self.units(side, starts, size), near, length
 

@@ -67,7 +67,8 @@ def naive(vectors: Sides, lengths: Sides) -> list[tuple[int, ...]]:
     n, m = map(len, lengths)
 
     def mean_with(vector: np.ndarray, alone: np.ndarray, places: tuple[int, int]) -> float:
-        return sum(vector @ alone[k] for k in places if 0 <= k < len(alone)) / 2
+        found = [vector @ alone[k] for k in places if 0 <= k < len(alone)]
+        return sum(found) / max(1, len(found))
 
     def gain(i: int, j: int, a: int, b: int) -> float:
         own, other = x[a - 1, i], y[b - 1, j]
@@ -120,13 +121,22 @@ def test_the_groups_are_those_of_a_full_table_in_float64(n: int, seed: int) -> N
         assert score == pytest.approx(float(x @ y), abs=1e-6)
 
 
-def test_two_sentences_find_their_translations_in_a_long_text() -> None:
-    book = np.random.default_rng(3).normal(size=(30, 16))
-    groups, _ = align(gains_of(book[13:15], book))
-    assert groups[["source", "target", "sources", "targets"]].tolist() == [
-        (0, 13, 1, 1),
-        (1, 14, 1, 1),
-    ]
+def test_at_the_ends_of_a_text_the_one_sentence_beside_a_group_counts_in_full() -> None:
+    gains = gains_of(*np.random.default_rng(4).normal(size=(2, 3, 16)))
+    x, y = (gains.units(side, np.arange(3), 1).double().numpy() for side in (0, 1))
+    lengths = [np.diff(ends)[2] for ends in gains.ends]
+    expected = x[2] @ y[2] - (x[2] @ y[1] + x[1] @ y[2]) / 2
+    expected *= np.log2(1 + min(lengths) / max(lengths))
+    assert gains.of((1, 1), np.array([2]), np.array([2])) == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize(("sentences", "of"), [(5, 30), (1, 5)])
+def test_few_sentences_find_their_translations_in_a_longer_text(sentences: int, of: int) -> None:
+    book = np.random.default_rng(3).normal(size=(of, 16)) + 2  # as alike as vectors of encoders
+    middle = of // 2
+    groups, _ = align(gains_of(book[middle : middle + sentences], book))
+    expected = [(place, middle + place, 1, 1) for place in range(sentences)]
+    assert groups[["source", "target", "sources", "targets"]].tolist() == expected
 
 
 def test_the_band_holds_the_best_groups_beside_a_long_run_without_translation(
