@@ -134,8 +134,9 @@ def read_sources(
             card = DatasetCard.load(Path(dataset_info))
         about = card.data.to_dict()
         known["dataset_info"] = card.text.strip()
-        own = about.get("license")
-        known["licence"] = licence or (own if isinstance(own, str) else None)  # not of several
+        own = about.get("license", [])
+        own = [own] if isinstance(own, str) else own
+        known["licence"] = licence or (own[0] if len(own) == 1 else None)  # none of several
         names = [*about.get("datasets", ()), *about.get("source_datasets", ())]
         known["datasets"] = [name for name in names if "/" in name]  # else a word, "original"
 

@@ -115,6 +115,8 @@ def test_sources_are_read_from_the_checkpoint_and_the_folder_above(tmp_path: Pat
             ["user/pairs"],
         ),
         ("license: [mit, cc0-1.0]\nlanguage: [de]", None, []),
+        ("license: [mit]", "mit", []),
+        ("language: [de]", None, []),
     ],
 )
 def test_a_data_card_is_quoted_and_gives_its_licence(
