@@ -93,14 +93,15 @@ class Gains:
 
         These are the unit vector (R, D) of each group, half the mean (R, D) of the unit vectors of
         the sentences just before and after it, and its number (R,) of characters. At an end of the
-        text, the mean is of the one sentence there is. `side` is 0 for the source and 1 for the
-        target.
+        text, the mean is of the one sentence there is. If the group is the whole text, the mean is
+        of its own first and last sentence. `side` is 0 for the source and 1 for the target.
         """
         ends = self.ends[side]
         last = len(ends) - 2
         places = np.stack([starts - 1, starts + size])  # (2, R)
-        are_inside = (places >= 0) & (places <= last)
-        weights = torch.from_numpy(are_inside / are_inside.sum(0).clip(1) / 2).float()  # (2, R)
+        counts = (places >= 0) & (places <= last)
+        counts |= ~counts.any(0)  # of a group that is the whole text, its first and last sentence
+        weights = torch.from_numpy(counts / counts.sum(0) / 2).float()  # (2, R)
         near = 0
         for place, weight in zip(places.clip(0, last), weights):
             near += self.units(side, place, 1) * weight[:, None]
@@ -175,7 +176,7 @@ def best_groups(gains: Gains, skip: float, low: np.ndarray, high: np.ndarray) ->
             Neither falls from row to row.
     """
     n, m = len(low) - 1, high[-1]
-    moves = [(1, 0), *gains.sizes, (0, 1)]
+    moves = [*gains.sizes, (1, 0), (0, 1)]  # of equal gains the first
     largest, margin = gains.sizes[-1]
     # highest gains of the last rows, behind a margin of columns that no path reaches
     best = np.full((largest + 1, margin + m + 1), -np.inf)
@@ -185,17 +186,18 @@ def best_groups(gains: Gains, skip: float, low: np.ndarray, high: np.ndarray) ->
         if row % BLOCK == 0:
             rows = np.arange(row, min(row + BLOCK, n + 1))
             columns = np.arange(low[row], high[rows[-1]] + 1)
-            block = [np.full((len(rows), len(columns)), -skip)]
+            block = []
             for a, b in gains.sizes:
                 starts = np.maximum(rows - a, 0), np.maximum(columns - b, 0)
                 block.append(gains.of((a, b), *starts) - skip / 2 * (min(a, b) - 1))
-            block = np.stack(block)  # (1 + sizes, R, C)
+            block.append(np.full((len(rows), len(columns)), -skip))
+            block = np.stack(block)  # (sizes + 1, R, C)
 
-        # come from an earlier row: skip a source sentence, or add a group
+        # come from an earlier row: add a group, or skip a source sentence
         start, end = low[row] + margin, high[row] + margin + 1
         before = [best[(row - a) % len(best), start - b : end - b] for a, b in moves[:-1]]
         own = slice(low[row] - columns[0], high[row] - columns[0] + 1)
-        total = np.stack(before) + block[:, row % BLOCK, own]  # (1 + sizes, C)
+        total = np.stack(before) + block[:, row % BLOCK, own]  # (sizes + 1, C)
         step = total.argmax(0)
         total = total.max(0)
         if row == 0:

@@ -67,8 +67,8 @@ def naive(vectors: Sides, lengths: Sides) -> list[tuple[int, ...]]:
     n, m = map(len, lengths)
 
     def mean_with(vector: np.ndarray, alone: np.ndarray, places: tuple[int, int]) -> float:
-        found = [vector @ alone[k] for k in places if 0 <= k < len(alone)]
-        return sum(found) / max(1, len(found))
+        near = [k for k in places if 0 <= k < len(alone)] or [0, -1]
+        return sum(vector @ alone[k] for k in near) / len(near)
 
     def gain(i: int, j: int, a: int, b: int) -> float:
         own, other = x[a - 1, i], y[b - 1, j]
@@ -130,10 +130,10 @@ def test_at_the_ends_of_a_text_the_one_sentence_beside_a_group_counts_in_full() 
     assert gains.of((1, 1), np.array([2]), np.array([2])) == pytest.approx(expected, abs=1e-6)
 
 
-@pytest.mark.parametrize(("sentences", "of"), [(5, 30), (1, 5)])
+@pytest.mark.parametrize(("sentences", "of"), [(5, 30), (1, 5), (3, 3), (2, 2), (1, 1)])
 def test_few_sentences_find_their_translations_in_a_longer_text(sentences: int, of: int) -> None:
     book = np.random.default_rng(3).normal(size=(of, 16)) + 2  # as alike as vectors of encoders
-    middle = of // 2
+    middle = (of - sentences) // 2
     groups, _ = align(gains_of(book[middle : middle + sentences], book))
     expected = [(place, middle + place, 1, 1) for place in range(sentences)]
     assert groups[["source", "target", "sources", "targets"]].tolist() == expected
