@@ -313,6 +313,8 @@ def pretend_gpu() -> Iterator[Counter]:
         for place, name, new in (
             (torch._C, "_can_use_flash_attention", lambda *_: not torch.is_grad_enabled()),
             (DefaultDeviceType, "_default_device_type", "cuda"),
+            # A torch with CUDA would look for a driver.
+            (torch.accelerator, "is_available", constant(False)),
             # A wrapper made in inference mode cannot be a view of another one.
             (torch._C, "_InferenceMode", lambda on: torch.no_grad() if on else nullcontext()),
         ):

@@ -407,7 +407,7 @@ def new_pages():
 new_pages()
 first = new_pages()
 command(lambda argv: new_pages())()
-print(first, new_pages())
+print(first, min(new_pages() for _ in range(5)))
 """
     done = run_python(["-c", code], dict(os.environ), REPOSITORY)
     assert done.returncode == 0, done.stderr
