@@ -290,8 +290,9 @@ def _pairs(
         row, group = part.T
         for pairs in (groups[row, :, group] >= limits[row, None]).nonzero().split(PAIRS):
             which, member = pairs.T
+            own = row[which]
             column = member * groups.shape[2] + group[which]
-            yield row[which], column, _cosines(rows, columns, row[which], column)
+            yield own, column, _cosines(rows, columns, own, column)
 
 
 def _cosines(own: Tensor, others: Tensor, rows: Tensor, columns: Tensor) -> Tensor:

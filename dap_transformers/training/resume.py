@@ -109,9 +109,9 @@ def is_whole(checkpoint: Path) -> bool:
         saved_state(checkpoint)
     except (ValueError, OSError, TypeError):
         return False
-    # Without them, the Trainer would begin these anew and say nothing.
-    parts = ("scheduler.pt",), ("optimizer*", "global_step*")
-    return all(any(any(checkpoint.glob(name)) for name in names) for names in parts)
+    # Without these, the Trainer would begin with a new optimizer or schedule and say nothing.
+    has_optimizer = any(checkpoint.glob("optimizer*")) or any(checkpoint.glob("global_step*"))
+    return has_optimizer and (checkpoint / "scheduler.pt").exists()
 
 
 def saved_state(checkpoint: str | Path) -> TrainerState:
