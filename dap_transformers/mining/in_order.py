@@ -9,8 +9,8 @@ group that lacks a sentence, or has one too many, gains less. r is the ratio of 
 of characters, the smaller one divided by the larger one, after the target's was scaled such that
 both texts are equally long from the first anchor to the last (see below). This is the score of
 Bertalign (Liu & Zhu 2022). A sentence without a translation costs a share of what a typical pair of
-sentences gains. If a group has several sentences on both sides, each further pair costs half of
-that, because most such pairs are groups of their own.
+sentences gains. If a group has several sentences on both sides, each further pair costs half as
+much, because most such pairs are groups of their own.
 
 A dynamic programme finds the groups of highest total gain. It looks only near the anchors: the
 sentences that are each other's nearest neighbours, in one order. So its time and memory grow in
@@ -78,7 +78,10 @@ class Gains:
         self.scale = 1.0  # characters of the source that one character of the target stands for
 
     def scale_by(self, anchors: np.ndarray) -> None:
-        """Set the scale from the parts of both texts between the first and the last anchor."""
+        """Set the scale such that both texts are equally long between the first and last anchor.
+
+        `anchors` (A, 2) are pairs of sentences in order.
+        """
         places = zip(self.ends, anchors[0], anchors[-1])
         source, target = (end[last + 1] - end[first] for end, first, last in places)
         self.scale = source / target

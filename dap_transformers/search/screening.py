@@ -41,7 +41,7 @@ GROUP = 32
 SLICE = 2**16
 #: Most pairs whose cosines are computed at a time.
 PAIRS = 2**18
-#: Rows that are centred or multiplied at a time: few, so that they stay in the cache.
+#: Rows that are centred, multiplied or put in order at a time: few, so that they stay in the cache.
 PART = 512
 #: If more than k times this many groups per row reach their limit, closer limits are computed.
 MANY = 1
@@ -193,8 +193,9 @@ class Bounds:
     Args:
         mean: product of the two centres.
         kind: key of `PRODUCTS`.
-        memory: bfloat16 numbers, at least R' · C', that the bounds are written to. New memory for
-            each block would take a tenth of the time.
+        memory: (at least R' · C',) bfloat16 numbers that the bounds are written to. R' and C' are R
+            and C, rounded up to whole groups. New memory for each block would make the search a
+            tenth slower.
     """
 
     def __init__(
@@ -246,7 +247,7 @@ class Bounds:
     def _hits(
         self, maxima_of_groups: Callable[[], Tensor], limits: Tensor, errors: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Find the groups to look into.
+        """Find the groups to look into. Put `bits` in order first if a limit is not positive.
 
         Args:
             maxima_of_groups: computes the maxima (r, g) of the groups of each row.
@@ -254,7 +255,7 @@ class Bounds:
             errors: (r,) half of what a bound may exceed its cosine by, without `slack`.
 
         Returns:
-            The limits (r,) as the bits of bfloat16 numbers, and rows and groups (h, 2), ascending.
+            The limits (r,) as whole numbers like `bits`, and rows and groups (h, 2), ascending.
         """
         maxima = maxima_of_groups()[: len(limits)]  # without the rows that fill a group up
         bits = _bits(limits)
@@ -278,7 +279,8 @@ class Bounds:
 def _bits(limits: Tensor) -> Tensor:
     """Round float32 limits (r,) down to bfloat16. Return whole numbers of the same order."""
     bits = ordered(limits.clamp(min=LEAST_LIMIT).view(torch.int32))
-    # of the 2^16 float32 numbers that share their upper half, a negative bfloat16 is the largest
+    # A positive bfloat16 number ends in 0x0000 here, and a negative one in 0xFFFF. So its upper
+    # half alone would round a negative limit up.
     return ((bits - 0xFFFF * (bits < 0)) >> 16).to(torch.int16)
 
 
