@@ -34,9 +34,9 @@ from dap_transformers.encoding.encoder import tokens_of_a_batch
 from dap_transformers.encoding.shards import launched
 from dap_transformers.errors import counted
 from dap_transformers.evaluation.evaluator import evaluate
+from dap_transformers.evaluation.hard_negatives import HardNegatives
 from dap_transformers.evaluation.paper import PAPER_MODELS, tatoeba_tables
 from dap_transformers.evaluation.retrieval import Retrieval, pool_table, read_languages, rounded
-from dap_transformers.evaluation.xsim import HardNegatives
 from dap_transformers.files import public_name, write_json
 from dap_transformers.options import arg
 from dap_transformers.pictures import plot_accuracies

@@ -394,7 +394,7 @@ class DAPForPreTraining(DAPPreTrainedModel):
             "language_ids": language_ids,
             "teacher_embeds": teacher_embeds,
         }
-        pairs = pairs_of(inputs, needs, None if chunk is None else chunk.first)
+        pairs = pairs_of(inputs, needs, None if chunk is None else chunk.first_pair)
 
         # First pass of GradCache: only the vectors that are compared with those of other chunks.
         if chunk is not None and chunk.gradients is None:

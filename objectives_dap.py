@@ -93,8 +93,8 @@ class Pairs(NamedTuple):
         negatives: hard negatives, changed copies of the targets. The row of a pair without a copy
             has a mask of zeros. None if there are none at all.
         language_ids: (B,) languages of the sources, indices into `config.rtl_languages`, or None.
-        first: number, from 0, of the first pair in the batch of all processes. None if these are
-            all pairs of this process.
+        first_pair: number, from 0, of the first pair in the batch of all processes. None if these
+            are all pairs of this process.
         teacher: (B, T) a teacher's vectors of the targets, for distillation. None if there is none.
     """
 
@@ -102,12 +102,12 @@ class Pairs(NamedTuple):
     target: Sentences
     negatives: Sentences | None = None
     language_ids: Tensor | None = None
-    first: int | None = None
+    first_pair: int | None = None
     teacher: Tensor | None = None
 
 
 def pairs_of(
-    inputs: Mapping[str, Any], needs: Collection[str] = (), first: int | None = None
+    inputs: Mapping[str, Any], needs: Collection[str] = (), first_pair: int | None = None
 ) -> Pairs:
     """Return the pairs in arguments of `DAPForPreTraining.forward`, padded on the right.
 
@@ -127,7 +127,7 @@ def pairs_of(
         target=sides["target"],
         negatives=sides.get("negative"),
         language_ids=inputs.get("language_ids"),
-        first=first,
+        first_pair=first_pair,
         teacher=inputs.get("teacher_embeds"),
     )
 
@@ -160,7 +160,7 @@ class Chunk:
     It is a plain object, not a tuple: wrappers that cast forward's tensors then leave it alone.
 
     Attributes:
-        first: number, from 0, of the chunk's first pair in the batch of all processes.
+        first_pair: number, from 0, of the chunk's first pair in the batch of all processes.
         noise: random numbers that choose masked tokens, of sources (B, S_x) and targets (B, S_y).
             Both are None if no objective masks a part of the tokens.
         gradients: name of each objective that compares vectors -> gradients of its loss with
@@ -169,7 +169,7 @@ class Chunk:
             process, the mean over processes, (G,) for G groups. None in the first pass.
     """
 
-    first: int
+    first_pair: int
     noise: tuple[Tensor | None, Tensor | None]
     gradients: dict[str, tuple[Tensor, ...]] | None = None
     label_counts: dict[str, Tensor] | None = None
@@ -421,7 +421,7 @@ class RepresentationTranslation(Objective):
             needs |= {"source_states", "target_states", "noise"}
         self.needs = frozenset(needs)
         #: First token that takes part: CLS, if there is one, does not.
-        self.first = config.special_tokens_before
+        self.first_token = config.special_tokens_before
 
     def labels(self, pairs: Pairs, model: nn.Module) -> Tensor:
         """Return True for each token of the answer that RTL predicts: (G, B, Q) bool.
@@ -432,7 +432,7 @@ class RepresentationTranslation(Objective):
         answer = self.answer(pairs)
         labels = self.chosen(answer)  # (B, Q)
         if model.prediction_head.token_ids is not None:
-            labels = labels & model.prediction_head.knows(answer.ids[:, self.first :])
+            labels = labels & model.prediction_head.knows(answer.ids[:, self.first_token :])
         if self.config.rtl_direction != "both":
             return labels.unsqueeze(0)
         odd = odd_rows(pairs)[:, None]  # (B, 1)
@@ -447,7 +447,7 @@ class RepresentationTranslation(Objective):
         """
         answer = self.answer(pairs)
         chosen = self.chosen(answer)  # (B, Q): CLS takes no part on either side
-        ids = answer.ids[:, self.first :]  # (B, Q)
+        ids = answer.ids[:, self.first_token :]  # (B, Q)
         # The context is the other side: the source's, if the target is reconstructed.
         context = self.by_direction(
             pairs, encoded.source_states, encoded.target_states
@@ -461,17 +461,17 @@ class RepresentationTranslation(Objective):
             mask_token = model.rtl_head.mask_token
         masks = mask_token.expand(*answer.ids.shape, -1)  # (B, S, E)
         embedder = model.rtl_head.blocks if self.config.rtl_reembed else model.dap.encoder
-        queries = embed(embedder, masks)[:, self.first :]  # (B, Q, D)
+        queries = embed(embedder, masks)[:, self.first_token :]  # (B, Q, D)
         if self.config.rtl_ratio < 1:  # the other tokens stay visible (section 5.2)
             visible = self.by_direction(pairs, encoded.target_states, encoded.source_states)
-            queries = torch.where(chosen.unsqueeze(-1), queries, visible[:, self.first :])
+            queries = torch.where(chosen.unsqueeze(-1), queries, visible[:, self.first_token :])
 
         # eq. g^0: source states and queries through the head.
         states = model.rtl_head(
-            context[:, self.first :],
-            context_mask[:, self.first :],
+            context[:, self.first_token :],
+            context_mask[:, self.first_token :],
             queries,
-            answer.mask[:, self.first :],
+            answer.mask[:, self.first_token :],
             self.languages(pairs),
         )  # (B, Q, D)
 
@@ -499,7 +499,7 @@ class RepresentationTranslation(Objective):
         chosen = answer.mask.bool()
         if answer.noise is not None:
             chosen = chosen & (answer.noise < self.config.rtl_ratio)
-        return chosen[:, self.first :]
+        return chosen[:, self.first_token :]
 
     def by_direction(self, pairs: Pairs, to_target: Tensor, to_source: Tensor) -> Tensor:
         """Choose each pair's row: of `to_target` if its target is reconstructed, else `to_source`.
@@ -794,7 +794,7 @@ def maskable(attention_mask: Tensor, config: DAPConfig) -> Tensor:
 def odd_rows(pairs: Pairs) -> Tensor:
     """Return True for the pairs (B,) of odd number, counted from 0 through all processes."""
     count = len(pairs.source.ids)
-    first = first_row(count) if pairs.first is None else pairs.first
+    first = first_row(count) if pairs.first_pair is None else pairs.first_pair
     numbers = torch.arange(count, device=pairs.source.ids.device)
     return (numbers + first) % 2 == 1
 

@@ -99,7 +99,7 @@ setup(
     extras_require=EXTRAS,
     entry_points={
         "console_scripts": [
-            f"{name}=dap_transformers.commands:{name.replace('-', '_')}" for name in CONSOLE
+            f"{name}=dap_transformers.commands:{name.replace('-', '_')}_main" for name in CONSOLE
         ]
     },
     project_urls={

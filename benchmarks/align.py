@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.timing import machine_parser, save
-from dap_transformers.alignment.align import align_words
+from dap_transformers.alignment.word_alignment import align_words
 from dap_transformers.encoding.encoder import SentenceEncoder
 from dap_transformers.tables import text_table
 from dap_transformers.text.archives import read_sentences

@@ -31,7 +31,7 @@ from dap_transformers.encoding.encoder import Encoder
 from dap_transformers.errors import UserError
 from dap_transformers.evaluation.bucc import best_threshold, score_at
 from dap_transformers.evaluation.retrieval import read_languages
-from dap_transformers.mining.mine import MiningOptions, mine_vectors
+from dap_transformers.mining.mine_pairs import MiningOptions, mine_vectors
 from dap_transformers.tables import text_table
 from dap_transformers.text.find import find_bitext
 

@@ -11,12 +11,12 @@ __version__ = "0.1.0"
 PUBLIC = {
     "DAPConfig": "configuration_dap",
     "DAPForPreTraining": "modeling_dap",
-    "DAPLoss": "dap_transformers.sentence_transformers",
+    "DAPLoss": "dap_transformers.dap_loss",
     "DAPTrainer": "dap_transformers.training.trainer",
     "SentenceEncoder": "dap_transformers.encoding.encoder",
-    "align_words": "dap_transformers.alignment.align",
+    "align_words": "dap_transformers.alignment.word_alignment",
     "heat_map": "dap_transformers.alignment.heat_map",
-    "mine": "dap_transformers.mining.mine",
+    "mine": "dap_transformers.mining.mine_pairs",
 }
 __all__ = ["__version__", *PUBLIC]
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 #: In an address: what stands before the login, and what stands before the query.
 _LOGIN = re.compile(r"(\b(?!abfs|wasb)[a-z][a-z0-9+.]*://)[^/\s'\"?#]*@")
 _QUERY = re.compile(r"(\bhttps?://[^\s'\"?#]+)[?#][^\s'\",)]*")
-SHOWN = 5  # errors, lines or names that a message quotes if there are many
+QUOTED_ERRORS = 5  # errors, lines or names that a message quotes if there are many
 
 
 class UserError(ValueError):
@@ -60,7 +60,7 @@ def joined(errors: Sequence[Exception]) -> Exception:
     """Return one error that quotes the first few of several. A single one is returned unchanged."""
     if len(errors) == 1:
         return errors[0]
-    quoted = "; ".join(one_line(error) for error in errors[:SHOWN])
+    quoted = "; ".join(one_line(error) for error in errors[:QUOTED_ERRORS])
     return UserError(f"{len(errors)} fail: {quoted}")
 
 

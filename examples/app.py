@@ -16,14 +16,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dap_transformers.alignment.align import align_words
 from dap_transformers.alignment.heat_map import heat_map
+from dap_transformers.alignment.word_alignment import align_words
 from dap_transformers.commands.arguments import ArgumentParser, EncoderArguments
 from dap_transformers.commands.safeguards import command
 from dap_transformers.encoding.encoder import SentenceEncoder
 from dap_transformers.errors import UserError
 from dap_transformers.languages import is_blank
-from dap_transformers.mining.mine import MiningOptions, mine_vectors
+from dap_transformers.mining.mine_pairs import MiningOptions, mine_vectors
 from dap_transformers.search.exact import unit_rows
 from dap_transformers.text.archives import read_sentences
 

@@ -25,8 +25,8 @@ from dap_transformers.commands.safeguards import command
 from dap_transformers.encoding.encoder import SentenceEncoder
 from dap_transformers.errors import UserError
 from dap_transformers.evaluation.evaluator import Numbers, PairsByLanguage, evaluate
+from dap_transformers.evaluation.hard_negatives import HardNegatives
 from dap_transformers.evaluation.retrieval import Retrieval, read_languages
-from dap_transformers.evaluation.xsim import HardNegatives
 from dap_transformers.files import read_json, write_json
 from dap_transformers.pictures import TokenStates, plot_token_states
 from dap_transformers.tables import text_table

@@ -11,8 +11,8 @@ import pytest
 from conftest import synthetic_pairs
 from written import lines_of, write
 
-from dap_transformers.alignment.align import CHUNK, align_words
-from dap_transformers.commands import align as align_command
+from dap_transformers.alignment.word_alignment import CHUNK, align_words
+from dap_transformers.commands import align_words as align_command
 from dap_transformers.encoding.encoder import SentenceEncoder
 
 PAIRS = [*synthetic_pairs("de", 7), ('"quoted NA', 'a "quote" here')]

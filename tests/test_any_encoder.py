@@ -24,9 +24,9 @@ from tiny_models import start_from
 from tokenizers import processors
 from transformers import PreTrainedTokenizerFast
 
+from dap_transformers.dap_loss import DAPLoss
 from dap_transformers.encoding.encoder import SentenceEncoder
 from dap_transformers.publishing.layout import build
-from dap_transformers.sentence_transformers import DAPLoss
 
 SIZES = {
     "vocab_size": 260,

@@ -27,7 +27,8 @@ from dap_transformers.text.corpus import load_bitext
 
 TRAIN, EVALUATE, XNLI = "train_dap", "eval_retrieval", "run_xnli"
 MINE, ALIGN, PREPARE, PUSH = (
-    f"dap_transformers.commands.{name}" for name in ("mine", "align", "prepare", "push")
+    f"dap_transformers.commands.{name}"
+    for name in ("mine_bitext", "align_words", "prepare_data", "push_to_hub")
 )
 COMMANDS = (TRAIN, EVALUATE, XNLI, MINE, ALIGN, PREPARE, PUSH)
 
@@ -379,7 +380,7 @@ def test_missing_text_is_refused_before_the_command_is_imported(
 ) -> None:
     for file in ("here", "here.zip"):
         (here / file).touch()
-    options = getattr(commands, name).keywords
+    options = getattr(commands, f"{name}_main").keywords
     monkeypatch.setattr("sys.argv", [name, *line.split()])
     expected = SystemExit if missing else ModuleNotFoundError
     with pytest.raises(expected, match=f"error: {missing}: no such" if missing else "no_command"):

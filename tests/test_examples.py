@@ -22,7 +22,7 @@ from written import lines_of, write
 from dap_transformers.encoding.encoder import SentenceEncoder
 from dap_transformers.errors import UserError
 from dap_transformers.files import read_json
-from dap_transformers.publishing.layout import Options, build
+from dap_transformers.publishing.layout import FolderOptions, build
 from dap_transformers.text.formats import BitextFile, read_pairs
 
 
@@ -147,7 +147,7 @@ def test_the_buttons_search_and_mine(
 @pytest.fixture(scope="module")
 def published(tiny_bert_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("serve") / "out-hub"
-    build(tiny_bert_dir, folder, Options(pooling="mean", prefix="query: ", max_seq_length=12))
+    build(tiny_bert_dir, folder, FolderOptions(pooling="mean", prefix="query: ", max_seq_length=12))
     return folder
 
 

@@ -19,11 +19,11 @@ from written import full_disk, lines_of, pairs_of, zip_of
 from written import write as write_text
 
 import eval_retrieval
-from dap_transformers.commands import mine as mine_command
+from dap_transformers.commands import mine_bitext as mine_command
 from dap_transformers.encoding.encoder import SentenceEncoder
 from dap_transformers.files import content_digest
 from dap_transformers.mining.margin import PAIR, neighbourhoods, score_pairs
-from dap_transformers.mining.mine import mine
+from dap_transformers.mining.mine_pairs import mine
 from dap_transformers.mining.texts import DistinctSentences, TextPair, write_pairs
 from dap_transformers.text.corpus import load_bitext
 
@@ -154,7 +154,7 @@ def test_on_a_full_disk_it_keeps_the_old_pairs_and_continues_once_there_is_room(
 def test_given_pairs_are_scored_in_their_order(
     command: str, encoder: SentenceEncoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dap_transformers.mining.mine.VECTOR_BLOCK", 4)
+    monkeypatch.setattr("dap_transformers.mining.mine_pairs.VECTOR_BLOCK", 4)
     # line 10 is empty on one side, and line 11 repeats line 1
     source = [*SOURCE[:9], "", SOURCE[0]]
     target = [*TARGET[::-1][:9], "ban", TARGET[-1]]

@@ -144,7 +144,7 @@ def test_wheel_and_checkout_import_the_same_names(tmp_path: Path) -> None:
 
 def test_readers_and_versions_of_commands_import_no_slow_library() -> None:
     code = "import sys, dap_transformers.text.corpus; sys.argv = ['mine-bitext', '--version']\n"
-    code += "from dap_transformers.commands import mine_bitext; mine_bitext()\n"
+    code += "from dap_transformers.commands import mine_bitext_main; mine_bitext_main()\n"
     code += "assert not {'datasets', 'polib', 'torch', 'xz'} & {*sys.modules}"
     assert run_fresh(sys.executable, "-c", code) == f"dap-transformers {__version__}\n"
 

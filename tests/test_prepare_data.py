@@ -12,11 +12,11 @@ from conftest import synthetic_pairs, tiny_tokenizer
 from datasets import load_dataset
 from written import full_disk, lines_of, text_of, write, zip_of
 
-from dap_transformers.commands.prepare import main
+from dap_transformers.commands.prepare_data import main
 from dap_transformers.errors import UserError
 from dap_transformers.files import read_json, write_json
 from dap_transformers.languages import normalise
-from dap_transformers.prepare import opus, run
+from dap_transformers.prepare import opus, prepare_text
 from dap_transformers.prepare.options import PrepareOptions, RawText
 from dap_transformers.text.corpus import load_bitext
 from dap_transformers.text.formats import BitextFile
@@ -42,7 +42,7 @@ def prepared(raw: Path, output: Path, **given: Any) -> dict:
     """Prepare text with some options, and return the report."""
     given = {"data": [str(raw)], "dev_pairs": 5, "max_shared": 2, **given}
     options = {name: given.pop(name) for name in OPTIONS & given.keys()}
-    return run.prepare_text(RawText(str(output), **given), PrepareOptions(**options))
+    return prepare_text.prepare_text(RawText(str(output), **given), PrepareOptions(**options))
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -168,7 +168,7 @@ def test_after_a_file_is_repaired_only_this_file_is_cleaned(raw: Path, tmp_path:
     os.utime(finished, (1, 1))
     (raw / "fr-en.tsv").write_bytes(good)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run, "describe", stop)
+        patch.setattr(prepare_text, "describe", stop)
         pytest.raises(KeyboardInterrupt, prepared, raw, out)
     assert finished.stat().st_mtime == 1  # not made again
     report = prepared(raw, out)
@@ -192,8 +192,8 @@ def test_a_full_disk_is_named_and_the_run_is_resumed_once_there_is_space(
 
 def test_a_dataset_of_the_hub_is_streamed(monkeypatch: pytest.MonkeyPatch) -> None:
     file = BitextFile("de", ("user/name",), "hub", config="de-en")
-    monkeypatch.setattr(run, "find_bitext", lambda *_: {"de": [file]})
-    (found,), _ = run.find_files(RawText("out"), PrepareOptions())
+    monkeypatch.setattr(prepare_text, "find_bitext", lambda *_: {"de": [file]})
+    (found,), _ = prepare_text.find_files(RawText("out"), PrepareOptions())
     assert (found.file.streaming, found.origin) == (True, "user/name:de-en")
 
 

@@ -21,10 +21,10 @@ from sentence_transformers.models import Pooling, Transformer
 from tiny_models import ALL, Batch, gradients, make_batch, start_from, tiny_model, with_negatives
 from torch import Tensor
 
-from dap_transformers.alignment.align import align_words
+from dap_transformers.alignment.word_alignment import align_words
+from dap_transformers.dap_loss import DAPLoss
 from dap_transformers.files import read_json
 from dap_transformers.search.exact import nearest
-from dap_transformers.sentence_transformers import DAPLoss
 from dap_transformers.training.trainer import DAPTrainer
 from modeling_dap import DAPConfig, DAPForSequenceClassification
 from train_dap import main

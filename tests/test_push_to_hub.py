@@ -16,7 +16,7 @@ from huggingface_hub import ModelCard
 from tiny_models import tiny_model
 from written import text_of
 
-from dap_transformers.commands import push
+from dap_transformers.commands import push_to_hub
 from dap_transformers.files import read_json, write_json
 from dap_transformers.publishing.publish import publish
 from dap_transformers.reports import report
@@ -30,7 +30,7 @@ wait = time.sleep
 time.sleep = lambda seconds: wait(min(seconds, 0.01))  # the client waits before a retry
 from pathlib import Path
 import numpy as np
-from dap_transformers.commands import push
+from dap_transformers.commands import push_to_hub
 from dap_transformers.encoding.encoder import SentenceEncoder
 import train_dap
 from sentence_transformers import SentenceTransformer
@@ -41,7 +41,7 @@ checkpoint, results = str(folder / "dap"), str(folder / "results.json")
 
 def pushed(source, name, *flags):
     try:
-        return push.run([source, "--repo_id", f"user/{name}", *flags])
+        return push_to_hub.run([source, "--repo_id", f"user/{name}", *flags])
     except ValueError as error:
         return str(error)
 
@@ -193,13 +193,13 @@ def test_a_dry_run_writes_the_folder_and_sends_nothing(
 ) -> None:
     monkeypatch.chdir(folder / "dap")
     command = ". --repo_id user/dry --dry_run --results"
-    assert push.run(f"{command} ../results.json".split()) is None
+    assert push_to_hub.run(f"{command} ../results.json".split()) is None
     assert "nothing was sent" in capsys.readouterr().out
     assert "66.67" in (folder / "dap-hub/README.md").read_text()
     assert not caplog.text
     other = read_json(folder / "results.json") | {"model": "some/other"}
     write_json(other, folder / "other.json")
-    push.run(f"{command} ../other.json --output_dir ../dry".split())
+    push_to_hub.run(f"{command} ../other.json --output_dir ../dry".split())
     assert "some/other" in caplog.text
 
 
@@ -207,4 +207,4 @@ def test_a_push_without_network_says_why(folder: Path) -> None:
     with pytest.raises(ValueError, match=r"user/dap was not pushed: .*HF_HUB_OFFLINE"):
         publish(folder / "dap", "user/dap")
     with pytest.raises(SystemExit, match="error: no/such-model is no folder, and cannot be"):
-        push.main(["no/such-model", "--repo_id", "user/dap", "--revision", "main"])
+        push_to_hub.main(["no/such-model", "--repo_id", "user/dap", "--revision", "main"])

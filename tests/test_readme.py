@@ -25,10 +25,10 @@ COMMANDS = {
     "train-dap": "train_dap",
     "eval-retrieval": "eval_retrieval",
     "run-xnli": "run_xnli",
-    "mine-bitext": "dap_transformers.commands.mine",
-    "align-words": "dap_transformers.commands.align",
-    "prepare-data": "dap_transformers.commands.prepare",
-    "push-to-hub": "dap_transformers.commands.push",
+    "mine-bitext": "dap_transformers.commands.mine_bitext",
+    "align-words": "dap_transformers.commands.align_words",
+    "prepare-data": "dap_transformers.commands.prepare_data",
+    "push-to-hub": "dap_transformers.commands.push_to_hub",
 }
 #: Flags in sentences that belong to other programs.
 FLAGS_OF_OTHERS = {"--constraint", "--default", "--list", "--num_processes", "--rows"}

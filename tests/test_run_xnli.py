@@ -15,7 +15,7 @@ from written import text_of, write
 
 from dap_transformers.encoding.encoder import SentenceEncoder
 from dap_transformers.files import read_json
-from dap_transformers.publishing.card import eval_results
+from dap_transformers.publishing.model_card import eval_results
 from dap_transformers.training.resume import ResumableTrainer
 from dap_transformers.xnli.data import LABEL
 from dap_transformers.xnli.finetuning import build_classifier, has_token_types

@@ -2,7 +2,7 @@
 
 from html import escape
 
-from dap_transformers.alignment.align import WordAlignment
+from dap_transformers.alignment.word_alignment import WordAlignment
 
 #: Most rules are `!important`, because pages such as Gradio's have rules of their own for tables.
 _STYLE = """<style>

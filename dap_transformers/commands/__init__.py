@@ -36,10 +36,10 @@ def run(module: str, first: str = "recipe") -> None:
     import_module(module).main()
 
 
-train_dap = partial(run, "train_dap")
-eval_retrieval = partial(run, "eval_retrieval")
-run_xnli = partial(run, "run_xnli")
-mine_bitext = partial(run, "dap_transformers.commands.mine", first="text")
-align_words = partial(run, "dap_transformers.commands.align", first="text")
-prepare_data = partial(run, "dap_transformers.commands.prepare")
-push_to_hub = partial(run, "dap_transformers.commands.push")
+train_dap_main = partial(run, "train_dap")
+eval_retrieval_main = partial(run, "eval_retrieval")
+run_xnli_main = partial(run, "run_xnli")
+mine_bitext_main = partial(run, "dap_transformers.commands.mine_bitext", first="text")
+align_words_main = partial(run, "dap_transformers.commands.align_words", first="text")
+prepare_data_main = partial(run, "dap_transformers.commands.prepare_data")
+push_to_hub_main = partial(run, "dap_transformers.commands.push_to_hub")

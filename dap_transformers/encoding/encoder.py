@@ -33,7 +33,7 @@ from dap_transformers.encoding.load import (
 from dap_transformers.encoding.onednn import fast_linear
 from dap_transformers.errors import UserError, reading
 from dap_transformers.search.exact import unit_rows
-from dap_transformers.tokenizers import load_tokenizer, require_embeddings, require_room
+from dap_transformers.tokenizer import load_tokenizer, require_embeddings, require_room
 from encoder_dap import TESTED
 from modeling_dap import DAPModel
 from modules_dap import LibrarySettings, library_settings, load_modules

@@ -34,7 +34,7 @@ from dap_transformers.disk_arrays import concatenate_on_disk, temporary_folder
 from dap_transformers.encoding.encoder import Encoder, SentenceEncoder
 from dap_transformers.errors import UserError, counted
 from dap_transformers.files import claimed, disk_full, whole_file
-from dap_transformers.tokenizers import tokenizer_state
+from dap_transformers.tokenizer import tokenizer_state
 
 logger = logging.getLogger(__name__)
 

@@ -29,7 +29,7 @@ from dap_transformers.errors import UserError, reading
 from dap_transformers.evaluation.evaluator import Evaluator
 from dap_transformers.evaluation.paper import bucc_table
 from dap_transformers.mining.margin import candidate_pairs, neighbourhoods, select
-from dap_transformers.mining.mine import MiningOptions, MiningResult
+from dap_transformers.mining.mine_pairs import MiningOptions, MiningResult
 from dap_transformers.mining.texts import DistinctSentences, TextPair, Vectors
 from dap_transformers.search.exact import Search, mutual_neighbours
 from dap_transformers.text.archives import read_sentences

@@ -9,8 +9,12 @@ from pathlib import Path
 
 import numpy as np
 
-from dap_transformers.alignment.align import AlignmentOptions, WordAlignment, stream_alignments
 from dap_transformers.alignment.pharaoh import GoldLinks, read_links
+from dap_transformers.alignment.word_alignment import (
+    AlignmentOptions,
+    WordAlignment,
+    stream_alignments,
+)
 from dap_transformers.encoding.encoder import SentenceEncoder
 from dap_transformers.errors import UserError
 from dap_transformers.evaluation.evaluator import Evaluator

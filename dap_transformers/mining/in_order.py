@@ -34,7 +34,7 @@ from torch import Tensor
 
 from dap_transformers.errors import counted
 from dap_transformers.mining.margin import PAIR, select
-from dap_transformers.mining.mine import MiningResult, TwoTexts
+from dap_transformers.mining.mine_pairs import MiningResult, TwoTexts
 from dap_transformers.mining.texts import GroupedText, TextsInOrder, Vectors, read_texts
 from dap_transformers.search.exact import Search, mutual_neighbours, unit_rows
 
@@ -53,7 +53,7 @@ SAMPLE = 500
 #: Below this share of nearest pairs in one order, the texts are reported as not in order.
 IN_ORDER = 0.5
 #: A text that is longer by more than this factor is reported.
-LONGER = 3
+LONGER_BY = 3
 
 
 class Gains:
@@ -244,7 +244,7 @@ def align(gains: Gains, search: Search = mutual_neighbours) -> tuple[np.ndarray,
             "translations of each other, in the same order? Without --in_order, pairs are found in "
             "any order"
         )
-    if max(lengths) > LONGER * min(lengths):
+    if max(lengths) > LONGER_BY * min(lengths):
         remarks.append(f"one text has {max(lengths):,} sentences, the other {min(lengths):,}")
 
     sample = anchors[:: len(anchors) // SAMPLE + 1].T

@@ -83,7 +83,7 @@ def _measures(texts: pl.Series, language: str, options: PrepareOptions) -> dict[
     if options.tokenizer is None:
         tokens, count = words(texts, scripts)
     else:
-        backend = load_tokenizer(options.tokenizer).backend_tokenizer
+        backend = plain_tokenizer(options.tokenizer).backend_tokenizer
         encodings = backend.encode_batch_fast(texts.to_list(), add_special_tokens=False)
         tokens = pl.Series([each.ids for each in encodings], dtype=pl.List(pl.UInt32))
         count = tokens.list.len()
@@ -190,10 +190,10 @@ def wrong_script(texts: pl.Series, scripts: Sequence[str], least: float) -> pl.S
 
 
 @cache
-def load_tokenizer(name: str) -> Any:
+def plain_tokenizer(name: str) -> Any:
     """Load a fast tokenizer whose `backend_tokenizer` neither truncates nor pads."""
-    from dap_transformers import tokenizers
+    from dap_transformers.tokenizer import forget_calls, load_tokenizer
 
-    tokenizer = tokenizers.load_tokenizer(name)
-    tokenizers.forget_calls(tokenizer)
+    tokenizer = load_tokenizer(name)
+    forget_calls(tokenizer)
     return tokenizer

@@ -24,7 +24,7 @@ from dap_transformers.encoding.load import load_complete, longest_input
 from dap_transformers.errors import UserError
 from dap_transformers.files import read_json, write_json
 from dap_transformers.options import arg
-from dap_transformers.tokenizers import forget_calls, require_padding
+from dap_transformers.tokenizer import forget_calls, require_padding
 from encoder_dap import auto_class
 from modeling_dap import DAPForPreTraining
 from modules_dap import LibrarySettings, Normalize, library_settings, write_modules
@@ -55,7 +55,7 @@ POOLER_TOLERANCE = 1e-6
 
 
 @dataclass(frozen=True)
-class Options:
+class FolderOptions:
     """What the published folder holds, and how it pools and cuts. None is the checkpoint's own."""
 
     with_heads: bool = arg(False, "Add the whole DAP checkpoint in pretraining/.")
@@ -101,12 +101,12 @@ class Published:
         return self.has_pooler and self.pooling == "cls" and not self.has_dense
 
 
-def build(checkpoint: Path, folder: Path, options: Options | None = None) -> Published:
+def build(checkpoint: Path, folder: Path, options: FolderOptions | None = None) -> Published:
     """Write the published form of a checkpoint into a new or empty folder, without a model card.
 
     Its vectors are compared with the checkpoint's.
     """
-    options = options or Options()
+    options = options or FolderOptions()
     encoder = _load_encoder(checkpoint, options)
     published = _describe(encoder, checkpoint, options)
 
@@ -127,7 +127,7 @@ def build(checkpoint: Path, folder: Path, options: Options | None = None) -> Pub
     return published
 
 
-def _load_encoder(checkpoint: Path, options: Options) -> SentenceEncoder:
+def _load_encoder(checkpoint: Path, options: FolderOptions) -> SentenceEncoder:
     """Load the encoder of a checkpoint on the CPU, and check that it can be published."""
     if not any(checkpoint.rglob("model*.safetensors")):  # a pickle can run any code
         raise UserError(
@@ -155,7 +155,7 @@ def _load_encoder(checkpoint: Path, options: Options) -> SentenceEncoder:
     return encoder
 
 
-def _describe(encoder: SentenceEncoder, checkpoint: Path, options: Options) -> Published:
+def _describe(encoder: SentenceEncoder, checkpoint: Path, options: FolderOptions) -> Published:
     """Collect what the published folder will hold, and how it makes a sentence vector."""
     backbone = encoder.backbone
     library = library_settings(str(checkpoint), None) or LibrarySettings()

@@ -10,9 +10,9 @@ from typing import Any
 from dap_transformers.errors import UserError, reading
 from dap_transformers.files import whole_folder
 from dap_transformers.options import arg
-from dap_transformers.publishing.card import model_card, read_sources
 from dap_transformers.publishing.hub import fetch_checkpoint, upload
-from dap_transformers.publishing.layout import Options, build
+from dap_transformers.publishing.layout import FolderOptions, build
+from dap_transformers.publishing.model_card import model_card, read_sources
 from dap_transformers.publishing.onnx_export import export_onnx
 from dap_transformers.reports import read_report
 
@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class PublishOptions(Options):
+class PublishOptions(FolderOptions):
     """How a checkpoint is published: the folder's options, the model card, and the repository."""
 
     onnx: bool = arg(False, "Add ONNX files in onnx/.")

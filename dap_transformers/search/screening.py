@@ -44,7 +44,7 @@ PAIRS = 2**18
 #: Rows that are centred, multiplied or put in order at a time: few, so that they stay in the cache.
 PART = 512
 #: If more than k times this many groups per row reach their limit, closer limits are computed.
-MANY = 1
+GROUPS_PER_ROW = 1
 #: Columns that are appended to the rows of both sides: two terms and two ones.
 APPENDED = 4
 #: Added to all bounds, so that nearly all limits are positive. A larger number loses precision.
@@ -260,7 +260,8 @@ class Bounds:
         maxima = maxima_of_groups()[: len(limits)]  # without the rows that fill a group up
         bits = _bits(limits)
         is_hit = maxima >= bits[:, None]
-        if is_hit.count_nonzero() > MANY * self.k * len(limits) and maxima.shape[1] >= self.k:
+        many = GROUPS_PER_ROW * self.k * len(limits)
+        if is_hit.count_nonzero() > many and maxima.shape[1] >= self.k:
             # the groups hold different pairs, so k pairs are as good as the k-th maximum
             tops = maxima.topk(self.k).values[:, -1]
             known = ordered(tops).view(torch.bfloat16).float()

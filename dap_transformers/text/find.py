@@ -21,7 +21,7 @@ from collections.abc import Collection, Sequence
 from functools import cache
 from pathlib import Path
 
-from dap_transformers.errors import SHOWN, UserError, reading
+from dap_transformers.errors import QUOTED_ERRORS, UserError, reading
 from dap_transformers.files import COMPRESSORS, plain_suffix
 from dap_transformers.languages import NAMES, base_language
 from dap_transformers.text.archives import disk_path, list_archive, list_folder
@@ -138,7 +138,7 @@ def _files_in_folder(folder: Path, target: str) -> list[BitextFile]:
     if not files and (folder / "train").is_dir():  # the layout of `prepare-data` and `datasets`
         return _files_in_folder(folder / "train", target)
     if not files:
-        names = ", ".join(path.name for path in paths[:SHOWN]) or "nothing"
+        names = ", ".join(path.name for path in paths[:QUOTED_ERRORS]) or "nothing"
         raise UserError(
             f"{folder}: no file is named for a language and the target {target!r}, such as "
             f"de-{target}.tsv; it holds {names}; expected {describe_layouts()}; subfolders are not "

@@ -29,7 +29,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from dap_transformers.errors import SHOWN, UserError, counted, reading
+from dap_transformers.errors import QUOTED_ERRORS, UserError, counted, reading
 from dap_transformers.languages import SCRIPTS, base_language, is_blank
 from dap_transformers.text.archives import decode_line, read_lines
 from dap_transformers.text.tmx_po import catalogue_pairs, memory_pairs
@@ -127,7 +127,7 @@ class LineAudit:
     def reject(self, reason: object) -> None:
         """Count the current line of the file as bad. The first ones are logged as warnings."""
         self.bad += 1
-        if self.bad <= SHOWN:
+        if self.bad <= QUOTED_ERRORS:
             self._quoted.append(f"line {self.lines}: {reason}")
             _warn_once("%s, line %d skipped: %s", self.file, self.lines, str(reason))
         self.judge(max(self.lines, JUDGE_AFTER))

@@ -22,7 +22,7 @@ from datasets import Dataset, Features, List, Value
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerBase
 
-from dap_transformers.tokenizers import plain_backend, require_room
+from dap_transformers.tokenizer import plain_backend, require_room
 from dap_transformers.training.dev_split import Datasets
 
 CACHE_VERSION = 2
@@ -158,7 +158,7 @@ class BitextCollator:
     Attributes:
         languages: all source languages of the run.
         negatives: function that returns the token ids of a hard negative for each row, such as
-            `ChangedTargets`. An empty list stands for no negative. None adds no hard negatives.
+            `HardNegativeMaker`. An empty list stands for no negative. None adds no hard negatives.
         teacher: vectors (N, T) of a teacher. A pair's row of it is in the column `teacher_row`.
             None adds no vectors.
     """

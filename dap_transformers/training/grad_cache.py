@@ -161,7 +161,7 @@ def split(
             own[f"{name}_input_ids"] = side.ids[rows]
             own[f"{name}_attention_mask"] = side.mask[rows]
             noise.append(None if side.noise is None else side.noise[rows])
-        chunk = Chunk(first=first + rows.start, noise=(noise[0], noise[1]))
+        chunk = Chunk(first_pair=first + rows.start, noise=(noise[0], noise[1]))
         parts.append(Part(own, chunk, seed))
     return pairs, parts
 

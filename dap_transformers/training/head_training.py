@@ -33,8 +33,8 @@ from transformers import BatchEncoding, get_linear_schedule_with_warmup
 from dap_transformers.files import whole_file, write_json
 from dap_transformers.training.batches import BitextCollator
 from dap_transformers.training.grad_cache import seeded
-from dap_transformers.training.head_reading import HeadReading, KeptPairs, encode_once
 from dap_transformers.training.resume import differences
+from dap_transformers.training.source_information import KeptPairs, SourceInformation, encode_once
 from dap_transformers.training.step_log import readable
 from dap_transformers.training.trainer import DAPTrainer
 from modeling_dap import DAPForPreTraining
@@ -74,8 +74,8 @@ def train_missing_heads(trainer: DAPTrainer, run: Mapping[str, Any]) -> None:
     """
     model = trainer.model
     args = trainer.args
-    readers = [each for each in model.objectives if each.from_source is not None]
-    if not model.has_random_head or not readers or args.head_steps == 0:
+    token_objectives = [each for each in model.objectives if each.from_source is not None]
+    if not model.has_random_head or not token_objectives or args.head_steps == 0:
         return
 
     if args.process_index == 0:
@@ -87,7 +87,7 @@ def train_missing_heads(trainer: DAPTrainer, run: Mapping[str, Any]) -> None:
             model.to(args.device)
             model.dap.requires_grad_(False)
             with seeded(args.seed, args.device):
-                results = train_heads(trainer, readers)
+                results = train_heads(trainer, token_objectives)
             for parameter in learning:
                 parameter.requires_grad_(True)
             model.to(home)
@@ -98,11 +98,12 @@ def train_missing_heads(trainer: DAPTrainer, run: Mapping[str, Any]) -> None:
     model.has_random_head = False
 
 
-def train_heads(trainer: DAPTrainer, readers: Sequence[Objective]) -> dict[str, float]:
+def train_heads(trainer: DAPTrainer, token_objectives: Sequence[Objective]) -> dict[str, float]:
     """Train the heads, and measure before and after how much they use the source.
 
     The result has the numbers of pairs and steps, the seconds, and the mean loss of the last steps.
-    It also has the values of `HeadReading` as "…_before" and "…_after", if there are dev pairs.
+    It also has the values of `SourceInformation` as "…_before" and "…_after", if there are dev
+    pairs.
     """
     args = trainer.args
     steps = args.head_steps
@@ -119,9 +120,9 @@ def train_heads(trainer: DAPTrainer, readers: Sequence[Objective]) -> dict[str, 
     with mixed_precision(args.device):
         model = trainer.model.eval()
         shows_progress = not args.disable_tqdm
-        kept = encode_once(model, readers, pairs, "cpu", torch.bfloat16, shows_progress)
+        kept = encode_once(model, token_objectives, pairs, "cpu", torch.bfloat16, shows_progress)
     training_began = time.perf_counter()
-    loss = train_on_kept(trainer, readers, kept, steps)
+    loss = train_on_kept(trainer, token_objectives, kept, steps)
     training_ended = time.perf_counter()
     results = {
         "pairs": len(rows),
@@ -174,7 +175,7 @@ def start_bias(model: DAPForPreTraining, rows: Rows) -> None:
 
 
 def train_on_kept(
-    trainer: DAPTrainer, readers: Sequence[Objective], kept: KeptPairs, steps: int
+    trainer: DAPTrainer, token_objectives: Sequence[Objective], kept: KeptPairs, steps: int
 ) -> float:
     """Train the heads, and return the mean loss of the last tenth of the steps, in nats per token.
 
@@ -196,8 +197,8 @@ def train_on_kept(
         pairs, encoded = kept.batch(rows, rows)
         with mixed_precision(args.device):
             loss = 0.0
-            for reader in readers:
-                loss += reader.mean(*reader.loss_from_source(pairs, encoded, model))
+            for objective in token_objectives:
+                loss += objective.mean(*objective.loss_from_source(pairs, encoded, model))
         loss.backward()
         clip_grad_norm_(heads, LARGEST_GRADIENT_NORM)
         optimizer.step()
@@ -230,7 +231,7 @@ def endless_batches(count: int) -> Iterator[list[int]]:
 def measure(trainer: DAPTrainer) -> dict[str, float]:
     """Measure how much the heads use the source, if the trainer has an evaluator for it."""
     for each in trainer.evaluators:
-        if isinstance(each, HeadReading):
+        if isinstance(each, SourceInformation):
             with mixed_precision(trainer.args.device):
                 return replace(each, count=MEASURED_PAIRS)(trainer.encoder())
     return {}
@@ -248,8 +249,8 @@ def mixed_precision(device: torch.device) -> torch.autocast:
 
 def head_parameters(model: DAPForPreTraining) -> dict[str, torch.nn.Parameter]:
     """Return the parameters of the heads that predict one side from the other, by name."""
-    readers = [each for each in model.objectives if each.from_source is not None]
-    heads = tuple(f"{head}." for reader in readers for head in reader.heads)
+    token_objectives = [each for each in model.objectives if each.from_source is not None]
+    heads = tuple(f"{head}." for objective in token_objectives for head in objective.heads)
     return {name: own for name, own in model.named_parameters() if name.startswith(heads)}
 
 

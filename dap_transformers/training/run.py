@@ -26,11 +26,10 @@ from dap_transformers.training.arguments import (
     PretrainingModelArguments,
 )
 from dap_transformers.training.batches import BitextCollator, tokenize_bitext
-from dap_transformers.training.changed_targets import ChangedTargets
 from dap_transformers.training.dev_split import drop_targets, split_validation
-from dap_transformers.training.head_reading import HARDLY, HeadReading
 from dap_transformers.training.head_training import HEADS_FILE, train_missing_heads
 from dap_transformers.training.mixing import LanguageMixSampler, mix_streams, mix_weights
+from dap_transformers.training.negatives import HardNegativeMaker
 from dap_transformers.training.resume import (
     FINISHED,
     describe_run,
@@ -38,6 +37,7 @@ from dap_transformers.training.resume import (
     record_run,
     train_to_end,
 )
+from dap_transformers.training.source_information import LEAST_INFORMATION, SourceInformation
 from dap_transformers.training.start import Start, is_streamed, load_model, read_start
 from dap_transformers.training.teacher import add_teacher
 from dap_transformers.training.trainer import DAPTrainer, require_batch
@@ -105,7 +105,8 @@ def build_trainer(
     negatives = None
     if share := model.config.tr_hard_negatives:
         seed = training.seed_of_text
-        negatives = ChangedTargets(start.tokenizer, data.max_seq_length, share, seed, data.prefix)
+        length = data.max_seq_length
+        negatives = HardNegativeMaker(start.tokenizer, length, share, seed, data.prefix)
     languages = model.config.rtl_languages or sorted(train)
     if unknown := set(train) - set(languages):
         raise UserError(
@@ -116,7 +117,7 @@ def build_trainer(
     pairs = {}
     for code, part in dev.items():
         pairs[code] = list(zip(part["source"][:], part["target"][:], strict=True))
-    evaluators = [Retrieval(pairs, True, data.target_language, loss=True), HeadReading(pairs)]
+    evaluators = [Retrieval(pairs, True, data.target_language, loss=True), SourceInformation(pairs)]
     trainer = DAPTrainer(
         model=model,
         args=training,
@@ -273,12 +274,12 @@ def finish(
 
 
 def warn_of_idle_heads(metrics: dict[str, float]) -> None:
-    """Log a warning for each head that learns less than `HARDLY` nats per token from the source.
+    """Log a warning for each head that learns less than `LEAST_INFORMATION` from the source.
 
     Such a head teaches the encoder little.
     """
     for name, nats in metrics.items():
-        if name.endswith("_source_nats") and nats < HARDLY:
+        if name.endswith("_source_nats") and nats < LEAST_INFORMATION:
             logger.warning(
                 "%s is only %.2f per token, so this head teaches the encoder little: give more "
                 "head_steps, or a higher head_learning_rate",

@@ -23,7 +23,7 @@ from dap_transformers.encoding.load import (
     longest_input,
 )
 from dap_transformers.errors import UserError, reading
-from dap_transformers.tokenizers import (
+from dap_transformers.tokenizer import (
     load_tokenizer,
     never_predicted,
     require_embeddings,

@@ -26,10 +26,10 @@ from dap_transformers.errors import UserError, counted
 from dap_transformers.evaluation.evaluator import Evaluator, evaluate
 from dap_transformers.training.arguments import DAPTrainingArguments
 from dap_transformers.training.grad_cache import CachedBatch
-from dap_transformers.training.head_reading import EncoderWithHeads
 from dap_transformers.training.lora import add_adapters, load_adapters, save_adapters
 from dap_transformers.training.resume import ResumableTrainer
 from dap_transformers.training.sharding import own_class, prepare_sharding, whole_model
+from dap_transformers.training.source_information import EncoderWithHeads
 from dap_transformers.training.step_log import ShortLines, ShortProgress, StepChecks, StepMeter
 from heads_dap import whole
 from losses_dap import world_size
@@ -47,7 +47,7 @@ class DAPTrainer(ResumableTrainer):
 
     Args:
         evaluators: what to measure, such as `Retrieval`, which logs `eval_de-en_accuracy` and
-            `eval_mean_accuracy`, and `HeadReading`, which logs `eval_rtl_source_nats`.
+            `eval_mean_accuracy`, and `SourceInformation`, which logs `eval_rtl_source_nats`.
         max_seq_length: largest number of tokens of a dev sentence, with special tokens.
         prefix: text to put before every dev sentence. The saved model has it as its default prompt.
         saved_length: most tokens of a sentence for the saved model. None: 128, if it allows them.

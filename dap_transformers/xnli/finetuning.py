@@ -37,7 +37,7 @@ from dap_transformers.files import public_name, read_json, write_json
 from dap_transformers.languages import XNLI_LANGUAGES
 from dap_transformers.options import arg
 from dap_transformers.reports import RECORD, merge_seeds, report
-from dap_transformers.tokenizers import forget_calls
+from dap_transformers.tokenizer import forget_calls
 from dap_transformers.training.arguments import check_launched, set_precision
 from dap_transformers.training.resume import (
     ResumableTrainer,

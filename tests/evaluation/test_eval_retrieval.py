@@ -13,8 +13,12 @@ import eval_retrieval
 from dap_transformers.encoding.encoder import SentenceEncoder
 from dap_transformers.errors import UserError
 from dap_transformers.evaluation.evaluator import PairsByLanguage
+from dap_transformers.evaluation.hard_negatives import (
+    COPY_KINDS,
+    HardNegatives,
+    hard_negative_errors,
+)
 from dap_transformers.evaluation.retrieval import read_languages, retrieval_accuracy
-from dap_transformers.evaluation.xsim import COPY_KINDS, HardNegatives, hard_negative_errors
 from dap_transformers.files import read_json
 from dap_transformers.text.find import find_bitext
 

@@ -7,8 +7,8 @@ import pytest
 from conftest import synthetic_pairs
 from written import write
 
-from dap_transformers.alignment.align import AlignmentOptions, align_words
 from dap_transformers.alignment.pharaoh import GoldLinks
+from dap_transformers.alignment.word_alignment import AlignmentOptions, align_words
 from dap_transformers.encoding.encoder import SentenceEncoder
 from dap_transformers.errors import UserError
 from dap_transformers.evaluation.word_links import WordLinks, alignment_quality, read_reference

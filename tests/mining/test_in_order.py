@@ -11,7 +11,7 @@ from conftest import synthetic_pairs
 from written import pairs_of
 from written import write as write_text
 
-from dap_transformers.commands.mine import run
+from dap_transformers.commands.mine_bitext import run
 from dap_transformers.mining import in_order
 from dap_transformers.mining.in_order import (
     MARGIN,

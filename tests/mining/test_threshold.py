@@ -10,7 +10,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from dap_transformers.errors import UserError
 from dap_transformers.mining.margin import PAIR, neighbourhoods, score_pairs
-from dap_transformers.mining.mine import MiningOptions, mine, mine_vectors, score_known
+from dap_transformers.mining.mine_pairs import MiningOptions, mine, mine_vectors, score_known
 from dap_transformers.mining.threshold import runner_up_scores
 
 

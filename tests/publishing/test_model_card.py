@@ -13,8 +13,8 @@ from tiny_models import tiny_model
 
 from dap_transformers.encoding.encoder import SentenceEncoder
 from dap_transformers.files import read_json, write_json
-from dap_transformers.publishing.card import Sources, languages, model_card, read_sources
 from dap_transformers.publishing.layout import POOLER_SCALE, Published
+from dap_transformers.publishing.model_card import Sources, languages, model_card, read_sources
 from dap_transformers.publishing.publish import PublishOptions, publish
 
 PLACE = Path(__file__).parent

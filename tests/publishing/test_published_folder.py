@@ -15,7 +15,12 @@ from tiny_models import SHAPE, make_batch, start_from, tiny_model
 from transformers import AutoModel, AutoModelForPreTraining, AutoTokenizer, PreTrainedConfig
 
 from dap_transformers.files import read_json
-from dap_transformers.publishing.layout import POOLER_SCALE, Options, build, require_same_vectors
+from dap_transformers.publishing.layout import (
+    POOLER_SCALE,
+    FolderOptions,
+    build,
+    require_same_vectors,
+)
 from dap_transformers.publishing.publish import PublishOptions, publish
 from modeling_dap import DAPForPreTraining, DAPForSequenceClassification, DAPModel
 from modules_dap import write_modules
@@ -102,7 +107,7 @@ def test_the_files_of_sentence_transformers_have_names_that_servers_know(
     checkpoint: Callable, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
-    build(checkpoint(), out, Options(normalize=True))
+    build(checkpoint(), out, FolderOptions(normalize=True))
     kinds = [module["type"].rpartition(".") for module in read_json(out / "modules.json")]
     assert {package for package, _, _ in kinds} == {"sentence_transformers.models"}
     assert [name for *_, name in kinds] == ["Transformer", "Pooling", "Normalize"]
@@ -119,7 +124,7 @@ def test_pooler_output_is_the_sentence_vector_or_zero_but_never_random(
 ) -> None:
     out = tmp_path / "out"
     plain = save(tmp_path / "plain", AutoModel.from_config(config))
-    published = build(plain, out, Options(pooling=pooling))
+    published = build(plain, out, FolderOptions(pooling=pooling))
     is_cls = pooling == "cls"
     assert published.pools_itself == is_cls
     again, report = AutoModel.from_pretrained(out, output_loading_info=True)
@@ -146,10 +151,14 @@ def test_publishing_again_keeps_prefix_length_and_normalisation(
     checkpoint: Callable, tmp_path: Path
 ) -> None:
     source = checkpoint(objective="tr")
-    build(source, tmp_path / "first", Options(prefix="kaban: ", max_seq_length=9, normalize=True))
+    build(
+        source,
+        tmp_path / "first",
+        FolderOptions(prefix="kaban: ", max_seq_length=9, normalize=True),
+    )
     again = build(tmp_path / "first", tmp_path / "second")
     assert (again.prefix, again.max_seq_length, again.normalize) == ("kaban: ", 9, True)
-    build(tmp_path / "first", tmp_path / "bare", Options(prefix=""))
+    build(tmp_path / "first", tmp_path / "bare", FolderOptions(prefix=""))
     for folder, prefix in (("first", "kaban: "), ("second", "kaban: "), ("bare", "")):
         encoder = load_encoder(source, None, prefix, 9)
         expected = encoder.encode(SENTENCES, normalize=True)
@@ -173,7 +182,7 @@ def test_publishing_again_keeps_similarity_and_prompts(
 def test_heads_load_from_the_subfolder_and_can_be_trained(tmp_path: Path) -> None:
     model, out = tiny_model(target_vocab_size=100), tmp_path / "out"
     model.set_target_vocabulary(list(range(50, 150)))
-    build(save(tmp_path / "dap", model), out, Options(with_heads=True))
+    build(save(tmp_path / "dap", model), out, FolderOptions(with_heads=True))
     again = AutoModelForPreTraining.from_pretrained(out, subfolder="pretraining").train()
     assert isinstance(again, DAPForPreTraining)
     expected = model(**make_batch()).loss.item()

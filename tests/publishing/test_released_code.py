@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from tiny_models import start_from
 from transformers import AutoModel, BertModel, XLMRobertaModel
 
-from dap_transformers.publishing.layout import Options, build
+from dap_transformers.publishing.layout import FolderOptions, build
 
 SENTENCES = [source for source, _ in synthetic_pairs("de", 5)]
 
@@ -33,7 +33,7 @@ def test_every_command_reads_a_release_and_its_published_form_alike(
     inputs = (batch["input_ids"], batch["attention_mask"])
     expected = plain(*inputs).last_hidden_state[:, 0].detach().numpy()
 
-    assert build(tmp_path / "old", tmp_path / "out", Options(pooling="cls")).pooling == "cls"
+    assert build(tmp_path / "old", tmp_path / "out", FolderOptions(pooling="cls")).pooling == "cls"
     _, report = AutoModel.from_pretrained(tmp_path / "out", output_loading_info=True)
     assert not report["unexpected_keys"]  # nothing that only training needed
     for folder, pooling in (("old", "cls"), ("out", None)):

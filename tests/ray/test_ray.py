@@ -15,13 +15,13 @@ from numpy.testing import assert_allclose, assert_array_equal
 from written import lines_of, text_of, write
 
 import eval_retrieval
-from dap_transformers.commands import mine as mine_bitext
+from dap_transformers.commands import mine_bitext
 from dap_transformers.encoding import shards as embeddings
 from dap_transformers.encoding.encoder import SentenceEncoder
 from dap_transformers.encoding.shards import embed_to_disk
 from dap_transformers.errors import UserError
 from dap_transformers.prepare.options import PrepareOptions, RawText
-from dap_transformers.prepare.run import prepare_text
+from dap_transformers.prepare.prepare_text import prepare_text
 from dap_transformers.ray import encoder as ray_encoder
 from dap_transformers.ray import search as ray_search
 from dap_transformers.ray.connection import Cluster, each_on_cluster

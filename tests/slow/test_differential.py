@@ -32,7 +32,7 @@ from tiny_models import (
 from training.test_resume import run_killed_at
 
 from dap_transformers.evaluation.retrieval import multilingual_pool_accuracy, retrieval_accuracy
-from dap_transformers.publishing.layout import Options, build
+from dap_transformers.publishing.layout import FolderOptions, build
 
 pytestmark = pytest.mark.slow
 
@@ -109,7 +109,7 @@ def test_layout_order_and_chunks_change_no_loss_and_no_gradient() -> None:
 
 
 def test_vectors_are_those_of_sentence_transformers(tiny_bert_dir: Path, tmp_path: Path) -> None:
-    build(tiny_bert_dir, tmp_path / "hub", Options(pooling="mean"))
+    build(tiny_bert_dir, tmp_path / "hub", FolderOptions(pooling="mean"))
     ours = load_encoder(tmp_path / "hub")
     library = load_library(tmp_path / "hub")
     for rng in seeds("strings"):

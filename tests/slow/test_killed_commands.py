@@ -27,7 +27,7 @@ STEPS = (
     " --report_to none --use_cpu --output_dir out"
 )
 MINE = (
-    "dap_transformers.commands.mine a.de a.en --model dap --shard_size 5 --threshold none"
+    "dap_transformers.commands.mine_bitext a.de a.en --model dap --shard_size 5 --threshold none"
     " --output out/pairs"
 )
 COMMANDS = (
@@ -38,8 +38,9 @@ COMMANDS = (
     f"{MINE} --ray local",
     "run_xnli --data_dir xnli --model_name_or_path model --total_train_batch_size 4 "
     f"--max_seq_length 64 {STEPS}",
-    "dap_transformers.commands.push dap --repo_id user/a --with_heads --dry_run --output_dir out",
-    "dap_transformers.commands.prepare --data text --evaluation_data a.en --num_workers 1"
+    "dap_transformers.commands.push_to_hub dap --repo_id user/a --with_heads --dry_run"
+    " --output_dir out",
+    "dap_transformers.commands.prepare_data --data text --evaluation_data a.en --num_workers 1"
     " --output_dir out/clean --max_shared 2",
 )
 #: Runs a command, a module and its arguments, with a cache in the current folder.

@@ -33,7 +33,7 @@ def test_training_and_mining_run_and_lock_their_outputs(flags: str, tmp_path: Pa
 
     for name in ("a.de", "a.en"):
         (tmp_path / name).write_text("kaban loder\nmifin pusut\n")
-    mining = f"dap_transformers.commands.mine {tmp_path}/a.de {tmp_path}/a.en"
+    mining = f"dap_transformers.commands.mine_bitext {tmp_path}/a.de {tmp_path}/a.en"
     mining += f" --model {tmp_path}/out --threshold 0 --output {tmp_path}/pairs.tsv"
     done = run(mining)
     assert done.returncode == 0, done.stderr[-2000:]

@@ -24,7 +24,7 @@ from serve_recipes import RECIPES
 from tiny_models import tiny_model
 
 from benchmarks.encode import least_cosine
-from dap_transformers.publishing.layout import Options, build
+from dap_transformers.publishing.layout import FolderOptions, build
 from dap_transformers.publishing.onnx_export import export_onnx
 
 pytestmark = pytest.mark.slow
@@ -214,7 +214,7 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict], dic
         column = f"{pooling} {'prefix' if prefix else 'none'}"
         source = save(work / f"{column} checkpoint", tiny_model("xlm-roberta", pooling=pooling))
         folder = work / column.replace(" ", "-")
-        build(source, folder, Options(prefix=prefix, max_seq_length=LENGTH))
+        build(source, folder, FolderOptions(prefix=prefix, max_seq_length=LENGTH))
         export_onnx(folder, folder)
         encoder = load_encoder(source, prefix=prefix, max_seq_length=LENGTH)
         expected[column] = encoder.encode(SENTENCES)

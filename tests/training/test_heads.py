@@ -25,8 +25,8 @@ from written import text_of, write
 from dap_transformers.files import read_json
 from dap_transformers.training import head_training
 from dap_transformers.training import run as training_run
-from dap_transformers.training.head_reading import HARDLY
 from dap_transformers.training.head_training import HEADS_FILE, RESULTS_FILE, train_missing_heads
+from dap_transformers.training.source_information import LEAST_INFORMATION
 
 # Trained before the joint training
 
@@ -60,9 +60,10 @@ def test_heads_learn_from_the_source_and_the_encoder_stays_the_same(
     found = read_json(out / RESULTS_FILE)
     assert (found["pairs"], found["steps"]) == (450, 60)
     for head in ("rtl", "bow"):
-        assert abs(found[f"{head}_source_nats_before"]) < HARDLY
+        assert abs(found[f"{head}_source_nats_before"]) < LEAST_INFORMATION
         after = found[f"{head}_source_nats_after"]
-        assert after > 1.5 * HARDLY if is_true else after < HARDLY, (head, after)
+        is_right = after > 1.5 * LEAST_INFORMATION if is_true else after < LEAST_INFORMATION
+        assert is_right, (head, after)
 
     # The joint training begins with these heads and the encoder's own weights.
     now = results(out)["eval_bow_source_nats"]

@@ -20,8 +20,8 @@ from dap_transformers.evaluation.retrieval import Retrieval
 from dap_transformers.text.corpus import load_bitext
 from dap_transformers.training.arguments import DAPTrainingArguments
 from dap_transformers.training.batches import BitextCollator, tokenize_bitext
-from dap_transformers.training.head_reading import HeadReading
 from dap_transformers.training.mixing import LanguageMixSampler
+from dap_transformers.training.source_information import SourceInformation
 from dap_transformers.training.step_log import StepMeter
 from dap_transformers.training.trainer import DAPTrainer
 from modeling_dap import DAPForPreTraining
@@ -54,7 +54,7 @@ def make_trainer(tmp_path: Path, tokenized: dict, tiny_bert_dir: Path) -> Callab
             train_sampler=LanguageMixSampler([200, 200, 200], "natural", 0.5, seed=0),
             data_collator=BitextCollator(tiny_tokenizer().pad_token_id, sorted(tokenized)),
             processing_class=tiny_tokenizer(),
-            evaluators=[Retrieval(dev, pool=True, loss=True), HeadReading(dev)],
+            evaluators=[Retrieval(dev, pool=True, loss=True), SourceInformation(dev)],
             max_seq_length=16,
         )
 

@@ -2,10 +2,9 @@
 
 Such a copy is no translation of its source any more, but looks almost like one.
 
-There are no word lists and no language rules, unlike in the evaluation
-(`dap_transformers/evaluation/xsim.py`). A
-new word comes from another target of the batch, so targets may be in any language. In languages
-that write no spaces, up to `TOKENS_OF_LONGEST_WORD` tokens count as a word.
+There are no word lists and no language rules, unlike in `evaluation/hard_negatives.py`. A new word
+comes from another target of the batch, so targets may be in any language. In languages that write
+no spaces, up to `TOKENS_OF_LONGEST_WORD` tokens count as a word.
 """
 
 import random
@@ -35,12 +34,12 @@ def word_starts(tokenizer: PreTrainedTokenizerBase) -> set[int]:
     return {number for piece, number in vocabulary.items() if not piece.startswith(CONTINUES)}
 
 
-def edited(words: Sequence[Word], others: Sequence[Word], rng: random.Random) -> list[Word]:
+def change_a_word(words: Sequence[Word], others: Sequence[Word], rng: random.Random) -> list[Word]:
     """Return a copy of a sentence with one random word inserted, deleted or replaced.
 
     A new word is drawn from `others`. Both lists have at least one word.
 
-    >>> [edited([[5], [6, 7]], [[8, 9]], random.Random(seed)) for seed in (0, 1, 2)]
+    >>> [change_a_word([[5], [6, 7]], [[8, 9]], random.Random(seed)) for seed in (0, 1, 2)]
     [[[5], [8, 9], [6, 7]], [[6, 7]], [[8, 9], [5], [6, 7]]]
     """
     place = rng.randrange(len(words))
@@ -52,7 +51,7 @@ def edited(words: Sequence[Word], others: Sequence[Word], rng: random.Random) ->
     return [*words[:place], *middle, *words[end:]]
 
 
-class ChangedTargets:
+class HardNegativeMaker:
     """Makes copies of a batch's targets, as token ids, in which one word is changed.
 
     Call it with the tokenised pairs of a batch. The copies depend only on the seed and the batch,
@@ -103,7 +102,7 @@ class ChangedTargets:
         others = self._words(other)
         if not words or not others:
             return []
-        changed = [token for word in edited(words, others, rng) for token in word]
+        changed = [token for word in change_a_word(words, others, rng) for token in word]
         copy = [*ids[: self.first], *changed][: self.max_seq_length - 1] + ids[-1:]
         return copy if changed and copy != ids else []
 

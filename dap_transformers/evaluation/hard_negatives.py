@@ -4,7 +4,7 @@ After Chen et al. (2023, arXiv 2306.12907). There are three kinds of changes: an
 negation added or removed, or an antonym ("causality alternation"); another name. The rules find
 these words by lists and patterns, without a parser. The order of the sentences does not matter.
 
-These copies are for evaluation. Training uses `dap_transformers/training/changed_targets.py`.
+These copies are for evaluation. Training uses `dap_transformers/training/negatives.py`.
 
 In this module, `found` and `place` are matches of a pattern: the part of the text that is changed.
 
@@ -29,7 +29,7 @@ from dap_transformers.tables import text_table
 
 COPY_KINDS = ("number", "negation", "name")
 #: Most copies per sentence and kind. They change the first places where the rule applies.
-MOST = 3
+COPIES_PER_KIND = 3
 
 #: Each word may be replaced by any other word of its line.
 NUMBER_WORDS = """
@@ -181,11 +181,11 @@ class HardNegatives(Evaluator):
 
 
 def hard_negative_copies(sentences: Sequence[str]) -> list[Copy]:
-    """Make changed copies of each distinct sentence, at most `MOST` of each kind, in order.
+    """Make changed copies of each distinct sentence, in order.
 
-    A sentence to which no rule applies has no copies. A copy is left out if it equals one of the
-    sentences or an earlier copy of the same sentence, except for case and spaces. The sentences
-    also decide which words are names, so give all of the text.
+    A sentence has at most `COPIES_PER_KIND` of each kind, and none if no rule applies. A copy is
+    left out if it equals one of the sentences or an earlier copy of the same sentence, except for
+    case and spaces. The sentences also decide which words are names, so give all of the text.
 
     >>> for copy in hard_negative_copies(["She did not buy 20 books."]):
     ...     print(copy.kind, copy.text)
@@ -199,7 +199,7 @@ def hard_negative_copies(sentences: Sequence[str]) -> list[Copy]:
     for sentence in dict.fromkeys(sentences):
         taken: set[str] = set()
         for kind, rule in zip(COPY_KINDS, rules, strict=True):
-            for text in islice(rule(sentence), MOST):
+            for text in islice(rule(sentence), COPIES_PER_KIND):
                 normalised = _normalised(text)
                 if normalised not in known and normalised not in taken:
                     taken.add(normalised)

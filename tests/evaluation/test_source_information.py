@@ -7,7 +7,11 @@ from conftest import tiny_config, tiny_tokenizer
 from tiny_models import MASK, cipher
 
 from dap_transformers.evaluation.evaluator import PairsByLanguage
-from dap_transformers.training.head_reading import EncoderWithHeads, HeadReading, sample_pairs
+from dap_transformers.training.source_information import (
+    EncoderWithHeads,
+    SourceInformation,
+    sample_pairs,
+)
 from modeling_dap import DAPConfig, DAPForPreTraining
 
 
@@ -26,7 +30,7 @@ def new_encoder(**config: object) -> EncoderWithHeads:
 def test_losses_are_those_of_pairs_one_by_one(
     ratio: float, vocabulary: list | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dap_transformers.training.head_reading.PAIRS_AT_A_TIME", 16)
+    monkeypatch.setattr("dap_transformers.training.source_information.PAIRS_AT_A_TIME", 16)
     size = vocabulary and len(vocabulary)
     encoder = new_encoder(rtl_ratio=ratio, target_vocab_size=size)
     model = encoder.with_heads.double()
@@ -34,9 +38,9 @@ def test_losses_are_those_of_pairs_one_by_one(
         model.set_target_vocabulary(vocabulary)
     pairs = {"de": cipher(11), "fr": cipher(6, 1)}
     before = torch.random.get_rng_state()
-    found = HeadReading(pairs)(encoder)
+    found = SourceInformation(pairs)(encoder)
     assert torch.equal(before, torch.random.get_rng_state())
-    assert found == HeadReading(pairs)(encoder)
+    assert found == SourceInformation(pairs)(encoder)
     assert model.config.rtl_ratio == ratio
     batch, others = sample_pairs(pairs, encoder, ["de", "fr"], 512)
     assert others.tolist() == [*range(1, 11), 0, *range(12, 17), 11]
@@ -64,7 +68,7 @@ def test_of_bags_of_words_the_loss_is_that_of_the_words_which_the_sources_vector
     encoder = new_encoder(objective="tr+bow")
     model = encoder.with_heads.double().eval()
     pairs = {"de": cipher(19), "fr": cipher(9, 1)}
-    found = HeadReading(pairs)(encoder)
+    found = SourceInformation(pairs)(encoder)
     batch, others = sample_pairs(pairs, encoder, ["de", "fr"], 512)
     head, table = model.prediction_head, model.get_input_embeddings().weight
     with torch.no_grad():
@@ -94,8 +98,8 @@ def test_other_directions_leave_out_languages_that_the_head_does_not_know(direct
     encoder = new_encoder(rtl_direction=direction, rtl_languages=["de", "sw"])
     known = {"de": cipher(5)}
     unknown = {"fr": cipher(5, 1)}
-    found = HeadReading(known | unknown)(encoder)
-    assert found == HeadReading(known)(encoder)
+    found = SourceInformation(known | unknown)(encoder)
+    assert found == SourceInformation(known)(encoder)
     assert found["rtl_loss"] > 0
-    assert HeadReading(unknown)(encoder) == {}
-    assert HeadReading({"de": cipher(1)})(encoder) == {}
+    assert SourceInformation(unknown)(encoder) == {}
+    assert SourceInformation({"de": cipher(1)})(encoder) == {}

@@ -7,11 +7,10 @@ import numpy as np
 import pytest
 from naive import cosines
 
-from dap_transformers.evaluation.retrieval import retrieval_accuracy
-from dap_transformers.evaluation.xsim import (
+from dap_transformers.evaluation.hard_negatives import (
     ANTONYMS,
+    COPIES_PER_KIND,
     COPY_KINDS,
-    MOST,
     NAMES,
     NUMBER_WORDS,
     Copy,
@@ -21,6 +20,7 @@ from dap_transformers.evaluation.xsim import (
     negations,
     numbers,
 )
+from dap_transformers.evaluation.retrieval import retrieval_accuracy
 
 NEGATIONS = {
     "He is here.": "He is not here.",
@@ -109,7 +109,7 @@ def test_names_are_swapped_within_their_class() -> None:
 def test_copies_differ_from_every_sentence_and_say_otherwise_in_one_place() -> None:
     copies = hard_negative_copies(TEXT)
     assert {copy.kind for copy in copies} == set(COPY_KINDS)
-    assert max(Counter((copy.sentence, copy.kind) for copy in copies).values()) <= MOST
+    assert max(Counter((copy.sentence, copy.kind) for copy in copies).values()) <= COPIES_PER_KIND
     assert len(set(copies)) == len(copies)
     assert "Ice melts in water." not in {copy.sentence for copy in copies}
     for copy in copies:

@@ -17,7 +17,7 @@ import polars as pl
 from dap_transformers.errors import UserError, counted
 from dap_transformers.files import content_digest, public_name, read_json, whole_file
 from dap_transformers.languages import base_language
-from dap_transformers.prepare.card import LOSSES, describe, total
+from dap_transformers.prepare.data_card import LOSSES, describe, total
 from dap_transformers.prepare.evaluation_sets import read_evaluation
 from dap_transformers.prepare.filters import clean
 from dap_transformers.prepare.options import PrepareOptions, RawText

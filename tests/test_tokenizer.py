@@ -7,7 +7,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from dap_transformers.files import read_json, write_json
-from dap_transformers.tokenizers import PROBE, load_tokenizer
+from dap_transformers.tokenizer import PROBE, load_tokenizer
 
 SENTENCE = "kaban loderfr migol"
 

@@ -43,7 +43,7 @@ from dap_transformers.errors import UserError
 from dap_transformers.evaluation.bucc import PROTOCOLS, Bucc
 from dap_transformers.files import content_digest, plain_suffix, public_name, write_json
 from dap_transformers.mining.in_order import InOrder
-from dap_transformers.mining.mine import GivenPairs, MiningOptions, TwoTexts, mine_files
+from dap_transformers.mining.mine_pairs import GivenPairs, MiningOptions, TwoTexts, mine_files
 from dap_transformers.mining.texts import MEMORY
 from dap_transformers.options import arg, require_least
 from dap_transformers.ray.connection import Cluster

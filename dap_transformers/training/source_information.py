@@ -37,7 +37,7 @@ from objectives_dap import (
 #: Number of pairs that are encoded at a time.
 PAIRS_AT_A_TIME = 128
 #: Information from the source, in nats per token, below which a head hardly uses it.
-HARDLY = 0.1
+LEAST_INFORMATION = 0.1
 
 
 class EncoderWithHeads(SentenceEncoder):
@@ -51,7 +51,7 @@ class EncoderWithHeads(SentenceEncoder):
 
 
 @dataclass
-class HeadReading(Evaluator):
+class SourceInformation(Evaluator):
     """How much the heads of RTL and BOW use the source, on dev pairs.
 
     The loss with each pair's own source is compared with the loss with another pair's source. The
@@ -67,7 +67,7 @@ class HeadReading(Evaluator):
 
     pairs: PairsByLanguage
     count: int = 512
-    name = "head_reading"
+    name = "source_information"
     primary = "rtl_loss"
 
     @torch.no_grad()
@@ -85,8 +85,8 @@ class HeadReading(Evaluator):
         for language, rows in self.pairs.items():
             if known is None or language in known:
                 used[language] = rows
-        readers = [each for each in model.objectives if each.from_source is not None]
-        if not readers or sum(map(len, used.values())) < 2:
+        token_objectives = [each for each in model.objectives if each.from_source is not None]
+        if not token_objectives or sum(map(len, used.values())) < 2:
             return {}
 
         inputs, others = sample_pairs(used, encoder, known or list(used), self.count)
@@ -95,13 +95,15 @@ class HeadReading(Evaluator):
         found = {}
         device = model.device.type  # a GPU without bfloat16 refuses even the context
         with torch.autocast(device, torch.bfloat16) if encoder.bf16 else nullcontext():
-            kept = encode_once(model, readers, pairs_of(BatchEncoding(inputs).to(model.device)))
-            for reader in readers:
-                loss = mean_loss(kept, reader, rows, rows)
-                shuffled = mean_loss(kept, reader, others, rows)
-                found[f"{reader.name}_loss"] = loss
-                found[f"{reader.name}_loss_shuffled"] = shuffled
-                found[f"{reader.name}_source_nats"] = shuffled - loss
+            kept = encode_once(
+                model, token_objectives, pairs_of(BatchEncoding(inputs).to(model.device))
+            )
+            for objective in token_objectives:
+                loss = mean_loss(kept, objective, rows, rows)
+                shuffled = mean_loss(kept, objective, others, rows)
+                found[f"{objective.name}_loss"] = loss
+                found[f"{objective.name}_loss_shuffled"] = shuffled
+                found[f"{objective.name}_source_nats"] = shuffled - loss
         return {name: round(value, 4) + 0.0 for name, value in found.items()}
 
 
@@ -112,7 +114,7 @@ def sample_pairs(
 
     Args:
         languages: all languages that the model knows, in the order of its language ids.
-        count: number of pairs over all languages, as in `HeadReading`.
+        count: number of pairs over all languages, as in `SourceInformation`.
 
     Returns:
         Arguments of `DAPForPreTraining.forward` for N pairs, with noise that does not depend on
@@ -187,17 +189,17 @@ def take_rows(pairs: Pairs, sources: Tensor, targets: Tensor) -> Pairs:
 @torch.no_grad()
 def encode_once(
     model: DAPForPreTraining,
-    readers: Sequence[Objective],
+    token_objectives: Sequence[Objective],
     pairs: Pairs,
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
     shows_progress: bool = False,
 ) -> KeptPairs:
-    """Encode N pairs, and keep the token states that the readers' heads need.
+    """Encode N pairs, and keep the token states that the heads of these objectives need.
 
     They are kept on `device` as `dtype`. By default these are the model's.
     """
-    needs = needs_of(readers)
+    needs = needs_of(token_objectives)
     states = {name: [] for name in ("source_states", "target_states") if name in needs}
     embeds = []
     chunks = torch.arange(len(pairs.source.ids), device=model.device).split(PAIRS_AT_A_TIME)
@@ -217,7 +219,7 @@ def encode_once(
     return KeptPairs(model, pairs, found.words, whole, torch.cat(embeds))
 
 
-def mean_loss(kept: KeptPairs, reader: Objective, sources: Tensor, targets: Tensor) -> float:
+def mean_loss(kept: KeptPairs, objective: Objective, sources: Tensor, targets: Tensor) -> float:
     """Compute the mean loss of predicting targets from sources, in nats per token.
 
     For RTL in both directions, sources are predicted from targets as well. `sources` (n,) and
@@ -225,7 +227,7 @@ def mean_loss(kept: KeptPairs, reader: Objective, sources: Tensor, targets: Tens
     """
     totals = []  # loss and tokens of each part
     for rows in zip(sources.split(PAIRS_AT_A_TIME), targets.split(PAIRS_AT_A_TIME)):
-        sums, counts = reader.loss_from_source(*kept.batch(*rows), kept.model)
+        sums, counts = objective.loss_from_source(*kept.batch(*rows), kept.model)
         loss_and_tokens = torch.stack([sums, counts]).cpu().double()  # (2, G)
         totals.append(loss_and_tokens.sum(1))
     loss, tokens = torch.stack(totals).sum(0).tolist()

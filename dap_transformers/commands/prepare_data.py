@@ -32,8 +32,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         text, options = parser.parse_args_into_dataclasses(args=argv)
 
     # polars is an optional package, and `--help` works without it.
-    from dap_transformers.prepare.card import counts_table
-    from dap_transformers.prepare.run import prepare_text
+    from dap_transformers.prepare.data_card import counts_table
+    from dap_transformers.prepare.prepare_text import prepare_text
     from dap_transformers.ray.connection import Cluster, each_on_cluster
 
     outputs = {"--output_dir": text.output_dir}

@@ -11,10 +11,10 @@ from numpy.testing import assert_allclose, assert_array_equal
 from transformers import BatchEncoding
 from written import write
 
-from dap_transformers.alignment.align import align_words
 from dap_transformers.alignment.heat_map import heat_map
 from dap_transformers.alignment.links import align_tokens
 from dap_transformers.alignment.pharaoh import format_links, parse_links, read_links
+from dap_transformers.alignment.word_alignment import align_words
 from dap_transformers.alignment.words import tokenizer_words, with_word_marks
 from dap_transformers.encoding.encoder import SentenceEncoder
 from dap_transformers.errors import UserError

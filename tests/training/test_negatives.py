@@ -8,11 +8,11 @@ from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
 from dap_transformers.training.batches import cutting_backend, tokenize_pairs
-from dap_transformers.training.changed_targets import (
+from dap_transformers.training.negatives import (
     TOKENS_OF_LONGEST_WORD,
-    ChangedTargets,
+    HardNegativeMaker,
     Word,
-    edited,
+    change_a_word,
     word_starts,
 )
 
@@ -44,7 +44,7 @@ def all_edits(words: list[Word], others: list[Word]) -> list[list[Word]]:
 @pytest.mark.parametrize("words", [[[5]], [[5], [6, 7]], [[5], [6, 7], [5], [8]]])
 def test_copies_are_all_possible_edits_and_nothing_else(words: list) -> None:
     others = [[5], [9, 9]]
-    copies = [edited(words, others, random.Random(seed)) for seed in range(400)]
+    copies = [change_a_word(words, others, random.Random(seed)) for seed in range(400)]
     wanted = all_edits(words, others)
     assert all(copy in wanted for copy in copies)
     assert all(copy in copies for copy in wanted)
@@ -67,7 +67,7 @@ def test_words_begin_where_the_vocabulary_marks_it(pieces: list, starts: set) ->
 @pytest.mark.parametrize(("length", "prefix"), [(6, ""), (32, ""), (12, "misut ka: ")])
 def test_a_copy_differs_by_a_word_and_keeps_the_prefix(length: int, prefix: str) -> None:
     rows = rows_of(english(60), length, prefix)
-    copies = ChangedTargets(TOKENIZER, length, 1.0, 0, prefix)(rows)
+    copies = HardNegativeMaker(TOKENIZER, length, 1.0, 0, prefix)(rows)
     kept = rows_of([prefix.strip()])[0]["target_input_ids"].tolist()[:-1]
     assert len(kept) == 1 or prefix
     assert sum(map(bool, copies)) > 50
@@ -86,12 +86,12 @@ def test_a_copy_differs_by_a_word_and_keeps_the_prefix(length: int, prefix: str)
 
 def test_copies_depend_only_on_the_seed_and_the_batch() -> None:
     rows = rows_of(english(100))
-    make = ChangedTargets(TOKENIZER, 32, 0.5, 0)
+    make = HardNegativeMaker(TOKENIZER, 32, 0.5, 0)
     copies = make(rows)
     assert 30 < sum(map(bool, copies)) < 70
     make(rows[:7])
-    assert make(rows) == ChangedTargets(TOKENIZER, 32, 0.5, 0)(rows) == copies
-    assert ChangedTargets(TOKENIZER, 32, 0.5, 1)(rows) != copies
+    assert make(rows) == HardNegativeMaker(TOKENIZER, 32, 0.5, 0)(rows) == copies
+    assert HardNegativeMaker(TOKENIZER, 32, 0.5, 1)(rows) != copies
     assert make(rows[::-1])[::-1] != copies  # as in another epoch
 
 
@@ -99,6 +99,6 @@ def test_a_target_without_text_gets_no_copy_and_lends_no_word() -> None:
     doubled = len(rows_of(["misut misut"])[0]["target_input_ids"])
     rows = rows_of(["", "misut"])
     for seed in range(8):
-        empty, word = ChangedTargets(TOKENIZER, 32, 1.0, seed)(rows)
+        empty, word = HardNegativeMaker(TOKENIZER, 32, 1.0, seed)(rows)
         assert empty == []
         assert len(word) in (0, doubled)

@@ -59,7 +59,7 @@ from dap_transformers.search.exact import (
 )
 
 #: With fewer candidates nothing is estimated.
-FEWEST = 50
+FEWEST_CANDIDATES = 50
 #: At most this many candidates, evenly spread over the ranks, are used for the estimate.
 SAMPLE = 200_000
 #: Fewest known translations that mining must be able to find, to calibrate an estimate by them.
@@ -263,7 +263,7 @@ def mine_vectors(
     candidates = candidate_pairs(neighbours, options.margin, options.retrieval)
     known_scores = None if known is None else score_known(known, vectors, k, options.margin)
     if known_scores is not None and len(known_scores) < FEWEST_FOUND:
-        if options.threshold == "auto" and len(candidates) >= FEWEST:
+        if options.threshold == "auto" and len(candidates) >= FEWEST_CANDIDATES:
             raise UserError(
                 f"only {len(known_scores)} of the {len(known[0])} known translations are nearest "
                 f"neighbours in the texts, at least {FEWEST_FOUND} are needed; give more, or none"
@@ -286,7 +286,7 @@ def choose(
     count = len(candidates)
     threshold = options.lowest
     is_auto = options.threshold == "auto"
-    if count < FEWEST or neighbours.forward_scores.shape[1] <= k:
+    if count < FEWEST_CANDIDATES or neighbours.forward_scores.shape[1] <= k:
         note = f"too few candidates for an estimate of the precision ({count})"
         if options.min_precision is not None:
             raise UserError(f"min_precision={options.min_precision:g}: {note}; give a threshold")

@@ -26,7 +26,7 @@ from tiny_models import start_from
 from torch.nn.parallel import DistributedDataParallel
 from torch.testing import assert_close
 
-from dap_transformers.sentence_transformers import HEADS_FILE, DAPLoss, KeepHeads
+from dap_transformers.dap_loss import HEADS_FILE, DAPLoss, KeepHeads
 from modules_dap import build_modules
 
 PAIRS = synthetic_pairs("de", 6)
@@ -204,6 +204,6 @@ def test_two_processes_give_the_gradients_of_one_with_all_pairs(
 def test_an_older_library_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its cached losses would give wrong gradients."""
     monkeypatch.setattr("importlib.metadata.version", lambda name: "6.1.0")
-    monkeypatch.delitem(sys.modules, "dap_transformers.sentence_transformers")
+    monkeypatch.delitem(sys.modules, "dap_transformers.dap_loss")
     with pytest.raises(ImportError, match="sentence-transformers>=6.2"):
-        importlib.import_module("dap_transformers.sentence_transformers")
+        importlib.import_module("dap_transformers.dap_loss")

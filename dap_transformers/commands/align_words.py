@@ -22,7 +22,7 @@ from typing import Any
 
 from tqdm.auto import tqdm
 
-from dap_transformers.alignment.align import (
+from dap_transformers.alignment.word_alignment import (
     CHUNK,
     AlignmentOptions,
     count_pairs,
