@@ -11,7 +11,6 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 
 from dap_transformers.encoding.encoder import Encoder
 from dap_transformers.errors import UserError
@@ -21,10 +20,7 @@ from dap_transformers.languages import TATOEBA_14, TATOEBA_28, TATOEBA_36, base_
 from dap_transformers.search.exact import Array, first_equal_rows, nearest, nearest_neighbours
 from dap_transformers.tables import text_table
 from dap_transformers.text.formats import BitextFile, read_pairs
-from losses_dap import translation_ranking_loss
 
-#: Pairs of a language among which the ranking loss compares.
-LOSS_PAIRS = 2_000
 GROUPS: dict[int, tuple[str, ...]] = {14: TATOEBA_14, 28: TATOEBA_28, 36: TATOEBA_36}
 
 
@@ -36,13 +32,11 @@ class Retrieval(Evaluator):
         pairs: language code -> (source, target) sentences. The numbers call the targets English.
         pool: also measure the pool that holds the other sentences of the query's language.
         target_language: code of the targets' language, for the names in a training's log.
-        loss: also measure the ranking loss, which tells encoders of equal accuracy apart.
     """
 
     pairs: PairsByLanguage
     pool: bool = False
     target_language: str = "en"
-    loss: bool = False
     name = "retrieval"
     primary = "mean_accuracy"
 
@@ -57,8 +51,6 @@ class Retrieval(Evaluator):
             if self.pool:
                 to_target, to_source = multilingual_pool_accuracy(source, target)
                 values |= zip(POOL_KEYS, (*to_target, *to_source), strict=True)
-            if self.loss:
-                values["loss"] = ranking_loss(source, target)
             languages[code] = {"pairs": len(rows)} | values
 
         averages: Numbers = {}
@@ -77,8 +69,6 @@ class Retrieval(Evaluator):
         if self.pool:
             in_pool = [_mean(languages, f"pool_{direction}", languages) for direction in DIRECTIONS]
             found["mean_pool_accuracy"] = float(np.mean(in_pool))
-        if self.loss:
-            found["tr_loss"] = _mean(languages, "loss", languages)
         return found
 
 
@@ -133,20 +123,6 @@ def require_pairs(source_embeds: Array, target_embeds: Array) -> None:
     """Raise `ValueError` unless both sides have equally many rows."""
     if len(source_embeds) != len(target_embeds):
         raise ValueError(f"{len(source_embeds)} source and {len(target_embeds)} target rows")
-
-
-def ranking_loss(source_embeds: Array, target_embeds: Array) -> float:
-    """Compute the mean TR loss of both directions, in nats per pair: cosine, temperature 0.05.
-
-    Only the first `LOSS_PAIRS` rows of both sides (N, D) are compared.
-
-    >>> round(ranking_loss(np.eye(2), np.zeros((2, 2))), 4)  # log 2
-    0.6931
-    """
-    source, target = (torch.as_tensor(side[:LOSS_PAIRS]) for side in (source_embeds, target_embeds))
-    forward = translation_ranking_loss(source, target).loss
-    backward = translation_ranking_loss(target, source).loss
-    return float(forward + backward) / 2
 
 
 class PoolAccuracy(NamedTuple):

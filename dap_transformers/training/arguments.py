@@ -92,7 +92,7 @@ class StartArguments:
     distill_from: str | None = arg(
         None,
         "Teacher of the objective distill: folder or Hub id of a sentence encoder. Its vectors of "
-        "the targets are computed once.",
+        "the targets are computed once. Default: the model itself, as it is before training.",
     )
     distill_dir: str | None = arg(
         None,

@@ -4,6 +4,7 @@
 """
 
 import logging
+import time
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from datasets import concatenate_datasets
 from torch.utils.data import Dataset, Sampler
 from transformers import PreTrainedTokenizerBase, set_seed
 
+from dap_transformers.encoding.encoder import SentenceEncoder
 from dap_transformers.encoding.load import hub_commit
 from dap_transformers.errors import UserError, counted
 from dap_transformers.evaluation.retrieval import Retrieval
@@ -56,12 +58,15 @@ def train(
     A run that was stopped is resumed from its last checkpoint. With `load_best_model_at_end` the
     best model is saved, otherwise the last one. All processes of a launch call this.
     """
+    started = time.perf_counter()
     checkpoint = find_resumable(training)
     trainer, record = build_trainer(model_args, data, training)
     record_run(record, training, checkpoint)
     if checkpoint is None:
         train_missing_heads(trainer, record)
     metrics = train_to_end(trainer, checkpoint)
+    # With the text, the teacher's vectors and the heads: what a comparison of methods needs.
+    metrics["total_seconds"] = round(time.perf_counter() - started, 1)
     finish(trainer, metrics, model_args)
     # A process that leaves while another one still talks to it may be aborted.
     trainer.accelerator.wait_for_everyone()
@@ -84,8 +89,8 @@ def build_trainer(
     complete_data_arguments(data, start)
 
     distills = "distill" in start.planned.objectives
-    if distills != (model_args.distill_from is not None):
-        raise UserError("the objective distill and a teacher (distill_from) need each other")
+    if model_args.distill_from is not None and not distills:
+        raise UserError(f"distill_from={model_args.distill_from}: add distill to the objective")
 
     # The first process fills the cache of the text, and the others read it.
     with training.main_process_first(desc="reading and tokenising"):
@@ -93,12 +98,23 @@ def build_trainer(
 
     teacher = None
     if model_args.distill_from is not None:
-        place = Path(model_args.distill_dir or Path(training.output_dir, "teacher"))
-        train, teacher = add_teacher(model_args.distill_from, text, train, place)
+        teacher = SentenceEncoder.from_pretrained(model_args.distill_from)
 
     set_seed(training.seed)
-    teacher_size = None if teacher is None else teacher.shape[1]
-    model = load_model(model_args, start, train, teacher_size)
+    model = load_model(model_args, start, train, teacher and teacher.dimensions)
+    vectors = None
+    if distills:
+        # Without a teacher, the model teaches itself to stay where it is now.
+        teacher = teacher or SentenceEncoder(
+            model.dap,
+            start.tokenizer,
+            prefix=data.prefix,
+            max_seq_length=data.max_seq_length,
+            device=training.device,
+            bf16=training.bf16,
+        )
+        place = Path(model_args.distill_dir or Path(training.output_dir, "teacher"))
+        train, vectors = add_teacher(teacher, text, train, place)
     logger.info("%s", summarise(model.config, train, dev, training))
 
     dataset, sampler = mix_languages(train, data, training)
@@ -113,11 +129,11 @@ def build_trainer(
             f"the RTL head knows {' '.join(languages)}, but the text also has "
             f"{' '.join(sorted(unknown))}: leave it out, or start from a plain encoder"
         )
-    collator = BitextCollator(start.tokenizer.pad_token_id, languages, negatives, teacher)
+    collator = BitextCollator(start.tokenizer.pad_token_id, languages, negatives, vectors)
     pairs = {}
     for code, part in dev.items():
         pairs[code] = list(zip(part["source"][:], part["target"][:], strict=True))
-    evaluators = [Retrieval(pairs, True, data.target_language, loss=True), SourceInformation(pairs)]
+    evaluators = [Retrieval(pairs, True, data.target_language), SourceInformation(pairs)]
     trainer = DAPTrainer(
         model=model,
         args=training,
@@ -239,18 +255,16 @@ def finish(
     # The saved weights are those of the best step or of the last one.
     keeps_best = training.load_best_model_at_end and state.best_model_checkpoint
     step = state.best_global_step if keeps_best else state.global_step
-    history = list(state.log_history)
-    found = {}
+    history = state.log_history
+    found = evaluation_of(step, history)
     if trainer.evaluators:
-        found = trainer.evaluate()
+        found = found or trainer.evaluate()
         trainer.save_metrics("eval", found, combined=False)
         warn_of_idle_heads(found)
     if not trainer.is_world_process_zero():
         return
 
     made = {"model_step": step}
-    if step == state.global_step:
-        history = state.log_history  # with the evaluation of the last step
     base = model_args.model_name_or_path
     commit = None if base is None else hub_commit(base, model_args.revision)
     if commit:
@@ -271,6 +285,20 @@ def finish(
     else:
         evaluation = f"eval-retrieval --model {folder} --data_dir FOLDER"
         logger.info("next: %s, or push-to-hub %s --repo_id USER/NAME", evaluation, folder)
+
+
+def evaluation_of(step: int, history: list[dict[str, float]]) -> dict[str, float]:
+    """Return the numbers of the last evaluation at a step, or {} if there was none.
+
+    >>> evaluation_of(4, [{"step": 4, "loss": 0.5}, {"step": 4, "eval_mean_accuracy": 90.0}])
+    {'eval_mean_accuracy': 90.0}
+    """
+    found = {}
+    for line in history:
+        numbers = {name: value for name, value in line.items() if name.startswith("eval_")}
+        if line["step"] == step and numbers:
+            found = numbers
+    return found
 
 
 def warn_of_idle_heads(metrics: dict[str, float]) -> None:

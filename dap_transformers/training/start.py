@@ -127,6 +127,10 @@ def read_start(args: PretrainingModelArguments) -> Start:
         saved["pooling"] = library.pooling or default_pooling(config)
         saved["modules"] = list(library.modules)
 
+    is_ready = continues or library.pooling is not None or is_sentence_encoder(config)
+    if args.distill_from is None and not is_ready:
+        leave_out_anchor(args, name)
+
     # Build the model's configuration now, because reading the text may take minutes.
     settings = CONFIG_DEFAULTS | saved | given_fields(args)
     settings["rtl_languages"] = settings["rtl_languages"] or ["of the text"]
@@ -147,6 +151,27 @@ def read_start(args: PretrainingModelArguments) -> Start:
     )
     check_tokenizer(start)
     return start
+
+
+def is_sentence_encoder(config: PreTrainedConfig) -> bool:
+    """Tell whether a plain checkpoint may give good sentence vectors: it has no language model."""
+    classes = config.architectures or [""]
+    return all(name.endswith("Model") and not name.endswith("LMHeadModel") for name in classes)
+
+
+def leave_out_anchor(args: PretrainingModelArguments, name: str) -> None:
+    """Remove "distill" from the objective, because the encoder has no sentence vectors to keep."""
+    parts = (args.objective or "").split("+")
+    if "distill" in parts:
+        parts.remove("distill")
+        if not parts:
+            raise UserError(f"{name} is no sentence encoder: give a teacher (distill_from)")
+        args.objective = "+".join(parts)
+        logger.info(
+            "%s is no sentence encoder yet, so there are no vectors to keep: the objective is %s",
+            name,
+            args.objective,
+        )
 
 
 def check_tokenizer(start: Start) -> None:
@@ -217,11 +242,18 @@ def check_changes(start: Start, given: Mapping[str, Any]) -> None:
         saved = getattr(start.config, key, None)
         # The weight of an objective that is not ours is no field, and may change.
         is_fixed = key in FIELDS and not FIELDS[key].metadata.get("changeable", False)
+        if key == "objective":
+            is_fixed = heads_of(start.planned) != heads_of(start.config)
         if value != saved and is_fixed:
             raise UserError(
                 f"{start.name} was trained with {key}={saved!r}, not {value!r}: leave {key} out, "
                 "or start from a plain encoder."
             )
+
+
+def heads_of(config: DAPConfig) -> set[str]:
+    """Return the names of the modules that the objectives of a model have beside the encoder."""
+    return {head for objective in objectives_of(config) for head in objective.heads}
 
 
 # ------------------------------------------------------------------------------- read from the text

@@ -1,7 +1,8 @@
 """Vectors of a teacher for the objective `distill`: computed once, kept on disk, read by row.
 
-The teacher is any encoder that knows the language of the targets well. Only the targets are encoded
-by it, each distinct one once. Every process of a launch then maps the same file into memory.
+The teacher is any encoder that knows the language of the targets well, or the model itself before
+its training. Only the targets are encoded by it, each distinct one once. Every process of a launch
+then maps the same file into memory.
 
 Shapes: `N` distinct targets, `T` size of the teacher's vectors.
 """
@@ -32,7 +33,10 @@ ROW = "teacher_row"
 
 
 def add_teacher(
-    name: str, text: Mapping[str, Dataset], train: Mapping[str, Dataset], folder: Path
+    teacher: SentenceEncoder,
+    text: Mapping[str, Dataset],
+    train: Mapping[str, Dataset],
+    folder: Path,
 ) -> tuple[dict[str, Dataset], np.ndarray]:
     """Encode the distinct targets with the teacher, and give each pair the row of its vector.
 
@@ -53,7 +57,6 @@ def add_teacher(
         rows = [row_of.setdefault(target, len(row_of)) for target in part["target"][:]]
         with_rows[language] = train[language].add_column(ROW, np.array(rows, np.int64))
 
-    teacher = SentenceEncoder.from_pretrained(name)
     fingerprint = model_fingerprint(teacher)
     targets = list(row_of)
     path = folder / VECTORS.replace("*", hash_of_text(fingerprint, targets))
@@ -76,6 +79,6 @@ def add_teacher(
     if is_main:
         # Files of other teachers and texts stay, because runs may share the folder.
         write_vectors(vectors, path)
-        logger.info("%d targets encoded by %s, kept in %s", len(targets), name, folder)
+        logger.info("%d targets encoded by the teacher, kept in %s", len(targets), folder)
     launched().wait_for_everyone()
     return with_rows, np.load(path, mmap_mode="r")

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from transformers import PrinterCallback, ProgressCallback, TrainingArguments
+from transformers.trainer_utils import SaveStrategy
 
 from dap_transformers.encoding.encoder import SentenceEncoder
 from dap_transformers.errors import UserError, counted
@@ -68,6 +69,7 @@ class DAPTrainer(ResumableTrainer):
         self.max_seq_length = max_seq_length
         self.prefix = prefix
         self.saved_length = saved_length
+        self.measured_on: dict[str, int] = {}  # accuracy -> number of its dev sentences
         self.meter = StepMeter()
         self.checks = StepChecks()
         self.head_rate = 0.0  # learning rate of the heads, for the log
@@ -259,6 +261,8 @@ class DAPTrainer(ResumableTrainer):
             if same := metrics.keys() & own.keys():
                 raise ValueError(f"two evaluators log {min(same)}: rename one of them")
             metrics |= own
+            count = sum(1 for _ in each.sentences())
+            self.measured_on |= {f"eval_{key}": count for key in own if key.endswith("accuracy")}
         metrics["seconds"] = round(time.perf_counter() - started, 2)
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in metrics.items()}
 
@@ -270,48 +274,25 @@ class DAPTrainer(ResumableTrainer):
         return metrics
 
     def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
-        """Tell whether this evaluation is the best. Of equal metrics, the lower loss wins.
+        """Tell whether this evaluation is the best so far.
 
-        The last evaluation of a run is also the best if no accuracy before was higher by more than
-        two standard errors of the difference.
+        Of accuracies, the best is the last one within two standard errors of the highest. The
+        standard error is that of a difference between two accuracies of the dev sentences.
         """
-        before = self.state.best_metric
-        if super()._determine_best_metric(metrics, trial):
-            return True
-        if self.state.best_global_step is None:  # nothing is saved, so there is nothing to choose
-            return False
         name = "eval_" + self.args.metric_for_best_model.removeprefix("eval_")
+        if name not in self.measured_on:
+            return super()._determine_best_metric(metrics, trial)
         value = metrics[name]
-        if value == before:
-            losses = {}
-            for line in self.state.log_history:
-                losses[line["step"]] = line.get("eval_tr_loss", losses.get(line["step"]))
-            best = losses[self.state.best_global_step]
-            is_better = best is not None and metrics["eval_tr_loss"] < best
-        else:
-            is_last = self.state.global_step >= self.state.max_steps
-            is_better = is_last and name.endswith("accuracy") and self._is_as_good(value, before)
-        if is_better:
+        earlier = [line[name] for line in self.state.log_history if name in line and line["step"]]
+        highest = max([value, *earlier])
+        shares = torch.tensor([value, highest]) / 100
+        error = 100 * float((shares * (1 - shares)).sum() / self.measured_on[name]) ** 0.5
+        is_best = highest - value <= 2 * error
+        if is_best:
             self.state.best_metric = value
-            self.state.best_global_step = self.state.global_step
-        return is_better
-
-    def _is_as_good(self, accuracy: float, best: float) -> bool:
-        """Tell whether accuracies in percent differ by two standard errors or less, and log it."""
-        count = sum(sum(1 for _ in each.sentences()) for each in self.evaluators)
-        shares = torch.tensor([accuracy, best]) / 100
-        error = 100 * float((shares * (1 - shares)).sum() / max(count, 1)) ** 0.5
-        is_as_good = best - accuracy <= 2 * error
-        logger.info(
-            "the last step has %.1f%%, step %d had %.1f%%, and the difference has a standard error "
-            "of %.1f points: step %d is kept",
-            accuracy,
-            self.state.best_global_step,
-            best,
-            error,
-            self.state.global_step if is_as_good else self.state.best_global_step,
-        )
-        return is_as_good
+            if self.args.save_strategy != SaveStrategy.NO:
+                self.state.best_global_step = self.state.global_step
+        return is_best
 
     def encoder(self) -> EncoderWithHeads:
         """Return an encoder with the present weights. With FSDP, all processes call this."""

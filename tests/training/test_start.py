@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import (
+    LANGUAGES,
     assert_equal_weights,
     built,
     built_and_described,
@@ -24,6 +25,7 @@ from transformers import AutoTokenizer, BertModel, PreTrainedTokenizerFast
 
 from dap_transformers.encoding.encoder import SentenceEncoder
 from dap_transformers.files import read_json, write_json
+from dap_transformers.training.teacher import VECTORS
 from modules_dap import Normalize, write_modules
 
 # A DAP checkpoint
@@ -45,6 +47,34 @@ def test_a_dap_checkpoint_is_trained_further_with_its_weights_and_objective(
     config = read_json(second / "config.json")
     assert config["objective"] == "tr+rtl"
     assert (config["tr_temperature"], config["tr_bidirectional"]) == (0.1, True)
+
+
+def test_a_tr_checkpoint_becomes_its_own_anchor(flags: str, tmp_path: Path) -> None:
+    first = tmp_path / "first"
+    run(f"{flags} --objective tr --max_steps 1 --output_dir {first}")
+    command = f"{flags} --model_name_or_path {first} --max_steps 2 --logging_steps 1"
+    out = tmp_path / "out"
+    run(f"{command} --objective tr+distill --distill_weight 20 --output_dir {out}")
+
+    assert len(logged(out, "distill_loss")) == 2
+    targets = sorted({pair[1] for language in LANGUAGES for pair in synthetic_pairs(language)})
+    before = SentenceEncoder.from_pretrained(str(first), max_seq_length=16).encode(targets)
+    (file,) = (out / "teacher").glob(VECTORS)
+    distances = np.abs(np.load(file)[:, None] - before).max(2)  # (N, number of targets)
+    assert distances.min(1).max() < 1e-5
+
+
+def test_a_plain_encoder_has_no_vectors_to_keep(
+    flags: str, tiny_bert_dir: Path, tmp_path: Path
+) -> None:
+    plain = tmp_path / "plain"
+    shutil.copytree(tiny_bert_dir, plain)
+    config = read_json(plain / "config.json")
+    write_json(config | {"architectures": ["BertForMaskedLM"]}, plain / "config.json")
+    command = f"{flags} --model_name_or_path {plain} --max_steps 1"
+    run(f"{command} --objective tr+distill --output_dir {tmp_path}/out")
+    assert read_json(tmp_path / "out/config.json")["objective"] == "tr"
+    assert not (tmp_path / "out/teacher").exists()
 
 
 # Random weights
@@ -221,8 +251,8 @@ def smaller(folder: Path, tokenizer: PreTrainedTokenizerFast) -> None:
         (None, "--train_data nowhere --tr_margin -1", "tr_margin=-1"),
         (None, "--train_data nowhere --rtl_direction both --rtl_layers 99", "rtl_layers=99"),
         (None, "--train_data nowhere --max_seq_length 90", "max_seq_length=90"),
-        (None, "--train_data nowhere --distill_from shape", "need each other"),
-        (None, "--train_data nowhere --objective tr+distill", "need each other"),
+        (None, "--train_data nowhere --distill_from shape", "distill_from=shape"),
+        (None, "--train_data nowhere --objective distill", "give a teacher"),
         (None, "--objective tr --per_device_train_batch_size 1024", "batch of 1,?024"),
     ],
 )
