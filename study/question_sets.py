@@ -7,9 +7,9 @@
 - The same page has the same id in all languages, so that German questions find English answers.
 - Every folder below has BEIR's layout: corpus.jsonl, queries.jsonl and qrels/test.tsv.
 
-    OUT/gnome/de/        German questions, German passages
-    OUT/gnome/de-en/     German questions, English passages
-    OUT/gnome/mixed-de/  German questions to a third of the pages, English passages of all pages,
+    OUT/gnome-de/        German questions, German passages
+    OUT/gnome-de-en/     German questions, English passages
+    OUT/gnome-de-mixed/  German questions to a third of the pages, English passages of all pages,
                          and German passages of the other two thirds
 """
 
@@ -244,21 +244,21 @@ def write_folder(
     (folder / "qrels/test.tsv").write_text(header + "".join(lines), encoding="utf-8")
 
 
-def write_set(folder: Path, languages: Mapping[str, Pages]) -> None:
+def write_set(out: Path, name: str, languages: Mapping[str, Pages]) -> None:
     """Write the folders of a set: each language, its questions in English, and mixed."""
     answers = {key: page.passage for key, page in languages[ENGLISH].items()}
     for language, pages in languages.items():
         passages = {key: page.passage for key, page in pages.items()}
-        write_folder(folder / language, passages, pages)
+        write_folder(out / f"{name}-{language}", passages, pages)
         if language == ENGLISH:
             continue
-        write_folder(folder / f"{language}-en", answers, pages)
+        write_folder(out / f"{name}-{language}-en", answers, pages)
         asked = sorted(pages, key=digest)[: len(pages) // 3]
         mixed = {f"en:{key}": text for key, text in answers.items()}
         for key in sorted(pages.keys() - asked):
             mixed[f"{language}:{key}"] = passages[key]
         asked_pages = {key: pages[key] for key in asked}
-        write_folder(folder / f"mixed-{language}", mixed, asked_pages, answered_by="en:")
+        write_folder(out / f"{name}-{language}-mixed", mixed, asked_pages, answered_by="en:")
 
 
 def unpack(packages: str, root: Path) -> list[str]:
@@ -280,7 +280,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as root:
             files += unpack(source.packages, Path(root))
             languages = read_set(source, Path(root))
-        write_set(out / name, languages)
+        write_set(out, name, languages)
         counts = [f"{language} {len(pages)}" for language, pages in languages.items()]
         print(f"{name}: {', '.join(counts)}", flush=True)
     (out / "packages.txt").write_text("\n".join(files) + "\n")

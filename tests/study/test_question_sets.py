@@ -132,8 +132,8 @@ def test_untranslated_and_ambiguous_pages_are_left_out(languages: dict[str, Page
 def test_a_mixed_index_lacks_the_translations_of_its_answers(
     languages: dict[str, Pages], tmp_path: Path
 ) -> None:
-    write_set(tmp_path / "out", languages)
-    folder = tmp_path / "out" / "mixed-de"
+    write_set(tmp_path, "gnome", languages)
+    folder = tmp_path / "gnome-de-mixed"
     corpus = read_jsonl(folder / "corpus.jsonl")
     queries = read_jsonl(folder / "queries.jsonl")
     header, *lines = (folder / "qrels" / "test.tsv").read_text().splitlines()
