@@ -1,4 +1,4 @@
-"""Bitext retrieval accuracy in both directions, on Tatoeba or on your own parallel text.
+"""Retrieval of translations, on Tatoeba or your own parallel text, and of answers to questions.
 
     eval-retrieval --model user/dap-xlmr --data_dir tatoeba/ --output_file out.json
 
@@ -10,16 +10,15 @@
   query's own language are candidates.
 - Hard negatives: `--hard_negatives` also measures how often a source prefers a changed copy of an
   English sentence to the translation (xsim++).
+- Search: `--search faq/` measures whether questions find the passages that answer them.
 - Reuse: with `--embeddings_dir` a second run of the same model on the same text encodes nothing.
 - Several processes: `accelerate launch` shares the encoding among processes.
 """
 
-import hashlib
-import json
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import MISSING, asdict, dataclass, make_dataclass
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -32,31 +31,25 @@ from dap_transformers.commands.arguments import (
 from dap_transformers.commands.safeguards import command, guarded
 from dap_transformers.encoding.encoder import tokens_of_a_batch
 from dap_transformers.encoding.shards import launched
-from dap_transformers.errors import counted
-from dap_transformers.evaluation.evaluator import evaluate
+from dap_transformers.errors import UserError
+from dap_transformers.evaluation.evaluation_data import EvaluationData
+from dap_transformers.evaluation.evaluator import Evaluator, evaluate
 from dap_transformers.evaluation.hard_negatives import HardNegatives
-from dap_transformers.evaluation.paper import PAPER_MODELS, tatoeba_tables
-from dap_transformers.evaluation.retrieval import Retrieval, pool_table, read_languages, rounded
+from dap_transformers.evaluation.retrieval import Retrieval, read_languages, rounded
 from dap_transformers.files import public_name, write_json
 from dap_transformers.options import arg
 from dap_transformers.pictures import plot_accuracies
 from dap_transformers.ray.connection import Cluster
 from dap_transformers.reports import read_report
 from dap_transformers.text.find import find_bitext
-
-PROTOCOL = (
-    "bitext retrieval: nearest neighbour by cosine over the other side, accuracy by line, macro "
-    "averages"
-)
-#: What can be measured beside retrieval: flag -> evaluator of pairs by language.
-EVALUATORS = {"hard_negatives": HardNegatives}
+from modules_dap import PROMPTS_OF
 
 
 @dataclass
-class RetrievalArguments:
-    """Command-line arguments of a retrieval evaluation: what to evaluate on, and what to write."""
+class EvaluationArguments(EvaluationData):
+    """Command-line arguments of an evaluation: what to evaluate on, and what to write."""
 
-    data_dir: list[str] = arg(MISSING, "Folders or files of parallel text with English.")
+    data_dir: list[str] = arg([], "Folders or files of parallel text with English.")
     languages: list[str] | None = arg(
         None, "Codes such as 'de fr' or 'deu fra'. Default: all languages in data_dir."
     )
@@ -70,6 +63,15 @@ class RetrievalArguments:
         "language, too.",
         choices=("monolingual", "multilingual"),
     )
+    hard_negatives: bool = arg(
+        False, "Measure the error if changed copies of the English sentences are candidates."
+    )
+    query_prompt: str | None = arg(
+        None,
+        "With --search: text before a question, such as 'query: '. Default: the checkpoint's own "
+        "prompt for queries unless --prefix is given, otherwise the prefix.",
+    )
+    document_prompt: str | None = arg(None, "The same before a passage, such as 'passage: '.")
     output_file: str | None = arg(None, "JSON file to write.")
     plot: str | None = arg(None, "Picture of accuracy by language to draw: .svg, .png or .pdf.")
     before: str | None = arg(None, "JSON file of another model, for --plot to compare with.")
@@ -78,73 +80,81 @@ class RetrievalArguments:
     )
     token_budget: int | None = token_budget()
 
+    def text_files(self) -> list[Path]:
+        """Return the files of the parallel text."""
+        found = find_bitext(self.data_dir) if self.data_dir else {}
+        return [Path(path) for file in chain.from_iterable(found.values()) for path in file.paths]
 
-def flag_of(name: str) -> tuple[str, type, Any]:
-    """Return the dataclass field of an evaluator's flag. Its class says what it measures."""
-    return name, bool, arg(False, EVALUATORS[name].__doc__.partition("\n")[0])
-
-
-Measures = make_dataclass("Measures", map(flag_of, EVALUATORS))
+    def all_evaluators(self) -> list[Evaluator]:
+        """Read the text, and return the evaluators that the flags ask for."""
+        chosen: list[Evaluator] = []
+        if self.data_dir:
+            pairs = read_languages(find_bitext(self.data_dir), self.languages, self.max_pairs)
+            is_tatoeba = all(path.name.startswith("tatoeba.") for path in self.text_files())
+            is_whole = self.max_pairs is None  # fewer candidates are easier than the paper's
+            in_pool = self.pool == "multilingual"
+            chosen.append(Retrieval(pairs, in_pool, is_tatoeba=is_tatoeba and is_whole))
+            if self.hard_negatives:
+                chosen.append(HardNegatives(pairs))
+        elif self.hard_negatives or self.plot:
+            raise UserError("--hard_negatives and --plot need the pairs of --data_dir")
+        chosen += self.evaluators()
+        if not chosen:
+            raise UserError("there is nothing to measure: give --data_dir or --search")
+        return chosen
 
 
 def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
-    """Measure retrieval accuracy, print tables, and write the report that is returned.
+    """Measure an encoder, print tables, and write the report that is returned.
 
     If there are several processes, only the first one writes, and the others return {}.
     """
     logging.basicConfig(format="%(levelname)s: %(message)s")
-    types = (EncoderArguments, RetrievalArguments, Measures, Cluster)
+    types = (EncoderArguments, EvaluationArguments, Cluster)
     parser = ArgumentParser(types, description=__doc__.splitlines()[0])
-    model_args, args, chosen, cluster = parser.parse_args_into_dataclasses(args=argv)
+    model_args, args, cluster = parser.parse_args_into_dataclasses(args=argv)
     files = {"--output_file": args.output_file, "--plot": args.plot}
     folders = {"--embeddings_dir": args.embeddings_dir}
-    found = find_bitext(args.data_dir)
-    paths = []
-    for file in chain.from_iterable(found.values()):
-        paths += file.paths
-    inputs = [*args.data_dir, *paths, args.before]
-    model = model_args.model_name_or_path
+    inputs = [*args.data_dir, *args.text_files(), *args.search_data, args.before]
     is_main = launched().is_main_process
 
-    with guarded(files, folders, inputs, model, is_main), cluster.connect():
-        # read the pairs and load the model
+    with (
+        guarded(files, folders, inputs, model_args.model_name_or_path, is_main),
+        cluster.connect(),
+    ):
+        # read the text and load the model
         reports = {"before": read_report(args.before)["languages"]} if args.before else {}
-        pairs = read_languages(found, args.languages, args.max_pairs)
-        retrieval = Retrieval(pairs, args.pool == "multilingual")
-        others = [EVALUATORS[name](pairs) for name, is_on in asdict(chosen).items() if is_on]
+        evaluators = args.all_evaluators()
         encoder = model_args.load(cluster)
+        prompts = {"query": args.query_prompt, "document": args.document_prompt}
+        encoder.prompts.update((task, text) for task, text in prompts.items() if text is not None)
         if is_main:
-            print(f"{model_args.summary(encoder)}; {counted(len(pairs), 'language')}")
+            print(model_args.summary(encoder))
 
         # measure
         started = time.perf_counter()
         budget = tokens_of_a_batch(args.token_budget)
-        numbers = evaluate(encoder, [retrieval, *others], budget, args.embeddings_dir, is_main)
+        numbers = evaluate(encoder, evaluators, budget, args.embeddings_dir, is_main)
         seconds = time.perf_counter() - started
         if not is_main:
             return {}
-        numbers = rounded(numbers.pop(retrieval.name)) | numbers
 
         # print the tables first, so that they are not lost if a file cannot be written
-        is_tatoeba = all(Path(path).name.startswith("tatoeba.") for path in paths)
-        is_comparable = is_tatoeba and args.max_pairs is None  # fewer candidates are easier
-        print(tatoeba_tables(numbers, Path(model).name, PAPER_MODELS if is_comparable else ()))
-        if retrieval.pool:
-            print(f"\n{pool_table(numbers)}")
-        for each in others:
-            print(f"\n{each.table(numbers[each.name])}")
+        print("\n\n".join(each.table(numbers[each.name]) for each in evaluators))
 
         # write the report
         settings = {
-            "data": [public_name(path) for path in args.data_dir],
-            "text": digest(pairs),
+            "data": [public_name(path) for path in (*args.data_dir, *args.search_data)],
+            "text": {each.name: each.digest() for each in evaluators},
             "max_pairs": args.max_pairs,
         }
-        if retrieval.pool:
+        if args.pool == "multilingual":
             settings["pool"] = args.pool
-        for each in others:
-            settings[each.name] = digest(list(each.sentences()))
-        content = model_args.report(encoder, PROTOCOL, numbers, settings, seconds)
+        if args.search_data:
+            settings |= {f"{task}_prompt": encoder.for_task(task).prefix for task in PROMPTS_OF}
+        protocol = "; ".join(each.protocol for each in evaluators if each.protocol)
+        numbers = rounded(numbers.pop("retrieval", {})) | numbers
+        content = model_args.report(encoder, protocol, numbers, settings, seconds)
         if args.output_file:
             write_json(content, args.output_file)
             print(f"written to {args.output_file}")
@@ -153,11 +163,6 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
             plot_accuracies(reports, args.plot)
             print(f"drawn in {args.plot}")
     return content
-
-
-def digest(text: Any) -> str:
-    """Return 12 hexadecimal digits of a hash of anything that JSON can hold."""
-    return hashlib.sha256(json.dumps(text).encode()).hexdigest()[:12]
 
 
 main = command(run)

@@ -40,6 +40,8 @@ EXPECTED = {
     "truncation": True,
     "use_residual": False,
 }
+#: Task -> names of the prompts that serve it in the library, best last.
+PROMPTS_OF = {"query": ("query",), "document": ("corpus", "passage", "document")}
 #: Settings that change no vector here, whatever their value is.
 WITHOUT_EFFECT = {
     "add_pooling_layer",
@@ -266,6 +268,17 @@ def find_file(name_or_path: str, filename: str, revision: str | None = None) -> 
     )
 
 
+def prompt_for(task: str, prompts: Mapping[str, str], default: str) -> str:
+    """Return the prompt of a task, "query" or "document". Without one, return the default.
+
+    >>> prompt_for("document", {"query": "query: ", "passage": "passage: "}, "")
+    'passage: '
+    """
+    for name in PROMPTS_OF[task]:
+        default = prompts.get(name, default)
+    return default
+
+
 def module_kind(dotted: str) -> str:
     """Return the class name of a module of sentence-transformers, or a foreign module's full path.
 
@@ -347,7 +360,6 @@ def write_modules(
     encoder: Any,
     folder: Path,
     similarity: str | None = None,
-    prompts: Mapping[str, str] | None = None,
 ) -> None:
     """Write the files that make `SentenceTransformer(folder)` give the encoder's vectors.
 
@@ -362,13 +374,15 @@ def write_modules(
     cut = {"max_seq_length": encoder.max_seq_length, "do_lower_case": False}
     _write_json(cut, folder / TRANSFORMER)
 
-    prompts = dict(prompts or {})
+    prompts = dict(encoder.prompts)
     default = None
     if encoder.prefix:
         same = [name for name, text in prompts.items() if text == encoder.prefix]
         default = same[0] if same else "text"
+        prompts[default] = encoder.prefix
+    if prompts:
         # encode_query and encode_document use only prompts of these names
-        own = dict.fromkeys((default, "query", "document"), encoder.prefix)
+        own = {task: prompt_for(task, prompts, encoder.prefix) for task in PROMPTS_OF}
         prompts = own | prompts
     own_similarity = getattr(encoder.model.config, "tr_similarity", "cosine")
     settings = {

@@ -23,7 +23,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     logging.basicConfig(format="%(message)s", level=logging.INFO if is_writer else logging.ERROR)
 
     models = (model.model_name_or_path, model.config_name, model.tokenizer_name, model.distill_from)
-    inputs = [*data.train_data, *data.validation_data, *filter(None, models)]
+    texts = [*data.train_data, *data.validation_data, *data.search_data]
+    inputs = [*texts, *filter(None, models)]
     if model.distill_dir:
         # Not locked, because runs may share the teacher's vectors.
         refuse_changes({}, {"--distill_dir": model.distill_dir}, inputs)

@@ -152,7 +152,7 @@ def test_vectors_and_loss_are_those_of_the_library(kind: str, folders: Callable)
 
 
 def train(start: Path, out: Path, text: Path, options: str) -> SentenceEncoder:
-    """Train for two steps. The saved model has the library's vectors, and no prompt."""
+    """Train for two steps. The saved model has the library's vectors, and the start's prompts."""
     run(
         f"--model_name_or_path {start} --output_dir {out} --train_data {text} --max_steps 2 "
         "--head_steps 2 --per_device_train_batch_size 8 --eval_strategy no --report_to none "
@@ -161,7 +161,9 @@ def train(start: Path, out: Path, text: Path, options: str) -> SentenceEncoder:
     trained = load_encoder(out)
     library = load_library(out, trust_remote_code=True)
     same(trained.encode(TEXT), library.encode(TEXT))
-    same(library.encode_query(TEXT), library.encode(TEXT))
+    query = trained.for_task("query")
+    assert query.prefix == PROMPTS["query"]
+    same(query.encode(TEXT), library.encode_query(TEXT))
     return trained
 
 

@@ -93,7 +93,8 @@ class ArgumentParser(HfArgumentParser):
         """Parse the arguments. A path that is empty would silently name the current folder."""
         found, rest = super().parse_known_args(*args, **options)
         for name, value in vars(found).items():
-            if name != "prefix" and "" in (value if isinstance(value, list) else [value]):
+            is_path = not name.endswith(("prefix", "prompt"))
+            if is_path and "" in (value if isinstance(value, list) else [value]):
                 raise UserError(f"--{name} is empty: is a variable unset?")
         return found, rest
 

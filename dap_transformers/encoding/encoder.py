@@ -11,8 +11,9 @@ dimensions of a sentence vector, which are `D` without a Dense module.
 import logging
 import math
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from copy import copy
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -36,7 +37,7 @@ from dap_transformers.search.exact import unit_rows
 from dap_transformers.tokenizer import load_tokenizer, require_embeddings, require_room
 from encoder_dap import TESTED
 from modeling_dap import DAPModel
-from modules_dap import LibrarySettings, library_settings, load_modules
+from modules_dap import LibrarySettings, library_settings, load_modules, prompt_for
 from states_dap import (
     POOLINGS,
     can_skip_tokens,
@@ -94,6 +95,8 @@ class SentenceEncoder:
         bf16: run the encoder under bfloat16 autocast. Pooling stays in float32.
         after: modules that turn the pooled vectors (B, D) into sentence vectors (B, E). None takes
             a DAP model's own.
+        prompts: name -> text to put before a sentence instead of `prefix`, such as "query" (see
+            `for_task`).
     """
 
     def __init__(
@@ -107,6 +110,7 @@ class SentenceEncoder:
         device: str | torch.device | None = None,
         bf16: bool = False,
         after: nn.Sequential | None = None,
+        prompts: Mapping[str, str] | None = None,
     ) -> None:
         is_encoder_decoder = getattr(model.config, "is_encoder_decoder", False)
         self.model = model.get_encoder() if is_encoder_decoder else model
@@ -119,6 +123,7 @@ class SentenceEncoder:
         own_pooling = getattr(model.config, "pooling", None) or default_pooling(model.config)
         self.pooling: str = pooling or own_pooling
         self.prefix = prefix or ""
+        self.prompts = dict(prompts or {})
         positions = longest_input(model) or math.inf
         if max_seq_length is None:
             max_seq_length = min(DEFAULT_MAX_SEQ_LENGTH, positions)
@@ -163,7 +168,8 @@ class SentenceEncoder:
 
         Args:
             pooling: None takes the checkpoint's own. If it has none, a warning says which is used.
-            prefix: such as "query: ". None takes the checkpoint's own, or else no prefix.
+            prefix: such as "query: ". None takes the checkpoint's own, or else no prefix. With a
+                prefix, the checkpoint's prompts are not used.
             max_seq_length: None takes the length in the sentence-transformers files. Without these
                 it is 128, or less if the model has fewer positions.
             device: None takes CUDA if there is any.
@@ -194,6 +200,7 @@ class SentenceEncoder:
             device=device or ("cuda" if torch.cuda.is_available() else "cpu"),
             bf16=bf16,
             after=after,
+            prompts=library.prompts if prefix is None else None,
         )
         if pooling is None:
             logger.warning("%s does not say how it pools: using %r", name_or_path, encoder.pooling)
@@ -214,6 +221,16 @@ class SentenceEncoder:
             alone = self._states(ids[:1, :5], mask[:1, :5])
         if (beside - alone).norm() > 1e-3 * alone.norm():
             logger.warning("%s: vectors depend on the sentences that share a batch", name)
+
+    def for_task(self, task: str) -> "SentenceEncoder":
+        """Return this encoder with its own prompt for a "query" or a "document" as the prefix.
+
+        Without such a prompt, the prefix stays.
+        """
+        other = copy(self)
+        other.prefix = prompt_for(task, self.prompts, self.prefix)
+        require_room(self.tokenizer, self.max_seq_length, other.prefix)
+        return other
 
     @property
     def backbone(self) -> PreTrainedModel:

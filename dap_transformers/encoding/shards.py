@@ -94,6 +94,11 @@ class SharedEncoder:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.encoder, name)
 
+    def for_task(self, task: str) -> "SharedEncoder":
+        """Return a shared encoder with the model's prompt for a task, which has no vectors yet."""
+        encoder = self.encoder.for_task(task)
+        return SharedEncoder(encoder, self.folder, self.token_budget, self.progress)
+
     def encode(self, sentences: Sequence[str]) -> np.ndarray:
         """Return the vectors (N, D) of N sentences, in every process.
 

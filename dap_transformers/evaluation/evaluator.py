@@ -3,6 +3,8 @@
 A new evaluator is a class with the members of `Evaluator`.
 """
 
+import hashlib
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
@@ -27,10 +29,12 @@ class Evaluator:
         primary: its main number. A training logs it as `eval_{primary}`, and chooses the best
             checkpoint by it if this is `metric_for_best_model`. Of a number whose name ends in
             "loss", "error" or "aer", less is better.
+        protocol: how a report says that it measures. "" if the report's other numbers say it.
     """
 
     name: str
     primary: str
+    protocol = ""
 
     def __call__(self, encoder: Encoder) -> Numbers:
         """Measure an encoder, and return the numbers of a report."""
@@ -40,6 +44,10 @@ class Evaluator:
         """Return what will be encoded. All evaluators' sentences are encoded in one call."""
         return ()
 
+    def digest(self) -> str:
+        """Return a hash that tells whether two reports are about the same text."""
+        return digest_of(list(self.sentences()))
+
     def logged(self, numbers: Numbers) -> dict[str, float]:
         """Return the numbers that a training logs, by name."""
         return numbers
@@ -47,6 +55,11 @@ class Evaluator:
     def table(self, numbers: Numbers) -> str:
         """Format the numbers for the console."""
         return text_table([self.name, ""], list(numbers.items()))
+
+
+def digest_of(text: Any) -> str:
+    """Return 12 hexadecimal digits of a hash of anything that JSON can hold."""
+    return hashlib.sha256(json.dumps(text).encode()).hexdigest()[:12]
 
 
 def both_sides(pairs: PairsByLanguage) -> Iterator[str]:

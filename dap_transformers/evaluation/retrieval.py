@@ -15,7 +15,13 @@ import numpy as np
 from dap_transformers.encoding.encoder import Encoder
 from dap_transformers.errors import UserError
 from dap_transformers.evaluation.evaluator import Evaluator, Numbers, PairsByLanguage, both_sides
-from dap_transformers.evaluation.paper import DIRECTIONS, POOL_KEYS, rows_of_languages
+from dap_transformers.evaluation.paper import (
+    DIRECTIONS,
+    PAPER_MODELS,
+    POOL_KEYS,
+    rows_of_languages,
+    tatoeba_tables,
+)
 from dap_transformers.languages import TATOEBA_14, TATOEBA_28, TATOEBA_36, base_language
 from dap_transformers.search.exact import Array, first_equal_rows, nearest, nearest_neighbours
 from dap_transformers.tables import text_table
@@ -32,13 +38,19 @@ class Retrieval(Evaluator):
         pairs: language code -> (source, target) sentences. The numbers call the targets English.
         pool: also measure the pool that holds the other sentences of the query's language.
         target_language: code of the targets' language, for the names in a training's log.
+        is_tatoeba: whether the table shows the paper's numbers, which are of this text.
     """
 
     pairs: PairsByLanguage
     pool: bool = False
     target_language: str = "en"
+    is_tatoeba: bool = False
     name = "retrieval"
     primary = "mean_accuracy"
+    protocol = (
+        "bitext retrieval: nearest neighbour by cosine over the other side, accuracy by line, "
+        "macro averages"
+    )
 
     def sentences(self) -> Iterator[str]:
         return both_sides(self.pairs)
@@ -70,6 +82,11 @@ class Retrieval(Evaluator):
             in_pool = [_mean(languages, f"pool_{direction}", languages) for direction in DIRECTIONS]
             found["mean_pool_accuracy"] = float(np.mean(in_pool))
         return found
+
+    def table(self, numbers: Numbers) -> str:
+        """Format accuracy by language, and a second table for the multilingual pool."""
+        table = tatoeba_tables(numbers, models=PAPER_MODELS if self.is_tatoeba else ())
+        return f"{table}\n\n{pool_table(numbers)}" if self.pool else table
 
 
 def _mean(languages: Numbers, name: str, codes: Iterable[str]) -> float:

@@ -7,7 +7,7 @@ checkpoint.
 Shapes: `N` sentences, `D` hidden size.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -93,7 +93,6 @@ class Published:
     similarity: str
     has_pooler: bool
     has_dense: bool = False
-    prompts: dict[str, str] = field(default_factory=dict)
 
     @property
     def pools_itself(self) -> bool:
@@ -122,7 +121,7 @@ def build(checkpoint: Path, folder: Path, options: FolderOptions | None = None) 
         custom_object_save(model, folder)  # Transformers looks for the code at the root
 
     save_tokenizer(encoder.tokenizer, published.max_seq_length, folder)
-    write_modules(encoder, folder, published.similarity, published.prompts)
+    write_modules(encoder, folder, published.similarity)
     _check_vectors(encoder, published, folder)
     return published
 
@@ -175,7 +174,6 @@ def _describe(encoder: SentenceEncoder, checkpoint: Path, options: FolderOptions
         similarity=similarity,
         has_pooler=_plain_pooler(backbone) is not None,
         has_dense=bool(encoder.after.state_dict()),
-        prompts=library.prompts if options.prefix is None else {},
     )
 
 

@@ -69,6 +69,8 @@ METRICS = {
     "precision": ("precision", "precision"),
     "recall": ("recall", "recall"),
     "f1": ("f1", "F1"),
+    "ndcg@10": ("ndcg_at_10", "nDCG@10"),
+    "accuracy@1": ("accuracy_at_1", "accuracy@1"),
 }
 #: Key of a number that is not a metric of the Hub -> name on the card.
 OTHER_NAMES = {
@@ -84,6 +86,7 @@ OTHER_NAMES = {
 TASKS = {
     "xx-en": ("sentence-similarity", "bitext retrieval"),
     "f1": ("sentence-similarity", "bitext mining"),
+    "ndcg@10": ("sentence-similarity", "information retrieval"),
     "accuracy": ("text-classification", "natural language inference"),
 }
 HUB_DATASETS = ("facebook/xnli",)  # default data of an evaluation

@@ -15,6 +15,7 @@ from transformers.utils.chat_template_utils import parse_google_format_docstring
 
 from configuration_dap import FIELDS, DAPConfig
 from dap_transformers.errors import UserError
+from dap_transformers.evaluation.evaluation_data import EvaluationData
 from dap_transformers.files import public_name
 from dap_transformers.options import arg, require_least
 from objectives_dap import OBJECTIVES
@@ -132,7 +133,7 @@ def given_fields(args: PretrainingModelArguments) -> dict[str, Any]:
 
 
 @dataclass
-class PretrainingDataArguments:
+class PretrainingDataArguments(EvaluationData):
     """Arguments of the parallel text to train on. All languages share one target language."""
 
     _argument_group_name = "text"
@@ -155,6 +156,15 @@ class PretrainingDataArguments:
         None,
         "Text to put before every sentence, such as 'query: '. Default: the default prompt of a "
         "sentence-transformers folder, otherwise none.",
+    )
+    query_prompt: str | None = arg(
+        None,
+        "Text that the saved model and --search_data put before a question. Default: that of a "
+        "sentence-transformers folder unless --prefix is given, otherwise the prefix.",
+        changes_weights=False,
+    )
+    document_prompt: str | None = arg(
+        None, "The same before a passage, such as 'passage: '.", changes_weights=False
     )
     language_mix: str = arg(
         "natural",

@@ -44,6 +44,7 @@ from dap_transformers.training.start import Start, is_streamed, load_model, read
 from dap_transformers.training.teacher import add_teacher
 from dap_transformers.training.trainer import DAPTrainer, require_batch
 from modeling_dap import DAPConfig
+from modules_dap import prompt_for
 
 logger = logging.getLogger(__name__)
 
@@ -133,7 +134,10 @@ def build_trainer(
     pairs = {}
     for code, part in dev.items():
         pairs[code] = list(zip(part["source"][:], part["target"][:], strict=True))
-    evaluators = [Retrieval(pairs, True, data.target_language), SourceInformation(pairs)]
+    evaluators = data.evaluators()
+    if dev:
+        retrieval = Retrieval(pairs, True, data.target_language)
+        evaluators = [retrieval, SourceInformation(pairs), *evaluators]
     trainer = DAPTrainer(
         model=model,
         args=training,
@@ -141,22 +145,28 @@ def build_trainer(
         train_sampler=sampler,
         data_collator=collator,
         processing_class=start.tokenizer,
-        evaluators=evaluators if dev else None,
+        evaluators=evaluators,
         max_seq_length=data.max_seq_length,
         prefix=data.prefix,
+        prompts={"query": data.query_prompt, "document": data.document_prompt},
         saved_length=start.library.max_seq_length,
     )
     return trainer, describe_run(model.config, (model_args, data, training), train, dev)
 
 
 def complete_data_arguments(data: PretrainingDataArguments, start: Start) -> None:
-    """Fill in the prefix and the length that the user did not give.
+    """Fill in the prefix, the prompts and the length that the user did not give.
 
     They are those of a sentence-transformers folder if training starts from one. Otherwise there is
-    no prefix, and the length is 32 tokens.
+    no prefix, the prompts are the prefix, and the length is 32 tokens.
     """
+    prompts = start.library.prompts if data.prefix is None else {}
     if data.prefix is None:
         data.prefix = start.library.prefix
+    if data.query_prompt is None:
+        data.query_prompt = prompt_for("query", prompts, data.prefix)
+    if data.document_prompt is None:
+        data.document_prompt = prompt_for("document", prompts, data.prefix)
     if data.max_seq_length is None:
         data.max_seq_length = start.library.max_seq_length or 32
     if start.positions is not None and data.max_seq_length > start.positions:
@@ -274,12 +284,14 @@ def finish(
     (folder / HEADS_FILE).unlink(missing_ok=True)  # the saved model has these heads
     write_json(metrics | made, folder / FINISHED)
 
-    accuracy = found.get("eval_mean_accuracy")
-    shown = "not evaluated"
-    if accuracy is not None:
-        pool = found["eval_mean_pool_accuracy"]
-        shown = f"mean accuracy {accuracy:.1f}% on dev pairs, {pool:.1f}% in the multilingual pool"
-    logger.info("kept step %d of %d: %s; written to %s", step, state.global_step, shown, folder)
+    shown = []
+    if "eval_mean_accuracy" in found:
+        shown.append(f"mean accuracy {found['eval_mean_accuracy']:.1f}% on dev pairs")
+        shown.append(f"{found['eval_mean_pool_accuracy']:.1f}% in the multilingual pool")
+    if "eval_mean_ndcg" in found:
+        shown.append(f"nDCG@10 {found['eval_mean_ndcg']:.1f}% in search")
+    text = ", ".join(shown) or "not evaluated"
+    logger.info("kept step %d of %d: %s; written to %s", step, state.global_step, text, folder)
     if training.push_to_hub:
         push(training, trainer.hub_model_id)
     else:

@@ -41,13 +41,26 @@ LEAST_INFORMATION = 0.1
 
 
 class EncoderWithHeads(SentenceEncoder):
-    """A sentence encoder that also has the prediction heads of its model, which is not sharded."""
+    """A sentence encoder that also has the prediction heads of its model, which is not sharded.
+
+    Args:
+        saved: the encoder that the training saves, which encodes queries and documents. They are
+            often longer than the sentences of the training.
+    """
 
     def __init__(
-        self, model: DAPForPreTraining, tokenizer: PreTrainedTokenizerBase, **options: Any
+        self,
+        model: DAPForPreTraining,
+        tokenizer: PreTrainedTokenizerBase,
+        saved: SentenceEncoder | None = None,
+        **options: Any,
     ) -> None:
         super().__init__(model.dap, tokenizer, **options)
         self.with_heads = model
+        self.saved = saved
+
+    def for_task(self, task: str) -> SentenceEncoder:
+        return super().for_task(task) if self.saved is None else self.saved.for_task(task)
 
 
 @dataclass

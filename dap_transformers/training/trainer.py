@@ -11,7 +11,7 @@ Beside what `Trainer` does, it
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ from dap_transformers.training.source_information import EncoderWithHeads
 from dap_transformers.training.step_log import ShortLines, ShortProgress, StepChecks, StepMeter
 from heads_dap import whole
 from losses_dap import world_size
-from modeling_dap import DAPForPreTrainingOutput
+from modeling_dap import DAPForPreTraining, DAPForPreTrainingOutput
 from modules_dap import write_modules
 
 logger = logging.getLogger(__name__)
@@ -51,6 +51,7 @@ class DAPTrainer(ResumableTrainer):
             `eval_mean_accuracy`, and `SourceInformation`, which logs `eval_rtl_source_nats`.
         max_seq_length: largest number of tokens of a dev sentence, with special tokens.
         prefix: text to put before every dev sentence. The saved model has it as its default prompt.
+        prompts: name -> prompt of the saved model, such as "query" (`SentenceEncoder.prompts`).
         saved_length: most tokens of a sentence for the saved model. None: 128, if it allows them.
     """
 
@@ -62,12 +63,14 @@ class DAPTrainer(ResumableTrainer):
         evaluators: Sequence[Evaluator] | None = None,
         max_seq_length: int = 32,
         prefix: str = "",
+        prompts: Mapping[str, str] | None = None,
         saved_length: int | None = None,
         **kwargs: Any,
     ) -> None:
         self.evaluators = list(evaluators or ())
         self.max_seq_length = max_seq_length
         self.prefix = prefix
+        self.prompts = prompts
         self.saved_length = saved_length
         self.measured_on: dict[str, int] = {}  # accuracy -> number of its dev sentences
         self.meter = StepMeter()
@@ -300,10 +303,22 @@ class DAPTrainer(ResumableTrainer):
         return EncoderWithHeads(
             model,
             self.processing_class,
+            self.saved_encoder(model),
             pooling=model.config.pooling,
             prefix=self.prefix,
             max_seq_length=self.max_seq_length,
             bf16=self.args.bf16,
+        )
+
+    def saved_encoder(self, model: DAPForPreTraining) -> SentenceEncoder:
+        """Return the sentence encoder that is saved of a model."""
+        return SentenceEncoder(
+            model.dap,
+            self.processing_class,
+            prefix=self.prefix,
+            max_seq_length=self.saved_length,
+            bf16=self.args.bf16,
+            prompts=self.prompts,
         )
 
     def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
@@ -334,15 +349,12 @@ class DAPTrainer(ResumableTrainer):
             super()._save(output_dir, state_dict)
         # Under FSDP all processes come here.
         if self.args.should_save:
-            model = self.accelerator.unwrap_model(self.model, keep_torch_compile=False).dap
+            model = self.accelerator.unwrap_model(self.model, keep_torch_compile=False)
             folder = Path(output_dir or self.args.output_dir)
-            encoder = SentenceEncoder(
-                model, self.processing_class, None, self.prefix, self.saved_length
-            )
-            write_modules(encoder, folder)
+            write_modules(self.saved_encoder(model), folder)
             # The final model is complete without them, because its weights are merged.
             if self.args.peft_lora_rank is not None and folder != Path(self.args.output_dir):
-                save_adapters(model.encoder, folder)
+                save_adapters(model.dap.encoder, folder)
 
 
 def require_batch(pairs: int, args: TrainingArguments) -> None:

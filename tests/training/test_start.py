@@ -165,8 +165,9 @@ def library_folder(folder: Path, encoder_dir: Path, **settings: object) -> Path:
     tokenizer = AutoTokenizer.from_pretrained(encoder_dir)
     after = torch.nn.Sequential(Normalize())
     bert = BertModel.from_pretrained(encoder_dir)
-    encoder = SentenceEncoder(bert, tokenizer, **settings, after=after)
-    write_modules(encoder, folder, prompts={"other": "lo: "})
+    prompts = {"other": "lo: "}
+    encoder = SentenceEncoder(bert, tokenizer, **settings, after=after, prompts=prompts)
+    write_modules(encoder, folder)
     shutil.copytree(encoder_dir, folder / "0_Transformer")
     shutil.move(folder / "sentence_bert_config.json", folder / "0_Transformer")
     modules = read_json(folder / "modules.json")

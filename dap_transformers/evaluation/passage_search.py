@@ -1,0 +1,180 @@
+"""Search: does a question find the passages that answer it?
+
+A set of questions is a folder in BEIR's layout:
+
+- `corpus.jsonl`: a passage per line with "_id", "text" and, if it has one, "title"
+- `queries.jsonl`: a question per line with "_id" and "text"
+- `qrels/test.tsv`: a header, then a question's id, a passage's id and a grade per line
+
+Each file may end in `.gz` or `.xz`.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+from dap_transformers.encoding.encoder import SentenceEncoder
+from dap_transformers.errors import UserError, reading
+from dap_transformers.evaluation.evaluator import Evaluator, Numbers, digest_of
+from dap_transformers.search.exact import nearest_neighbours
+from dap_transformers.tables import text_table
+from dap_transformers.text.archives import read_sentences
+
+#: Passages per question that nDCG looks at.
+TOP = 10
+
+
+@dataclass
+class QuestionSet:
+    """Questions, passages, and which passages answer which question.
+
+    Attributes:
+        questions: questions that at least one passage answers.
+        passages: title and text of each passage, by ascending id.
+        grades: of each question, row of a passage -> its grade, above 0.
+    """
+
+    questions: list[str]
+    passages: list[str]
+    grades: list[dict[int, int]]
+
+
+@dataclass
+class Search(Evaluator):
+    """nDCG@10 and accuracy@1 of sets of questions, with the model's prompts for both sides.
+
+    Passages are ranked by cosine, and equal ones by id. For grades of 0 and 1, the numbers equal
+    those of sentence-transformers' `InformationRetrievalEvaluator`. A higher grade is a higher
+    gain, as in BEIR. A question without a passage of a grade above 0 is left out.
+
+    Attributes:
+        folders: a folder per set, in BEIR's layout.
+    """
+
+    folders: Sequence[str | Path]
+    name = "search"
+    primary = "mean_ndcg"
+    protocol = "search: nDCG@10 and accuracy@1 by cosine"
+
+    def __post_init__(self) -> None:
+        self.sets: dict[str, QuestionSet] = {}
+        for folder in self.folders:
+            name = Path(folder).resolve().name
+            if name in self.sets:
+                raise UserError(f"two sets of questions are called {name}: rename a folder")
+            self.sets[name] = read_questions(Path(folder))
+
+    def digest(self) -> str:
+        return digest_of([asdict(each) for each in self.sets.values()])
+
+    def __call__(self, encoder: SentenceEncoder) -> Numbers:
+        """Return the numbers of each set, and their means over the sets under "mean"."""
+        query_encoder = encoder.for_task("query")
+        document_encoder = encoder.for_task("document")
+        numbers: Numbers = {}
+        for name, each in self.sets.items():
+            questions = query_encoder.encode(each.questions)
+            passages = document_encoder.encode(each.passages)
+            ndcg, accuracy = search_quality(questions, passages, each.grades)
+            counts = {"questions": len(questions), "passages": len(passages)}
+            numbers[name] = counts | {"ndcg@10": ndcg, "accuracy@1": accuracy}
+        means = {}
+        for key in ("ndcg@10", "accuracy@1"):
+            means[key] = float(np.mean([each[key] for each in numbers.values()]))
+        return numbers | {"mean": means}
+
+    def logged(self, numbers: Numbers) -> dict[str, float]:
+        return {f"{name}_ndcg": each["ndcg@10"] for name, each in numbers.items()}
+
+    def table(self, numbers: Numbers) -> str:
+        """Format the numbers as a text table: a row per set and one for the mean."""
+        columns = ("questions", "passages", "ndcg@10", "accuracy@1")
+        rows = []
+        for name, each in numbers.items():
+            rows.append([name, *(each.get(column) for column in columns)])  # the mean has no counts
+        return text_table(["search", "questions", "passages", "nDCG@10", "accuracy@1"], rows)
+
+
+def search_quality(
+    questions: np.ndarray, passages: np.ndarray, grades: Sequence[Mapping[int, int]]
+) -> tuple[float, float]:
+    """Return nDCG@10 and accuracy@1 in percent, given vectors (N, D) of N questions and (M, D).
+
+    The passage at rank i, from 1, has the gain of its grade divided by log2(i + 1). nDCG is the
+    sum of the gains divided by the highest possible sum.
+
+    >>> nearby = np.array([[1.0, 0.2], [1.0, 0.0], [0.0, 1.0]])
+    >>> ndcg, accuracy = search_quality(np.array([[1.0, 0.0]]), nearby, [{0: 1}])
+    >>> round(ndcg, 2), accuracy
+    (63.09, 0.0)
+    """
+    _, found = nearest_neighbours(questions, passages, min(TOP, len(passages)))
+    ndcg = []
+    is_right = []
+    for row, own in zip(found.tolist(), grades, strict=True):
+        gains = [own.get(passage, 0) for passage in row]
+        best = sorted(own.values(), reverse=True)
+        ndcg.append(discounted(gains) / discounted(best))
+        is_right.append(gains[0] > 0)
+    return 100 * float(np.mean(ndcg)), 100 * float(np.mean(is_right))
+
+
+def discounted(gains: Sequence[int]) -> float:
+    """Return the sum of the first `TOP` gains, each divided by log2(rank + 1)."""
+    first = gains[:TOP]
+    return float((np.array(first) / np.log2(np.arange(2, len(first) + 2))).sum())
+
+
+# The files
+
+
+def read_questions(folder: Path) -> QuestionSet:
+    """Read a set of questions in BEIR's layout."""
+    corpus = read_texts(find(folder, "corpus.jsonl"))
+    questions = read_texts(find(folder, "queries.jsonl"))
+    row_of = {name: row for row, name in enumerate(sorted(corpus))}
+
+    path = find(folder, "qrels/test.tsv")
+    grades: dict[str, dict[int, int]] = {}
+    for number, line in enumerate(read_sentences(path), 1):
+        place = f"{path}, line {number}"
+        with reading(place):
+            question, passage, grade = line.split("\t")
+            if number == 1 and not grade.isdecimal():
+                continue  # the header
+            for name, known in ((question, questions), (passage, row_of)):
+                if name not in known:
+                    raise UserError(f"{place}: {folder} has no text with the id {name}")
+            if int(grade) > 0:
+                grades.setdefault(question, {})[row_of[passage]] = int(grade)
+    if not grades:
+        raise UserError(f"{path}: no line has a grade above 0, so no question has an answer")
+    passages = [corpus[name] for name in row_of]
+    return QuestionSet([questions[name] for name in grades], passages, list(grades.values()))
+
+
+def find(folder: Path, name: str) -> Path:
+    """Return the path of a file of the folder, which may be compressed."""
+    for suffix in ("", ".gz", ".xz"):
+        path = folder / (name + suffix)
+        if path.is_file():
+            return path
+    raise UserError(f"{folder} has no {name}: give folders in BEIR's layout (docs/evaluation.md)")
+
+
+def read_texts(path: Path) -> dict[str, str]:
+    """Read the texts of a JSON Lines file by id. A title goes before the text."""
+    texts: dict[str, str] = {}
+    for number, line in enumerate(read_sentences(path), 1):
+        place = f"{path}, line {number}"
+        with reading(place):
+            record = json.loads(line)
+            name = str(record["_id"])
+            text = " ".join(filter(None, (record.get("title"), record["text"])))
+        if name in texts:
+            raise UserError(f"{place}: the id {name} is repeated")
+        texts[name] = text
+    return texts

@@ -1,0 +1,194 @@
+"""Search against sentence-transformers on random questions with ties, grades, and broken files."""
+
+import json
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import load_encoder, load_library, logged, results, run, save_bert
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
+from torch import Tensor
+from written import lines_of, write
+
+import eval_retrieval
+from dap_transformers.encoding.encoder import SentenceEncoder
+from dap_transformers.errors import UserError
+from dap_transformers.evaluation.evaluator import evaluate
+from dap_transformers.evaluation.passage_search import Search, search_quality
+from modules_dap import write_modules
+
+WORDS = ("kaban", "loder", "mifin", "negol", "pusut", "raban")
+HEADER = "query-id\tcorpus-id\tscore\n"
+
+Grades = dict[str, dict[str, int]]
+
+
+def write_questions(
+    folder: Path, questions: dict[str, str], passages: dict[str, str], grades: Grades
+) -> Path:
+    """Write a set in BEIR's layout. The first word of a passage becomes its title."""
+    for name, texts in (("queries", questions), ("corpus", passages)):
+        lines = []
+        for number, (key, text) in enumerate(texts.items()):
+            record = {"_id": key, "text": text, "metadata": {}}
+            if name == "corpus" and number % 2:
+                title, _, rest = text.partition(" ")
+                record |= {"title": title, "text": rest}
+            lines.append(json.dumps(record))
+        write(folder / f"{name}.jsonl", lines_of(lines))
+    rows = [
+        f"{key}\t{passage}\t{grade}" for key in grades for passage, grade in grades[key].items()
+    ]
+    write(folder / "qrels/test.tsv", HEADER + lines_of(rows))
+    return folder
+
+
+def random_set(folder: Path, seed: int = 0) -> tuple[dict[str, str], dict[str, str], Grades]:
+    """Write 40 questions and 120 passages, of which many are equal, so that there are ties."""
+    rng = random.Random(seed)
+    passages = {f"p{i}": " ".join(rng.choices(WORDS, k=rng.randint(2, 3))) for i in range(120)}
+    questions = {f"q{i}": " ".join(rng.choices(WORDS, k=3)) for i in range(40)}
+    grades = {}
+    for name in questions:
+        own = rng.sample(sorted(passages), rng.randint(1, 14))
+        grades[name] = {passage: rng.choice((0, 1, 1)) for passage in own}
+    grades.pop("q3")  # a question that nobody has judged
+    grades["q5"] = {"p1": 0}
+    write_questions(folder, questions, passages, grades)
+    return questions, passages, grades
+
+
+@pytest.fixture
+def prompted(tmp_path: Path) -> Path:
+    """A sentence-transformers folder with a prompt for each side."""
+    folder = save_bert(tmp_path / "prompted")
+    encoder = load_encoder(folder, "mean")
+    encoder.prompts = {"query": "negol: ", "passage": "raban: "}
+    write_modules(encoder, folder)
+    return folder
+
+
+class WithOurVectors(SentenceTransformer):
+    """A model of sentence-transformers that gives equal texts exactly equal vectors."""
+
+    ours: SentenceEncoder
+
+    def encode_query(self, inputs: list[str], **_: object) -> Tensor:
+        return torch.from_numpy(self.ours.for_task("query").encode(inputs))
+
+    def encode_document(self, inputs: list[str], **_: object) -> Tensor:
+        return torch.from_numpy(self.ours.for_task("document").encode(inputs))
+
+
+def test_equals_sentence_transformers_on_questions_with_ties(
+    prompted: Path, tmp_path: Path
+) -> None:
+    questions, passages, grades = random_set(tmp_path / "faq")
+    relevant = {}
+    for name, own in grades.items():
+        relevant[name] = {passage for passage, grade in own.items() if grade}
+    library = InformationRetrievalEvaluator(questions, passages, relevant, write_csv=False)
+    model = WithOurVectors(str(prompted), device="cpu")
+    model.ours = load_encoder(prompted)
+    expected = library(model)
+    search = Search([tmp_path / "faq"])
+    found = evaluate(load_encoder(prompted), [search])["search"]["faq"]
+    assert found["questions"] == sum(map(bool, relevant.values())) < len(relevant)
+    for ours, theirs in (("ndcg@10", "cosine_ndcg@10"), ("accuracy@1", "cosine_accuracy@1")):
+        assert found[ours] == pytest.approx(100 * expected[theirs], abs=1e-6)
+        assert 0 < found[ours] < 100
+
+
+def test_the_prompts_of_queries_and_documents_are_those_of_the_library(prompted: Path) -> None:
+    ours = load_encoder(prompted)
+    library = load_library(prompted)
+    for found, expected in (
+        (ours, library.encode),
+        (ours.for_task("query"), library.encode_query),
+        (ours.for_task("document"), library.encode_document),
+    ):
+        np.testing.assert_allclose(found.encode(WORDS), expected([*WORDS]), atol=1e-5)
+    # a prefix takes the place of both prompts
+    assert load_encoder(prompted, prefix="").for_task("query").prefix == ""
+
+
+def test_higher_grades_are_higher_gains() -> None:
+    passages = np.array([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0]])
+    question = np.array([[1.0, 0.0]])
+    ndcg, accuracy = search_quality(question, passages, [{0: 1, 1: 3}])
+    gains = np.array([1, 3]) / np.log2([2, 3])
+    best = np.array([3, 1]) / np.log2([2, 3])
+    assert ndcg == pytest.approx(100 * gains.sum() / best.sum())
+    assert accuracy == 100
+
+
+def test_the_command_measures_sets_without_parallel_text(prompted: Path, tmp_path: Path) -> None:
+    random_set(tmp_path / "faq")
+    random_set(tmp_path / "faq-de", seed=1)
+    command = f"--model {prompted} --search {tmp_path}/faq {tmp_path}/faq-de"
+    report = eval_retrieval.run(command.split())
+    expected = Search([tmp_path / "faq", tmp_path / "faq-de"])(load_encoder(prompted))
+    assert report["search"] == expected
+    ndcg = [report["search"][name]["ndcg@10"] for name in ("faq", "faq-de")]
+    assert report["search"]["mean"]["ndcg@10"] == pytest.approx(sum(ndcg) / 2)
+    assert report["settings"]["document_prompt"] == "raban: "
+    other = eval_retrieval.run([*command.split(), "--query_prompt", "kaban"])
+    assert other["settings"]["query_prompt"] == "kaban"
+    assert other["search"] != expected
+
+
+def test_a_training_chooses_by_search_and_measures_what_it_saves(
+    prompted: Path, short_flags: str, tmp_path: Path
+) -> None:
+    folder = tmp_path / "faq"
+    random_set(folder)
+    out = tmp_path / "out"
+    run(
+        f"{short_flags} --model_name_or_path {prompted} --search {folder} --output_dir {out} "
+        "--query_prompt kaban --max_steps 4 --eval_strategy steps --eval_steps 2 --save_steps 2 "
+        "--load_best_model_at_end true --metric_for_best_model eval_mean_ndcg"
+    )
+    best = results(out)["eval_faq_ndcg"]
+    assert best == results(out)["eval_mean_ndcg"] == max(logged(out, "eval_mean_ndcg"))
+    saved = load_encoder(out)
+    assert (saved.prompts["query"], saved.prompts["document"]) == ("kaban", "raban: ")
+    assert Search([folder])(saved)["faq"]["ndcg@10"] == pytest.approx(best, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "says"),
+    [
+        ("corpus.jsonl", None, "has no corpus.jsonl"),
+        (
+            "queries.jsonl",
+            '{"_id": "q0", "text": "a"}\n{"_id": "q1"}\n',
+            "line 2: KeyError: 'text'",
+        ),
+        ("queries.jsonl", '{"_id": "q0", "text": "a"}\n' * 2, "line 2: the id q0 is repeated"),
+        ("corpus.jsonl", "no json\n", "corpus.jsonl, line 1"),
+        ("qrels/test.tsv", f"{HEADER}q0\tp0\t1\nq0\tp999\t1\n", "line 3: .*p999"),
+        ("qrels/test.tsv", "q999\tp0\t1\n", "line 1: .*q999"),
+        ("qrels/test.tsv", f"{HEADER}q0 0 p0 1\n", "line 2"),
+        ("qrels/test.tsv", f"{HEADER}q0\tp0\t0\n", "no question has an answer"),
+    ],
+)
+def test_what_is_wrong_with_a_file_is_said(
+    tmp_path: Path, file: str, content: str | None, says: str
+) -> None:
+    random_set(tmp_path)
+    if content is None:
+        (tmp_path / file).unlink()
+    else:
+        write(tmp_path / file, content)
+    with pytest.raises(UserError, match=says):
+        Search([tmp_path])
+
+
+def test_two_sets_of_one_name_are_refused(tmp_path: Path) -> None:
+    for place in ("a", "b"):
+        random_set(tmp_path / place / "faq")
+    with pytest.raises(UserError, match="called faq"):
+        Search([tmp_path / "a/faq", tmp_path / "b/faq"])
