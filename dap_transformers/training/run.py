@@ -16,6 +16,7 @@ from transformers import PreTrainedTokenizerBase, set_seed
 from dap_transformers.encoding.encoder import SentenceEncoder
 from dap_transformers.encoding.load import hub_commit
 from dap_transformers.errors import UserError, counted
+from dap_transformers.evaluation.kept_neighbours import KeptNeighbours
 from dap_transformers.evaluation.retrieval import Retrieval
 from dap_transformers.files import write_json
 from dap_transformers.pictures import CURVES, plot_curves
@@ -43,7 +44,7 @@ from dap_transformers.training.source_information import LEAST_INFORMATION, Sour
 from dap_transformers.training.start import Start, is_streamed, load_model, read_start
 from dap_transformers.training.teacher import add_teacher
 from dap_transformers.training.trainer import DAPTrainer, require_batch
-from modeling_dap import DAPConfig
+from modeling_dap import DAPConfig, DAPForPreTraining
 from modules_dap import prompt_for
 
 logger = logging.getLogger(__name__)
@@ -103,19 +104,12 @@ def build_trainer(
 
     set_seed(training.seed)
     model = load_model(model_args, start, train, teacher and teacher.dimensions)
+    before = encoder_before_training(model, start, data, training) if start.has_vectors else None
     vectors = None
     if distills:
         # Without a teacher, the model teaches itself to stay where it is now.
-        teacher = teacher or SentenceEncoder(
-            model.dap,
-            start.tokenizer,
-            prefix=data.prefix,
-            max_seq_length=data.max_seq_length,
-            device=training.device,
-            bf16=training.bf16,
-        )
         place = Path(model_args.distill_dir or Path(training.output_dir, "teacher"))
-        train, vectors = add_teacher(teacher, text, train, place)
+        train, vectors = add_teacher(teacher or before, text, train, place)
     logger.info("%s", summarise(model.config, train, dev, training))
 
     dataset, sampler = mix_languages(train, data, training)
@@ -138,6 +132,8 @@ def build_trainer(
     if dev:
         retrieval = Retrieval(pairs, True, data.target_language)
         evaluators = [retrieval, SourceInformation(pairs), *evaluators]
+        if before is not None:
+            evaluators.append(KeptNeighbours(pairs, before))
     trainer = DAPTrainer(
         model=model,
         args=training,
@@ -152,6 +148,23 @@ def build_trainer(
         saved_length=start.library.max_seq_length,
     )
     return trainer, describe_run(model.config, (model_args, data, training), train, dev)
+
+
+def encoder_before_training(
+    model: DAPForPreTraining,
+    start: Start,
+    data: PretrainingDataArguments,
+    training: DAPTrainingArguments,
+) -> SentenceEncoder:
+    """Return the sentence encoder that a training starts from, with the prefix of the training."""
+    return SentenceEncoder(
+        model.dap,
+        start.tokenizer,
+        prefix=data.prefix,
+        max_seq_length=data.max_seq_length,
+        device=training.device,
+        bf16=training.bf16,
+    )
 
 
 def complete_data_arguments(data: PretrainingDataArguments, start: Start) -> None:
@@ -288,6 +301,8 @@ def finish(
     if "eval_mean_accuracy" in found:
         shown.append(f"mean accuracy {found['eval_mean_accuracy']:.1f}% on dev pairs")
         shown.append(f"{found['eval_mean_pool_accuracy']:.1f}% in the multilingual pool")
+    if "eval_kept_neighbours" in found:
+        shown.append(f"{found['eval_kept_neighbours']:.0f}% of the neighbours kept")
     if "eval_mean_ndcg" in found:
         shown.append(f"nDCG@10 {found['eval_mean_ndcg']:.1f}% in search")
     text = ", ".join(shown) or "not evaluated"

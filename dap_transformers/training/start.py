@@ -59,6 +59,7 @@ class Start:
         predicting: its objectives that predict tokens.
         library: settings that a sentence-transformers folder gives as defaults.
         positions: tokens that the encoder has positions for. None if there is no limit.
+        has_vectors: whether its sentence vectors may be good before any training.
     """
 
     name: str
@@ -70,6 +71,7 @@ class Start:
     predicting: list[Objective]
     library: LibrarySettings
     positions: int | None
+    has_vectors: bool
 
 
 # ---------------------------------------------------------------------- tokenizer and configuration
@@ -127,8 +129,8 @@ def read_start(args: PretrainingModelArguments) -> Start:
         saved["pooling"] = library.pooling or default_pooling(config)
         saved["modules"] = list(library.modules)
 
-    is_ready = continues or library.pooling is not None or is_sentence_encoder(config)
-    if args.distill_from is None and not is_ready:
+    has_vectors = continues or library.pooling is not None or is_sentence_encoder(config)
+    if args.distill_from is None and not has_vectors:
         leave_out_anchor(args, name)
 
     # Build the model's configuration now, because reading the text may take minutes.
@@ -148,6 +150,7 @@ def read_start(args: PretrainingModelArguments) -> Start:
         predicting=predicting,
         library=library,
         positions=longest_input(shape),
+        has_vectors=has_vectors,
     )
     check_tokenizer(start)
     return start

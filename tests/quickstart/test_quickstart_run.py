@@ -36,10 +36,10 @@ def test_a_second_objective_is_shown_beside_the_finished_run(
     assert "hard-negative error" in capsys.readouterr().out
     run.main(["--objective", "tr+bow"])
     rows = [line.split() for line in capsys.readouterr().out.splitlines() if line]
-    assert any(row[-3:] == ["before", "tr", "tr+bow"] for row in rows)
+    assert any(row[-3:] == ["before", "tr+distill", "tr+bow"] for row in rows)
     assert (home / "model" / "model.safetensors").stat().st_mtime_ns == weights
     found = read_json(home / "results.json")
-    assert list(found["results"]) == ["before", "tr", "tr+bow"]
+    assert list(found["results"]) == ["before", "tr+distill", "tr+bow"]
     assert (home / "token_states.png").is_file()
 
     # of other text

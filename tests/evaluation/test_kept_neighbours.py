@@ -1,0 +1,40 @@
+"""The share of the nearest sentences that a training keeps."""
+
+import numpy as np
+import pytest
+from naive import cosines
+
+from dap_transformers.evaluation.kept_neighbours import KeptNeighbours
+
+
+class Table:
+    """An encoder of sentences that are numbers: their rows of a matrix."""
+
+    def __init__(self, vectors: np.ndarray) -> None:
+        self.vectors = vectors
+
+    def encode(self, sentences: list[str]) -> np.ndarray:
+        return self.vectors[[int(each) for each in sentences]]
+
+
+def test_the_share_is_that_of_a_naive_loop() -> None:
+    random = np.random.default_rng(0)
+    before = random.normal(size=(60, 8)).astype(np.float32)
+    after = before + random.normal(size=(60, 8)).astype(np.float32)
+    pairs = {"de": [(str(row), str(row + 30)) for row in range(30)], "sw": [("0", "1")] * 30}
+    pairs["de"].append(("3", "33"))  # a repeated sentence
+
+    evaluator = KeptNeighbours(pairs, Table(before))
+    assert evaluator(Table(before)) == {"kept_neighbours": 100}
+    shares = []
+    for side in (range(30), range(30, 60)):
+        for own in side:
+            others = [row for row in side if row != own]
+            best = []
+            for vectors in (before, after):
+                scores = cosines(vectors[[own]], vectors[others])[0]
+                best.append({others[place] for place in np.argsort(-scores)[:10]})
+            shares.append(len(best[0] & best[1]) / 10)
+    expected = 100 * np.mean(shares)
+    assert expected < 90
+    assert evaluator(Table(after))["kept_neighbours"] == pytest.approx(expected)
