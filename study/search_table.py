@@ -3,8 +3,9 @@
     python -m study.search_table RESULTS/
 
 `study/search.sh` makes the reports: `start.json`, and `METHOD_TEXT_SEED.json` such as
-`tr_software-3000_0.json`. A row is a method and a text, and a column is the mean over the question
+`tr_software-44_0.json`. A row is a method and a text, and a column is the mean over the question
 sets of one kind. Of a trained model it shows the change against the start, as the mean over seeds.
+The last column is the seconds of the training, all included.
 """
 
 import argparse
@@ -18,7 +19,8 @@ from dap_transformers.files import read_json
 from dap_transformers.tables import text_table
 
 #: Kind of question sets -> how the names of its folders end (`study.question_sets`).
-KINDS = ("English", "worst set", "own language", "across", "mixed", "pool", "retrieval")
+SEARCH = ("English", "worst set", "own language", "across", "mixed")
+KINDS = (*SEARCH, "pool", "retrieval", "altered copies")
 POOL = ("pool_xx-en", "pool_en-xx")
 RETRIEVAL = ("xx-en", "en-xx")
 
@@ -50,6 +52,7 @@ def numbers_of(report: Mapping, start: Mapping) -> dict[str, float]:
     found["worst set"] = min(values["change"])
     found["pool"] = float(np.mean([averages[name] for name in POOL]))
     found["retrieval"] = float(np.mean([averages[name] for name in RETRIEVAL]))
+    found["altered copies"] = report["hard_negatives"]["mean"]["error"]["error"]
     return found
 
 
@@ -60,15 +63,18 @@ def rows_of(folder: Path) -> list[list]:
     by_run = defaultdict(list)
     for path in sorted(folder.glob("*_*_*.json")):
         method, text, _ = path.stem.split("_")
-        by_run[text, method].append(numbers_of(read_json(path), start))
+        training = read_json(folder / "training" / path.name)
+        numbers = numbers_of(read_json(path), start) | {"seconds": training["total_seconds"]}
+        by_run[text, method].append(numbers)
 
-    rows = [["start", "", "", *(before[kind] if kind != "worst set" else None for kind in KINDS)]]
+    before["worst set"] = 0.0  # it is a change already
+    rows = [["start", "", "", *(before[kind] for kind in KINDS), None]]
     for (text, method), seeds in sorted(by_run.items()):
         row = [method, text, len(seeds)]
         for kind in KINDS:
-            value = np.mean([each[kind] for each in seeds])
-            row.append(f"{value if kind == 'worst set' else value - before[kind]:+.1f}")
-        rows.append(row)
+            change = np.mean([each[kind] for each in seeds]) - before[kind]
+            row.append(f"{change:+.1f}")
+        rows.append([*row, float(np.mean([each["seconds"] for each in seeds]))])
     return rows
 
 
@@ -76,7 +82,9 @@ def main() -> None:
     """Print the table of a folder of reports."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("results", type=Path)
-    print(text_table(["", "text", "seeds", *KINDS], rows_of(parser.parse_args().results)))
+    print(
+        text_table(["", "text", "seeds", *KINDS, "seconds"], rows_of(parser.parse_args().results))
+    )
 
 
 if __name__ == "__main__":
