@@ -82,6 +82,18 @@ XNLI_LANGUAGES = (
 #: The languages of XNLI without English. The paper's 14-language averages follow from these rows.
 TATOEBA_14: tuple[str, ...] = tuple(code for code in TATOEBA_36 if code in XNLI_LANGUAGES)
 
+#: Regions that file names of known corpora write in small letters, by language.
+REGIONS = {
+    "ar": "ae|eg|ma|sa|sy", "bn": "bd|in", "de": "at|ch|de", "en": "au|ca|gb|in|uk|us",
+    "es": "ar|cl|co|es|mx|pe|us", "eu": "es", "fa": "af|ir", "fr": "be|ca|ch|fr", "it": "ch|it",
+    "nl": "be|nl", "pt": "ao|br|pt", "sw": "ke|tz", "ta": "in|lk", "ur": "in|pk",
+    "zh": "cn|hk|mo|sg|tw|hans|hant",
+}  # fmt: skip
+_SMALL_REGION = "|".join(f"{code}[-_](?:{regions})" for code, regions in REGIONS.items())
+_REGION = r"[-_](?:[A-Z][a-z]{3}|[A-Z]{2}|[0-9]{3})"  # Latn, AT, 419
+#: Pattern of a language code with its script and region, such as `pt-br`, `de` and `zho_Hans`.
+LANGUAGE_TAG = rf"(?:{_SMALL_REGION}|[a-z]{{2,3}}(?:{_REGION})*)"
+
 #: Script without spaces between words -> characters per English word, rounded from parallel text.
 CHARACTERS_PER_WORD: dict[str, float] = {"Han": 1.5, "Hiragana": 3.0, "Katakana": 3.0, "Thai": 5.0}
 

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from dap_transformers.errors import QUOTED_ERRORS, UserError, reading
 from dap_transformers.files import COMPRESSORS, plain_suffix
-from dap_transformers.languages import NAMES, base_language
+from dap_transformers.languages import LANGUAGE_TAG, NAMES, base_language
 from dap_transformers.text.archives import disk_path, list_archive, list_folder
 from dap_transformers.text.formats import FORMATS, BitextFile, hub_dataset
 from dap_transformers.text.tmx_po import catalogue_languages, language_in, memory_languages
@@ -32,13 +32,6 @@ from dap_transformers.text.tsv_csv import table_languages
 logger = logging.getLogger(__name__)
 _warn_once = cache(logger.warning)
 
-#: Regions that file names of known corpora write in small letters, by language.
-REGIONS = {
-    "ar": "ae|eg|ma|sa|sy", "bn": "bd|in", "de": "at|ch|de", "en": "au|ca|gb|in|uk|us",
-    "es": "ar|cl|co|es|mx|pe|us", "eu": "es", "fa": "af|ir", "fr": "be|ca|ch|fr", "it": "ch|it",
-    "nl": "be|nl", "pt": "ao|br|pt", "sw": "ke|tz", "ta": "in|lk", "ur": "in|pk",
-    "zh": "cn|hk|mo|sg|tw|hans|hant",
-}  # fmt: skip
 #: Endings of two or three letters that are not the language of a Moses side, unless the name says
 #: so twice, as in `X.en-sh.sh`.
 NO_LANGUAGES = (
@@ -51,12 +44,9 @@ OTHER_FORMATS = ("moses", "tmx", "po", "hub")
 #: The id of a Hub dataset, with or without a configuration.
 HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*(:[\w.-]+)?")
 
-_SMALL_REGION = "|".join(f"{code}[-_](?:{regions})" for code, regions in REGIONS.items())
-_REGION = r"[-_](?:[A-Z][a-z]{3}|[A-Z]{2}|[0-9]{3})"  # Latn, AT, 419
-_LANGUAGE = rf"(?:{_SMALL_REGION}|[a-z]{{2,3}}(?:{_REGION})*)"
 _ENDING = r"(?:\.gz|\.xz)?"
-_PO_NAME = re.compile(rf"(?:.*[._-])?({_LANGUAGE})(?:@[A-Za-z0-9]+)?\.po{_ENDING}")
-_MOSES_SIDE = re.compile(rf"(.+)\.(?!gz$|xz$)({_LANGUAGE}){_ENDING}")
+_PO_NAME = re.compile(rf"(?:.*[._-])?({LANGUAGE_TAG})(?:@[A-Za-z0-9]+)?\.po{_ENDING}")
+_MOSES_SIDE = re.compile(rf"(.+)\.(?!gz$|xz$)({LANGUAGE_TAG}){_ENDING}")
 
 
 def _named_formats(*others: str) -> str:
@@ -77,7 +67,7 @@ def describe_layouts() -> str:
 
 def _languages_in_name(name: str) -> tuple[str, str] | None:
     """Return the codes (source, target) in a name such as `news.de-en.tsv.gz`, or None."""
-    pair = rf"(?:.*?[._-])??({_LANGUAGE})-({_LANGUAGE})\.(?:{_named_formats()}){_ENDING}"
+    pair = rf"(?:.*?[._-])??({LANGUAGE_TAG})-({LANGUAGE_TAG})\.(?:{_named_formats()}){_ENDING}"
     match = re.fullmatch(pair, name)
     return (base_language(match[1]), base_language(match[2])) if match else None
 
@@ -167,7 +157,7 @@ def _looks_parallel(name: str) -> bool:
     formats = _named_formats("tmx", "po", "zip")
     if re.fullmatch(rf"(?i:.*\.(?:{formats})(?:\.(?:gz|xz|bz2|zst|lz4|7z))?)", name):
         return True
-    if re.fullmatch(rf"(?:.*[._-])?{_LANGUAGE}-{_LANGUAGE}\.(?:txt|json){_ENDING}", name):
+    if re.fullmatch(rf"(?:.*[._-])?{LANGUAGE_TAG}-{LANGUAGE_TAG}\.(?:txt|json){_ENDING}", name):
         return True
     side = _moses_side(name)
     return side is not None and base_language(side[1]) in NAMES
@@ -256,7 +246,7 @@ def _moses_side(name: str) -> tuple[str, str] | None:
     if not match:
         return None
     stem, code = match.groups()
-    pairs = rf"(?:.*[._-])?(?:{_LANGUAGE}-{code}|{code}-{_LANGUAGE})"
+    pairs = rf"(?:.*[._-])?(?:{LANGUAGE_TAG}-{code}|{code}-{LANGUAGE_TAG})"
     if re.fullmatch(NO_LANGUAGES, code) and not re.fullmatch(pairs, stem):
         return None
     return stem, code
@@ -314,7 +304,7 @@ def find_hub_files(name: str, target: str) -> list[BitextFile]:
 
 def _hub_languages(dataset: str, config: str) -> list[str]:
     """Return the codes in the configuration's name, such as "de-en", or of its `translation`."""
-    if match := re.fullmatch(f"({_LANGUAGE})-({_LANGUAGE})", config):
+    if match := re.fullmatch(f"({LANGUAGE_TAG})-({LANGUAGE_TAG})", config):
         return [base_language(code) for code in match.groups()]
     features = hub_dataset(dataset, config, streaming=True).features or {}
     codes = getattr(features.get("translation"), "languages", [])

@@ -33,7 +33,14 @@ from dap_transformers.errors import QUOTED_ERRORS, UserError, counted, reading
 from dap_transformers.languages import SCRIPTS, base_language, is_blank
 from dap_transformers.text.archives import decode_line, read_lines
 from dap_transformers.text.tmx_po import catalogue_pairs, memory_pairs
-from dap_transformers.text.tsv_csv import JUDGED, language_of, parse_row, read_table
+from dap_transformers.text.tsv_csv import (
+    JUDGED,
+    NO_TEXT_SHARE,
+    is_no_text,
+    language_of,
+    parse_row,
+    read_table,
+)
 
 if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
@@ -46,19 +53,6 @@ JUDGE_AFTER = 100_000
 #: Most rows of a table.
 BATCH = 10_000
 SIDES = ("source", "target")
-#: Share of pairs without text that makes a side one of numbers, ids, keys or addresses.
-NO_TEXT_SHARE = 0.9
-#: Characters of a text by which it is judged.
-_JUDGED = 200
-#: No text: a number, one ASCII "word" with a digit (2019-05-01, de-000017), an address, or a key
-#: (menu.file.open, ERR_NOT_FOUND).
-_NO_TEXT = re.compile(
-    r"[\W\d]*\d[\W\d]*"
-    r"|[A-Za-z0-9_.,:;/+%~#=&?-]*[0-9][A-Za-z0-9_.,:;/+%~#=&?-]*"
-    r"|(?:[A-Za-z][A-Za-z+.-]*://|(?i:www)\.|mailto:)\S+"
-    r"|[\w-]+(?:\.[\w-]+)+/\S*"
-    r"|[A-Za-z0-9-]+(?:[._][A-Za-z0-9-]+)+"
-)
 #: Columns of the tables. `line` counts from 1: lines, units of TMX, or rows of Parquet and the Hub.
 TABLE = pa.schema({"line": pa.int64(), "source": pa.string(), "target": pa.string()})
 
@@ -205,7 +199,7 @@ def _require_text(file: BitextFile, table: pa.Table) -> None:
     most = max(2, NO_TEXT_SHARE * (len(table) - 1))  # -1: a header
     codes = [pair for pair in zip(*sides) if all(map(language_of, pair))]
     for name, texts, others in zip(SIDES, sides, sides[::-1]):
-        no_text = [text for text in texts if _NO_TEXT.fullmatch(text.strip()[:_JUDGED])]
+        no_text = list(filter(is_no_text, texts))
         is_one_value = len(set(texts)) == 1 and len(set(others)) > 2
         if is_one_value or max(len(no_text), len(codes)) >= most:
             raise UserError(

@@ -4,117 +4,235 @@ TSV is literal: quotes are text. CSV has commas, semicolons or tabs between its 
 """
 
 import csv
-from collections.abc import Iterator, Sequence
+import logging
+import re
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+from functools import cache, lru_cache
 from itertools import chain, islice
 from statistics import mode
 from typing import NamedTuple
 
 from dap_transformers.errors import UserError, counted, reading
 from dap_transformers.files import plain_suffix
-from dap_transformers.languages import ISO3, NAMES
+from dap_transformers.languages import ISO3, LANGUAGE_TAG, NAMES, is_blank
 from dap_transformers.text.archives import read_lines
 from dap_transformers.text.tmx_po import language_in
 
-#: What a column holds, by its name in small letters: the source, the target, the source language of
-#: each row, or text of a language.
+logger = logging.getLogger(__name__)
+_warn_once = cache(logger.warning)  # a second pass over a file repeats no warning
+
+#: A column that is called "id", but holds single words.
+INDONESIAN_OR_KEYS = "Indonesian or keys"
+#: Roles of columns that hold texts of any language, or the language of each row.
+WITHOUT_LANGUAGE = ["source", "source language", "target language", INDONESIAN_OR_KEYS]
+#: What a column holds, by the words of its name: one of these roles, or the code of a language.
 ROLES = (
-    dict.fromkeys(("source", "source_text", "src", "text", "sentence"), "source")
-    | dict.fromkeys(("target", "target_text", "tgt", "translation"), "target")
-    | dict.fromkeys(("language", "lang", "source_language", "source_lang"), "language")
+    {"source": "source", "text": "source", "sentence": "source"}
+    | {"target": "target", "translation": "target", "target language": "target language"}
+    | {"source language": "source language", "language": "source language"}
     | {name.lower(): code for code, name in NAMES.items()}
     | {iso3: code for code, iso3 in ISO3.items()}
     | {code: code for code in NAMES}
 )
+SHORT_WORDS = {"src": "source", "tgt": "target", "trg": "target", "lang": "language"}
+#: Words of a name that do not matter beside others, as in "source_text", "German text", "src_de".
+FILLERS = ("", "text sentence", "text sentence translation source target")
 #: The language of a table that mining has written, because mining does not know it.
 UNDETERMINED = "und"
 #: Rows or pairs at the start of a file by which it is judged.
 JUDGED = 100
+#: Share of texts without words that makes a column or a side one of numbers, keys or addresses.
+NO_TEXT_SHARE = 0.9
+#: Characters of a text by which it is judged.
+_JUDGED = 200
+#: No text: a number, one ASCII "word" with a digit (2019-05-01, de-000017), an address, or a key
+#: (menu.file.open, ERR_NOT_FOUND).
+_NO_TEXT = re.compile(
+    r"[\W\d]*\d[\W\d]*"
+    r"|[A-Za-z0-9_.,:;/+%~#=&?-]*[0-9][A-Za-z0-9_.,:;/+%~#=&?-]*"
+    r"|(?:[A-Za-z][A-Za-z+.-]*://|(?i:www)\.|mailto:)\S+"
+    r"|[\w-]+(?:\.[\w-]+)+/\S*"
+    r"|[A-Za-z0-9-]+(?:[._][A-Za-z0-9-]+)+"
+)
 
 
 class Columns(NamedTuple):
-    """The numbers of columns, from 0. `language` holds the source language of each row."""
+    """The numbers of columns, from 0.
+
+    `languages` are those that hold the source language of each row, or both languages.
+    """
 
     source: int = 0
     target: int = 1
-    language: int | None = None
+    languages: tuple[int, ...] = ()
 
 
 #: The cells of a row, the number of cells that it should have, and which of them to take.
 Row = tuple[list[str], int, Columns]
 
 
+def is_no_text(text: str) -> bool:
+    """Tell whether a text is a number, a key or an address.
+
+    >>> is_no_text("1.25"), is_no_text("menu.file.open"), is_no_text("Hello")
+    (True, True, False)
+    """
+    return _NO_TEXT.fullmatch(text.strip()[:_JUDGED]) is not None
+
+
+def role_of(name: str) -> str | None:
+    """Return what a column of this name holds, as in `ROLES`. Regions and signs do not matter.
+
+    >>> role_of("# English (US)"), role_of("de-AT"), role_of("target_text"), role_of("texte")
+    ('en', 'de', 'target', None)
+    """
+    words = re.findall(r"[^\W_]+", name)
+    words = [SHORT_WORDS.get(word.lower(), word) for word in words]
+    for fillers in FILLERS:
+        kept = [word for word in words if word.lower() not in fillers.split()]
+        language = ROLES.get(" ".join(kept[:1]).lower(), "")
+        if re.fullmatch(LANGUAGE_TAG, "-".join([language, *kept[1:]])):
+            return language
+        if role := ROLES.get(" ".join(kept).lower()):
+            return role
+    return None
+
+
+@lru_cache
 def language_of(name: str) -> str | None:
     """Return the code of English or one of the 36 languages, by its code or English name.
 
     >>> language_of("German"), language_of(" deu"), language_of("text")
     ('de', 'de', None)
     """
-    role = ROLES.get(name.strip().lower())
+    role = role_of(name)
     return role if role in NAMES else None
 
 
-def find_columns(header: Sequence[str], target: str) -> dict[str, Columns]:
-    """Return the columns of the texts for each source language that a first row names.
+def find_columns(path: str, target: str, named: set[str]) -> dict[str, Columns]:
+    """Return the columns of the texts for each source language that the first row names.
 
     The key is "" if the row names the texts, but not their language. The result is empty if the
-    row is no header.
+    row is no header. In a TSV file whose name tells the languages, a first pair may look like
+    names, such as "Finnisch" and "Finnish".
 
-    >>> find_columns(["id", "German", "en"], "en")
-    {'de': Columns(source=1, target=2, language=None)}
-    >>> find_columns(["lang", "text", "English"], "en")
-    {'': Columns(source=1, target=2, language=0)}
+    Args:
+        named: the source languages that the file name tells, or the one to read.
+
+    Raises:
+        UserError: if the row names columns, but not one source and one target.
     """
-    places = {ROLES.get(name.strip().lower()): column for column, name in enumerate(header)}
-    second = places.pop(target, places.get("target"))
-    if second is None:
-        return {}
-    if "source" in places:
-        return {"": Columns(places["source"], second, places.get("language"))}
-    found = {role: Columns(column, second) for role, column in places.items() if role in NAMES}
-    if len(found) > 1:
-        found.pop("id", None)  # numbers of the rows rather than Indonesian
-    return found
+    header, roles = _roles(path, {*named, target})
+    targets = [role for role in roles if role in (target, "target")]
+    others = sorted(role for role in roles if role and role not in targets)
+    columns = [roles.index(role) for role in others]
+    languages = set(others)
+    if len(targets) == 1 and others:
+        second = roles.index(targets[0])
+        if others == WITHOUT_LANGUAGE[: len(others)]:
+            return {"": Columns(columns[0], second, tuple(columns[1:]))}
+        is_clear = len(languages) == len(others) and languages.isdisjoint(WITHOUT_LANGUAGE)
+        if is_clear and (languages & named or not named):
+            return {code: Columns(column, second) for code, column in zip(others, columns)}
+
+    is_pair = plain_suffix(path) == ".tsv" and len(header) == 2 and roles[0] not in targets
+    is_likely = named or (targets and others)
+    if any(roles) and is_likely and not is_pair:
+        shown = ", ".join(f"{name!r} ({role})" for name, role in zip(header, roles) if role)
+        pair = f"{min(named, default='de')},{target}"
+        raise UserError(
+            f"{path}: the first line names {shown}: which is the source and which the target? Call "
+            f"these two {pair} and the others differently. If the line is a pair, write {pair} "
+            "above it"
+        )
+    return {}
+
+
+def _roles(path: str, codes: Collection[str]) -> tuple[list[str], list[str | None]]:
+    """Return the first row of a table, and the role of each of its columns.
+
+    Args:
+        codes: the languages of the file, which may be others than the 36.
+    """
+    rows = (cells for _, cells in read_rows(path))
+    header = next(rows, [])
+    roles = []
+    for name in header:
+        code = name.strip().lower()
+        roles.append(role_of(name) or (code if code in codes else None))
+    if "id" not in roles:
+        return header, roles
+
+    whole = [row for row in islice(rows, JUDGED) if len(row) == len(header)]
+    for column, name in enumerate(header):
+        if roles[column] == "id" and name.strip().lower().endswith("id"):
+            cells = [row[column] for row in whole if row[column].strip()]
+            if sum(map(is_no_text, cells)) >= NO_TEXT_SHARE * len(cells):
+                roles[column] = None  # numbers of the rows, rather than Indonesian
+            elif "id" not in codes and not any(" " in cell.strip() for cell in cells):
+                roles[column] = INDONESIAN_OR_KEYS
+    return header, roles
 
 
 def table_languages(path: str, target: str, named: set[str]) -> set[str]:
-    """Return the source languages of a table. `named` are those of the file name, if any."""
-    rows = read_rows(path)
-    header = next(rows, [])
-    found = find_columns(header, target)
+    """Return the source languages of a table. `named` are those of the file name, if any.
+
+    If the rows state their languages, a warning counts those of other languages.
+    """
+    found = find_columns(path, target, named)
     if "" not in found:
-        return set(found) or named
-    column = found[""].language
-    if column is None:
-        return named or ({UNDETERMINED} if header[0] == "score" else set())
-    whole = (row for row in rows if len(row) == len(header) and has_text(row))
-    return {_row_language(path, row[column]) for row in whole} - {target}
+        filled = {code for code in found if next(read_table(path, code, target), None)}
+        return filled or named
+    columns = found[""]
+    rows = (cells for _, cells in read_rows(path))
+    header = next(rows)
+    if header[:3] == ["score", "source", "target"]:
+        named = named or {UNDETERMINED}
+    if not columns.languages:
+        return named
+
+    whole = (row for row in rows if len(row) == len(header))
+    counts = Counter(_stated_languages(path, row, columns) for row in whole)
+    sources = set()
+    left_out = {}
+    for (first, *second), count in counts.items():
+        if first != target and second in ([], [target]):
+            sources.add(first)
+        else:
+            left_out["-".join([first, *second])] = count
+    if left_out:
+        _warn_once("%s: rows of other languages are left out: %s", path, str(left_out))
+    return sources
 
 
 def read_table(path: str, language: str, target: str) -> Iterator[tuple[int, Row]]:
-    """Yield (number, row) of the rows of a table in one source language, from 1."""
-    rows = enumerate(read_rows(path), 1)
+    """Yield (number, row) of the rows of a table in one source language, from 1.
+
+    Rows with an empty side are left out of a table of several source languages: not every text is
+    translated into each.
+    """
+    found = find_columns(path, target, {language})
+    columns = found.get(language) or found.get("", Columns())
+    rows = read_rows(path)
     head = list(islice(rows, JUDGED))
     width = mode([len(cells) for _, cells in head if len(cells) > 1] or [2])
-    columns = Columns()
-    found = find_columns(head[0][1], target) if head else {}
     if found:
         width = len(head.pop(0)[1])
-        columns = found.get(language) or found.get("")
-        if columns is None:
-            raise UserError(f"{path}: its header names {', '.join(found)}, not {language}")
 
-    place = columns.language
+    stated = (language, target)[: len(columns.languages)]
     for number, cells in chain(head, rows):
-        is_whole = place is not None and len(cells) == width and has_text(cells)
-        if not is_whole or _row_language(path, cells[place]) == language:
-            yield number, (cells, width, columns)
+        if len(cells) == width:
+            if stated and _stated_languages(path, cells, columns) != stated:
+                continue
+            if len(found) > 1 and any(is_blank(cells[column]) for column in columns[:2]):
+                continue
+        yield number, (cells, width, columns)
 
 
 def parse_row(row: Row) -> tuple[str, str]:
-    """Return (source, target) of a row. Both are empty if the row is blank."""
+    """Return (source, target) of a row."""
     cells, width, columns = row
-    if not has_text(cells):
-        return "", ""
     if len(cells) != width:
         raise UserError(f"{counted(len(cells), 'column')}, expected {width}")
     source, target = cells[columns.source], cells[columns.target]
@@ -123,13 +241,18 @@ def parse_row(row: Row) -> tuple[str, str]:
     return source, target
 
 
-def has_text(cells: Sequence[str]) -> bool:
-    """Tell whether a row is more than blanks, as spreadsheets write at the end."""
-    return any(map(str.strip, cells))
+def read_rows(path: str) -> Iterator[tuple[int, list[str]]]:
+    """Yield (number, cells) of each row of a table that is not blank, from 1.
+
+    Bytes that are not UTF-8 become lone surrogates. Spreadsheets write blank rows at the end.
+    """
+    for number, cells in enumerate(_all_rows(path), 1):
+        if any(map(str.strip, cells)):
+            yield number, cells
 
 
-def read_rows(path: str) -> Iterator[list[str]]:
-    """Yield the cells of each row of a table. Bytes that are not UTF-8 become lone surrogates."""
+def _all_rows(path: str) -> Iterator[list[str]]:
+    """Yield the cells of each row of a table."""
     lines = (line.decode(errors="surrogateescape") for line in read_lines(path))
     if plain_suffix(path) != ".csv":
         yield from (line.split("\t") for line in lines)
@@ -137,7 +260,8 @@ def read_rows(path: str) -> Iterator[list[str]]:
     head = list(islice(lines, JUDGED))
     whole_lines = (f"{line}\n" for line in chain(head, lines))
     with reading(path):  # an open quote would swallow the rest of the file
-        yield from csv.reader(whole_lines, delimiter=_delimiter(head), strict=True)
+        delimiter = _delimiter([line for line in head if line.strip()])
+        yield from csv.reader(whole_lines, delimiter=delimiter, strict=True)
 
 
 def _delimiter(lines: Sequence[str]) -> str:
@@ -150,6 +274,7 @@ def _delimiter(lines: Sequence[str]) -> str:
     return max(",;\t", key=agreement)
 
 
-def _row_language(path: str, name: str) -> str:
-    """Return the language code of a cell. An error names the file."""
-    return language_of(name) or language_in(path, name)
+def _stated_languages(path: str, cells: Sequence[str], columns: Columns) -> tuple[str, ...]:
+    """Return the codes of the languages that a row states."""
+    names = [cells[column] for column in columns.languages]
+    return tuple(language_of(name) or language_in(path, name) for name in names)

@@ -6,7 +6,7 @@ import pytest
 from written import read_folder, write
 
 from dap_transformers.errors import UserError
-from dap_transformers.text.tsv_csv import read_table
+from dap_transformers.text.find import find_bitext
 
 FRENCH = [('Bonjour, "toi"', "Hello; you"), ("Oui", "Yes, sir"), ("Non\n merci", "No")]
 CELLS = ['"Bonjour, ""toi"""', "Oui", '"Non\n merci"']
@@ -39,6 +39,38 @@ TABLES = [
         "score\tsource\ttarget\tsource_line\ttarget_line\n1.2\teins\tone\t7\t8\n1\tzwei\ttwo\t8\t9",
         {"und": [("eins", "one"), ("zwei", "two")]},
     ),
+    ("de-en.csv", "en-US,de-AT\nYes,Ja\n", {"de": [("Ja", "Yes")]}),
+    ("de-en.csv", "English (US);German text\nYes;Ja\n", {"de": [("Ja", "Yes")]}),
+    ("de-en.csv", "\n\n# en;de\nYes;Ja\n", {"de": [("Ja", "Yes")]}),
+    ("xh-en.tsv", "en\txh\nYes\tEwe\n", {"xh": [("Ewe", "Yes")]}),
+    (
+        "all.tsv",
+        "src_lang\ttgt_lang\tsrc\ttgt\nde\ten\tJa\tYes\nde\tfr\tJa\tOui\nen\tde\tNo\tNein\n",
+        {"de": [("Ja", "Yes")]},
+    ),
+    (
+        "all.csv",
+        "en,id,vi\nNot yet,Belum ada,Chưa\nYes,Ya,\n,,Không\n",
+        {"id": [("Belum ada", "Not yet"), ("Ya", "Yes")], "vi": [("Chưa", "Not yet")]},
+    ),
+    ("all.csv", "id,en,vi,fr\n1,No,Không,\n", {"vi": [("Không", "No")]}),
+    ("de-en.tsv", "Finnisch\tFinnish\nes\tit\n", {"de": [("Finnisch", "Finnish"), ("es", "it")]}),
+    ("de-en.tsv", "es\tit\nText\ttext\n", {"de": [("es", "it"), ("Text", "text")]}),
+]
+#: Name and first line of a table whose columns are known only in part.
+IN_PART = [
+    ("de-en.csv", "English,Translation"),
+    ("de-en.csv", "Englisch,German"),
+    ("de-en.tsv", "English\tDeutsch"),
+    ("de-en.csv", "de,fr"),
+    ("fr-en.csv", "de,en"),
+    ("all.csv", "de,en,German"),
+    ("all.csv", "de,en,source"),
+    ("all.csv", "de,en,lang"),
+    ("de-en.tsv", "src\ttgt\ttranslation"),
+    ("de-en.csv", "sentence,translation,source"),
+    ("de-en.csv", "von,tgt_lang,src,tgt"),
+    ("all.csv", "id,en,de"),
 ]
 
 
@@ -51,7 +83,16 @@ def test_columns_are_found_by_their_names(
         assert read_folder(given) == pairs
 
 
-def test_a_header_of_other_languages_is_refused(tmp_path: Path) -> None:
-    path = write(tmp_path / "all.csv", csv_of("fr,en"))
-    with pytest.raises(UserError, match="all.csv: its header names fr, not de"):
-        list(read_table(str(path), "de", "en"))
+@pytest.mark.parametrize(("name", "header"), IN_PART)
+def test_a_header_that_is_known_in_part_is_refused(tmp_path: Path, name: str, header: str) -> None:
+    path = write(tmp_path / name, f"{header}\n{header.replace('id', 'greeting')}\n")
+    with pytest.raises(UserError, match=f"{name}: the first line names"):
+        find_bitext(path)
+
+
+def test_rows_of_other_languages_are_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = "de,en,Ja,Yes\n" + "de,fr,Ja,Oui\n" * 2 + "en,de,No,Nein\n"
+    find_bitext(write(tmp_path / "all.csv", f"source_lang,target_lang,source,target\n{rows}"))
+    assert "all.csv: rows of other languages are left out: {'de-fr': 2, 'en-de': 1}" in caplog.text
