@@ -3,7 +3,7 @@
     prepare-data --data raw/ --evaluation_data tatoeba/ --output_dir corpus
     prepare-data --opus all --languages de fr sw --download_dir raw --output_dir corpus
 
-Then train with `train-dap --train_data corpus/train --validation_data corpus/dev`.
+Then train with `train-dap --train_data corpus`.
 
 *Noise* is text that fails a filter. A *leak* is a pair with a side that equals, or nearly equals, a
 sentence of the evaluation sets.

@@ -17,7 +17,7 @@ otherwise in its name (`de.po`, `de/LC_MESSAGES/app.po`), and its target side is
 import logging
 import os
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -43,6 +43,9 @@ NO_LANGUAGES = (
 OTHER_FORMATS = ("moses", "tmx", "po", "hub")
 #: The id of a Hub dataset, with or without a configuration.
 HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*(:[\w.-]+)?")
+
+#: Beginnings of the names of files and folders that hold a split of the text.
+SPLITS = {"train": "train", "validation": "dev", "valid": "dev", "dev": "dev", "test": "test"}
 
 _ENDING = r"(?:\.gz|\.xz)?"
 _PO_NAME = re.compile(rf"(?:.*[._-])?({LANGUAGE_TAG})(?:@[A-Za-z0-9]+)?\.po{_ENDING}")
@@ -146,7 +149,46 @@ def _files_in_folder(folder: Path, target: str) -> list[BitextFile]:
     for path in dict.fromkeys([*map(disk_path, paths), *paths]):
         if path not in used and _looks_parallel(path.name):
             logger.warning("%s is left out: expected %s", path, describe_layouts())
-    return files
+    return _without_other_splits(files)
+
+
+def _without_other_splits(files: list[BitextFile]) -> list[BitextFile]:
+    """Leave out dev and test sets, with a warning, if there is also training text."""
+    splits = [split_of(file.paths[0]) for file in files]
+    if "train" not in splits:
+        return files
+    kept = []
+    for file, split in zip(files, splits):
+        if split in ("train", None):
+            kept.append(file)
+        else:
+            logger.warning("%s is left out: it is no training text", file)
+    return kept
+
+
+def split_of(path: str | Path) -> str | None:
+    """Return the split that the name of a file or folder begins with: "train", "dev" or "test".
+
+    >>> split_of("corpus/valid.de-en.tsv"), split_of("news.de")
+    ('dev', None)
+    """
+    return SPLITS.get(re.split("[._-]", Path(path).name)[0])
+
+
+def find_dev(folders: Iterable[str]) -> list[str]:
+    """Return the files and folders with dev pairs, in those folders that also name training text.
+
+    Such as `dev/` beside `train/`, or `validation.csv` beside `train.csv`.
+    """
+    found = []
+    for folder in map(Path, folders):
+        splits = {}
+        for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+            if path.is_dir() or _looks_parallel(path.name):
+                splits[str(path)] = split_of(path)
+        if "train" in splits.values():
+            found += [path for path, split in splits.items() if split == "dev"]
+    return found
 
 
 def _looks_parallel(name: str) -> bool:

@@ -142,7 +142,9 @@ class PretrainingDataArguments(EvaluationData):
         dataclasses.MISSING,
         "Files, folders or Hub dataset ids of parallel text. docs/training.md lists formats.",
     )
-    validation_data: list[str] = arg([], "Dev pairs. If not given, some pairs are held out.")
+    validation_data: list[str] = arg(
+        [], "Dev pairs. Default: those beside the training text (dev/), or some are held out."
+    )
     dev_pairs: int = arg(
         1000, "Pairs per language to hold out, at most a twentieth of them. 0 holds out none."
     )

@@ -22,7 +22,7 @@ from dap_transformers.files import write_json
 from dap_transformers.pictures import CURVES, plot_curves
 from dap_transformers.publishing.publish import PublishOptions, publish
 from dap_transformers.text.corpus import count_pairs, load_bitext
-from dap_transformers.text.find import find_bitext
+from dap_transformers.text.find import find_bitext, find_dev
 from dap_transformers.training.arguments import (
     DAPTrainingArguments,
     PretrainingDataArguments,
@@ -196,8 +196,8 @@ def build_datasets(
 ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
     """Read the text, hold out or read the dev set, and tokenise the training pairs.
 
-    Without `validation_data`, dev pairs are held out of the training text. With it, training
-    pairs whose target is in the dev set are removed.
+    The dev set is `validation_data`, or lies in the folder of the training text. Training pairs
+    whose target is in it are removed. Without one, dev pairs are held out of the training text.
 
     Returns:
         The tokenised training pairs, map-style or streamed, the dev pairs as text, and the
@@ -205,8 +205,10 @@ def build_datasets(
     """
     options = {"max_bad_lines": data.max_bad_lines, "target_language": data.target_language}
     train = load_bitext(data.train_data, streaming=data.streaming, **options)
-    if data.validation_data:
-        dev = load_bitext(data.validation_data, **options)
+    validation = data.validation_data or find_dev(data.train_data)
+    if validation:
+        logger.info("dev pairs: %s", " ".join(validation))
+        dev = load_bitext(validation, **options)
         targets = [text for part in dev.values() for text in part["target"][:]]
         train = drop_targets(train, targets)
     else:

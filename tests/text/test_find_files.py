@@ -11,7 +11,7 @@ from written import PAIRS, lines_of, read, read_folder, text_of, write, write_fo
 from dap_transformers.errors import UserError
 from dap_transformers.prepare.evaluation_sets import read_evaluation
 from dap_transformers.text.corpus import load_bitext
-from dap_transformers.text.find import find_bitext, find_hub_files
+from dap_transformers.text.find import find_bitext, find_dev, find_hub_files
 
 
 @pytest.mark.parametrize(
@@ -89,6 +89,31 @@ def test_a_subfolder_train_stands_for_its_folder(tmp_path: Path) -> None:
         find_bitext(tmp_path)
     write(tmp_path / "train" / "fr-en.tsv", "a\tb\n")
     assert list(find_bitext(tmp_path)) == ["fr"]
+
+
+@pytest.mark.parametrize(
+    ("train", "dev", "test"),
+    [
+        ("train.csv", "validation.csv", "test.csv"),
+        ("train.de-en.tsv", "dev.de-en.tsv", "test-2020.de-en.tsv"),
+        ("train/de-en.tsv", "valid/de-en.tsv", "test/de-en.tsv"),
+    ],
+)
+def test_splits_in_a_folder_are_kept_apart(
+    tmp_path: Path, train: str, dev: str, test: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    mark = "," if train.endswith("csv") else "\t"
+    for name in (dev, test):
+        write(tmp_path / name, f"de{mark}en\n{name}{mark}x\n")
+    write(tmp_path / "train.log", "no text")
+    assert find_dev([str(tmp_path)]) == []
+    write(tmp_path / train, f"de{mark}en\n{train}{mark}x\n")
+    assert read_folder(tmp_path) == {"de": [(train, "x")]}
+    [found] = find_dev([str(tmp_path)])
+    assert read_folder(Path(found)) == {"de": [(dev, "x")]}
+    if "/" not in train:
+        assert f"{test} is left out" in caplog.text
+        assert read(tmp_path / test) == [(test, "x")]
 
 
 def test_a_link_to_nothing_is_refused_by_name(tmp_path: Path) -> None:
