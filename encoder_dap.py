@@ -9,6 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import torch
 from transformers import (
     MODEL_FOR_MASKED_LM_MAPPING,
     MODEL_FOR_TEXT_ENCODING_MAPPING,
@@ -22,6 +23,8 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 from transformers.utils import cached_file, is_peft_available, logging
+
+logger = logging.get_logger(__name__)
 
 #: Types of encoders whose states are tested to be those of each sentence by itself.
 TESTED = (
@@ -98,7 +101,10 @@ def load_config(name_or_path: str, **hub: Any) -> PreTrainedConfig:
     """Load a configuration. Of a LoRA adapter, it is that of the model it was trained on."""
     base = adapter_base(name_or_path, **hub)
     if base is None:
-        return AutoConfig.from_pretrained(name_or_path, **hub)
+        config = AutoConfig.from_pretrained(name_or_path, **hub)
+        if config.dtype not in (None, torch.float32):
+            logger.warning_once("%s holds %s, but float32 runs", name_or_path, config.dtype)
+        return config
     return AutoConfig.from_pretrained(base, trust_remote_code=hub.get("trust_remote_code"))
 
 

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformers.utils import cached_file
+from transformers.utils import cached_file, logging
 
 try:
     from .losses_dap import at_least_float32
@@ -26,8 +26,12 @@ except ImportError:  # a checkout, where these files are top-level modules
     from losses_dap import at_least_float32
     from states_dap import POOLINGS
 
+logger = logging.get_logger(__name__)
+
 #: File with the settings of a folder's transformer.
 TRANSFORMER = "sentence_bert_config.json"
+#: The kinds of encoders in the names that this file has had. As in the library, the first is read.
+TRANSFORMER_KINDS = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 #: Settings by the last part of their name, and the only value that changes no vector here.
 EXPECTED = {
     "add_special_tokens": True,
@@ -154,6 +158,8 @@ class Settings:
         for name, value in self.values.items():
             last = name.rpartition(".")[2]
             is_expected = value is None or value == EXPECTED.get(last)
+            if last in ("dtype", "torch_dtype") and value not in (None, "float32"):
+                logger.warning_once("%s has %s=%r, but float32 runs", self.place, name, value)
             if not is_expected and last not in WITHOUT_EFFECT:
                 raise ValueError(f"{self.place} has {name}={value!r}, which cannot run here")
 
@@ -185,7 +191,11 @@ def library_settings(name_or_path: str, revision: str | None = None) -> LibraryS
         )
     subfolder, place, *folders = (module["path"] for module in listed)
 
-    transformer = Settings(name_or_path, f"{subfolder}/{TRANSFORMER}".lstrip("/"), revision)
+    for kind in TRANSFORMER_KINDS:
+        file = f"{subfolder}/sentence_{kind}_config.json".lstrip("/")
+        transformer = Settings(name_or_path, file, revision)
+        if transformer.values:
+            break
     length = _longest_text(transformer)
     transformer.close()
 

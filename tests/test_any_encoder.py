@@ -213,6 +213,31 @@ def test_a_length_has_its_effect(setting: dict, folders: Callable, tmp_path: Pat
     same(load_encoder(folder).encode(TEXT), expected)
 
 
+def test_a_length_in_a_file_of_an_older_name_has_its_effect(
+    folders: Callable, tmp_path: Path
+) -> None:
+    folder = with_setting(folders("qwen3"), tmp_path / "folder", TRANSFORMER, None)
+    (folder / "sentence_xlm-roberta_config.json").write_text('{"max_seq_length": 4}')
+    same(load_encoder(folder).encode(TEXT), load_library(folder).encode(TEXT))
+    assert load_encoder(folder).max_seq_length == 4
+
+
+@pytest.mark.parametrize(
+    ("file", "setting"),
+    [
+        ("config.json", {"dtype": "bfloat16"}),
+        (TRANSFORMER, {"model_kwargs": {"torch_dtype": "bfloat16"}}),
+    ],
+)
+def test_another_precision_is_named(
+    file: str, setting: dict, folders: Callable, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = with_setting(folders("qwen3"), tmp_path / "folder", file, setting)
+    for _ in range(2):
+        load_encoder(folder)
+    assert caplog.text.count("bfloat16") == 1
+
+
 @pytest.mark.parametrize(
     ("file", "setting", "name"),
     [
