@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -137,11 +138,19 @@ def test_files_of_others_are_left_alone(raw: Path, tmp_path: Path) -> None:
     (out / "README.md").write_text("of others")
     with pytest.raises(UserError, match="holds other files"):
         prepared(raw, out, overwrite=True)
-    (out / "README.md").unlink()
+    (out / "report.json").write_text("{}")  # any report
+    with pytest.raises(UserError, match="holds other files"):
+        prepared(raw, out, overwrite=True)
+    assert (out / "README.md").read_text() == "of others"
+    for name in ("README.md", "report.json"):
+        (out / name).unlink()
     prepared(raw, out)
     (out / "dev/mine.txt").touch()
+    shutil.copytree(out / "train", out / "train-old")
+    copied = sorted((out / "train-old").iterdir())
     prepared(raw, out, dev_pairs=0, overwrite=True)
     assert [path.name for path in (out / "dev").iterdir()] == ["mine.txt"]
+    assert sorted((out / "train-old").iterdir()) == copied != []
 
 
 @pytest.mark.parametrize("name", ["data", "evaluation_data", "licences"])

@@ -61,7 +61,7 @@ def finished_report(output_dir: Path, fingerprint: str, overwrite: bool) -> dict
     if overwrite or not path.is_file():
         return None
     report = read_json(path)
-    if report["fingerprint"] != fingerprint:
+    if report.get("fingerprint") != fingerprint:
         raise UserError(
             f"{output_dir} holds the result of a run with other arguments or other text: give "
             "another folder, or overwrite it"
@@ -77,13 +77,17 @@ def begin(plan: Plan, files: Sequence[RawFile]) -> None:
     """
     output = plan.output_dir
     names = {path.name for path in output.glob("*")}
-    if names and not names & {REPORT, WORK}:
+    is_ours = WORK in names or (REPORT in names and "fingerprint" in read_json(output / REPORT))
+    if names and not is_ours:
         raise UserError(f"{output} holds other files, such as {min(names)}: give another folder")
 
     # The work folder comes first, so that a killed run can be recognised as one of this command.
     plan.work_dir.mkdir(parents=True, exist_ok=True)
     kept = {plan.cleaned(raw) for raw in files}
-    half_written = "*/.*.tmp"  # by processes that were lost
-    for pattern in (REPORT, LEAKS, CARD, "*/[0-9]*.*-*.parquet", f"{WORK}/*", half_written):
+    patterns = [REPORT, LEAKS, CARD, f"{WORK}/*"]
+    for split in ("train", "dev"):
+        # Of processes that were lost, half a file is left.
+        patterns += [f"{split}/{'[0-9]' * 5}.*-*.parquet", f"{split}/.*.tmp"]
+    for pattern in patterns:
         for path in set(output.glob(pattern)) - kept:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
