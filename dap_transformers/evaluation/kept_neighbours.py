@@ -1,10 +1,11 @@
-"""How much a training changes which sentences of a language are near each other.
+"""How much a training changes which sentences of the target language are near each other.
 
 Legend: `N` sentences, `D` dimensions.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 
@@ -14,16 +15,16 @@ from dap_transformers.search.exact import nearest_neighbours
 
 #: Neighbours of a sentence that are compared.
 NEIGHBOURS = 10
-#: Fewest and most sentences of a language and side.
+#: Fewest and most targets of a language.
 FEWEST, MOST = 2 * NEIGHBOURS, 200
 
 
 @dataclass
 class KeptNeighbours(Evaluator):
-    """Share of each sentence's ten nearest sentences of its language that are as before training.
+    """Share of each target's ten nearest targets that are as before training.
 
     Without any questions, it tells what a training does to search within a language
-    (docs/search.md).
+    (docs/search.md). Sources are left out, because they shall move to their targets.
 
     Attributes:
         pairs: language code -> (source, target) sentences.
@@ -36,23 +37,21 @@ class KeptNeighbours(Evaluator):
     primary = "kept_neighbours"
 
     def __post_init__(self) -> None:
-        self.sides: list[list[str]] = []
+        self.targets: list[list[str]] = []  # of each language of the sources
         for rows in self.pairs.values():
-            for side in zip(*rows, strict=True):
-                distinct = list(dict.fromkeys(side))[:MOST]
-                if len(distinct) >= FEWEST:
-                    self.sides.append(distinct)
+            distinct = list(dict.fromkeys(target for _, target in rows))[:MOST]
+            if len(distinct) >= FEWEST:
+                self.targets.append(distinct)
         self.kept = self.neighbours(self.before)
 
     def sentences(self) -> Iterator[str]:
-        for side in self.sides:
-            yield from side
+        return chain.from_iterable(self.targets)
 
     def neighbours(self, encoder: Encoder) -> list[np.ndarray]:
-        """Return the rows of each sentence's nearest sentences, (N, 10) for each side."""
+        """Return the rows of each target's nearest targets, (N, 10) for each language."""
         found = []
-        for side in self.sides:
-            vectors = encoder.encode(side)  # (N, D)
+        for targets in self.targets:
+            vectors = encoder.encode(targets)  # (N, D)
             _, rows = nearest_neighbours(vectors, vectors, NEIGHBOURS + 1)  # (N, 11)
             found.append(np.array([without(own, row) for own, row in enumerate(rows.tolist())]))
         return found
