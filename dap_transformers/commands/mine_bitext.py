@@ -23,6 +23,7 @@ import hashlib
 import json
 import logging
 import re
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -36,17 +37,32 @@ from dap_transformers.commands.arguments import (
     token_budget,
 )
 from dap_transformers.commands.safeguards import command, guarded
-from dap_transformers.disk_arrays import temporary_folder
 from dap_transformers.encoding.encoder import tokens_of_a_batch
 from dap_transformers.encoding.shards import SHARD_SIZE, launched
 from dap_transformers.errors import UserError
 from dap_transformers.evaluation.bucc import PROTOCOLS, Bucc
 from dap_transformers.files import content_digest, plain_suffix, public_name, write_json
-from dap_transformers.mining.in_order import InOrder
-from dap_transformers.mining.mine_pairs import GivenPairs, MiningOptions, TwoTexts, mine_files
-from dap_transformers.mining.texts import MEMORY
+from dap_transformers.mining.in_order import align_texts
+from dap_transformers.mining.mine_pairs import (
+    MiningOptions,
+    MiningResult,
+    encode_texts,
+    mine_texts,
+    score_texts,
+)
+from dap_transformers.mining.texts import (
+    MEMORY,
+    TextPair,
+    Vectors,
+    read_known,
+    read_texts,
+    write_pairs,
+)
 from dap_transformers.options import arg, require_least
 from dap_transformers.ray.connection import Cluster
+from dap_transformers.ray.search import cluster_neighbours
+from dap_transformers.search.approximate import approximate_neighbours, recall_at_k
+from dap_transformers.search.exact import Search, mutual_neighbours
 from dap_transformers.text.archives import disk_path
 
 USAGE = """%(prog)s SOURCE TARGET --model MODEL --output FILE [options]
@@ -174,15 +190,36 @@ def vector_folder(args: MiningArguments, model_args: EncoderArguments, files: li
     return str(Path(args.output).parent / f"{'-'.join(names)[:150]}.{digest}.embeddings")
 
 
-def task_of(args: MiningArguments, options: MiningOptions, files: list[str]) -> Bucc | TwoTexts:
-    """Return what the command does: mine, score, align or evaluate."""
-    if args.bucc:
-        return Bucc(args.bucc, args.pair, args.protocol, options)
+def search_of(args: MiningArguments, cluster: Cluster) -> Search:
+    """Return the search for neighbours: exact or with an index, here or on a cluster."""
+    if cluster.ray:
+        return partial(cluster_neighbours, index=args.index, progress=True)
+    if args.index:
+        return partial(approximate_neighbours, index=args.index, progress=True)
+    return partial(mutual_neighbours, progress=True)
+
+
+def read(args: MiningArguments, files: Sequence[str]) -> list[TextPair]:
+    """Read the known translations, if any, and the two texts, which come last."""
+    known = [read_known(args.calibrate)] if args.calibrate else []
+    largest = args.largest_group if args.in_order else None
+    return [*known, read_texts(*files, is_parallel=args.score_only, largest_group=largest)]
+
+
+def find(
+    args: MiningArguments,
+    options: MiningOptions,
+    texts: Sequence[TextPair],
+    vectors: Sequence[Vectors],
+    search: Search,
+) -> MiningResult:
+    """Mine the two texts, score their lines, or align them in order."""
     if args.in_order:
-        return InOrder(*files, options, largest_group=args.largest_group)
+        return align_texts(texts[0], vectors[0], options.lowest, search)
     if args.score_only:
-        return GivenPairs(*files, options, args.calibrate)
-    return TwoTexts(*files, options, args.calibrate)
+        return score_texts(texts[0], vectors[0], options, search)
+    known = texts[0].vectors_of_lines(vectors[0]) if args.calibrate else None
+    return mine_texts(texts[-1], vectors[-1], options, search, known)
 
 
 def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
@@ -196,49 +233,75 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
     is_main = launched().is_main_process
     level = "WARNING" if is_main else "ERROR"
     logging.basicConfig(format="%(levelname)s: %(message)s", level=level)
-    task = task_of(args, options, files)
+    bucc = Bucc(args.bucc, args.pair, args.protocol, options) if args.bucc else None
+    inputs = bucc.inputs() if bucc else list(filter(None, [*files, args.calibrate]))
     outputs = {"--output": args.output, "--report_file": args.report_file}
     folders = {"--embeddings_dir": args.embeddings_dir}
 
     with (
-        guarded(outputs, folders, task.inputs(), model_args.model_name_or_path, is_main),
-        temporary_folder(args.embeddings_dir),
+        guarded(outputs, folders, inputs, model_args.model_name_or_path, is_main),
         cluster.connect(),
     ):
-        mined = mine_files(
-            task,
-            partial(model_args.load, cluster),
+        texts = bucc.read() if bucc else read(args, files)
+        started = time.perf_counter()
+        encoder = model_args.load(cluster)
+        vectors = encode_texts(
+            encoder,
+            texts,
             args.embeddings_dir,
-            args.output,
-            (args.pair or "").split("-"),
-            index=args.index,
-            on_cluster=bool(cluster.ray),
             shard_size=args.shard_size,
             token_budget=tokens_of_a_batch(args.token_budget),
+            progress=is_main,
         )
-        if mined is None:
+        if cluster.ray:
+            encoder.end()  # the search needs its memory
+        if not is_main:
             return {}
-        paths = [disk_path(path) for path in task.inputs()]
-        text = [content_digest(path) if path.is_file() else None for path in paths]  # no pipes
-        chosen = asdict(options) | {"index": args.index, "text": text}
-        if args.bucc:
-            chosen |= {"bucc": public_name(args.bucc), "pair": args.pair}
+        search = search_of(args, cluster)
+        if bucc:
+            found = bucc.mine(texts, vectors, search)
         else:
-            chosen["data"] = [public_name(path) for path in files]
-        for name in WITHOUT_EFFECT[args.mode]:
-            chosen.pop(name, None)
-        report = model_args.report(
-            mined.encoder, task.description, mined.numbers, chosen, mined.seconds
-        )
+            found = find(args, options, texts, vectors, search)
+        recall = recall_at_k(found.neighbours, *vectors[-1]) if args.index else None
+        seconds = time.perf_counter() - started
+
+        write_pairs(found.kept, texts[-1], args.output, (args.pair or "").split("-"))
+        numbers = {side: text.counts() for side, text in texts[-1].sides().items()}
+        numbers |= {"candidates": found.candidates, "kept": len(found.kept)} | found.numbers
+        numbers["recall_at_k"] = recall
+        settings = settings_of(args, options, files, inputs)
+        report = model_args.report(encoder, found.protocol, numbers, settings, seconds)
         write_json(report, args.report_file)
 
-    for pair in mined.texts:
+    for pair in texts:
         print(*pair.sides().values(), sep="\n")
-    print(model_args.summary(mined.encoder))
-    print(mined.summary)
+    print(model_args.summary(encoder))
+    if recall is not None:
+        k = found.neighbours.forward_scores.shape[1]
+        print(f"{args.index}: recall@{k} {recall:.4f} of the exact search, on a sample")
+    print(found.summary)
     print(f"written to {args.output} and {args.report_file}; vectors are kept in", end=" ")
     print(args.embeddings_dir)
     return report
+
+
+def settings_of(
+    args: MiningArguments,
+    options: MiningOptions,
+    files: Sequence[str],
+    inputs: Sequence[str | Path],
+) -> dict[str, Any]:
+    """Return the settings for the report, without those that have no effect."""
+    paths = [disk_path(path) for path in inputs]
+    text = [content_digest(path) if path.is_file() else None for path in paths]  # no pipes
+    chosen = asdict(options) | {"index": args.index, "text": text}
+    if args.bucc:
+        chosen |= {"bucc": public_name(args.bucc), "pair": args.pair}
+    else:
+        chosen["data"] = [public_name(path) for path in files]
+    for name in WITHOUT_EFFECT[args.mode]:
+        chosen.pop(name, None)
+    return chosen
 
 
 main = command(run)

@@ -16,6 +16,7 @@ import hashlib
 import json
 import logging
 import re
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from datetime import timedelta
@@ -30,7 +31,6 @@ from accelerate import PartialState
 from accelerate.utils import gather_object, parse_flag_from_env
 from tqdm.auto import tqdm
 
-from dap_transformers.disk_arrays import concatenate_on_disk, temporary_folder
 from dap_transformers.encoding.encoder import Encoder, SentenceEncoder
 from dap_transformers.errors import UserError, counted
 from dap_transformers.files import claimed, disk_full, whole_file
@@ -204,11 +204,13 @@ def embed_to_disk(
     parts = [np.load(shard, mmap_mode="r") for shard in shards]
     if len(parts) == 1:
         return parts[0]
+    shape = sum(map(len, parts)), parts[0].shape[1]
     folder = Path(folder)
-    with disk_full(folder / "joined shards"), temporary_folder(folder):
-        vectors = concatenate_on_disk(parts)
-    vectors.flags.writeable = False
-    return vectors
+    with disk_full(folder / "joined shards"), tempfile.TemporaryFile(dir=folder) as file:
+        for part in parts:
+            file.write(part.data)
+        file.flush()
+        return np.memmap(file, parts[0].dtype, "r", shape=shape)
 
 
 def write_shards(

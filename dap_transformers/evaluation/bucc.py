@@ -129,7 +129,8 @@ class Bucc(Evaluator):
         if len(scores) > 1:
             numbers["threshold_split"] = {self.pair: scores[0]}
         kept = texts[-1].first_lines(select(pairs, threshold))
-        return MiningResult(neighbours, len(pairs), kept, self.table(numbers), numbers)
+        summary = self.table(numbers)
+        return MiningResult(self.description, neighbours, len(pairs), kept, summary, numbers)
 
     def logged(self, numbers: dict[str, Any]) -> dict[str, float]:
         return numbers["pairs"][self.pair]

@@ -24,8 +24,6 @@ of the dynamic programme stand for i source and j target sentences that are alig
 import logging
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import partial
 from itertools import product
 
 import numpy as np
@@ -34,8 +32,8 @@ from torch import Tensor
 
 from dap_transformers.errors import counted
 from dap_transformers.mining.margin import PAIR, select
-from dap_transformers.mining.mine_pairs import MiningResult, TwoTexts
-from dap_transformers.mining.texts import GroupedText, TextsInOrder, Vectors, read_texts
+from dap_transformers.mining.mine_pairs import MiningResult
+from dap_transformers.mining.texts import TextsInOrder, Vectors
 from dap_transformers.search.exact import Search, mutual_neighbours, unit_rows
 
 logger = logging.getLogger(__name__)
@@ -256,41 +254,30 @@ def align(gains: Gains, search: Search = mutual_neighbours) -> tuple[np.ndarray,
     return groups, remarks
 
 
-@dataclass
-class InOrder(TwoTexts):
-    """Alignment: find the groups of up to `largest_group` sentences that translate each other.
+def align_texts(
+    texts: TextsInOrder,
+    vectors: Vectors,
+    lowest: float | None = None,
+    search: Search = mutual_neighbours,
+) -> MiningResult:
+    """Find the groups of sentences of two texts that translate each other, in their order.
 
-    The texts are translations of each other in the same order. The groups keep this order.
+    `vectors` are of the distinct groups. Groups with a cosine below `lowest` are left out.
     """
+    sides = texts.sides()
+    gains = Gains(vectors, [t.groups for t in sides.values()], [t.lengths for t in sides.values()])
+    groups, remarks = align(gains, search)
+    for remark in remarks:
+        logger.warning("%s", remark)
+    kept = select(groups, lowest)
 
-    largest_group: int = 3
-    description = "alignment of sentences in order"
-
-    def read(self) -> list[TextsInOrder]:
-        kind = partial(GroupedText, largest=self.largest_group)
-        pair = read_texts(self.source, self.target, kind=kind)
-        return [TextsInOrder(pair.source, pair.target)]
-
-    def mine(
-        self,
-        texts: Sequence[TextsInOrder],
-        vectors: Sequence[Vectors],
-        search: Search = mutual_neighbours,
-    ) -> MiningResult:
-        sides = texts[0].sides()
-        texts = sides.values()
-        gains = Gains(vectors[0], [t.groups for t in texts], [t.lengths for t in texts])
-        groups, remarks = align(gains, search)
-        for remark in remarks:
-            logger.warning("%s", remark)
-        kept = select(groups, self.options.lowest)
-
-        numbers = {"remarks": remarks}
-        left = []
-        for name, text in sides.items():
-            count = len(text.groups) - int(groups[f"{name}s"].sum())
-            numbers[f"{name}_without_translation"] = count
-            left.append(counted(count, f"{name} sentence"))
-        summary = f"{counted(len(kept), 'group')} kept of {len(groups):,}; without a translation: "
-        summary += ", ".join(left)
-        return MiningResult(None, len(groups), kept, summary, numbers)
+    numbers = {"remarks": remarks}
+    left = []
+    for name, text in sides.items():
+        count = len(text.groups) - int(groups[f"{name}s"].sum())
+        numbers[f"{name}_without_translation"] = count
+        left.append(counted(count, f"{name} sentence"))
+    summary = f"{counted(len(kept), 'group')} kept of {len(groups):,}; without a translation: "
+    summary += ", ".join(left)
+    protocol = "alignment of sentences in order"
+    return MiningResult(protocol, None, len(groups), kept, summary, numbers)

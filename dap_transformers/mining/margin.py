@@ -1,25 +1,15 @@
 """Find translations in two texts, by margin scores over nearest neighbours.
 
-Mined pairs are a structured array (P,) of `PAIR`, which may be in a temporary file, so that there
-can be more pairs than memory holds.
+Mined pairs are a structured array (P,) of `PAIR`.
 
 Legend: `N` source rows, `M` target rows, `D` dimensions, `k` neighbours, `P` pairs.
 """
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
-from itertools import chain
+from collections.abc import Callable
 
 import numpy as np
 
-from dap_transformers.disk_arrays import (
-    blocks_of,
-    concatenate_on_disk,
-    records_on_disk,
-    row_blocks,
-    sort_records,
-    zeros_on_disk,
-)
 from dap_transformers.errors import UserError
 from dap_transformers.search.exact import Neighbours, Search, mutual_neighbours, unit_rows
 
@@ -78,18 +68,17 @@ def margin_of(
     return MARGINS[kind](np.asarray(cosine, np.float64), (source_mean + target_mean) / 2)
 
 
-def _intersection(forward: np.ndarray, backward: np.ndarray) -> Iterator[np.ndarray]:
-    """Yield the forward candidates whose target has the source as its own candidate."""
-    for block in blocks_of(forward):
-        yield block[backward["source"][block["target"]] == block["source"]]
+def _intersection(forward: np.ndarray, backward: np.ndarray) -> np.ndarray:
+    """Keep the forward candidates whose target has the source as its own candidate."""
+    return forward[backward["source"][forward["target"]] == forward["source"]]
 
 
 #: Which candidates are kept -> function of those of all source rows and of all target rows.
-RETRIEVALS: dict[str, Callable[[np.ndarray, np.ndarray], Iterator[np.ndarray]]] = {
-    "max": lambda forward, backward: chain(blocks_of(forward), blocks_of(backward)),
+RETRIEVALS: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
+    "max": lambda forward, backward: np.concatenate([forward, backward]),
     "intersection": _intersection,
-    "forward": lambda forward, backward: blocks_of(forward),
-    "backward": lambda forward, backward: blocks_of(backward),
+    "forward": lambda forward, backward: forward,
+    "backward": lambda forward, backward: backward,
 }
 
 
@@ -102,21 +91,17 @@ def candidate_pairs(
     keeps those of the source ("forward") or of the target ("backward"), of both ("intersection"),
     or of either, but no sentence twice ("max", Artetxe & Schwenk 2019, section 3.2, as in LASER).
 
-    Memory does not grow with N and M, because large arrays are in temporary files.
-
     >>> found = mutual_neighbours(np.eye(3), np.eye(3)[[1, 2, 0]], k=2)
     >>> candidate_pairs(found).tolist()
     [(2.0, 0, 2), (2.0, 1, 0), (2.0, 2, 1)]
     """
     forward = _best_candidates(neighbours, margin, "source", "target")
     backward = _best_candidates(turned(neighbours), margin, "target", "source")
-
-    ordered = sort_records(RETRIEVALS[retrieval](forward, backward))
+    kept = RETRIEVALS[retrieval](forward, backward)
+    kept = kept[np.lexsort((kept["target"], kept["source"], -kept["score"]))]
     if retrieval == "max":
-        ordered = _without_repeated_sentences(ordered, len(forward), len(backward))
-    pairs = records_on_disk(ordered, PAIR)
-    np.negative(pairs["score"], out=pairs["score"])
-    return pairs
+        kept = _without_repeated_sentences(kept, len(forward), len(backward))
+    return kept
 
 
 def turned(near: Neighbours) -> Neighbours:
@@ -127,41 +112,33 @@ def turned(near: Neighbours) -> Neighbours:
 
 
 def _best_candidates(near: Neighbours, margin: str, own: str, other: str) -> np.ndarray:
-    """Pair each row of the side `own`, the source of `near`, with its neighbour of best margin.
-
-    Scores are negated, so that the best sort first.
-    """
-    backward = blocks_of(near.backward_scores)
-    other_means = concatenate_on_disk(block.mean(1, dtype=np.float64) for block in backward)  # (M,)
-
-    def best_of_each_block() -> Iterator[np.ndarray]:
-        for block in row_blocks(len(near.forward_scores)):
-            cosines, indices = near.forward_scores[block], near.forward_indices[block]  # (n, k)
-            own_means = cosines.mean(1, dtype=np.float64, keepdims=True)
-            scores = margin_of(cosines, own_means, other_means[indices], margin)  # (n, k)
-            rows = np.arange(len(indices))
-            best = scores.argmax(1)  # (n,)
-            pairs = np.empty(len(indices), PAIR)
-            pairs["score"] = -scores[rows, best]
-            pairs[own] = block.start + rows
-            pairs[other] = indices[rows, best]
-            yield pairs
-
-    return concatenate_on_disk(best_of_each_block())
+    """Pair each row of the side `own`, the source of `near`, with its neighbour of best margin."""
+    cosines, indices = near.forward_scores, near.forward_indices  # (N, k)
+    own_means = cosines.mean(1, dtype=np.float64, keepdims=True)
+    other_means = near.backward_scores.mean(1, dtype=np.float64)  # (M,)
+    scores = margin_of(cosines, own_means, other_means[indices], margin)  # (N, k)
+    rows = np.arange(len(scores))
+    best = scores.argmax(1)
+    pairs = np.empty(len(scores), PAIR)
+    pairs["score"] = scores[rows, best]
+    pairs[own] = rows
+    pairs[other] = indices[rows, best]
+    return pairs
 
 
 def _without_repeated_sentences(
-    ordered: Iterable[tuple], source_count: int, target_count: int
-) -> Iterator[tuple]:
-    """Yield the pairs in their order, without those of sentences that were yielded before."""
-    source_taken = memoryview(zeros_on_disk((source_count,), np.uint8))
-    target_taken = memoryview(zeros_on_disk((target_count,), np.uint8))
-    for pair in ordered:
-        _, i, j = pair
+    pairs: np.ndarray, source_count: int, target_count: int
+) -> np.ndarray:
+    """Keep the pairs in their order, without those of sentences that were kept before."""
+    source_taken = bytearray(source_count)
+    target_taken = bytearray(target_count)
+    is_kept = np.zeros(len(pairs), bool)
+    # single numbers are read faster from a memoryview than through numpy
+    sides = (memoryview(pairs[name].copy()) for name in ("source", "target"))
+    for place, (i, j) in enumerate(zip(*sides)):
         if not (source_taken[i] or target_taken[j]):
-            source_taken[i] = 1
-            target_taken[j] = 1
-            yield pair
+            source_taken[i] = target_taken[j] = is_kept[place] = True
+    return pairs[is_kept]
 
 
 def score_pairs(
@@ -186,7 +163,7 @@ def select(pairs: np.ndarray, threshold: float | None) -> np.ndarray:
     """Keep the pairs (P,) that score at least `threshold`, in their order. None keeps all."""
     if threshold is None:
         return pairs
-    kept = concatenate_on_disk(block[block["score"] >= threshold] for block in blocks_of(pairs))
+    kept = pairs[pairs["score"] >= threshold]
     if not len(kept):
         best = pairs["score"].max(initial=-np.inf)
         raise UserError(

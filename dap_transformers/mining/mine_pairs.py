@@ -1,15 +1,13 @@
 """Mine two texts, or score given pairs: from vectors to scored pairs and a threshold.
 
-`mine` is the function for other programs. `mine_files` is what the command does.
+`mine` is the function for other programs. The command `mine-bitext` calls the same functions.
 
 Legend: `N` source rows, `M` target rows, `D` dimensions, `P` pairs, `K` known translations.
 """
 
 import json
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +15,8 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from dap_transformers.disk_arrays import concatenate_on_disk, row_blocks
 from dap_transformers.encoding.encoder import Encoder, listed
-from dap_transformers.encoding.shards import embed_to_disk, launched, model_fingerprint
+from dap_transformers.encoding.shards import embed_to_disk, model_fingerprint
 from dap_transformers.errors import UserError, counted
 from dap_transformers.mining.margin import (
     MARGINS,
@@ -31,14 +28,7 @@ from dap_transformers.mining.margin import (
     score_pairs,
     select,
 )
-from dap_transformers.mining.texts import (
-    DistinctSentences,
-    TextPair,
-    Vectors,
-    read_known,
-    read_texts,
-    write_pairs,
-)
+from dap_transformers.mining.texts import DistinctSentences, TextPair, Vectors
 from dap_transformers.mining.threshold import (
     CLEAR_PAIRS,
     CLEAR_SHARE,
@@ -48,8 +38,6 @@ from dap_transformers.mining.threshold import (
     runner_up_scores,
 )
 from dap_transformers.options import arg, require_least
-from dap_transformers.ray.search import cluster_neighbours
-from dap_transformers.search.approximate import approximate_neighbours, recall_at_k
 from dap_transformers.search.exact import (
     Neighbours,
     Search,
@@ -149,6 +137,7 @@ class MiningResult:
     """What was found in two texts.
 
     Attributes:
+        protocol: what was done, for a report.
         neighbours: the nearest neighbours of all sentences, with which the margin compares. None
             if no margin is computed.
         candidates: number of all pairs.
@@ -157,6 +146,7 @@ class MiningResult:
         numbers: further numbers by name, for a report.
     """
 
+    protocol: str
     neighbours: Neighbours | None
     candidates: int
     kept: np.ndarray
@@ -164,84 +154,53 @@ class MiningResult:
     numbers: dict[str, Any]
 
 
-@dataclass
-class TwoTexts:
-    """Mining: find the pairs of sentences of two text files that are translations, best first.
+def mine_texts(
+    texts: TextPair,
+    vectors: Vectors,
+    options: MiningOptions,
+    search: Search = mutual_neighbours,
+    known: Vectors | None = None,
+) -> MiningResult:
+    """Find the pairs of sentences of two texts that are translations, best first.
 
-    `known` is a file of known translations, which calibrate the threshold.
+    The arguments are those of `mine_vectors`, with the vectors of the distinct sentences.
     """
-
-    source: str
-    target: str
-    options: MiningOptions
-    known: str | None = None
-    description = "bitext mining by margin over nearest neighbours"
-
-    def inputs(self) -> list[str]:
-        """Return the files that are read."""
-        return list(filter(None, [self.source, self.target, self.known]))
-
-    def read(self) -> list[TextPair]:
-        """Read the known translations, if any, and the two texts, which come last."""
-        known = [read_known(self.known)] if self.known else []
-        return [*known, read_texts(self.source, self.target)]
-
-    def mine(
-        self,
-        texts: Sequence[TextPair],
-        vectors: Sequence[Vectors],
-        search: Search = mutual_neighbours,
-    ) -> MiningResult:
-        """Find the pairs, given the vectors of the distinct sentences of what `read` returned."""
-        known = None
-        if self.known:
-            source, target = vectors[0]
-            known = source[texts[0].source.rows], target[texts[0].target.rows]
-        neighbours, candidates, choice = mine_vectors(vectors[-1], self.options, search, known)
-        kept = texts[-1].first_lines(select(candidates, choice.threshold)[: self.options.top_n])
-        count = len(candidates)
-        summary = f"{counted(len(kept), 'pair')} kept of {counted(count, 'candidate')}: {choice}"
-        return MiningResult(neighbours, count, kept, summary, {"threshold_choice": asdict(choice)})
+    neighbours, candidates, choice = mine_vectors(vectors, options, search, known)
+    kept = texts.first_lines(select(candidates, choice.threshold)[: options.top_n])
+    count = len(candidates)
+    summary = f"{counted(len(kept), 'pair')} kept of {counted(count, 'candidate')}: {choice}"
+    numbers = {"threshold_choice": asdict(choice)}
+    protocol = "bitext mining by margin over nearest neighbours"
+    return MiningResult(protocol, neighbours, count, kept, summary, numbers)
 
 
-@dataclass
-class GivenPairs(TwoTexts):
-    """Scoring: score line i of one file with line i of the other by margin, in their order.
+def score_texts(
+    texts: TextPair,
+    vectors: Vectors,
+    options: MiningOptions,
+    search: Search = mutual_neighbours,
+) -> MiningResult:
+    """Score line i of one text with line i of the other by margin, in their order.
 
-    Lines that are empty on one side are left out.
+    `vectors` are of the distinct sentences. Lines that are empty on one side are left out.
     """
+    source, target = texts.source.rows, texts.target.rows  # (L,) each
+    neighbours = neighbourhoods(*vectors, options.k, search)
+    lines = np.flatnonzero((source >= 0) & (target >= 0))
+    pairs = np.empty(len(lines), PAIR)
+    pairs["source"] = pairs["target"] = lines
+    for start in range(0, len(lines), VECTOR_BLOCK):
+        block = slice(start, start + VECTOR_BLOCK)
+        rows = source[lines[block]], target[lines[block]]
+        pairs["score"][block] = score_pairs(*vectors, *rows, neighbours, options.margin)
 
-    description = "margin of given pairs over nearest neighbours"
-
-    def read(self) -> list[TextPair]:
-        return [read_texts(self.source, self.target, is_parallel=True)]
-
-    def mine(
-        self,
-        texts: Sequence[TextPair],
-        vectors: Sequence[Vectors],
-        search: Search = mutual_neighbours,
-    ) -> MiningResult:
-        source, target = texts[0].source.rows, texts[0].target.rows  # (L,) each
-        options = self.options
-        neighbours = neighbourhoods(*vectors[0], options.k, search)
-
-        def scored_blocks() -> Iterator[np.ndarray]:
-            for block in row_blocks(len(source), VECTOR_BLOCK):
-                lines = np.flatnonzero((source[block] >= 0) & (target[block] >= 0)) + block.start
-                rows = source[lines], target[lines]
-                pairs = np.empty(len(lines), PAIR)
-                pairs["score"] = score_pairs(*vectors[0], *rows, neighbours, options.margin)
-                pairs["source"] = pairs["target"] = lines
-                yield pairs
-
-        given = concatenate_on_disk(scored_blocks())
-        kept = select(given, options.lowest)
-        if options.top_n is not None:
-            best = np.argsort(-kept["score"], kind="stable")  # in memory, of equal ones the first
-            kept = kept[np.sort(best[: options.top_n])]
-        summary = f"{counted(len(kept), 'pair')} kept of {len(given):,} given ones"
-        return MiningResult(neighbours, len(given), kept, summary, {})
+    kept = select(pairs, options.lowest)
+    if options.top_n is not None:
+        best = np.argsort(-kept["score"], kind="stable")  # of equal scores the first
+        kept = kept[np.sort(best[: options.top_n])]
+    summary = f"{counted(len(kept), 'pair')} kept of {len(pairs):,} given ones"
+    protocol = "margin of given pairs over nearest neighbours"
+    return MiningResult(protocol, neighbours, len(pairs), kept, summary, {})
 
 
 def mine_vectors(
@@ -390,77 +349,6 @@ def encode_texts(
     return found
 
 
-@dataclass(frozen=True)
-class MinedFiles:
-    """What `mine_files` has read, found and written.
-
-    Attributes:
-        summary: lines for the user: how good the index is, and what was found.
-        numbers: counts and other numbers by name, for a report.
-        seconds: time from loading the encoder until all pairs were found.
-    """
-
-    texts: Sequence[TextPair]
-    encoder: Encoder
-    summary: str
-    numbers: dict[str, Any]
-    seconds: float
-
-
-def mine_files(
-    task: Any,
-    load: Callable[[], Encoder],
-    folder: str | Path,
-    output: str | Path,
-    languages: Sequence[str] = (),
-    *,
-    index: str | None = None,
-    on_cluster: bool = False,
-    **encoding: Any,
-) -> MinedFiles | None:
-    """Read the texts of a task, encode and mine them, and write the pairs.
-
-    Args:
-        task: `TwoTexts`, `GivenPairs`, `InOrder` or `Bucc`.
-        load: returns the encoder. It is called once the texts are read and checked.
-        folder: keeps the vectors.
-        output: file of the pairs.
-        languages: codes of source and target, for `.tmx`.
-        index: faiss index for an approximate search. None searches exactly.
-        on_cluster: search on the connected Ray cluster.
-        encoding: `shard_size` and `token_budget` of `embed_to_disk`.
-
-    Returns:
-        None in all processes of a launch but the first, which only encode.
-    """
-    texts = task.read()
-    started = time.perf_counter()
-    is_main = launched().is_main_process
-    encoder = load()
-    vectors = encode_texts(encoder, texts, folder, progress=is_main, **encoding)
-    if on_cluster:
-        encoder.end()  # the search needs its memory
-    if not is_main:
-        return None
-    search = partial(mutual_neighbours, progress=True)
-    if on_cluster or index:
-        function = cluster_neighbours if on_cluster else approximate_neighbours
-        search = partial(function, index=index, progress=True)
-    found = task.mine(texts, vectors, search)
-    recall = recall_at_k(found.neighbours, *vectors[-1]) if index else None
-    seconds = time.perf_counter() - started
-
-    write_pairs(found.kept, texts[-1], output, languages)
-    numbers = {side: text.counts() for side, text in texts[-1].sides().items()}
-    numbers |= {"candidates": found.candidates, "kept": len(found.kept)} | found.numbers
-    numbers["recall_at_k"] = recall
-    summary = found.summary
-    if recall is not None:
-        k = found.neighbours.forward_scores.shape[1]
-        summary = f"{index}: recall@{k} {recall:.4f} of the exact search, on a sample\n{summary}"
-    return MinedFiles(texts, encoder, summary, numbers, seconds)
-
-
 def mine(
     source: Sequence[str] | np.ndarray,
     target: Sequence[str] | np.ndarray,
@@ -506,7 +394,6 @@ def mine(
         vectors.append(side)
 
     pair = TextPair(*texts)
-    _, candidates, choice = mine_vectors((vectors[0], vectors[1]), chosen)
-    kept = select(candidates, choice.threshold)[: chosen.top_n]
-    table = pair.table(pair.first_lines(kept))
-    return table.replace_schema_metadata({"mining": json.dumps(asdict(choice))})
+    found = mine_texts(pair, (vectors[0], vectors[1]), chosen)
+    choice = json.dumps(found.numbers["threshold_choice"])
+    return pair.table(found.kept).replace_schema_metadata({"mining": choice})

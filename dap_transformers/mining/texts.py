@@ -1,16 +1,17 @@
 """The two texts that are mined: their distinct sentences, their vectors, and the file of pairs.
 
 A repeated sentence must be mined only once. Otherwise its copies would fill up the neighbourhoods
-of other sentences. A text may be larger than memory.
+of other sentences.
 
 Legend: `N` distinct sentences of a text, `D` dimensions, `P` pairs, `L` lines, `G` gold pairs.
 """
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, count, islice, product
+from functools import partial
+from itertools import chain, product
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -18,19 +19,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dap_transformers import disk_arrays
-from dap_transformers.disk_arrays import (
-    blocks_of,
-    concatenate_on_disk,
-    map_file,
-    row_blocks,
-    sort_records,
-    temporary_file,
-    zeros_on_disk,
-)
 from dap_transformers.errors import UserError, counted
 from dap_transformers.files import compressed_file, plain_suffix
-from dap_transformers.languages import is_blank, text_keys
+from dap_transformers.languages import is_blank
 from dap_transformers.text.archives import read_sentences
 from dap_transformers.text.formats import BitextFile, read_pairs
 from dap_transformers.text.tmx_po import write_memory
@@ -43,15 +34,13 @@ GROUP_ROWS = 2**16
 MEMORY = ".tmx"
 #: Ends in a Chinese or Japanese character, behind which no blank stands.
 NO_BLANK = re.compile("[\u3000-\u30ff\u3400-\u9fff\uff00-\uffef]$")
-#: A sentence's key (`text_keys`), and the number of its line, from 1.
-KEYED_LINE = np.dtype([("key", np.uint64), ("line", np.int64)])
 
 
-class DistinctSentences:
-    """The distinct sentences of a text, as a sequence in the order of their first lines.
+class DistinctSentences(Sequence[str]):
+    """The distinct sentences of a text, in the order of their first lines.
 
     A line of white space is empty: it holds no sentence. Lines that differ in any character hold
-    different sentences. The text and all arrays are in temporary files.
+    different sentences.
 
     >>> text = DistinctSentences(["a", " ", "b", "a"])
     >>> list(text), text.rows.tolist(), text.first_line.tolist()
@@ -69,35 +58,21 @@ class DistinctSentences:
 
     def __init__(self, lines: Iterable[str], name: str | Path = "text") -> None:
         self.name = str(name)
-        with temporary_file() as text, temporary_file() as ends:
-            keyed_lines = sort_records(_store_lines(lines, text, ends))
-            self._text = memoryview(map_file(text, np.uint8))
-            self._ends = memoryview(map_file(ends, np.int64))
+        filled = (None if is_blank(line) else line for line in lines)
+        coded = pa.array(filled, pa.large_string()).dictionary_encode()
+        self.sentences = coded.dictionary  # (N,) in the order of their first lines
+        self.rows = coded.indices.fill_null(-1).to_numpy().astype(np.int64)
 
-        # find for each line the first line with the same sentence
-        earliest = zeros_on_disk((len(self._ends) - 1,), np.int64)  # (L,), 0 for an empty line
-        output = memoryview(earliest)  # single elements are written faster than through numpy
-        previous = None
-        for key, line in keyed_lines:
-            if key != previous:
-                previous = key
-                first = line
-            output[line - 1] = first
-
-        # number the sentences
-        self.first_line = concatenate_on_disk(_first_lines(earliest))
-        self.rows = concatenate_on_disk(
-            np.where(block == 0, -1, np.searchsorted(self.first_line, block))
-            for block in blocks_of(earliest)
-        )
+        places = np.flatnonzero(self.rows >= 0)
+        _, first = np.unique(self.rows[places], return_index=True)
+        self.first_line = places[first] + 1
         self.distinct = len(self)
 
     def __len__(self) -> int:
-        return len(self.first_line)
+        return len(self.sentences)
 
     def __getitem__(self, row: int) -> str:
-        line = int(self.first_line[row])
-        return str(self._text[self._ends[line - 1] : self._ends[line]], "utf-8")
+        return self.sentences[row].as_py()
 
     def __str__(self) -> str:
         counts = self.counts()
@@ -111,7 +86,7 @@ class DistinctSentences:
 
     def counts(self) -> dict[str, Any]:
         """Return the name of the text's file, and its numbers of lines and sentences."""
-        empty = sum(int((block < 0).sum()) for block in blocks_of(self.rows))
+        empty = int((self.rows < 0).sum())
         return {
             "file": Path(self.name).name,
             "lines": len(self.rows),
@@ -119,36 +94,6 @@ class DistinctSentences:
             "repeated": len(self.rows) - empty - self.distinct,
             "distinct": self.distinct,
         }
-
-
-def _store_lines(lines: Iterable[str], text: BinaryIO, ends: BinaryIO) -> Iterator[np.ndarray]:
-    """Write all lines to files, and yield blocks of `KEYED_LINE`, without the empty lines."""
-    stream = iter(lines)
-    size = 0  # bytes of text so far
-    ends.write(size.to_bytes(8, "little"))
-    for first_line in count(1, disk_arrays.BLOCK_ROWS):
-        block = list(islice(stream, disk_arrays.BLOCK_ROWS))
-        sentences = ["" if is_blank(line) else line for line in block]
-        encoded = [sentence.encode() for sentence in sentences]
-        lengths = np.array([len(sentence) for sentence in encoded], np.int64)
-        text.writelines(encoded)
-        ends.write(size + lengths.cumsum())
-        size += int(lengths.sum())
-
-        keyed_lines = np.empty(len(block), KEYED_LINE)
-        keyed_lines["key"] = text_keys(sentences)
-        keyed_lines["line"] = np.arange(first_line, first_line + len(block))
-        yield keyed_lines[lengths > 0]
-
-        if len(block) < disk_arrays.BLOCK_ROWS:
-            return
-
-
-def _first_lines(earliest: np.ndarray) -> Iterator[np.ndarray]:
-    """Yield blocks of the numbers, from 1, of the lines that hold a sentence for the first time."""
-    for block in row_blocks(len(earliest)):
-        lines = np.arange(block.start + 1, block.stop + 1)
-        yield lines[earliest[block] == lines]
 
 
 class GroupedText(DistinctSentences):
@@ -208,17 +153,17 @@ class TextPair:
         sides = {"source": self.source, "target": self.target}
         return {name: text for name, text in sides.items() if text is not None}
 
+    def vectors_of_lines(self, vectors: Vectors) -> Vectors:
+        """Return the vectors (L, D) of all lines, given those of the distinct sentences."""
+        source, target = vectors
+        return source[self.source.rows], target[self.target.rows]
+
     def first_lines(self, pairs: np.ndarray) -> np.ndarray:
         """Turn pairs of distinct sentences into pairs of the first lines that hold them, from 0."""
-
-        def converted_blocks() -> Iterator[np.ndarray]:
-            for block in blocks_of(pairs):
-                block = block.copy()
-                for name, text in self.sides().items():
-                    block[name] = text.first_line[block[name]] - 1
-                yield block
-
-        return concatenate_on_disk(converted_blocks())
+        lines = pairs.copy()
+        for name, text in self.sides().items():
+            lines[name] = text.first_line[pairs[name]] - 1
+        return lines
 
     def table(self, pairs: np.ndarray) -> pa.Table:
         """Return pairs of lines, which count from 0, with their sentences and lines from 1."""
@@ -253,9 +198,17 @@ def read_texts(
     source_file: str,
     target_file: str,
     is_parallel: bool = False,
-    kind: Callable[..., DistinctSentences] = DistinctSentences,
+    largest_group: int | None = None,
 ) -> TextPair:
-    """Read two texts with one sentence per line, and equally many lines if `is_parallel`."""
+    """Read two texts with one sentence per line.
+
+    Args:
+        is_parallel: whether both must have equally many lines.
+        largest_group: most sentences of a group. None makes no groups of sentences.
+    """
+    kind, pair = DistinctSentences, TextPair
+    if largest_group is not None:
+        kind, pair = partial(GroupedText, largest=largest_group), TextsInOrder
     source = kind(read_sentences(source_file), source_file)
     target = kind(read_sentences(target_file), target_file)
     for text in (source, target):
@@ -266,7 +219,7 @@ def read_texts(
             f"{source_file} has {counted(len(source.rows), 'line')}, {target_file} has "
             f"{len(target.rows)}: line i of one must belong to line i of the other"
         )
-    return TextPair(source, target)
+    return pair(source, target)
 
 
 def read_known(path: str | Path) -> TextPair:
@@ -293,7 +246,8 @@ def write_pairs(
     Args:
         languages: codes of source and target, for `.tmx`.
     """
-    tables = (texts.table(block) for block in blocks_of(pairs, GROUP_ROWS))
+    starts = range(0, max(len(pairs), 1), GROUP_ROWS)
+    tables = (texts.table(pairs[start : start + GROUP_ROWS]) for start in starts)
     suffix = plain_suffix(path)
     with compressed_file(path) as output:
         if suffix == MEMORY:

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 from tqdm.auto import tqdm
 
-from dap_transformers.disk_arrays import zeros_on_disk
 from dap_transformers.ray.connection import RETRIES
 from dap_transformers.search.approximate import approximate_neighbours
 from dap_transformers.search.exact import (
@@ -50,8 +49,7 @@ def cluster_neighbours(
     the result.
 
     The object store holds the vectors of the whole target, and of the source strips whose tiles
-    run. A task needs the memory of its two strips and of one block of the search. The result is
-    temporary files, mapped into memory.
+    run. A task needs the memory of its two strips and of one block of the search.
     """
     import ray
 
@@ -140,11 +138,8 @@ def _search_tile(
 
 
 def _nothing_found(rows: int, k: int) -> Found:
-    """Return the scores -inf and the indices -1, (rows, k) on disk, which stand for none yet."""
-    scores, indices = zeros_on_disk((rows, k), np.float32), zeros_on_disk((rows, k), np.int64)
-    scores[:] = -np.inf
-    indices[:] = -1
-    return scores, indices
+    """Return the scores -inf and the indices -1, (rows, k) each, which stand for none yet."""
+    return np.full((rows, k), -np.inf, np.float32), np.full((rows, k), -1, np.int64)
 
 
 def _merge(best: Found, rows: slice, scores: np.ndarray, indices: np.ndarray) -> None:

@@ -1,15 +1,11 @@
 """Margin scores and the choice of pairs against plain loops in float64."""
 
 import logging
-import tracemalloc
-from pathlib import Path
 
 import numpy as np
 import pytest
 from naive import cosines
 
-from dap_transformers import disk_arrays
-from dap_transformers.disk_arrays import concatenate_on_disk, row_blocks, temporary_folder
 from dap_transformers.mining.margin import (
     MARGINS,
     RETRIEVALS,
@@ -17,10 +13,8 @@ from dap_transformers.mining.margin import (
     margin_of,
     neighbourhoods,
     score_pairs,
-    select,
 )
 from dap_transformers.mining.texts import DistinctSentences
-from dap_transformers.search.exact import Neighbours
 
 
 def vectors(source: int, target: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -125,52 +119,3 @@ def test_repeated_and_empty_lines_are_counted_and_found_again(lines: list) -> No
     counts = {"empty": len(lines) - len(filled), "repeated": len(filled) - len(text)}
     counts |= {"file": "text", "lines": len(lines), "distinct": len(text)}
     assert text.counts() == counts
-
-
-def test_texts_and_pairs_larger_than_memory_are_those_of_one_part(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    generator = np.random.default_rng(0)
-    lines = [" " * int(n) if n < 3 else f"{n} ü" for n in generator.integers(0, 60, 96)]
-    source, target = vectors(60, 50)
-    neighbours = neighbourhoods(source.round(1), target.round(1), 3)  # rounded: with equal scores
-
-    def outcome() -> list:
-        with temporary_folder(tmp_path):
-            text = DistinctSentences(iter(lines))
-            mined = [candidate_pairs(neighbours, retrieval=retrieval) for retrieval in RETRIEVALS]
-            mined += [select(pairs, 0.9) for pairs in mined]
-            assert all((pairs["score"] >= 0.9).all() for pairs in mined[4:])
-            assert select(mined[0], None) is mined[0]
-        numbers = [pairs.tolist() for pairs in mined]
-        rows = text.rows.tolist(), text.first_line.tolist()
-        return [list(text), *rows, text.counts(), numbers]
-
-    whole = outcome()
-    for rows in (7, 32):  # 96 lines are a multiple of 32
-        monkeypatch.setattr(disk_arrays, "BLOCK_ROWS", rows)
-        monkeypatch.setattr(disk_arrays, "MERGE_ROWS", 30)
-        assert outcome() == whole
-    assert not list(tmp_path.iterdir())
-
-
-def test_memory_does_not_grow_with_the_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(disk_arrays, "BLOCK_ROWS", 2048)
-    monkeypatch.setattr(disk_arrays, "MERGE_ROWS", 2048)
-
-    def peak(count: int) -> int:
-        tracemalloc.start()
-        for name in "ab":
-            text = DistinctSentences(f"{name} {row}" for row in range(count))
-            assert len(text) == count
-        sizes = [block.stop - block.start for block in row_blocks(count)]
-        scores = concatenate_on_disk(np.full((size, 2), 0.5, np.float32) for size in sizes)
-        random = np.random.default_rng(0)
-        rows = concatenate_on_disk(random.integers(0, count, (size, 2)) for size in sizes)
-        assert len(select(candidate_pairs(Neighbours(scores, rows, scores, rows)), 0.5))
-        found = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
-        return found
-
-    peak(600)
-    assert peak(20_000) < 1.2 * peak(5_000)
