@@ -1,4 +1,4 @@
-"""Retrieval of translations, on Tatoeba or your own parallel text, and of answers to questions.
+"""Measure an encoder: retrieval, search, similarity, and mining.
 
     eval-retrieval --model user/dap-xlmr --data_dir tatoeba/ --output_file out.json
 
@@ -11,6 +11,8 @@
 - Hard negatives: `--hard_negatives` also measures how often a source prefers a changed copy of an
   English sentence to the translation (xsim++).
 - Search: `--search faq/` measures whether questions find the passages that answer them.
+- Similarity: `--sts sts.tsv` measures whether cosines order pairs of sentences as people do.
+- Mining: `--bucc bucc/fr-en` measures the pairs that are mined out of two texts.
 - Reuse: with `--embeddings_dir` a second run of the same model on the same text encodes nothing.
 - Several processes: `accelerate launch` shares the encoding among processes.
 """
@@ -33,7 +35,7 @@ from dap_transformers.encoding.encoder import tokens_of_a_batch
 from dap_transformers.encoding.shards import launched
 from dap_transformers.errors import UserError
 from dap_transformers.evaluation.evaluation_data import EvaluationData
-from dap_transformers.evaluation.evaluator import Evaluator, evaluate
+from dap_transformers.evaluation.evaluator import Evaluator, card_rows, evaluate
 from dap_transformers.evaluation.hard_negatives import HardNegatives
 from dap_transformers.evaluation.retrieval import Retrieval, read_languages, rounded
 from dap_transformers.files import public_name, write_json
@@ -100,7 +102,7 @@ class EvaluationArguments(EvaluationData):
             raise UserError("--hard_negatives and --plot need the pairs of --data_dir")
         chosen += self.evaluators()
         if not chosen:
-            raise UserError("there is nothing to measure: give --data_dir or --search")
+            raise UserError("nothing to measure: give --data_dir, --search, --sts or --bucc")
         return chosen
 
 
@@ -115,7 +117,7 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
     model_args, args, cluster = parser.parse_args_into_dataclasses(args=argv)
     files = {"--output_file": args.output_file, "--plot": args.plot}
     folders = {"--embeddings_dir": args.embeddings_dir}
-    inputs = [*args.data_dir, *args.text_files(), *args.search_data, args.before]
+    inputs = [*args.data_dir, *args.text_files(), *args.test_data(), args.before]
     is_main = launched().is_main_process
 
     with (
@@ -144,7 +146,7 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
 
         # write the report
         settings = {
-            "data": [public_name(path) for path in (*args.data_dir, *args.search_data)],
+            "data": [public_name(path) for path in (*args.data_dir, *args.test_data())],
             "text": {each.name: each.digest() for each in evaluators},
             "max_pairs": args.max_pairs,
         }
@@ -152,8 +154,11 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
             settings["pool"] = args.pool
         if args.search_data:
             settings |= {f"{task}_prompt": encoder.for_task(task).prefix for task in PROMPTS_OF}
-        protocol = "; ".join(each.protocol for each in evaluators if each.protocol)
-        numbers = rounded(numbers.pop("retrieval", {})) | numbers
+        protocol = "; ".join(each.description for each in evaluators if each.description)
+        metrics = []
+        for each in evaluators:
+            metrics += card_rows(each.task, each.metrics(numbers[each.name]))
+        numbers = rounded(numbers.pop("retrieval", {})) | numbers | {"metrics": metrics}
         content = model_args.report(encoder, protocol, numbers, settings, seconds)
         if args.output_file:
             write_json(content, args.output_file)

@@ -23,7 +23,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     logging.basicConfig(format="%(message)s", level=logging.INFO if is_writer else logging.ERROR)
 
     models = (model.model_name_or_path, model.config_name, model.tokenizer_name, model.distill_from)
-    texts = [*data.train_data, *data.validation_data, *data.search_data]
+    texts = [*data.train_data, *data.validation_data, *data.test_data()]
     inputs = [*texts, *filter(None, models)]
     if model.distill_dir:
         # Not locked, because runs may share the teacher's vectors.

@@ -9,12 +9,20 @@ from typing import Any
 __version__ = "0.1.0"
 #: Public names, and the modules that define them.
 PUBLIC = {
+    "BitextCollator": "dap_transformers.training.batches",
     "DAPConfig": "configuration_dap",
     "DAPForPreTraining": "modeling_dap",
     "DAPLoss": "dap_transformers.dap_loss",
     "DAPTrainer": "dap_transformers.training.trainer",
+    "DAPTrainingArguments": "dap_transformers.training.arguments",
+    "HardNegatives": "dap_transformers.evaluation.hard_negatives",
+    "KeepHeads": "dap_transformers.dap_loss",
+    "Retrieval": "dap_transformers.evaluation.retrieval",
+    "STS": "dap_transformers.evaluation.sts",
+    "Search": "dap_transformers.evaluation.passage_search",
     "SentenceEncoder": "dap_transformers.encoding.encoder",
     "align_words": "dap_transformers.alignment.word_alignment",
+    "evaluate": "dap_transformers.evaluation.evaluator",
     "heat_map": "dap_transformers.alignment.heat_map",
     "mine": "dap_transformers.mining.mine_pairs",
 }

@@ -13,8 +13,9 @@ import numpy as np
 CURVES = "curves.svg"  # file name in a training's output folder
 #: Title and unit of a panel of curves -> how the names of its metrics end.
 METRICS = {
-    ("training loss", "nats"): ("loss",),
+    ("loss", "nats"): ("loss",),
     ("accuracy on dev pairs", "accuracy, %"): ("mean_accuracy", "mean_pool_accuracy"),
+    ("search", "nDCG@10, %"): ("mean_ndcg",),
     ("information from the source", "nats per token"): ("source_nats",),
 }
 #: Title and unit of a panel -> label of some points -> the points (x, y).
@@ -26,14 +27,16 @@ TokenStates = tuple[np.ndarray, np.ndarray]
 def curves(history: Sequence[Mapping[str, float]]) -> Panels:
     """Collect the points (step, value) of a training. Metrics with fewer than 3 are left out.
 
+    A loss on dev pairs has a line of its own.
+
     >>> history = [{"step": step, "loss": 9 - step} for step in (1, 2, 3)]
-    >>> curves(history + [{"step": 3, "train_loss": 7}])
-    {('training loss', 'nats'): {'loss': [(1, 8), (2, 7), (3, 6)]}}
+    >>> curves(history + [{"step": 3, "train_loss": 7, "eval_loss": 5}])
+    {('loss', 'nats'): {'loss': [(1, 8), (2, 7), (3, 6)]}}
     """
     points = defaultdict(list)
     for line in history:
         for name, value in line.items():
-            points[name.removeprefix("eval_")].append((line["step"], value))
+            points[name.replace("eval_", "dev ")].append((line["step"], value))
 
     panels = {}
     for panel, endings in METRICS.items():

@@ -6,7 +6,7 @@ A report has the numbers, the model, the protocol, the settings, the machine and
 
 import platform
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -149,33 +149,13 @@ def _merged(values: Sequence[Any], name: str = "") -> Any:
     first = values[0]
     if isinstance(first, Mapping):
         return {key: _merged([value[key] for value in values], key) for key in first}
+    if isinstance(first, list):
+        return [_merged(each) for each in zip(*values, strict=True)]
     is_same_count = isinstance(first, int) and values.count(first) == len(values)
     if not is_number(first) or is_same_count or name in COUNTS:
         return first
     deviation = statistics.stdev(values) if len(values) > 1 else None
     return {"mean": statistics.fmean(values), "sd": deviation}
-
-
-def numbers_of(
-    report: Mapping[str, Any], place: tuple[str, ...] = ()
-) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
-    """Yield the numbers of a report by name, with the keys that lead to their dictionary.
-
-    An example is `("languages", "de"), {"xx-en": 97.8, "pairs": 1000}`. Keys that describe the run,
-    such as "seconds", are left out. In a merged report, a number is {"mean": ..., "sd": ...}.
-    """
-    hidden = () if place else (*HEAD, "models", "seeds", "n")
-    body = {name: value for name, value in report.items() if name not in hidden}
-    numbers = {}
-    for name, value in body.items():
-        if is_number(value) or is_spread(value):
-            numbers[name] = value
-    if numbers:
-        yield place, numbers
-
-    for name, value in body.items():
-        if isinstance(value, Mapping) and name not in numbers:
-            yield from numbers_of(value, (*place, name))
 
 
 def is_number(value: Any) -> bool:

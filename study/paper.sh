@@ -26,11 +26,9 @@ evaluate() {  # name of a trained model
   eval-retrieval --model "$model" --data_dir "$data/tatoeba" --max_seq_length 32 \
     --output_file "$model/tatoeba.json"
   # Tables 2 and 3
-  for pair in fr-en de-en ru-en zh-en; do
-    for protocol in sample sample-threshold-on-training; do
-      mine-bitext --bucc "$data/bucc" --pair "$pair" --protocol "$protocol" --max_seq_length 32 \
-        --model "$model" --output "$model/$pair.tsv" --report_file "$model/$pair-$protocol.json"
-    done
+  for protocol in sample sample-threshold-on-training; do
+    eval-retrieval --model "$model" --bucc "$data"/bucc/{fr,de,ru,zh}-en --bucc_protocol "$protocol" \
+      --max_seq_length 32 --output_file "$model/bucc-$protocol.json"
   done
   # Table 4
   run-xnli --model_name_or_path "$model" --data_dir "$data/xnli" --train_data "$data/mnli.tsv" \

@@ -94,7 +94,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.manual_seed(0)
     save(folder / "dap", tiny_model())
     (folder / "de-en.tsv").write_bytes(text_of(synthetic_pairs("de", 60)))
-    numbers = {"languages": {"de": {"pairs": 3, "xx-en": 66.6667, "en-xx": 100.0}}}
+    metric = {"name": "accuracy xx→en", "value": 66.6667, "place": "de", "kind": "accuracy"}
+    numbers = {"metrics": [{"task": "bitext retrieval"} | metric]}
     settings = {"pooling": "cls", "prefix": "", "data": ["/somewhere/tatoeba"]}
     made = report(str(folder / "dap"), "retrieval", numbers, settings, 1.0)
     write_json(made, folder / "results.json")

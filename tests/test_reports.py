@@ -11,7 +11,6 @@ from dap_transformers.reports import (
     RECORD,
     mean_of,
     merge_seeds,
-    numbers_of,
     read_report,
     report,
     training_seed,
@@ -24,6 +23,7 @@ def retrieval_report(seed: int) -> dict:
     numbers = {
         "languages": {"de": {"pairs": 1000, "xx-en": FORWARD[seed], "en-xx": 80.0}},
         "source": {"repeated": seed},
+        "metrics": [{"name": "accuracy", "value": FORWARD[seed]}],
     }
     return report("out", "retrieval", numbers, {"pooling": "cls"}, 2.342, "abc", seed)
 
@@ -50,7 +50,7 @@ def test_every_number_becomes_mean_and_sample_standard_deviation() -> None:
     assert german["pairs"] == 1000
     assert merged["source"]["repeated"] == {"mean": 1.0, "sd": 1.0}
     assert (merged["n"], merged["seeds"], merged["models"]) == (3, [0, 1, 2], ["out"] * 3)
-    assert [place for place, _ in numbers_of(merged)] == [("languages", "de"), ("source",)]
+    assert merged["metrics"] == [{"name": "accuracy", "value": german["xx-en"]}]
     one = merge_seeds([retrieval_report(1)])
     assert one["languages"]["de"]["xx-en"] == {"mean": 92.5, "sd": None}
 

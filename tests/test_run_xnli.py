@@ -91,8 +91,8 @@ def test_the_search_chooses_by_english_dev_and_tests_every_language(searched: Se
     assert made["languages"]["de"]["accuracy"]["mean"] > 60
     assert made["seeds"] == [0, 1]
     assert len(made["settings"]["missing"]) == 12
-    splits = {(entry.dataset_config, entry.dataset_split) for entry in eval_results(made)}
-    assert splits == {("en", "validation"), *((code, None) for code in ("mean", "en", "de", "sw"))}
+    places = [entry.dataset_config for entry in eval_results(made)]
+    assert places == ["mean", "en", "de", "sw"]
     assert not list((output / "lr-1e-07-seed-0").glob("*.safetensors"))  # the one not chosen
     assert not list(output.glob("*/checkpoint-*"))
 

@@ -32,7 +32,7 @@ def test_training_improves_retrieval_and_saves_the_best_model(
     best = state(out)["best_global_step"]
     accuracy = results(out)["eval_mean_accuracy"]
     assert "on 3 languages, 570 pairs, 30 dev pairs; 16 pairs per step" in caplog.text
-    assert f"kept step {best} of 80: mean accuracy {accuracy:.1f}%" in caplog.text
+    assert f"kept step {best} of 80: dev mean accuracy {accuracy:.4g}" in caplog.text
     assert f"next: eval-retrieval --model {out}" in caplog.text
     printed = capsys.readouterr().out
     assert f"step {best}: dev mean accuracy {accuracy:.4g}" in printed

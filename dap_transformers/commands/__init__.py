@@ -14,7 +14,7 @@ from dap_transformers import __version__
 from dap_transformers.text.archives import disk_path
 
 #: Flags whose values are files and folders of text, or a Hub dataset, which has one slash.
-TEXTS = ("text", "bucc", "data", "data_dir", "gold", "train_data", "validation_data")
+TEXTS = ("text", "data", "data_dir", "gold", "train_data", "validation_data")
 
 
 def run(module: str, first: str = "recipe") -> None:

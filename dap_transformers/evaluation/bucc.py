@@ -20,18 +20,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, product
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from dap_transformers.encoding.encoder import Encoder
 from dap_transformers.errors import UserError, reading
-from dap_transformers.evaluation.evaluator import Evaluator
+from dap_transformers.evaluation.evaluator import Evaluator, Metric, Numbers, by_name
 from dap_transformers.evaluation.paper import bucc_table
-from dap_transformers.mining.margin import candidate_pairs, neighbourhoods, select
-from dap_transformers.mining.mine_pairs import MiningOptions, MiningResult
-from dap_transformers.mining.texts import DistinctSentences, TextPair, Vectors
-from dap_transformers.search.exact import Search, mutual_neighbours
+from dap_transformers.mining.margin import candidate_pairs, neighbourhoods
+from dap_transformers.mining.mine_pairs import MiningOptions
+from dap_transformers.mining.texts import DistinctSentences, TextPair
+from dap_transformers.search.exact import mutual_neighbours
 from dap_transformers.text.archives import read_sentences
 
 SAMPLE = ("sample", "dev")
@@ -62,86 +61,83 @@ Split = Sequence[Path]
 
 @dataclass
 class Bucc(Evaluator):
-    """Precision, recall and F1 of the pairs that are mined in a language pair of BUCC.
+    """Precision, recall and F1 of the pairs that are mined in language pairs of BUCC.
 
     Attributes:
-        folder: holds the files, or a folder with the name of the pair that holds them.
-        pair: two languages, such as "fr-en".
-        protocol: one of `PROTOCOLS`. None is "training-optimal" if there is a training split, else
-            "sample".
+        folders: a folder per language pair, named after it, such as `bucc/fr-en`. The files may
+            also lie in the folder above it.
+        protocol: one of `PROTOCOLS`. None is "training-optimal" if all pairs have a training split,
+            else "sample".
         options: how pairs are scored. BUCC finds its own threshold.
     """
 
-    folder: str | Path
-    pair: str
+    folders: Sequence[str | Path]
     protocol: str | None = None
     options: MiningOptions = field(default_factory=MiningOptions)
     name = "bucc"
-    primary = "f1"
+    task = "bitext mining"
+    primary = "mean_f1"
 
     def __post_init__(self) -> None:
-        folders = (Path(self.folder), Path(self.folder, self.pair))
+        folders = by_name(self.folders)
         if self.protocol is None:
-            has_training = any(any(each.glob(f"{self.pair}.training.*")) for each in folders)
+            has_training = all(map(_has_training_split, folders.values()))
             self.protocol = "training-optimal" if has_training else "sample"
         meaning, splits = PROTOCOLS[self.protocol]
         self.description = f"BUCC {self.protocol}: {meaning}"
-        self.splits = [_find_split(folders, self.pair, names) for names in splits]
+        self.texts: dict[str, list[TextPair]] = {}
+        for pair, folder in folders.items():
+            files = [_find_split(folder, names) for names in splits]
+            self.texts[pair] = [read_split(split) for split in files]
 
-    def __call__(self, encoder: Encoder) -> dict[str, Any]:
-        texts = self.read()
-        vectors = []
-        for split in texts:
-            source, target = split.sides().values()
-            vectors.append((encoder.encode(list(source)), encoder.encode(list(target))))
-        return self.mine(texts, vectors).numbers
+    def sentences(self) -> Iterator[str]:
+        for splits in self.texts.values():
+            for split in splits:
+                yield from chain(*split.sides().values())
 
-    def inputs(self) -> list[Path]:
-        """Return the files that are read."""
-        return list(chain.from_iterable(self.splits))
-
-    def read(self) -> list[TextPair]:
-        """Read the texts of each split with their gold pairs."""
-        return [read_split(split) for split in self.splits]
-
-    def mine(
-        self,
-        texts: Sequence[TextPair],
-        vectors: Sequence[Vectors],
-        search: Search = mutual_neighbours,
-    ) -> MiningResult:
+    def __call__(self, encoder: Encoder) -> Numbers:
         """Mine each split, and score its pairs at the best threshold of the first split.
 
-        `vectors` (N, D) and (M, D) are of each split's distinct sentences. The result is that of
-        the last split, with its numbers under "pairs". With two splits, the numbers of the first
-        one are under "threshold_split".
+        Returns:
+            The numbers of the last split by language pair, under "pairs". With two splits, the
+            numbers of the first one are under "threshold_split".
         """
-        threshold = None
-        scores = []
-        for split, sides in zip(texts, vectors, strict=True):
-            neighbours = neighbourhoods(*sides, self.options.k, search)
-            pairs = candidate_pairs(neighbours, self.options.margin, self.options.retrieval)
-            counts = pairs["score"], *count_gold(pairs, split), len(split.gold)
-            if threshold is None:
-                threshold = best_threshold(*counts)
-            scores.append(score_at(threshold, *counts))
-        numbers = {"pairs": {self.pair: scores[-1]}}
-        if len(scores) > 1:
-            numbers["threshold_split"] = {self.pair: scores[0]}
-        kept = texts[-1].first_lines(select(pairs, threshold))
-        summary = self.table(numbers)
-        return MiningResult(self.description, neighbours, len(pairs), kept, summary, numbers)
+        numbers: Numbers = {}
+        for pair, splits in self.texts.items():
+            threshold = None
+            names = ("threshold_split", "pairs")[-len(splits) :]
+            for name, split in zip(names, splits, strict=True):
+                source, target = (encoder.encode(list(side)) for side in split.sides().values())
+                neighbours = neighbourhoods(source, target, self.options.k, mutual_neighbours)
+                pairs = candidate_pairs(neighbours, self.options.margin, self.options.retrieval)
+                counts = pairs["score"], *count_gold(pairs, split), len(split.gold)
+                if threshold is None:
+                    threshold = best_threshold(*counts)
+                numbers.setdefault(name, {})[pair] = score_at(threshold, *counts)
+        return numbers
 
-    def logged(self, numbers: dict[str, Any]) -> dict[str, float]:
-        return numbers["pairs"][self.pair]
+    def logged(self, numbers: Numbers) -> dict[str, float]:
+        found = {f"{pair}_f1": each["f1"] for pair, each in numbers["pairs"].items()}
+        return found | {"mean_f1": float(np.mean(list(found.values())))}
 
-    def table(self, numbers: dict[str, Any]) -> str:
+    def metrics(self, numbers: Numbers) -> list[Metric]:
+        found = []
+        for pair, each in numbers["pairs"].items():
+            for name in ("precision", "recall", "F1"):
+                found.append(Metric(name, each[name.lower()], pair, name.lower()))
+            found.append(Metric("true pairs", each["gold"], pair))
+        return found
+
+    def table(self, numbers: Numbers) -> str:
         """Format the numbers as text, with the paper's values below if it has them."""
         template = (
             "BUCC {}, {}: precision {precision:.2f}, recall {recall:.2f}, F1 {f1:.2f} at threshold "
             "{threshold:.6f} ({extracted} pairs of ids found, {correct} of the {gold} true pairs)"
         )
-        text = template.format(self.protocol, self.pair, **numbers["pairs"][self.pair])
+        lines = []
+        for pair, each in numbers["pairs"].items():
+            lines.append(template.format(self.protocol, pair, **each))
+        text = "\n".join(lines)
         paper = bucc_table(numbers["pairs"], self.protocol)
         return f"{text}\n\n{paper}" if paper else text
 
@@ -149,28 +145,41 @@ class Bucc(Evaluator):
 # The files
 
 
-def _find_split(folders: Sequence[Path], pair: str, names: tuple[str, ...]) -> Split:
-    """Find the three files of a split, also with `.gz` or `.xz`, in one of the folders."""
-    for folder, name in product(folders, names):
+def _has_training_split(folder: Path) -> bool:
+    """Tell whether there are files of the training split."""
+    return any(any(place.glob(f"{folder.name}.training.*")) for place in (folder, folder.parent))
+
+
+def _find_split(folder: Path, names: tuple[str, ...]) -> Split:
+    """Find the three files of a split, also with `.gz` or `.xz`, in a pair's folder or above it."""
+    pair = folder.name
+    for place, name in product((folder, folder.parent), names):
         files = []
         for ending in (*pair.split("-"), "gold"):
-            path = folder / f"{pair}.{name}.{ending}"
+            path = place / f"{pair}.{name}.{ending}"
             packed = (path.with_name(path.name + suffix) for suffix in ("", ".gz", ".xz"))
             files += [file for file in packed if file.is_file()][:1]
         if len(files) == 3:
             return files
-    raise FileNotFoundError(f"{folders[0]} has no {pair}.{names[0]}.gold with its two texts")
+    raise FileNotFoundError(
+        f"{folder} has no {pair}.{names[0]}.gold with its two texts: name the languages as well, "
+        "such as bucc/fr-en"
+    )
 
 
 def read_split(split: Split) -> TextPair:
     """Read the two texts and the gold pairs of a split."""
     source, target, gold = split
     ids: tuple[dict[str, int], dict[str, int]] = {}, {}
-    return TextPair(
+    texts = TextPair(
         DistinctSentences(read_text(source, ids[0]), source),
         DistinctSentences(read_text(target, ids[1]), target),
         read_gold(gold, *ids),
     )
+    for path, part in zip(split, (texts.source, texts.target, texts.gold), strict=True):
+        if not len(part):
+            raise UserError(f"{path} is empty")
+    return texts
 
 
 def read_text(path: Path, ids: dict[str, int]) -> Iterator[str]:

@@ -1,19 +1,22 @@
 """What an evaluator is. Trainer, commands, quickstart and benchmarks call the same objects.
 
-A new evaluator is a class with the members of `Evaluator`.
+A new evaluator is a class with the members of `Evaluator`, and two lines in `evaluation_data.py`.
+Trainings, `eval-retrieval` and the model card then know it.
 """
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from accelerate.utils import broadcast_object_list
 
 from dap_transformers.encoding.encoder import Encoder
 from dap_transformers.encoding.shards import SharedEncoder
+from dap_transformers.errors import UserError
 from dap_transformers.tables import text_table
 
 #: Language code -> (source, English) sentences in file order.
@@ -21,20 +24,38 @@ PairsByLanguage = Mapping[str, Sequence[tuple[str, str]]]
 Numbers = dict[str, Any]
 
 
+class Metric(NamedTuple):
+    """A number for the model card.
+
+    Attributes:
+        name: such as "accuracy xx→en".
+        value: percentages are from 0 to 100.
+        place: what it was measured on: a language code, or words such as "36 languages".
+        kind: the metric's name on the Hub, such as "accuracy". None leaves it out of the metadata.
+    """
+
+    name: str
+    value: float
+    place: str = ""
+    kind: str | None = None
+
+
 class Evaluator:
     """Measures an encoder. Percentages are from 0 to 100.
 
     Attributes:
         name: name of its numbers in a report, such as "hard_negatives".
+        task: what the model card calls it, such as "bitext retrieval".
         primary: its main number. A training logs it as `eval_{primary}`, and chooses the best
             checkpoint by it if this is `metric_for_best_model`. Of a number whose name ends in
             "loss", "error" or "aer", less is better.
-        protocol: how a report says that it measures. "" if the report's other numbers say it.
+        description: how a report says that it measures. "" if the report's other numbers say it.
     """
 
     name: str
+    task: str
     primary: str
-    protocol = ""
+    description = ""
 
     def __call__(self, encoder: Encoder) -> Numbers:
         """Measure an encoder, and return the numbers of a report."""
@@ -52,14 +73,54 @@ class Evaluator:
         """Return the numbers that a training logs, by name."""
         return numbers
 
+    def metrics(self, numbers: Numbers) -> list[Metric]:
+        """Return the numbers for the model card."""
+        return [Metric(name, value) for name, value in numbers.items()]
+
     def table(self, numbers: Numbers) -> str:
         """Format the numbers for the console."""
-        return text_table([self.name, ""], list(numbers.items()))
+        tables = []
+        for columns, rows in tables_of(self.metrics(numbers)).items():
+            tables.append(text_table([self.task, *columns], rows))
+        return "\n\n".join(tables)
+
+
+def tables_of(metrics: Iterable[Metric]) -> dict[tuple[str, ...], list[list[Any]]]:
+    """Put metrics into tables: names of the columns -> rows of a place and its values.
+
+    Places with the same metrics share a table.
+    """
+    places: dict[str, dict[str, float]] = {}
+    for each in metrics:
+        places.setdefault(each.place, {})[each.name] = each.value
+    tables: dict[tuple[str, ...], list[list[Any]]] = {}
+    for place, values in places.items():
+        tables.setdefault(tuple(values), []).append([place, *values.values()])
+    return tables
+
+
+def by_name(paths: Iterable[str | Path]) -> dict[str, Path]:
+    """Return test data by its name: the last part of its path, without .tsv, .gz and .xz."""
+    found: dict[str, Path] = {}
+    for path in map(Path, paths):
+        name = re.sub(r"(\.tsv)?(\.gz|\.xz)?$", "", path.resolve().name)
+        if name in found:
+            raise UserError(f"{found[name]} and {path} are both called {name}: rename one of them")
+        found[name] = path
+    return found
 
 
 def digest_of(text: Any) -> str:
     """Return 12 hexadecimal digits of a hash of anything that JSON can hold."""
     return hashlib.sha256(json.dumps(text).encode()).hexdigest()[:12]
+
+
+def card_rows(task: str, metrics: Iterable[Metric]) -> list[dict[str, Any]]:
+    """Return the metrics of a task as a report holds them for the model card."""
+    rows = []
+    for each in metrics:
+        rows.append({"task": task} | each._asdict() | {"value": round(each.value, 4)})
+    return rows
 
 
 def both_sides(pairs: PairsByLanguage) -> Iterator[str]:

@@ -22,7 +22,13 @@ from typing import NamedTuple
 import numpy as np
 
 from dap_transformers.encoding.encoder import Encoder
-from dap_transformers.evaluation.evaluator import Evaluator, Numbers, PairsByLanguage, both_sides
+from dap_transformers.evaluation.evaluator import (
+    Evaluator,
+    Metric,
+    Numbers,
+    PairsByLanguage,
+    both_sides,
+)
 from dap_transformers.evaluation.retrieval import require_pairs, rounded
 from dap_transformers.search.exact import nearest
 from dap_transformers.tables import text_table
@@ -125,6 +131,7 @@ class HardNegatives(Evaluator):
 
     pairs: PairsByLanguage
     name = "hard_negatives"
+    task = "hard negatives"
     primary = "hard_negative_error"
 
     def __post_init__(self) -> None:
@@ -163,6 +170,14 @@ class HardNegatives(Evaluator):
 
     def logged(self, numbers: Numbers) -> dict[str, float]:
         return {self.primary: numbers["mean"]["error"]["error"]}
+
+    def metrics(self, numbers: Numbers) -> list[Metric]:
+        names = {"error": "hard-negative error", "other": "by another sentence"}
+        found = []
+        for code, each in numbers.items():
+            for preferred, share in each["error"].items():
+                found.append(Metric(names.get(preferred, f"by {preferred}"), share, code))
+        return found
 
     def table(self, numbers: Numbers) -> str:
         """Format the numbers as a text table: a row per language and one for the mean."""

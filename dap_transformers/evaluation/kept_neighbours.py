@@ -34,6 +34,7 @@ class KeptNeighbours(Evaluator):
     pairs: PairsByLanguage
     before: Encoder
     name = "kept_neighbours"
+    task = "neighbours as before training"
     primary = "kept_neighbours"
 
     def __post_init__(self) -> None:

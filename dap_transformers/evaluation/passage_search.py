@@ -17,10 +17,9 @@ from pathlib import Path
 import numpy as np
 
 from dap_transformers.encoding.encoder import SentenceEncoder
-from dap_transformers.errors import UserError, reading
-from dap_transformers.evaluation.evaluator import Evaluator, Numbers, digest_of
+from dap_transformers.errors import UserError, counted, reading
+from dap_transformers.evaluation.evaluator import Evaluator, Metric, Numbers, by_name, digest_of
 from dap_transformers.search.exact import nearest_neighbours
-from dap_transformers.tables import text_table
 from dap_transformers.text.archives import read_sentences
 
 #: Passages per question that nDCG looks at.
@@ -56,16 +55,14 @@ class Search(Evaluator):
 
     folders: Sequence[str | Path]
     name = "search"
+    task = "search"
     primary = "mean_ndcg"
-    protocol = "search: nDCG@10 and accuracy@1 by cosine"
+    description = "search: nDCG@10 and accuracy@1 by cosine"
 
     def __post_init__(self) -> None:
         self.sets: dict[str, QuestionSet] = {}
-        for folder in self.folders:
-            name = Path(folder).resolve().name
-            if name in self.sets:
-                raise UserError(f"two sets of questions are called {name}: rename a folder")
-            self.sets[name] = read_questions(Path(folder))
+        for name, folder in by_name(self.folders).items():
+            self.sets[name] = read_questions(folder)
 
     def digest(self) -> str:
         return digest_of([asdict(each) for each in self.sets.values()])
@@ -89,13 +86,13 @@ class Search(Evaluator):
     def logged(self, numbers: Numbers) -> dict[str, float]:
         return {f"{name}_ndcg": each["ndcg@10"] for name, each in numbers.items()}
 
-    def table(self, numbers: Numbers) -> str:
-        """Format the numbers as a text table: a row per set and one for the mean."""
-        columns = ("questions", "passages", "ndcg@10", "accuracy@1")
-        rows = []
+    def metrics(self, numbers: Numbers) -> list[Metric]:
+        found = []
         for name, each in numbers.items():
-            rows.append([name, *(each.get(column) for column in columns)])  # the mean has no counts
-        return text_table(["search", "questions", "passages", "nDCG@10", "accuracy@1"], rows)
+            count = f" ({counted(each['questions'], 'question')})" if "questions" in each else ""
+            found.append(Metric("nDCG@10", each["ndcg@10"], name + count, "ndcg_at_10"))
+            found.append(Metric("accuracy@1", each["accuracy@1"], name + count, "accuracy_at_1"))
+        return found
 
 
 def search_quality(

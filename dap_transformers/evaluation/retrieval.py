@@ -14,7 +14,13 @@ import numpy as np
 
 from dap_transformers.encoding.encoder import Encoder
 from dap_transformers.errors import UserError
-from dap_transformers.evaluation.evaluator import Evaluator, Numbers, PairsByLanguage, both_sides
+from dap_transformers.evaluation.evaluator import (
+    Evaluator,
+    Metric,
+    Numbers,
+    PairsByLanguage,
+    both_sides,
+)
 from dap_transformers.evaluation.paper import (
     DIRECTIONS,
     PAPER_MODELS,
@@ -27,6 +33,16 @@ from dap_transformers.search.exact import Array, first_equal_rows, nearest, near
 from dap_transformers.tables import text_table
 from dap_transformers.text.formats import BitextFile, read_pairs
 
+#: Key of a number -> its name on the model card and on the Hub.
+ON_CARD = {
+    "xx-en": ("accuracy xx→en", "accuracy"),
+    "en-xx": ("accuracy en→xx", "accuracy"),
+    "pool_xx-en": ("multilingual pool xx→en", "accuracy"),
+    "pool_en-xx": ("multilingual pool en→xx", "accuracy"),
+    "own_xx-en": ("lost to own language xx→en", None),
+    "own_en-xx": ("lost to own language en→xx", None),
+    "pairs": ("pairs", None),
+}
 GROUPS: dict[int, tuple[str, ...]] = {14: TATOEBA_14, 28: TATOEBA_28, 36: TATOEBA_36}
 
 
@@ -46,8 +62,9 @@ class Retrieval(Evaluator):
     target_language: str = "en"
     is_tatoeba: bool = False
     name = "retrieval"
+    task = "bitext retrieval"
     primary = "mean_accuracy"
-    protocol = (
+    description = (
         "bitext retrieval: nearest neighbour by cosine over the other side, accuracy by line, "
         "macro averages"
     )
@@ -81,6 +98,14 @@ class Retrieval(Evaluator):
         if self.pool:
             in_pool = [_mean(languages, f"pool_{direction}", languages) for direction in DIRECTIONS]
             found["mean_pool_accuracy"] = float(np.mean(in_pool))
+        return found
+
+    def metrics(self, numbers: Numbers) -> list[Metric]:
+        found = []
+        for place, values in (numbers["averages"] | numbers["languages"]).items():
+            for key, (name, kind) in ON_CARD.items():
+                if key in values:
+                    found.append(Metric(name, values[key], place, kind))
         return found
 
     def table(self, numbers: Numbers) -> str:

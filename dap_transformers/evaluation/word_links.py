@@ -28,6 +28,7 @@ class WordLinks(Evaluator):
     gold: Sequence[GoldLinks]
     options: AlignmentOptions = field(default_factory=AlignmentOptions)
     name = "word_links"
+    task = "word alignment"
     primary = "aer"
 
     def __call__(self, encoder: SentenceEncoder) -> dict[str, float]:

@@ -14,10 +14,11 @@ from huggingface_hub import DatasetCard, EvalResult, ModelCard, ModelCardData
 
 from configuration_dap import FIELDS
 from dap_transformers.errors import UserError, reading
+from dap_transformers.evaluation.evaluator import Metric, tables_of
 from dap_transformers.files import read_json
 from dap_transformers.languages import NAMES
 from dap_transformers.publishing.layout import Published
-from dap_transformers.reports import mean_of, numbers_of
+from dap_transformers.reports import is_spread, mean_of
 from dap_transformers.tables import markdown_table
 from objectives_dap import OBJECTIVES
 
@@ -59,39 +60,11 @@ WIDGET = {
     "source_sentence": "Where is the station?",
     "sentences": ["Wo ist der Bahnhof?", "¿Dónde está la estación?", "The soup is too hot."],
 }
-#: Key of a number in a report -> (metric on the Hub, name on the card).
-METRICS = {
-    "xx-en": ("accuracy", "accuracy xx→en"),
-    "en-xx": ("accuracy", "accuracy en→xx"),
-    "pool_xx-en": ("accuracy", "multilingual pool xx→en"),
-    "pool_en-xx": ("accuracy", "multilingual pool en→xx"),
-    "accuracy": ("accuracy", "accuracy"),
-    "precision": ("precision", "precision"),
-    "recall": ("recall", "recall"),
-    "f1": ("f1", "F1"),
-    "ndcg@10": ("ndcg_at_10", "nDCG@10"),
-    "accuracy@1": ("accuracy_at_1", "accuracy@1"),
-}
-#: Key of a number that is not a metric of the Hub -> name on the card.
-OTHER_NAMES = {
-    "own_xx-en": "lost to own language xx→en",
-    "own_en-xx": "lost to own language en→xx",
-    "error": "hard-negative error",
-    "number": "by number",
-    "negation": "by negation",
-    "name": "by name",
-    "other": "by another sentence",
-}
-#: A number that only one kind of evaluation has -> (task on the Hub, its name).
-TASKS = {
-    "xx-en": ("sentence-similarity", "bitext retrieval"),
-    "f1": ("sentence-similarity", "bitext mining"),
-    "ndcg@10": ("sentence-similarity", "information retrieval"),
-    "accuracy": ("text-classification", "natural language inference"),
-}
+#: Task of a metric -> its type on the Hub, if that is not "sentence-similarity".
+TASK_TYPES = {"natural language inference": "text-classification"}
 HUB_DATASETS = ("facebook/xnli",)  # default data of an evaluation
 LONGEST_TABLE = 8  # rows of a table that is not folded
-NOT_SHOWN = ("data", "bucc", "text")  # settings that the heading names, and hashes
+NOT_SHOWN = ("data",)  # the heading names it
 
 
 @dataclass(frozen=True)
@@ -171,6 +144,11 @@ def model_card(repo_id: str, published: Published, sources: Sources) -> ModelCar
     """Make the model card: metadata with a `model-index` of the results, and a text."""
     results = []
     for report in sources.reports:
+        if "metrics" not in report:
+            raise UserError(
+                f"the report on {report['protocol']} has no metrics for the card: give reports of "
+                "eval-retrieval or run-xnli, made anew"
+            )
         _require_same_encoding(report, published)
         results += eval_results(report)
     codes = languages(sources)
@@ -284,37 +262,27 @@ def _recipe_table(sources: Sources) -> str:
 # ------------------------------------------------------------------------------------- the results
 
 
-def _averages_first(report: Mapping[str, Any]) -> list[tuple[tuple[str, ...], dict[str, Any]]]:
-    """Return the numbers of a report by their place (`numbers_of`), single languages last."""
-    return sorted(numbers_of(report), key=lambda found: found[0][:1] == ("languages",))
-
-
 def eval_results(report: Mapping[str, Any]) -> list[EvalResult]:
-    """Turn the metrics of a report, in percent, into entries of a card's `model-index`.
+    """Turn the metrics of a report into entries of a card's `model-index`.
 
-    There is one entry per metric and language, averages first. For a report merged from several
-    seeds, its value is the mean. Numbers that are no metrics of the Hub (`METRICS`) are left out.
+    Metrics that the Hub has no name for are left out. Of several seeds, the value is the mean.
     """
     name = dataset_name(report)
     results = []
-    for place, numbers in _averages_first(report):
-        tasks = [task for key, task in TASKS.items() if key in numbers]
-        metrics = [key for key in numbers if key in METRICS]
-        for key in metrics if tasks else ():
-            task_type, task_name = tasks[0]
-            metric, metric_name = METRICS[key]
-            result = EvalResult(
-                task_type=task_type,
-                task_name=task_name,
-                dataset_type=name,
-                dataset_name=name,
-                dataset_config=place[-1] if place else None,
-                dataset_split="validation" if place[:1] == ("dev",) else None,
-                metric_type=metric,
-                metric_name=metric_name,
-                metric_value=mean_of(numbers[key]),
-            )
-            results.append(result)
+    for each in report["metrics"]:
+        if each["kind"] is None:
+            continue
+        result = EvalResult(
+            task_type=TASK_TYPES.get(each["task"], "sentence-similarity"),
+            task_name=each["task"],
+            dataset_type=name,
+            dataset_name=name,
+            dataset_config=each["place"] or None,
+            metric_type=each["kind"],
+            metric_name=each["name"],
+            metric_value=mean_of(each["value"]),
+        )
+        results.append(result)
     return results
 
 
@@ -325,38 +293,31 @@ def dataset_name(report: Mapping[str, Any]) -> str:
     'tatoeba'
     """
     settings = report.get("settings", {})
-    data = settings.get("data") or settings.get("bucc") or report["protocol"]
+    data = settings.get("data") or report["protocol"]
     paths = [data] if isinstance(data, str) else list(data)
     names = [path if path in HUB_DATASETS else Path(path).name for path in paths]
     return ", ".join(names)
 
 
 def report_text(report: Mapping[str, Any]) -> str:
-    """Format an evaluation report as Markdown: data, protocol, settings, and tables of results.
+    """Format an evaluation report as Markdown: data, protocol, settings, and a table per task.
 
-    Rows with the same columns make a table, so that no cell is empty. Results stand before counts,
-    and averages before languages. A table of more than `LONGEST_TABLE` rows is folded.
+    Rows with other columns have a table of their own, so that no cell is empty. A table of more
+    than `LONGEST_TABLE` rows is folded.
     """
-    tables: dict[tuple[str, ...], list[list[str]]] = {}
-    for place, numbers in _averages_first(report):
-        if place[:1] == ("hard_negatives",) and place[-1] != "error":
-            continue  # numbers of pairs and copies
-        columns = [name for name in METRICS if name in numbers]
-        columns += [name for name in numbers if name not in METRICS]
-        row = [_place_name(place), *(_cell(name, numbers[name]) for name in columns)]
-        tables.setdefault(tuple(columns), []).append(row)
+    tasks: dict[str, list[Metric]] = {}
+    for each in report["metrics"]:
+        fields = {name: value for name, value in each.items() if name != "task"}
+        tasks.setdefault(each["task"], []).append(Metric(**fields))
 
     parts = [f"### {dataset_name(report)}", _measured_text(report)]
-    # A stable sort: False comes first.
-    for columns in sorted(tables, key=METRICS.keys().isdisjoint):
-        header = [""]
-        for name in columns:
-            header.append(METRICS[name][1] if name in METRICS else OTHER_NAMES.get(name, name))
-        rows = tables[columns]
-        table = markdown_table(header, rows, numbers=True)
-        if len(rows) > LONGEST_TABLE:
-            table = _folded(f"All {len(rows)} rows", table)
-        parts.append(table)
+    for task, metrics in tasks.items():
+        for columns, rows in tables_of(metrics).items():
+            cells = [[NAMES.get(place, place), *map(_cell, values)] for place, *values in rows]
+            table = markdown_table([task, *columns], cells, numbers=True)
+            if len(rows) > LONGEST_TABLE:
+                table = _folded(f"All {len(rows)} rows", table)
+            parts.append(table)
     return "\n\n".join(parts)
 
 
@@ -379,22 +340,12 @@ def _measured_text(report: Mapping[str, Any]) -> str:
     return f"{text} Measured on {report['time'][:10]}."
 
 
-def _place_name(place: Sequence[str]) -> str:
-    """Return the name of a table's row, such as "German" for ("languages", "de")."""
-    if not place:
-        return "all"
-    if place[0] in ("languages", "hard_negatives"):
-        return NAMES.get(place[1], place[1])
-    return " ".join(place[1:] if place[0] in ("averages", "pairs") else place)
-
-
-def _cell(name: str, value: Any) -> str:
+def _cell(value: Any) -> str:
     """Format a value of a table: a number, or mean and standard deviation over seeds."""
-    digits = 4 if name == "threshold" else 2
-    if isinstance(value, Mapping):
-        spread = "" if value["sd"] is None else f" ± {value['sd']:.{digits}f}"
-        return f"{value['mean']:.{digits}f}{spread}"
-    return f"{value:.{digits}f}" if isinstance(value, float) else f"{value:,}"
+    if is_spread(value):
+        spread = "" if value["sd"] is None else f" ± {value['sd']:.2f}"
+        return f"{value['mean']:.2f}{spread}"
+    return f"{value:.2f}" if isinstance(value, float) else f"{value:,}"
 
 
 def _folded(summary: str, text: str) -> str:

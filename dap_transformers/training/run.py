@@ -5,6 +5,7 @@
 
 import logging
 import time
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from transformers import PreTrainedTokenizerBase, set_seed
 from dap_transformers.encoding.encoder import SentenceEncoder
 from dap_transformers.encoding.load import hub_commit
 from dap_transformers.errors import UserError, counted
+from dap_transformers.evaluation.evaluator import Evaluator
 from dap_transformers.evaluation.kept_neighbours import KeptNeighbours
 from dap_transformers.evaluation.retrieval import Retrieval
 from dap_transformers.files import write_json
@@ -42,6 +44,7 @@ from dap_transformers.training.resume import (
 )
 from dap_transformers.training.source_information import LEAST_INFORMATION, SourceInformation
 from dap_transformers.training.start import Start, is_streamed, load_model, read_start
+from dap_transformers.training.step_log import readable
 from dap_transformers.training.teacher import add_teacher
 from dap_transformers.training.trainer import DAPTrainer, require_batch
 from modeling_dap import DAPConfig, DAPForPreTraining
@@ -54,15 +57,19 @@ def train(
     model_args: PretrainingModelArguments,
     data: PretrainingDataArguments,
     training: DAPTrainingArguments,
+    evaluators: Sequence[Evaluator] = (),
 ) -> None:
     """Train a sentence encoder, and save it with its results.
 
     A run that was stopped is resumed from its last checkpoint. With `load_best_model_at_end` the
     best model is saved, otherwise the last one. All processes of a launch call this.
+
+    Args:
+        evaluators: what to measure besides the dev pairs and the test data in `data`.
     """
     started = time.perf_counter()
     checkpoint = find_resumable(training)
-    trainer, record = build_trainer(model_args, data, training)
+    trainer, record = build_trainer(model_args, data, training, evaluators)
     record_run(record, training, checkpoint)
     if checkpoint is None:
         train_missing_heads(trainer, record)
@@ -81,6 +88,7 @@ def build_trainer(
     model_args: PretrainingModelArguments,
     data: PretrainingDataArguments,
     training: DAPTrainingArguments,
+    evaluators: Sequence[Evaluator] = (),
 ) -> tuple[DAPTrainer, dict[str, Any]]:
     """Read the text, load the model, and make a trainer of them.
 
@@ -128,7 +136,7 @@ def build_trainer(
     pairs = {}
     for code, part in dev.items():
         pairs[code] = list(zip(part["source"][:], part["target"][:], strict=True))
-    evaluators = data.evaluators()
+    evaluators = [*data.evaluators(), *evaluators]
     if dev:
         retrieval = Retrieval(pairs, True, data.target_language)
         evaluators = [retrieval, SourceInformation(pairs), *evaluators]
@@ -299,15 +307,12 @@ def finish(
     (folder / HEADS_FILE).unlink(missing_ok=True)  # the saved model has these heads
     write_json(metrics | made, folder / FINISHED)
 
-    shown = []
-    if "eval_mean_accuracy" in found:
-        shown.append(f"mean accuracy {found['eval_mean_accuracy']:.1f}% on dev pairs")
-        shown.append(f"{found['eval_mean_pool_accuracy']:.1f}% in the multilingual pool")
-    if "eval_kept_neighbours" in found:
-        shown.append(f"{found['eval_kept_neighbours']:.0f}% of the neighbours kept")
-    if "eval_mean_ndcg" in found:
-        shown.append(f"nDCG@10 {found['eval_mean_ndcg']:.1f}% in search")
-    text = ", ".join(shown) or "not evaluated"
+    shown = {}
+    for name in (*(each.primary for each in trainer.evaluators), training.metric_for_best_model):
+        name = f"eval_{name.removeprefix('eval_')}"
+        if name in found:
+            shown[name] = found[name]
+    text = readable(shown) if shown else "not evaluated"
     logger.info("kept step %d of %d: %s; written to %s", step, state.global_step, text, folder)
     if training.push_to_hub:
         push(training, trainer.hub_model_id)

@@ -81,6 +81,7 @@ class SourceInformation(Evaluator):
     pairs: PairsByLanguage
     count: int = 512
     name = "source_information"
+    task = "information from the source"
     primary = "rtl_loss"
 
     @torch.no_grad()

@@ -33,6 +33,7 @@ from configuration_dap import DAPConfig
 from dap_transformers.encoding.encoder import SentenceEncoder
 from dap_transformers.encoding.shards import model_fingerprint
 from dap_transformers.errors import UserError
+from dap_transformers.evaluation.evaluator import Metric, card_rows
 from dap_transformers.files import public_name, read_json, write_json
 from dap_transformers.languages import XNLI_LANGUAGES
 from dap_transformers.options import arg
@@ -432,10 +433,14 @@ def make_report(
     for code, dataset in task.data.test.items():
         languages[code] = {"pairs": len(dataset), "accuracy": result["test"][code]}
     mean = sum(numbers["accuracy"] for numbers in languages.values()) / len(languages)
+    metrics = [Metric("accuracy", mean, "mean", "accuracy")]
+    for code, each in languages.items():
+        metrics.append(Metric("accuracy", each["accuracy"], code, "accuracy"))
     numbers = {
         "languages": languages,
         "mean": {"languages": len(languages), "accuracy": mean},
         "dev": {code: {"accuracy": accuracy} for code, accuracy in result["dev"].items()},
+        "metrics": card_rows("natural language inference", metrics),
     }
     return report(
         task.model,

@@ -29,7 +29,8 @@ def write_split(folder: Path, name: str = "training", **sides: str) -> Path:
 
 
 def test_a_split_is_read_from_its_three_files(tmp_path: Path) -> None:
-    (split,) = Bucc(write_split(tmp_path, fr="fr-1\ta\tb\nfr-3\t\n"), "fr-en").read()
+    write_split(tmp_path, fr="fr-1\ta\tb\nfr-3\t\n")
+    (split,) = Bucc([tmp_path / "fr-en"]).texts["fr-en"]
     assert list(split.source) == ["a\tb"]  # a tab is text
     assert list(split.target) == [f"sentence {i}" for i in range(4)]
     assert split.gold.tolist() == [[0, 2], [1, 0]]  # an empty sentence keeps its id
@@ -39,15 +40,16 @@ def test_files_are_found_in_the_pairs_own_folder_and_compressed(tmp_path: Path) 
     plain = write_split(tmp_path / "fr-en", "dev") / "fr-en.dev.en"
     write(plain.with_name("fr-en.dev.en.gz"), plain.read_bytes())
     plain.unlink()
-    bucc = Bucc(tmp_path, "fr-en")
+    pair = [tmp_path / "fr-en"]
+    bucc = Bucc(pair)
     assert bucc.protocol == "sample"
-    assert len(bucc.read()[0].target) == 4
+    assert len(bucc.texts["fr-en"][0].target) == 4
     write_split(tmp_path)
-    assert Bucc(tmp_path, "fr-en").protocol == "training-optimal"
-    assert len(Bucc(tmp_path, "fr-en", "sample-threshold-on-training").read()) == 2
+    assert Bucc(pair).protocol == "training-optimal"
+    assert len(Bucc(pair, "sample-threshold-on-training").texts["fr-en"]) == 2
     (tmp_path / "fr-en.training.gold").unlink()
     with pytest.raises(FileNotFoundError, match=r"fr-en\.training\.gold"):
-        Bucc(tmp_path, "fr-en")
+        Bucc(pair)
 
 
 @pytest.mark.parametrize(
@@ -58,11 +60,13 @@ def test_files_are_found_in_the_pairs_own_folder_and_compressed(tmp_path: Path) 
         ({"fr": "fr-1\ta\nfr-3\tb\nfr-1\tc\n"}, r"training\.fr, line 3: the id fr-1"),
         ({"en": "en-2\ta\nen-0 b\n"}, r"training\.en, line 2: 'en-0 b'"),
         ({"en": "en-2\ta\n\tb\n"}, r"training\.en, line 2"),
+        ({"gold": ""}, r"training\.gold is empty"),
+        ({"fr": "fr-1\t\nfr-3\t\n"}, r"training\.fr is empty"),
     ],
 )
 def test_faults_in_the_files_are_named_by_line(files: dict, says: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=says):
-        Bucc(write_split(tmp_path, **files), "fr-en").read()
+        Bucc([write_split(tmp_path, **files) / "fr-en"])
 
 
 def test_scores_at_a_threshold() -> None:
@@ -128,11 +132,20 @@ class Words:
         return np.eye(4)[[int(sentence.split()[1]) for sentence in sentences]]
 
 
-def test_a_split_is_mined_and_scored(tmp_path: Path) -> None:
+def test_a_split_is_mined_and_scored_at_the_threshold_of_the_first(tmp_path: Path) -> None:
     gold = lines_of(f"fr-{i}\ten-{i}" for i in range(3))
-    bucc = Bucc(write_split(tmp_path, gold=gold), "fr-en")
+    write_split(tmp_path, gold=gold)
+    bucc = Bucc([tmp_path / "fr-en"])
     numbers = bucc(Words())
     of_pair = numbers["pairs"]["fr-en"]
     assert (of_pair["extracted"], of_pair["correct"], of_pair["recall"]) == (4, 3, 100)
-    assert bucc.logged(numbers)["f1"] == of_pair["f1"] == pytest.approx(600 / 7, abs=1e-4)
+    assert bucc.logged(numbers)["fr-en_f1"] == of_pair["f1"] == pytest.approx(600 / 7, abs=1e-4)
     assert "F1 85.71" in bucc.table(numbers)
+    on_card = {each.name: each.value for each in bucc.metrics(numbers)}
+    assert (on_card["recall"], on_card["true pairs"]) == (100, 3)
+
+    write_split(tmp_path, "sample")
+    both = Bucc([tmp_path / "fr-en"], "sample-threshold-on-training")(Words())
+    first = both["threshold_split"]["fr-en"]
+    assert (first["correct"], first["gold"]) == (0, 2)
+    assert both["pairs"]["fr-en"]["threshold"] == first["threshold"]

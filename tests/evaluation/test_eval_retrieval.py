@@ -61,6 +61,9 @@ def test_report_holds_the_accuracy_of_both_directions(
         assert 0 < numbers["pool_xx-en"] <= numbers["xx-en"] < 100
         error = made["hard_negatives"][code]["error"]["other"]  # these words have no copies
         assert error == pytest.approx(100 - numbers["xx-en"], abs=1e-3)
+        on_card = {row["name"]: row["value"] for row in made["metrics"] if row["place"] == code}
+        assert on_card["accuracy xx→en"] == numbers["xx-en"]
+        assert on_card["by another sentence"] == error
     assert "pool" not in run(argv)["settings"]
 
 

@@ -190,5 +190,5 @@ def test_what_is_wrong_with_a_file_is_said(
 def test_two_sets_of_one_name_are_refused(tmp_path: Path) -> None:
     for place in ("a", "b"):
         random_set(tmp_path / place / "faq")
-    with pytest.raises(UserError, match="called faq"):
+    with pytest.raises(UserError, match="both called faq"):
         Search([tmp_path / "a/faq", tmp_path / "b/faq"])

@@ -1,0 +1,103 @@
+"""Semantic textual similarity: do cosines order pairs of sentences as people do?
+
+A file has a pair per line: two sentences and their score, separated by tabs. The sentences may be
+in two languages. A header is allowed. The file may end in `.gz` or `.xz`.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from dap_transformers.encoding.encoder import Encoder
+from dap_transformers.errors import UserError, reading
+from dap_transformers.evaluation.evaluator import Evaluator, Metric, Numbers, by_name
+from dap_transformers.search.exact import unit_rows
+from dap_transformers.text.archives import read_sentences
+
+
+class ScoredPair(NamedTuple):
+    """Two sentences and how similar people find them."""
+
+    first: str
+    second: str
+    score: float
+
+
+@dataclass
+class STS(Evaluator):
+    """Spearman's rank correlation of cosines and people's scores, times 100.
+
+    Attributes:
+        files: tables of two sentences and a score.
+    """
+
+    files: Sequence[str | Path]
+    name = "sts"
+    task = "semantic textual similarity"
+    primary = "mean_spearman"
+    description = "semantic textual similarity: Spearman's rank correlation of cosines and scores"
+
+    def __post_init__(self) -> None:
+        self.pairs: dict[str, list[ScoredPair]] = {}
+        for name, file in by_name(self.files).items():
+            self.pairs[name] = read_scored_pairs(file)
+
+    def sentences(self) -> Iterator[str]:
+        for pairs in self.pairs.values():
+            for pair in pairs:
+                yield from (pair.first, pair.second)
+
+    def __call__(self, encoder: Encoder) -> Numbers:
+        """Return the correlation of each file by its name, and their mean."""
+        numbers = {}
+        for name, pairs in self.pairs.items():
+            firsts, seconds, scores = zip(*pairs, strict=True)
+            left = unit_rows(encoder.encode(list(firsts)), "first sentences")  # (N, D)
+            right = unit_rows(encoder.encode(list(seconds)), "second sentences")
+            cosines = (left * right).sum(1).numpy()  # (N,)
+            numbers[name] = 100 * spearman(cosines, np.array(scores))
+        return numbers | {"mean": float(np.mean(list(numbers.values())))}
+
+    def logged(self, numbers: Numbers) -> dict[str, float]:
+        return {f"{name}_spearman": value for name, value in numbers.items()}
+
+    def metrics(self, numbers: Numbers) -> list[Metric]:
+        return [Metric("Spearman", value, name, "spearman") for name, value in numbers.items()]
+
+
+def spearman(first: np.ndarray, second: np.ndarray) -> float:
+    """Return the rank correlation of two arrays (N,). Equal values share their mean rank.
+
+    >>> spearman(np.array([1.0, 2.0, 9.0]), np.array([0.1, 0.5, 0.4]))
+    0.5
+    """
+    return float(np.corrcoef(mean_ranks(first), mean_ranks(second))[0, 1])
+
+
+def mean_ranks(values: np.ndarray) -> np.ndarray:
+    """Return the rank of each value (N,), from 1 for the smallest.
+
+    >>> mean_ranks(np.array([7, 5, 7])).tolist()
+    [2.5, 1.0, 2.5]
+    """
+    _, group, counts = np.unique(values, return_inverse=True, return_counts=True)
+    last = counts.cumsum()  # rank of the last one of equal values
+    return (last - (counts - 1) / 2)[group]
+
+
+def read_scored_pairs(path: Path) -> list[ScoredPair]:
+    """Read the pairs of a file. Their scores must differ."""
+    pairs = []
+    for number, line in enumerate(read_sentences(path), 1):
+        with reading(f"{path}, line {number}"):
+            first, second, score = line.split("\t")
+            if number == 1 and not re.search("[0-9]", score):
+                continue  # the header
+            pairs.append(ScoredPair(first, second, float(score)))
+    if len({pair.score for pair in pairs}) < 2:
+        raise UserError(f"{path} has no two pairs of different scores: there is no correlation")
+    return pairs

@@ -1,0 +1,66 @@
+"""Similarity against sentence-transformers, across languages, and faults of the files."""
+
+from pathlib import Path
+
+import pytest
+from conftest import built, load_library, synthetic_pairs
+from sentence_transformers.sentence_transformer.evaluation import EmbeddingSimilarityEvaluator
+from written import text_of, write
+
+import eval_retrieval
+from dap_transformers.errors import UserError
+from dap_transformers.evaluation.sts import STS
+
+
+@pytest.fixture
+def sts_file(tmp_path: Path) -> Path:
+    """Pairs in two languages, with scores of which many are equal."""
+    german = synthetic_pairs("de", 60)
+    rows = [("sentence1", "sentence2", "score")]
+    for number, (source, _) in enumerate(german):
+        rows.append((source, german[number // 2][1], str(number % 5 / 2)))
+    return write(tmp_path / "sts.de-en.tsv.gz", text_of(rows))
+
+
+def test_equals_sentence_transformers(tiny_bert_dir: Path, sts_file: Path) -> None:
+    pairs = STS([sts_file]).pairs["sts.de-en"]
+    assert len(pairs) == 60
+    library = EmbeddingSimilarityEvaluator(*map(list, zip(*pairs)), main_similarity="cosine")
+    expected = library(load_library(tiny_bert_dir))["spearman_cosine"]
+    report = eval_retrieval.run(
+        ["--model", str(tiny_bert_dir), "--pooling", "mean", "--sts", str(sts_file)]
+    )
+    assert report["sts"]["sts.de-en"] == pytest.approx(100 * expected, abs=1e-6)
+    (metric, mean) = report["metrics"]
+    assert (metric["place"], metric["kind"], mean["place"]) == ("sts.de-en", "spearman", "mean")
+    assert metric["value"] == pytest.approx(100 * expected, abs=1e-4)
+
+
+def test_a_training_logs_it_by_a_flag_or_from_python(flags: str, sts_file: Path) -> None:
+    trainer = built(f"{flags} --output_dir {sts_file.parent}/out --sts {sts_file}")
+    again = STS([sts_file])
+    again.logged = lambda numbers: {"again": numbers["mean"]}
+    trainer.evaluators.append(again)
+    found = trainer.evaluate()
+    assert found["eval_sts.de-en_spearman"] == found["eval_mean_spearman"]
+
+
+@pytest.mark.parametrize(
+    ("rows", "says"),
+    [
+        ([("a", "b", "1"), ("a", "c")], "line 2"),
+        ([("a", "b", "1"), ("a", "c", "x")], "line 2"),
+        ([("a", "b", "-1.5"), ("a", "c", "-1.5")], "no two pairs of different scores"),
+        ([], "no two pairs"),
+    ],
+)
+def test_faults_are_named(tmp_path: Path, rows: list, says: str) -> None:
+    file = write(tmp_path / "sts.tsv", text_of(rows))
+    with pytest.raises(UserError, match=f"sts.tsv.*{says}"):
+        STS([file])
+
+
+def test_two_files_of_one_name_are_refused(sts_file: Path) -> None:
+    other = write(sts_file.parent / "b/sts.de-en.tsv", "a\tb\t1\n")
+    with pytest.raises(UserError, match=r"both called sts\.de-en"):
+        STS([sts_file, other])
