@@ -3,7 +3,6 @@
 import csv
 import json
 import os
-import re
 import shutil
 from pathlib import Path
 from threading import Thread
@@ -239,44 +238,6 @@ def test_an_index_states_its_recall(command: str, tmp_path: Path) -> None:
     assert 0.1 < run(f"{command} --index IVF8,Flat:nprobe=1")["recall_at_k"] < 1.0
 
 
-def bucc(folder: Path, name: str, seed: int) -> None:
-    """Write a split whose ten gold pairs have the same text on both sides.
-
-    So any model finds them. They are lines 1 to 10 of the source and lines 21 to 30 of the target.
-    """
-    shared = [text for text, _ in synthetic_pairs("de", 60, seed)]
-    source = shared[:10] + [text for text, _ in synthetic_pairs("fr", 30, seed)]
-    target = shared[20:40] + shared[:10]
-    gold = [f"de-{seed}{i}\ten-{seed}{i + 20}" for i in range(10)]
-    write(folder / f"de-en.{name}.de", [f"de-{seed}{i}\t{text}" for i, text in enumerate(source)])
-    write(folder / f"de-en.{name}.en", [f"en-{seed}{i}\t{text}" for i, text in enumerate(target)])
-    write(folder / f"de-en.{name}.gold", gold)
-
-
-def test_bucc_is_measured_at_the_threshold_of_a_split(
-    model: str, tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
-    bucc(tmp_path, "dev", 3)
-    command = f"--bucc {tmp_path} --pair de-en --margin absolute {model}"
-    command += f" --output {tmp_path}/out/p.tsv"
-    sample = run(command)
-    assert sample["protocol"].startswith("BUCC sample: ")
-    assert [sample["pairs"]["de-en"][name] for name in ("precision", "recall", "f1")] == [100] * 3
-    rows = read(tmp_path / "out" / "p.tsv")
-    assert line_pairs(rows) == [(line, line + 20) for line in rows.source_line]
-    assert rows.source.equals(rows.target)
-    printed = capsys.readouterr().out
-    assert "(10 pairs of ids found, 10 of the 10 true pairs)" in printed
-    assert re.search("paper: XLM-R.DAP .* 95.4", printed)
-
-    bucc(tmp_path, "test", 1)
-    made = run(f"{command} --protocol sample-threshold-on-training")
-    assert made["source"]["file"] == "de-en.test.de"
-    assert made["threshold_split"] == sample["pairs"]
-    for name in ("threshold", "recall"):
-        assert made["pairs"]["de-en"][name] == sample["pairs"]["de-en"][name]
-
-
 def one_of_two(rank: int, command: str, evaluations: list[str], place: Path) -> None:
     """Run in one of two processes: write how many pairs were kept, and what was evaluated."""
     found = [run(command).get("kept")]
@@ -306,7 +267,6 @@ def test_processes_share_the_encoding_and_give_the_same_pairs_and_numbers(
         ("--threshold 9", "no pair scores so high"),
         ("more.en", r"not used .*more\.en"),
         ("--pair de-en", "--pair has no effect on two texts"),
-        ("--bucc x --pair de-en", "side by side, or --bucc without texts"),
         ("--score_only --retrieval backward", "--retrieval has no effect on given pairs"),
         ("--in_order --score_only", "--score_only has no effect on texts in order"),
         ("--output p.csv", r"p\.csv: this format is not written"),

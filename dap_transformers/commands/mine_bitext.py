@@ -1,9 +1,8 @@
-"""Mine translations out of two texts, score given pairs, or measure mining on BUCC.
+"""Mine translations out of two texts, score given pairs, or align texts in order.
 
     mine-bitext wiki.fr wiki.en --model out --output pairs.tsv
     mine-bitext news.fr news.en --model out --score_only --output scores.tsv
     mine-bitext novel.fr novel.en --model out --in_order --pair fr-en --output novel.tmx
-    mine-bitext --bucc bucc2018/ --pair fr-en --model out --output fr-en.tsv
 
 - Input: texts with one sentence per line, also as `.gz` or `.xz`. A repeated sentence is mined
   once, under its first line.
@@ -25,7 +24,7 @@ import logging
 import re
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import MISSING, asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -40,7 +39,6 @@ from dap_transformers.commands.safeguards import command, guarded
 from dap_transformers.encoding.encoder import tokens_of_a_batch
 from dap_transformers.encoding.shards import SHARD_SIZE, launched
 from dap_transformers.errors import UserError
-from dap_transformers.evaluation.bucc import PROTOCOLS, Bucc
 from dap_transformers.files import content_digest, plain_suffix, public_name, write_json
 from dap_transformers.mining.in_order import align_texts
 from dap_transformers.mining.mine_pairs import (
@@ -66,21 +64,13 @@ from dap_transformers.search.exact import Search, mutual_neighbours
 from dap_transformers.text.archives import disk_path
 
 USAGE = """%(prog)s SOURCE TARGET --model MODEL --output FILE [options]
-       %(prog)s --bucc FOLDER --pair fr-en --model MODEL [options]
 The two texts come first, side by side; what is below names the options."""
 #: What is mined -> options that would have no effect there.
 WITHOUT_EFFECT = {
-    "BUCC": (
-        "score_only", "in_order", "largest_group", "threshold", "min_precision", "calibrate",
-        "top_n",
-    ),
-    "given pairs": (
-        "largest_group", "retrieval", "min_precision", "calibrate", "pair", "protocol",
-    ),
-    "two texts": ("largest_group", "pair", "protocol"),
+    "given pairs": ("largest_group", "retrieval", "min_precision", "calibrate", "pair"),
+    "two texts": ("largest_group", "pair"),
     "texts in order": (
         "score_only", "margin", "retrieval", "k", "min_precision", "calibrate", "top_n", "index",
-        "protocol",
     ),
 }  # fmt: skip
 
@@ -89,10 +79,8 @@ WITHOUT_EFFECT = {
 class MiningArguments:
     """Command-line arguments of mining: what to mine, and which files to write."""
 
-    output: str | None = arg(
-        None,
-        "File for the pairs: .tsv, .jsonl or .tmx, also with .gz or .xz, or .parquet. Default for "
-        "--bucc: bucc.PAIR.tsv.",
+    output: str = arg(
+        MISSING, "File for the pairs: .tsv, .jsonl or .tmx, also with .gz or .xz, or .parquet."
     )
     in_order: bool = arg(
         False,
@@ -103,15 +91,7 @@ class MiningArguments:
     score_only: bool = arg(
         False, "Score line i of one text with line i of the other instead of mining."
     )
-    bucc: str | None = arg(None, "Folder with the files of BUCC, instead of two texts.")
-    pair: str | None = arg(None, "Languages for --bucc and .tmx, such as fr-en.")
-    protocol: str | None = arg(
-        None,
-        "Protocol for --bucc. The paper's Table 2 is 'sample', its Table 3 is "
-        "'sample-threshold-on-training'. Default: training-optimal if there is a training split, "
-        "else sample.",
-        choices=PROTOCOLS,
-    )
+    pair: str | None = arg(None, "Languages for .tmx, such as fr-en.")
     calibrate: str | None = arg(
         None,
         "Known translations, a line each: source, tab, target. They show how translations score, "
@@ -131,17 +111,12 @@ class MiningArguments:
 
     def __post_init__(self) -> None:
         require_least(self, shard_size=1, token_budget=1, largest_group=1)
-        self.output = self.output or (self.bucc and f"bucc.{self.pair}.tsv")
-        if not self.output:
-            raise UserError("--output is missing: name the file for the pairs")
         require_written_format(self.output)
         self.report_file = self.report_file or f"{self.output}.json"
 
     @property
     def mode(self) -> str:
         """Return what is mined, a key of `WITHOUT_EFFECT`."""
-        if self.bucc:
-            return "BUCC"
         if self.in_order:
             return "texts in order"
         return "given pairs" if self.score_only else "two texts"
@@ -157,10 +132,10 @@ def parse(
     parser.add_argument("files", nargs="*", help=text)
     model_args, args, options, cluster, positional = parser.parse_args_into_dataclasses(args=argv)
     files = positional.files
-    if len(files) != (0 if args.bucc else 2):
+    if len(files) != 2:
         raise UserError(
             f"{' '.join(files) or 'no text'}: name a source text and a target text first, side by "
-            "side, or --bucc without texts"
+            "side"
         )
     is_memory = plain_suffix(args.output) == MEMORY
     for name in WITHOUT_EFFECT[args.mode]:
@@ -169,8 +144,8 @@ def parse(
         group = options if hasattr(options, name) else args
         if getattr(group, name) != getattr(type(group), name):
             raise UserError(f"--{name} has no effect on {args.mode}: leave it out")
-    if (args.bucc or is_memory) and not re.fullmatch("[^-]+-[^-]+", args.pair or ""):
-        raise UserError("--bucc and .tmx need --pair, such as --pair fr-en")
+    if is_memory and not re.fullmatch("[^-]+-[^-]+", args.pair or ""):
+        raise UserError(".tmx needs --pair, such as --pair fr-en")
     if (args.score_only or args.in_order) and options.threshold == "auto":
         options.threshold = "none"
     if not args.embeddings_dir:
@@ -184,10 +159,10 @@ def vector_folder(args: MiningArguments, model_args: EncoderArguments, files: li
     A second run with the same texts and model finds the vectors of the first, because the name has
     a hash of what they depend on.
     """
-    given = [asdict(model_args), files, args.bucc, args.bucc and args.pair]
+    given = [asdict(model_args), files]
     digest = hashlib.sha256(json.dumps(given).encode()).hexdigest()[:8]
-    names = [Path(file).name for file in files] or [f"bucc.{args.pair}"]
-    return str(Path(args.output).parent / f"{'-'.join(names)[:150]}.{digest}.embeddings")
+    names = "-".join(Path(file).name for file in files)
+    return str(Path(args.output).parent / f"{names[:150]}.{digest}.embeddings")
 
 
 def search_of(args: MiningArguments, cluster: Cluster) -> Search:
@@ -223,7 +198,7 @@ def find(
 
 
 def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
-    """Mine translations, score given pairs or evaluate on BUCC, as the command line says.
+    """Mine translations, score given pairs or align texts, as the command line says.
 
     Returns:
         The report that is also written as JSON. If there are several processes, only the first one
@@ -233,8 +208,7 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
     is_main = launched().is_main_process
     level = "WARNING" if is_main else "ERROR"
     logging.basicConfig(format="%(levelname)s: %(message)s", level=level)
-    bucc = Bucc(args.bucc, args.pair, args.protocol, options) if args.bucc else None
-    inputs = bucc.inputs() if bucc else list(filter(None, [*files, args.calibrate]))
+    inputs = list(filter(None, [*files, args.calibrate]))
     outputs = {"--output": args.output, "--report_file": args.report_file}
     folders = {"--embeddings_dir": args.embeddings_dir}
 
@@ -242,7 +216,7 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
         guarded(outputs, folders, inputs, model_args.model_name_or_path, is_main),
         cluster.connect(),
     ):
-        texts = bucc.read() if bucc else read(args, files)
+        texts = read(args, files)
         started = time.perf_counter()
         encoder = model_args.load(cluster)
         vectors = encode_texts(
@@ -257,11 +231,7 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
             encoder.end()  # the search needs its memory
         if not is_main:
             return {}
-        search = search_of(args, cluster)
-        if bucc:
-            found = bucc.mine(texts, vectors, search)
-        else:
-            found = find(args, options, texts, vectors, search)
+        found = find(args, options, texts, vectors, search_of(args, cluster))
         recall = recall_at_k(found.neighbours, *vectors[-1]) if args.index else None
         seconds = time.perf_counter() - started
 
@@ -295,10 +265,7 @@ def settings_of(
     paths = [disk_path(path) for path in inputs]
     text = [content_digest(path) if path.is_file() else None for path in paths]  # no pipes
     chosen = asdict(options) | {"index": args.index, "text": text}
-    if args.bucc:
-        chosen |= {"bucc": public_name(args.bucc), "pair": args.pair}
-    else:
-        chosen["data"] = [public_name(path) for path in files]
+    chosen["data"] = [public_name(path) for path in files]
     for name in WITHOUT_EFFECT[args.mode]:
         chosen.pop(name, None)
     return chosen

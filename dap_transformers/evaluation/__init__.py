@@ -1,1 +1,1 @@
-"""Numbers out of an encoder: retrieval, hard negatives, BUCC, word links."""
+"""Numbers out of an encoder: retrieval, hard negatives, search, similarity, BUCC, word links."""

@@ -13,7 +13,7 @@ from dap_transformers.tables import text_table
 
 #: Language pairs of the paper's BUCC tables.
 BUCC_PAIRS = ("fr-en", "de-en", "ru-en", "zh-en")
-#: Protocol of mine-bitext -> the split in `PAPER_BUCC` whose numbers it can be compared with.
+#: Protocol of BUCC -> the split in `PAPER_BUCC` whose numbers it can be compared with.
 BUCC_PROTOCOLS = {"sample": "sample", "sample-threshold-on-training": "training"}
 #: Split in `PAPER_BUCC` -> heading of the table.
 BUCC_HEADINGS = {"sample": "BUCC sample (Table 2)", "training": "BUCC training (Table 3)"}

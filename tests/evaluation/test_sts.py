@@ -3,13 +3,15 @@
 from pathlib import Path
 
 import pytest
-from conftest import built, load_library, synthetic_pairs
+from conftest import load_library, synthetic_pairs
 from sentence_transformers.sentence_transformer.evaluation import EmbeddingSimilarityEvaluator
 from written import text_of, write
 
 import eval_retrieval
+from dap_transformers.commands.recipes import parse_arguments
 from dap_transformers.errors import UserError
 from dap_transformers.evaluation.sts import STS
+from dap_transformers.training.run import build_trainer
 
 
 @pytest.fixture
@@ -36,11 +38,15 @@ def test_equals_sentence_transformers(tiny_bert_dir: Path, sts_file: Path) -> No
     assert metric["value"] == pytest.approx(100 * expected, abs=1e-4)
 
 
-def test_a_training_logs_it_by_a_flag_or_from_python(flags: str, sts_file: Path) -> None:
-    trainer = built(f"{flags} --output_dir {sts_file.parent}/out --sts {sts_file}")
-    again = STS([sts_file])
-    again.logged = lambda numbers: {"again": numbers["mean"]}
-    trainer.evaluators.append(again)
+@pytest.mark.parametrize("is_flag", [True, False])
+def test_a_training_measures_it_by_a_flag_or_from_python(
+    is_flag: bool, flags: str, sts_file: Path
+) -> None:
+    command = f"{flags} --output_dir {sts_file.parent}/out --dev_pairs 0"
+    if is_flag:
+        command += f" --sts {sts_file}"
+    evaluators = [] if is_flag else [STS([sts_file])]
+    trainer, _ = build_trainer(*parse_arguments(command.split()), evaluators)
     found = trainer.evaluate()
     assert found["eval_sts.de-en_spearman"] == found["eval_mean_spearman"]
 
