@@ -67,6 +67,13 @@ PAIRS_IN_DIGEST = 2000
 # ----------------------------------------------------------------------------- finding a checkpoint
 
 
+def require_no_other_model(folder: Path) -> None:
+    """Raise `UserError` if a folder holds a model, but no record of a run that has begun there."""
+    holds_model = any(folder.glob("*config.json")) or (folder / "modules.json").exists()
+    if holds_model and not (folder / RECORD).exists():
+        raise UserError(f"{folder} holds another model, which would be replaced: give a new folder")
+
+
 def find_resumable(args: TrainingArguments) -> str | None:
     """Find the folder of the checkpoint to resume from, or None to begin from the start.
 

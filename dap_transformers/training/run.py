@@ -40,6 +40,7 @@ from dap_transformers.training.resume import (
     describe_run,
     find_resumable,
     record_run,
+    require_no_other_model,
     train_to_end,
 )
 from dap_transformers.training.source_information import LEAST_INFORMATION, SourceInformation
@@ -68,6 +69,7 @@ def train(
         evaluators: what to measure besides the dev pairs and the test data in `data`.
     """
     started = time.perf_counter()
+    require_no_other_model(Path(training.output_dir))
     checkpoint = find_resumable(training)
     trainer, record = build_trainer(model_args, data, training, evaluators)
     record_run(record, training, checkpoint)

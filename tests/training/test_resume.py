@@ -15,7 +15,12 @@ from transformers import TrainerState
 from dap_transformers.files import read_json, write_json
 from dap_transformers.reports import RECORD
 from dap_transformers.training.arguments import DAPTrainingArguments
-from dap_transformers.training.resume import FINISHED, correct_state, find_resumable
+from dap_transformers.training.resume import (
+    FINISHED,
+    correct_state,
+    find_resumable,
+    require_no_other_model,
+)
 from dap_transformers.training.trainer import DAPTrainer
 
 CHECKPOINT_FILES = ("model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth")
@@ -53,6 +58,16 @@ def test_incomplete_checkpoints_and_those_of_an_earlier_run_are_skipped(tmp_path
     (tmp_path / FINISHED).touch()
     with pytest.raises(ValueError, match="holds a finished run"):
         find_resumable(args)
+
+
+@pytest.mark.parametrize("file", ["config.json", "adapter_config.json", "modules.json"])
+def test_a_folder_with_another_model_is_refused(file: str, tmp_path: Path) -> None:
+    require_no_other_model(tmp_path / "new")
+    (tmp_path / file).write_text("{}")
+    with pytest.raises(ValueError, match="holds another model"):
+        require_no_other_model(tmp_path)
+    write_json({}, tmp_path / RECORD)  # of a run that was killed while it saved its model
+    require_no_other_model(tmp_path)
 
 
 def test_the_best_checkpoint_is_found_if_the_run_was_moved(tmp_path: Path) -> None:
