@@ -174,22 +174,12 @@ class PretrainingDataArguments(EvaluationData):
         choices=("natural", "uniform", "temperature"),
     )
     mix_alpha: float = arg(0.5, "Exponent of the temperature mix, 0 to 1.")
-    streaming: bool = arg(
-        False,
-        "Read the text during training instead of before it. The natural and temperature mixes "
-        "read it once before, to count the pairs.",
-    )
-    shuffle_buffer: int = arg(
-        4000,
-        "With --streaming: pairs per language in the shuffle buffer. 0 keeps the order of the "
-        "files.",
-    )
     max_bad_lines: float = arg(
         0.001, "Share of malformed lines that a file may have.", changes_weights=False
     )
 
     def __post_init__(self) -> None:
-        require_least(self, dev_pairs=0, shuffle_buffer=0)
+        require_least(self, dev_pairs=0)
 
 
 @dataclass

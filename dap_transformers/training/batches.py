@@ -2,10 +2,10 @@
 
 A pair passes these steps in order:
 
-1. `dap_transformers.text.corpus.load_bitext` reads it, map-style or as a stream.
+1. `dap_transformers.text.corpus.load_bitext` reads it.
 2. `split_validation` holds out a dev set, or `drop_targets` removes the targets of a given one.
 3. `tokenize_bitext` turns both sides into token ids.
-4. `LanguageMixSampler` draws it into an epoch, or `mix_streams` into an endless stream.
+4. `LanguageMixSampler` draws it into an epoch.
 5. `BitextCollator` pads it with the other pairs of its batch.
 
 Shapes: B pairs of a batch, S tokens of the longest sentence.
@@ -33,21 +33,20 @@ def tokenize_bitext(
     tokenizer: PreTrainedTokenizerBase,
     max_seq_length: int,
     prefix: str = "",
-) -> dict[str, Any]:
+) -> dict[str, Dataset]:
     """Turn both sides of all pairs into token ids.
 
     The result has the columns
 
     - `source_input_ids`, `target_input_ids`: ids with the tokenizer's special tokens,
     - `language`: the language code of the source,
-    - `pair_id`: the language and the row in the corpus, such as `"de:1234"`. In a stream of
-      several files it also has the file: `"de:name:1234"`.
+    - `pair_id`: the language and the row in the corpus, such as `"de:1234"`.
 
-    Map-style results are cached on disk, and used again for the same text, tokenizer, length and
+    The results are cached on disk, and used again for the same text, tokenizer, length and
     prefix. The order of the pairs does not change.
 
     Args:
-        datasets: pairs by language, map-style or streamed.
+        datasets: pairs by language.
         max_seq_length: largest number of tokens of a sentence, with special tokens and prefix. The
             rest is cut off.
         prefix: text to put before every sentence.
@@ -61,23 +60,26 @@ def tokenize_bitext(
         {"source_input_ids": ids, "target_input_ids": ids, "language": text, "pair_id": text}
     )
 
-    tokenized: dict[str, Any] = {}
+    tokenized: dict[str, Dataset] = {}
     for language, dataset in datasets.items():
-        options: dict[str, Any] = {"features": features, "remove_columns": dataset.column_names}
-        if isinstance(dataset, Dataset):
-            # Everything that changes the token ids is in the name of the cached file.
-            key = (
-                CACHE_VERSION,
-                dataset._fingerprint,
-                state,
-                backend.encode_special_tokens,
-                language,
-                prefix,
-            )
-            options["new_fingerprint"] = hashlib.sha256(repr(key).encode()).hexdigest()[:16]
-            options["desc"] = f"tokenise {language}"
-        encode = _Tokenise(backend, language, prefix)
-        tokenized[language] = dataset.map(encode, with_indices=True, batched=True, **options)
+        # Everything that changes the token ids is in the name of the cached file.
+        key = (
+            CACHE_VERSION,
+            dataset._fingerprint,
+            state,
+            backend.encode_special_tokens,
+            language,
+            prefix,
+        )
+        tokenized[language] = dataset.map(
+            _Tokenise(backend, language, prefix),
+            with_indices=True,
+            batched=True,
+            features=features,
+            remove_columns=dataset.column_names,
+            new_fingerprint=hashlib.sha256(repr(key).encode()).hexdigest()[:16],
+            desc=f"tokenise {language}",
+        )
     return tokenized
 
 

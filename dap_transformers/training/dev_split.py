@@ -2,11 +2,9 @@
 
 import logging
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from datasets import Dataset, IterableDataset
+from datasets import Dataset
 
 from dap_transformers.errors import UserError
 from dap_transformers.languages import normalise_all, ranks, text_keys
@@ -16,12 +14,12 @@ logger = logging.getLogger(__name__)
 DEV_DIVISOR = 20  # a dev set has at most a twentieth of its language
 NORMALISED_AT_ONCE = 100_000  # sentences; more would only take more memory
 
-Datasets = Mapping[str, Dataset] | Mapping[str, IterableDataset]  # language -> its pairs
+Datasets = Mapping[str, Dataset]  # language -> its pairs
 
 
 def split_validation(
     datasets: Datasets, dev_pairs: int, seed: int
-) -> tuple[dict[str, Any], dict[str, Dataset]]:
+) -> tuple[dict[str, Dataset], dict[str, Dataset]]:
     """Hold out dev pairs so that no target of a dev set is a target of any training set.
 
     Targets are compared in the form of `languages.normalise`. A random order of all possible texts
@@ -31,58 +29,48 @@ def split_validation(
     lose as few pairs as possible. `prepare-data` chooses its dev sets by the same order.
 
     A language holds out at most a twentieth of its pairs. A language with fewer than twenty pairs
-    holds out none, with a warning. From a stream, only the first 20 * `dev_pairs` pairs can be held
-    out.
+    holds out none, with a warning.
 
     Args:
-        datasets: pairs by language, map-style or streamed.
+        datasets: pairs by language.
         dev_pairs: largest number of pairs per language to hold out. With 0 there are no dev sets,
             and the datasets are returned unchanged.
 
     Returns:
-        The training sets and the dev sets, each by language. Map-style datasets have a new column
-        `row`, the row number before the split. Dev sets are always map-style.
+        The training sets and the dev sets, each by language. They have a new column `row`, the row
+        number before the split.
     """
     if dev_pairs <= 0:
         return dict(datasets), {}
 
-    rest: dict[str, Any] = {}
+    rest: dict[str, Dataset] = {}
     dev: dict[str, Dataset] = {}
     keys: dict[str, np.ndarray] = {}
     held_out: set[int] = set()
     for language, dataset in datasets.items():
-        if isinstance(dataset, IterableDataset):
-            rest[language] = dataset
-            beginning = list(dataset.take(DEV_DIVISOR * dev_pairs))
-            candidates = Dataset.from_list(beginning, features=dataset.features)
-        else:
-            rest[language] = candidates = _numbered(dataset)
-
-        keys[language] = _target_keys(candidates)
+        rest[language] = _numbered(dataset)
+        keys[language] = _target_keys(dataset)
         rows = _rows_to_hold_out(keys[language], dev_pairs, seed)
         if rows:
-            dev[language] = candidates.select(rows)
+            dev[language] = rest[language].select(rows)
             held_out.update(keys[language][rows].tolist())
         else:
-            logger.warning("%s: too few pairs for a dev set (%d)", language, len(candidates))
+            logger.warning("%s: too few pairs for a dev set (%d)", language, len(dataset))
     return _without(rest, held_out, keys), dev
 
 
-def drop_targets(datasets: Datasets, targets: Iterable[str]) -> dict[str, Any]:
+def drop_targets(datasets: Datasets, targets: Iterable[str]) -> dict[str, Dataset]:
     """Remove the pairs whose target is one of `targets`, such as the targets of a dev set.
 
     Sentences are compared in the form of `languages.normalise`, which ignores, for example, case
     and punctuation.
 
     Returns:
-        The remaining pairs by language. Streams are filtered while they are read. A map-style
-        dataset that loses pairs has a new column `row`, the row number before the removal.
+        The remaining pairs by language. A dataset that loses pairs has a new column `row`, the row
+        number before the removal.
     """
     held_out = text_keys(normalise_all(list(targets)))
-    keys = {}
-    for language, dataset in datasets.items():
-        if isinstance(dataset, Dataset):
-            keys[language] = _target_keys(dataset)
+    keys = {language: _target_keys(dataset) for language, dataset in datasets.items()}
     return _without(datasets, set(held_out.tolist()), keys)
 
 
@@ -107,42 +95,21 @@ def _rows_to_hold_out(keys: np.ndarray, dev_pairs: int, seed: int) -> list[int]:
 
 def _without(
     datasets: Datasets, held_out: set[int], keys: Mapping[str, np.ndarray]
-) -> dict[str, Any]:
+) -> dict[str, Dataset]:
     """Remove the pairs whose target is held out, as `drop_targets` describes."""
-    left: dict[str, Any] = {}
+    left: dict[str, Dataset] = {}
     known = np.fromiter(held_out, np.uint64, len(held_out))
     for language, dataset in datasets.items():
-        if isinstance(dataset, IterableDataset):
-            dataset = dataset.filter(_IsKept(held_out), input_columns=["target"], batched=True)
-            # An endless stream of nothing would keep its reader waiting for ever.
-            count = len(list(dataset.take(1)))
-        else:
-            rows = np.flatnonzero(~np.isin(keys[language], known))
-            count = len(rows)
-            if count < len(dataset):
-                dataset = _numbered(dataset).select(rows)
-        if not count:
+        rows = np.flatnonzero(~np.isin(keys[language], known))
+        if len(rows) < len(dataset):
+            dataset = _numbered(dataset).select(rows)
+        if not len(rows):
             raise UserError(
                 f"{language}: every target sentence is held out for a dev set, so nothing is left "
                 f"to train on. Hold out fewer pairs, or leave {language} out."
             )
         left[language] = dataset
     return left
-
-
-@dataclass(frozen=True)
-class _IsKept:
-    """Function that tells for each target of a batch whether its hash is not held out."""
-
-    held_out: set[int]
-
-    def __call__(self, targets: list[str]) -> list[bool]:
-        keys = text_keys(normalise_all(targets)).tolist()
-        return [key not in self.held_out for key in keys]
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> "_IsKept":
-        # It never changes. `datasets` would otherwise copy the set for each language.
-        return self
 
 
 def _numbered(dataset: Dataset) -> Dataset:

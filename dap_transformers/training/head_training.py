@@ -23,7 +23,6 @@ from typing import Any
 import numpy as np
 import torch
 from accelerate.utils import broadcast
-from datasets import IterableDataset
 from safetensors import safe_open
 from safetensors.torch import save
 from torch.nn.utils import clip_grad_norm_
@@ -146,11 +145,8 @@ def train_heads(trainer: DAPTrainer, token_objectives: Sequence[Objective]) -> d
 
 def first_pairs(trainer: DAPTrainer, count: int) -> Rows:
     """Return the first tokenised pairs that the joint training will draw, `count` or fewer."""
-    dataset = trainer.train_dataset
-    if isinstance(dataset, IterableDataset):
-        return list(dataset.take(count))
     numbers = list(islice(iter(trainer.train_sampler), count))
-    return dataset.select(numbers).to_list()
+    return trainer.train_dataset.select(numbers).to_list()
 
 
 def start_bias(model: DAPForPreTraining, rows: Rows) -> None:

@@ -1,9 +1,8 @@
-"""How often each language is drawn: samplers of map-style text, and mixed streams."""
+"""How often each language is drawn: shares, and a sampler."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
-from datasets import IterableDataset, interleave_datasets
 from torch.utils.data import Sampler
 
 ROWS_AT_ONCE = 65_536  # rows of an epoch that are Python integers at a time
@@ -84,32 +83,3 @@ class LanguageMixSampler(Sampler[int]):
             parts.append(rng.permutation(size))
         offset = begin - first * size
         return np.concatenate(parts)[offset : offset + count]
-
-
-def mix_streams(
-    streams: Mapping[str, IterableDataset],
-    weights: np.ndarray,
-    shuffle_buffer: int,
-    seed: int,
-) -> IterableDataset:
-    """Mix the streams of all languages into one stream without end.
-
-    Every language begins again after its last pair, in the same order. All processes therefore
-    draw equal numbers of full batches. The order depends only on the arguments, so a resumed run
-    that skips the same batches continues exactly.
-
-    Files are dealt out to processes and workers if every language has enough of them. Otherwise
-    all processes read all files, and each trains on its share of the pairs.
-
-    Args:
-        streams: tokenised pairs by language.
-        weights: share of each language, see `mix_weights`.
-        shuffle_buffer: pairs per language that are held in memory and shuffled. 0 keeps the order
-            of the files.
-    """
-    endless = []
-    for stream in streams.values():
-        if shuffle_buffer:
-            stream = stream.shuffle(seed=seed, buffer_size=shuffle_buffer)
-        endless.append(stream.repeat(None))
-    return interleave_datasets(endless, probabilities=weights.tolist(), seed=seed)

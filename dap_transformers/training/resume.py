@@ -41,21 +41,19 @@ OF_TRANSFORMERS = (
     "adam_beta1", "adam_beta2", "adam_epsilon", "neftune_noise_alpha", "label_smoothing_factor",
     "average_tokens_across_devices", "bf16", "fp16", "tf32", "seed", "data_seed",
     "train_sampling_strategy", "remove_unused_columns", "dataloader_drop_last",
-    "dataloader_in_order", "dataloader_num_workers", "accelerator_config", "parallelism_config",
+    "dataloader_in_order", "accelerator_config", "parallelism_config",
     "fsdp", "fsdp_config", "deepspeed", "ignore_data_skip",
 )  # fmt: skip
 
 #: Arguments that the record replaces by their effect: the pairs per step, and a digest of the text.
-REPLACED = ("per_device_train_batch_size", "total_train_batch_size", "validation_data")
+REPLACED = (
+    "per_device_train_batch_size", "total_train_batch_size", "train_data", "validation_data",
+)  # fmt: skip
 
 #: Arguments that may be paths. The record has their last parts.
 PATHS = (
-    "model_name_or_path", "config_name", "tokenizer_name", "train_data", "plugin",
-    "distill_from",
+    "model_name_or_path", "config_name", "tokenizer_name", "plugin", "distill_from",
 )  # fmt: skip
-
-#: Arguments that decide the order of a stream. Text that is read at once has a digest instead.
-OF_STREAMS = ("train_data", "shuffle_buffer", "dataloader_num_workers")
 
 #: Distance of the seeds of two processes, so that they are no seeds of other runs.
 SEEDS_BETWEEN_PROCESSES = 1_000_003
@@ -267,16 +265,15 @@ def describe_run(
 ) -> dict[str, Any]:
     """Return the record of a run: everything that must stay the same when it is resumed.
 
-    These are the arguments that can change the weights, the model's configuration, the number of
-    processes and pairs per step, and digests of the text. Absolute paths are without the folders
-    above them, and streams have no digest. `train` and `dev` have the pairs by language.
+    These are the arguments that can change the weights, the model's configuration, the pairs per
+    step, and digests of the text. Absolute paths are without the folders above them. `train` and
+    `dev` have the pairs by language.
     """
     model, data, training = arguments
     given = dataclasses.asdict(model) | dataclasses.asdict(data) | training.to_dict()
-    left_out = set(REPLACED) if data.streaming else {*REPLACED, *OF_STREAMS}
     record: dict[str, Any] = {}
     for name, value in given.items():
-        if changes_weights(name) and name not in left_out:
+        if changes_weights(name) and name not in REPLACED:
             record[name] = _without_folders(value) if name in PATHS else value
 
     # The configuration has the defaults filled in.
@@ -286,9 +283,7 @@ def describe_run(
         record[name] = getattr(config, name, 1.0)
     # Stored records of runs have this key, so it keeps its name.
     record["pairs a step"] = training.per_device_train_batch_size * training.world_size
-    record["processes"] = training.world_size
-    if not data.streaming:
-        record["training text"] = {code: describe_text(part) for code, part in train.items()}
+    record["training text"] = {code: describe_text(part) for code, part in train.items()}
     record["dev text"] = {code: describe_text(part) for code, part in dev.items()}
     # Convert to what a JSON file gives back, such as lists instead of tuples.
     return json.loads(json.dumps(record, default=str))
@@ -336,18 +331,16 @@ def record_run(run: dict[str, Any], training: DAPTrainingArguments, checkpoint: 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """List the entries that differ between the records of two runs, as texts for a message.
 
-    A name that only one record has is skipped, because another version wrote that record. The
-    number of processes only matters for a stream, which they share out. If both values are
-    mappings, only the keys that differ are shown.
+    A name that only one record has is skipped, because another version wrote that record. If both
+    values are mappings, only the keys that differ are shown.
 
     >>> old = {"seed": 1, "text": {"de": 5, "fr": 7}}
     >>> differences(old, {"seed": 1, "text": {"de": 6, "fr": 7}, "new": 3})
     ["text={'de': 5}, now {'de': 6}"]
     """
     found = []
-    ignored = set() if new.get("streaming") else {"processes"}
     for name in old:
-        if name not in new or name in ignored:
+        if name not in new:
             continue
         before = old[name]
         now = new[name]

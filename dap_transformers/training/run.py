@@ -23,8 +23,8 @@ from dap_transformers.evaluation.retrieval import Retrieval
 from dap_transformers.files import write_json
 from dap_transformers.pictures import CURVES, plot_curves
 from dap_transformers.publishing.publish import PublishOptions, publish
-from dap_transformers.text.corpus import count_pairs, load_bitext
-from dap_transformers.text.find import find_bitext, find_dev
+from dap_transformers.text.corpus import load_bitext
+from dap_transformers.text.find import find_dev
 from dap_transformers.training.arguments import (
     DAPTrainingArguments,
     PretrainingDataArguments,
@@ -33,7 +33,7 @@ from dap_transformers.training.arguments import (
 from dap_transformers.training.batches import BitextCollator, tokenize_bitext
 from dap_transformers.training.dev_split import drop_targets, split_validation
 from dap_transformers.training.head_training import HEADS_FILE, train_missing_heads
-from dap_transformers.training.mixing import LanguageMixSampler, mix_streams, mix_weights
+from dap_transformers.training.mixing import LanguageMixSampler
 from dap_transformers.training.negatives import HardNegativeMaker
 from dap_transformers.training.resume import (
     FINISHED,
@@ -44,10 +44,10 @@ from dap_transformers.training.resume import (
     train_to_end,
 )
 from dap_transformers.training.source_information import LEAST_INFORMATION, SourceInformation
-from dap_transformers.training.start import Start, is_streamed, load_model, read_start
+from dap_transformers.training.start import Start, load_model, read_start
 from dap_transformers.training.step_log import readable
 from dap_transformers.training.teacher import add_teacher
-from dap_transformers.training.trainer import DAPTrainer, require_batch
+from dap_transformers.training.trainer import DAPTrainer
 from modeling_dap import DAPConfig, DAPForPreTraining
 from modules_dap import prompt_for
 
@@ -210,11 +210,11 @@ def build_datasets(
     whose target is in it are removed. Without one, dev pairs are held out of the training text.
 
     Returns:
-        The tokenised training pairs, map-style or streamed, the dev pairs as text, and the
+        The tokenised training pairs, the dev pairs as text, and the
         training pairs as text. All are by language.
     """
     options = {"max_bad_lines": data.max_bad_lines, "target_language": data.target_language}
-    train = load_bitext(data.train_data, streaming=data.streaming, **options)
+    train = load_bitext(data.train_data, **options)
     validation = data.validation_data or find_dev(data.train_data)
     if validation:
         logger.info("dev pairs: %s", " ".join(validation))
@@ -229,37 +229,18 @@ def build_datasets(
 
 def mix_languages(
     train: dict[str, Any], data: PretrainingDataArguments, training: DAPTrainingArguments
-) -> tuple[Dataset, Sampler | None]:
-    """Put all languages into one dataset, and decide how often each is drawn.
-
-    For a stream, all pairs are counted first, unless the mix is uniform.
-
-    Returns:
-        The dataset, and the sampler that draws the language mix from it. A stream is mixed
-        already, so its sampler is None.
-    """
+) -> tuple[Dataset, Sampler]:
+    """Put all languages into one dataset, and make the sampler that draws the language mix."""
+    sizes = [len(part) for part in train.values()]
     seed = training.seed_of_text
-    if not data.streaming:
-        sizes = [len(part) for part in train.values()]
-        sampler = LanguageMixSampler(sizes, data.language_mix, data.mix_alpha, seed)
-        return concatenate_datasets(list(train.values())), sampler
-
-    # A uniform mix does not depend on the number of pairs, so there is no need to count them.
-    sizes = [1] * len(train)
-    if data.language_mix != "uniform":
-        found = find_bitext(data.train_data, data.target_language)
-        sizes = [count_pairs(found[language], data.max_bad_lines) for language in train]
-        require_batch(sum(sizes), training)
-    weights = mix_weights(sizes, data.language_mix, data.mix_alpha)
-    return mix_streams(train, weights, data.shuffle_buffer, seed), None
+    sampler = LanguageMixSampler(sizes, data.language_mix, data.mix_alpha, seed)
+    return concatenate_datasets(list(train.values())), sampler
 
 
 def summarise(config: DAPConfig, train: dict, dev: dict, training: DAPTrainingArguments) -> str:
     """Return a line for the log that describes the run: objective, text and batch."""
     languages = counted(len(train), "language")
-    text = "streamed pairs"
-    if not is_streamed(train):
-        text = counted(sum(len(part) for part in train.values()), "pair")
+    text = counted(sum(len(part) for part in train.values()), "pair")
     dev_pairs = sum(len(part) for part in dev.values())
     if dev_pairs:
         text += f", {counted(dev_pairs, 'dev pair')}"

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from datasets import Dataset, IterableDataset
+from datasets import Dataset
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from configuration_dap import FIELDS, default_pooling
@@ -202,7 +202,7 @@ def load_model(
     """Load a DAP checkpoint, or build a new model around an encoder.
 
     Args:
-        train: tokenised pairs by language, map-style or streamed. A new model may take its
+        train: tokenised pairs by language. A new model may take its
             languages and the token ids that it predicts from them.
         teacher_size: size of the vectors of a teacher, or None without one.
     """
@@ -266,22 +266,14 @@ def vocabulary_of_text(start: Start, train: Mapping[str, Any]) -> dict[str, Any]
     """Return the settings of a new model that depend on the training text.
 
     If RTL predicts source tokens, these are the language codes `rtl_languages`. If only target
-    tokens are predicted, they are the ids `target_token_ids` that occur in the text. Streamed text
-    restricts nothing.
+    tokens are predicted, they are the ids `target_token_ids` that occur in the text.
     """
     predicts = {each.predicts for each in start.predicting}
     if start.continues or "targets" not in predicts:
         return {}
     if start.planned.reconstructs_sources:
         return {"rtl_languages": sorted(train)}
-    if is_streamed(train):
-        return {}
     return {"target_token_ids": target_vocabulary(train, start.tokenizer)}
-
-
-def is_streamed(datasets: Mapping[str, Any]) -> bool:
-    """Tell whether any language's text is streamed."""
-    return any(isinstance(dataset, IterableDataset) for dataset in datasets.values())
 
 
 def target_vocabulary(
@@ -292,7 +284,7 @@ def target_vocabulary(
     If RTL and BOW predict only these ids, their softmax is smaller.
 
     Args:
-        datasets: tokenised pairs by language, map-style.
+        datasets: tokenised pairs by language.
     """
     occurs = np.zeros(len(tokenizer), dtype=bool)  # (V,)
     for dataset in datasets.values():

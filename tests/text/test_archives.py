@@ -47,7 +47,7 @@ def test_an_archive_is_read_as_a_folder(tmp_path: Path, caplog: pytest.LogCaptur
         assert read_folder(given) == expected
     for name in ("all.zip/more.zip", "all.zip/ur-en.parquet", "notes.zip"):
         assert f"{name} is left out" in caplog.text
-    assert pairs_of(load_bitext(tmp_path, streaming=True)["de"]) == expected["de"]
+    assert pairs_of(load_bitext(tmp_path)["de"]) == expected["de"]
     assert list(read_sentences(path / "packed.sw.gz")) == ["tatu"]
     with pytest.raises(FileNotFoundError, match=r"none\.de"):
         list(read_lines(path / "none.de"))

@@ -3,15 +3,11 @@
 from pathlib import Path
 
 import pytest
-from datasets import Dataset, IterableDataset
+from datasets import Dataset
 
 from dap_transformers.languages import normalise
 from dap_transformers.text.corpus import load_bitext
 from dap_transformers.training.dev_split import drop_targets, split_validation
-
-
-def streams(datasets: dict[str, Dataset]) -> dict[str, IterableDataset]:
-    return {language: dataset.to_iterable_dataset() for language, dataset in datasets.items()}
 
 
 def leaky() -> dict[str, Dataset]:
@@ -42,10 +38,9 @@ def test_dev_sets_depend_only_on_the_seed_and_share_sentences() -> None:
     assert len({normalise(text) for split in first.values() for text in split["target"]}) < 30
 
 
-@pytest.mark.parametrize("streaming", [False, True])
-def test_no_dev_target_is_in_any_train_set(streaming: bool) -> None:
+def test_no_dev_target_is_in_any_train_set() -> None:
     data = leaky()
-    train, dev = split_validation(streams(data) if streaming else data, 20, seed=1)
+    train, dev = split_validation(data, 20, seed=1)
     held = {normalise(text) for split in dev.values() for text in split["target"]}
     for language in data:
         left = [row["source"] for row in train[language]]
@@ -68,8 +63,7 @@ def test_small_languages_hold_out_a_twentieth(caplog: pytest.LogCaptureFixture) 
     assert split_validation(data, 0, seed=0) == (data, {})
 
 
-@pytest.mark.parametrize("streaming", [False, True])
-def test_a_language_of_which_nothing_is_left_is_refused(streaming: bool, bitext_dir: Path) -> None:
-    data = load_bitext(bitext_dir, streaming=streaming)
+def test_a_language_of_which_nothing_is_left_is_refused(bitext_dir: Path) -> None:
+    data = load_bitext(bitext_dir)
     with pytest.raises(ValueError, match="^de: .*nothing is left"):
         drop_targets(data, [row["target"] for row in data["de"]])

@@ -113,15 +113,6 @@ def test_a_run_that_is_started_again_reuses_its_trained_heads(
     assert_equal_weights(whole, tmp_path / "stopped")
 
 
-def test_a_stream_gives_its_first_pairs(encoder: Path, tmp_path: Path) -> None:
-    more = (
-        "--streaming --shuffle_buffer 0 --head_steps 2 --head_pairs 30 --rtl_ratio 0.5 "
-        "--objective tr+rtl --rtl_direction both"
-    )
-    run(f"{command(encoder, tmp_path)} {more} --output_dir {tmp_path}/out")
-    assert read_json(tmp_path / "out" / RESULTS_FILE)["pairs"] == 30
-
-
 def test_only_missing_heads_are_trained(encoder: Path, tmp_path: Path) -> None:
     flags = command(encoder, tmp_path)
     has_head = save(tmp_path / "mlm", BertForMaskedLM(tiny_config("bert", 250)))
