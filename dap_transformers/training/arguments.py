@@ -246,12 +246,6 @@ class DAPTrainingArguments(TrainingArguments):
     )
 
     def __post_init__(self) -> None:
-        uses_deepspeed = self.deepspeed or os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true"
-        if self.mini_batch_size and uses_deepspeed:
-            raise UserError(
-                "mini_batch_size does not work with DeepSpeed, which takes a step at each backward "
-                "pass: use DDP or FSDP2"
-            )
         if self.report_to is None:
             self.report_to = ["tensorboard"] if find_spec("tensorboard") else []
         if self.greater_is_better is None:

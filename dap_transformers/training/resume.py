@@ -115,8 +115,7 @@ def is_whole(checkpoint: Path) -> bool:
     except (ValueError, OSError, TypeError):
         return False
     # Without these, the Trainer would begin with a new optimizer or schedule and say nothing.
-    has_optimizer = any(checkpoint.glob("optimizer*")) or any(checkpoint.glob("global_step*"))
-    return has_optimizer and (checkpoint / "scheduler.pt").exists()
+    return any(checkpoint.glob("optimizer*")) and (checkpoint / "scheduler.pt").exists()
 
 
 def saved_state(checkpoint: str | Path) -> TrainerState:

@@ -18,11 +18,10 @@ def prepare_sharding(trainer: Trainer) -> None:
 
     Without FSDP, do nothing. This is called before the trainer's model is wrapped.
     """
-    is_sharded = trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled
-    if is_sharded and trainer.args.peft_lora_rank is not None:
-        raise UserError("LoRA does not work with FSDP and DeepSpeed: use DDP")
     if not trainer.is_fsdp_enabled:
         return
+    if trainer.args.peft_lora_rank is not None:
+        raise UserError("LoRA does not work with FSDP: use DDP")
 
     plugin = trainer.accelerator.state.fsdp_plugin
     adjust(plugin)

@@ -34,7 +34,7 @@ from dap_transformers.commands import recipes
 from dap_transformers.commands.recipes import parse_arguments
 from dap_transformers.files import read_json
 from dap_transformers.training import run as training_run
-from dap_transformers.training.arguments import Arguments, DAPTrainingArguments
+from dap_transformers.training.arguments import Arguments
 from dap_transformers.training.head_training import RESULTS_FILE
 from dap_transformers.training.resume import FINISHED
 from dap_transformers.training.sharding import adjust
@@ -222,8 +222,7 @@ def test_accelerate_reads_the_configurations(path: Path, monkeypatch: pytest.Mon
     assert f"accelerate launch --config_file {path.relative_to(REPOSITORY)}" in path.read_text()
     config = load_config_from_file(str(path))  # refuses unknown keys, but not nested ones
     known = vars(launch_command_parser().parse_args(["train_dap.py"]))
-    nested = {**(config.fsdp_config or {}), **(config.deepspeed_config or {})}
-    assert nested.keys() <= known.keys()
+    assert (config.fsdp_config or {}).keys() <= known.keys()
     assert config.num_processes % config.num_machines == 0
 
     if path.stem == "fsdp2":
@@ -239,9 +238,3 @@ def test_fsdp_saves_whole_checkpoints_and_its_first_version_is_refused() -> None
     assert plugin.state_dict_type.name == "FULL_STATE_DICT"
     with pytest.raises(ValueError, match="fsdp_version=1"):
         adjust(FullyShardedDataParallelPlugin(fsdp_version=1))
-
-
-def test_chunks_with_deepspeed_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
-    with pytest.raises(ValueError, match="mini_batch_size .* DeepSpeed"):
-        DAPTrainingArguments(output_dir=str(tmp_path), mini_batch_size=4)
