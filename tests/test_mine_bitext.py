@@ -268,6 +268,7 @@ def test_processes_share_the_encoding_and_give_the_same_pairs_and_numbers(
         ("more.en", r"not used .*more\.en"),
         ("--pair de-en", "--pair has no effect on two texts"),
         ("--score_only --retrieval backward", "--retrieval has no effect on given pairs"),
+        ("--index Flat --ray local", "--index and --ray do not go together"),
         ("--in_order --score_only", "--score_only has no effect on texts in order"),
         ("--output p.csv", r"p\.csv: this format is not written"),
         ("--calibrate known", "known: 1 of the first 1 lines are bad"),

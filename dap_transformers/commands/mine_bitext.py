@@ -144,6 +144,8 @@ def parse(
         group = options if hasattr(options, name) else args
         if getattr(group, name) != getattr(type(group), name):
             raise UserError(f"--{name} has no effect on {args.mode}: leave it out")
+    if args.index and cluster.ray:
+        raise UserError("--index and --ray do not go together: leave one out")
     if is_memory and not re.fullmatch("[^-]+-[^-]+", args.pair or ""):
         raise UserError(".tmx needs --pair, such as --pair fr-en")
     if (args.score_only or args.in_order) and options.threshold == "auto":
@@ -168,7 +170,7 @@ def vector_folder(args: MiningArguments, model_args: EncoderArguments, files: li
 def search_of(args: MiningArguments, cluster: Cluster) -> Search:
     """Return the search for neighbours: exact or with an index, here or on a cluster."""
     if cluster.ray:
-        return partial(cluster_neighbours, index=args.index, progress=True)
+        return partial(cluster_neighbours, progress=True)
     if args.index:
         return partial(approximate_neighbours, index=args.index, progress=True)
     return partial(mutual_neighbours, progress=True)

@@ -16,7 +16,6 @@ import numpy as np
 from tqdm.auto import tqdm
 
 from dap_transformers.ray.connection import RETRIES
-from dap_transformers.search.approximate import approximate_neighbours
 from dap_transformers.search.exact import (
     Found,
     Neighbours,
@@ -39,14 +38,11 @@ def cluster_neighbours(
     source: np.ndarray,
     target: np.ndarray,
     k: int = 4,
-    index: str | None = None,
     progress: bool = False,
 ) -> Neighbours:
     """Find the k nearest neighbours of all source (N, D) and target rows (M, D), on the cluster.
 
-    Without an `index` the search is exact and runs on GPUs if the cluster has any. With an `index`
-    of faiss it runs on CPUs, and each tile has its own indexes. The number of CPUs does not change
-    the result.
+    The search is exact, and runs on GPUs if the cluster has any.
 
     The object store holds the vectors of the whole target, and of the source strips whose tiles
     run. A task needs the memory of its two strips and of one block of the search.
@@ -54,12 +50,11 @@ def cluster_neighbours(
     import ray
 
     require_searchable({"source": source, "target": target}, k, min(len(source), len(target)))
-    kind, count = search_devices(index)
-    # What an index finds depends on the tile, so the tile must not depend on the number of devices.
-    height, width = tile_size(len(source), len(target), kind, 1 if index else count)
+    kind, count = search_devices()
+    height, width = tile_size(len(source), len(target), kind, count)
 
     options = {f"num_{kind.lower()}s": 1, "max_retries": RETRIES}
-    search_tile = ray.remote(**options)(lambda *tile: _search_tile(k, index, *tile))
+    search_tile = ray.remote(**options)(lambda *tile: _search_tile(k, *tile))
     forward = _nothing_found(len(source), k)
     backward = _nothing_found(len(target), k)
     strips = [(columns, ray.put(np.array(target[columns]))) for columns in _strips(target, width)]
@@ -87,12 +82,12 @@ def cluster_neighbours(
     return Neighbours(*forward, *backward)
 
 
-def search_devices(index: str | None) -> tuple[str, int]:
-    """Return "GPU", or "CPU" for an index or without GPUs, and how many the cluster has."""
+def search_devices() -> tuple[str, int]:
+    """Return "GPU", or "CPU" without GPUs, and how many the cluster has."""
     import ray
 
     resources = ray.cluster_resources()
-    kind = "GPU" if index is None and resources.get("GPU") else "CPU"
+    kind = "GPU" if resources.get("GPU") else "CPU"
     return kind, max(1, int(resources.get(kind, 1)))
 
 
@@ -118,7 +113,6 @@ def _strips(vectors: np.ndarray, height: int) -> list[slice]:
 
 def _search_tile(
     k: int,
-    index: str | None,
     queries: np.ndarray,
     keys: np.ndarray,
     queries_worst: np.ndarray,
@@ -126,12 +120,10 @@ def _search_tile(
 ) -> Neighbours:
     """Search source rows (queries, n) in target rows (keys, m), in both directions.
 
-    An exact search finds only neighbours of higher or equal scores than the worst of each row's k
-    so far, (n,) and (m,).
+    It finds only neighbours of higher or equal scores than the worst of each row's k so far, (n,)
+    and (m,).
     """
     most = min(k, len(queries), len(keys))
-    if index is not None:
-        return approximate_neighbours(queries, keys, most, index)
     # One of an equal score may come first, so the bound is one step lower.
     above = [np.nextafter(worst, -np.inf) for worst in (queries_worst, keys_worst)]
     return mutual_neighbours(queries, keys, most, above=(above[0], above[1]))

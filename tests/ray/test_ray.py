@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from conftest import synthetic_pairs
 from forked import run_fresh
-from numpy.testing import assert_allclose, assert_array_equal
+from numpy.testing import assert_array_equal
 from written import lines_of, text_of, write
 
 import eval_retrieval
@@ -282,26 +282,6 @@ def test_tiles_cover_both_sides_and_have_a_highest_size(
     for side, size in ((rows, height), (columns, width)):
         strips = -(-side // size)
         assert strips * size - side < strips  # equal strips: none lacks more than a row each
-
-
-@pytest.mark.slow
-def test_the_number_of_cpus_does_not_change_an_approximate_search(
-    nodes: object, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(TILES, "CPU", 64)
-    source, target = random_sides(200, 299)
-    target = target[:149]  # without equal vectors
-    exact = mutual_neighbours(source, target)
-
-    all_lists = cluster_neighbours(source, target, index="IVF4,Flat:nprobe=4")
-    for name, expected in vars(exact).items():
-        assert_allclose(getattr(all_lists, name), expected, rtol=1e-5)
-
-    # The tiles of an exact search would now be wider on one CPU than on two.
-    monkeypatch.setattr(ray_search, "TILES_PER_DEVICE", 1)
-    found = cluster_neighbours(source, target, index="IVF4,Flat:nprobe=1")
-    monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 1})
-    require_equal(cluster_neighbours(source, target, index="IVF4,Flat:nprobe=1"), found)
 
 
 @pytest.mark.parametrize("seed", range(8))
