@@ -104,7 +104,7 @@ def sentence_transformers_loss(device: str, folder: Path) -> Tensor:
     heads = start_from(folder, objective="tr+rtl").eval()
     modules = [Transformer(str(folder)), Pooling(32, "cls")]
     model = SentenceTransformer(modules=modules, device=device).eval()
-    loss = DAPLoss(model, heads, mini_batch_size=4)
+    loss = DAPLoss(model, heads)
     batch = on(device, make_batch())
     columns = []
     for side in ("source", "target"):
