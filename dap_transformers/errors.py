@@ -72,7 +72,12 @@ def reading(what: object) -> Iterator[None]:
     except (UserError, MemoryError):
         raise
     except Exception as error:
-        reason = f"{type(error).__name__}: {one_line(error)}"
+        cause = error
+        if type(error).__name__ == "StrictDataclassClassValidationError":
+            cause = (
+                error.__cause__ or error
+            )  # without the words that huggingface_hub puts before it
+        reason = f"{type(cause).__name__}: {one_line(cause)}"
         if "couldn't connect to" in reason:  # Transformers' words, also for an absent folder
             reason = "there is no such folder, and the Hub cannot be reached"
         raise UserError(f"{what}: {reason}") from error

@@ -536,8 +536,8 @@ def cost_section(path: Path) -> str:
     """Return a Markdown section with our cost of each objective beside the paper's Table 6.
 
     Args:
-        path: file that `python -m benchmarks.flops --json` wrote. If it does not exist, the section
-            says "Not run yet."
+        path: file that `python -m benchmarks.flops --json FILE` wrote. If it does not exist, the
+            section says "Not run yet."
     """
     heading = "## Cost"
     if not path.is_file():
@@ -548,7 +548,7 @@ def cost_section(path: Path) -> str:
     note = f"""Forward products of one pair of {arguments["tokens"]} tokens per sentence, encoder of
     size `{arguments["size"]}`. CPU time is that of a step, forward and backward, of
     {arguments["batch_size"]} such pairs on {machine["cpu"]}, {machine["threads"]} thread. The
-    paper's latency was measured on 8 V100. Command: `python -m benchmarks.flops --json`."""
+    paper's latency was measured on 8 V100. Command: `python -m benchmarks.flops --json FILE`."""
     rows = cost_rows(content["pair"], arguments["batch_size"])
     return f"{heading}\n\n{paragraph(note)}\n\n{table(HEADER, rows)}"
 

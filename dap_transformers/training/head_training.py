@@ -161,8 +161,10 @@ def start_bias(model: DAPForPreTraining, rows: Rows) -> None:
         return
 
     # Only RTL predicts the token that ends a sentence.
-    end = None if "rtl" in config.objectives else -1
-    ids = np.concatenate([row["target_input_ids"][1:end] for row in rows]).astype(np.int64)
+    first = config.special_tokens_before
+    behind = 0 if "rtl" in config.objectives else config.special_tokens_after
+    targets = [row["target_input_ids"] for row in rows]
+    ids = np.concatenate([ids[first : len(ids) - behind] for ids in targets]).astype(np.int64)
     counts = np.bincount(ids, minlength=config.vocab_size)
     model.prediction_head.start_bias(torch.from_numpy(counts))
 

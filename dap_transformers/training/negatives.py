@@ -13,6 +13,8 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from encoder_dap import special_token_counts
+
 #: Most vocabularies mark tokens that begin a word (SentencePiece and byte-level BPE).
 BEGINS = ("\u2581", "\u0120")
 
@@ -76,8 +78,9 @@ class HardNegativeMaker:
         self.max_seq_length = max_seq_length
         self.share = share
         self.seed = seed
-        # The first token after CLS and the prefix.
-        self.first = 1 + len(tokenizer(prefix.strip(), add_special_tokens=False).input_ids)
+        before, self.after = special_token_counts(tokenizer)
+        # The first token after special tokens and the prefix.
+        self.first = before + len(tokenizer(prefix.strip(), add_special_tokens=False).input_ids)
 
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> list[list[int]]:
         """Return for each tokenised pair the token ids of its copy.
@@ -103,13 +106,14 @@ class HardNegativeMaker:
         if not words or not others:
             return []
         changed = [token for word in change_a_word(words, others, rng) for token in word]
-        copy = [*ids[: self.first], *changed][: self.max_seq_length - 1] + ids[-1:]
+        end = ids[len(ids) - self.after :]
+        copy = [*ids[: self.first], *changed][: self.max_seq_length - self.after] + end
         return copy if changed and copy != ids else []
 
     def _words(self, ids: list[int]) -> list[Word]:
-        """Group the tokens of a target into words, without the prefix, the first and the last."""
+        """Group the tokens of a target into words, without the prefix and special tokens."""
         words: list[Word] = []
-        for token in ids[self.first : -1]:
+        for token in ids[self.first : len(ids) - self.after]:
             if token in self.starts or not words or len(words[-1]) == TOKENS_OF_LONGEST_WORD:
                 words.append([])
             words[-1].append(token)

@@ -1,10 +1,11 @@
 """Hard negatives for training: one word is inserted, deleted or replaced, the same for a seed."""
 
+import copy
 import random
 
 import pytest
 from conftest import synthetic_pairs, tiny_tokenizer
-from tokenizers import Tokenizer, models
+from tokenizers import Tokenizer, models, processors
 from transformers import PreTrainedTokenizerFast
 
 from dap_transformers.training.batches import cutting_backend, tokenize_pairs
@@ -19,9 +20,14 @@ from dap_transformers.training.negatives import (
 TOKENIZER = tiny_tokenizer()
 
 
-def rows_of(targets: list[str], length: int = 32, prefix: str = "") -> list[dict]:
+def rows_of(
+    targets: list[str],
+    length: int = 32,
+    prefix: str = "",
+    tokenizer: PreTrainedTokenizerFast = TOKENIZER,
+) -> list[dict]:
     """Tokenise pairs that have these targets."""
-    return tokenize_pairs(targets, targets, "de", cutting_backend(TOKENIZER, length), prefix)
+    return tokenize_pairs(targets, targets, "de", cutting_backend(tokenizer, length), prefix)
 
 
 def english(count: int) -> list[str]:
@@ -71,17 +77,34 @@ def test_a_copy_differs_by_a_word_and_keeps_the_prefix(length: int, prefix: str)
     kept = rows_of([prefix.strip()])[0]["target_input_ids"].tolist()[:-1]
     assert len(kept) == 1 or prefix
     assert sum(map(bool, copies)) > 50
-    for row, copy in zip(rows, copies):
+    for row, changed in zip(rows, copies):
         ids = row["target_input_ids"].tolist()
-        if copy:
-            assert copy != ids
-            assert copy[: len(kept)] == kept
-            assert copy[-1] == ids[-1]
+        if changed:
+            assert changed != ids
+            assert changed[: len(kept)] == kept
+            assert changed[-1] == ids[-1]
             assert (
                 max(3, len(ids) - TOKENS_OF_LONGEST_WORD)
-                <= len(copy)
+                <= len(changed)
                 <= min(length, len(ids) + TOKENS_OF_LONGEST_WORD)
             )
+
+
+@pytest.mark.parametrize("template", ["$A", "$A </s>", "<s> $A", "<s> <s> $A </s>"])
+def test_words_change_at_both_ends_and_special_tokens_never(template: str) -> None:
+    tokenizer = copy.deepcopy(TOKENIZER)
+    ids = {token: TOKENIZER.convert_tokens_to_ids(token) for token in ("<s>", "</s>")}
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single=template, pair=f"{template} $B", special_tokens=[*ids.items()]
+    )
+    rows = rows_of(["ban misut"] * 200, tokenizer=tokenizer)
+    ban, misut = (TOKENIZER(word, add_special_tokens=False).input_ids for word in ("ban", "misut"))
+    start, end = ([ids[token] for token in part.split()] for part in template.split("$A"))
+    expected = [ban, misut, ban + ban, misut + misut, ban + ban + misut]
+    expected += [ban + misut + misut, misut + ban + misut]
+    copies = HardNegativeMaker(tokenizer, 32, 1.0, 0)(rows)
+    found = {tuple(each) for each in copies if each}
+    assert found == {(*start, *words, *end) for words in expected}
 
 
 def test_copies_depend_only_on_the_seed_and_the_batch() -> None:
