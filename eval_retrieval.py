@@ -13,7 +13,6 @@
 - Search: `--search faq/` measures whether questions find the passages that answer them.
 - Similarity: `--sts sts.tsv` measures whether cosines order pairs of sentences as people do.
 - Mining: `--bucc bucc/fr-en` measures the pairs that are mined out of two texts.
-- Reuse: with `--embeddings_dir` a second run of the same model on the same text encodes nothing.
 - Several processes: `accelerate launch` shares the encoding among processes.
 """
 
@@ -77,9 +76,6 @@ class EvaluationArguments(EvaluationData):
     output_file: str | None = arg(None, "JSON file to write.")
     plot: str | None = arg(None, "Picture of accuracy by language to draw: .svg, .png or .pdf.")
     before: str | None = arg(None, "JSON file of another model, for --plot to compare with.")
-    embeddings_dir: str | None = arg(
-        None, "Folder that keeps the vectors for other runs of the same model on the same text."
-    )
     token_budget: int | None = token_budget()
 
     def text_files(self) -> list[Path]:
@@ -116,12 +112,11 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
     parser = ArgumentParser(types, description=__doc__.splitlines()[0])
     model_args, args, cluster = parser.parse_args_into_dataclasses(args=argv)
     files = {"--output_file": args.output_file, "--plot": args.plot}
-    folders = {"--embeddings_dir": args.embeddings_dir}
     inputs = [*args.data_dir, *args.text_files(), *args.test_data(), args.before]
     is_main = launched().is_main_process
 
     with (
-        guarded(files, folders, inputs, model_args.model_name_or_path, is_main),
+        guarded(files, None, inputs, model_args.model_name_or_path, is_main),
         cluster.connect(),
     ):
         # read the text and load the model
@@ -136,7 +131,7 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
         # measure
         started = time.perf_counter()
         budget = tokens_of_a_batch(args.token_budget)
-        numbers = evaluate(encoder, evaluators, budget, args.embeddings_dir, is_main)
+        numbers = evaluate(encoder, evaluators, budget, is_main)
         seconds = time.perf_counter() - started
         if not is_main:
             return {}

@@ -229,7 +229,6 @@ REFUSED = [
     (EVALUATE, "--data_dir in --model model --output_file {}", "in/de-en.tsv soft in/a.en in"),
     (EVALUATE, "--data_dir in --model model --output_file {}", "none/../in/de-en.tsv"),
     (EVALUATE, "--data_dir in --model model --output_file {}", "model/tokenizer.json"),
-    (EVALUATE, "--data_dir in --model model --embeddings_dir {}", "in none/../in in/kept"),
     (TRAIN, "--train_data in --use_cpu --model_name_or_path model --output_dir {}", "model linked"),
     (TRAIN, f"{FROM_CONFIG} --distill_from model --output_dir {{}}", "model in none/../in"),
     (TRAIN, f"{FROM_CONFIG} --tokenizer_name run/checkpoint-10 --output_dir {{}}", "run"),

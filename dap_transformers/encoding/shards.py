@@ -17,8 +17,7 @@ import json
 import logging
 import re
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from itertools import islice
 from operator import length_hint
@@ -33,7 +32,7 @@ from tqdm.auto import tqdm
 
 from dap_transformers.encoding.encoder import Encoder, SentenceEncoder
 from dap_transformers.errors import UserError, counted
-from dap_transformers.files import claimed, disk_full, whole_file
+from dap_transformers.files import disk_full, whole_file
 from dap_transformers.tokenizer import tokenizer_state
 
 logger = logging.getLogger(__name__)
@@ -72,47 +71,35 @@ class SharedEncoder:
     with the same sentences. Attributes that this class lacks are taken from `encoder`.
 
     Args:
-        folder: where to keep the vectors for later runs, in a folder per model and text. None keeps
-            them in memory only.
         token_budget: most tokens of a batch, padding included.
     """
 
-    def __init__(
-        self,
-        encoder: Encoder,
-        folder: str | Path | None = None,
-        token_budget: int = 4096,
-        progress: bool = False,
-    ) -> None:
+    def __init__(self, encoder: Encoder, token_budget: int = 4096, progress: bool = False) -> None:
         self.encoder = encoder
-        self.folder = folder
         self.token_budget = token_budget
         self.progress = progress
         self._vector_of: dict[str, np.ndarray] = {}
-        self._fingerprint = None if folder is None else model_fingerprint(encoder)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.encoder, name)
 
     def for_task(self, task: str) -> "SharedEncoder":
         """Return a shared encoder with the model's prompt for a task, which has no vectors yet."""
-        encoder = self.encoder.for_task(task)
-        return SharedEncoder(encoder, self.folder, self.token_budget, self.progress)
+        return SharedEncoder(self.encoder.for_task(task), self.token_budget, self.progress)
 
     def encode(self, sentences: Sequence[str]) -> np.ndarray:
         """Return the vectors (N, D) of N sentences, in every process.
 
-        A call with all sentences of an evaluation makes the best batches, and one folder of shards.
+        A call with all sentences of an evaluation makes the best batches.
         """
         if not len(sentences):
             return self.encoder.encode([])
         new = [each for each in dict.fromkeys(sentences) if each not in self._vector_of]
         if new:
-            vectors = self._on_disk(new) if self.folder else self._in_memory(new)
-            self._vector_of |= zip(new, vectors, strict=True)
+            self._vector_of |= zip(new, self._encode_new(new), strict=True)
         return np.stack([self._vector_of[sentence] for sentence in sentences])
 
-    def _in_memory(self, sentences: list[str]) -> np.ndarray:
+    def _encode_new(self, sentences: list[str]) -> np.ndarray:
         """Return the vectors (N, D) of sentences, of which each process encodes its share."""
         state = launched()
         step = state.num_processes
@@ -123,22 +110,6 @@ class SharedEncoder:
             vectors[rank::step] = part
         require_finite(vectors, sentences)
         return vectors
-
-    def _on_disk(self, sentences: list[str]) -> Iterator[np.ndarray]:
-        """Yield the vector (D,) of each sentence, mapped from shards that are made or found."""
-        name = f"{self._fingerprint[:16]}-{hash_of_text('', sentences)}"
-        folder = Path(self.folder, name)
-        with claimed(folder) if launched().is_main_process else nullcontext():
-            shards = write_shards(
-                self.encoder,
-                sentences,
-                folder,
-                token_budget=self.token_budget,
-                progress=self.progress,
-                fingerprint=self._fingerprint,
-            )
-        for shard in shards:
-            yield from np.load(shard, mmap_mode="r")
 
 
 # ------------------------------------------------------------------------------------ fingerprint

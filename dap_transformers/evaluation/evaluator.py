@@ -134,15 +134,14 @@ def evaluate(
     encoder: Encoder,
     evaluators: Sequence[Evaluator],
     token_budget: int = 4096,
-    folder: str | Path | None = None,
     progress: bool = False,
 ) -> dict[str, Numbers]:
     """Measure an encoder with several evaluators, which share its vectors. Return numbers by name.
 
     All processes of a launch call this. They encode together, and all return the numbers of the
-    first one. `folder` keeps the vectors for later runs with the same model and text.
+    first one.
     """
-    shared = SharedEncoder(encoder, folder, token_budget, progress)
+    shared = SharedEncoder(encoder, token_budget, progress)
     shared.encode(list(chain.from_iterable(each.sentences() for each in evaluators)))
     found = {each.name: each(shared) for each in evaluators}
     return broadcast_object_list([found])[0]

@@ -4,36 +4,13 @@ Legend: `P` sentence pairs, `L` links.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 
 from dap_transformers.alignment.pharaoh import GoldLinks, read_links
-from dap_transformers.alignment.word_alignment import (
-    AlignmentOptions,
-    WordAlignment,
-    stream_alignments,
-)
-from dap_transformers.encoding.encoder import SentenceEncoder
+from dap_transformers.alignment.word_alignment import WordAlignment
 from dap_transformers.errors import UserError
-from dap_transformers.evaluation.evaluator import Evaluator
-
-
-@dataclass
-class WordLinks(Evaluator):
-    """Alignment error rate of the links that an encoder finds in P sentence pairs."""
-
-    pairs: Sequence[tuple[str, str]]
-    gold: Sequence[GoldLinks]
-    options: AlignmentOptions = field(default_factory=AlignmentOptions)
-    name = "word_links"
-    task = "word alignment"
-    primary = "aer"
-
-    def __call__(self, encoder: SentenceEncoder) -> dict[str, float]:
-        options = replace(self.options, words=self.options.words or "spaces")
-        return judge(stream_alignments(encoder, self.pairs, options), self.gold)
 
 
 def judge(aligned: Iterable[WordAlignment], gold: Sequence[GoldLinks]) -> dict[str, float]:

@@ -75,9 +75,8 @@ def test_one_warning_counts_the_sentences_that_are_cut(
     assert record.args[1:] == (f"{longer} sentences", limit)
 
 
-@pytest.mark.parametrize("on_disk", [False, True])
 def test_a_sentence_is_encoded_once_whoever_asks_for_its_vector(
-    encoder: SentenceEncoder, on_disk: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    encoder: SentenceEncoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = encoder.encode(SENTENCES)
     encoded = []
@@ -87,17 +86,12 @@ def test_a_sentence_is_encoded_once_whoever_asks_for_its_vector(
         return SentenceEncoder.encode(encoder, sentences, *options)
 
     monkeypatch.setattr(encoder, "encode", recorded)
-    folder = tmp_path if on_disk else None
-    shared = SharedEncoder(encoder, folder)
+    shared = SharedEncoder(encoder)
     assert_allclose(shared.encode(SENTENCES[:30]), expected[:30], atol=1e-5)
     assert_allclose(shared.encode(SENTENCES[::-1]), expected[::-1], atol=1e-5)
     assert sorted(encoded) == sorted(set(SENTENCES))
     assert shared.encode([]).shape == (0, 32)
     assert shared.pooling == "mean"
-
-    encoded.clear()
-    SharedEncoder(encoder, folder).encode(SENTENCES[:30])
-    assert bool(encoded) != on_disk
 
 
 def test_text_is_read_one_shard_at_a_time_and_encoded_again_if_it_has_changed(

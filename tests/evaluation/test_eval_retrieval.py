@@ -4,7 +4,6 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from conftest import load_encoder, synthetic_pairs
 from written import text_of, write
@@ -76,27 +75,6 @@ def test_tatoeba_stands_beside_the_papers_numbers(
         made = run(f"{argv} --data_dir {tmp_path} {more}")
         assert made["languages"]["de"]["pairs"] == pairs
         assert ("XLM-R+DAP" in capsys.readouterr().out) == is_comparable
-
-
-def test_a_second_run_of_the_same_model_and_text_encodes_nothing(
-    argv: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    encoded: list[int] = []
-    encode = SentenceEncoder.encode
-
-    def counting(self: SentenceEncoder, sentences: list[str], *rest: Any) -> np.ndarray:
-        encoded.append(len(sentences))
-        return encode(self, sentences, *rest)
-
-    monkeypatch.setattr(SentenceEncoder, "encode", counting)
-    plain = run(argv)["languages"]
-    assert sum(encoded) > 0
-    keep = f"{argv} --embeddings_dir {tmp_path}/kept"
-    assert run(keep)["languages"] == plain
-    encoded.clear()
-    assert run(keep)["languages"] == plain
-    assert sum(encoded) == 0
-    assert run(f"{keep} --prefix ka")["languages"] != plain
 
 
 def test_accuracies_are_drawn_beside_those_of_an_earlier_report(argv: str, tmp_path: Path) -> None:

@@ -32,8 +32,7 @@ MINE = (
 )
 COMMANDS = (
     f"train_dap --train_data text --model_name_or_path model --dev_pairs 2 {STEPS}",
-    "eval_retrieval --data_dir text --model dap --embeddings_dir out/vectors"
-    " --output_file out/r.json",
+    "eval_retrieval --data_dir text --model dap --output_file out/r.json",
     MINE,
     f"{MINE} --ray local",
     "run_xnli --data_dir xnli --model_name_or_path model --total_train_batch_size 4 "
