@@ -3,9 +3,7 @@
 Legend: `N` sentences, `D` dimensions.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import chain
 
 import numpy as np
 
@@ -15,8 +13,8 @@ from dap_transformers.search.exact import nearest_neighbours
 
 #: Neighbours of a sentence that are compared.
 NEIGHBOURS = 10
-#: Fewest and most targets of a language.
-FEWEST, MOST = 2 * NEIGHBOURS, 200
+#: Fewest and most sentences to compare.
+FEWEST, MOST = 2 * NEIGHBOURS, 1000
 
 
 @dataclass
@@ -34,35 +32,31 @@ class KeptNeighbours(Evaluator):
     pairs: PairsByLanguage
     before: Encoder
     name = "kept_neighbours"
-    task = "neighbours as before training"
     primary = "kept_neighbours"
 
     def __post_init__(self) -> None:
-        self.targets: list[list[str]] = []  # of each language of the sources
-        for rows in self.pairs.values():
-            distinct = list(dict.fromkeys(target for _, target in rows))[:MOST]
-            if len(distinct) >= FEWEST:
-                self.targets.append(distinct)
+        targets = dict.fromkeys(target for rows in self.pairs.values() for _, target in rows)
+        self.targets = list(targets)[:MOST] if len(targets) >= FEWEST else []
         self.kept = self.neighbours(self.before)
 
-    def sentences(self) -> Iterator[str]:
-        return chain.from_iterable(self.targets)
+    def sentences(self) -> list[str]:
+        return self.targets
 
-    def neighbours(self, encoder: Encoder) -> list[np.ndarray]:
-        """Return the rows of each target's nearest targets, (N, 10) for each language."""
-        found = []
-        for targets in self.targets:
-            vectors = encoder.encode(targets)  # (N, D)
-            _, rows = nearest_neighbours(vectors, vectors, NEIGHBOURS + 1)  # (N, 11)
-            found.append(np.array([without(own, row) for own, row in enumerate(rows.tolist())]))
-        return found
+    def neighbours(self, encoder: Encoder) -> np.ndarray:
+        """Return the rows of each target's nearest targets, (N, 10)."""
+        if not self.targets:
+            return np.empty((0, NEIGHBOURS))
+        vectors = encoder.encode(self.targets)  # (N, D)
+        _, found = nearest_neighbours(vectors, vectors, NEIGHBOURS + 1)  # (N, 11)
+        rows = [without(own, row) for own, row in enumerate(found.tolist())]
+        return np.array(rows)
 
     def __call__(self, encoder: Encoder) -> Numbers:
-        shares = []
-        for kept, now in zip(self.kept, self.neighbours(encoder), strict=True):
-            is_kept = (kept[:, :, None] == now[:, None, :]).any(2)  # (N, 10)
-            shares.append(is_kept.mean())
-        return {"kept_neighbours": 100 * float(np.mean(shares))} if shares else {}
+        if not self.targets:
+            return {}
+        now = self.neighbours(encoder)
+        is_kept = (self.kept[:, :, None] == now[:, None, :]).any(2)  # (N, 10)
+        return {"kept_neighbours": 100 * float(is_kept.mean())}
 
 
 def without(own: int, rows: list[int]) -> list[int]:

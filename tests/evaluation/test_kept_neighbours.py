@@ -21,8 +21,7 @@ def test_the_share_is_that_of_a_naive_loop() -> None:
     random = np.random.default_rng(0)
     before = random.normal(size=(60, 8)).astype(np.float32)
     after = before + random.normal(size=(60, 8)).astype(np.float32)
-    pairs = {"de": [(str(row), str(row + 30)) for row in range(30)], "sw": [("0", "1")] * 30}
-    pairs["de"].append(("3", "33"))  # a repeated sentence
+    pairs = {"de": [(str(row), str(row + 30)) for row in range(30)], "sw": [("0", "33")] * 30}
 
     evaluator = KeptNeighbours(pairs, Table(before))
     assert evaluator(Table(before)) == {"kept_neighbours": 100}
@@ -37,3 +36,8 @@ def test_the_share_is_that_of_a_naive_loop() -> None:
     expected = 100 * np.mean(shares)
     assert expected < 90
     assert evaluator(Table(after))["kept_neighbours"] == pytest.approx(expected)
+
+
+def test_few_targets_tell_nothing() -> None:
+    few = KeptNeighbours({"de": [("0", "1")] * 30}, Table(np.eye(2)))
+    assert few(Table(np.eye(2))) == {}
