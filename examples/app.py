@@ -30,6 +30,7 @@ from dap_transformers.text.archives import read_sentences
 MATCHES = 5  # sentences shown per text
 MOST = 20_000  # sentences per text, because a reader waits while they are encoded
 LONGEST = 20_000_000  # characters per text
+LONGEST_SENTENCE = 10_000  # characters that are tokenised, more than any encoder reads
 SHOWN = 500  # mined pairs in the table; the file has all
 EXAMPLE = (
     "Guten Morgen!\nWo ist der Bahnhof?\nDie Suppe ist zu heiß.\n"
@@ -81,6 +82,15 @@ def first_lines(name: str, lines: Iterable[str]) -> dict[str, int]:
     return found
 
 
+def beginning(text: str) -> str:
+    """Cut a text before it is tokenised, and replace lone surrogates, which no tokenizer takes.
+
+    >>> beginning("a\\ud800")
+    'a?'
+    """
+    return text[:LONGEST_SENTENCE].encode(errors="replace").decode()
+
+
 def read_text(encoder: SentenceEncoder, name: str, pasted: str, file: str | None) -> Text:
     """Read the distinct lines of a file, or of pasted text, and encode them.
 
@@ -95,7 +105,8 @@ def read_text(encoder: SentenceEncoder, name: str, pasted: str, file: str | None
     Returns:
         The sentences and their vectors of length 1.
     """
-    sentences = list(first_lines(name, read_sentences(file) if file else pasted.splitlines()))
+    lines = first_lines(name, read_sentences(file) if file else pasted.splitlines())
+    sentences = list(map(beginning, lines))
     return Text(sentences, unit_rows(encoder.encode(sentences), name).numpy())
 
 
@@ -113,7 +124,9 @@ def search(encoder: SentenceEncoder, texts: Sequence[Text], query: str) -> list[
     """
     if not query.strip() or not texts:
         raise UserError("there is nothing to search: give two texts, and type a sentence")
-    vector = unit_rows(encoder.encode([query.strip()]), "query").numpy()[0]  # (D,)
+    if len(query) > LONGEST_SENTENCE:
+        raise UserError(f"the sentence is too long: give at most {LONGEST_SENTENCE:,} characters")
+    vector = unit_rows(encoder.encode([beginning(query.strip())]), "query").numpy()[0]  # (D,)
     rows = []
     for number, text in enumerate(texts, 1):
         cosines = text.vectors @ vector  # (N,)
@@ -137,7 +150,8 @@ def picture(encoder: SentenceEncoder, query: str, match: str) -> str:
     """
     if not hasattr(encoder, "encode_tokens"):
         return "<p>This encoder gives sentence vectors only, so there are no words to compare.</p>"
-    [aligned] = align_words(encoder, [query.strip()], [match], words="tokenizer")
+    sides = [beginning(query.strip())], [beginning(match)]
+    [aligned] = align_words(encoder, *sides, words="tokenizer")
     return heat_map(aligned)
 
 
@@ -179,7 +193,8 @@ def mine_files(
     for name, file in (("the source", source_file), ("the target", target_file)):
         first_line = first_lines(name, read_sentences(file))
         sentences = list(first_line)
-        vectors = unit_rows(encoder.encode(sentences), name).numpy()  # (N, D)
+        vectors = encoder.encode(list(map(beginning, sentences)))  # (N, D)
+        vectors = unit_rows(vectors, name).numpy()
         sides.append((sentences, list(first_line.values()), vectors))
 
     (source, source_lines, source_vectors), (target, target_lines, target_vectors) = sides

@@ -20,6 +20,7 @@ from written import write as write_text
 import eval_retrieval
 from dap_transformers.commands import mine_bitext as mine_command
 from dap_transformers.encoding.encoder import SentenceEncoder
+from dap_transformers.errors import UserError
 from dap_transformers.files import content_digest
 from dap_transformers.mining.margin import PAIR, neighbourhoods, score_pairs
 from dap_transformers.mining.mine_pairs import mine
@@ -217,6 +218,20 @@ def test_the_threshold_is_chosen_and_reported_and_the_function_finds_the_same(
     known = [f"{text}\t{text}" for text, _ in synthetic_pairs("de", 30, seed=8)]
     calibrated = run(f"{command} --calibrate {write(tmp_path / 'known.tsv', known)}")
     assert calibrated["threshold_choice"]["calibrated"]
+
+
+def test_languages_of_a_translation_memory_are_codes_and_fit_the_scripts(
+    command: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    command += f" --output {tmp_path}/pairs.tmx --threshold none"
+    for pair in ("German-English", 'd"e-en', "de"):
+        with pytest.raises(UserError, match="two language codes"):
+            run(f"{command} --pair {pair}")
+    run(f"{command} --pair de-en")
+    assert "script" not in caplog.text
+    run(f"{command} --pair de-el")
+    assert "a.en is not in the script of --pair's language el" in caplog.text
+    assert "a.de is not" not in caplog.text
 
 
 def test_the_report_has_a_hash_of_an_archive_and_none_of_a_pipe(model: str, tmp_path: Path) -> None:

@@ -62,6 +62,9 @@ from dap_transformers.ray.search import cluster_neighbours
 from dap_transformers.search.approximate import approximate_neighbours, recall_at_k
 from dap_transformers.search.exact import Search, mutual_neighbours
 from dap_transformers.text.archives import disk_path
+from dap_transformers.text.formats import is_in_other_script
+
+logger = logging.getLogger(__name__)
 
 USAGE = """%(prog)s SOURCE TARGET --model MODEL --output FILE [options]
 The two texts come first, side by side; what is below names the options."""
@@ -146,8 +149,8 @@ def parse(
             raise UserError(f"--{name} has no effect on {args.mode}: leave it out")
     if args.index and cluster.ray:
         raise UserError("--index and --ray do not go together: leave one out")
-    if is_memory and not re.fullmatch("[^-]+-[^-]+", args.pair or ""):
-        raise UserError(".tmx needs --pair, such as --pair fr-en")
+    if is_memory and not re.fullmatch("[A-Za-z]{2,3}-[A-Za-z]{2,3}", args.pair or ""):
+        raise UserError(".tmx needs --pair with two language codes, such as --pair fr-en")
     if (args.score_only or args.in_order) and options.threshold == "auto":
         options.threshold = "none"
     if not args.embeddings_dir:
@@ -219,6 +222,9 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
         cluster.connect(),
     ):
         texts = read(args, files)
+        for code, text in zip((args.pair or "").split("-"), texts[-1].sides().values()):
+            if code and is_in_other_script(text.sentences, code):
+                logger.warning("%s is not in the script of --pair's language %s", text.name, code)
         started = time.perf_counter()
         encoder = model_args.load(cluster)
         vectors = encode_texts(

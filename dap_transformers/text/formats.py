@@ -221,9 +221,16 @@ def _require_order(file: BitextFile, table: pa.Table) -> None:
         )
 
 
-def _letters(texts: pa.ChunkedArray, language: str) -> int:
-    """Return how many letters of a language's scripts there are in all texts together."""
-    scripts = "".join(rf"\p{{{script}}}" for script in SCRIPTS[language])
+def is_in_other_script(texts: pa.Array, language: str) -> bool:
+    """Tell whether most letters of the first texts are of scripts that a language does not use."""
+    texts = texts[:JUDGED]
+    code = base_language(language)
+    return code in SCRIPTS and 2 * _letters(texts, code) < _letters(texts)
+
+
+def _letters(texts: pa.Array | pa.ChunkedArray, language: str | None = None) -> int:
+    """Return how many letters of a language's scripts, or of all, are in all texts together."""
+    scripts = "".join(rf"\p{{{script}}}" for script in SCRIPTS.get(language, ("L",)))
     return pc.sum(pc.count_substring_regex(texts, f"[{scripts}]")).as_py()
 
 
