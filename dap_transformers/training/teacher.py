@@ -8,7 +8,9 @@ Shapes: `N` distinct targets, `T` size of the teacher's vectors.
 """
 
 import logging
+import shutil
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +25,7 @@ from dap_transformers.encoding.shards import (
     model_fingerprint,
     write_vectors,
 )
+from dap_transformers.files import claimed
 
 logger = logging.getLogger(__name__)
 
@@ -68,17 +71,20 @@ def add_teacher(
         logger.info("the vectors of %d targets are in %s already", len(targets), path)
         return with_rows, np.load(path, mmap_mode="r")
 
-    vectors = embed_to_disk(
-        teacher,
-        targets,
-        folder,
-        token_budget=tokens_of_a_batch(None),
-        progress=is_main,
-        fingerprint=fingerprint,
-    )
-    if is_main:
-        # Files of other teachers and texts stay, because runs may share the folder.
-        write_vectors(vectors, path)
-        logger.info("%d targets encoded by the teacher, kept in %s", len(targets), folder)
+    # Shards of each teacher and text have a folder of their own, because runs may share the place.
+    shards = path.with_suffix(".shards")
+    with claimed(shards, "distill_dir") if is_main else nullcontext():
+        vectors = embed_to_disk(
+            teacher,
+            targets,
+            shards,
+            token_budget=tokens_of_a_batch(None),
+            progress=is_main,
+            fingerprint=fingerprint,
+        )
+        if is_main:
+            write_vectors(vectors, path)
+            logger.info("%d targets encoded by the teacher, kept in %s", len(targets), folder)
+            shutil.rmtree(shards, ignore_errors=True)
     launched().wait_for_everyone()
     return with_rows, np.load(path, mmap_mode="r")
