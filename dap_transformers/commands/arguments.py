@@ -123,7 +123,8 @@ class BaseEncoderArguments:
     )
     pooling: str | None = arg(
         None,
-        "How a plain encoder pools. Default: as the checkpoint says, else 'cls' as in the paper.",
+        "How a plain encoder pools. Default: as the checkpoint says, else by the mean, and a decoder "
+        "by the last token.",
         choices=tuple(POOLINGS),
     )
     revision: str | None = arg(None, "Branch, tag or commit of a Hub repository.")
