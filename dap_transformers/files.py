@@ -1,6 +1,5 @@
-"""Read text and JSON, write files and folders as a whole or not at all, explain a full disk."""
+"""Read text and JSON, write files and folders as a whole or not at all."""
 
-import errno
 import gzip
 import hashlib
 import json
@@ -22,19 +21,8 @@ from dap_transformers.errors import UserError, one_line, without_secrets
 
 logger = logging.getLogger(__name__)
 
-#: Error numbers for: no space left, disk quota exceeded, file larger than allowed.
-DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-#: How numpy, safetensors and torch report a full disk, because their errors have no number.
-DISK_FULL_WORDS = (
-    *(f"(os error {number})" for number in DISK_FULL_ERRORS),
-    *("requested and", "unexpected pos", "iostream error", "PytorchStreamWriter failed"),
-)
 #: Ending of a compressed file's name -> function that opens a stream which compresses.
 COMPRESSORS = {".gz": partial(gzip.open, mode="wb"), ".xz": partial(lzma.open, mode="wb")}
-
-
-class DiskFullError(UserError, OSError):
-    """Error that is raised if the disk is full. It names the file."""
 
 
 def read_json(path: str | Path) -> Any:
@@ -89,16 +77,15 @@ def whole_file(path: str | Path) -> Iterator[BinaryIO]:
     path = Path(os.path.realpath(path))
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = _temporary_name(path)
-    with disk_full(path):
-        try:
-            # `open` gives the access rights that the umask allows, `mkstemp` would not.
-            with temporary.open("xb") as file:
-                yield file
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
+    try:
+        # `open` gives the access rights that the umask allows, `mkstemp` would not.
+        with temporary.open("xb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -128,13 +115,12 @@ def whole_folder(path: str | Path) -> Iterator[Path]:
     """
     path = Path(path)
     temporary = _temporary_name(path)
-    with disk_full(path):
-        temporary.mkdir(parents=True)
-        try:
-            yield temporary
-            _rename_folder(temporary, path)
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    try:
+        yield temporary
+        _rename_folder(temporary, path)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _rename_folder(folder: Path, path: Path) -> None:
@@ -154,39 +140,6 @@ def _rename_folder(folder: Path, path: Path) -> None:
 def _temporary_name(path: Path) -> Path:
     """Return a path beside the given one with a hidden, random name: `.NAME.….tmp`."""
     return path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
-
-
-@contextmanager
-def disk_full(path: Path) -> Iterator[None]:
-    """Turn a "no space left" error within the block into a one-line `DiskFullError`.
-
-    Libraries raise many different errors for a full disk, or errors that were caused by one. All
-    other errors pass through unchanged.
-    """
-    try:
-        yield
-    except DiskFullError:
-        raise
-    except Exception as error:
-        if not _says_disk_full(error):
-            raise
-        folder = path if path.is_dir() else path.parent
-        free = shutil.disk_usage(folder).free
-        raise DiskFullError(
-            f"{path}: the disk is full ({free:,} bytes free); make room, then run again: finished "
-            "work is kept"
-        ) from error
-
-
-def _says_disk_full(error: BaseException | None) -> bool:
-    """Tell whether an error, or one that caused it, reports a full disk."""
-    while error is not None:
-        if getattr(error, "errno", None) in DISK_FULL_ERRORS:
-            return True
-        if any(words in str(error) for words in DISK_FULL_WORDS):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
 
 
 @contextmanager

@@ -16,14 +16,13 @@ import pytest
 from conftest import REPOSITORY, load_encoder
 from damaged_files import damage
 from forked import run_fresh, run_python
-from written import full_disk, write
+from written import write
 
 from dap_transformers import __version__, commands
 from dap_transformers.commands.arguments import ArgumentParser
 from dap_transformers.commands.safeguards import command, guarded, refuse_changes
 from dap_transformers.errors import UserError, reading
 from dap_transformers.files import claimed, read_json, whole_file, whole_folder, write_json
-from dap_transformers.text.corpus import load_bitext
 
 TRAIN, EVALUATE, XNLI = "train_dap", "eval_retrieval", "run_xnli"
 MINE, ALIGN, PREPARE, PUSH = (
@@ -144,38 +143,6 @@ def test_a_damaged_model_is_refused_by_its_name(
     with pytest.raises(UserError) as refused:
         load_encoder(model)
     assert str(model) in str(refused.value)
-
-
-TRAIN_ONE_STEP = "--max_steps 1 --save_steps 1 --dev_pairs 0 --objective tr --report_to none"
-
-
-@pytest.mark.parametrize(
-    ("name", "more", "size"),  # bytes that a file may have
-    [
-        (TRAIN, TRAIN_ONE_STEP, 200_000),
-        (TRAIN, TRAIN_ONE_STEP, 5_000),  # while the text is tokenised
-        (PUSH, "--pooling cls", 90_000),
-    ],
-)
-def test_a_full_disk_is_one_line_and_the_run_resumes_once_there_is_space(
-    name: str,
-    more: str,
-    size: int,
-    tiny_bert_dir: Path,
-    bitext_dir: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "tokens")
-    text = bitext_dir / "de-en.tsv"
-    load_bitext(text)  # so that only the tokens are missing in the cache
-    argv = [*argv_of(name, str(tiny_bert_dir), text, tmp_path / "out"), *more.split()]
-    main = import_module(name).main
-    message = rf"^error: {tmp_path}/out: the disk is full"
-    with full_disk(size), pytest.raises(SystemExit, match=message):
-        main(argv)
-    main(argv)
-    assert [*(tmp_path / "out").rglob("model.safetensors")]
 
 
 # ------------------------------------------------------------------------- what a command may write

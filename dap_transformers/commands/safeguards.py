@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dap_transformers.errors import UserError, one_line
-from dap_transformers.files import claimed, disk_full, read_json
+from dap_transformers.files import claimed, read_json
 from dap_transformers.memory import keep_freed_memory
 
 #: Environment variables in which launchers state the number of processes.
@@ -88,8 +88,6 @@ def guarded(
 ) -> Iterator[None]:
     """Check all outputs of a run before the block starts, and lock them until it ends.
 
-    A full disk within the block becomes a one-line error (`disk_full`).
-
     Outputs and inputs that are None are left out.
 
     Args:
@@ -106,8 +104,6 @@ def guarded(
                 stack.enter_context(claimed(path, name))
             for path in folders.values():
                 stack.enter_context(_created_folder(Path(path)))
-        for path in [*folders.values(), *files.values()][:1]:
-            stack.enter_context(disk_full(Path(path)))
         yield
 
 

@@ -32,7 +32,7 @@ from tqdm.auto import tqdm
 
 from dap_transformers.encoding.encoder import Encoder, SentenceEncoder
 from dap_transformers.errors import UserError, counted
-from dap_transformers.files import disk_full, whole_file
+from dap_transformers.files import whole_file
 from dap_transformers.tokenizer import tokenizer_state
 
 logger = logging.getLogger(__name__)
@@ -176,8 +176,7 @@ def embed_to_disk(
     if len(parts) == 1:
         return parts[0]
     shape = sum(map(len, parts)), parts[0].shape[1]
-    folder = Path(folder)
-    with disk_full(folder / "joined shards"), tempfile.TemporaryFile(dir=folder) as file:
+    with tempfile.TemporaryFile(dir=folder) as file:
         for part in parts:
             file.write(part.data)
         file.flush()

@@ -32,7 +32,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dap_transformers.errors import UserError, joined
-from dap_transformers.files import DiskFullError, read_json, whole_file, whole_folder, write_json
+from dap_transformers.files import read_json, whole_file, whole_folder, write_json
 from dap_transformers.languages import ranks
 from dap_transformers.prepare.deduplication import (
     Admission,
@@ -269,11 +269,9 @@ def each_in_processes(
 
 
 def _result_or_error(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Return a call's result or its error, except errors that concern the whole run."""
+    """Return a call's result, or the error if it concerns only this call."""
     try:
         return function(*arguments)
-    except DiskFullError:
-        raise
     except (UserError, OSError) as error:
         return error
 
