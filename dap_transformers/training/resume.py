@@ -264,9 +264,9 @@ def describe_run(
 ) -> dict[str, Any]:
     """Return the record of a run: everything that must stay the same when it is resumed.
 
-    These are the arguments that can change the weights, the model's configuration, the pairs per
-    step, and digests of the text. Absolute paths are without the folders above them. `train` and
-    `dev` have the pairs by language.
+    These are the arguments that can change the weights, the model's configuration, the number of
+    processes and pairs per step, and digests of the text. Absolute paths are without the folders
+    above them. `train` and `dev` have the pairs by language.
     """
     model, data, training = arguments
     given = dataclasses.asdict(model) | dataclasses.asdict(data) | training.to_dict()
@@ -282,6 +282,7 @@ def describe_run(
         record[name] = getattr(config, name, 1.0)
     # Stored records of runs have this key, so it keeps its name.
     record["pairs a step"] = training.per_device_train_batch_size * training.world_size
+    record["processes"] = training.world_size
     record["training text"] = {code: describe_text(part) for code, part in train.items()}
     record["dev text"] = {code: describe_text(part) for code, part in dev.items()}
     # Convert to what a JSON file gives back, such as lists instead of tuples.
@@ -330,8 +331,8 @@ def record_run(run: dict[str, Any], training: DAPTrainingArguments, checkpoint: 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """List the entries that differ between the records of two runs, as texts for a message.
 
-    A name that only one record has is skipped, because another version wrote that record. If both
-    values are mappings, only the keys that differ are shown.
+    A name that only one record has is skipped, because another version wrote that record. The
+    number of processes may differ. If both values are mappings, only the keys that differ are shown.
 
     >>> old = {"seed": 1, "text": {"de": 5, "fr": 7}}
     >>> differences(old, {"seed": 1, "text": {"de": 6, "fr": 7}, "new": 3})
@@ -339,7 +340,7 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """
     found = []
     for name in old:
-        if name not in new:
+        if name not in new or name == "processes":
             continue
         before = old[name]
         now = new[name]
