@@ -2,7 +2,6 @@
 
 import dataclasses
 import inspect
-import json
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,7 +15,6 @@ from transformers.utils.chat_template_utils import parse_google_format_docstring
 from configuration_dap import FIELDS, DAPConfig
 from dap_transformers.errors import UserError
 from dap_transformers.evaluation.evaluation_data import EvaluationData
-from dap_transformers.files import public_name
 from dap_transformers.options import arg, require_least
 from objectives_dap import OBJECTIVES
 
@@ -286,17 +284,6 @@ class DAPTrainingArguments(TrainingArguments):
                     f"{self.world_size} processes"
                 )
             self.per_device_train_batch_size = share
-
-    def to_json_string(self) -> str:
-        """Return all arguments as JSON, for TensorBoard's log, which may be published.
-
-        Values that are absolute paths lose the folders above them.
-        """
-        values = self.to_dict()
-        for name, value in values.items():
-            if isinstance(value, str):
-                values[name] = public_name(value)
-        return json.dumps(values, indent=2)
 
     @property
     def seed_of_text(self) -> int:

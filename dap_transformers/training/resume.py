@@ -13,11 +13,11 @@ import torch
 from datasets import Dataset
 from torch.utils.data import Sampler
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
-from transformers.trainer import TRAINER_STATE_NAME, TRAINING_ARGS_NAME
+from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import align_special_tokens, sort_checkpoints
 
 from dap_transformers.errors import UserError
-from dap_transformers.files import public_name, read_json, whole_file, write_json
+from dap_transformers.files import read_json, write_json
 from dap_transformers.reports import RECORD
 from dap_transformers.training.arguments import (
     CONFIG_FIELDS,
@@ -48,11 +48,6 @@ OF_TRANSFORMERS = (
 #: Arguments that the record replaces by their effect: the pairs per step, and a digest of the text.
 REPLACED = (
     "per_device_train_batch_size", "total_train_batch_size", "train_data", "validation_data",
-)  # fmt: skip
-
-#: Arguments that may be paths. The record has their last parts.
-PATHS = (
-    "model_name_or_path", "config_name", "tokenizer_name", "plugin", "distill_from",
 )  # fmt: skip
 
 #: Distance of the seeds of two processes, so that they are no seeds of other runs.
@@ -140,8 +135,6 @@ class ResumableTrainer(Trainer):
     `Trainer` itself only warns of missing weights, and accepts an optimizer's state that does not
     belong to the weights.
 
-    Nothing that it saves holds a path of this machine, because users publish and move folders.
-
     Args:
         train_sampler: draws the training rows. None takes the shuffle of `Trainer`.
     """
@@ -154,30 +147,13 @@ class ResumableTrainer(Trainer):
     def _get_train_sampler(self, train_dataset: Dataset | None = None) -> Sampler | None:
         return self.train_sampler or super()._get_train_sampler(train_dataset)
 
-    def _save(
-        self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None
-    ) -> None:
-        super()._save(output_dir, state_dict)
-        if self.args.should_save:
-            # This pickle of the arguments has many paths, and nothing reads it.
-            folder = Path(output_dir or self.args.output_dir)
-            (folder / TRAINING_ARGS_NAME).unlink(missing_ok=True)
-
     def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
         super()._save_checkpoint(*args, **kwargs)
         if self.args.should_save:
             folder = Path(self.args.output_dir)
-            checkpoint = folder / f"checkpoint-{self.state.global_step}"
-            save_without_paths(self.state, checkpoint)
             # A checkpoint tells which run made it, even if another is begun in the same folder.
             if record := record_in(folder):
-                write_json(record, checkpoint / RECORD)
-
-    def save_state(self) -> None:
-        """Save the state of the training into the output folder, without paths."""
-        super().save_state()
-        if self.args.should_save:
-            save_without_paths(self.state, Path(self.args.output_dir))
+                write_json(record, folder / f"checkpoint-{self.state.global_step}" / RECORD)
 
     def _issue_warnings_after_load(self, load_result: Any) -> None:
         """Raise `UserError` for weights that are missing or too many, except tied ones."""
@@ -265,15 +241,15 @@ def describe_run(
     """Return the record of a run: everything that must stay the same when it is resumed.
 
     These are the arguments that can change the weights, the model's configuration, the number of
-    processes and pairs per step, and digests of the text. Absolute paths are without the folders
-    above them. `train` and `dev` have the pairs by language.
+    processes and pairs per step, and digests of the text. `train` and `dev` have the pairs by
+    language.
     """
     model, data, training = arguments
     given = dataclasses.asdict(model) | dataclasses.asdict(data) | training.to_dict()
     record: dict[str, Any] = {}
     for name, value in given.items():
         if changes_weights(name) and name not in REPLACED:
-            record[name] = _without_folders(value) if name in PATHS else value
+            record[name] = value
 
     # The configuration has the defaults filled in.
     for name in CONFIG_FIELDS:
@@ -287,13 +263,6 @@ def describe_run(
     record["dev text"] = {code: describe_text(part) for code, part in dev.items()}
     # Convert to what a JSON file gives back, such as lists instead of tuples.
     return json.loads(json.dumps(record, default=str))
-
-
-def _without_folders(value: Any) -> Any:
-    """Return absolute paths without their folders, because runs are published and moved."""
-    if isinstance(value, list):
-        return [_without_folders(each) for each in value]
-    return public_name(value) if isinstance(value, str) else value
 
 
 def describe_text(part: Dataset) -> str:
@@ -332,7 +301,8 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """List the entries that differ between the records of two runs, as texts for a message.
 
     A name that only one record has is skipped, because another version wrote that record. The
-    number of processes may differ. If both values are mappings, only the keys that differ are shown.
+    number of processes may differ. If both values are mappings, only the keys that differ are
+    shown.
 
     >>> old = {"seed": 1, "text": {"de": 5, "fr": 7}}
     >>> differences(old, {"seed": 1, "text": {"de": 6, "fr": 7}, "new": 3})
@@ -380,32 +350,12 @@ def correct_state(args: TrainingArguments, state: TrainerState) -> None:
     """Correct the state of a resumed run before its first step.
 
     - The intervals of logging, evaluation and saving become those of this start's arguments.
-    - The path of the best checkpoint so far is looked up in this output folder, because the folder
-      may have been moved, or beside the checkpoint to resume from. If that checkpoint is missing,
-      the best one is chosen anew, with a warning.
+    - If the best checkpoint so far is missing, the best one is chosen anew, with a warning.
     """
     state.compute_steps(args, state.max_steps)
-    if not state.best_global_step:
-        return
-    name = f"checkpoint-{state.best_global_step}"
-    places = [Path(args.output_dir, name)]
-    resumed = Path(str(args.resume_from_checkpoint))
-    if resumed.is_dir():
-        places.append(resumed.with_name(name))
-    best = next((place for place in places if place.is_dir()), None)
-    state.best_model_checkpoint = None if best is None else str(best)
-    if best is None:
-        logger.warning("%s, the best one so far, is missing: it is chosen anew", places[0])
+    best = state.best_model_checkpoint
+    if state.best_global_step and not (best and Path(best).is_dir()):
+        logger.warning("%s, the best one so far, is missing: it is chosen anew", best)
+        state.best_model_checkpoint = None
         state.best_metric = None
         state.best_global_step = None
-
-
-def save_without_paths(state: TrainerState, folder: Path) -> None:
-    """Write a `trainer_state.json` without the path of the best checkpoint.
-
-    Its step is there, which tells its name (`correct_state`).
-    """
-    content = dataclasses.asdict(state) | {"best_model_checkpoint": None}
-    text = json.dumps(content, indent=2, sort_keys=True) + "\n"  # NaN is allowed, as by `Trainer`
-    with whole_file(folder / TRAINER_STATE_NAME) as file:
-        file.write(text.encode())

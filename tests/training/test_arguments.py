@@ -1,6 +1,5 @@
 """Flags override recipes, which override defaults; and what a training sets for itself."""
 
-import json
 import os
 import pickle
 from collections.abc import Callable
@@ -127,13 +126,9 @@ def test_what_the_losses_rest_on_is_set() -> None:
     assert arguments().dataloader_pin_memory == torch.cuda.is_available()
 
 
-def test_logs_hold_no_path_and_pickles_no_token(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pickles_hold_no_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_other")
     args = DAPTrainingArguments(output_dir=str(tmp_path / "out"), hub_token="hf_secret")
-    logged = json.loads(args.to_json_string())
-    assert (logged["output_dir"], logged["optim"]) == ("out", "adamw_torch_fused")
     assert os.environ["HF_TOKEN"] == "hf_secret"
     assert b"hf_secret" not in pickle.dumps(args)
 
