@@ -79,13 +79,14 @@ class DAPConfig(PreTrainedConfig):
             (= DAP, section 3.3), `"tr"`, `"tr+tlm"`, `"tr+bow"`, ... `"mlm"` by itself makes an
             encoder from which the others can start. Heads that no objective uses are not built.
         pooling: `"cls"`, the first token's last state (section 3.2), `"mean"` over the real tokens,
-            or `"lasttoken"`, the last real token's state. None means `"cls"`, and `"lasttoken"` for
-            a causal decoder, whose first token sees nothing else.
+            or `"lasttoken"`, the last real token's state. None takes that of the folder to start
+            from, else the mean, or `"lasttoken"` for a causal decoder, whose first token sees
+            nothing else. Without a folder, None means `"cls"` instead of the mean.
         modules: what follows the pooling, as in sentence-transformers: a dict with `"type"`
             `"Dense"` or `"Normalize"` and its settings for each module. They are trained.
         projection: `"mlp"` puts dense + tanh between the sentence vector and the TR loss, in
             training only.
-        tr_similarity: `"cosine"`, or `"dot"` for the inner product that eq. L_TR prints.
+        tr_similarity: `"cosine"`, or `"dot"` for the inner product that equation L_TR prints.
         tr_temperature: divisor of the similarities. Default: 0.05 for cosine and 1.0 for dot.
         tr_margin: margin that is subtracted from the similarity of a true pair.
         tr_bidirectional: also rank the sources for each target. The loss is the mean of both

@@ -32,7 +32,7 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
     level = logging.INFO if is_first_process else logging.ERROR
     logging.basicConfig(format="%(message)s", level=level)
     types = (BaseEncoderArguments, TextOptions, XNLITrainingArguments)
-    parser = ArgumentParser(types, allow_abbrev=False)
+    parser = ArgumentParser(types)
     args, text, training = parser.parse_args_into_dataclasses(args=argv)
 
     folder = Path(training.output_dir)

@@ -82,21 +82,29 @@ def test_a_launch_that_starts_one_process_instead_of_several_is_refused(
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_prints_its_version_and_help(
-    name: str, capsys: pytest.CaptureFixture
+    name: str, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     main = import_module(name).main
-    for flag in ("--version", "--help"):
+    monkeypatch.setenv("COLUMNS", "80")
+    trains = name in (TRAIN, XNLI)
+    texts = []
+    for flag in ["--version", "--help", *["--help_all"] * trains]:
         with pytest.raises(SystemExit) as end:
             main([flag])
         assert end.value.code == 0
-    version, _, text = capsys.readouterr().out.partition("\n")
-    text = " ".join(text.split())
-    assert version == f"dap-transformers {__version__}"
-    assert not re.search(r"\(default: (None|False|\[\])\)", text)
-    own, _, inherited = text.partition("arguments of Transformers' Trainer:")
-    assert ("--adam_beta1 " in inherited) == (name in (TRAIN, XNLI))
-    assert "--adam_beta1 " not in own
-    assert "--output-dir" not in text  # each name once
+        texts.append(capsys.readouterr().out)
+    version, short, *_ = texts
+    assert version == f"dap-transformers {__version__}\n"
+    assert len(short.splitlines()) <= 150
+    for text in texts:
+        assert not re.search(r"\(default:\s+(None|False|\[\])\)", text)
+        assert "--output-dir" not in text  # each name once
+    assert "--adam_beta1 " not in short
+    if trains:
+        own, _, inherited = texts[2].partition("arguments of Transformers' Trainer:")
+        assert "--adam_beta1 " in inherited
+        assert "--adam_beta1 " not in own
+        assert "  --seed" in short
 
 
 def test_a_console_that_is_not_utf_8_gets_replaced_characters(

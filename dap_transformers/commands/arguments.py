@@ -4,6 +4,7 @@ import argparse
 import copy
 import dataclasses
 import inspect
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass
 from functools import partial
@@ -23,12 +24,40 @@ from states_dap import POOLINGS
 #: Endings of formats that no command writes.
 NOT_WRITTEN = (".csv", ".json", ".arrow", ".xlsx", ".bz2", ".zst", ".lz4", ".7z", ".zip")
 
+TRAINER = "arguments of Transformers' Trainer"
+#: Arguments of the Trainer that `--help` shows.
+OFTEN = (
+    "num_train_epochs",
+    "warmup_steps",
+    "gradient_accumulation_steps",
+    "bf16",
+    "use_cpu",
+    "seed",
+    "logging_steps",
+    "eval_strategy",
+    "eval_steps",
+    "save_strategy",
+    "save_steps",
+    "save_total_limit",
+    "resume_from_checkpoint",
+    "push_to_hub",
+    "hub_model_id",
+)
+#: Beginnings of the names of our own arguments that `--help` leaves out.
+SELDOM = ("tlm_", "mlm_", "rtl_", "bow_", "head_", "peft_", "ddp_", "dataloader_", "logging_nan_")
+
 
 class _Help(argparse.ArgumentDefaultsHelpFormatter):
-    """Formats a short help text.
+    """Formats the help of all arguments, without a name for each value.
 
     The default of an argument is added, except if there is none or the help text names it.
     """
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        if not action.option_strings:
+            return super()._format_action_invocation(action)
+        (choices,) = self._metavar_formatter(action, "")(1)
+        return f"{', '.join(action.option_strings)} {choices}".rstrip()
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         if action.default in (None, False, []) or "default" in (action.help or "").lower():
@@ -36,10 +65,32 @@ class _Help(argparse.ArgumentDefaultsHelpFormatter):
         return super()._get_help_string(action)
 
 
-class ArgumentParser(HfArgumentParser):
-    """`HfArgumentParser` with `--version` and a shorter help.
+class _ShortHelp(_Help):
+    """Formats the first sentence of the help of each argument that is used often."""
 
-    The help shows the arguments of Transformers' Trainer last. A refused value is a `UserError`.
+    def add_argument(self, action: argparse.Action) -> None:
+        is_trainers = action.container.title == TRAINER
+        if action.dest in OFTEN if is_trainers else not action.dest.startswith(SELDOM):
+            super().add_argument(action)
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        action = copy.copy(action)
+        action.help = re.split(r"(?<=\.) ", action.help)[0]
+        return super()._get_help_string(action)
+
+
+class _HelpAll(argparse._HelpAction):
+    """Prints the help of all arguments."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *others: Any) -> None:
+        parser.formatter_class = _Help
+        super().__call__(parser, *others)
+
+
+class ArgumentParser(HfArgumentParser):
+    """`HfArgumentParser` with `--version`. A refused value is a `UserError`.
+
+    A training has a short `--help`, and `--help_all` with all arguments of Transformers' Trainer.
 
     Args:
         types: the dataclasses whose fields are the arguments.
@@ -55,32 +106,31 @@ class ArgumentParser(HfArgumentParser):
                 if base.__name__ == "TrainingArguments":
                     own = {"output_dir", *inspect.get_annotations(each)}
                     self.inherited |= base.__dataclass_fields__.keys() - own
-        super().__init__(types, usage=usage, formatter_class=_Help, **options)
-        # The help shows each name once. Names with dashes are still accepted.
+        options |= {"usage": usage, "allow_abbrev": False}
+        super().__init__(types, formatter_class=_Help, **options)
+        # The help and errors show each name once. Names with dashes are still accepted.
         for action in self._actions:
             names = action.option_strings
             action.option_strings = [name for name in names if "-" not in name.lstrip("-")]
         text = f"dap-transformers {__version__}"
         self.add_argument("--version", action="version", version=text, help="Print the version.")
+        if self.inherited:
+            self.formatter_class = _ShortHelp
+            self.epilog = "--help_all shows all arguments."
+            self.add_argument("--help_all", action=_HelpAll, help="Show all arguments.")
 
     def _parse_dataclass_field(
         self, parser: argparse.ArgumentParser, field: dataclasses.Field
     ) -> None:
         if field.name in self.inherited:
             if self.inherited_group is None:
-                self.inherited_group = self.add_argument_group("arguments of Transformers' Trainer")
+                self.inherited_group = self.add_argument_group(TRAINER)
             parser = self.inherited_group
 
         # argparse does not know our own metadata.
         field = copy.copy(field)
         field.metadata = {k: v for k, v in field.metadata.items() if k != "changes_weights"}
         super()._parse_dataclass_field(parser, field)
-
-    def _get_option_tuples(self, option_string: str) -> list[tuple]:
-        """Let a short form such as `--data` stand for `--data_dir` and its twin `--data-dir`."""
-        return list(
-            {each[0].dest: each for each in super()._get_option_tuples(option_string)}.values()
-        )
 
     def parse_args_into_dataclasses(self, *args: Any, **options: Any) -> tuple[Any, ...]:
         """Parse the command line into the dataclasses that the parser was made with."""

@@ -37,7 +37,7 @@ def run(argv: Sequence[str] | None = None) -> str | None:
         argv: the command line. None takes the process's own.
     """
     logging.basicConfig(format="%(levelname)s: %(message)s")
-    parser = ArgumentParser((PushArguments, PublishOptions), allow_abbrev=False)
+    parser = ArgumentParser((PushArguments, PublishOptions))
     parser.add_argument(
         "checkpoint", metavar="CHECKPOINT", help="Folder of a checkpoint, or a Hub id."
     )

@@ -56,7 +56,7 @@ def parse_arguments(argv: list[str]) -> Arguments:
         argv = [*argv, "--max_steps", "-1"]
 
     groups = (with_added_weights(), PretrainingDataArguments, DAPTrainingArguments)
-    parser = ArgumentParser(groups, usage=USAGE, allow_abbrev=False)
+    parser = ArgumentParser(groups, usage=USAGE)
     model, data, training = parser.parse_args_into_dataclasses(args=argv)
     if model.model_name_or_path is None and model.config_name is None:
         raise UserError(

@@ -137,8 +137,3 @@ def test_a_report_that_cannot_be_written_costs_no_numbers(
     with pytest.raises(OSError, match="no space left"):
         run(f"{argv} --output_file {tmp_path}/out.json")
     assert "German" in capsys.readouterr().out
-
-
-def test_a_short_form_of_a_flag_is_taken_although_the_flag_has_a_twin_with_dashes() -> None:
-    with pytest.raises(FileNotFoundError, match="absent"):
-        run("--model x --data absent")
