@@ -173,8 +173,8 @@ class BaseEncoderArguments:
     )
     pooling: str | None = arg(
         None,
-        "How a plain encoder pools. Default: as the checkpoint says, else by the mean, and a decoder "
-        "by the last token.",
+        "How a plain encoder pools. Default: as the checkpoint says, else the mean, and the last "
+        "token of a decoder.",
         choices=tuple(POOLINGS),
     )
     revision: str | None = arg(None, "Branch, tag or commit of a Hub repository.")
