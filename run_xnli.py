@@ -4,9 +4,9 @@
         --output_dir xnli-out
 
 `--data_dir` takes a folder with `dev-{xx}.tsv` and `test-{xx}.tsv` (see
-dap_transformers/xnli/data.py), or a Hub id such as `facebook/xnli`. Each pair of learning rate and
-seed is a run with its own folder in `output_dir`. If you give the same command again, finished runs
-are used again and a stopped run resumes from its checkpoint.
+dap_transformers/xnli/data.py), or a Hub id such as `facebook/xnli`. Each learning rate is a run
+with its own folder in `output_dir`. If you give the same command again, finished runs are used
+again and a stopped run resumes from its checkpoint.
 """
 
 import logging
@@ -20,7 +20,6 @@ from dap_transformers.commands.safeguards import command, guarded
 from dap_transformers.encoding.encoder import SentenceEncoder
 from dap_transformers.evaluation.paper import xnli_table
 from dap_transformers.languages import NAMES, XNLI_LANGUAGES
-from dap_transformers.reports import mean_of
 from dap_transformers.tables import text_table
 from dap_transformers.xnli.data import TextOptions
 from dap_transformers.xnli.finetuning import XNLITrainingArguments, fine_tune_and_test
@@ -66,29 +65,16 @@ def summary(content: Mapping[str, Any]) -> str:
 
     rows = []
     for code, numbers in content["languages"].items():
-        accuracy = numbers["accuracy"]
-        rows.append([f"{code}  {NAMES[code]}", numbers["pairs"], *_mean_and_deviation(accuracy)])
-    mean = _mean_and_deviation(content["mean"]["accuracy"])
-    rows.append([f"mean of {len(rows)} of {len(XNLI_LANGUAGES)} languages", "", *mean])
-    parts.append(text_table(["language", "pairs", "accuracy", "sd"], rows))
+        rows.append([f"{code}  {NAMES[code]}", numbers["pairs"], numbers["accuracy"]])
+    mean = content["mean"]["accuracy"]
+    rows.append([f"mean of {len(rows)} of {len(XNLI_LANGUAGES)} languages", "", mean])
+    parts.append(text_table(["language", "pairs", "accuracy"], rows))
 
     if missing := content["settings"]["missing"]:
         parts.append(f"not tested (no test set): {' '.join(missing)}")
-    name = Path(content["model"]).name
-    if "n" in content:
-        name += f" (n={content['n']})"
-    accuracies = {}
-    for code, numbers in content["languages"].items():
-        accuracies[code] = mean_of(numbers["accuracy"])
-    parts.append(xnli_table(accuracies, name))
+    accuracies = {code: numbers["accuracy"] for code, numbers in content["languages"].items()}
+    parts.append(xnli_table(accuracies, Path(content["model"]).name))
     return "\n\n".join(parts)
-
-
-def _mean_and_deviation(accuracy: float | Mapping[str, float]) -> tuple[float, float | None]:
-    """Return mean and standard deviation of a number of a report. The latter is None for one."""
-    if isinstance(accuracy, float):
-        return accuracy, None
-    return accuracy["mean"], accuracy["sd"]
 
 
 main = command(run)

@@ -1,12 +1,10 @@
 """Reports: JSON files that hold an evaluation's numbers and how they came about.
 
 A report has the numbers, the model, the protocol, the settings, the machine and library versions.
-`merge_seeds` makes one report of several seeds.
 """
 
 import platform
-import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -16,14 +14,7 @@ from typing import Any
 from dap_transformers.errors import UserError, reading
 from dap_transformers.files import read_json
 
-#: Keys of a report that describe the run. All other keys hold numbers of the evaluation.
-HEAD = (
-    "model", "revision", "protocol", "seed", "settings",
-    "seconds", "time", "machine", "versions",
-)  # fmt: skip
 RECORD = "run.json"  # arguments of a training (dap_transformers/training/resume.py)
-#: Numbers that give the size of the test set, which no seed changes.
-COUNTS = ("pairs", "gold")
 #: Libraries whose version can change a number.
 LIBRARIES = (
     "dap-transformers", "torch", "transformers", "tokenizers", "datasets", "accelerate", "numpy",
@@ -111,63 +102,9 @@ def training_seed(name_or_path: str) -> int | None:
 
 
 def read_report(path: str | Path) -> dict[str, Any]:
-    """Read a report, which may be merged from several seeds, from a JSON file."""
+    """Read a report from a JSON file."""
     with reading(path):
         content = read_json(path)
     if not {"model", "protocol"} <= content.keys():
         raise UserError(f"{path} is no report of an evaluation: it names no model and protocol")
     return content
-
-
-def merge_seeds(reports: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Merge the reports of one evaluation that differ only in the seed.
-
-    Every measured number becomes {"mean": ..., "sd": ...}, with the sample standard deviation
-    (None for one report). `COUNTS`, and whole numbers that are the same in all reports, stay
-    unchanged. The report also lists "models", "seeds" and "versions", and has "n", the number of
-    reports.
-    """
-    bodies = []
-    for each in reports:
-        bodies.append({key: value for key, value in each.items() if key not in HEAD})
-    first = reports[0]
-    return {
-        "protocol": first["protocol"],
-        "settings": first["settings"],
-        "model": first["model"],
-        "models": [each["model"] for each in reports],
-        "n": len(reports),
-        "seeds": [each["seed"] for each in reports],
-        **_merged(bodies),
-        "time": timestamp(),
-        "versions": [each["versions"] for each in reports],
-    }
-
-
-def _merged(values: Sequence[Any], name: str = "") -> Any:
-    """Merge the values that several reports have at the same place."""
-    first = values[0]
-    if isinstance(first, Mapping):
-        return {key: _merged([value[key] for value in values], key) for key in first}
-    if isinstance(first, list):
-        return [_merged(each) for each in zip(*values, strict=True)]
-    is_same_count = isinstance(first, int) and values.count(first) == len(values)
-    if not is_number(first) or is_same_count or name in COUNTS:
-        return first
-    deviation = statistics.stdev(values) if len(values) > 1 else None
-    return {"mean": statistics.fmean(values), "sd": deviation}
-
-
-def is_number(value: Any) -> bool:
-    """Tell whether a value of a report is a single number, which is the result of one run."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def is_spread(value: Any) -> bool:
-    """Tell whether a value of a report is a mean and standard deviation, as `merge_seeds` makes."""
-    return isinstance(value, Mapping) and set(value) == {"mean", "sd"}
-
-
-def mean_of(value: Any) -> Any:
-    """Return the mean of a mean and standard deviation, and any other value unchanged."""
-    return value["mean"] if is_spread(value) else value

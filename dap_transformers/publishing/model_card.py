@@ -18,7 +18,6 @@ from dap_transformers.evaluation.evaluator import Metric, tables_of
 from dap_transformers.files import read_json
 from dap_transformers.languages import NAMES
 from dap_transformers.publishing.layout import Published
-from dap_transformers.reports import is_spread, mean_of
 from dap_transformers.tables import markdown_table
 from objectives_dap import OBJECTIVES
 
@@ -265,7 +264,7 @@ def _recipe_table(sources: Sources) -> str:
 def eval_results(report: Mapping[str, Any]) -> list[EvalResult]:
     """Turn the metrics of a report into entries of a card's `model-index`.
 
-    Metrics that the Hub has no name for are left out. Of several seeds, the value is the mean.
+    Metrics that the Hub has no name for are left out.
     """
     name = dataset_name(report)
     results = []
@@ -280,7 +279,7 @@ def eval_results(report: Mapping[str, Any]) -> list[EvalResult]:
             dataset_config=each["place"] or None,
             metric_type=each["kind"],
             metric_name=each["name"],
-            metric_value=mean_of(each["value"]),
+            metric_value=each["value"],
         )
         results.append(result)
     return results
@@ -330,8 +329,6 @@ def _measured_text(report: Mapping[str, Any]) -> str:
         is_path = any(separator in str(value) for separator in "/\\")  # Windows has "\\"
         if is_simple and not is_path and name not in NOT_SHOWN:
             shown.append(f"{name} {value!r}")
-    if "seeds" in report:
-        shown.append(f"seeds {', '.join(map(str, report['seeds']))}")
 
     protocol = report["protocol"]
     text = f"{protocol[:1].upper()}{protocol[1:]}."
@@ -341,10 +338,7 @@ def _measured_text(report: Mapping[str, Any]) -> str:
 
 
 def _cell(value: Any) -> str:
-    """Format a value of a table: a number, or mean and standard deviation over seeds."""
-    if is_spread(value):
-        spread = "" if value["sd"] is None else f" ± {value['sd']:.2f}"
-        return f"{value['mean']:.2f}{spread}"
+    """Format a number of a table."""
     return f"{value:.2f}" if isinstance(value, float) else f"{value:,}"
 
 

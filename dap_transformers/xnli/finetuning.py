@@ -37,7 +37,7 @@ from dap_transformers.evaluation.evaluator import Metric, card_rows
 from dap_transformers.files import public_name, read_json, write_json
 from dap_transformers.languages import XNLI_LANGUAGES
 from dap_transformers.options import arg
-from dap_transformers.reports import RECORD, merge_seeds, report
+from dap_transformers.reports import RECORD, report
 from dap_transformers.tokenizer import forget_calls
 from dap_transformers.training.arguments import check_launched, set_precision
 from dap_transformers.training.resume import (
@@ -64,7 +64,6 @@ WEIGHTS = "model*.safetensors*"
 #: Arguments that may differ between the runs in one output folder.
 MAY_DIFFER = {
     "seed",
-    "seeds",
     "search",
     "learning_rate",
     "learning_rates",
@@ -93,10 +92,7 @@ class XNLITrainingArguments(TrainingArguments):
         256,
         "Pairs per step, over all processes and accumulated batches. Sets the number of these.",
     )
-    seeds: list[int] | None = arg(None, "Fine-tune once with each seed. Default: --seed.")
-    search: bool = arg(
-        False, "Choose among learning_rates by accuracy of the first seed on English dev pairs."
-    )
+    search: bool = arg(False, "Choose among learning_rates by accuracy on English dev pairs.")
     learning_rates: list[float] = arg([1e-5, 3e-5, 5e-5, 7e-5], "Learning rates for --search.")
     learning_rate: float = arg(5e-5, "Peak learning rate of AdamW.")
     num_train_epochs: float = arg(2.0, "Passes over the training pairs.")
@@ -117,7 +113,6 @@ class XNLITrainingArguments(TrainingArguments):
         super().__post_init__()
         set_precision(self)
         check_launched(self)
-        self.seeds = self.seeds or [self.seed]
         at_once = self.train_batch_size * self.world_size
         self.gradient_accumulation_steps, rest = divmod(self.total_train_batch_size, at_once)
         if rest:
@@ -238,9 +233,10 @@ class Task:
     data: NLIData
     training: XNLITrainingArguments
 
-    def run_folder(self, learning_rate: float, seed: int) -> Path:
-        """Return the folder of the fine-tuning run with this learning rate and seed."""
-        return Path(self.training.output_dir) / f"lr-{learning_rate}-seed-{seed}"
+    def run_folder(self, learning_rate: float) -> Path:
+        """Return the folder of the fine-tuning run with this learning rate."""
+        name = f"lr-{learning_rate}-seed-{self.training.seed}"
+        return Path(self.training.output_dir) / name
 
 
 def fine_tune_and_test(
@@ -248,9 +244,8 @@ def fine_tune_and_test(
 ) -> dict[str, Any]:
     """Fine-tune an encoder on English pairs, test it in all languages, and write `xnli.json`.
 
-    The result is its content: the report of the only seed, or the merged one of all seeds. For
-    several seeds, the report of each one is written beside it. The encoder stays unchanged. In a
-    launch of several processes, only the first one writes.
+    The result is its content. The encoder stays unchanged. In a launch of several processes, only
+    the first one writes.
     """
     found = find_nli(text.data_dir)
     if not found["test"]:
@@ -267,21 +262,10 @@ def fine_tune_and_test(
     keep_record(task)
 
     learning_rate, tried = search(task)
-    reports = {}
-    for seed in training.seeds:
-        measured(task, learning_rate, seed, "dev")
-        result = measured(task, learning_rate, seed, "test")
-        reports[seed] = make_report(task, result, tried)
-
-    content = reports[training.seeds[0]]
-    files = {}
-    if len(reports) > 1:
-        content = merge_seeds(list(reports.values()))
-        files = {f"xnli-seed-{seed}.json": each for seed, each in reports.items()}
-    files["xnli.json"] = content
+    measured(task, learning_rate, "dev")
+    content = make_report(task, measured(task, learning_rate, "test"), tried)
     if training.process_index == 0:
-        for name, each in files.items():
-            write_json(each, Path(training.output_dir, name))
+        write_json(content, Path(training.output_dir, "xnli.json"))
     return content
 
 
@@ -323,11 +307,10 @@ def search(task: Task) -> tuple[float, list[dict[str, Any]]]:
     if not training.search:
         return training.learning_rate, []
 
-    seed = training.seeds[0]
     accuracies = {}
     for rate in training.learning_rates:
         with suppress(FloatingPointError):
-            accuracies[rate] = measured(task, rate, seed, "dev")["dev"]["en"]
+            accuracies[rate] = measured(task, rate, "dev")["dev"]["en"]
     if not accuracies:
         raise FloatingPointError(
             f"no loss was finite with any of learning_rates={training.learning_rates}: lower them"
@@ -337,18 +320,18 @@ def search(task: Task) -> tuple[float, list[dict[str, Any]]]:
     for rate in training.learning_rates:
         tried.append({"learning_rate": rate, "dev_accuracy": accuracies.get(rate)})
         if rate != best and training.process_index == 0:
-            for path in task.run_folder(rate, seed).glob(WEIGHTS):
+            for path in task.run_folder(rate).glob(WEIGHTS):
                 path.unlink()
     return best, tried
 
 
-def measured(task: Task, learning_rate: float, seed: int, split: str) -> dict[str, Any]:
+def measured(task: Task, learning_rate: float, split: str) -> dict[str, Any]:
     """Fine-tune unless that is done, and measure accuracy of a split, "dev" or "test", in percent.
 
     Accuracies that an earlier command measured are kept. New ones are written to the run's
     `result.json`, which is returned: `result[split][code]`.
     """
-    folder = task.run_folder(learning_rate, seed)
+    folder = task.run_folder(learning_rate)
     datasets = getattr(task.data, split)
     path = folder / RESULT
     result = read_json(path) if path.exists() else None
@@ -357,7 +340,7 @@ def measured(task: Task, learning_rate: float, seed: int, split: str) -> dict[st
     if result is None or not any(folder.glob(WEIGHTS)):
         if task.training.process_index == 0:
             path.unlink(missing_ok=True)  # until the weights are written, the run is unfinished
-        result = fine_tune(task, learning_rate, seed)
+        result = fine_tune(task, learning_rate)
 
     args = copy.copy(task.training)
     args.output_dir = str(folder)
@@ -372,17 +355,16 @@ def measured(task: Task, learning_rate: float, seed: int, split: str) -> dict[st
     return result
 
 
-def fine_tune(task: Task, learning_rate: float, seed: int) -> dict[str, Any]:
-    """Fine-tune with one learning rate and seed, and write weights and `result.json`.
+def fine_tune(task: Task, learning_rate: float) -> dict[str, Any]:
+    """Fine-tune with one learning rate, and write weights and `result.json`.
 
     A stopped run resumes from its checkpoint. "dev" and "test" will hold accuracies by language.
     """
-    folder = task.run_folder(learning_rate, seed)
+    folder = task.run_folder(learning_rate)
     args = copy.copy(task.training)
     args.learning_rate = learning_rate
-    args.seed = seed
     args.output_dir = str(folder)
-    set_seed(seed)
+    set_seed(args.seed)
     model = build_classifier(task.encoder)
     trainer = make_trainer(model, task.encoder.tokenizer, args, task.data.train["en"])
     metrics = train_to_end(trainer, find_resumable(args))
@@ -390,12 +372,12 @@ def fine_tune(task: Task, learning_rate: float, seed: int) -> dict[str, Any]:
     losses = [line["loss"] for line in trainer.state.log_history if "loss" in line]
     if losses and not math.isfinite(losses[-1]):
         raise FloatingPointError(
-            f"the loss is {losses[-1]} with learning_rate={learning_rate:g}, seed={seed}: give a "
-            "lower learning rate"
+            f"the loss is {losses[-1]} with learning_rate={learning_rate:g}, seed={args.seed}: "
+            "give a lower learning rate"
         )
     result = {
         "learning_rate": learning_rate,
-        "seed": seed,
+        "seed": args.seed,
         "steps": trainer.state.global_step,
         "seconds": metrics.get("train_runtime", 0.0),
         "dev": {},
@@ -410,7 +392,7 @@ def fine_tune(task: Task, learning_rate: float, seed: int) -> dict[str, Any]:
 def make_report(
     task: Task, result: Mapping[str, Any], tried: list[dict[str, Any]]
 ) -> dict[str, Any]:
-    """Make the report of one seed from what `measured` returned: percent by language, and mean.
+    """Make the report from what `measured` returned: percent by language, and mean.
 
     `tried` lists the learning rates that `search` tried. It is empty without search.
     """

@@ -27,8 +27,7 @@ TATOEBA, BUCC, _ = KNOWN.reports
 def test_the_card_says_what_is_known() -> None:
     """The whole card, as it was read and found right.
 
-    It shows no path of this machine, no settings of another objective or mix, and of several seeds
-    the mean.
+    It shows no path of this machine, and no settings of another objective or mix.
     """
     card = str(model_card("user/dap-e5", PLAIN, KNOWN))
     assert card == (PLACE / "card.txt").read_text()
