@@ -4,7 +4,7 @@
 #
 #   python -m study.question_sets build/questions
 #   bash study/search.sh NAME TEXT/ STEPS     # such as: software build/quickstart/train 44
-#   python -m study.search_table build/search
+#   python -m study.search_table build/search/ --output search.json
 #
 # METHODS and SEEDS choose some of the runs. A finished run is not repeated.
 set -euo pipefail
