@@ -4,9 +4,9 @@
     python -m study.search_table build/search/ --output search.json   # of a run of study/search.sh
 
 `study/search.sh` makes the reports: `start.json`, and `METHOD_TEXT_SEED.json` such as
-`tr_software-44_0.json`. A row is a method and a text. A column is the mean over the question sets of
-one kind. Of a trained model it shows the change against the start, as the mean over seeds. The last
-column is the seconds of the training, all included.
+`tr_software-44_0.json`. A row is a method and a text. A column is the mean over the question sets
+of one kind. Of a trained model it shows the change against the start, as the mean over seeds. The
+last column is the seconds of the training, all included.
 """
 
 import argparse
