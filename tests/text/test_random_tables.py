@@ -2,7 +2,8 @@
 
     DIFFERENTIAL_SECONDS=1800 python -m pytest -s tests/text/test_random_tables.py
 
-Seeds are drawn until the time is over. Their number and that of the refused tables are printed.
+Seeds are drawn until the time is over, at least 200. Their number and the number of refused tables
+are printed.
 """
 
 import csv
@@ -19,7 +20,7 @@ from dap_transformers.errors import UserError
 from dap_transformers.languages import ISO3, NAMES
 from dap_transformers.text.find import find_bitext
 
-SECONDS = float(os.environ.get("DIFFERENTIAL_SECONDS", "2"))
+SECONDS = float(os.environ.get("DIFFERENTIAL_SECONDS", "1"))
 FIRST_SEED = int(os.environ.get("DIFFERENTIAL_SEED", "0"))
 #: Names of a column of text in a language, from its code, code of three letters and name. The
 #: first ones must be understood. The others may be refused, but never mistaken.
@@ -160,7 +161,7 @@ def test_random_tables_are_read_as_told_or_refused(tmp_path: Path) -> None:
     ends: Counter = Counter()
     stop = time.monotonic() + SECONDS
     seed = FIRST_SEED
-    while time.monotonic() < stop:
+    while time.monotonic() < stop or seed < FIRST_SEED + 200:
         table = RandomTable(random.Random(seed))
         path = table.write(tmp_path)
         shown = f"seed {seed}: {path.name}\n{path.read_text()}"
@@ -180,4 +181,4 @@ def test_random_tables_are_read_as_told_or_refused(tmp_path: Path) -> None:
         seed += 1
     logging.disable(logging.NOTSET)
     print(f"seeds {FIRST_SEED} to {seed - 1}: {dict(ends)}")
-    assert min(ends["read"], ends["refused"]) > 20
+    assert min(ends["read"], ends["refused"]) > 10
