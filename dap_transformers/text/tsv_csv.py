@@ -9,7 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from functools import cache, lru_cache
-from itertools import chain, islice
+from itertools import chain, dropwhile, islice
 from statistics import mode
 from typing import NamedTuple
 
@@ -214,7 +214,7 @@ def read_table(path: str, language: str, target: str) -> Iterator[tuple[int, Row
     """
     found = find_columns(path, target, {language})
     columns = found.get(language) or found.get("", Columns())
-    rows = read_rows(path)
+    rows = dropwhile(lambda row: not has_text(row[1]), enumerate(_all_rows(path), 1))
     head = list(islice(rows, JUDGED))
     width = mode([len(cells) for _, cells in head if len(cells) > 1] or [2])
     if found:
@@ -222,7 +222,7 @@ def read_table(path: str, language: str, target: str) -> Iterator[tuple[int, Row
 
     stated = (language, target)[: len(columns.languages)]
     for number, cells in chain(head, rows):
-        if len(cells) == width:
+        if len(cells) == width and has_text(cells):
             if stated and _stated_languages(path, cells, columns) != stated:
                 continue
             if len(found) > 1 and any(is_blank(cells[column]) for column in columns[:2]):
@@ -231,8 +231,10 @@ def read_table(path: str, language: str, target: str) -> Iterator[tuple[int, Row
 
 
 def parse_row(row: Row) -> tuple[str, str]:
-    """Return (source, target) of a row."""
+    """Return (source, target) of a row. Both are empty if the row is blank."""
     cells, width, columns = row
+    if not has_text(cells):
+        return "", ""
     if len(cells) != width:
         raise UserError(f"{counted(len(cells), 'column')}, expected {width}")
     source, target = cells[columns.source], cells[columns.target]
@@ -244,11 +246,16 @@ def parse_row(row: Row) -> tuple[str, str]:
 def read_rows(path: str) -> Iterator[tuple[int, list[str]]]:
     """Yield (number, cells) of each row of a table that is not blank, from 1.
 
-    Bytes that are not UTF-8 become lone surrogates. Spreadsheets write blank rows at the end.
+    Bytes that are not UTF-8 become lone surrogates.
     """
     for number, cells in enumerate(_all_rows(path), 1):
-        if any(map(str.strip, cells)):
+        if has_text(cells):
             yield number, cells
+
+
+def has_text(cells: Sequence[str]) -> bool:
+    """Tell whether a row is more than blanks, as spreadsheets write at the end."""
+    return any(map(str.strip, cells))
 
 
 def _all_rows(path: str) -> Iterator[list[str]]:

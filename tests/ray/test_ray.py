@@ -304,7 +304,7 @@ def test_equal_scores_keep_the_lowest_index_in_any_order_of_tiles(seed: int) -> 
         if generator.random() < 0.5:  # a tile may start before others have ended
             older = [scores[:, -1].copy() for scores, _ in best]
         worst = older[0][rows], older[1][columns]
-        found = ray_search._search_tile(4, None, source[rows], target[columns], *worst)
+        found = ray_search._search_tile(4, source[rows], target[columns], *worst)
         scores, indices = found.forward_scores, found.forward_indices + columns.start
         ray_search._merge(best[0], rows, scores, indices)
         scores, indices = found.backward_scores, found.backward_indices + rows.start
