@@ -237,23 +237,18 @@ def _pairs_of_file(file: BitextFile, max_bad_lines: float) -> Iterator[Pair]:
         yield from [("", "")] * (audit.lines - number)
 
 
-def count_pairs(pairs: Iterable[Pair], options: AlignmentOptions) -> int:
-    """Return the number of pairs. Warn if most have a side without spaces, but words need them."""
-    total = 0
-    unsegmented = 0
-    for source, target in pairs:
-        total += 1
-        unsegmented += is_unsegmented(source) or is_unsegmented(target)
-    if not total:
+def check_pairs(pairs: Sequence[Pair], options: AlignmentOptions) -> None:
+    """Refuse no pairs at all. Warn if most have a side without spaces, but words need them."""
+    if not pairs:
         raise UserError("there is no sentence to align")
-    if options.words != "tokenizer" and unsegmented > total / 2:
+    unsegmented = sum(is_unsegmented(source) or is_unsegmented(target) for source, target in pairs)
+    if options.words != "tokenizer" and unsegmented > len(pairs) / 2:
         logger.warning(
             "%d of %d pairs have no spaces between words: take the words of the tokenizer, or put "
             "spaces between the words",
             unsegmented,
-            total,
+            len(pairs),
         )
-    return total
 
 
 # --------------------------------------------------------------------------- from links to a file

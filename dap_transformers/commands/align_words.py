@@ -17,7 +17,6 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import MISSING, asdict, dataclass, field
-from functools import partial
 from typing import Any
 
 from tqdm.auto import tqdm
@@ -25,7 +24,7 @@ from tqdm.auto import tqdm
 from dap_transformers.alignment.word_alignment import (
     CHUNK,
     AlignmentOptions,
-    count_pairs,
+    check_pairs,
     read_bitext,
     read_lines,
     stream_alignments,
@@ -103,22 +102,24 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
             "text and a target text"
         )
     options.words = options.words or ("spaces" if args.gold else "punctuation")
-    read = partial(read_lines, *files)
-    if len(files) == 1:
-        chosen = (args.language, args.target_language, args.max_bad_lines)
-        read = partial(read_bitext, files, *chosen)
     outputs = {"--output": args.output, "--report_file": args.report_file}
 
     with guarded(outputs, inputs=[*files, args.gold], model=model_args.model_name_or_path):
-        # read everything once, so that faults are found before the model is loaded
-        total = count_pairs(read(), options)
+        # read everything before the model is loaded, so that faults are found early
+        if len(files) == 2:
+            pairs = list(read_lines(*files))
+        else:
+            chosen = (args.language, args.target_language, args.max_bad_lines)
+            pairs = list(read_bitext(files, *chosen))
+        check_pairs(pairs, options)
+        total = len(pairs)
         gold = read_reference(args.gold, total, args.gold_from) if args.gold else None
 
         # align
         encoder = model_args.load()
         started = time.perf_counter()
         budget = tokens_of_a_batch(args.token_budget)
-        aligned = stream_alignments(encoder, read(), options, budget)
+        aligned = stream_alignments(encoder, pairs, options, budget)
         # pairs come in chunks, so a count within a chunk would give a wrong time
         steps = {"miniters": CHUNK, "maxinterval": math.inf, "smoothing": 0}
         aligned = tqdm(aligned, total=total, desc="aligning", unit=" pairs", **steps)
