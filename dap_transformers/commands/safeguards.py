@@ -8,6 +8,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from transformers.utils import logging
+
 from dap_transformers.errors import UserError, one_line
 from dap_transformers.files import claimed, read_json
 from dap_transformers.memory import keep_freed_memory
@@ -39,6 +41,8 @@ def command(main: Main) -> Main:
             if hasattr(stream, "reconfigure"):
                 stream.reconfigure(errors="replace")
         keep_freed_memory()
+        # A bar of Transformers, such as that of loading weights, shows after some seconds.
+        logging.set_tqdm_hook(lambda bar, args, options: bar(*args, **options, delay=5))
         try:
             _require_all_processes()
             main(argv)

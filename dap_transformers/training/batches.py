@@ -18,8 +18,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from datasets import Dataset, Features, List, Value
+from datasets import Dataset, Features, List, Value, disable_progress_bars
 from tokenizers import Tokenizer
+from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from dap_transformers.tokenizer import plain_backend, require_room
@@ -60,6 +61,11 @@ def tokenize_bitext(
         {"source_input_ids": ids, "target_input_ids": ids, "language": text, "pair_id": text}
     )
 
+    disable_progress_bars()  # there would be one for each language
+    total = sum(map(len, datasets.values()))
+    bar = tqdm(total=total, desc="tokenise", unit=" pairs", unit_scale=True, delay=1)
+    done = 0
+
     tokenized: dict[str, Dataset] = {}
     for language, dataset in datasets.items():
         # Everything that changes the token ids is in the name of the cached file.
@@ -72,14 +78,16 @@ def tokenize_bitext(
             prefix,
         )
         tokenized[language] = dataset.map(
-            _Tokenise(backend, language, prefix),
+            _Tokenise(backend, language, prefix, bar),
             with_indices=True,
             batched=True,
             features=features,
             remove_columns=dataset.column_names,
             new_fingerprint=hashlib.sha256(repr(key).encode()).hexdigest()[:16],
-            desc=f"tokenise {language}",
         )
+        done += len(dataset)
+        bar.update(done - bar.n)  # pairs that were cached
+    bar.close()
     return tokenized
 
 
@@ -105,9 +113,12 @@ class _Tokenise:
     tokenizer: Tokenizer
     language: str
     prefix: str = ""
+    bar: tqdm | None = None
 
     def __call__(self, batch: Mapping[str, list[Any]], indices: list[int]) -> dict[str, list[Any]]:
         rows = batch.get("row", indices)
+        if self.bar is not None:
+            self.bar.update(len(rows))
         return {
             "source_input_ids": self._encode(batch["source"]),
             "target_input_ids": self._encode(batch["target"]),
