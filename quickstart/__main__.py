@@ -1,7 +1,7 @@
 """Train a real encoder on real text for a few minutes, and show what training changed.
 
     python -m quickstart                      # or: make quickstart
-    python -m quickstart --objective tr+rtl   # or: make quickstart OBJECTIVE=tr+rtl
+    python -m quickstart --objective tr+rtl+distill   # or: make quickstart OBJECTIVE=...
 
 Encoder and text come from pinned Python packages, so no Hub is needed. Before and after training,
 the command measures retrieval, retrieval from a multilingual pool, and the hard-negative error. It
