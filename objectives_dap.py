@@ -238,6 +238,11 @@ class Objective:
         labels = self.labels(pairs, model)
         counts = self.count(labels) if chunk is None else chunk.label_counts[self.name]  # (G,)
         sums, measures = self.loss_sum(pairs, encoded, model, labels)
+        if sums.shape != counts.shape:
+            raise ValueError(
+                f"objective {self.name}: labels of shape {tuple(labels.shape)}, but loss sums of "
+                f"shape {tuple(sums.shape)}: give (G, ...) and (G,) for G groups of labels"
+            )
         loss = self.mean(sums, counts)
         return loss, {f"{self.name}_loss": loss, **measures}
 

@@ -1,9 +1,14 @@
 """Combinations of objectives; test_architecture_page.py adds one."""
 
+from typing import Any
+
 import pytest
 import torch
 from tiny_models import COMBINATIONS, NoFloat64, make_batch, step, tiny_model
+from torch import Tensor
 from torch.testing import assert_close
+
+from objectives_dap import OBJECTIVES, BagOfWords
 
 WEIGHTS = {"tr_weight": 0.7, "rtl_weight": 0.5, "tlm_weight": 0.3}
 WEIGHTS |= {"mlm_weight": 0.2, "bow_weight": 0.6, "distill_weight": 0.4}
@@ -30,6 +35,19 @@ def test_each_loss_of_a_combination_is_that_of_the_objective_alone(objective: st
         assert_close(expected.loss, WEIGHTS[f"{name}_weight"] * loss)
         total = total + expected.loss
     assert_close(out.loss, total)
+
+
+def test_labels_that_do_not_fit_the_loss_sums_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Ungrouped(BagOfWords):
+        def labels(self, *args: Any) -> Tensor:
+            return super().labels(*args)[0]  # (B, S): each pair would be a group
+
+        def loss_sum(self, *args: Any) -> tuple[Tensor, dict[str, Tensor]]:
+            return super().loss_sum(*args[:-1], args[-1].expand(2, *args[-1].shape))
+
+    monkeypatch.setitem(OBJECTIVES, "bow", Ungrouped)
+    with pytest.raises(ValueError, match=r"objective bow: labels of shape \(6, .*\(G, ...\)"):
+        tiny_model(objective="bow")(**make_batch())
 
 
 def test_the_order_of_names_changes_nothing() -> None:

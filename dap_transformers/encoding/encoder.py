@@ -86,7 +86,7 @@ class SentenceEncoder:
 
     Args:
         model: any encoder that returns `last_hidden_state` (B, S, D). Of an encoder-decoder only
-            the encoder is used.
+            the encoder is used, and of `DAPForPreTraining` only its `dap`.
         pooling: a name in `states_dap.POOLINGS`. None takes a DAP model's own. For other models it
             is the mean, and the last token of a decoder.
         max_seq_length: tokens per sentence, special tokens included. Longer sentences are cut. None
@@ -112,6 +112,7 @@ class SentenceEncoder:
         after: nn.Sequential | None = None,
         prompts: Mapping[str, str] | None = None,
     ) -> None:
+        model = getattr(model, "dap", model)
         is_encoder_decoder = getattr(model.config, "is_encoder_decoder", False)
         self.model = model.get_encoder() if is_encoder_decoder else model
         if device is not None:
@@ -266,13 +267,18 @@ class SentenceEncoder:
         token_budget: int = 4096,
         progress: bool = False,
         normalize: bool = False,
+        batch_size: int | None = None,
     ) -> NDArray[np.float32]:
         """Encode N sentences into vectors (N, E), each distinct sentence once.
 
         Args:
             token_budget: most tokens of a batch, padding included. The vectors do not depend on it,
                 beyond rounding.
+            batch_size: number of the longest possible sentences per batch, instead of
+                `token_budget`.
         """
+        if batch_size is not None:
+            token_budget = batch_size * self.max_seq_length
         sentences = listed(sentences)
         distinct = list(dict.fromkeys(sentences))
         parts = [np.empty((0, self.dimensions), np.float32)]

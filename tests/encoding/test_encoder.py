@@ -128,6 +128,7 @@ def test_budget_and_batching_change_nothing(
     monkeypatch.setattr("dap_transformers.encoding.encoder.CHUNK", 17)
     vectors = encoder.encode(iter(SENTENCES), token_budget)
     assert_allclose(vectors, expected, atol=1e-5)
+    assert_allclose(encoder.encode(SENTENCES, batch_size=2), expected, atol=1e-5)
     assert SENTENCES[3] == SENTENCES[-2]
     np.testing.assert_array_equal(vectors[3], vectors[-2])
 
