@@ -71,6 +71,24 @@ def test_every_format_has_the_links_of_the_function(
         assert TARGET[row.pair - 1].split()[row.target_position] == row.target_word
 
 
+def test_the_word_list_counts_the_links_of_the_table(command: str, tmp_path: Path) -> None:
+    words = {"sep": "\t", "quoting": csv.QUOTE_NONE, "keep_default_na": False}
+    both = ["source_word", "target_word"]
+    made = run(f"{command} --output {tmp_path}/links.tsv --lexicon {tmp_path}/words.tsv")
+    table = pd.read_csv(tmp_path / "links.tsv", **words)
+    found = pd.read_csv(tmp_path / "words.tsv", **words)
+    assert len(found) == made["word_pairs"] == len(table[both].drop_duplicates())
+    assert found.links.is_monotonic_decreasing
+    for row in found.itertuples():
+        source, target = table.source_word == row.source_word, table.target_word == row.target_word
+        counts = (source & target).sum(), source.sum(), target.sum()
+        assert (row.links, row.source_links, row.target_links) == counts
+    run(f"{command} --lexicon {tmp_path}/few.tsv --min_count 2")
+    frequent = found[found.links >= 2]
+    assert 0 < len(frequent) < len(found)
+    assert pd.read_csv(tmp_path / "few.tsv", **words).equals(frequent)
+
+
 def test_parallel_text_keeps_a_line_for_each_of_its_lines(
     options: str, expected: list, tmp_path: Path
 ) -> None:

@@ -50,6 +50,8 @@ CHUNK = 512
 NOT_LINES = ("tmx", "po", "hub")
 #: Columns of a table of links.
 COLUMNS = ("pair", "source_position", "target_position", "source_word", "target_word", "cosine")
+#: Columns of a word list: links of two words with each other, and all links of each.
+WORD_LIST = ("source_word", "target_word", "links", "source_links", "target_links")
 
 #: A sentence and its translation.
 Pair = tuple[str, str]
@@ -268,6 +270,39 @@ def write_links(aligned: Iterable[WordAlignment], path: str | Path) -> dict[str,
             counts["words_without_state"] += pair.without_state
             counts["pairs"] += 1
     return dict(counts)
+
+
+def count_words(aligned: Iterable[WordAlignment], links: Counter[Pair]) -> Iterator[WordAlignment]:
+    """Yield all alignments unchanged, and count the pairs of words that they link in `links`.
+
+    Words without a letter or digit are not counted.
+    """
+    for pair in aligned:
+        for i, j in pair.links.tolist():
+            words = pair.source[i], pair.target[j]
+            if all(any(map(str.isalnum, word)) for word in words):
+                links[words] += 1
+        yield pair
+
+
+def write_word_list(links: Counter[Pair], path: str | Path, min_count: int = 1) -> int:
+    """Write word pairs that are linked at least `min_count` times as a table, most frequent first.
+
+    Returns:
+        The number of word pairs.
+    """
+    totals = Counter(), Counter()
+    for pair, count in links.items():
+        for side, word in zip(totals, pair):
+            side[word] += count
+    rows = [WORD_LIST]
+    for (source, target), count in links.most_common():
+        if count >= min_count:
+            rows.append((source, target, count, totals[0][source], totals[1][target]))
+    with compressed_file(path) as file:
+        for row in rows:
+            file.write("\t".join(map(str, row)).encode() + b"\n")
+    return len(rows) - 1
 
 
 def _pharaoh(number: int, aligned: WordAlignment) -> str:

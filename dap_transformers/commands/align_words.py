@@ -2,12 +2,14 @@
 
     align-words news.de-en.tsv --model out --output links.pharaoh
     align-words news.de news.en --model out --method itermax --output links.jsonl
+    align-words news.de news.en --model out --output links.tsv --lexicon words.tsv --min_count 3
     align-words test.de test.en --model out --gold test.talp --output links.pharaoh
 
 - Input: parallel text in any format that train-dap reads, or two texts with one sentence per line.
   Line i of one is the translation of line i of the other.
 - Output: the name chooses the format. `.tsv` has one row per link, `.jsonl` one object per pair.
   Any other name is a text in Pharaoh format: one line per pair, such as `0-1 2-0 3-3`.
+- Word list: `--lexicon` counts which words are linked, for example to start a glossary.
 - Method: links join words that are each other's nearest by cosine ("Argmax" of SimAlign). With
   `--method itermax`, a second round adds more links.
 """
@@ -15,6 +17,7 @@
 import logging
 import math
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import MISSING, asdict, dataclass, field
 from typing import Any
@@ -25,10 +28,12 @@ from dap_transformers.alignment.word_alignment import (
     CHUNK,
     AlignmentOptions,
     check_pairs,
+    count_words,
     read_bitext,
     read_lines,
     stream_alignments,
     write_links,
+    write_word_list,
 )
 from dap_transformers.commands.arguments import (
     ArgumentParser,
@@ -65,6 +70,12 @@ class AlignmentArguments:
     output: str = arg(
         MISSING, "File for the links: .tsv, .jsonl, or any other name for Pharaoh; also .gz or .xz."
     )
+    lexicon: str | None = arg(
+        None,
+        "File for a word list, .tsv: pairs of linked words with the number of their links, and all "
+        "links of the source word and of the target word. The most frequent pair comes first.",
+    )
+    min_count: int = arg(1, "With --lexicon: fewest links of a pair of words.")
     gold: str | None = arg(
         None, "Reference links in Pharaoh format, with 2p3 for possible ones: prints AER."
     )
@@ -102,7 +113,10 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
             "text and a target text"
         )
     options.words = options.words or ("spaces" if args.gold else "punctuation")
-    outputs = {"--output": args.output, "--report_file": args.report_file}
+    outputs = {
+        "--output": args.output, "--lexicon": args.lexicon, "--report_file": args.report_file
+    }  # fmt: skip
+    linked: Counter[tuple[str, str]] = Counter()
 
     with guarded(outputs, inputs=[*files, args.gold], model=model_args.model_name_or_path):
         # read everything before the model is loaded, so that faults are found early
@@ -123,11 +137,14 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
         # pairs come in chunks, so a count within a chunk would give a wrong time
         steps = {"miniters": CHUNK, "maxinterval": math.inf, "smoothing": 0}
         aligned = tqdm(aligned, total=total, desc="aligning", unit=" pairs", **steps)
+        aligned = count_words(aligned, linked)
         quality = {}
         if gold:
             aligned = list(aligned)
             quality = judge(aligned, gold)
         numbers = write_links(aligned, args.output) | quality
+        if args.lexicon:
+            numbers["word_pairs"] = write_word_list(linked, args.lexicon, args.min_count)
         seconds = time.perf_counter() - started
 
         # write the report
@@ -145,6 +162,8 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
         logger.warning(text, words, encoder.max_seq_length)
     done = f"{counted(numbers['links'], 'link')} in {counted(total, 'pair')} ({seconds:.1f} s)"
     print(f"{done}; written to {args.output} and {args.report_file}")
+    if args.lexicon:
+        print(f"{counted(numbers['word_pairs'], 'pair')} of words in {args.lexicon}")
     if gold:
         template = "AER {aer:.2f}, precision {precision:.2f}, recall {recall:.2f}"
         print(f"{template.format(**numbers)} against {args.gold}")

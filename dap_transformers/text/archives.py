@@ -23,6 +23,14 @@ MAX_LINE = 64 << 20
 MAX_RETURNS = 9
 #: Bytes that are unpacked at a time.
 BUFFER = 1 << 20
+#: How a file that is no text begins, what else its first bytes hold, and what to do with it.
+NO_TEXT = (
+    (b"%PDF", b"", "a PDF: turn it into text, such as with pdftotext"),
+    (b"PK\3\4", b"epub+zip", "an e-book: turn it into text, such as with ebook-convert of Calibre"),
+    (b"PK\3\4", b"word/", "a Word document: save it as plain text in UTF-8"),
+    (b"PK\3\4", b"", "a zip archive: name one of its files, such as archive.zip/novel.de"),
+    (b"\xd0\xcf\x11\xe0", b"", "an old Office document: save it as plain text in UTF-8"),
+)
 
 
 # ---------------------------------------------------------------------------------------- files
@@ -126,10 +134,13 @@ def read_lines(path: str | Path) -> Iterator[bytes]:
     A single carriage return within a line does not end it. `decode_line` refuses such a line.
     """
     with open_file(path) as stream:
-        start = stream.peek(3)[:3]
+        start = stream.peek(BUFFER)
+        for begins, holds, advice in NO_TEXT:
+            if start.startswith(begins) and holds in start:
+                raise UserError(f"{path} is {advice}")
         if start[:2] in (b"\xff\xfe", b"\xfe\xff"):
             raise UserError(f"{path} is UTF-16, expected UTF-8: iconv -f UTF-16 -t UTF-8")
-        if start == b"\xef\xbb\xbf":
+        if start.startswith(b"\xef\xbb\xbf"):
             stream.read(3)
 
         next_line = partial(stream.readline, MAX_LINE)

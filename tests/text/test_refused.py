@@ -23,6 +23,10 @@ SWAPPED = [("He waits.", "Он ждёт."), ("It is 8", "8 часов"), ("Tom",
 #: (name of the file, its text, what the message says after the name)
 REFUSED = [
     ("de-en.tsv.gz", ("\ufeff" + "ja\tyes\n" * 50).encode("utf-16-le"), "UTF-16"),
+    ("de-en.tsv", b"%PDF-1.5\n", "is a PDF"),
+    ("de-en.tsv", b"PK\3\4\0mimetypeapplication/epub+zip", "is an e-book"),
+    ("de-en.tsv", b"PK\3\4\0[Content_Types].xml\0word/document.xml", "is a Word document"),
+    ("de-en.tsv", b"PK\3\4\0de-en.tsv", "is a zip archive"),
     ("de-en.tsv.xz", "ja\tyes\n" * 200 + "ja\tyes\r" * 200, "line 201: lines end in CR"),
     ("de-en.tsv", "a\tb\n" * 321 + "x" * 100_000, "line 322: longer"),
     ("de-en.tsv", "1.25\teins\tone\n0.75\tzwei\ttwo\n", "source side holds '0.75'"),
