@@ -39,6 +39,7 @@ EXTRAS = {
     "app": ["gradio>=6.31"],
     "lora": ["peft>=0.18"],
     "st": ["sentence-transformers>=6.2"],
+    "sentences": ["sentencex>=1.0.12", "pysubs2>=1.8"],
     "faiss": ["faiss-cpu>=1.10"],
     "data": ["polars>=1.30"],
     "onnx": ["onnx>=1.18", "onnxscript>=0.6.2", "onnxruntime>=1.22"],
@@ -49,7 +50,7 @@ EXTRAS = {
     "slow": ["build>=1.2", "ipykernel>=6", "mypy>=2", "nbclient>=0.10"],
 }
 EXTRAS["dev"] = ["build>=1.2", "setuptools>=77", "pytest>=8", "pytest-xdist>=3.6", "ruff==0.17.6"]
-for each in ("quickstart", "app", "lora", "st", "faiss", "data", "onnx", "ray"):
+for each in ("quickstart", "app", "lora", "st", "sentences", "faiss", "data", "onnx", "ray"):
     EXTRAS["dev"] += EXTRAS[each]
 
 

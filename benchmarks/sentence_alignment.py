@@ -18,6 +18,7 @@
 import random
 import time
 from ast import literal_eval
+from itertools import count, starmap
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +31,7 @@ from dap_transformers.evaluation.retrieval import read_languages
 from dap_transformers.mining.in_order import Gains, align
 from dap_transformers.mining.texts import GroupedText, joined
 from dap_transformers.text.find import find_bitext
+from dap_transformers.text.sentences import Sentence
 
 SIZE = 3  # most sentences of a group on a side
 RUNS = 5  # of vecalign
@@ -67,7 +69,7 @@ def changed(pairs: list[tuple[str, str]], rate: float) -> Book:
 
 def gains_of(encoder: Encoder, *sides: list[str]) -> Gains:
     """Encode the sentences of two texts and their groups of neighbours."""
-    texts = [GroupedText(lines, "text", SIZE) for lines in sides]
+    texts = [GroupedText(starmap(Sentence, zip(lines, count(1))), "text", SIZE) for lines in sides]
     vectors = [encoder.encode(list(text)) for text in texts]
     return Gains(vectors, [text.groups for text in texts], [text.lengths for text in texts])
 
@@ -77,10 +79,6 @@ def ours(gains: Gains) -> Groups:
     found = []
     for _, i, j, a, b in align(gains)[0].tolist():
         found.append([list(range(i, i + a)), list(range(j, j + b))])
-    for side, rows in enumerate(gains.groups):
-        seen = {sentence for group in found for sentence in group[side]}
-        left = [[sentence] for sentence in range(len(rows)) if sentence not in seen]
-        found += [[[], each] if side else [each, []] for each in left]
     return found
 
 

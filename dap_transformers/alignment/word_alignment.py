@@ -6,6 +6,7 @@ of a sentence, `L` links, `D` hidden size.
 
 import json
 import logging
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -256,8 +257,13 @@ def check_pairs(pairs: Sequence[Pair], options: AlignmentOptions) -> None:
 # --------------------------------------------------------------------------- from links to a file
 
 
-def write_links(aligned: Iterable[WordAlignment], path: str | Path) -> dict[str, int]:
-    """Write the links of all pairs in the format that the name says. Return counts for a report."""
+def write_links(
+    aligned: Iterable[WordAlignment], path: str | Path, words: Counter[Pair] | None = None
+) -> dict[str, int]:
+    """Write the links of all pairs in the format that the name says. Return counts for a report.
+
+    The linked words are counted in `words`, if it is given.
+    """
     text_of = FORMATS.get(plain_suffix(path), _pharaoh)
     counts = Counter(words=0, links=0, words_without_state=0, pairs=0)
     with compressed_file(path) as file:
@@ -269,40 +275,26 @@ def write_links(aligned: Iterable[WordAlignment], path: str | Path) -> dict[str,
             counts["links"] += len(pair.links)
             counts["words_without_state"] += pair.without_state
             counts["pairs"] += 1
+            if words is not None:
+                words.update((pair.source[i], pair.target[j]) for i, j in pair.links.tolist())
     return dict(counts)
 
 
-def count_words(aligned: Iterable[WordAlignment], links: Counter[Pair]) -> Iterator[WordAlignment]:
-    """Yield all alignments unchanged, and count the pairs of words that they link in `links`.
+def write_word_list(links: Counter[Pair], path: str | Path, min_count: int = 1) -> None:
+    """Write the word pairs with at least `min_count` links as a table, most frequent first.
 
-    Words without a letter or digit are not counted.
+    Words without a letter or digit are left out.
     """
-    for pair in aligned:
-        for i, j in pair.links.tolist():
-            words = pair.source[i], pair.target[j]
-            if all(any(map(str.isalnum, word)) for word in words):
-                links[words] += 1
-        yield pair
-
-
-def write_word_list(links: Counter[Pair], path: str | Path, min_count: int = 1) -> int:
-    """Write word pairs that are linked at least `min_count` times as a table, most frequent first.
-
-    Returns:
-        The number of word pairs.
-    """
-    totals = Counter(), Counter()
-    for pair, count in links.items():
-        for side, word in zip(totals, pair):
-            side[word] += count
-    rows = [WORD_LIST]
-    for (source, target), count in links.most_common():
-        if count >= min_count:
-            rows.append((source, target, count, totals[0][source], totals[1][target]))
+    source_links, target_links = Counter(), Counter()
+    for (source, target), count in links.items():
+        source_links[source] += count
+        target_links[target] += count
     with compressed_file(path) as file:
-        for row in rows:
-            file.write("\t".join(map(str, row)).encode() + b"\n")
-    return len(rows) - 1
+        file.write("\t".join(WORD_LIST).encode() + b"\n")
+        for (source, target), count in links.most_common():
+            if count >= min_count and re.search(r"\w", source) and re.search(r"\w", target):
+                totals = f"{source_links[source]}\t{target_links[target]}"
+                file.write(f"{source}\t{target}\t{count}\t{totals}\n".encode())
 
 
 def _pharaoh(number: int, aligned: WordAlignment) -> str:

@@ -28,7 +28,6 @@ from dap_transformers.alignment.word_alignment import (
     CHUNK,
     AlignmentOptions,
     check_pairs,
-    count_words,
     read_bitext,
     read_lines,
     stream_alignments,
@@ -116,7 +115,6 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
     outputs = {
         "--output": args.output, "--lexicon": args.lexicon, "--report_file": args.report_file
     }  # fmt: skip
-    linked: Counter[tuple[str, str]] = Counter()
 
     with guarded(outputs, inputs=[*files, args.gold], model=model_args.model_name_or_path):
         # read everything before the model is loaded, so that faults are found early
@@ -137,14 +135,14 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
         # pairs come in chunks, so a count within a chunk would give a wrong time
         steps = {"miniters": CHUNK, "maxinterval": math.inf, "smoothing": 0}
         aligned = tqdm(aligned, total=total, desc="aligning", unit=" pairs", **steps)
-        aligned = count_words(aligned, linked)
         quality = {}
         if gold:
             aligned = list(aligned)
             quality = judge(aligned, gold)
-        numbers = write_links(aligned, args.output) | quality
+        words = Counter() if args.lexicon else None
+        numbers = write_links(aligned, args.output, words) | quality
         if args.lexicon:
-            numbers["word_pairs"] = write_word_list(linked, args.lexicon, args.min_count)
+            write_word_list(words, args.lexicon, args.min_count)
         seconds = time.perf_counter() - started
 
         # write the report
@@ -162,8 +160,6 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
         logger.warning(text, words, encoder.max_seq_length)
     done = f"{counted(numbers['links'], 'link')} in {counted(total, 'pair')} ({seconds:.1f} s)"
     print(f"{done}; written to {args.output} and {args.report_file}")
-    if args.lexicon:
-        print(f"{counted(numbers['word_pairs'], 'pair')} of words in {args.lexicon}")
     if gold:
         template = "AER {aer:.2f}, precision {precision:.2f}, recall {recall:.2f}"
         print(f"{template.format(**numbers)} against {args.gold}")

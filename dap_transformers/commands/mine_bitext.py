@@ -8,8 +8,8 @@
   once, under its first line.
 - Output: the columns score, source, target, source_line and target_line. Lines count from 1. The
   best pairs come first. With `--score_only` the pairs keep the order of the texts. With
-  `--in_order` a row is a group of sentences. The file's name says the format: `.tsv`, `.jsonl`,
-  `.parquet` or `.tmx`.
+  `--in_order` a row is a group of sentences, or a sentence without a translation. The file's name
+  says the format: `.tsv`, `.jsonl`, `.parquet` or `.tmx`.
 - Threshold: chosen from the scores (`dap_transformers.mining.threshold`). A table shows how many
   pairs other thresholds keep, and their estimated precision.
 - Resuming: sentence vectors are kept in shards beside the output. If a run was stopped, the same
@@ -54,6 +54,7 @@ from dap_transformers.mining.texts import (
     Vectors,
     read_known,
     read_texts,
+    read_texts_in_order,
     write_pairs,
 )
 from dap_transformers.options import arg, require_least
@@ -70,8 +71,10 @@ USAGE = """%(prog)s SOURCE TARGET --model MODEL --output FILE [options]
 The two texts come first, side by side; what is below names the options."""
 #: What is mined -> options that would have no effect there.
 WITHOUT_EFFECT = {
-    "given pairs": ("largest_group", "retrieval", "min_precision", "calibrate", "pair"),
-    "two texts": ("largest_group", "pair"),
+    "given pairs": (
+        "largest_group", "split_lines", "retrieval", "min_precision", "calibrate", "pair",
+    ),
+    "two texts": ("largest_group", "split_lines", "pair"),
     "texts in order": (
         "score_only", "margin", "retrieval", "k", "min_precision", "calibrate", "top_n", "index",
     ),
@@ -91,10 +94,16 @@ class MiningArguments:
         "groups. --threshold is then the lowest cosine of a group.",
     )
     largest_group: int = arg(3, "With --in_order: most sentences of a group, on each side.")
+    split_lines: str = arg(
+        "auto",
+        "With --in_order: split lines into sentences. 'auto': if many lines are long, and those of "
+        "subtitles. It needs --pair.",
+        choices=("auto", "always", "never"),
+    )
     score_only: bool = arg(
         False, "Score line i of one text with line i of the other instead of mining."
     )
-    pair: str | None = arg(None, "Languages for .tmx, such as fr-en.")
+    pair: str | None = arg(None, "Languages for .tmx and --split_lines, such as fr-en.")
     calibrate: str | None = arg(
         None,
         "Known translations, a line each: source, tab, target. They show how translations score, "
@@ -181,9 +190,11 @@ def search_of(args: MiningArguments, cluster: Cluster) -> Search:
 
 def read(args: MiningArguments, files: Sequence[str]) -> list[TextPair]:
     """Read the known translations, if any, and the two texts, which come last."""
+    if args.in_order:
+        languages = (args.pair or "-").split("-", 1)
+        return [read_texts_in_order(files, languages, args.split_lines, args.largest_group)]
     known = [read_known(args.calibrate)] if args.calibrate else []
-    largest = args.largest_group if args.in_order else None
-    return [*known, read_texts(*files, is_parallel=args.score_only, largest_group=largest)]
+    return [*known, read_texts(*files, is_parallel=args.score_only)]
 
 
 def find(

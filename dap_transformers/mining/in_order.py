@@ -169,8 +169,9 @@ def band_around(anchors: np.ndarray, n: int, m: int) -> tuple[np.ndarray, np.nda
 def best_groups(gains: Gains, skip: float, low: np.ndarray, high: np.ndarray) -> np.ndarray:
     """Find the groups (G,) of `GROUP` with the highest total gain less costs, in order.
 
-    Their scores are left 0. A sentence in no group costs `skip`. Each further pair of sentences in
-    a group costs half of that.
+    Each sentence is in one group. A sentence without a translation is a group whose other side is
+    empty, and costs `skip`. Each further pair of sentences in a group costs half of that. Their
+    scores are NaN.
 
     Args:
         low, high: (N + 1,) the first and the last column that the path may visit in each row.
@@ -219,8 +220,7 @@ def best_groups(gains: Gains, skip: float, low: np.ndarray, high: np.ndarray) ->
         a, b = moves[steps[i][j - low[i]]]
         i -= a
         j -= b
-        if a and b:
-            found.append((0.0, i, j, a, b))
+        found.append((np.nan, i, j, a, b))
     return np.array(found[::-1], GROUP)
 
 
@@ -228,8 +228,9 @@ def align(gains: Gains, search: Search = mutual_neighbours) -> tuple[np.ndarray,
     """Align two texts, near the pairs of nearest sentences that `search` finds.
 
     Returns:
-        Groups (G,) of `GROUP` in order. The score is the cosine of a group's two vectors. Also
-        remarks on what may be wrong with the texts.
+        Groups (G,) of `GROUP` in order, which hold each sentence once. The score is the cosine of a
+        group's two vectors, and NaN if a side is empty. Also remarks on what may be wrong with the
+        texts.
     """
     pairs = nearest_pairs(gains, search)
     anchors = pairs[longest_ascending(pairs[:, 1].tolist())]
@@ -248,9 +249,11 @@ def align(gains: Gains, search: Search = mutual_neighbours) -> tuple[np.ndarray,
     sample = anchors[:: len(anchors) // SAMPLE + 1].T
     skip = SKIP_SHARE * max(0.0, float(np.median(gains.of((1, 1), *sample).diagonal())))
     groups = best_groups(gains, skip, *band_around(anchors, *lengths))
-    x = gains.units(0, groups["source"], groups["sources"])
-    y = gains.units(1, groups["target"], groups["targets"])
-    groups["score"] = (x * y).sum(1)
+    has_both = (groups["sources"] > 0) & (groups["targets"] > 0)
+    found = groups[has_both]
+    x = gains.units(0, found["source"], found["sources"])
+    y = gains.units(1, found["target"], found["targets"])
+    groups["score"][has_both] = (x * y).sum(1)
     return groups, remarks
 
 
@@ -262,22 +265,27 @@ def align_texts(
 ) -> MiningResult:
     """Find the groups of sentences of two texts that translate each other, in their order.
 
-    `vectors` are of the distinct groups. Groups with a cosine below `lowest` are left out.
+    `vectors` are of the distinct groups. Groups with a cosine below `lowest` are not kept. What is
+    kept also holds the sentences without a translation, as groups with an empty side.
     """
     sides = texts.sides()
     gains = Gains(vectors, [t.groups for t in sides.values()], [t.lengths for t in sides.values()])
     groups, remarks = align(gains, search)
     for remark in remarks:
         logger.warning("%s", remark)
-    kept = select(groups, lowest)
+    is_left_out = np.isnan(groups["score"])
+    found = groups[~is_left_out]
+    kept = select(found, lowest)
+    rows = np.concatenate([kept, groups[is_left_out]])
+    rows.sort(order=["source", "target"])
 
-    numbers = {"remarks": remarks}
+    numbers = {"remarks": remarks, "kept": len(kept)}
     left = []
     for name, text in sides.items():
-        count = len(text.groups) - int(groups[f"{name}s"].sum())
+        count = len(text.groups) - int(found[f"{name}s"].sum())
         numbers[f"{name}_without_translation"] = count
         left.append(counted(count, f"{name} sentence"))
-    summary = f"{counted(len(kept), 'group')} kept of {len(groups):,}; without a translation: "
+    summary = f"{counted(len(kept), 'group')} kept of {len(found):,}; without a translation: "
     summary += ", ".join(left)
     protocol = "alignment of sentences in order"
-    return MiningResult(protocol, None, len(groups), kept, summary, numbers)
+    return MiningResult(protocol, None, len(found), rows, summary, numbers)

@@ -10,7 +10,6 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import chain, product
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -24,6 +23,7 @@ from dap_transformers.files import compressed_file, plain_suffix
 from dap_transformers.languages import is_blank
 from dap_transformers.text.archives import read_sentences
 from dap_transformers.text.formats import BitextFile, read_pairs
+from dap_transformers.text.sentences import Sentence, read_text
 from dap_transformers.text.tmx_po import write_memory
 
 #: Vectors of source and target.
@@ -100,27 +100,29 @@ class GroupedText(DistinctSentences):
     """The distinct groups of 1 to S neighbouring sentences of a text, single sentences first.
 
     Attributes:
-        rows: (L,) for each line the number of the group that is only its sentence.
-        groups: (N, S) for each sentence the numbers of the groups that begin with it, by size. N
-            counts all sentences. The last groups are shorter, because the text ends.
+        singles: the N sentences of the text in order, with their places in the file.
+        groups: (N, S) for each sentence the numbers of the groups that begin with it, by size. The
+            last groups are shorter, because the text ends.
         lengths: (N,) characters of each sentence.
     """
 
-    def __init__(self, lines: Iterable[str], name: str | Path, largest: int) -> None:
-        lines = list(lines)
-        self.lines = np.flatnonzero([not is_blank(line) for line in lines])  # (N,) from 0
-        sentences = [lines[line] for line in self.lines]
-        self.lengths = np.array([len(sentence) for sentence in sentences])
-        places = product(range(1, largest + 1), range(len(sentences)))
-        super().__init__((joined(sentences[i : i + size]) for size, i in places), name)
+    def __init__(self, sentences: Iterable[Sentence], name: str | Path, largest: int) -> None:
+        self.singles = [each for each in sentences if not is_blank(each.text)]
+        texts = [each.text for each in self.singles]
+        self.lengths = np.array([len(text) for text in texts])
+        places = product(range(1, largest + 1), range(len(texts)))
+        super().__init__((joined(texts[i : i + size]) for size, i in places), name)
         self.groups = self.rows.reshape(largest, -1).T
-        self.rows = np.full(len(lines), -1)
-        self.rows[self.lines] = self.groups[:, 0]
-        self.distinct = len(np.unique(self.groups[:, 0]))
+
+    def __str__(self) -> str:
+        return f"{self.name}: {counted(len(self.singles), 'sentence')}"
 
     def place(self, row: int) -> str:
-        sentence = (self.first_line[row] - 1) % len(self.lines)
-        return f"{self.name}, line {self.lines[sentence] + 1}"
+        sentence = (self.first_line[row] - 1) % len(self.singles)
+        return f"{self.name}, line {self.singles[sentence].line}"
+
+    def counts(self) -> dict[str, Any]:
+        return {"file": Path(self.name).name, "sentences": len(self.singles)}
 
 
 def joined(sentences: Iterable[str]) -> str:
@@ -129,9 +131,9 @@ def joined(sentences: Iterable[str]) -> str:
     >>> joined(["Ja.", "Nein."]), joined(["是。", "不。"])
     ('Ja. Nein.', '是。不。')
     """
-    text, *others = sentences
-    for other in others:
-        text += other if NO_BLANK.search(text) else f" {other}"
+    text = ""
+    for sentence in sentences:
+        text += sentence if not text or NO_BLANK.search(text) else f" {sentence}"
     return text
 
 
@@ -180,46 +182,57 @@ class TextsInOrder(TextPair):
     """Two texts (`GroupedText`) whose pairs are pairs of groups."""
 
     def table(self, pairs: np.ndarray) -> pa.Table:
-        """Return pairs of groups (`in_order.GROUP`) with their text and their lines, from 1."""
-        columns = {"score": pairs["score"].round(6)}
-        lines = {}
+        """Return pairs of groups (`in_order.GROUP`) with their text and its places, from 1.
+
+        The numbers of sentences in their lines, and the times of subtitles, are columns only where
+        the text has them. A group without sentences has an empty text.
+        """
+        columns = {"score": pa.array(pairs["score"].round(6), from_pandas=True)}  # NaN is null
+        places = {}
         for name, text in self.sides().items():
-            starts, sizes = pairs[name], pairs[f"{name}s"]
-            columns[name] = [text[row] for row in text.groups[starts, sizes - 1].tolist()]
-            parts = (text.lines[i : i + size] for i, size in zip(starts, sizes))
-            lines[f"{name}_lines"] = [part + 1 for part in parts]
-        return pa.table(columns | lines)
+            ends = pairs[name] + pairs[f"{name}s"]
+            groups = [text.singles[i:end] for i, end in zip(pairs[name], ends)]
+            texts = [joined(each.text for each in group) for group in groups]
+            columns[name] = pa.array(texts, pa.string())
+            for kind in ("line", "number", "time"):
+                if kind == "line" or len({getattr(each, kind) for each in text.singles}) > 1:
+                    values = [[getattr(each, kind) for each in group] for group in groups]
+                    places[f"{name}_{kind}s"] = values
+        return pa.table(columns | places)
 
 
 # -------------------------------------------------------------------------- from files to vectors
 
 
-def read_texts(
-    source_file: str,
-    target_file: str,
-    is_parallel: bool = False,
-    largest_group: int | None = None,
-) -> TextPair:
-    """Read two texts with one sentence per line.
-
-    Args:
-        is_parallel: whether both must have equally many lines.
-        largest_group: most sentences of a group. None makes no groups of sentences.
-    """
-    kind, pair = DistinctSentences, TextPair
-    if largest_group is not None:
-        kind, pair = partial(GroupedText, largest=largest_group), TextsInOrder
-    source = kind(read_sentences(source_file), source_file)
-    target = kind(read_sentences(target_file), target_file)
-    for text in (source, target):
-        if not len(text):
-            raise UserError(f"{text.name}: none of its lines holds a sentence")
+def read_texts(source_file: str, target_file: str, is_parallel: bool = False) -> TextPair:
+    """Read two texts with one sentence per line, and equally many lines if `is_parallel`."""
+    files = source_file, target_file
+    source, target = (DistinctSentences(read_sentences(path), path) for path in files)
+    require_sentences(source, target)
     if is_parallel and len(source.rows) != len(target.rows):
         raise UserError(
             f"{source_file} has {counted(len(source.rows), 'line')}, {target_file} has "
             f"{len(target.rows)}: line i of one must belong to line i of the other"
         )
-    return pair(source, target)
+    return TextPair(source, target)
+
+
+def read_texts_in_order(
+    files: Sequence[str], languages: Sequence[str], split: str = "auto", largest: int = 3
+) -> TextsInOrder:
+    """Read two texts by `read_text`, and make groups of at most `largest` sentences."""
+    texts = []
+    for path, language in zip(files, languages):
+        texts.append(GroupedText(read_text(path, language, split), path, largest))
+    require_sentences(*texts)
+    return TextsInOrder(*texts)
+
+
+def require_sentences(*texts: DistinctSentences) -> None:
+    """Raise `UserError` for a text without sentences."""
+    for text in texts:
+        if not len(text):
+            raise UserError(f"{text.name}: none of its lines holds a sentence")
 
 
 def read_known(path: str | Path) -> TextPair:
@@ -241,7 +254,8 @@ def write_pairs(
 
     `.parquet`, `.jsonl` and `.tmx` keep every sentence unchanged. All other names give a table with
     tabs, where only a tab in a sentence becomes a space. Quotation marks are text there, as in
-    every file that we read. The file is compressed if its name ends in `.gz` or `.xz`.
+    every file that we read. The file is compressed if its name ends in `.gz` or `.xz`. Rows with an
+    empty side are left out of `.tmx`.
 
     Args:
         languages: codes of source and target, for `.tmx`.
@@ -252,7 +266,8 @@ def write_pairs(
     with compressed_file(path) as output:
         if suffix == MEMORY:
             rows = (row for table in tables for row in table.to_pylist())
-            write_memory(((row["source"], row["target"]) for row in rows), languages, output)
+            sides = ((row["source"], row["target"]) for row in rows)
+            write_memory(filter(all, sides), languages, output)
         else:
             WRITERS.get(suffix, _write_tsv)(tables, output)
 
@@ -263,7 +278,7 @@ def _write_tsv(tables: Iterator[pa.Table], output: BinaryIO) -> None:
     output.write("\t".join(first.column_names).encode() + b"\n")
     for table in chain([first], tables):
         for row in table.to_pylist():
-            row["score"] = f"{row['score']:.6f}"
+            row["score"] = "" if row["score"] is None else f"{row['score']:.6f}"
             cells = []
             for value in row.values():
                 text = " ".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -6,12 +6,14 @@ from itertools import product
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from conftest import synthetic_pairs
 from written import pairs_of
 from written import write as write_text
 
 from dap_transformers.commands.mine_bitext import run
+from dap_transformers.errors import UserError
 from dap_transformers.mining import in_order
 from dap_transformers.mining.in_order import (
     MARGIN,
@@ -23,6 +25,7 @@ from dap_transformers.mining.in_order import (
 )
 from dap_transformers.mining.texts import GroupedText
 from dap_transformers.text.corpus import load_bitext
+from dap_transformers.text.sentences import Sentence
 
 #: An array of the source and one of the target.
 Sides = Sequence[np.ndarray]
@@ -58,6 +61,8 @@ def two_books(n: int, seed: int) -> Gains:
 
 def naive(vectors: Sides, lengths: Sides) -> list[tuple[int, ...]]:
     """Return the groups (i, j, a, b) of highest gain by a full table in float64.
+
+    A sentence without a translation is a group with an empty side.
 
     Args:
         vectors: (3, N, D) and (3, M, D), of the groups of 1 to 3 sentences, by first sentence.
@@ -103,8 +108,7 @@ def naive(vectors: Sides, lengths: Sides) -> list[tuple[int, ...]]:
     while i or j:
         a, b = step[i, j]
         i, j = i - a, j - b
-        if a and b:
-            groups.append((i, j, a, b))
+        groups.append((i, j, a, b))
     return groups[::-1]
 
 
@@ -116,7 +120,7 @@ def test_the_groups_are_those_of_a_full_table_in_float64(n: int, seed: int) -> N
     expected = naive(vectors, [np.diff(ends) for ends in gains.ends])
     assert groups[["source", "target", "sources", "targets"]].tolist() == expected
     assert not remarks
-    for score, i, j, a, b in groups.tolist():
+    for score, i, j, a, b in groups[~np.isnan(groups["score"])].tolist():
         x, y = gains.units(0, [i], a)[0], gains.units(1, [j], b)[0]
         assert score == pytest.approx(float(x @ y), abs=1e-6)
 
@@ -135,6 +139,7 @@ def test_few_sentences_find_their_translations_in_a_longer_text(sentences: int, 
     book = np.random.default_rng(3).normal(size=(of, 16)) + 2  # as alike as vectors of encoders
     middle = (of - sentences) // 2
     groups, _ = align(gains_of(book[middle : middle + sentences], book))
+    groups = groups[groups["sources"] > 0]
     expected = [(place, middle + place, 1, 1) for place in range(sentences)]
     assert groups[["source", "target", "sources", "targets"]].tolist() == expected
 
@@ -146,11 +151,11 @@ def test_the_band_holds_the_best_groups_beside_a_long_run_without_translation(
     book = rng.normal(size=(400, 16))
     longer = np.concatenate([book[:150], rng.normal(size=(3 * MARGIN, 16)), book[150:]])
     both = [gains_of(longer, book), gains_of(book, longer)]
-    found = [align(gains)[0].tolist() for gains in both]
+    found = [align(gains)[0].tobytes() for gains in both]
     monkeypatch.setattr(
         in_order, "band_around", lambda _, n, m: (np.zeros(n + 1, int), np.full(n + 1, m))
     )
-    assert [align(gains)[0].tolist() for gains in both] == found
+    assert [align(gains)[0].tobytes() for gains in both] == found
 
 
 @pytest.mark.parametrize("share", [1.0, 0.5, 0.01])
@@ -170,33 +175,66 @@ def test_texts_in_another_order_and_of_another_length_are_reported() -> None:
 
 
 def test_the_groups_of_a_text_join_neighbours_over_empty_lines() -> None:
-    text = GroupedText(["a", " ", "是。", "c"], "t", 2)
+    lines = ["a", " ", "是。", "c"]
+    text = GroupedText([Sentence(line, number) for number, line in enumerate(lines, 1)], "t", 2)
     assert [text[row] for row in text.groups.flat] == ["a", "a 是。", "是。", "是。c", "c", "c"]
-    assert str(text) == "t: 4 lines, 1 empty, 0 repeated, 3 sentences"
+    assert str(text) == "t: 3 sentences"
     assert [text.place(row).split()[-1] for row in range(5)] == ["1", "3", "4", "1", "3"]
 
 
-def test_two_books_become_a_file_of_groups(tiny_bert_dir: Path, tmp_path: Path) -> None:
+def test_two_books_become_a_file_from_which_both_texts_can_be_read_back(
+    tiny_bert_dir: Path, tmp_path: Path
+) -> None:
     sides = {"source": [*SOURCE[:3], "", *SOURCE[3:]], "target": [f"{x} & <b>" for x in TARGET]}
     argv = []
     for side, lines in sides.items():
         argv.append(str(write_text(tmp_path / side, "\n".join(lines))))
-    argv += ["--model", str(tiny_bert_dir), "--pooling", "mean", "--in_order"]
+    argv += ["--model", str(tiny_bert_dir), "--pooling", "mean", "--in_order", "--pair", "de-en"]
     outputs = [tmp_path / f"de-en.{ending}" for ending in ("tsv", "parquet", "tmx", "jsonl")]
-    read = []
     for output in outputs:
-        languages = ["--pair", "de-en"] if output.suffix == ".tmx" else []
-        made = run([*argv, "--output", str(output), *languages])
-        read.append(pairs_of(load_bitext([str(output)])["de"]))
-        assert read[-1] == read[0]
-    assert made["source"]["lines"] == 41
+        made = run([*argv, "--output", str(output)])
+    assert made["source"]["sentences"] == made["target"]["sentences"] == 40
 
     rows = [json.loads(line) for line in outputs[-1].read_text().splitlines()]
-    assert [(row["source"], row["target"]) for row in rows] == read[0]
-    assert len(rows) == made["kept"] > 5
+    assert pq.read_table(outputs[1]).to_pylist() == rows
+    table = [line.split("\t") for line in outputs[0].read_text().splitlines()[1:]]
+    assert [cells[1:3] for cells in table] == [[row["source"], row["target"]] for row in rows]
+    pairs = [(row["source"], row["target"]) for row in rows if row["score"] is not None]
+    assert pairs_of(load_bitext([str(outputs[2])])["de"]) == pairs
+    assert len(pairs) == made["kept"] > 5
     for side, lines in sides.items():
-        seen = [number for row in rows for number in row[f"{side}_lines"]]
-        assert seen == sorted(set(seen))
-        assert len(seen) + made[f"{side}_without_translation"] == 40
+        assert sum(not row[side] for row in rows) > 0
+        assert " ".join(filter(None, (row[side] for row in rows))) == " ".join(filter(None, lines))
         for row in rows:
             assert row[side] == " ".join(lines[number - 1] for number in row[f"{side}_lines"])
+            assert row[side] or row["score"] is None
+
+
+def test_paragraphs_and_subtitles_become_sentences_with_their_places(
+    tiny_bert_dir: Path, tmp_path: Path
+) -> None:
+    source = write_text(
+        tmp_path / "a.de", "Er kam z.\u00a0B. am 3. Mai. Sie ging! " * 20 + "\nJa. Nein.\n"
+    )
+    subtitle = "{0}\n00:00:0{0},500 --> 00:00:0{0},900\n{1}\n\n"
+    cues = ["<i>He came, for</i>", "example, in May.", "She\nleft! Yes."]
+    text = "".join(subtitle.format(number, cue) for number, cue in enumerate(cues, 1))
+    target = write_text(tmp_path / "a.srt", text)
+    output = tmp_path / "groups.jsonl"
+    argv = [str(source), str(target), "--model", str(tiny_bert_dir), "--pooling", "mean"]
+    argv += ["--in_order", "--output", str(output)]
+    with pytest.raises(UserError, match="--pair"):
+        run(argv)
+    made = run([*argv, "--pair", "de-en"])
+    assert (made["source"]["sentences"], made["target"]["sentences"]) == (42, 3)
+    rows = [json.loads(line) for line in output.read_text().splitlines()]
+    places = {name: sum((row[name] for row in rows), []) for name in rows[0] if name[-1] == "s"}
+    assert places["source_lines"] == [1] * 40 + [2] * 2
+    assert places["source_numbers"] == [*range(1, 41), 1, 2]
+    assert places["target_lines"] == [1, 3, 3]
+    assert places["target_numbers"] == [1, 1, 2]
+    assert places["target_times"] == ["0:00:01", "0:00:03", "0:00:03"]
+    shown = " ".join(filter(None, (row["target"] for row in rows)))
+    assert shown == "He came, for example, in May. She left! Yes."
+    run([*argv, "--split_lines", "never"])
+    assert len(output.read_text().splitlines()) < 5

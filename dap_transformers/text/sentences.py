@@ -1,0 +1,88 @@
+"""Read a text as sentences: one per line, out of paragraphs, or out of subtitles."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from transformers.utils.versions import require_version
+
+from dap_transformers.errors import UserError, reading
+from dap_transformers.languages import is_blank
+from dap_transformers.text.archives import read_sentences
+
+#: A line of more bytes is rarely one sentence.
+LONG_LINE = 500
+#: Lines are taken for paragraphs if long ones hold more than this share of the text.
+LONG_SHARE = 0.2
+#: Endings of the names of subtitles.
+SUBTITLES = (".srt", ".vtt")
+INSTALL = "Without it no line is split: pip install 'dap-transformers[sentences]'"
+
+
+class Sentence(NamedTuple):
+    """A sentence and its place in a file.
+
+    Attributes:
+        line: the line, or the number of the subtitle in which it begins, from 1.
+        number: which sentence of the line it is, from 1.
+        time: when its first subtitle is shown, such as "0:01:02".
+    """
+
+    text: str
+    line: int
+    number: int = 1
+    time: str | None = None
+
+
+def read_text(path: str, language: str, split: str = "auto") -> Iterator[Sentence]:
+    """Yield the sentences of a text, in order. Empty lines are left out of what is split.
+
+    Args:
+        language: code of the text's language, which is needed to split lines.
+        split: "auto" splits subtitles, and lines if many of them are long. "always" and "never" are
+            the other choices.
+    """
+    is_long = path.endswith(SUBTITLES)
+    if is_long:
+        lines = read_subtitles(path)
+    else:
+        lines = [Sentence(line, number) for number, line in enumerate(read_sentences(path), 1)]
+        sizes = [len(line.text.encode()) for line in lines]
+        is_long = sum(size for size in sizes if size > LONG_LINE) > LONG_SHARE * sum(sizes)
+
+    if split == "never" or (split == "auto" and not is_long):
+        yield from lines
+        return
+    with reading(path):
+        require_version("sentencex>=1.0.12", INSTALL)
+        from sentencex import segment
+    if not language:
+        raise UserError(f"{path}: its lines are split into sentences: name the languages by --pair")
+    for line in lines:
+        parts = [part.strip() for part in segment(language, line.text) if not is_blank(part)]
+        for number, part in enumerate(parts, 1):
+            yield line._replace(text=part, number=number)
+
+
+def read_subtitles(path: str) -> list[Sentence]:
+    """Read subtitles without tags, and join each one to the one before if that continues.
+
+    A subtitle continues if it ends in a comma or the like, or in a letter that has a capital form.
+    Languages without capital letters often have no full stops in subtitles.
+    """
+    with reading(path):
+        require_version("pysubs2>=1.8", INSTALL)
+        from pysubs2 import SSAFile, time
+
+        subtitles = SSAFile.from_string("\n".join(read_sentences(path)))
+    joined: list[Sentence] = []
+    continues = False
+    for number, subtitle in enumerate(subtitles, 1):
+        text = subtitle.plaintext.replace("\n", " ").strip()
+        if continues:
+            text = f"{joined[-1].text} {text}".strip()
+            joined[-1] = joined[-1]._replace(text=text)
+        else:
+            joined.append(Sentence(text, number, time=time.ms_to_str(subtitle.start)))
+        last = text[-1:]
+        continues = last.lower() != last.upper() or last in ",;:-–"
+    return joined
