@@ -18,7 +18,7 @@
 import random
 import time
 from ast import literal_eval
-from itertools import count, starmap
+from itertools import starmap
 from pathlib import Path
 
 import numpy as np
@@ -69,7 +69,7 @@ def changed(pairs: list[tuple[str, str]], rate: float) -> Book:
 
 def gains_of(encoder: Encoder, *sides: list[str]) -> Gains:
     """Encode the sentences of two texts and their groups of neighbours."""
-    texts = [GroupedText(starmap(Sentence, zip(lines, count(1))), "text", SIZE) for lines in sides]
+    texts = [GroupedText(starmap(Sentence, enumerate(lines)), "text", SIZE) for lines in sides]
     vectors = [encoder.encode(list(text)) for text in texts]
     return Gains(vectors, [text.groups for text in texts], [text.lengths for text in texts])
 

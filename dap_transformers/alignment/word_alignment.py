@@ -262,7 +262,8 @@ def write_links(
 ) -> dict[str, int]:
     """Write the links of all pairs in the format that the name says. Return counts for a report.
 
-    The linked words are counted in `words`, if it is given.
+    The linked words are counted in `words`, if it is given: each pair of words, and beside an empty
+    text each word of the source and of the target.
     """
     text_of = FORMATS.get(plain_suffix(path), _pharaoh)
     counts = Counter(words=0, links=0, words_without_state=0, pairs=0)
@@ -276,25 +277,24 @@ def write_links(
             counts["words_without_state"] += pair.without_state
             counts["pairs"] += 1
             if words is not None:
-                words.update((pair.source[i], pair.target[j]) for i, j in pair.links.tolist())
+                for i, j in pair.links.tolist():
+                    source, target = pair.source[i], pair.target[j]
+                    words.update([(source, target), (source, ""), ("", target)])
     return dict(counts)
 
 
 def write_word_list(links: Counter[Pair], path: str | Path, min_count: int = 1) -> None:
     """Write the word pairs with at least `min_count` links as a table, most frequent first.
 
-    Words without a letter or digit are left out.
+    `links` are the counts of `write_links`. Words without a letter or digit are left out.
     """
-    source_links, target_links = Counter(), Counter()
-    for (source, target), count in links.items():
-        source_links[source] += count
-        target_links[target] += count
     with compressed_file(path) as file:
         file.write("\t".join(WORD_LIST).encode() + b"\n")
         for (source, target), count in links.most_common():
-            if count >= min_count and re.search(r"\w", source) and re.search(r"\w", target):
-                totals = f"{source_links[source]}\t{target_links[target]}"
-                file.write(f"{source}\t{target}\t{count}\t{totals}\n".encode())
+            words = f"{source}\t{target}"
+            if count >= min_count and re.search(r"\w.*\t.*\w", words):
+                totals = f"{links[source, '']}\t{links['', target]}"
+                file.write(f"{words}\t{count}\t{totals}\n".encode())
 
 
 def _pharaoh(number: int, aligned: WordAlignment) -> str:

@@ -5,7 +5,7 @@
     mine-bitext novel.fr novel.en --model out --in_order --pair fr-en --output novel.tmx
 
 - Input: texts with one sentence per line, also as `.gz` or `.xz`. A repeated sentence is mined
-  once, under its first line.
+  once, under its first line. With `--in_order` also paragraphs, and `.srt` and `.vtt`.
 - Output: the columns score, source, target, source_line and target_line. Lines count from 1. The
   best pairs come first. With `--score_only` the pairs keep the order of the texts. With
   `--in_order` a row is a group of sentences, or a sentence without a translation. The file's name
@@ -94,11 +94,10 @@ class MiningArguments:
         "groups. --threshold is then the lowest cosine of a group.",
     )
     largest_group: int = arg(3, "With --in_order: most sentences of a group, on each side.")
-    split_lines: str = arg(
-        "auto",
-        "With --in_order: split lines into sentences. 'auto': if many lines are long, and those of "
-        "subtitles. It needs --pair.",
-        choices=("auto", "always", "never"),
+    split_lines: bool | None = arg(
+        None,
+        "With --in_order: split lines into sentences. It needs --pair. Default: only subtitles, "
+        "and lines if many are long.",
     )
     score_only: bool = arg(
         False, "Score line i of one text with line i of the other instead of mining."

@@ -75,10 +75,8 @@ class DistinctSentences(Sequence[str]):
         return self.sentences[row].as_py()
 
     def __str__(self) -> str:
-        counts = self.counts()
-        lines = counted(counts["lines"], "line")
-        left_out = f"{counts['empty']:,} empty, {counts['repeated']:,} repeated"
-        return f"{self.name}: {lines}, {left_out}, {counted(counts['distinct'], 'sentence')}"
+        _, *counts = self.counts().items()
+        return f"{self.name}: " + ", ".join(f"{number:,} {name}" for name, number in counts)
 
     def place(self, row: int) -> str:
         """Return the file and the line of a sentence, for messages."""
@@ -113,9 +111,6 @@ class GroupedText(DistinctSentences):
         places = product(range(1, largest + 1), range(len(texts)))
         super().__init__((joined(texts[i : i + size]) for size, i in places), name)
         self.groups = self.rows.reshape(largest, -1).T
-
-    def __str__(self) -> str:
-        return f"{self.name}: {counted(len(self.singles), 'sentence')}"
 
     def place(self, row: int) -> str:
         sentence = (self.first_line[row] - 1) % len(self.singles)
@@ -218,7 +213,7 @@ def read_texts(source_file: str, target_file: str, is_parallel: bool = False) ->
 
 
 def read_texts_in_order(
-    files: Sequence[str], languages: Sequence[str], split: str = "auto", largest: int = 3
+    files: Sequence[str], languages: Sequence[str], split: bool | None, largest: int
 ) -> TextsInOrder:
     """Read two texts by `read_text`, and make groups of at most `largest` sentences."""
     texts = []

@@ -29,7 +29,6 @@ NO_TEXT = (
     (b"PK\3\4", b"epub+zip", "an e-book: turn it into text, such as with ebook-convert of Calibre"),
     (b"PK\3\4", b"word/", "a Word document: save it as plain text in UTF-8"),
     (b"PK\3\4", b"", "a zip archive: name one of its files, such as archive.zip/novel.de"),
-    (b"\xd0\xcf\x11\xe0", b"", "an old Office document: save it as plain text in UTF-8"),
 )
 
 

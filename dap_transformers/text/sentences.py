@@ -15,7 +15,7 @@ LONG_LINE = 500
 LONG_SHARE = 0.2
 #: Endings of the names of subtitles.
 SUBTITLES = (".srt", ".vtt")
-INSTALL = "Without it no line is split: pip install 'dap-transformers[sentences]'"
+INSTALL = "pip install 'dap-transformers[sentences]', or give one sentence per line"
 
 
 class Sentence(NamedTuple):
@@ -27,31 +27,32 @@ class Sentence(NamedTuple):
         time: when its first subtitle is shown, such as "0:01:02".
     """
 
-    text: str
     line: int
+    text: str
     number: int = 1
     time: str | None = None
 
 
-def read_text(path: str, language: str, split: str = "auto") -> Iterator[Sentence]:
+def read_text(path: str, language: str, split: bool | None = None) -> Iterator[Sentence]:
     """Yield the sentences of a text, in order. Empty lines are left out of what is split.
 
     Args:
         language: code of the text's language, which is needed to split lines.
-        split: "auto" splits subtitles, and lines if many of them are long. "always" and "never" are
-            the other choices.
+        split: whether to split lines into sentences. None splits subtitles, and lines if many of
+            them are long.
     """
-    is_long = path.endswith(SUBTITLES)
-    if is_long:
+    if path.endswith(SUBTITLES):
         lines = read_subtitles(path)
     else:
-        lines = [Sentence(line, number) for number, line in enumerate(read_sentences(path), 1)]
+        lines = [Sentence(*line) for line in enumerate(read_sentences(path), 1)]
+    if split is None:
         sizes = [len(line.text.encode()) for line in lines]
-        is_long = sum(size for size in sizes if size > LONG_LINE) > LONG_SHARE * sum(sizes)
-
-    if split == "never" or (split == "auto" and not is_long):
+        long = sum(size for size in sizes if size > LONG_LINE)
+        split = path.endswith(SUBTITLES) or long > LONG_SHARE * sum(sizes)
+    if not split:
         yield from lines
         return
+
     with reading(path):
         require_version("sentencex>=1.0.12", INSTALL)
         from sentencex import segment
@@ -79,10 +80,9 @@ def read_subtitles(path: str) -> list[Sentence]:
     for number, subtitle in enumerate(subtitles, 1):
         text = subtitle.plaintext.replace("\n", " ").strip()
         if continues:
-            text = f"{joined[-1].text} {text}".strip()
-            joined[-1] = joined[-1]._replace(text=text)
+            joined[-1] = joined[-1]._replace(text=f"{joined[-1].text} {text}")
         else:
-            joined.append(Sentence(text, number, time=time.ms_to_str(subtitle.start)))
+            joined.append(Sentence(number, text, time=time.ms_to_str(subtitle.start)))
         last = text[-1:]
         continues = last.lower() != last.upper() or last in ",;:-–"
     return joined

@@ -176,7 +176,7 @@ def test_texts_in_another_order_and_of_another_length_are_reported() -> None:
 
 def test_the_groups_of_a_text_join_neighbours_over_empty_lines() -> None:
     lines = ["a", " ", "是。", "c"]
-    text = GroupedText([Sentence(line, number) for number, line in enumerate(lines, 1)], "t", 2)
+    text = GroupedText([Sentence(*line) for line in enumerate(lines, 1)], "t", 2)
     assert [text[row] for row in text.groups.flat] == ["a", "a 是。", "是。", "是。c", "c", "c"]
     assert str(text) == "t: 3 sentences"
     assert [text.place(row).split()[-1] for row in range(5)] == ["1", "3", "4", "1", "3"]
@@ -236,5 +236,5 @@ def test_paragraphs_and_subtitles_become_sentences_with_their_places(
     assert places["target_times"] == ["0:00:01", "0:00:03", "0:00:03"]
     shown = " ".join(filter(None, (row["target"] for row in rows)))
     assert shown == "He came, for example, in May. She left! Yes."
-    run([*argv, "--split_lines", "never"])
+    run([*argv, "--split_lines", "false"])
     assert len(output.read_text().splitlines()) < 5
