@@ -50,6 +50,9 @@ SKIP_SHARE = 0.2
 SAMPLE = 500
 #: Below this share of nearest pairs in one order, the texts are reported as not in order.
 IN_ORDER = 0.5
+#: A line that is this many times as frequent as the nearest line of the other text is in no group.
+#: Such lines are page footers.
+ONE_SIDED = 5
 #: A text that is longer by more than this factor is reported.
 LONGER_BY = 3
 
@@ -74,6 +77,8 @@ class Gains:
         # number of characters before each sentence, (N + 1,) and (M + 1,)
         self.ends = [np.append(0, side.cumsum()) for side in lengths]
         self.scale = 1.0  # characters of the source that one character of the target stands for
+        # number of sentences that may be in no group before each sentence, (N + 1,) and (M + 1,)
+        self.ungrouped = [np.zeros(len(ends), np.int64) for ends in self.ends]
 
     def scale_by(self, anchors: np.ndarray) -> None:
         """Set the scale such that both texts are equally long between the first and last anchor.
@@ -93,9 +98,10 @@ class Gains:
         """Return what a gain needs of groups of one size, given their first sentences (R,).
 
         These are the unit vector (R, D) of each group, half the mean (R, D) of the unit vectors of
-        the sentences just before and after it, and its number (R,) of characters. At an end of the
-        text, the mean is of the one sentence there is. If the group is the whole text, the mean is
-        of its own first and last sentence. `side` is 0 for the source and 1 for the target.
+        the sentences just before and after it, and its number (R,) of characters, which is NaN if
+        one of its sentences may be in no group. At an end of the text, the mean is of the one
+        sentence there is. If the group is the whole text, the mean is of its own first and last
+        sentence. `side` is 0 for the source and 1 for the target.
         """
         ends = self.ends[side]
         last = len(ends) - 2
@@ -106,7 +112,9 @@ class Gains:
         near = 0
         for place, weight in zip(places.clip(0, last), weights):
             near += self.units(side, place, 1) * weight[:, None]
-        length = ends[(starts + size).clip(0, last + 1)] - ends[starts]
+        after = (starts + size).clip(0, last + 1)
+        length = (ends[after] - ends[starts]).astype(float)
+        length[self.ungrouped[side][after] > self.ungrouped[side][starts]] = np.nan
         return self.units(side, starts, size), near, length
 
     def of(self, sizes: tuple[int, int], sources: np.ndarray, targets: np.ndarray) -> np.ndarray:
@@ -115,18 +123,30 @@ class Gains:
         y, y_near, y_length = self.side(1, targets, sizes[1])
         ratio = x_length[:, None] / (y_length * self.scale)
         agreement = np.log2(1 + np.minimum(ratio, 1 / ratio))
-        return (x @ (y - y_near).T - x_near @ y.T).numpy() * agreement
+        gain = (x @ (y - y_near).T - x_near @ y.T).numpy() * agreement
+        return np.nan_to_num(gain, copy=False, nan=-np.inf)
 
 
 # ---------------------------------------------------------------------------- where the path may be
 
 
 def nearest_pairs(gains: Gains, search: Search) -> np.ndarray:
-    """Find the sentences that are each other's nearest neighbours: (pairs, 2), by source."""
-    first = [np.unique(rows[:, 0], return_index=True)[1] for rows in gains.groups]
+    """Find the sentences that are each other's nearest neighbours: (pairs, 2), by source.
+
+    Lines that only one text repeats (`ONE_SIDED`) are kept out of all groups from now on.
+    """
+    singles = [rows[:, 0] for rows in gains.groups]
+    first = [np.unique(rows, return_index=True)[1] for rows in singles]
     near = search(*(side[: len(own)] for side, own in zip(gains.vectors, first)), 1)
     forward = near.forward_indices[:, 0]
-    rows = np.flatnonzero(near.backward_indices[forward, 0] == np.arange(len(forward)))
+    backward = near.backward_indices[:, 0]
+
+    counts = [np.bincount(rows) for rows in singles]
+    for side, nearest in enumerate((forward, backward)):
+        is_one_sided = counts[side] >= ONE_SIDED * counts[1 - side][nearest]
+        gains.ungrouped[side] = np.append(0, is_one_sided[singles[side]].cumsum())
+
+    rows = np.flatnonzero(backward[forward] == np.arange(len(forward)))
     return np.stack([first[0][rows], first[1][forward[rows]]], 1)
 
 

@@ -144,6 +144,26 @@ def test_few_sentences_find_their_translations_in_a_longer_text(sentences: int, 
     assert groups[["source", "target", "sources", "targets"]].tolist() == expected
 
 
+def test_a_line_that_one_text_repeats_is_in_no_group() -> None:
+    rng = np.random.default_rng(5)
+    book = rng.normal(size=(60, 16)) + 0.7
+    foot = rng.normal(size=16) + 0.7
+    places = np.arange(5, 60, 9)
+    printed = gains_of(np.insert(book, places, foot, axis=0), book)
+    singles = printed.groups[0][:, 0]
+    feet = places + np.arange(len(places))
+    singles[feet] = feet[0]  # one line of the text
+    _, singles[:] = np.unique(singles, return_inverse=True)
+    rows = np.delete(np.arange(len(printed.vectors[0])), feet[1:])
+    printed.vectors[0] = printed.vectors[0][rows]
+    printed.groups[0][:, 1:] -= len(feet) - 1
+    groups, _ = align(printed)
+    of_feet = groups[np.isin(groups["source"], feet) & (groups["sources"] > 0)]
+    assert of_feet["targets"].tolist() == [0] * len(feet)
+    assert of_feet["sources"].tolist() == [1] * len(feet)
+    assert (groups["sources"] * groups["targets"] == 1).sum() == 60
+
+
 def test_the_band_holds_the_best_groups_beside_a_long_run_without_translation(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
