@@ -38,7 +38,9 @@ ROLES = (
 SHORT_WORDS = {"src": "source", "tgt": "target", "trg": "target", "lang": "language"}
 #: Words of a name that do not matter beside others, as in "source_text", "German text", "src_de".
 FILLERS = ("", "text sentence", "text sentence translation source target")
-#: The language of a table that mining has written, because mining does not know it.
+#: First columns of a table that mining has written.
+MINED = ["score", "source", "target"]
+#: The language of such a table, because mining does not know it.
 UNDETERMINED = "und"
 #: Rows or pairs at the start of a file by which it is judged.
 JUDGED = 100
@@ -187,7 +189,7 @@ def table_languages(path: str, target: str, named: set[str]) -> set[str]:
     columns = found[""]
     rows = (cells for _, cells in read_rows(path))
     header = next(rows)
-    if header[:3] == ["score", "source", "target"]:
+    if header[:3] == MINED:
         named = named or {UNDETERMINED}
     if not columns.languages:
         return named
@@ -209,23 +211,26 @@ def table_languages(path: str, target: str, named: set[str]) -> set[str]:
 def read_table(path: str, language: str, target: str) -> Iterator[tuple[int, Row]]:
     """Yield (number, row) of the rows of a table in one source language, from 1.
 
-    Rows with an empty side are left out of a table of several source languages: not every text is
-    translated into each.
+    Rows with an empty side are left out of a table of several source languages, and of one that
+    `mine-bitext` has written: not every text is translated.
     """
     found = find_columns(path, target, {language})
     columns = found.get(language) or found.get("", Columns())
     rows = dropwhile(lambda row: not has_text(row[1]), enumerate(_all_rows(path), 1))
     head = list(islice(rows, JUDGED))
     width = mode([len(cells) for _, cells in head if len(cells) > 1] or [2])
+    has_gaps = len(found) > 1
     if found:
-        width = len(head.pop(0)[1])
+        header = head.pop(0)[1]
+        width = len(header)
+        has_gaps |= header[:3] == MINED
 
     stated = (language, target)[: len(columns.languages)]
     for number, cells in chain(head, rows):
         if len(cells) == width and has_text(cells):
             if stated and _stated_languages(path, cells, columns) != stated:
                 continue
-            if len(found) > 1 and any(is_blank(cells[column]) for column in columns[:2]):
+            if has_gaps and any(is_blank(cells[column]) for column in columns[:2]):
                 continue
         yield number, (cells, width, columns)
 

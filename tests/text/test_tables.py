@@ -36,7 +36,8 @@ TABLES = [
     ),
     (
         "mined.tsv",
-        "score\tsource\ttarget\tsource_line\ttarget_line\n1.2\teins\tone\t7\t8\n1\tzwei\ttwo\t8\t9",
+        "score\tsource\ttarget\tsource_line\ttarget_line\n1.2\teins\tone\t7\t8\n1\tzwei\ttwo\t8\t9\n"
+        "\tdrei\t\t9\t\n",
         {"und": [("eins", "one"), ("zwei", "two")]},
     ),
     ("de-en.csv", "en-US,de-AT\nYes,Ja\n", {"de": [("Ja", "Yes")]}),
