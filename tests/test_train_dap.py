@@ -45,7 +45,7 @@ def test_training_improves_retrieval_and_saves_the_best_model(
         assert "<!-- accuracy on dev pairs -->" in (out / CURVES).read_text()
     assert AutoModel.from_pretrained(out).config.model_type == "dap"
     pickles = [path.name for path in out.iterdir() if path.suffix in (".bin", ".pt", ".pth")]
-    assert not pickles
+    assert pickles == ["training_args.bin"]  # of the Trainer; `push-to-hub` leaves it out
     with pytest.raises(ValueError, match="finished run"):
         run(f"{flags} --max_steps 2 --output_dir {out}")
 
