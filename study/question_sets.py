@@ -262,7 +262,7 @@ def write_set(out: Path, name: str, languages: Mapping[str, Pages]) -> None:
 
 
 def unpack(packages: str, root: Path) -> list[str]:
-    """Download packages and unpack them into a folder; return the names of their files."""
+    """Download packages, unpack them into a folder, and return the names of their files."""
     subprocess.run(["apt-get", "download", "--quiet=2", *packages.split()], cwd=root, check=True)
     files = sorted(root.glob("*.deb"))
     for file in files:
