@@ -151,7 +151,7 @@ class TextPair:
         return {name: text for name, text in sides.items() if text is not None}
 
     def vectors_of_lines(self, vectors: Vectors) -> Vectors:
-        """Return the vectors (L, D) of all lines, given those of the distinct sentences."""
+        """Return the vectors (L, D) of all lines, given the vectors of the distinct sentences."""
         source, target = vectors
         return source[self.source.rows], target[self.target.rows]
 
@@ -185,14 +185,18 @@ class TextsInOrder(TextPair):
         columns = {"score": pa.array(pairs["score"].round(6), from_pandas=True)}  # NaN is null
         places = {}
         for name, text in self.sides().items():
-            ends = pairs[name] + pairs[f"{name}s"]
-            groups = [text.singles[i:end] for i, end in zip(pairs[name], ends)]
-            texts = [joined(each.text for each in group) for group in groups]
+            shown = ["line"]
+            for kind in ("number", "time"):
+                if len({getattr(each, kind) for each in text.singles}) > 1:
+                    shown.append(kind)
+            texts = []
+            places |= {f"{name}_{kind}s": [] for kind in shown}
+            for first, size in zip(pairs[name], pairs[f"{name}s"]):
+                group = text.singles[first : first + size]
+                texts.append(joined(each.text for each in group))
+                for kind in shown:
+                    places[f"{name}_{kind}s"].append([getattr(each, kind) for each in group])
             columns[name] = pa.array(texts, pa.string())
-            for kind in ("line", "number", "time"):
-                if kind == "line" or len({getattr(each, kind) for each in text.singles}) > 1:
-                    values = [[getattr(each, kind) for each in group] for group in groups]
-                    places[f"{name}_{kind}s"] = values
         return pa.table(columns | places)
 
 
