@@ -50,8 +50,8 @@ SKIP_SHARE = 0.2
 SAMPLE = 500
 #: Below this share of nearest pairs in one order, the texts are reported as not in order.
 IN_ORDER = 0.5
-#: A line that is this many times as frequent as the nearest line of the other text is in no group.
-#: Such lines are page footers.
+#: A line that is this many times as frequent as the nearest line of the other text gets no
+#: translation. Such lines are page footers.
 ONE_SIDED = 5
 #: A text that is longer by more than this factor is reported.
 LONGER_BY = 3
@@ -133,7 +133,7 @@ class Gains:
 def nearest_pairs(gains: Gains, search: Search) -> np.ndarray:
     """Find the sentences that are each other's nearest neighbours: (pairs, 2), by source.
 
-    Lines that only one text repeats (`ONE_SIDED`) are kept out of all groups from now on.
+    Lines that are much more frequent in one text (`ONE_SIDED`) get no translation from now on.
     """
     singles = [rows[:, 0] for rows in gains.groups]
     first = [np.unique(rows, return_index=True)[1] for rows in singles]
@@ -190,8 +190,8 @@ def best_groups(gains: Gains, skip: float, low: np.ndarray, high: np.ndarray) ->
     """Find the groups (G,) of `GROUP` with the highest total gain less costs, in order.
 
     Each sentence is in one group. A sentence without a translation is a group whose other side is
-    empty, and costs `skip`. Each further pair of sentences in a group costs half of that. Their
-    scores are NaN.
+    empty, and costs `skip`. Each further pair of sentences in a group costs half of that. All
+    scores are still NaN.
 
     Args:
         low, high: (N + 1,) the first and the last column that the path may visit in each row.

@@ -22,9 +22,9 @@ class Sentence(NamedTuple):
     """A sentence and its place in a file.
 
     Attributes:
-        line: the line, or the number of the subtitle in which it begins, from 1.
-        number: which sentence of the line it is, from 1.
-        time: when its first subtitle is shown, such as "0:01:02".
+        line: the line, from 1, or the number of the first of the subtitles that were joined.
+        number: which sentence of the line, or of these subtitles, it is, from 1.
+        time: when the first of these subtitles is shown, such as "0:01:02".
     """
 
     line: int
@@ -38,8 +38,8 @@ def read_text(path: str, language: str, split: bool | None = None) -> Iterator[S
 
     Args:
         language: code of the text's language, which is needed to split lines.
-        split: whether to split lines into sentences. None splits subtitles, and lines if many of
-            them are long.
+        split: whether to split lines into sentences. None splits subtitles, and other lines if
+            long ones (`LONG_LINE`) hold more than a fifth of the text.
     """
     if path.endswith(SUBTITLES):
         lines = read_subtitles(path)
@@ -65,10 +65,10 @@ def read_text(path: str, language: str, split: bool | None = None) -> Iterator[S
 
 
 def read_subtitles(path: str) -> list[Sentence]:
-    """Read subtitles without tags, and join each one to the one before if that continues.
+    """Read subtitles without tags, and join each one to the one before if that is unfinished.
 
-    A subtitle continues if it ends in a comma or the like, or in a letter that has a capital form.
-    Languages without capital letters often have no full stops in subtitles.
+    A subtitle is unfinished if it ends in a comma or the like, or in a letter that has a capital
+    form. Languages without capital letters often have no full stops in subtitles.
     """
     with reading(path):
         require_version("pysubs2>=1.8", INSTALL)
@@ -84,5 +84,5 @@ def read_subtitles(path: str) -> list[Sentence]:
         else:
             joined.append(Sentence(number, text, time=time.ms_to_str(subtitle.start)))
         last = text[-1:]
-        continues = last.lower() != last.upper() or last in ",;:-–"
+        continues = last.lower() != last.upper() or last in tuple(",;:-–")
     return joined
