@@ -59,7 +59,7 @@ def collect(folder: Path) -> dict[str, Run]:
 
 
 def numbers_of(run: Run, start: Run) -> dict[str, float]:
-    """Return the mean over the sets of each kind, and the largest loss of an English set."""
+    """Return the mean of each kind of sets, the lowest change of an English set, and `OTHERS`."""
     values = defaultdict(list)
     for name, value in run["ndcg"].items():
         kind = kind_of(name)

@@ -10,7 +10,7 @@ from dap_transformers.options import arg
 
 
 def data(flag: str, text: str) -> list[str]:
-    """Return a field for the data of an evaluator, with a second, shorter flag."""
+    """Define a flag for data files of an evaluator, with a shorter alias."""
     return arg([], text, changes_weights=False, aliases=[flag])
 
 
@@ -33,7 +33,7 @@ class EvaluationData:
     )
 
     def evaluators(self) -> list[Evaluator]:
-        """Return the evaluators that the flags ask for. Their data is read now."""
+        """Read the data of the evaluators that the flags ask for, and return these."""
         chosen = [
             self.search_data and Search(self.search_data),
             self.sts_data and STS(self.sts_data),

@@ -19,14 +19,14 @@ FEWEST, MOST = 2 * NEIGHBOURS, 1000
 
 @dataclass
 class KeptNeighbours(Evaluator):
-    """Share of each target's ten nearest targets that are as before training.
+    """Share of each target's ten nearest targets that were among its ten nearest before training.
 
     Without any questions, it tells what a training does to search within a language
     (docs/search.md). Sources are left out, because they shall move to their targets.
 
     Attributes:
-        pairs: language code -> (source, target) sentences.
-        before: the encoder as it is before training. It is only called at once.
+        pairs: language code -> (source, target) sentences. The first 1,000 distinct targets count.
+        before: the encoder. It is called only now, before training changes it.
     """
 
     pairs: PairsByLanguage

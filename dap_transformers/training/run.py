@@ -170,7 +170,10 @@ def encoder_before_training(
     data: PretrainingDataArguments,
     training: DAPTrainingArguments,
 ) -> SentenceEncoder:
-    """Return the sentence encoder that a training starts from, with the prefix of the training."""
+    """Return the sentence encoder that a training starts from, with the prefix of the training.
+
+    It shares the weights of the model, so it must be used before they are trained.
+    """
     return SentenceEncoder(
         model.dap,
         start.tokenizer,
@@ -214,8 +217,8 @@ def build_datasets(
     whose target is in it are removed. Without one, dev pairs are held out of the training text.
 
     Returns:
-        The tokenised training pairs, the dev pairs as text, and the
-        training pairs as text. All are by language.
+        The tokenised training pairs, the dev pairs as text, and the training pairs as text. All
+        are by language.
     """
     options = {"max_bad_lines": data.max_bad_lines, "target_language": data.target_language}
     train = load_bitext(data.train_data, **options)

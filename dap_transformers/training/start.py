@@ -157,13 +157,20 @@ def read_start(args: PretrainingModelArguments) -> Start:
 
 
 def is_sentence_encoder(config: PreTrainedConfig) -> bool:
-    """Tell whether a plain checkpoint may give good sentence vectors: it has no language model."""
+    """Tell whether a plain checkpoint may give good sentence vectors.
+
+    This is a guess: its class is a bare encoder (`BertModel`), no language model or classifier.
+    """
     classes = config.architectures or [""]
     return all(name.endswith("Model") and not name.endswith("LMHeadModel") for name in classes)
 
 
 def leave_out_anchor(args: PretrainingModelArguments, name: str) -> None:
-    """Remove "distill" from the objective, because the encoder has no sentence vectors to keep."""
+    """Remove "distill" from the objective, because the encoder has no sentence vectors to keep.
+
+    Raises:
+        UserError: if there is no other objective.
+    """
     parts = (args.objective or "").split("+")
     if "distill" in parts:
         parts.remove("distill")
@@ -255,7 +262,7 @@ def check_changes(start: Start, given: Mapping[str, Any]) -> None:
 
 
 def heads_of(config: DAPConfig) -> set[str]:
-    """Return the names of the modules that the objectives of a model have beside the encoder."""
+    """Return the names of all heads of a model's objectives."""
     return {head for objective in objectives_of(config) for head in objective.heads}
 
 

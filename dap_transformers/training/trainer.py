@@ -281,8 +281,9 @@ class DAPTrainer(ResumableTrainer):
     def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
         """Tell whether this evaluation is the best so far.
 
-        Of accuracies, the best is the last one within two standard errors of the highest. The
-        standard error is that of a difference between two accuracies of the dev sentences.
+        An accuracy is the best if it is at most two standard errors below the highest so far. So
+        the last one of these is kept. The standard error belongs to the difference between two
+        accuracies of the dev sentences.
         """
         name = "eval_" + self.args.metric_for_best_model.removeprefix("eval_")
         if name not in self.measured_on:

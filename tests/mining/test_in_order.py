@@ -237,7 +237,7 @@ def test_paragraphs_and_subtitles_become_sentences_with_their_places(
         tmp_path / "a.de", "Er kam z.\u00a0B. am 3. Mai. Sie ging! " * 20 + "\nJa. Nein.\n"
     )
     subtitle = "{0}\n00:00:0{0},500 --> 00:00:0{0},900\n{1}\n\n"
-    cues = ["<i>He came, for</i>", "example, in May.", "She\nleft! Yes."]
+    cues = ["<i>He came, for</i>", "example, in May.", "<i> </i>", "She\nleft! Yes."]
     text = "".join(subtitle.format(number, cue) for number, cue in enumerate(cues, 1))
     target = write_text(tmp_path / "a.srt", text)
     output = tmp_path / "groups.jsonl"
@@ -251,9 +251,9 @@ def test_paragraphs_and_subtitles_become_sentences_with_their_places(
     places = {name: sum((row[name] for row in rows), []) for name in rows[0] if name[-1] == "s"}
     assert places["source_lines"] == [1] * 40 + [2] * 2
     assert places["source_numbers"] == [*range(1, 41), 1, 2]
-    assert places["target_lines"] == [1, 3, 3]
+    assert places["target_lines"] == [1, 4, 4]
     assert places["target_numbers"] == [1, 1, 2]
-    assert places["target_times"] == ["0:00:01", "0:00:03", "0:00:03"]
+    assert places["target_times"] == ["0:00:01", "0:00:04", "0:00:04"]
     shown = " ".join(filter(None, (row["target"] for row in rows)))
     assert shown == "He came, for example, in May. She left! Yes."
     run([*argv, "--split_lines", "false"])
