@@ -116,14 +116,14 @@ def find_columns(path: str, target: str, named: set[str]) -> dict[str, Columns]:
     """Return the columns of the texts for each source language that the first row names.
 
     The key is "" if the row names the texts, but not their language. The result is empty if the
-    row is no header. In a TSV file whose name tells the languages, a first pair may look like
-    names, such as "Finnisch" and "Finnish".
+    row is no header. The first row of a TSV file with two columns may be a pair that looks like
+    names, such as "Finnisch" and "Finnish". So it is no error.
 
     Args:
         named: the source languages that the file name tells, or the one to read.
 
     Raises:
-        UserError: if the row names columns, but not one source and one target.
+        UserError: if the row names columns, but not one target and its sources.
     """
     header, roles = _roles(path, {*named, target})
     targets = [role for role in roles if role in (target, "target")]
@@ -209,10 +209,11 @@ def table_languages(path: str, target: str, named: set[str]) -> set[str]:
 
 
 def read_table(path: str, language: str, target: str) -> Iterator[tuple[int, Row]]:
-    """Yield (number, row) of the rows of a table in one source language, from 1.
+    """Yield (number, row) of the rows of a table in one source language.
 
-    Rows with an empty side are left out of a table of several source languages, and of one that
-    `mine-bitext` has written: not every text is translated.
+    The first row of the file has the number 1. Rows that are blank or have a wrong number of cells
+    are yielded as well. Rows with an empty side are left out if several columns hold source texts,
+    or if `mine-bitext` has written the table, because some texts have no translation.
     """
     found = find_columns(path, target, {language})
     columns = found.get(language) or found.get("", Columns())
