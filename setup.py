@@ -47,7 +47,7 @@ EXTRAS = {
     "sentencepiece": ["sentencepiece>=0.2", "protobuf>=4"],
     "gpu": ["liger-kernel>=0.6; sys_platform == 'linux'"],
     "quickstart": ["matplotlib>=3.8"],
-    "slow": ["build>=1.2", "ipykernel>=6", "mypy>=2", "nbclient>=0.10"],
+    "release": ["build>=1.2", "ipykernel>=6", "mypy>=2", "nbclient>=0.10"],
 }
 EXTRAS["dev"] = ["build>=1.2", "setuptools>=77", "pytest>=8", "pytest-xdist>=3.6", "ruff==0.17.6"]
 for each in ("quickstart", "app", "lora", "st", "sentences", "faiss", "data", "onnx", "ray"):

@@ -35,12 +35,6 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 LANGUAGES = ("de", "fr", "sw")
 
 
-def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Do not import the files of slow tests, and the packages that they need, without `-m slow`."""
-    is_slow = collection_path == REPOSITORY / "tests" / "slow"
-    return True if is_slow and config.option.markexpr == "not slow" else None
-
-
 def pytest_collection_finish() -> None:
     gc.freeze()  # otherwise each training's garbage collection visits all imported modules
 

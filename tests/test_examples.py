@@ -173,7 +173,7 @@ def require_same(vectors: object, folder: Path) -> None:
 
 
 def test_recipes_of_the_page_give_the_same_vectors(published: Path) -> None:
-    """Run the recipe of the installed client. tests/slow runs those of the other clients."""
+    """Run the recipe of the installed client. tests/release runs those of the other clients."""
     for client in ("vLLM", "infinity", "fastembed"):
         compile(RECIPES[client], client, "exec")
     names = {

@@ -22,7 +22,7 @@ processes = multiprocessing.get_context("forkserver")
 PRELOADED = ["transformers.trainer", "transformers.models.bert", "sentence_transformers"]
 processes.set_forkserver_preload(PRELOADED)
 
-TESTS = Path(__file__).resolve().parent
+TESTS = Path(__file__).resolve().parent.parent
 
 
 def run_two(work: Callable, *args: object) -> None:

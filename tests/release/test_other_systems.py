@@ -9,7 +9,7 @@ from conftest import REPOSITORY
 
 from dap_transformers.files import claimed
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.release
 
 #: Hides the module, as on Windows, and runs the command that follows.
 START = """

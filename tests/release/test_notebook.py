@@ -9,7 +9,7 @@ nbformat = pytest.importorskip("nbformat")
 nbclient = pytest.importorskip("nbclient")
 pytest.importorskip("ipykernel")
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.release
 
 TEXT_AND_ENCODER = """
 from pathlib import Path

@@ -15,7 +15,7 @@ from conftest import REPOSITORY
 from forked import run_fresh
 from wheels import build_wheel
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.release
 
 
 #: The variables of this process without PYTHONPATH, which may name the checkout.

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from conftest import REPOSITORY
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.release
 
 #: Packages that a bare machine lacks, by the names of their files.
 LACKING = {

@@ -19,7 +19,7 @@ from forked import run_python
 from tiny_models import tiny_model
 from written import lines_of, write
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.release
 
 KILLS = int(os.environ.get("SLOW_KILLS", "2"))
 STEPS = (

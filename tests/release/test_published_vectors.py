@@ -27,7 +27,7 @@ from benchmarks.encode import least_cosine
 from dap_transformers.publishing.layout import FolderOptions, build
 from dap_transformers.publishing.onnx_export import export_onnx
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.release
 
 SENTENCES = [
     "Guten Morgen!",

@@ -23,7 +23,7 @@ from transformers import BertConfig
 
 from modeling_dap import DAPConfig, DAPForPreTraining, DAPForSequenceClassification, DAPModel
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.release
 
 FOLDER = REPOSITORY / "build" / "common_tests"
 #: Files that the tests import, and the mixin in each that we replace by an empty class.
