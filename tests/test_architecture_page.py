@@ -67,7 +67,3 @@ def test_the_evaluator_is_the_mean_reciprocal_rank() -> None:
     assert numbers == {"de": pytest.approx(5 / 9), "mean": pytest.approx(5 / 9)}
     assert "0.6" in evaluator.table(numbers)
 
-
-def test_the_trainer_of_transformers_trains_the_model(tiny_bert_dir: Path, here: Path) -> None:
-    exec(code_of_section("The training loop").replace("xlm-roberta-base", str(tiny_bert_dir)), {})
-    assert (here / "out-plain" / "model.safetensors").is_file()

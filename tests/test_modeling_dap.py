@@ -295,11 +295,13 @@ def test_classification_computes_each_row_as_if_alone(kind: str, pooling: str) -
         assert "token_type_ids" in signature(model.forward).parameters
 
 
-def test_the_stock_trainer_evaluates_by_the_loss(tmp_path: Path) -> None:
+def test_the_stock_trainer_evaluates_and_trains(tmp_path: Path) -> None:
     model, batch = tiny_model(objective="tr"), make_batch(8, has_noise=False)
     columns = {name: value.tolist() for name, value in batch.items()}
     data = Dataset.from_dict(columns).with_format("torch")
     arguments = TrainingArguments(str(tmp_path), report_to=[], use_cpu=True, disable_tqdm=True)
     expected = model.eval()(**batch).loss.item()
-    found = Trainer(model, arguments, eval_dataset=data).evaluate()["eval_loss"]
-    assert found == pytest.approx(expected, rel=1e-5)
+    trainer = Trainer(model, arguments, train_dataset=data, eval_dataset=data)
+    assert trainer.evaluate()["eval_loss"] == pytest.approx(expected, rel=1e-5)
+    trainer.train()
+    assert trainer.evaluate()["eval_loss"] < expected
