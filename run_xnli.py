@@ -70,8 +70,6 @@ def summary(content: Mapping[str, Any]) -> str:
     rows.append([f"mean of {len(rows)} of {len(XNLI_LANGUAGES)} languages", "", mean])
     parts.append(text_table(["language", "pairs", "accuracy"], rows))
 
-    if missing := content["settings"]["missing"]:
-        parts.append(f"not tested (no test set): {' '.join(missing)}")
     accuracies = {code: numbers["accuracy"] for code, numbers in content["languages"].items()}
     parts.append(xnli_table(accuracies, Path(content["model"]).name))
     return "\n\n".join(parts)

@@ -123,13 +123,12 @@ def training_source(
 
     `train_data` is a file, a folder with a `train-en` file, or the id of a Hub dataset.
     """
-    if train_data is None or Path(train_data).is_dir():
-        english = (find_nli(train_data) if train_data else found)["train"].get("en")
-        if english is None:
-            raise UserError("there is no train-en file: give English pairs as train_data")
-        return english
-    is_file = Path(train_data).is_file()
-    return NLISource(train_data) if is_file else NLISource(train_data, None, "train")
+    if train_data and not Path(train_data).is_dir():
+        return NLISource(train_data, None, None if Path(train_data).is_file() else "train")
+    english = (find_nli(train_data) if train_data else found)["train"].get("en")
+    if english is None:
+        raise UserError("there is no train-en file: give English pairs as train_data")
+    return english
 
 
 # ---------------------------------------------------------------------------------------- read it

@@ -1,7 +1,7 @@
 """Fine-tune an encoder on English XNLI, and test it in many languages.
 
-Each pair of learning rate and seed is a run with its own folder in `output_dir`. Runs can be
-stopped and resumed, and finished runs are used again.
+Each pair of learning rate and seed is a run with its own folder in `output_dir`. A finished run
+holds `result.json` and is used again. A stopped run resumes.
 """
 
 import copy
@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 import torch.nn.functional as F
 from datasets import Dataset, Features, Value
 from torch import Tensor
@@ -35,7 +34,6 @@ from dap_transformers.encoding.shards import model_fingerprint
 from dap_transformers.errors import UserError
 from dap_transformers.evaluation.evaluator import Metric, card_rows
 from dap_transformers.files import public_name, read_json, write_json
-from dap_transformers.languages import XNLI_LANGUAGES
 from dap_transformers.options import arg
 from dap_transformers.reports import RECORD, report
 from dap_transformers.tokenizer import forget_calls
@@ -45,6 +43,7 @@ from dap_transformers.training.resume import (
     changes_weights,
     differences,
     find_resumable,
+    record_in,
     train_to_end,
 )
 from dap_transformers.xnli.data import (
@@ -60,7 +59,6 @@ from modeling_dap import DAPForSequenceClassification, DAPModel
 
 PROTOCOL = "XNLI, fine-tuned on English, zero-shot"
 RESULT = "result.json"  # in the folder of a finished run
-WEIGHTS = "model*.safetensors*"
 #: Arguments that may differ between the runs in one output folder.
 MAY_DIFFER = {
     "seed",
@@ -219,33 +217,14 @@ def compute_accuracy(prediction: EvalPrediction) -> dict[str, float]:
     return metric.compute(predictions=classes, references=prediction.label_ids)
 
 
-@dataclass
-class Task:
-    """What all fine-tuning runs share: the encoder, the tokenised text, the arguments.
-
-    Each run fine-tunes a copy of the encoder, and sets learning rate, seed and folder in a copy of
-    the arguments.
-    """
-
-    model: str
-    encoder: SentenceEncoder
-    text: TextOptions
-    data: NLIData
-    training: XNLITrainingArguments
-
-    def run_folder(self, learning_rate: float) -> Path:
-        """Return the folder of the fine-tuning run with this learning rate."""
-        name = f"lr-{learning_rate}-seed-{self.training.seed}"
-        return Path(self.training.output_dir) / name
-
-
 def fine_tune_and_test(
     model: str, encoder: SentenceEncoder, text: TextOptions, training: XNLITrainingArguments
 ) -> dict[str, Any]:
     """Fine-tune an encoder on English pairs, test it in all languages, and write `xnli.json`.
 
-    The result is its content. The encoder stays unchanged. In a launch of several processes, only
-    the first one writes.
+    The result is its content. With `search`, the learning rate with the best English dev accuracy
+    is taken, the first of equals. The encoder stays unchanged. In a launch of several processes,
+    only the first one writes.
     """
     found = find_nli(text.data_dir)
     if not found["test"]:
@@ -258,188 +237,136 @@ def fine_tune_and_test(
     if training.search and not sources["dev"]:
         raise UserError(f"the search needs English dev pairs in {text.data_dir}")
     data = prepare_nli(sources, encoder.tokenizer, text, has_token_types(encoder))
-    task = Task(model, encoder, text, data, training)
-    keep_record(task)
+    record_runs(encoder, data, text, training)
 
-    learning_rate, tried = search(task)
-    measured(task, learning_rate, "dev")
-    content = make_report(task, measured(task, learning_rate, "test"), tried)
+    rates = training.learning_rates if training.search else [training.learning_rate]
+    results = {}
+    for rate in rates:
+        with suppress(FloatingPointError):
+            results[rate] = fine_tune(encoder, data, training, rate)
+    if not results:
+        raise FloatingPointError(
+            f"no loss was finite with {rates=}, seed={training.seed}: give a lower rate"
+        )
+    best = max(results.values(), key=lambda result: result["dev"].get("en", 0.0))
+
+    tried = []
+    if training.search:
+        for rate in rates:
+            accuracy = results[rate]["dev"]["en"] if rate in results else None
+            tried.append({"learning_rate": rate, "dev_accuracy": accuracy})
+    settings = {"learning_rate": best["learning_rate"]}
+    for name in SHOWN:
+        settings[name] = getattr(training, name)
+    settings |= {
+        "pooling": encoder.pooling,
+        "max_seq_length": text.max_seq_length,
+        "data": public_name(text.data_dir),
+        "train_data": text.train_data and public_name(text.train_data),
+        "train_pairs": len(data.train["en"]),
+        "max_test_pairs": text.max_test_pairs,
+        "search": tried,
+    }
+    revision = encoder.revision
+    numbers = report_numbers(best, data)
+    content = report(model, PROTOCOL, numbers, settings, best["seconds"], revision, best["seed"])
     if training.process_index == 0:
         write_json(content, Path(training.output_dir, "xnli.json"))
     return content
 
 
-def keep_record(task: Task) -> None:
+def record_runs(
+    encoder: SentenceEncoder, data: NLIData, text: TextOptions, training: XNLITrainingArguments
+) -> None:
     """Record the settings and texts that all runs in `output_dir` share.
 
-    A later command must have the same, so that different runs never meet in one report. It may
-    test more languages.
+    A later command must have the same, so that different runs never meet in one report.
     """
-    training = task.training
     record: dict[str, Any] = {}
     for name, value in training.to_dict().items():
         if changes_weights(name) and name not in MAY_DIFFER:
             record[name] = value
-    record |= task.data.digests
-    record["max_seq_length"] = task.text.max_seq_length
-    record["model"] = model_fingerprint(task.encoder)
+    record["texts"] = data.digests
+    record["max_seq_length"] = text.max_seq_length
+    record["model"] = model_fingerprint(encoder)
     record = json.loads(json.dumps(record, default=str))  # as it is read from the file
 
-    path = Path(training.output_dir, RECORD)
-    before = read_json(path) if path.exists() else {}
-    differing = differences(before, record)
+    folder = Path(training.output_dir)
+    differing = differences(record_in(folder), record)
     if differing:
         raise UserError(
-            f"{path.parent} holds runs with {'; '.join(differing)}: give the same arguments, or "
+            f"{folder} holds runs with {'; '.join(differing)}: give the same arguments, or "
             "another folder"
         )
     if training.process_index == 0:
-        write_json(before | record, path)
+        write_json(record, folder / RECORD)
 
 
-def search(task: Task) -> tuple[float, list[dict[str, Any]]]:
-    """Choose the learning rate with the best English dev accuracy, the first of equals.
+def fine_tune(
+    encoder: SentenceEncoder, data: NLIData, training: XNLITrainingArguments, learning_rate: float
+) -> dict[str, Any]:
+    """Fine-tune a copy of the encoder with one learning rate, and measure its accuracy.
 
-    The result also lists the accuracy, in percent, for each rate tried. It is None if the loss
-    became NaN or infinite. Without `search`, the learning rate is the one in the arguments.
+    A stopped run resumes from its checkpoint. A finished one is only read.
+
+    Returns:
+        The content of `result.json` in the run's folder: "dev" and "test" map language codes to
+        accuracies in percent.
+
+    Raises:
+        FloatingPointError: the loss became NaN or infinite.
     """
-    training = task.training
-    if not training.search:
-        return training.learning_rate, []
+    folder = Path(training.output_dir, f"lr-{learning_rate}-seed-{training.seed}")
+    if (folder / RESULT).exists():
+        return read_json(folder / RESULT)
 
-    accuracies = {}
-    for rate in training.learning_rates:
-        with suppress(FloatingPointError):
-            accuracies[rate] = measured(task, rate, "dev")["dev"]["en"]
-    if not accuracies:
-        raise FloatingPointError(
-            f"no loss was finite with any of learning_rates={training.learning_rates}: lower them"
-        )
-    best = max(accuracies, key=accuracies.get)
-    tried = []
-    for rate in training.learning_rates:
-        tried.append({"learning_rate": rate, "dev_accuracy": accuracies.get(rate)})
-        if rate != best and training.process_index == 0:
-            for path in task.run_folder(rate).glob(WEIGHTS):
-                path.unlink()
-    return best, tried
-
-
-def measured(task: Task, learning_rate: float, split: str) -> dict[str, Any]:
-    """Fine-tune unless that is done, and measure accuracy of a split, "dev" or "test", in percent.
-
-    Accuracies that an earlier command measured are kept. New ones are written to the run's
-    `result.json`, which is returned: `result[split][code]`.
-    """
-    folder = task.run_folder(learning_rate)
-    datasets = getattr(task.data, split)
-    path = folder / RESULT
-    result = read_json(path) if path.exists() else None
-    if result is not None and datasets.keys() <= result[split].keys():
-        return result
-    if result is None or not any(folder.glob(WEIGHTS)):
-        if task.training.process_index == 0:
-            path.unlink(missing_ok=True)  # until the weights are written, the run is unfinished
-        result = fine_tune(task, learning_rate)
-
-    args = copy.copy(task.training)
-    args.output_dir = str(folder)
-    model = DAPForSequenceClassification.from_pretrained(folder, dtype=torch.float32)
-    trainer = make_trainer(model, task.encoder.tokenizer, args)
-    for code in datasets:
-        if code not in result[split]:
-            metrics = trainer.predict(datasets[code]).metrics
-            result[split][code] = 100 * metrics["test_accuracy"]
-            result["seconds"] += metrics["test_runtime"]
-            write_result(trainer, result, folder)
-    return result
-
-
-def fine_tune(task: Task, learning_rate: float) -> dict[str, Any]:
-    """Fine-tune with one learning rate, and write weights and `result.json`.
-
-    A stopped run resumes from its checkpoint. "dev" and "test" will hold accuracies by language.
-    """
-    folder = task.run_folder(learning_rate)
-    args = copy.copy(task.training)
+    args = copy.copy(training)
     args.learning_rate = learning_rate
     args.output_dir = str(folder)
     set_seed(args.seed)
-    model = build_classifier(task.encoder)
-    trainer = make_trainer(model, task.encoder.tokenizer, args, task.data.train["en"])
+    model = build_classifier(encoder)
+    trainer = make_trainer(model, encoder.tokenizer, args, data.train["en"])
     metrics = train_to_end(trainer, find_resumable(args))
-
     losses = [line["loss"] for line in trainer.state.log_history if "loss" in line]
     if losses and not math.isfinite(losses[-1]):
-        raise FloatingPointError(
-            f"the loss is {losses[-1]} with learning_rate={learning_rate:g}, seed={args.seed}: "
-            "give a lower learning rate"
-        )
+        raise FloatingPointError(f"the loss is {losses[-1]} with {learning_rate=:g}")
+    forget_calls(encoder.tokenizer)  # training leaves its padding there
+    trainer.save_model(str(folder))
+
     result = {
         "learning_rate": learning_rate,
         "seed": args.seed,
         "steps": trainer.state.global_step,
         "seconds": metrics.get("train_runtime", 0.0),
-        "dev": {},
-        "test": {},
     }
-    forget_calls(task.encoder.tokenizer)  # training leaves its padding there
-    trainer.save_model(str(folder))
-    write_result(trainer, result, folder)
-    return result
+    for split, datasets in (("dev", data.dev), ("test", data.test)):
+        result[split] = {}
+        for code, dataset in datasets.items():
+            metrics = trainer.predict(dataset).metrics
+            result[split][code] = 100 * metrics["test_accuracy"]
+            result["seconds"] += metrics["test_runtime"]
 
-
-def make_report(
-    task: Task, result: Mapping[str, Any], tried: list[dict[str, Any]]
-) -> dict[str, Any]:
-    """Make the report from what `measured` returned: percent by language, and mean.
-
-    `tried` lists the learning rates that `search` tried. It is empty without search.
-    """
-    text = task.text
-    settings = {"learning_rate": result["learning_rate"]}
-    for name in SHOWN:
-        settings[name] = getattr(task.training, name)
-    settings |= {
-        "pooling": task.encoder.pooling,
-        "max_seq_length": text.max_seq_length,
-        "data": public_name(text.data_dir),
-        "train_data": text.train_data and public_name(text.train_data),
-        "train_pairs": len(task.data.train["en"]),
-        "max_test_pairs": text.max_test_pairs,
-        "search": tried,
-        "missing": [code for code in XNLI_LANGUAGES if code not in task.data.test],
-    }
-
-    languages = {}
-    for code, dataset in task.data.test.items():
-        languages[code] = {"pairs": len(dataset), "accuracy": result["test"][code]}
-    mean = sum(numbers["accuracy"] for numbers in languages.values()) / len(languages)
-    metrics = [Metric("accuracy", mean, "mean", "accuracy")]
-    for code, each in languages.items():
-        metrics.append(Metric("accuracy", each["accuracy"], code, "accuracy"))
-    numbers = {
-        "languages": languages,
-        "mean": {"languages": len(languages), "accuracy": mean},
-        "dev": {code: {"accuracy": accuracy} for code, accuracy in result["dev"].items()},
-        "metrics": card_rows("natural language inference", metrics),
-    }
-    return report(
-        task.model,
-        PROTOCOL,
-        numbers,
-        settings,
-        result["seconds"],
-        task.encoder.revision,
-        result["seed"],
-    )
-
-
-def write_result(trainer: ResumableTrainer, result: dict[str, Any], folder: Path) -> None:
-    """Write a run's result in the first process, and remove its checkpoints. All processes wait."""
     trainer.accelerator.wait_for_everyone()
     if trainer.is_world_process_zero():
         write_json(result, folder / RESULT)
         for checkpoint in sort_checkpoints(str(folder)):
             shutil.rmtree(checkpoint)
     trainer.accelerator.wait_for_everyone()
+    return result
+
+
+def report_numbers(result: Mapping[str, Any], data: NLIData) -> dict[str, Any]:
+    """Return the numbers of a report: accuracies in percent by language, and their mean."""
+    accuracies = result["test"]
+    mean = sum(accuracies.values()) / len(accuracies)
+    metrics = [Metric("accuracy", mean, "mean", "accuracy")]
+    languages = {}
+    for code, accuracy in accuracies.items():
+        metrics.append(Metric("accuracy", accuracy, code, "accuracy"))
+        languages[code] = {"pairs": len(data.test[code]), "accuracy": accuracy}
+    return {
+        "languages": languages,
+        "mean": {"languages": len(languages), "accuracy": mean},
+        "dev": {code: {"accuracy": accuracy} for code, accuracy in result["dev"].items()},
+        "metrics": card_rows("natural language inference", metrics),
+    }
