@@ -205,13 +205,15 @@ def normalise_all(texts: Sequence[str]) -> list[str]:
         joined = _text_of(codes[~is_ignored])
 
     # Case folding may take characters apart, so the text is composed before and after it.
-    composed = "\n".join(unicodedata.normalize("NFKC", text) for text in joined.split("\n"))
-    folded = unicodedata.normalize("NFKC", composed.casefold())
-    codes = code_points(folded)
+    folded = []
+    for text in joined.split("\n"):
+        composed = unicodedata.normalize("NFKC", text)
+        folded.append(unicodedata.normalize("NFKC", composed.casefold()))
+    codes = code_points("\n".join(folded))
     letters = _text_of(codes[_where(_LETTERS)[codes] | (codes == ord("\n"))]).split("\n")
     if all(letters):
         return letters
-    return [found or text.strip() for found, text in zip(letters, folded.split("\n"))]
+    return [found or text.strip() for found, text in zip(letters, folded)]
 
 
 def code_points(text: str) -> np.ndarray:

@@ -168,11 +168,11 @@ def read_tables(file: BitextFile, audit: LineAudit) -> Iterator[pa.Table]:
             audit.lines = line
             try:
                 source, target = file_format.parse(content)
-                empty = [name for name, side in zip(SIDES, (source, target)) if is_blank(side)]
-                if len(empty) == 2:
+                blank = (is_blank(source), is_blank(target))
+                if all(blank):
                     continue
-                if empty:
-                    raise UserError(f"empty {empty[0]} side")
+                if any(blank):
+                    raise UserError(f"empty {SIDES[blank.index(True)]} side")
                 (source + target).encode()  # raises for "\ud800", which is valid JSON but no text
             except (ValueError, RecursionError) as error:  # RecursionError: deeply nested JSON
                 audit.reject(error)

@@ -228,7 +228,7 @@ def read_table(path: str, language: str, target: str) -> Iterator[tuple[int, Row
 
     stated = (language, target)[: len(columns.languages)]
     for number, cells in chain(head, rows):
-        if len(cells) == width and has_text(cells):
+        if (stated or has_gaps) and len(cells) == width and has_text(cells):
             if stated and _stated_languages(path, cells, columns) != stated:
                 continue
             if has_gaps and any(is_blank(cells[column]) for column in columns[:2]):
@@ -239,9 +239,9 @@ def read_table(path: str, language: str, target: str) -> Iterator[tuple[int, Row
 def parse_row(row: Row) -> tuple[str, str]:
     """Return (source, target) of a row. Both are empty if the row is blank."""
     cells, width, columns = row
-    if not has_text(cells):
-        return "", ""
     if len(cells) != width:
+        if not has_text(cells):
+            return "", ""
         raise UserError(f"{counted(len(cells), 'column')}, expected {width}")
     source, target = cells[columns.source], cells[columns.target]
     if "\r" in source + target:
