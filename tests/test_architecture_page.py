@@ -66,4 +66,3 @@ def test_the_evaluator_is_the_mean_reciprocal_rank() -> None:
     numbers = evaluate(SimpleNamespace(encode=encode), [evaluator])["reciprocal_rank"]
     assert numbers == {"de": pytest.approx(5 / 9), "mean": pytest.approx(5 / 9)}
     assert "0.6" in evaluator.table(numbers)
-

@@ -103,33 +103,35 @@ def test_bad_lines_are_counted_and_languages_chosen(raw: Path, tmp_path: Path) -
     assert (report["languages"]["de"]["read"], report["languages"]["de"]["unreadable"]) == (81, 2)
 
 
-def test_the_same_run_only_takes_new_licences_and_another_one_is_refused(
-    raw: Path, tmp_path: Path
-) -> None:
+def test_a_finished_run_is_only_replaced_if_told(raw: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     (out / ".prepare_data").mkdir(parents=True)  # as of a run that was killed at its first write
-    report = prepared(raw, out)
-    before = {path: path.stat().st_mtime_ns for path in out.rglob("*.parquet")}
-    file = raw / "de-en.tsv"
-    os.utime(file, ns=(1, 1))  # a touched file is the same
-    licences = str(tmp_path / "licences.json")
-    write_json({"de-en.tsv": "CC0"}, licences)
-    again = prepared(raw, out, num_workers=2, licences=licences)
-    assert again == report | {"licences": {"de-en.tsv": "CC0"}}
-    assert "| de-en.tsv | 75 | CC0 |" in (out / "README.md").read_text()
-    assert {path: path.stat().st_mtime_ns for path in out.rglob("*.parquet")} == before
-    with pytest.raises(UserError, match="overwrite"):
+    prepared(raw, out)
+    before = contents(out)
+    with pytest.raises(UserError, match="holds a finished run"):
         prepared(raw, out, seed=1)
-
-    # A changed file may have the same size and time.
-    file.write_bytes(b"".join(file.read_bytes().splitlines(keepends=True)[::-1]))
-    os.utime(file, ns=(1, 1))
-    with pytest.raises(UserError, match="overwrite"):
-        prepared(raw, out)
+    assert contents(out) == before
     again = prepared(raw, out, max_pairs=10, dev_pairs=0, overwrite=True)
     assert again["languages"]["de"]["train"] == 10
     assert not (out / ".prepare_data").exists()
     assert not list((out / "dev").iterdir())
+
+
+def test_a_changed_file_is_cleaned_again_and_a_touched_one_is_not(
+    raw: Path, tmp_path: Path
+) -> None:
+    def keys() -> list[str]:
+        files, _ = prepare_text.find_files(RawText("out", data=[str(raw)]), PrepareOptions())
+        return [file.key for file in files]
+
+    file = raw / "de-en.tsv"
+    before = keys()
+    os.utime(file, ns=(1, 1))
+    assert keys() == before
+    file.write_bytes(b"".join(file.read_bytes().splitlines(keepends=True)[::-1]))
+    os.utime(file, ns=(1, 1))  # of the same size and time
+    assert keys()[0] != before[0]
+    assert keys()[1:] == before[1:]
 
 
 def test_files_of_others_are_left_alone(raw: Path, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from dap_transformers.languages import BLANKS, is_blank
 from dap_transformers.prepare.filters import tidy
 from dap_transformers.text.archives import disk_path, list_folder, read_sentences
 from dap_transformers.text.find import find_bitext
-from dap_transformers.text.formats import FORMATS, BitextFile, read_pairs
+from dap_transformers.text.formats import FORMATS, read_pairs
 
 #: Files that are not lines of text. Read as lines, their sentences would never be found.
 NOT_LINES = ("json", "xml")
@@ -52,7 +52,8 @@ def _sentences(path: Path) -> Iterator[str]:
     is_parallel = kind in {"zip", *FORMATS} - READ_AS_LINES
     if is_parallel or not disk_path(path).is_file():
         for file in itertools.chain(*find_bitext(path).values()):
-            yield from _sentences_of_pairs(file)
+            for pair in read_pairs(file):
+                yield from pair.values()
     elif kind in NOT_LINES:
         raise UserError(f"{path}: .{kind} is not read; give lines of text or parallel text")
     elif kind == "jsonl":
@@ -63,16 +64,6 @@ def _sentences(path: Path) -> Iterator[str]:
     else:
         for line in read_sentences(path):
             yield from line.split("\t")
-
-
-def _sentences_of_pairs(file: BitextFile) -> Iterator[str]:
-    """Yield both sides of all pairs, or all sentences of a member of an archive that has lines."""
-    if file.format in READ_AS_LINES:
-        for side in file.paths:
-            yield from _sentences(Path(side))
-    else:
-        for pair in read_pairs(file):
-            yield from pair.values()
 
 
 def _strings(value: Any) -> Iterator[str]:

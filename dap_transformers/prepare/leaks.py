@@ -8,11 +8,14 @@ few letters, or mostly in Chinese characters, kana or hangul, have a smaller n (
 one changed word spoils more of their n-grams. Texts of the two kinds of script are never near, and
 texts with fewer than n letters are only compared for equality.
 
-The search is exact. Most texts are ruled out by its first step, because less than the share
-`threshold` of their n-grams occurs in any evaluation sentence. A text of T n-grams shares at least
-S = ⌈threshold · T⌉ of them with a sentence that it is near to, and misses at most T - S. So of any
-T - S + k n-grams, at least k are shared. The search looks up the T - S + k rarest n-grams with
-k = `COMMON`, and compares the text only with sentences that hold k of them.
+The search is exact, but it compares few texts in full. It uses that a text of T n-grams shares at
+least S = ⌈threshold · T⌉ of them with a sentence that it is near to. For T = 20 and a threshold of
+0.7, S is 14:
+
+1. If fewer than 14 of the 20 n-grams occur in any evaluation sentence, the text is near to none.
+   This rules out most texts.
+2. If all 20 occur, at most 6 of them are not shared. So of the 10 n-grams that occur in the fewest
+   sentences, at least 4 are shared. Only sentences that hold 4 of these 10 are compared in full.
 
 Shapes: N texts, G n-grams.
 """
@@ -49,8 +52,8 @@ BANDS = (
     Band(True, 2, 0, 23),
     Band(True, 3, 24, 2**31),
 )
-#: Rare n-grams that a text must share with a sentence before both are compared in full. A larger
-#: number means a few more look-ups, but far fewer comparisons.
+#: Rare n-grams that a text must share with a sentence before both are compared in full, 4 in the
+#: example. A larger number means a few more look-ups, but far fewer comparisons.
 COMMON = 4
 #: Characters from the CJK blocks on. Hangul and kana are above them.
 _WIDE = r"[\x{2E80}-\x{10FFFF}]"
@@ -115,10 +118,11 @@ class BandIndex:
         in_band = pl.col("length").is_between(band.shortest, band.longest)
         self._sentences = sentences.filter(in_band, is_wide=band.is_wide)
 
-        # Which sentences hold which n-grams, and how many sentences hold an n-gram.
-        grams = _grams(self._sentences["letters"], band.n)
-        self._holders = grams.unique().rename({"text": "sentence", "size": "sentence_size"})
-        self._counts = self._holders.group_by("gram").len("holders")
+        #: The different n-grams of each sentence: `gram`, `sentence` (its place), `sentence_size`.
+        self._held = _grams(self._sentences["letters"], band.n).unique()
+        self._held = self._held.rename({"text": "sentence", "size": "sentence_size"})
+        #: In how many sentences an n-gram occurs: `gram`, `holders`.
+        self._counts = self._held.group_by("gram").len("holders")
 
     def near(self, texts: pl.DataFrame) -> pl.DataFrame:
         """Return the texts that are near to a sentence of this index, as a `LeakIndex` does.
@@ -145,31 +149,30 @@ class BandIndex:
     def _candidates(self, texts: pl.DataFrame) -> pl.DataFrame:
         """Find the pairs of a text and a sentence that must be compared in full.
 
-        All near pairs are among them (see the module's docstring). The columns `text` and
+        All near pairs are among them, as the docstring of the module shows. The columns `text` and
         `sentence` have the places in `texts` and in the index.
         """
-        size, sentence_size = pl.col("size"), pl.col("sentence_size")
-        needed = self._needed(size)
-        common = pl.min_horizontal(needed, COMMON)
+        least = self._least("size")
 
-        # Drop the texts with too many n-grams that no sentence holds.
-        held = _grams(texts["letters"], self.band.n).join(self._counts, on="gram")
-        held = held.with_columns(spare=pl.len().over("text") - needed).filter(pl.col("spare") >= 0)
+        # Step 1: the n-grams that occur in sentences, of texts that have enough of these.
+        known = _grams(texts["letters"], self.band.n).join(self._counts, on="gram")
+        known = known.with_columns(unshared=pl.len().over("text") - least)
+        known = known.filter(pl.col("unshared") >= 0)
 
-        # Take the rarest n-grams of each text.
-        place = pl.int_range(pl.len()).over("text")
-        rarest = held.sort("text", "holders").filter(place < pl.col("spare") + common)
+        # Step 2: of these, the rarest n-grams of each text, and the sentences that hold them.
+        common = pl.min_horizontal(least, COMMON)
+        rank = pl.int_range(pl.len()).over("text")
+        rarest = known.sort("text", "holders").filter(rank < pl.col("unshared") + common)
+        found = rarest.join(self._held, on="gram")
+        found = found.filter(
+            pl.col("sentence_size") >= least, pl.col("size") >= self._least("sentence_size")
+        )
+        shared = found.group_by("text", "sentence", "size").len("shared")
+        return shared.filter(pl.col("shared") >= common).sort("text", "sentence")
 
-        # Find the sentences of similar size that hold enough of them.
-        larger = pl.max_horizontal(size, sentence_size)
-        has_similar_size = pl.min_horizontal(size, sentence_size) >= self._needed(larger)
-        joined = rarest.join(self._holders, on="gram").filter(has_similar_size)
-        shared = joined.group_by("text", "sentence", "size").len()
-        return shared.filter(pl.col("len") >= common).sort("text", "sentence")
-
-    def _needed(self, size: pl.Expr) -> pl.Expr:
-        """Return how many n-grams two near texts have in common at least: the share `threshold`."""
-        return (size * self.threshold - _ROUNDING).ceil()
+    def _least(self, size: str) -> pl.Expr:
+        """Return S for a column of sizes: how many n-grams a near text shares at least."""
+        return (pl.col(size) * self.threshold - _ROUNDING).ceil()
 
 
 def _grams(letters: pl.Series, n: int) -> pl.DataFrame:

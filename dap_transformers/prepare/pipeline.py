@@ -41,7 +41,8 @@ from dap_transformers.prepare.deduplication import (
     sample,
 )
 from dap_transformers.prepare.filters import SIDES, clean
-from dap_transformers.prepare.leaks import load_index, measured
+from dap_transformers.prepare.leaks import LeakIndex, load_index, measured
+from dap_transformers.prepare.options import PrepareOptions
 from dap_transformers.prepare.run_folder import LEAKS, Plan, RawFile
 from dap_transformers.text.formats import LineAudit, read_tables
 
@@ -95,8 +96,7 @@ def clean_file(plan: Plan, raw: RawFile) -> None:
 
     - `pairs.parquet` has all pairs that pass, without the text of those that no sample needs.
     - `leaks.jsonl` lists the leaks.
-    - `counts.json` has the counts `read` (pairs), `unreadable` (lines), `leak` (pairs), and those
-      of `clean`.
+    - `counts.json` has the counts of `clean_table`, and `unreadable` (lines).
     """
     if plan.cleaned(raw).exists():  # by a run that was stopped
         return
@@ -106,33 +106,47 @@ def clean_file(plan: Plan, raw: RawFile) -> None:
     index = load_index(plan.evaluation, options.leak_threshold if plan.evaluation else 0)
     admission = Admission(options.max_corpus_pairs or options.max_pairs)
     admission_rank = CORPUS_RANK if options.max_corpus_pairs else pl.col("rank")
-    corpus = {"language": pl.lit(raw.file.language), "origin": pl.lit(raw.origin)}
 
-    counts = Counter(read=0)
+    counts: Counter[str] = Counter()
     with (
         whole_folder(plan.cleaned(raw)) as folder,
         pq.ParquetWriter(folder / "pairs.parquet", _PAIRS, use_dictionary=["origin"]) as writer,
         (folder / LEAKS).open("wb") as listed,
     ):
         for table in read_tables(raw.file, audit):
-            pairs, found = clean(pl.from_arrow(table), raw.file.language, options)
-            pairs = pairs.with_row_index("row").with_columns(**corpus)
-            sides = [measured(pairs[side]) for side in SIDES]
-            keys = [side["key"].to_numpy() for side in sides]
-
-            leaks = pl.concat([index(side) for side in sides]).sort("row", maintain_order=True)
-            passed = pairs.with_columns(
-                rank=ranks(pair_keys(*keys), options.seed),
-                english=ranks(keys[1], options.seed),
-            ).join(leaks, on="row", how="anti", maintain_order="left")
-            leaks = leaks.join(pairs, on="row", maintain_order="left").select(_LISTED)
+            passed, leaks, found = clean_table(pl.from_arrow(table), raw, options, index)
+            counts.update(found)
             listed.write(leaks.write_ndjson().encode())
-            counts.update(found, read=len(table), leak=len(pairs) - len(passed))
 
             is_admitted = pl.Series(admission(passed.select(admission_rank).to_series().to_numpy()))
             passed = passed.with_columns(pl.when(is_admitted).then(pl.col(*SIDES)))
             writer.write_table(passed.select(_PAIRS.names).to_arrow().cast(_PAIRS))
         write_json(counts | {"unreadable": audit.bad}, folder / "counts.json")
+
+
+def clean_table(
+    table: pl.DataFrame, raw: RawFile, options: PrepareOptions, index: LeakIndex
+) -> tuple[pl.DataFrame, pl.DataFrame, dict[str, int]]:
+    """Clean some pairs of a file: repair, filter, check for leaks, and rank.
+
+    Returns:
+        The pairs that pass, with the columns of `_PAIRS`. The leaks, with those of `_LISTED`. And
+        the counts `read` and `leak` (pairs), and those of `clean`.
+    """
+    language = raw.file.language
+    pairs, counts = clean(table, language, options)
+    pairs = pairs.with_row_index("row")
+    pairs = pairs.with_columns(language=pl.lit(language), origin=pl.lit(raw.origin))
+
+    sides = [measured(pairs[side]) for side in SIDES]
+    leaks = pl.concat([index(side) for side in sides]).sort("row", maintain_order=True)
+    source, target = (side["key"].to_numpy() for side in sides)
+    ranked = pairs.with_columns(
+        rank=ranks(pair_keys(source, target), options.seed), english=ranks(target, options.seed)
+    )
+    passed = ranked.join(leaks, on="row", how="anti", maintain_order="left")
+    counts |= {"read": len(table), "leak": len(pairs) - len(passed)}
+    return passed, leaks.join(pairs, on="row", maintain_order="left").select(_LISTED), counts
 
 
 # ------------------------------------------------------------------------------- 2. choosing

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import logging
 import os
 import shutil
 import time
@@ -23,12 +22,10 @@ from dap_transformers.prepare.filters import clean
 from dap_transformers.prepare.options import PrepareOptions, RawText
 from dap_transformers.prepare.opus import NOT_IN_RELEASE, OpusCorpus, download_corpora
 from dap_transformers.prepare.pipeline import OnCluster, prepare
-from dap_transformers.prepare.run_folder import LEAKS, WORK, Plan, RawFile, begin, finished_report
+from dap_transformers.prepare.run_folder import LEAKS, WORK, Plan, RawFile, begin
 from dap_transformers.reports import versions
 from dap_transformers.text.archives import disk_path
 from dap_transformers.text.find import find_bitext
-
-logger = logging.getLogger(__name__)
 
 #: What shapes the result, apart from `PrepareOptions`.
 SHAPING = ("data", "opus", "recipe", "languages", "evaluation_data")
@@ -39,7 +36,7 @@ VERSION = 14
 def prepare_text(
     text: RawText, options: PrepareOptions, on_cluster: OnCluster | None = None
 ) -> dict[str, Any]:
-    """Prepare raw text, or only describe the result again if the same run has finished before.
+    """Prepare raw text, and describe the result.
 
     Args:
         on_cluster: makes the calls of the steps instead of processes of this machine, such as
@@ -52,42 +49,36 @@ def prepare_text(
     output_dir = Path(text.output_dir)
     require_outside(output_dir, text.inputs(options))
     files, licences = find_files(text, options)
+
+    # Read everything, so that a wrong name is found before an earlier result is removed.
+    clean(pl.DataFrame({"source": [""], "target": [""]}), "en", options)
+    plan = Plan(output_dir, options, tuple(read_evaluation(text.evaluation_data)))
+    begin(plan, files, text.overwrite)
+    languages = prepare(plan, files, text.num_workers, on_cluster)
+    sums = total(languages)
+    if not sums["train"]:
+        reasons = {name: sums[name] for name in LOSSES if sums[name]}
+        raise UserError(f"nothing is left of {counted(sums['read'], 'pair')}: {reasons}")
+    if plan.evaluation:
+        with whole_file(output_dir / LEAKS) as listed:
+            for file in files:
+                listed.write((plan.cleaned(file) / LEAKS).read_bytes())
+
+    # The report shows paths without the folders of this machine.
     settings = {name: getattr(text, name) for name in SHAPING} | asdict(options)
-    fingerprint = _fingerprint(settings, [file.key for file in files])
-
-    report = finished_report(output_dir, fingerprint, text.overwrite)
-    if report:
-        logger.info("%s is finished already", text.output_dir)
-    else:
-        # Read everything, so that a wrong name is found before an earlier result is removed.
-        clean(pl.DataFrame({"source": [""], "target": [""]}), "en", options)
-        plan = Plan(output_dir, options, tuple(read_evaluation(text.evaluation_data)))
-        begin(plan, files)
-        languages = prepare(plan, files, text.num_workers, on_cluster)
-        sums = total(languages)
-        if not sums["train"]:
-            reasons = {name: sums[name] for name in LOSSES if sums[name]}
-            raise UserError(f"nothing is left of {counted(sums['read'], 'pair')}: {reasons}")
-        if plan.evaluation:
-            with whole_file(output_dir / LEAKS) as listed:
-                for file in files:
-                    listed.write((plan.cleaned(file) / LEAKS).read_bytes())
-
-        # The report shows paths without the folders of this machine.
-        for name in ("data", "evaluation_data"):
-            settings[name] = [public_name(path) for path in settings[name]]
-        if options.tokenizer:
-            settings["tokenizer"] = public_name(options.tokenizer)
-        report = {
-            "fingerprint": fingerprint,
-            "languages": languages,
-            "settings": settings,
-            "evaluation_sentences": len(plan.evaluation),
-            "num_workers": text.num_workers,
-            "seconds": round(time.perf_counter() - started, 1),
-            "versions": versions(),
-        }
-    report["licences"] = licences
+    for name in ("data", "evaluation_data"):
+        settings[name] = [public_name(path) for path in settings[name]]
+    if options.tokenizer:
+        settings["tokenizer"] = public_name(options.tokenizer)
+    report = {
+        "languages": languages,
+        "settings": settings,
+        "licences": licences,
+        "evaluation_sentences": len(plan.evaluation),
+        "num_workers": text.num_workers,
+        "seconds": round(time.perf_counter() - started, 1),
+        "versions": versions(),
+    }
     describe(output_dir, report)
     shutil.rmtree(output_dir / WORK, ignore_errors=True)
     return report

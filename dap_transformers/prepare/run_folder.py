@@ -4,7 +4,6 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from dap_transformers.errors import UserError
 from dap_transformers.files import read_json
@@ -55,31 +54,22 @@ class Plan:
         return self.output_dir / split / name
 
 
-def finished_report(output_dir: Path, fingerprint: str, overwrite: bool) -> dict[str, Any] | None:
-    """Return the report of the same run, if it has finished here and is not to be overwritten."""
-    path = output_dir / REPORT
-    if overwrite or not path.is_file():
-        return None
-    report = read_json(path)
-    if report.get("fingerprint") != fingerprint:
-        raise UserError(
-            f"{output_dir} holds the result of a run with other arguments or other text: give "
-            "another folder, or overwrite it"
-        )
-    return report
-
-
-def begin(plan: Plan, files: Sequence[RawFile]) -> None:
+def begin(plan: Plan, files: Sequence[RawFile], overwrite: bool = False) -> None:
     """Create the output folder, or remove the result of an earlier run from it.
 
     The results of cleaning the given files are kept, so that a run that was stopped continues.
     Files that no run has written are left alone.
+
+    Raises:
+        UserError: the folder holds other files, or a finished run that is not to be overwritten.
     """
     output = plan.output_dir
     names = {path.name for path in output.glob("*")}
-    is_ours = WORK in names or (REPORT in names and "fingerprint" in read_json(output / REPORT))
-    if names and not is_ours:
+    report = read_json(output / REPORT) if REPORT in names else {}
+    if names and WORK not in names and "evaluation_sentences" not in report:
         raise UserError(f"{output} holds other files, such as {min(names)}: give another folder")
+    if report and not overwrite:
+        raise UserError(f"{output} holds a finished run: give another folder, or overwrite it")
 
     # The work folder comes first, so that a killed run can be recognised as one of this command.
     plan.work_dir.mkdir(parents=True, exist_ok=True)
