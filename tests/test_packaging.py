@@ -12,7 +12,7 @@ import networkx as nx  # a requirement of torch
 import pytest
 import yaml
 from conftest import REPOSITORY
-from forked import run_fresh
+from forked import run_fresh, run_python
 from wheels import build_wheel
 
 import dap_transformers.commands
@@ -115,9 +115,10 @@ def test_rooms_for_text_and_arrays_import_no_model(room: str, files: nx.DiGraph)
             assert "model" not in layers, module
 
 
-def test_wheel_and_checkout_import_the_same_names(tmp_path: Path) -> None:
+def test_the_wheel_holds_every_module_and_imports_every_name(tmp_path: Path) -> None:
     wheel = zipfile.ZipFile(build_wheel(tmp_path / "wheel"))
-    wheel.extractall(tmp_path / "installed")
+    installed = tmp_path / "installed"
+    wheel.extractall(installed)
     held = {name for name in wheel.namelist() if ".dist-info/" not in name}
     listed = subprocess.check_output(["git", "ls-files"], text=True, cwd=REPOSITORY).splitlines()
     top = {f"{name}.py" for name in own_modules() if layer_of(name) != "beside" and "." not in name}
@@ -128,12 +129,11 @@ def test_wheel_and_checkout_import_the_same_names(tmp_path: Path) -> None:
     code = "import importlib\n"
     code += f"for name in {names}: print(name, importlib.import_module(name).__file__)\n"
     code += f"import dap_transformers; print([getattr(dap_transformers, x) for x in {[*PUBLIC]}])"
-    for place in (REPOSITORY, tmp_path / "installed"):
-        env = os.environ | {"PYTHONPATH": str(place)}
-        printed = run_fresh(sys.executable, "-c", code, cwd=tmp_path, env=env)
-        imported = [line.split() for line in printed.splitlines()[:-1]]
-        assert [name for name, _ in imported] == names
-        assert all(file.startswith(str(place)) for _, file in imported)
+    done = run_python(["-c", code], dict(os.environ), installed)
+    assert done.returncode == 0, done.stderr
+    imported = [line.split() for line in done.stdout.splitlines()[:-1]]
+    assert [name for name, _ in imported] == names
+    assert all(file.startswith(str(installed)) for _, file in imported)
 
     (entry_points,) = [name for name in wheel.namelist() if name.endswith("entry_points.txt")]
     functions = re.findall(r"= dap_transformers.commands:(\S+)", wheel.read(entry_points).decode())

@@ -30,7 +30,7 @@ from torch.utils.checkpoint import DefaultDeviceType
 
 aten = torch.ops.aten
 GPU = torch.device("cuda:0")
-REPOSITORY = Path(__file__).resolve().parent.parent
+REPOSITORY = Path(__file__).resolve().parents[2]
 
 #: Operations that take indices from the CPU, too, if the indexed tensor is on the GPU.
 INDEXING = {aten.index, aten.index_put, aten.index_put_, aten._unsafe_index, aten._index_put_impl_}

@@ -168,23 +168,6 @@ def test_a_run_that_saves_nothing_has_no_best_step(make_trainer: Callable) -> No
 # Steps
 
 
-def test_chunks_train_as_the_whole_batch(make_trainer: Callable) -> None:
-    options = {"gradient_accumulation_steps": 2, "max_steps": 2, "bf16": True, "use_cpu": True}
-    logs = []
-    for size in (None, 3, 8):
-        torch.manual_seed(0)
-        trainer = make_trainer(mini_batch_size=size, gradient_checkpointing=True, **options)
-        trainer.train()
-        logs.append(lines_with("loss", trainer))
-    assert [len(lines) for lines in logs] == [2] * 3
-    names = ("loss", "grad_norm", "tr_loss", "rtl_loss", "negatives", "ignored_tokens")
-    for plain, chunked, whole in zip(*logs, strict=True):
-        assert chunked.keys() == plain.keys()
-        for name in names:
-            assert chunked[name] == pytest.approx(plain[name], rel=1e-3), name
-            assert whole[name] == pytest.approx(plain[name], rel=1e-6), name
-
-
 def test_processes_exchange_gradients_only_at_the_last_chunk(make_trainer: Callable) -> None:
     trainer = make_trainer("tr", mini_batch_size=3, gradient_accumulation_steps=2, max_steps=1)
     accelerator = trainer.accelerator
