@@ -6,10 +6,12 @@ padding is in states_dap.py.
 
 import inspect
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import (
     MODEL_FOR_MASKED_LM_MAPPING,
     MODEL_FOR_TEXT_ENCODING_MAPPING,
@@ -69,11 +71,41 @@ def build_encoder(config: PreTrainedConfig) -> PreTrainedModel:
     return auto_class(config).from_config(config, **options)
 
 
-def special_token_counts(tokenizer: PreTrainedTokenizerBase) -> tuple[int, int]:
-    """Return how many special tokens stand before and after a sentence: (1, 1) for BERT."""
+@torch.no_grad()
+def depends_on_padding(
+    encoder: PreTrainedModel, states_of: Callable[[Tensor, Tensor], Tensor]
+) -> bool:
+    """Tell whether an untested encoder computes other states beside padding than without it.
+
+    Args:
+        states_of: function that runs the encoder in the caller's way. It returns token states
+            (B, S, D), given token ids (B, S) and their mask (B, S).
+    """
+    config = encoder.config
+    if config.model_type in TESTED:
+        return False
+    real = [number for number in range(17) if number != getattr(config, "pad_token_id", None)]
+    ids = torch.tensor(real[:16], device=encoder.device).view(2, 8) % config.vocab_size  # (2, 8)
+    mask = (torch.arange(8) < torch.tensor([[5], [7]])).long().to(encoder.device)  # (2, 8)
+
+    was_training = encoder.training
+    encoder.eval()  # without dropout
+    alone = encoder(input_ids=ids[:1, :5], attention_mask=mask[:1, :5]).last_hidden_state
+    beside = states_of(ids, mask).view(2, 8, config.hidden_size)[:1, :5]
+    encoder.train(was_training)
+    tolerance = torch.finfo(alone.dtype).eps ** 0.5 * alone.norm()
+    return not (beside - alone).norm() < tolerance
+
+
+def special_tokens(tokenizer: PreTrainedTokenizerBase) -> dict[str, int | None]:
+    """Return the fields of `DAPConfig` that describe the special tokens of a tokenizer."""
     mask = tokenizer("a", return_special_tokens_mask=True).special_tokens_mask
-    before = mask.index(0)
-    return before, sum(mask) - before
+    before = mask.index(0)  # 1 for BERT
+    return {
+        "mask_token_id": tokenizer.mask_token_id,
+        "special_tokens_before": before,
+        "special_tokens_after": sum(mask) - before,
+    }
 
 
 def adapter_base(name_or_path: str, **hub: Any) -> str | None:

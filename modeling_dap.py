@@ -23,12 +23,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import (
     AutoModel,
-    AutoModelForMaskedLM,
     AutoModelForPreTraining,
     AutoModelForSequenceClassification,
     AutoTokenizer,
     PreTrainedConfig,
     PreTrainedModel,
+    PreTrainedTokenizerBase,
 )
 from transformers import initialization as init
 from transformers.modeling_outputs import (
@@ -41,13 +41,13 @@ from transformers.utils import can_return_tuple, logging
 try:
     from .configuration_dap import DAPConfig, default_pooling
     from .encoder_dap import (
-        TESTED,
         build_encoder,
+        depends_on_padding,
         load_config,
         load_pretrained,
         pretrained_class,
         require_encoder,
-        special_token_counts,
+        special_tokens,
     )
     from .heads_dap import PredictionHead, RTLHead, Words, look_up
     from .modules_dap import (
@@ -79,13 +79,13 @@ try:
 except ImportError:  # a checkout, where these files are top-level modules
     from configuration_dap import DAPConfig, default_pooling
     from encoder_dap import (
-        TESTED,
         build_encoder,
+        depends_on_padding,
         load_config,
         load_pretrained,
         pretrained_class,
         require_encoder,
-        special_token_counts,
+        special_tokens,
     )
     from heads_dap import PredictionHead, RTLHead, Words, look_up
     from modules_dap import (
@@ -513,7 +513,8 @@ class DAPForPreTraining(DAPPreTrainedModel):
         attn_implementation: str | None = None,
         trust_remote_code: bool = False,
         revision: str | None = None,
-        **config: Any,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        **fields: Any,
     ) -> "DAPForPreTraining":
         """Make a model for pre-training whose encoder has the weights of a checkpoint.
 
@@ -525,56 +526,40 @@ class DAPForPreTraining(DAPPreTrainedModel):
             name_or_path: folder or Hub id of an encoder (BERT, RoBERTa, XLM-R, DeBERTa-v2,
                 ModernBERT, ...), or of a `DAPForPreTraining` made with objective `"mlm"`.
             target_token_ids: token ids that RTL and BOW predict. None means the whole vocabulary.
-            config: fields of `DAPConfig`. Unless they are given, `pooling` and `modules` are those
-                of a sentence-transformers folder or of an `"mlm"` checkpoint. A folder that does
-                not say how it pools gets the mean, and a decoder the last token. The tokenizer says
-                which special tokens there are, such as [MASK].
+            tokenizer: says which special tokens there are, such as [MASK]. None loads the
+                checkpoint's own.
+            fields: fields of `DAPConfig`. Those that are not given are the checkpoint's
+                (`fields_of_checkpoint`), or have their defaults.
         """
-        library = library_settings(name_or_path, revision) or LibrarySettings()
+        library = library_settings(name_or_path, revision)
         source = {
             "trust_remote_code": trust_remote_code,
             "revision": revision,
             "subfolder": library.subfolder,
         }
-        encoder_config = load_config(name_or_path, **source)
-        is_dap = encoder_config.model_type == DAPConfig.model_type
-        if is_dap and encoder_config.objective == "mlm":
-            kind = cls
-            saved = encoder_config
-            encoder_config = saved.encoder_config
-            config = {"pooling": saved.pooling, "mask_token_id": saved.mask_token_id} | config
+        saved = load_config(name_or_path, **source)
+        is_mlm = saved.model_type == DAPConfig.model_type and saved.objective == "mlm"
+        encoder_config = saved.encoder_config if is_mlm else saved
         require_encoder(encoder_config, name_or_path)
-        if not is_dap:
-            kind = pretrained_class(encoder_config)
-            pooling = library.pooling or default_pooling(encoder_config)
-            config = {"pooling": pooling, "modules": list(library.modules)} | config
-
-        if target_token_ids is not None:
-            config = {"target_vocab_size": len(set(target_token_ids))} | config
-        dap_config = DAPConfig(encoder_config, **config)
-        objectives = objectives_of(dap_config)
-        lacks_mask = "mask_token" in needs_of(objectives) and dap_config.mask_token_id is None
-        is_masked_lm = kind in (AutoModelForMaskedLM, cls)
-        if lacks_mask or (not is_masked_lm and any(each.predicts for each in objectives)):
+        if tokenizer is None:
             tokenizer = AutoTokenizer.from_pretrained(name_or_path, **source)
-            before, after = special_token_counts(tokenizer)
-            found = {"special_tokens_before": before, "special_tokens_after": after}
-            found["mask_token_id"] = tokenizer.mask_token_id
-            dap_config = DAPConfig(encoder_config, **(found | config))
+        fields = fields_of_checkpoint(saved, library, tokenizer) | fields
+        config = DAPConfig(encoder_config, **fields)
 
+        kind = cls if is_mlm else pretrained_class(saved)
         pretrained, missing = load_pretrained(
             name_or_path, kind, dtype=dtype, attn_implementation=attn_implementation, **source
         )
-        if kind is not cls:  # what Transformers has chosen for this encoder
+        if not is_mlm:  # what Transformers has chosen for this encoder
             attn_implementation = pretrained.config._attn_implementation
         encoder_config._attn_implementation = attn_implementation
 
-        model = cls._new(dap_config, dtype, target_token_ids)
+        model = cls._new(config, dtype, target_token_ids)
         model._copy_weights(pretrained, missing, name_or_path)
-        if library.modules and model.dap.config.modules == list(library.modules):
+        if library.modules and config.modules == list(library.modules):
             after = load_modules(name_or_path, library, revision)
             model.dap.after.load_state_dict(after.state_dict())
-        model._try_untested_encoder(name_or_path)
+        model._require_padding_without_effect(name_or_path)
         return model
 
     @classmethod
@@ -584,29 +569,27 @@ class DAPForPreTraining(DAPPreTrainedModel):
         target_token_ids: list[int] | None = None,
         dtype: torch.dtype | str = torch.float32,
         attn_implementation: str | None = None,
-        **config: Any,
+        **fields: Any,
     ) -> "DAPForPreTraining":
         """Make a model for pre-training with random weights.
 
         Args:
             encoder_config: configuration of the encoder to build. It is not changed.
             target_token_ids: token ids that RTL and BOW predict. None means the whole vocabulary.
-            config: fields of `DAPConfig`. Most objectives need `mask_token_id`.
+            fields: fields of `DAPConfig`. Most objectives need `mask_token_id`.
         """
         name = encoder_config.name_or_path or "encoder_config"
         require_encoder(encoder_config, name)
         attention = attn_implementation or encoder_config._attn_implementation
         encoder_config = copy.deepcopy(encoder_config)
         encoder_config.dtype = dtype
-        if target_token_ids is not None:
-            config = {"target_vocab_size": len(set(target_token_ids))} | config
-        dap_config = DAPConfig(encoder_config, **config)
-        dap_config.encoder_config._attn_implementation = attention
+        config = DAPConfig(encoder_config, **fields)
+        config.encoder_config._attn_implementation = attention
 
-        model = cls._new(dap_config, dtype, target_token_ids)
+        model = cls._new(config, dtype, target_token_ids)
         if model.prediction_head is not None:
             model.prediction_head.start_decoder(model.get_input_embeddings().weight)
-        model._try_untested_encoder(name)
+        model._require_padding_without_effect(name)
         return model
 
     @classmethod
@@ -614,6 +597,8 @@ class DAPForPreTraining(DAPPreTrainedModel):
         cls, config: DAPConfig, dtype: torch.dtype | str, target_token_ids: list[int] | None
     ) -> "DAPForPreTraining":
         """Return a model with random weights, and with a target vocabulary if one is given."""
+        if target_token_ids is not None and config.target_vocab_size is None:
+            config.target_vocab_size = len(set(target_token_ids))
         model = cls(config).to(getattr(torch, dtype) if isinstance(dtype, str) else dtype)
         if target_token_ids is not None:
             model.set_target_vocabulary(target_token_ids)
@@ -646,29 +631,21 @@ class DAPForPreTraining(DAPPreTrainedModel):
             self.bow_transform.dense.load_state_dict(head.dense.state_dict())
             self.bow_transform.norm.load_state_dict(head.norm.state_dict())
 
-    @torch.no_grad()
-    def _try_untested_encoder(self, name: str) -> None:
+    def _require_padding_without_effect(self, name: str) -> None:
         """Raise `ValueError` if an untested encoder computes a row otherwise than by itself.
 
         This is so if its states depend on padding, or if it embeds ids in another way than words.
         """
-        config = self.config.encoder_config
-        if config.model_type in TESTED:
-            return
-        real = [number for number in range(17) if number != getattr(config, "pad_token_id", None)]
-        ids = torch.tensor(real[:16]).view(2, 8) % config.vocab_size  # (2, 8)
-        mask = (torch.arange(8) < torch.tensor([[5], [7]])).long()
 
-        encoder = self.dap.encoder.eval()  # without dropout
-        alone = encoder(input_ids=ids[:1, :5], attention_mask=mask[:1, :5]).last_hidden_state
-        embedded = self.get_input_embeddings()(ids)
-        padded = last_states(encoder, mask, inputs_embeds=embedded)[:1, :5]
-        self.train(self.training)
-        tolerance = torch.finfo(alone.dtype).eps ** 0.5 * alone.norm()
-        if not (padded - alone).norm() < tolerance:
+        def states_of(ids: Tensor, mask: Tensor) -> Tensor:
+            embedded = self.get_input_embeddings()(ids)
+            return last_states(self.dap.encoder, mask, inputs_embeds=embedded)
+
+        if depends_on_padding(self.dap.encoder, states_of):
+            kind = self.config.encoder_config.model_type
             raise ValueError(
-                f"{name}: an encoder of model_type {config.model_type!r} computes other states for "
-                "a sentence alone than beside padding: give another encoder"
+                f"{name}: an encoder of model_type {kind!r} computes other states for a sentence "
+                "alone than beside padding: give another encoder"
             )
 
     def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> nn.Embedding:
@@ -688,6 +665,21 @@ class DAPForPreTraining(DAPPreTrainedModel):
                 f"target_vocab_size={self.config.target_vocab_size}"
             )
         own.copy_(torch.tensor(ids))
+
+
+def fields_of_checkpoint(
+    saved: PreTrainedConfig, library: LibrarySettings, tokenizer: PreTrainedTokenizerBase
+) -> dict[str, Any]:
+    """Return the fields of `DAPConfig` that a new model takes from the checkpoint it starts from.
+
+    These are the special tokens and the pooling, and the modules of a sentence-transformers folder.
+    A folder that does not say how it pools gets the mean, and a decoder the last token.
+    """
+    fields: dict[str, Any] = special_tokens(tokenizer)
+    if saved.model_type == DAPConfig.model_type:
+        return fields | {"pooling": saved.pooling}
+    pooling = library.pooling or default_pooling(saved)
+    return fields | {"pooling": pooling, "modules": list(library.modules)}
 
 
 def _stack(pairs: Pairs) -> tuple[Tensor, Tensor]:

@@ -173,15 +173,15 @@ def _flattened(content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[s
             yield prefix + name, value
 
 
-def library_settings(name_or_path: str, revision: str | None = None) -> LibrarySettings | None:
-    """Read the sentence-transformers files of a folder or Hub id. None without modules.json.
+def library_settings(name_or_path: str, revision: str | None = None) -> LibrarySettings:
+    """Read the sentence-transformers files of a folder or Hub id. Without them, all are defaults.
 
     Raises:
         ValueError: if a module or a setting would change the vectors but has no effect here.
     """
     found = find_file(name_or_path, "modules.json", revision)
     if found is None:
-        return None
+        return LibrarySettings()
     listed = json.loads(Path(found).read_text(encoding="utf-8"))
     kinds = [module_kind(module["type"]) for module in listed]
     if kinds[:2] != ["Transformer", "Pooling"] or {*kinds[2:]} - {"Dense", "Normalize"}:

@@ -24,20 +24,14 @@ from tqdm.auto import tqdm
 from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase
 
 from configuration_dap import default_pooling
-from dap_transformers.encoding.load import (
-    hub_commit,
-    library_length,
-    load_backbone,
-    load_config,
-    longest_input,
-)
+from dap_transformers.encoding.checkpoint import Checkpoint, longest_input
 from dap_transformers.encoding.onednn import fast_linear
 from dap_transformers.errors import UserError, reading
 from dap_transformers.search.exact import unit_rows
-from dap_transformers.tokenizer import load_tokenizer, require_embeddings, require_room
-from encoder_dap import TESTED
+from dap_transformers.tokenizer import require_room
+from encoder_dap import depends_on_padding
 from modeling_dap import DAPModel
-from modules_dap import LibrarySettings, library_settings, load_modules, prompt_for
+from modules_dap import prompt_for
 from states_dap import (
     POOLINGS,
     can_skip_tokens,
@@ -121,8 +115,8 @@ class SentenceEncoder:
             after = getattr(model, "after", nn.Sequential())
         self.after = after.to(self.model.device)
         self.tokenizer = tokenizer
-        own_pooling = getattr(model.config, "pooling", None) or default_pooling(model.config)
-        self.pooling: str = pooling or own_pooling
+        pooling = pooling or getattr(model.config, "pooling", None)
+        self.pooling: str = pooling or default_pooling(model.config)
         self.prefix = prefix or ""
         self.prompts = dict(prompts or {})
         positions = longest_input(model) or math.inf
@@ -136,10 +130,11 @@ class SentenceEncoder:
         self.max_seq_length = max_seq_length
         require_room(tokenizer, self.max_seq_length, self.prefix)
         self.bf16 = bf16
-        is_known = type(self.backbone).__module__.startswith("transformers.")
-        self._can_pack = is_known and can_skip_tokens(self.backbone)
+        backbone = self.backbone
+        is_known = type(backbone).__module__.startswith("transformers.")
+        self._can_pack = is_known and can_skip_tokens(backbone)
         if self._can_pack:
-            use_packing(self.backbone, trains=False)
+            use_packing(backbone, trains=False)
         #: How many sentences `encode` has cut so far.
         self.cut = 0
         #: Commit of the Hub repository that the model was loaded from, if any.
@@ -148,7 +143,7 @@ class SentenceEncoder:
     @classmethod
     def from_pretrained(
         cls,
-        name_or_path: str,
+        name_or_path: str | Checkpoint,
         pooling: str | None = None,
         prefix: str | None = None,
         max_seq_length: int | None = None,
@@ -168,6 +163,7 @@ class SentenceEncoder:
             vectors = encoder.encode(["Guten Morgen", "Good morning"])  # (2, 768)
 
         Args:
+            name_or_path: folder, Hub id, or a checkpoint whose files were read before.
             pooling: None takes the checkpoint's own. If it has none, a warning says which is used.
             prefix: such as "query: ". None takes the checkpoint's own, or else no prefix. With a
                 prefix, the checkpoint's prompts are not used.
@@ -175,53 +171,35 @@ class SentenceEncoder:
                 it is 128, or less if the model has fewer positions.
             device: None takes CUDA if there is any.
         """
-        with reading(f"the sentence-transformers files of {name_or_path}"):
-            found = library_settings(name_or_path, revision)
-            library = found or LibrarySettings()
-            after = load_modules(name_or_path, library, revision)
-        hub = {
-            "revision": revision,
-            "trust_remote_code": trust_remote_code,
-            "subfolder": library.subfolder,
-        }
-        config = load_config(name_or_path, **hub)
-        tokenizer = load_tokenizer(name_or_path, **hub)
-        require_embeddings(tokenizer, config, name_or_path)
-        model = load_backbone(name_or_path, config, **hub)
-
-        pooling = pooling or getattr(model.config, "pooling", None) or library.pooling
-        if max_seq_length is None and found:
-            max_seq_length = library_length(library.max_seq_length, model, tokenizer)
+        checkpoint = name_or_path
+        if not isinstance(checkpoint, Checkpoint):
+            hub = {"revision": revision, "trust_remote_code": trust_remote_code}
+            checkpoint = Checkpoint.read(name_or_path, **hub)
+        name = checkpoint.name
+        library = checkpoint.library
+        pooling = pooling or checkpoint.pooling
+        model = checkpoint.load_encoder()
+        if max_seq_length is None:
+            max_seq_length = checkpoint.library_length(model)
         encoder = cls(
             model,
-            tokenizer,
+            checkpoint.tokenizer,
             pooling,
             library.prefix if prefix is None else prefix,
             max_seq_length,
             device=device or ("cuda" if torch.cuda.is_available() else "cpu"),
             bf16=bf16,
-            after=after,
+            after=checkpoint.load_modules(),
             prompts=library.prompts if prefix is None else None,
         )
+        encoder.revision = checkpoint.commit
         if pooling is None:
-            logger.warning("%s does not say how it pools: using %r", name_or_path, encoder.pooling)
-        encoder.revision = hub_commit(name_or_path, revision)
-        encoder._try_untested(name_or_path)
-        return encoder
-
-    def _try_untested(self, name: str) -> None:
-        """Refuse a model that reads no text, and warn if sentences of a batch change each other."""
-        if self.backbone.config.model_type in TESTED:
-            return
-        ids = torch.arange(3, 19, device=self.model.device).view(2, 8)
-        mask = torch.ones_like(ids)
-        mask[0, 5:] = 0
-        what = f"{name}: {type(self.backbone).__name__} is no text encoder"
-        with torch.inference_mode(), _eval_mode(self.model), reading(what):
-            beside = self._states(ids, mask).view(2, 8, self.hidden_size)[:1, :5]
-            alone = self._states(ids[:1, :5], mask[:1, :5])
-        if (beside - alone).norm() > 1e-3 * alone.norm():
+            logger.warning("%s does not say how it pools: using %r", name, encoder.pooling)
+        with reading(f"{name}: {type(encoder.backbone).__name__} is no text encoder"):
+            is_mixed = depends_on_padding(encoder.backbone, encoder._states)
+        if is_mixed:
             logger.warning("%s: vectors depend on the sentences that share a batch", name)
+        return encoder
 
     def for_task(self, task: str) -> "SentenceEncoder":
         """Return this encoder with its own prompt for a "query" or a "document" as the prefix.

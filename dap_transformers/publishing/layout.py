@@ -19,15 +19,15 @@ from transformers.dynamic_module_utils import custom_object_save
 
 import configuration_dap
 from configuration_dap import DAPConfig
+from dap_transformers.encoding.checkpoint import Checkpoint, longest_input
 from dap_transformers.encoding.encoder import SentenceEncoder
-from dap_transformers.encoding.load import load_complete, longest_input
 from dap_transformers.errors import UserError
 from dap_transformers.files import read_json, write_json
 from dap_transformers.options import arg
 from dap_transformers.tokenizer import forget_calls, require_padding
 from encoder_dap import auto_class
 from modeling_dap import DAPForPreTraining
-from modules_dap import LibrarySettings, Normalize, library_settings, write_modules
+from modules_dap import Normalize, write_modules
 from states_dap import POOLINGS
 
 HEADS_FOLDER = "pretraining"  # in the published folder, with the whole DAP checkpoint
@@ -100,18 +100,20 @@ class Published:
         return self.has_pooler and self.pooling == "cls" and not self.has_dense
 
 
-def build(checkpoint: Path, folder: Path, options: FolderOptions | None = None) -> Published:
+def build(source: Path, folder: Path, options: FolderOptions | None = None) -> Published:
     """Write the published form of a checkpoint into a new or empty folder, without a model card.
 
     Its vectors are compared with the checkpoint's.
     """
     options = options or FolderOptions()
+    checkpoint = Checkpoint.read(source)
+    _require_publishable(checkpoint, options)
     encoder = _load_encoder(checkpoint, options)
     published = _describe(encoder, checkpoint, options)
 
     write_backbone(encoder.backbone, published.pooling, folder)
     if published.heads:
-        model = load_complete(checkpoint, DAPForPreTraining)
+        model = checkpoint.load(DAPForPreTraining)
         model.config.auto_map = dict(configuration_dap.AUTO_MAP)
         model.save_pretrained(folder / HEADS_FOLDER)
         _remove_local_path(folder / HEADS_FOLDER / "config.json")
@@ -126,15 +128,25 @@ def build(checkpoint: Path, folder: Path, options: FolderOptions | None = None) 
     return published
 
 
-def _load_encoder(checkpoint: Path, options: FolderOptions) -> SentenceEncoder:
-    """Load the encoder of a checkpoint on the CPU, and check that it can be published."""
-    if not any(checkpoint.rglob("model*.safetensors")):  # a pickle can run any code
+def _require_publishable(checkpoint: Checkpoint, options: FolderOptions) -> None:
+    """Raise `UserError` if other libraries could not load a checkpoint, or not pool as it does."""
+    name = checkpoint.name
+    if not any(Path(name).rglob("model*.safetensors")):  # a pickle can run any code
         raise UserError(
-            f"{checkpoint} has no weights as safetensors. If you trust its pickle, load it by "
+            f"{name} has no weights as safetensors. If you trust its pickle, load it by "
             "AutoModel.from_pretrained, and save it by save_pretrained"
         )
+    require_padding(checkpoint.tokenizer, name)
+    if "DAPForSequenceClassification" in (checkpoint.config.architectures or []):
+        raise UserError(f"{name} is a classifier: push it by its own push_to_hub method")
+    if options.pooling is None and checkpoint.pooling is None:
+        raise UserError(f"{name} does not say how it pools: give a pooling")
+
+
+def _load_encoder(checkpoint: Checkpoint, options: FolderOptions) -> SentenceEncoder:
+    """Load the encoder of a checkpoint on the CPU."""
     encoder = SentenceEncoder.from_pretrained(
-        str(checkpoint),
+        checkpoint,
         pooling=options.pooling,
         prefix=options.prefix,
         max_seq_length=options.max_seq_length,
@@ -142,26 +154,17 @@ def _load_encoder(checkpoint: Path, options: FolderOptions) -> SentenceEncoder:
     )
     if options.normalize and not any(isinstance(each, Normalize) for each in encoder.after):
         encoder.after.append(Normalize())
-    require_padding(encoder.tokenizer, checkpoint)  # other libraries need a padding token
-
-    config = encoder.model.config
-    if "DAPForSequenceClassification" in (config.architectures or []):
-        raise UserError(f"{checkpoint} is a classifier: push it by its own push_to_hub method")
-    is_library = (checkpoint / "modules.json").exists()
-    says_pooling = is_library or config.model_type == DAPConfig.model_type
-    if options.pooling is None and not says_pooling:
-        raise UserError(f"{checkpoint} does not say how it pools: give a pooling")
     return encoder
 
 
-def _describe(encoder: SentenceEncoder, checkpoint: Path, options: FolderOptions) -> Published:
+def _describe(
+    encoder: SentenceEncoder, checkpoint: Checkpoint, options: FolderOptions
+) -> Published:
     """Collect what the published folder will hold, and how it makes a sentence vector."""
     backbone = encoder.backbone
-    library = library_settings(str(checkpoint), None) or LibrarySettings()
-    config = encoder.model.config
-    similarity = library.similarity or "cosine"
-    if config.model_type == DAPConfig.model_type:
-        similarity = config.tr_similarity
+    similarity = checkpoint.library.similarity or "cosine"
+    if checkpoint.config.model_type == DAPConfig.model_type:
+        similarity = checkpoint.config.tr_similarity
     return Published(
         heads=options.with_heads,
         model_type=backbone.config.model_type,

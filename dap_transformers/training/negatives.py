@@ -13,7 +13,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from encoder_dap import special_token_counts
+from encoder_dap import special_tokens
 
 #: Most vocabularies mark tokens that begin a word (SentencePiece and byte-level BPE).
 BEGINS = ("\u2581", "\u0120")
@@ -78,9 +78,11 @@ class HardNegativeMaker:
         self.max_seq_length = max_seq_length
         self.share = share
         self.seed = seed
-        before, self.after = special_token_counts(tokenizer)
+        special = special_tokens(tokenizer)
+        self.after = special["special_tokens_after"]
         # The first token after special tokens and the prefix.
-        self.first = before + len(tokenizer(prefix.strip(), add_special_tokens=False).input_ids)
+        of_prefix = tokenizer(prefix.strip(), add_special_tokens=False).input_ids
+        self.first = special["special_tokens_before"] + len(of_prefix)
 
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> list[list[int]]:
         """Return for each tokenised pair the token ids of its copy.

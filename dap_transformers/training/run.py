@@ -14,8 +14,8 @@ from datasets import concatenate_datasets
 from torch.utils.data import Dataset, Sampler
 from transformers import PreTrainedTokenizerBase, set_seed
 
+from dap_transformers.encoding.checkpoint import hub_commit
 from dap_transformers.encoding.encoder import SentenceEncoder
-from dap_transformers.encoding.load import hub_commit
 from dap_transformers.errors import UserError, counted
 from dap_transformers.evaluation.evaluator import Evaluator
 from dap_transformers.evaluation.kept_neighbours import KeptNeighbours
@@ -159,7 +159,7 @@ def build_trainer(
         max_seq_length=data.max_seq_length,
         prefix=data.prefix,
         prompts={"query": data.query_prompt, "document": data.document_prompt},
-        saved_length=start.library.max_seq_length,
+        saved_length=start.max_seq_length,
     )
     return trainer, describe_run(model.config, (model_args, data, training), train, dev)
 
@@ -190,15 +190,16 @@ def complete_data_arguments(data: PretrainingDataArguments, start: Start) -> Non
     They are those of a sentence-transformers folder if training starts from one. Otherwise there is
     no prefix, the prompts are the prefix, and the length is 32 tokens.
     """
-    prompts = start.library.prompts if data.prefix is None else {}
+    library = start.checkpoint.library
+    prompts = library.prompts if data.prefix is None else {}
     if data.prefix is None:
-        data.prefix = start.library.prefix
+        data.prefix = library.prefix
     if data.query_prompt is None:
         data.query_prompt = prompt_for("query", prompts, data.prefix)
     if data.document_prompt is None:
         data.document_prompt = prompt_for("document", prompts, data.prefix)
     if data.max_seq_length is None:
-        data.max_seq_length = start.library.max_seq_length or 32
+        data.max_seq_length = start.max_seq_length or 32
     if start.positions is not None and data.max_seq_length > start.positions:
         raise UserError(
             f"max_seq_length={data.max_seq_length} is above the encoder's {start.positions} "

@@ -6,8 +6,7 @@
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,63 +14,53 @@ import torch
 from datasets import Dataset
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
-from configuration_dap import FIELDS, default_pooling
-from dap_transformers.encoding.load import (
-    library_length,
-    load_complete,
-    load_config,
-    longest_input,
-)
+from configuration_dap import FIELDS
+from dap_transformers.encoding.checkpoint import Checkpoint, longest_input
 from dap_transformers.errors import UserError, reading
-from dap_transformers.tokenizer import (
-    load_tokenizer,
-    never_predicted,
-    require_embeddings,
-    require_padding,
-)
+from dap_transformers.tokenizer import never_predicted, require_padding
 from dap_transformers.training.arguments import (
     CONFIG_DEFAULTS,
     PretrainingModelArguments,
     given_fields,
 )
-from encoder_dap import auto_class, special_token_counts
-from modeling_dap import DAPConfig, DAPForPreTraining
-from modules_dap import LibrarySettings, library_settings
-from objectives_dap import Objective, objectives_of
+from encoder_dap import auto_class, special_tokens
+from modeling_dap import DAPConfig, DAPForPreTraining, fields_of_checkpoint
+from objectives_dap import objectives_of
 
 logger = logging.getLogger(__name__)
-
-#: Fields of `DAPConfig` that a new model takes from the folder it starts from.
-OF_FOLDER = ("pooling", "modules", "special_tokens_before", "special_tokens_after")
 
 
 @dataclass
 class Start:
-    """Everything that is known before the model is loaded: tokenizer, configuration and settings.
+    """Everything that is known before the model is loaded.
 
     Attributes:
-        name: folder or Hub id of the checkpoint or of the configuration.
-        config: configuration of the checkpoint, or of an encoder that gets random weights.
+        checkpoint: the files that training starts from: a DAP checkpoint, an encoder, or only the
+            configuration of an encoder that gets random weights.
         continues: whether a DAP checkpoint is trained further with its heads. A checkpoint of
             masked language modelling ("mlm") counts as a plain encoder for other objectives.
         planned: the model's configuration, except what the text decides. Given values come first,
             then those of the checkpoint, then the defaults.
-        predicting: its objectives that predict tokens.
-        library: settings that a sentence-transformers folder gives as defaults.
+        max_seq_length: tokens per sentence that a sentence-transformers folder gives as default.
         positions: tokens that the encoder has positions for. None if there is no limit.
         has_vectors: whether its sentence vectors may be good before any training.
     """
 
-    name: str
-    tokenizer: PreTrainedTokenizerBase
-    tokenizer_name: str
-    config: PreTrainedConfig
+    checkpoint: Checkpoint
     continues: bool
     planned: DAPConfig
-    predicting: list[Objective]
-    library: LibrarySettings
+    max_seq_length: int | None
     positions: int | None
     has_vectors: bool
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        return self.checkpoint.tokenizer
+
+    @property
+    def predicts(self) -> set[str]:
+        """Return what the heads predict: "targets", "tokens" or both (`Objective.predicts`)."""
+        return {each.predicts for each in objectives_of(self.planned)} - {None}
 
 
 # ---------------------------------------------------------------------- tokenizer and configuration
@@ -82,77 +71,56 @@ def read_start(args: PretrainingModelArguments) -> Start:
 
     Given arguments go before saved settings, and these before defaults.
     """
-    hub = {"trust_remote_code": args.trust_remote_code, "revision": args.revision}
-    name = args.model_name_or_path or args.config_name
-    tokenizer_name = args.tokenizer_name
-    if tokenizer_name is None:
-        tokenizer_name = str(Path(name).parent) if Path(name).is_file() else name
-
-    library = LibrarySettings()
-    if args.model_name_or_path is not None:
-        with reading(f"the sentence-transformers files of {name}"):
-            library = library_settings(name, args.revision) or LibrarySettings()
-
-    # A sentence-transformers folder may hold its encoder in a subfolder.
-    inside = hub | {"subfolder": library.subfolder}
-    config = load_config(name, **inside)
-    tokenizer = load_tokenizer(tokenizer_name, **(hub if args.tokenizer_name else inside))
+    checkpoint = Checkpoint.read(
+        args.model_name_or_path or args.config_name,
+        args.tokenizer_name,
+        has_weights=args.config_name is None,
+        trust_remote_code=args.trust_remote_code,
+        revision=args.revision,
+    )
+    name = checkpoint.name
+    library = checkpoint.library
+    config = checkpoint.config
     if args.config_name is not None:
         # Only the shape is wanted, so of a DAP configuration take that of its encoder.
         config = getattr(config, "encoder_config", config)
-        config.pad_token_id = tokenizer.pad_token_id
+        config.pad_token_id = checkpoint.tokenizer.pad_token_id
+        checkpoint.config = config
 
     # Build the encoder without memory for its weights, to read its limits from its shape.
     with torch.device("meta"), reading(f"the weights of {name}"):
         kind = auto_class(config)
         shape = kind.from_config(config, trust_remote_code=args.trust_remote_code)
+    length = checkpoint.library_length(shape)
     if library.pooling is not None:
-        length = library_length(library.max_seq_length, shape, tokenizer)
-        library = replace(library, max_seq_length=length)
         logger.info(
             "%s: pooling %r, prefix %r, %d tokens, unless an argument says otherwise",
             name,
             library.pooling,
             library.prefix,
-            library.max_seq_length,
+            length,
         )
 
     is_dap = config.model_type == DAPConfig.model_type
     continues = is_dap and (config.objective != "mlm" or args.objective in (None, "mlm"))
-    before, after = special_token_counts(tokenizer)
-    saved: dict[str, Any] = {"special_tokens_before": before, "special_tokens_after": after}
-    if continues:
-        saved = {field: getattr(config, field) for field in CONFIG_DEFAULTS}
-    elif is_dap:
-        saved["pooling"] = config.pooling
-    elif args.config_name is None:
-        saved["pooling"] = library.pooling or default_pooling(config)
-        saved["modules"] = list(library.modules)
-
     has_vectors = continues or library.pooling is not None or is_sentence_encoder(config)
     if args.distill_from is None and not has_vectors:
         leave_out_anchor(args, name)
 
     # Build the model's configuration now, because reading the text may take minutes.
-    settings = CONFIG_DEFAULTS | saved | given_fields(args)
-    settings["rtl_languages"] = settings["rtl_languages"] or ["of the text"]
+    if continues:
+        saved = {field: getattr(config, field) for field in CONFIG_DEFAULTS}
+    elif args.config_name is not None:
+        saved = special_tokens(checkpoint.tokenizer)
+    else:
+        saved = fields_of_checkpoint(config, library, checkpoint.tokenizer)
+    settings = saved | given_fields(args)
+    settings["rtl_languages"] = settings.get("rtl_languages") or ["of the text"]
     with reading("the settings of the model"):
         planned = DAPConfig(getattr(config, "encoder_config", config), **settings)
-        predicting = [each for each in objectives_of(planned) if each.predicts]
 
-    start = Start(
-        name=name,
-        tokenizer=tokenizer,
-        tokenizer_name=tokenizer_name,
-        config=config,
-        continues=continues,
-        planned=planned,
-        predicting=predicting,
-        library=library,
-        positions=longest_input(shape),
-        has_vectors=has_vectors,
-    )
-    check_tokenizer(start)
+    start = Start(checkpoint, continues, planned, length, longest_input(shape), has_vectors)
+    check_tokenizer(start, args.tokenizer_name or name)
     return start
 
 
@@ -184,16 +152,15 @@ def leave_out_anchor(args: PretrainingModelArguments, name: str) -> None:
         )
 
 
-def check_tokenizer(start: Start) -> None:
-    """Check that the tokenizer fits the objective and the model."""
-    tokenizer = start.tokenizer
-    name = start.tokenizer_name
-    require_embeddings(tokenizer, start.config, start.name)
-    require_padding(tokenizer, name)
-    if start.continues and start.config.mask_token_id not in (None, tokenizer.mask_token_id):
+def check_tokenizer(start: Start, name: str) -> None:
+    """Check that the tokenizer, which has this name, fits the objective and the model."""
+    require_padding(start.tokenizer, name)
+    trained = getattr(start.checkpoint.config, "mask_token_id", None)
+    own = start.tokenizer.mask_token_id
+    if start.continues and trained not in (None, own):
         raise UserError(
-            f"{start.name} was trained with mask token {start.config.mask_token_id}, the tokenizer "
-            f"{name} has {tokenizer.mask_token_id}: give the tokenizer of the checkpoint."
+            f"{start.checkpoint.name} was trained with mask token {trained}, the tokenizer {name} "
+            f"has {own}: give the tokenizer of the checkpoint."
         )
 
 
@@ -213,31 +180,30 @@ def load_model(
             languages and the token ids that it predicts from them.
         teacher_size: size of the vectors of a teacher, or None without one.
     """
+    checkpoint = start.checkpoint
     given = given_fields(args)
     attention = {"attn_implementation": args.attn_implementation}
-    hub = {"trust_remote_code": args.trust_remote_code, "revision": args.revision}
     from_text = vocabulary_of_text(start, train)
 
     if start.continues:
         check_changes(start, given)
-        model = load_complete(start.name, DAPForPreTraining, **attention, **hub)
+        model = checkpoint.load(DAPForPreTraining, **attention)
         for key, value in given.items():
             setattr(model.config, key, value)
         model.config.validate()
     else:
-        fields = {
-            "mask_token_id": start.tokenizer.mask_token_id if start.predicting else None,
-            **{field: getattr(start.planned, field) for field in OF_FOLDER},
-            **given,
-            **from_text,
-            "distill_size": teacher_size,
-            **attention,
-        }
+        fields = given | from_text | attention | {"distill_size": teacher_size}
+        if not start.predicts:
+            fields["mask_token_id"] = None  # no head needs it
         if args.config_name is not None:
-            model = DAPForPreTraining.from_scratch(start.config, **fields)
+            fields = special_tokens(start.tokenizer) | fields
+            model = DAPForPreTraining.from_scratch(checkpoint.config, **fields)
         else:
-            with reading(f"the weights of {start.name}"):
-                model = DAPForPreTraining.from_encoder(start.name, **fields, **hub)
+            fields |= checkpoint.hub
+            with reading(f"the weights of {checkpoint.name}"):
+                model = DAPForPreTraining.from_encoder(
+                    checkpoint.name, tokenizer=start.tokenizer, **fields
+                )
 
     # Otherwise `Trainer` does this, and prints a notice.
     for token in ("pad_token_id", "bos_token_id", "eos_token_id"):
@@ -249,15 +215,15 @@ def load_model(
 def check_changes(start: Start, given: Mapping[str, Any]) -> None:
     """Refuse settings that differ from those that a checkpoint was trained with."""
     for key, value in given.items():
-        saved = getattr(start.config, key, None)
+        saved = getattr(start.checkpoint.config, key, None)
         # The weight of an objective that is not ours is no field, and may change.
         is_fixed = key in FIELDS and not FIELDS[key].metadata.get("changeable", False)
         if key == "objective":
-            is_fixed = heads_of(start.planned) != heads_of(start.config)
+            is_fixed = heads_of(start.planned) != heads_of(start.checkpoint.config)
         if value != saved and is_fixed:
             raise UserError(
-                f"{start.name} was trained with {key}={saved!r}, not {value!r}: leave {key} out, "
-                "or start from a plain encoder."
+                f"{start.checkpoint.name} was trained with {key}={saved!r}, not {value!r}: leave "
+                f"{key} out, or start from a plain encoder."
             )
 
 
@@ -275,8 +241,7 @@ def vocabulary_of_text(start: Start, train: Mapping[str, Any]) -> dict[str, Any]
     If RTL predicts source tokens, these are the language codes `rtl_languages`. If only target
     tokens are predicted, they are the ids `target_token_ids` that occur in the text.
     """
-    predicts = {each.predicts for each in start.predicting}
-    if start.continues or "targets" not in predicts:
+    if start.continues or "targets" not in start.predicts:
         return {}
     if start.planned.reconstructs_sources:
         return {"rtl_languages": sorted(train)}

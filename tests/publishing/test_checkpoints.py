@@ -29,10 +29,8 @@ from modeling_dap import DAPConfig, DAPForPreTraining, DAPForSequenceClassificat
 
 
 def started(model: PreTrainedModel, folder: Path, objective: str = "tr") -> DAPForPreTraining:
-    """Save an encoder, and start training from it."""
-    model.save_pretrained(folder)
-    options = {"objective": objective, "mask_token_id": MASK}
-    return start_from(folder, **options)
+    """Save an encoder with a tokenizer, and start training from it."""
+    return start_from(save(folder, model), objective=objective)
 
 
 @pytest.mark.parametrize(
@@ -184,7 +182,7 @@ def test_a_tokenizer_without_mask_token_is_enough_for_tr(tmp_path: Path) -> None
 
 def test_an_encoder_made_here_starts_other_objectives_with_its_weights(tmp_path: Path) -> None:
     made = tiny_model(objective="mlm", pooling="mean")
-    made.save_pretrained(tmp_path)
+    save(tmp_path, made)
     model = start_from(tmp_path, objective="tr+tlm")
     assert (model.config.objective, model.config.pooling) == ("tr+tlm", "mean")
     found = model.state_dict()
