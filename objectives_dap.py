@@ -261,9 +261,13 @@ class Objective:
         means = sums / counts.where(has_labels, 1)
         return means.sum() / has_labels.sum().clamp(min=1)
 
-    @staticmethod
-    def count(labels: Tensor) -> Tensor:
+    def count(self, labels: Tensor) -> Tensor:
         """Return the number of True labels in each group, (G,), averaged over processes."""
+        if labels.ndim < 2:
+            raise ValueError(
+                f"objective {self.name}: labels of shape {tuple(labels.shape)}, expected (G, ...) "
+                "for G groups of labels, such as (1, B)"
+            )
         return mean_over_processes(labels.flatten(1).sum(1))
 
 

@@ -4,18 +4,15 @@ from dataclasses import field
 from typing import Any
 
 
-def arg(default: Any, text: str, changes_weights: bool = True, **options: Any) -> Any:
+def arg(default: Any, text: str, **options: Any) -> Any:
     """Return a dataclass field that a command shows as a flag.
 
     Args:
         default: the default value, which may be a list. `dataclasses.MISSING` makes it required.
         text: the help text.
-        changes_weights: False if a resumed training may have another value of this option.
         options: more options of argparse's `add_argument`, such as `choices`.
     """
     metadata = {"help": text, **options}
-    if not changes_weights:
-        metadata["changes_weights"] = False
     if isinstance(default, list):
         return field(default_factory=default.copy, metadata=metadata)
     return field(default=default, metadata=metadata)

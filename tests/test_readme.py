@@ -31,7 +31,14 @@ COMMANDS = {
     "push-to-hub": "dap_transformers.commands.push_to_hub",
 }
 #: Flags in sentences that belong to other programs.
-FLAGS_OF_OTHERS = {"--constraint", "--default", "--list", "--num_processes", "--rows"}
+FLAGS_OF_OTHERS = {
+    "--bag_floor",
+    "--constraint",
+    "--default",
+    "--list",
+    "--num_processes",
+    "--rows",
+}
 
 #: Each test of a Python block runs it on a tiny model that stands under these names.
 MODELS = ("out", "build/quickstart/model", "intfloat/multilingual-e5-small")

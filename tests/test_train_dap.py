@@ -50,7 +50,7 @@ def test_training_improves_retrieval_and_saves_the_best_model(
         run(f"{flags} --max_steps 2 --output_dir {out}")
 
 
-def test_a_file_of_the_user_adds_an_objective_and_a_flag(
+def test_a_file_of_the_user_adds_an_objective_and_its_flags(
     flags: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     page = (REPOSITORY / "docs" / "architecture.md").read_text()
@@ -65,7 +65,7 @@ def test_a_file_of_the_user_adds_an_objective_and_a_flag(
     first = state(tmp_path / "out")["log_history"][0]
     assert first["loss"] == pytest.approx(first["tr_loss"] + 0.25 * first["bag_loss"], abs=1e-3)
     assert read_json(tmp_path / "out/config.json")["bag_weight"] == 0.25
-    assert read_json(tmp_path / "out/run.json")["bag_weight"] == 0.25
+    assert read_json(tmp_path / "out/run.json")["own_fields"] == {"bag_weight": 0.25}
 
 
 def test_a_teacher_is_encoded_once_and_pulls_the_vectors(

@@ -126,10 +126,6 @@ class ArgumentParser(HfArgumentParser):
             if self.inherited_group is None:
                 self.inherited_group = self.add_argument_group(TRAINER)
             parser = self.inherited_group
-
-        # argparse does not know our own metadata.
-        field = copy.copy(field)
-        field.metadata = {k: v for k, v in field.metadata.items() if k != "changes_weights"}
         super()._parse_dataclass_field(parser, field)
 
     def parse_args_into_dataclasses(self, *args: Any, **options: Any) -> tuple[Any, ...]:

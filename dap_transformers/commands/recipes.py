@@ -1,24 +1,18 @@
 """The command line of a training: a recipe (YAML) and flags, which override it."""
 
-import argparse
-import dataclasses
+import ast
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
+from typing import Any
 
 import yaml
 
 from dap_transformers.commands.arguments import ArgumentParser
 from dap_transformers.errors import UserError, reading
-from dap_transformers.options import arg
-from dap_transformers.training.arguments import (
-    Arguments,
-    DAPTrainingArguments,
-    PretrainingDataArguments,
-    PretrainingModelArguments,
-    added_weights,
-)
+from dap_transformers.training.arguments import CONFIG_FIELDS, GROUPS, Arguments
 from dap_transformers.training.plugins import load_plugin
+from objectives_dap import OBJECTIVES
 
 #: Pairs of arguments of which only one may be given. A flag replaces its rival in the recipe.
 RIVALS = (
@@ -46,7 +40,6 @@ def parse_arguments(argv: list[str]) -> Arguments:
         pairs = [*RIVALS, *(pair[::-1] for pair in RIVALS)]
         rivals = {rival for name, rival in pairs if given(name, flags)}
         argv = recipe_flags(find_recipe(argv[0]), without=rivals) + flags
-    load_plugins_of(argv)
     for first, second in RIVALS:
         if given(first, argv) and given(second, argv):
             raise UserError(f"--{first} and --{second} say the same: give one of them.")
@@ -55,9 +48,12 @@ def parse_arguments(argv: list[str]) -> Arguments:
     if given("num_train_epochs", argv):
         argv = [*argv, "--max_steps", "-1"]
 
-    groups = (with_added_weights(), PretrainingDataArguments, DAPTrainingArguments)
-    parser = ArgumentParser(groups, usage=USAGE)
-    model, data, training = parser.parse_args_into_dataclasses(args=argv)
+    parser = ArgumentParser(GROUPS, usage=USAGE)
+    parsed = parser.parse_args_into_dataclasses(args=argv, return_remaining_strings=True)
+    model, data, training, others = parsed
+    for path in model.plugin:
+        load_plugin(path)
+    model.own_fields = own_fields(others)
     if model.model_name_or_path is None and model.config_name is None:
         raise UserError(
             "nothing to start from: give --model_name_or_path, or --config_name to begin from "
@@ -83,24 +79,46 @@ def find_recipe(name: str) -> Path:
     return own[name]
 
 
-def load_plugins_of(flags: list[str]) -> None:
-    """Run the files that `--plugin` names, so that their objectives are known."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--plugin", nargs="+", default=[], action="extend")
-    for path in parser.parse_known_args(flags)[0].plugin:
-        load_plugin(path)
+def own_fields(words: Sequence[str]) -> dict[str, Any]:
+    """Return the options of objectives that plug-ins have added, by name.
+
+    `--arc_angle 0.2` becomes `{"arc_angle": 0.2}` for an objective called `arc`. A flag without a
+    value is True, and one with several values is a list.
+
+    Args:
+        words: what the parser of the command line does not know.
+    """
+    added = [name for name in OBJECTIVES if f"{name}_weight" not in CONFIG_FIELDS]
+    prefixes = tuple(f"{name}_" for name in added)
+    found: dict[str, list[str]] = {}
+    name = ""
+    for word in words:
+        values = [word]
+        if word.startswith("--"):
+            flag, *values = word[2:].split("=", 1)
+            name = flag.replace("-", "_")
+            found[name] = []
+        if not name.startswith(prefixes):
+            raise UserError(f"{word}: there is no such argument")
+        found[name] += values
+    return {name: value_of(values) for name, values in found.items()}
 
 
-def with_added_weights() -> type[PretrainingModelArguments]:
-    """Add a flag for the weight of each objective that is not ours to the model's arguments."""
-    fields = []
-    for weight in added_weights():
-        objective = weight.removesuffix("_weight")
-        text = f"factor of the loss of {objective}. Default: 1, or that of the checkpoint."
-        fields.append((weight, float | None, arg(None, text)))
-    return dataclasses.make_dataclass(
-        "PretrainingModelArguments", fields, bases=(PretrainingModelArguments,)
-    )
+def value_of(words: Sequence[str]) -> Any:
+    """Return what the words after a flag spell: numbers, truth values, lists, or else text.
+
+    >>> value_of(["1e-3"]), value_of(["true"]), value_of(["mean"]), value_of(["64", "128"])
+    (0.001, True, 'mean', [64, 128])
+    """
+    values = []
+    for word in words:
+        try:
+            values.append(ast.literal_eval(word))  # also 1e-3, which YAML takes for text
+        except (ValueError, SyntaxError):
+            values.append(yaml.safe_load(word))
+    if len(values) > 1:
+        return values
+    return values[0] if values else True
 
 
 def given(name: str, argv: list[str]) -> bool:

@@ -11,7 +11,7 @@ from dap_transformers.options import arg
 
 def data(flag: str, text: str) -> list[str]:
     """Define a flag for data files of an evaluator, with a shorter alias."""
-    return arg([], text, changes_weights=False, aliases=[flag])
+    return arg([], text, aliases=[flag])
 
 
 @dataclass(kw_only=True)
@@ -28,7 +28,6 @@ class EvaluationData:
         "Protocol of BUCC. The paper's Table 2 is 'sample', its Table 3 is "
         "'sample-threshold-on-training'. Default: training-optimal if there are training splits, "
         "else sample.",
-        changes_weights=False,
         choices=tuple(PROTOCOLS),
     )
 

@@ -16,7 +16,6 @@ from configuration_dap import FIELDS, DAPConfig
 from dap_transformers.errors import UserError
 from dap_transformers.evaluation.evaluation_data import EvaluationData
 from dap_transformers.options import arg, require_least
-from objectives_dap import OBJECTIVES
 
 #: Fields of `DAPConfig` that are read from folders and text, so that nobody chooses them.
 FROM_FILES = (
@@ -60,12 +59,6 @@ def config_arguments() -> Iterator[tuple[str, Any, dataclasses.Field]]:
         yield name, kind | None, arg(None, text, **options)
 
 
-def added_weights() -> list[str]:
-    """Return the names of the weights of objectives that are not ours, such as "bag_weight"."""
-    weights = [f"{name}_weight" for name in OBJECTIVES]
-    return [weight for weight in weights if weight not in CONFIG_FIELDS]
-
-
 @dataclass
 class StartArguments:
     """Arguments that name the checkpoint from which training starts, and say how to load it."""
@@ -82,26 +75,20 @@ class StartArguments:
         None, "Tokenizer, if it is not in the folder of the model or the configuration."
     )
     revision: str | None = arg(None, "Commit, tag or branch of the checkpoint.")
-    trust_remote_code: bool = arg(
-        False, "Run code that comes with the checkpoint.", changes_weights=False
-    )
-    attn_implementation: str | None = arg(
-        None, "Attention: eager, sdpa, flash_attention_2, ...", changes_weights=False
-    )
+    trust_remote_code: bool = arg(False, "Run code that comes with the checkpoint.")
+    attn_implementation: str | None = arg(None, "Attention: eager, sdpa, flash_attention_2, ...")
     distill_from: str | None = arg(
         None,
         "Teacher of the objective distill: folder or Hub id of a sentence encoder. Its vectors of "
         "the targets are computed once. Default: the model itself, as it is before training.",
     )
     distill_dir: str | None = arg(
-        None,
-        "Folder that keeps the teacher's vectors. Default: teacher/ in --output_dir.",
-        changes_weights=False,
+        None, "Folder that keeps the teacher's vectors. Default: teacher/ in --output_dir."
     )
     plugin: list[str] = arg(
         [],
-        "Python files that add objectives of your own (docs/architecture.md). Each objective NAME "
-        "gets a flag --NAME_weight.",
+        "Python files that add objectives of your own (docs/architecture.md). The options "
+        "of an objective NAME are flags that begin with its name, such as --NAME_weight.",
     )
 
 
@@ -112,9 +99,14 @@ class PretrainingModelArguments(
     """Arguments of the model: where it starts from, and the fields of `DAPConfig`.
 
     A field that is not given keeps the value of the DAP checkpoint, or else has its default.
+
+    Attributes:
+        own_fields: options of objectives that a plug-in adds, by name, such as "bag_weight".
     """
 
     _argument_group_name = "model and objective"
+
+    own_fields: dict[str, Any] = dataclasses.field(default_factory=dict, init=False)
 
 
 def given_fields(args: PretrainingModelArguments) -> dict[str, Any]:
@@ -122,12 +114,11 @@ def given_fields(args: PretrainingModelArguments) -> dict[str, Any]:
 
     Fields that were not given are None in the arguments, and left out.
     """
-    fields = {*CONFIG_FIELDS, *added_weights()}
     given = {}
     for name, value in vars(args).items():
-        if name in fields and value is not None:
+        if name in CONFIG_FIELDS and value is not None:
             given[name] = value
-    return given
+    return given | args.own_fields
 
 
 @dataclass
@@ -161,20 +152,15 @@ class PretrainingDataArguments(EvaluationData):
         None,
         "Text that the saved model and --search_data put before a question. Default: that of a "
         "sentence-transformers folder unless --prefix is given, otherwise the prefix.",
-        changes_weights=False,
     )
-    document_prompt: str | None = arg(
-        None, "The same before a passage, such as 'passage: '.", changes_weights=False
-    )
+    document_prompt: str | None = arg(None, "The same before a passage, such as 'passage: '.")
     language_mix: str = arg(
         "natural",
         "How often to draw each language.",
         choices=("natural", "uniform", "temperature"),
     )
     mix_alpha: float = arg(0.5, "Exponent of the temperature mix, 0 to 1.")
-    max_bad_lines: float = arg(
-        0.001, "Share of malformed lines that a file may have.", changes_weights=False
-    )
+    max_bad_lines: float = arg(0.001, "Share of malformed lines that a file may have.")
 
     def __post_init__(self) -> None:
         require_least(self, dev_pairs=0)
@@ -194,7 +180,6 @@ class DAPTrainingArguments(TrainingArguments):
         "Pairs that a process holds in memory at once (GradCache). The gradients stay those of "
         "the whole batch, at the cost of a second pass through the encoder. Default: the whole "
         "batch.",
-        changes_weights=False,
     )
     total_train_batch_size: int | None = arg(
         None,

@@ -17,15 +17,10 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import align_special_tokens, sort_checkpoints
 
 from dap_transformers.errors import UserError
+from dap_transformers.evaluation.evaluation_data import EvaluationData
 from dap_transformers.files import read_json, write_json
 from dap_transformers.reports import RECORD
-from dap_transformers.training.arguments import (
-    CONFIG_FIELDS,
-    GROUPS,
-    Arguments,
-    DAPTrainingArguments,
-    added_weights,
-)
+from dap_transformers.training.arguments import CONFIG_FIELDS, Arguments, DAPTrainingArguments
 from modeling_dap import DAPConfig
 
 logger = logging.getLogger(__name__)
@@ -33,7 +28,7 @@ logger = logging.getLogger(__name__)
 #: Written last, so this file marks a finished run.
 FINISHED = "train_results.json"
 
-#: Arguments of Transformers that can change the weights. Our own fields tell it in their metadata.
+#: Arguments of Transformers that can change the weights. Of ours, all but `WITHOUT_EFFECT` can.
 OF_TRANSFORMERS = (
     "per_device_train_batch_size", "auto_find_batch_size", "gradient_accumulation_steps",
     "num_train_epochs", "max_steps", "learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs",
@@ -44,6 +39,12 @@ OF_TRANSFORMERS = (
     "dataloader_in_order", "accelerator_config", "parallelism_config",
     "fsdp", "fsdp_config", "deepspeed", "ignore_data_skip",
 )  # fmt: skip
+
+#: Our own arguments that cannot change the weights.
+WITHOUT_EFFECT = {
+    "trust_remote_code", "attn_implementation", "distill_dir", "mini_batch_size", "max_bad_lines",
+    "query_prompt", "document_prompt", *EvaluationData.__dataclass_fields__,
+}  # fmt: skip
 
 #: Arguments that the record replaces by their effect: the pairs per step, and a digest of the text.
 REPLACED = (
@@ -217,22 +218,16 @@ def train_to_end(trainer: Trainer, checkpoint: str | None) -> dict[str, float]:
 
 
 def changes_weights(argument: str) -> bool:
-    """Tell whether an argument of a training, of any name, can change the trained weights.
+    """Tell whether an argument of a training can change the trained weights.
 
     A resumed run must have the same values of these arguments, and may change the others.
 
     >>> changes_weights("learning_rate"), changes_weights("logging_steps")
     (True, False)
     """
-    if argument in OF_TRANSFORMERS:
-        return True
     if argument in TrainingArguments.__dataclass_fields__:
-        return False
-    for group in GROUPS:
-        for field in dataclasses.fields(group):
-            if field.name == argument:
-                return field.metadata.get("changes_weights", True)
-    return False
+        return argument in OF_TRANSFORMERS
+    return argument not in WITHOUT_EFFECT
 
 
 def describe_run(
@@ -254,8 +249,6 @@ def describe_run(
     # The configuration has the defaults filled in.
     for name in CONFIG_FIELDS:
         record[name] = getattr(config, name)
-    for name in added_weights():
-        record[name] = getattr(config, name, 1.0)
     # Stored records of runs have this key, so it keeps its name.
     record["pairs a step"] = training.per_device_train_batch_size * training.world_size
     record["processes"] = training.world_size

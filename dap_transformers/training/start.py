@@ -216,7 +216,7 @@ def check_changes(start: Start, given: Mapping[str, Any]) -> None:
     """Refuse settings that differ from those that a checkpoint was trained with."""
     for key, value in given.items():
         saved = getattr(start.checkpoint.config, key, None)
-        # The weight of an objective that is not ours is no field, and may change.
+        # An option of an objective that is not ours is no field, and may change.
         is_fixed = key in FIELDS and not FIELDS[key].metadata.get("changeable", False)
         if key == "objective":
             is_fixed = heads_of(start.planned) != heads_of(start.checkpoint.config)

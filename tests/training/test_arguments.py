@@ -12,6 +12,7 @@ from conftest import REPOSITORY
 
 from configuration_dap import DAPConfig
 from dap_transformers.commands.recipes import RECIPES, parse_arguments
+from dap_transformers.errors import UserError
 from dap_transformers.training.arguments import (
     CONFIG_FIELDS,
     FROM_FILES,
@@ -21,6 +22,7 @@ from dap_transformers.training.arguments import (
     given_fields,
 )
 from dap_transformers.training.resume import changes_weights
+from objectives_dap import OBJECTIVES
 from study.recipes import read_recipe
 
 START = "--model_name_or_path a --train_data x"
@@ -96,10 +98,26 @@ def test_every_field_that_a_user_chooses_is_an_argument() -> None:
     assert chosen == {name for name in vars(model) if name in CONFIG_FIELDS}
 
 
-def test_metadata_tells_which_fields_shape_the_weights() -> None:
+def test_options_of_an_objective_of_the_user_reach_the_configuration(tmp_path: Path) -> None:
+    plugin = tmp_path / "my_loss.py"
+    plugin.write_text("from objectives_dap import *\nOBJECTIVES['arc'] = TranslationRanking\n")
+    start = f"{START} --plugin {plugin} --objective arc"
+    flags = "--arc_angle 1e-3 --arc-sizes 64 128 --arc_name=mean --arc_shift -1 --arc_is_free"
+    expected = {"angle": 1e-3, "sizes": [64, 128], "name": "mean", "shift": -1, "is_free": True}
+    try:
+        model, _, _ = parse(f"{start} {flags}")
+        with pytest.raises(UserError, match="--acr_angle: there is no such"):
+            parse(f"{start} --acr_angle 1")
+    finally:
+        OBJECTIVES.pop("arc", None)
+    config = DAPConfig(**given_fields(model))
+    assert {name: getattr(config, f"arc_{name}") for name in expected} == expected
+
+
+def test_some_arguments_cannot_change_the_weights() -> None:
     for name in ("mlm_probability", "language_mix", "head_learning_rate", "max_steps"):
         assert changes_weights(name)
-    for name in ("mini_batch_size", "max_bad_lines", "save_steps", "report_to", "no_argument"):
+    for name in ("mini_batch_size", "max_bad_lines", "save_steps", "report_to", "sts_data"):
         assert not changes_weights(name)
 
 
