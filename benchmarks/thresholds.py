@@ -137,7 +137,7 @@ def measure(case: Case) -> dict[str, Any]:
         estimate). "unsure" tells whether the command remarks on the estimate, other than that
         almost all candidates look like translations.
     """
-    _, pairs, _ = mine_vectors(case.vectors, MiningOptions(threshold="none"))
+    _, pairs, _ = mine_vectors(case.vectors, MiningOptions(threshold=None))
     source, target = case.numbers
     correct = (source[pairs["source"]] == target[pairs["target"]]).astype(int)
     gold = int(np.isin(source, target).sum())

@@ -202,7 +202,7 @@ def mine_files(
     try:
         _, found, choice = mine_vectors(vectors, MiningOptions())
     except UserError:  # no group of translations stands out
-        _, found, choice = mine_vectors(vectors, MiningOptions(threshold="none"))
+        _, found, choice = mine_vectors(vectors, MiningOptions(threshold=None))
     rows = []
     for score, i, j in found.tolist():
         rows.append(Mined(round(score, 4), source[i], target[j], source_lines[i], target_lines[j]))

@@ -164,7 +164,7 @@ def test_given_pairs_are_scored_in_their_order(
     assert line_pairs(rows) == [(line, line) for line in [*range(1, 10), 11]]
     assert rows.target.tolist() == target[:9] + target[10:]
     assert made["candidates"] == 10
-    assert made["settings"]["threshold"] == "none"
+    assert made["settings"]["threshold"] is None
 
     vectors = encoder.encode(source[:9]), encoder.encode(target[:10])  # of distinct sentences
     pairs = np.array([*range(9), 0])

@@ -61,7 +61,7 @@ from dap_transformers.options import arg, require_least
 from dap_transformers.ray.connection import Cluster
 from dap_transformers.ray.search import cluster_neighbours
 from dap_transformers.search.approximate import approximate_neighbours, recall_at_k
-from dap_transformers.search.exact import Search, mutual_neighbours
+from dap_transformers.search.exact import NeighbourSearch, mutual_neighbours
 from dap_transformers.text.archives import disk_path
 from dap_transformers.text.formats import is_in_other_script
 
@@ -159,11 +159,24 @@ def parse(
         raise UserError("--index and --ray do not go together: leave one out")
     if is_memory and not re.fullmatch("[A-Za-z]{2,3}-[A-Za-z]{2,3}", args.pair or ""):
         raise UserError(".tmx needs --pair with two language codes, such as --pair fr-en")
+    options.threshold = threshold_of(options.threshold)
     if (args.score_only or args.in_order) and options.threshold == "auto":
-        options.threshold = "none"
+        options.threshold = None
     if not args.embeddings_dir:
         args.embeddings_dir = vector_folder(args, model_args, files)
     return model_args, args, options, cluster, files
+
+
+def threshold_of(text: str) -> float | str | None:
+    """Return what `--threshold` says: a number, "auto", or None for "none"."""
+    if text == "auto":
+        return text
+    if text == "none":
+        return None
+    try:
+        return float(text)
+    except ValueError as error:
+        raise UserError(f"--threshold {text}: give a number, 'auto' or 'none'") from error
 
 
 def vector_folder(args: MiningArguments, model_args: EncoderArguments, files: list[str]) -> str:
@@ -178,7 +191,7 @@ def vector_folder(args: MiningArguments, model_args: EncoderArguments, files: li
     return str(Path(args.output).parent / f"{names[:150]}.{digest}.embeddings")
 
 
-def search_of(args: MiningArguments, cluster: Cluster) -> Search:
+def search_of(args: MiningArguments, cluster: Cluster) -> NeighbourSearch:
     """Return the search for neighbours: exact or with an index, here or on a cluster."""
     if cluster.ray:
         return partial(cluster_neighbours, progress=True)
@@ -201,11 +214,11 @@ def find(
     options: MiningOptions,
     texts: Sequence[TextPair],
     vectors: Sequence[Vectors],
-    search: Search,
+    search: NeighbourSearch,
 ) -> MiningResult:
     """Mine the two texts, score their lines, or align them in order."""
     if args.in_order:
-        return align_texts(texts[0], vectors[0], options.lowest, search)
+        return align_texts(texts[0], vectors[0], options.threshold, search)
     if args.score_only:
         return score_texts(texts[0], vectors[0], options, search)
     known = texts[0].vectors_of_lines(vectors[0]) if args.calibrate else None

@@ -267,7 +267,7 @@ class SentenceEncoder:
                 parts.append(self._encode_chunk(distinct[start : start + CHUNK], token_budget, bar))
         vectors = np.concatenate(parts)  # (distinct sentences, E)
         if normalize:
-            vectors = unit_rows(vectors, "vectors").numpy()
+            vectors = unit_rows(vectors).numpy()
         row_of = {sentence: row for row, sentence in enumerate(distinct)}
         return vectors[[row_of[sentence] for sentence in sentences]]
 

@@ -192,6 +192,7 @@ def write_shards(
     progress: bool = False,
     where: Callable[[int], str] = "sentence {}".format,
     fingerprint: str | None = None,
+    name: str = "",
 ) -> list[Path]:
     """Encode sentences into the shards of a folder. Return them in order, in every process.
 
@@ -208,6 +209,7 @@ def write_shards(
         where: function that returns a sentence's name for error messages, such as "a.txt, line 3",
             given its number from 0.
         fingerprint: the encoder's `model_fingerprint`. None computes it.
+        name: what the progress bar calls the sentences. Default: the folder's name.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -218,7 +220,7 @@ def write_shards(
     first = 0  # number of the shard's first sentence
     with tqdm(
         total=length_hint(sentences) or None,
-        desc=f"encoding {folder.name}",
+        desc=f"encoding {name or folder.name}",
         unit=" sentences",
         unit_scale=True,
         disable=not progress,

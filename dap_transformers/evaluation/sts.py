@@ -56,8 +56,8 @@ class STS(Evaluator):
         numbers = {}
         for name, pairs in self.pairs.items():
             firsts, seconds, scores = zip(*pairs, strict=True)
-            left = unit_rows(encoder.encode(list(firsts)), "first sentences")  # (N, D)
-            right = unit_rows(encoder.encode(list(seconds)), "second sentences")
+            left = unit_rows(encoder.encode(list(firsts)))  # (N, D)
+            right = unit_rows(encoder.encode(list(seconds)))
             cosines = (left * right).sum(1).numpy()  # (N,)
             numbers[name] = 100 * spearman(cosines, np.array(scores))
         return numbers | {"mean": float(np.mean(list(numbers.values())))}

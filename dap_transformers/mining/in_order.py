@@ -34,7 +34,7 @@ from dap_transformers.errors import counted
 from dap_transformers.mining.margin import PAIR, select
 from dap_transformers.mining.mine_pairs import MiningResult
 from dap_transformers.mining.texts import TextsInOrder, Vectors
-from dap_transformers.search.exact import Search, mutual_neighbours, unit_rows
+from dap_transformers.search.exact import NeighbourSearch, mutual_neighbours, unit_rows
 
 logger = logging.getLogger(__name__)
 
@@ -130,7 +130,7 @@ class Gains:
 # ---------------------------------------------------------------------------- where the path may be
 
 
-def nearest_pairs(gains: Gains, search: Search) -> np.ndarray:
+def nearest_pairs(gains: Gains, search: NeighbourSearch) -> np.ndarray:
     """Find the sentences that are each other's nearest neighbours: (pairs, 2), by source.
 
     Lines that are much more frequent in one text (`ONE_SIDED`) get no translation from now on.
@@ -244,7 +244,9 @@ def best_groups(gains: Gains, skip: float, low: np.ndarray, high: np.ndarray) ->
     return np.array(found[::-1], GROUP)
 
 
-def align(gains: Gains, search: Search = mutual_neighbours) -> tuple[np.ndarray, list[str]]:
+def align(
+    gains: Gains, search: NeighbourSearch = mutual_neighbours
+) -> tuple[np.ndarray, list[str]]:
     """Align two texts, near the pairs of nearest sentences that `search` finds.
 
     Returns:
@@ -281,7 +283,7 @@ def align_texts(
     texts: TextsInOrder,
     vectors: Vectors,
     lowest: float | None = None,
-    search: Search = mutual_neighbours,
+    search: NeighbourSearch = mutual_neighbours,
 ) -> MiningResult:
     """Find the groups of sentences of two texts that translate each other, in their order.
 

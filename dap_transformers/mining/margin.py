@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 
 from dap_transformers.errors import UserError
-from dap_transformers.search.exact import Neighbours, Search, mutual_neighbours, unit_rows
+from dap_transformers.search.exact import Neighbours, NeighbourSearch, mutual_neighbours, unit_rows
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ def neighbourhoods(
     source: np.ndarray,
     target: np.ndarray,
     k: int = 4,
-    search: Search = mutual_neighbours,
+    search: NeighbourSearch = mutual_neighbours,
     extra: int = 0,
 ) -> Neighbours:
     """Find the k + `extra` nearest neighbours of all source rows (N, D) and target rows (M, D).

@@ -40,7 +40,7 @@ from dap_transformers.mining.threshold import (
 from dap_transformers.options import arg, require_least
 from dap_transformers.search.exact import (
     Neighbours,
-    Search,
+    NeighbourSearch,
     mutual_neighbours,
     nearest_neighbours,
     unit_rows,
@@ -60,7 +60,7 @@ VECTOR_BLOCK = 4096
 class MiningOptions:
     """How pairs are scored, and which are kept.
 
-    `threshold` may also be a number, or None to keep all pairs.
+    `threshold` is a number, "auto", or None to keep all pairs.
     """
 
     margin: str = arg(
@@ -74,7 +74,7 @@ class MiningOptions:
         choices=tuple(RETRIEVALS),
     )
     k: int = arg(4, "Number of neighbours of each sentence.")
-    threshold: str | None = arg(
+    threshold: float | str | None = arg(
         "auto",
         "Lowest score of a pair: a number, 'auto' to choose it from the scores, or 'none'. Given "
         "pairs have no 'auto': all are kept.",
@@ -88,9 +88,6 @@ class MiningOptions:
         require_least(self, k=1, top_n=1)
         if self.min_precision is not None and self.threshold != "auto":
             raise ValueError("min_precision chooses the threshold: leave threshold out")
-        self.lowest: float | None = None  # the threshold as a number. None: "auto" or all pairs
-        if self.threshold not in ("auto", "none", None):
-            self.threshold = self.lowest = float(self.threshold)
 
 
 @dataclass(frozen=True)
@@ -158,7 +155,7 @@ def mine_texts(
     texts: TextPair,
     vectors: Vectors,
     options: MiningOptions,
-    search: Search = mutual_neighbours,
+    search: NeighbourSearch = mutual_neighbours,
     known: Vectors | None = None,
 ) -> MiningResult:
     """Find the pairs of sentences of two texts that are translations, best first.
@@ -178,7 +175,7 @@ def score_texts(
     texts: TextPair,
     vectors: Vectors,
     options: MiningOptions,
-    search: Search = mutual_neighbours,
+    search: NeighbourSearch = mutual_neighbours,
 ) -> MiningResult:
     """Score line i of one text with line i of the other by margin, in their order.
 
@@ -194,7 +191,7 @@ def score_texts(
         rows = source[lines[block]], target[lines[block]]
         pairs["score"][block] = score_pairs(*vectors, *rows, neighbours, options.margin)
 
-    kept = select(pairs, options.lowest)
+    kept = select(pairs, None if options.threshold == "auto" else options.threshold)
     if options.top_n is not None:
         best = np.argsort(-kept["score"], kind="stable")  # of equal scores the first
         kept = kept[np.sort(best[: options.top_n])]
@@ -206,7 +203,7 @@ def score_texts(
 def mine_vectors(
     vectors: Vectors,
     options: MiningOptions,
-    search: Search = mutual_neighbours,
+    search: NeighbourSearch = mutual_neighbours,
     known: Vectors | None = None,
 ) -> tuple[Neighbours, np.ndarray, Choice]:
     """Find the pairs of two texts that may be translations, and choose the threshold.
@@ -243,8 +240,8 @@ def choose(
     This takes the `k` + 1 nearest neighbours. Scores (K,) of known translations calibrate it.
     """
     count = len(candidates)
-    threshold = options.lowest
     is_auto = options.threshold == "auto"
+    threshold = None if is_auto else options.threshold
     if count < FEWEST_CANDIDATES or neighbours.forward_scores.shape[1] <= k:
         note = f"too few candidates for an estimate of the precision ({count})"
         if options.min_precision is not None:

@@ -51,7 +51,7 @@ class Neighbours:
 
 
 #: Finds the k nearest neighbours of source (N, D) and target (M, D) in both directions.
-Search = Callable[[Array, Array, int], Neighbours]
+NeighbourSearch = Callable[[Array, Array, int], Neighbours]
 
 
 def mutual_neighbours(
@@ -125,11 +125,12 @@ def first_equal_rows(array: Array, name: str = "rows") -> np.ndarray:
 
 
 def unit_rows(
-    array: Array, name: str, start: int = 0, device: torch.device | None = None
+    array: Array, name: str = "vectors", start: int = 0, device: torch.device | None = None
 ) -> Tensor:
     """Divide each row (N, D) by its Euclidean length, in a new float32 tensor. Zero rows stay zero.
 
     Args:
+        name: what error messages call the array.
         start: number that error messages give the first row, if the array is part of a larger one.
         device: device of the result. None keeps the array's device, which is the CPU for numpy.
     """
@@ -192,11 +193,11 @@ def _search(
         centre = _centre(queries, device)
         key_centre = _centre(keys, device)
         for left in range(0, len(keys), width):
-            strip = unit_rows(keys[left : left + width], "keys", left, device)
+            strip = unit_rows(keys[left : left + width], device=device)
             strip = CentredRows(strip, key_centre, centre, kind)
             best_queries = backward.part(left, width)
             for top in range(0, len(queries), height):
-                block = unit_rows(queries[top : top + height], "queries", top, device)
+                block = unit_rows(queries[top : top + height], device=device)
                 block = CentredRows(block, centre, key_centre, kind)
                 best_keys = forward.part(top, height)
 
@@ -216,7 +217,7 @@ def _search(
 def _centre(array: Array, device: torch.device) -> Tensor:
     """Return the mean (D,) of about `CENTRE_ROWS` unit rows of an array."""
     step = max(1, len(array) // CENTRE_ROWS)
-    return unit_rows(array[::step], "rows", device=device).mean(0)
+    return unit_rows(array[::step], device=device).mean(0)
 
 
 def _device_of(queries: Array, keys: Array) -> torch.device:

@@ -162,7 +162,7 @@ def _without_other_splits(files: list[BitextFile]) -> list[BitextFile]:
         if split in ("train", None):
             kept.append(file)
         else:
-            logger.warning("%s is left out: it is no training text", file)
+            logger.warning("%s holds %s pairs, so it is not read as training text", file, split)
     return kept
 
 

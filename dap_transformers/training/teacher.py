@@ -81,6 +81,7 @@ def add_teacher(
             token_budget=tokens_of_a_batch(None),
             progress=is_main,
             fingerprint=fingerprint,
+            name="targets by the teacher",
         )
         if is_main:
             write_vectors(vectors, path)

@@ -112,7 +112,7 @@ def test_splits_in_a_folder_are_kept_apart(
     [found] = find_dev([str(tmp_path)])
     assert read_folder(Path(found)) == {"de": [(dev, "x")]}
     if "/" not in train:
-        assert f"{test} is left out" in caplog.text
+        assert f"{test} holds test pairs" in caplog.text
         assert read(tmp_path / test) == [(test, "x")]
 
 
