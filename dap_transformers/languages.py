@@ -154,6 +154,14 @@ def base_language(code: str) -> str:
     return _TO_ISO1.get(base, base)
 
 
+def language_in(path: object, tag: str) -> str:
+    """Return the language code of a tag without region. An error names the file."""
+    try:
+        return base_language(tag)
+    except ValueError as error:
+        raise UserError(f"{path}: {error}") from error
+
+
 def is_letter(character: str) -> bool:
     """Tell whether `normalise` keeps a character, because it can distinguish two words.
 

@@ -23,15 +23,17 @@ from pathlib import Path
 
 from dap_transformers.errors import QUOTED_ERRORS, UserError, reading
 from dap_transformers.files import COMPRESSORS, plain_suffix
-from dap_transformers.languages import LANGUAGE_TAG, NAMES, base_language
+from dap_transformers.languages import LANGUAGE_TAG, NAMES, base_language, language_in
 from dap_transformers.text.archives import disk_path, list_archive, list_folder
 from dap_transformers.text.formats import FORMATS, BitextFile, hub_dataset
-from dap_transformers.text.tmx_po import catalogue_languages, language_in, memory_languages
+from dap_transformers.text.tmx_po import catalogue_languages, memory_languages
 from dap_transformers.text.tsv_csv import table_languages
 
 logger = logging.getLogger(__name__)
 _warn_once = cache(logger.warning)
 
+#: Formats whose file names do not tell both languages.
+OTHER_FORMATS = ("moses", "tmx", "po", "hub")
 #: Endings of two or three letters that are not the language of a Moses side, unless the name says
 #: so twice, as in `X.en-sh.sh`.
 NO_LANGUAGES = (
@@ -39,23 +41,32 @@ NO_LANGUAGES = (
     "old|out|pdf|pkl|po|pot|py|rar|rej|sgm|sh|sql|src|swp|tar|tex|tgt|tgz|tmp|tmx|tok|tsv|txt|vec|"
     "xls|xml|xz|yml|zip|zst"
 )
-#: Formats whose file names do not tell both languages.
-OTHER_FORMATS = ("moses", "tmx", "po", "hub")
-#: The id of a Hub dataset, with or without a configuration.
-HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*(:[\w.-]+)?")
-
+_TAG = f"({LANGUAGE_TAG})"
+_BEFORE = "(?:.*[._-])?"
+_ENDING = r"(?:\.gz|\.xz)?"
+#: What a name says -> its pattern. FORMATS are those whose file names tell both languages.
+PATTERNS = {
+    "languages": rf"(?:.*?[._-])??{_TAG}-{_TAG}\.(?:FORMATS){_ENDING}",
+    "language of a PO file": rf"{_BEFORE}{_TAG}(?:@[A-Za-z0-9]+)?\.po{_ENDING}",
+    "Moses side": rf"(.+)\.(?!gz$|xz$){_TAG}{_ENDING}",
+    "languages of a configuration": f"{_TAG}-{_TAG}",
+    "Hub dataset": r"[\w-][\w.-]*/[\w-][\w.-]*(:[\w.-]+)?",
+    # forms that are never read, in unknown packing or of other text: only warned of
+    "format": r"(?i:.*\.(?:FORMATS|tmx|po|zip)(?:\.(?:gz|xz|bz2|zst|lz4|7z))?)",
+    "other text": rf"{_BEFORE}{_TAG}-{_TAG}\.(?:txt|json){_ENDING}",
+}
 #: Beginnings of the names of files and folders that hold a split of the text.
 SPLITS = {"train": "train", "validation": "dev", "valid": "dev", "dev": "dev", "test": "test"}
 
-_ENDING = r"(?:\.gz|\.xz)?"
-_PO_NAME = re.compile(rf"(?:.*[._-])?({LANGUAGE_TAG})(?:@[A-Za-z0-9]+)?\.po{_ENDING}")
-_MOSES_SIDE = re.compile(rf"(.+)\.(?!gz$|xz$)({LANGUAGE_TAG}){_ENDING}")
+
+def _match(says: str, name: str) -> re.Match[str] | None:
+    """Match a whole name with one of the `PATTERNS`."""
+    return re.fullmatch(PATTERNS[says].replace("FORMATS", _named_formats()), name)
 
 
-def _named_formats(*others: str) -> str:
-    """Return a pattern of the formats whose names tell both languages, and of other endings."""
-    named = [name for name in FORMATS if name not in OTHER_FORMATS]
-    return "|".join([*named, *others])
+def _named_formats() -> str:
+    """Return a pattern of the formats whose file names tell both languages."""
+    return "|".join(name for name in FORMATS if name not in OTHER_FORMATS)
 
 
 def describe_layouts() -> str:
@@ -66,13 +77,6 @@ def describe_layouts() -> str:
         "of these ({xx}: a language code; en: the target language, whose text comes second, so "
         "swap the columns of en-{xx}.tsv before you rename it); see docs/training.md"
     )
-
-
-def _languages_in_name(name: str) -> tuple[str, str] | None:
-    """Return the codes (source, target) in a name such as `news.de-en.tsv.gz`, or None."""
-    pair = rf"(?:.*?[._-])??({LANGUAGE_TAG})-({LANGUAGE_TAG})\.(?:{_named_formats()}){_ENDING}"
-    match = re.fullmatch(pair, name)
-    return (base_language(match[1]), base_language(match[2])) if match else None
 
 
 def find_bitext(
@@ -100,7 +104,7 @@ def find_bitext(
             found = _files_in_folder(path, target)
         elif path.is_file():
             found = _files_at(path, absolute, target)
-        elif HUB_ID.fullmatch(name) and not _languages_in_name(path.name):
+        elif _match("Hub dataset", name) and not _match("languages", path.name):
             found = find_hub_files(name, target)
         else:
             raise FileNotFoundError(f"{name}: no such file or folder")
@@ -124,9 +128,10 @@ def _files_in_folder(folder: Path, target: str) -> list[BitextFile]:
     Files that look like parallel text, but tell no language, are left out with a warning.
     """
     paths = _list_with_archives(folder)
+    pairs = _moses_pairs(paths, target)
     files = []
     for path in paths:
-        files += _classify(path, target, paths)
+        files += _classify(path, target) or pairs.get(path, [])
 
     if not files and (folder / "train").is_dir():  # the layout of `prepare-data` and `datasets`
         return _files_in_folder(folder / "train", target)
@@ -196,13 +201,10 @@ def _looks_parallel(name: str) -> bool:
 
     Such forms are unknown packing (`.bz2`) and other text (`de-en.txt`).
     """
-    formats = _named_formats("tmx", "po", "zip")
-    if re.fullmatch(rf"(?i:.*\.(?:{formats})(?:\.(?:gz|xz|bz2|zst|lz4|7z))?)", name):
-        return True
-    if re.fullmatch(rf"(?:.*[._-])?{LANGUAGE_TAG}-{LANGUAGE_TAG}\.(?:txt|json){_ENDING}", name):
+    if _match("format", name) or _match("other text", name):
         return True
     side = _moses_side(name)
-    return side is not None and base_language(side[1]) in NAMES
+    return side is not None and side[1] in NAMES
 
 
 def _list_with_archives(folder: Path) -> list[Path]:
@@ -224,13 +226,10 @@ def _files_at(path: Path, all_paths: Collection[Path], target: str) -> list[Bite
     A target side stands for its pairs with those source sides that are also given. If none is
     given, it stands for its pairs with all that are in its folder.
     """
-    side = _moses_side(path.name)
-    beside = [path, *list_folder(path.parent)] if side else []
-    files = _classify(path, target, beside)
-    if not files:
-        for source_side in beside:
-            pairs = _moses_pair(source_side, target, beside)
-            files += [file for file in pairs if str(path) in file.paths]
+    files = _classify(path, target)
+    if not files and _moses_side(path.name):
+        for pair in _moses_pairs([path, *list_folder(path.parent)], target).values():
+            files += [file for file in pair if str(path) in file.paths]
     if not files:
         raise UserError(
             f"{path}: neither name nor content tells a language beside {target!r}, or its other "
@@ -240,17 +239,17 @@ def _files_at(path: Path, all_paths: Collection[Path], target: str) -> list[Bite
     return given or files
 
 
-def _classify(path: Path, target: str, beside: Sequence[Path]) -> list[BitextFile]:
+def _classify(path: Path, target: str) -> list[BitextFile]:
     """Return the parallel text in a file, one `BitextFile` for each source language.
 
-    The list is empty if the file tells no source language, or if it is the target side of a Moses
-    pair. `beside` are the files in which the other side of a Moses pair may be.
+    The list is empty if the file tells no source language, as a side of a Moses pair.
     """
     kind = plain_suffix(path)
     if kind == ".parquet" and not path.is_file():
         return []  # the members of an archive are only read from start to end
-    names = _languages_in_name(path.name)
-    named = {names[0]} - {target} if names and names[1] == target else set()
+    match = _match("languages", path.name)
+    source, second = map(base_language, match.groups()) if match else ("", "")
+    named = {source} - {target} if second == target else set()
     if kind == ".tmx":
         languages = memory_languages(path, target)
     elif kind == ".po":
@@ -259,9 +258,7 @@ def _classify(path: Path, target: str, beside: Sequence[Path]) -> list[BitextFil
         languages = table_languages(str(path), target, named)
     else:
         languages = named
-    if languages:
-        return [BitextFile(code, (str(path),), kind[1:], target) for code in sorted(languages)]
-    return _moses_pair(path, target, beside)
+    return [BitextFile(code, (str(path),), kind[1:], target) for code in sorted(languages)]
 
 
 def _po_languages(path: Path, target: str) -> set[str]:
@@ -271,7 +268,7 @@ def _po_languages(path: Path, target: str) -> set[str]:
     """
     translation, original = catalogue_languages(path)
     if not translation:
-        match = _PO_NAME.fullmatch(path.name)
+        match = _match("language of a PO file", path.name)
         code = match[1] if match else "en"
         if path.parent.name == "LC_MESSAGES":
             code = path.parent.parent.name
@@ -280,39 +277,40 @@ def _po_languages(path: Path, target: str) -> set[str]:
 
 
 def _moses_side(name: str) -> tuple[str, str] | None:
-    """Split a file name such as `news.de.gz` into the name ("news") and the language code ("de").
+    """Split a file name such as `news.de-AT.gz` into the name ("news") and the language ("de").
 
     Returns None if the name has no such form, or an ending that is no language.
     """
-    match = _MOSES_SIDE.fullmatch(name)
+    match = _match("Moses side", name)
     if not match:
         return None
     stem, code = match.groups()
-    pairs = rf"(?:.*[._-])?(?:{LANGUAGE_TAG}-{code}|{code}-{LANGUAGE_TAG})"
-    if re.fullmatch(NO_LANGUAGES, code) and not re.fullmatch(pairs, stem):
+    pair = rf"{_BEFORE}(?:{LANGUAGE_TAG}-{code}|{code}-{LANGUAGE_TAG})"
+    if re.fullmatch(NO_LANGUAGES, code) and not re.fullmatch(pair, stem):
         return None
-    return stem, code
+    return stem, base_language(code)
 
 
-def _moses_pair(path: Path, target: str, beside: Sequence[Path]) -> list[BitextFile]:
-    """Return a list with the Moses pair that has this source side. It is empty if there is none.
+def _moses_pairs(paths: Iterable[Path], target: str) -> dict[Path, list[BitextFile]]:
+    """Find the Moses pairs among some files: each source side -> a list with its pair.
 
     A Moses pair is two files, such as `news.de` and `news.en`, whose lines translate each other.
     Of several target sides, `.en` is preferred to `.eng`, and both to `.en-US`.
     """
-    side = _moses_side(path.name)
-    if not side or base_language(side[1]) == target:
-        return []
-    targets = []
-    for other in beside:
-        if other.parent == path.parent and other.name.startswith(f"{side[0]}."):
-            name, code = _moses_side(other.name) or ("", target)
-            if name == side[0] and base_language(code) == target:
-                targets.append(str(other))
-    if not targets:
-        return []
-    paths = (str(path), min(targets, key=len))
-    return [BitextFile(base_language(side[1]), paths, "moses", target)]
+    by_stem: dict[Path, list[tuple[Path, str]]] = {}
+    for path in paths:
+        if side := _moses_side(path.name):
+            stem, language = side
+            by_stem.setdefault(path.with_name(stem), []).append((path, language))
+
+    pairs = {}
+    for sides in by_stem.values():
+        targets = [str(path) for path, language in sides if language == target]
+        for path, language in sides:
+            if targets and language != target:
+                both = (str(path), min(targets, key=len))
+                pairs[path] = [BitextFile(language, both, "moses", target)]
+    return pairs
 
 
 # --------------------------------------------------------------------------------- Hub datasets
@@ -346,7 +344,7 @@ def find_hub_files(name: str, target: str) -> list[BitextFile]:
 
 def _hub_languages(dataset: str, config: str) -> list[str]:
     """Return the codes in the configuration's name, such as "de-en", or of its `translation`."""
-    if match := re.fullmatch(f"({LANGUAGE_TAG})-({LANGUAGE_TAG})", config):
+    if match := _match("languages of a configuration", config):
         return [base_language(code) for code in match.groups()]
     features = hub_dataset(dataset, config, streaming=True).features or {}
     codes = getattr(features.get("translation"), "languages", [])

@@ -16,7 +16,7 @@ from xml.etree.ElementTree import Element, iterparse
 from xml.sax.saxutils import escape
 
 from dap_transformers.errors import UserError, reading
-from dap_transformers.languages import base_language, is_blank
+from dap_transformers.languages import is_blank, language_in
 from dap_transformers.text.archives import open_file
 
 if TYPE_CHECKING:
@@ -54,14 +54,6 @@ def unwrap(text: str) -> str:
     """
     parts = (part.strip(" \t") for part in re.split(r"[\r\n]", text))
     return " ".join(part for part in parts if part)
-
-
-def language_in(path: str | Path, tag: str) -> str:
-    """Return the language code of a tag without region. An error names the file."""
-    try:
-        return base_language(tag)
-    except ValueError as error:
-        raise UserError(f"{path}: {error}") from error
 
 
 # ------------------------------------------------------------------------- translation memories
