@@ -22,10 +22,10 @@ from dap_transformers.commands.arguments import ArgumentParser, EncoderArguments
 from dap_transformers.commands.safeguards import command
 from dap_transformers.encoding.encoder import SentenceEncoder
 from dap_transformers.errors import UserError
-from dap_transformers.languages import is_blank
 from dap_transformers.mining.mine_pairs import MiningOptions, mine_vectors
 from dap_transformers.search.exact import unit_rows
 from dap_transformers.text.archives import read_sentences
+from dap_transformers.text_keys import is_blank
 
 MATCHES = 5  # sentences shown per text
 MOST = 20_000  # sentences per text, because a reader waits while they are encoded

@@ -10,8 +10,9 @@ import zipfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from dap_transformers.languages import ISO3, TATOEBA_36, normalise
+from dap_transformers.languages import ISO3, TATOEBA_36
 from dap_transformers.text.tmx_po import catalogue_pairs
+from dap_transformers.text_keys import normalise
 
 Pair = tuple[str, str]  # (source, English)
 Corpus = Mapping[str, Sequence[Pair]]  # language code -> pairs

@@ -4,7 +4,6 @@ import polars as pl
 import pytest
 
 from dap_transformers.languages import (
-    BLANKS,
     ISO3,
     NAMES,
     SCRIPTS,
@@ -12,10 +11,9 @@ from dap_transformers.languages import (
     TATOEBA_28,
     TATOEBA_36,
     base_language,
-    is_blank,
-    normalise_all,
     to_iso1,
 )
+from dap_transformers.text_keys import BLANKS, is_blank, normalise_all
 
 
 def test_groups_have_the_languages_of_the_paper() -> None:

@@ -16,11 +16,11 @@ from written import full_disk, lines_of, text_of, write, zip_of
 from dap_transformers.commands.prepare_data import main
 from dap_transformers.errors import UserError
 from dap_transformers.files import read_json, write_json
-from dap_transformers.languages import normalise
 from dap_transformers.prepare import opus, prepare_text
 from dap_transformers.prepare.options import PrepareOptions, RawText
 from dap_transformers.text.corpus import load_bitext
 from dap_transformers.text.formats import BitextFile
+from dap_transformers.text_keys import normalise
 
 OPTIONS = {field.name for field in fields(PrepareOptions)}
 

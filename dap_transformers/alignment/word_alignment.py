@@ -31,11 +31,11 @@ from dap_transformers.alignment.words import (
 from dap_transformers.encoding.encoder import SentenceEncoder, TokenPlaces, listed
 from dap_transformers.errors import UserError
 from dap_transformers.files import compressed_file, plain_suffix
-from dap_transformers.languages import is_blank
 from dap_transformers.options import arg
 from dap_transformers.text.archives import read_sentences
 from dap_transformers.text.find import find_bitext
 from dap_transformers.text.formats import BitextFile, LineAudit, read_tables
+from dap_transformers.text_keys import is_blank
 
 logger = logging.getLogger(__name__)
 

@@ -20,11 +20,11 @@ import pyarrow.parquet as pq
 
 from dap_transformers.errors import UserError, counted
 from dap_transformers.files import compressed_file, plain_suffix
-from dap_transformers.languages import is_blank
 from dap_transformers.text.archives import read_sentences
 from dap_transformers.text.formats import BitextFile, read_pairs
 from dap_transformers.text.sentences import Sentence, read_text
 from dap_transformers.text.tmx_po import write_memory
+from dap_transformers.text_keys import is_blank
 
 #: Vectors of source and target.
 Vectors = tuple[np.ndarray, np.ndarray]

@@ -1,4 +1,4 @@
-"""Find equal pairs and draw samples, by 64-bit hashes of the texts, called keys (`languages.py`).
+"""Find equal pairs and draw samples, by 64-bit hashes of the texts, called keys (`text_keys.py`).
 
 Shapes: N texts or pairs.
 """
@@ -6,7 +6,7 @@ Shapes: N texts or pairs.
 import numpy as np
 import polars as pl
 
-from dap_transformers.languages import scramble
+from dap_transformers.text_keys import scramble
 
 #: Rows whose keys are counted at a time.
 PART_ROWS = 4_000_000

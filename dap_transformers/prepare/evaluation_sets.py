@@ -10,11 +10,11 @@ import polars as pl
 
 from dap_transformers.errors import UserError, reading
 from dap_transformers.files import plain_suffix
-from dap_transformers.languages import BLANKS, is_blank
 from dap_transformers.prepare.filters import tidy
 from dap_transformers.text.archives import disk_path, list_folder, read_sentences
 from dap_transformers.text.find import find_bitext
 from dap_transformers.text.formats import FORMATS, read_pairs
+from dap_transformers.text_keys import BLANKS, is_blank
 
 #: Files that are not lines of text. Read as lines, their sentences would never be found.
 NOT_LINES = ("json", "xml")

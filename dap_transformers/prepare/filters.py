@@ -18,8 +18,9 @@ from unicodedata import normalize
 
 import polars as pl
 
-from dap_transformers.languages import BLANKS, CHARACTERS_PER_WORD, SCRIPTS
+from dap_transformers.languages import CHARACTERS_PER_WORD, SCRIPTS
 from dap_transformers.prepare.options import PrepareOptions
+from dap_transformers.text_keys import BLANKS
 
 #: Why a pair is dropped, in the order in which the reasons are tried.
 REASONS = {

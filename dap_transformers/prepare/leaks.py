@@ -1,6 +1,6 @@
 """Find training texts that equal, or nearly equal, a sentence of the evaluation sets (leaks).
 
-Texts are compared after `dap_transformers.languages.normalise`: letters and digits, case folded.
+Texts are compared after `dap_transformers.text_keys.normalise`: letters and digits, case folded.
 
 Two texts are *near* if each contains at least the share `threshold` of the other's character
 n-grams, counted with repetitions: |A ∩ B| ≥ threshold · max(|A|, |B|). Evaluation sentences with
@@ -28,7 +28,7 @@ from typing import NamedTuple
 import numpy as np
 import polars as pl
 
-from dap_transformers.languages import code_points, normalise_all, text_keys
+from dap_transformers.text_keys import code_points, normalise_all, text_keys
 
 
 class Band(NamedTuple):

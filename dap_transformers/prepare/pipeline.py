@@ -33,7 +33,6 @@ import pyarrow.parquet as pq
 
 from dap_transformers.errors import UserError, joined
 from dap_transformers.files import read_json, whole_file, whole_folder, write_json
-from dap_transformers.languages import ranks
 from dap_transformers.prepare.deduplication import (
     Admission,
     count_distinct,
@@ -45,6 +44,7 @@ from dap_transformers.prepare.leaks import LeakIndex, load_index, measured
 from dap_transformers.prepare.options import PrepareOptions
 from dap_transformers.prepare.run_folder import LEAKS, Plan, RawFile
 from dap_transformers.text.formats import LineAudit, read_tables
+from dap_transformers.text_keys import ranks
 
 logger = logging.getLogger(__name__)
 

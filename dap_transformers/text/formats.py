@@ -30,7 +30,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from dap_transformers.errors import QUOTED_ERRORS, UserError, counted, reading
-from dap_transformers.languages import SCRIPTS, base_language, is_blank
+from dap_transformers.languages import SCRIPTS, base_language
 from dap_transformers.text.archives import decode_line, read_lines
 from dap_transformers.text.tmx_po import catalogue_pairs, memory_pairs
 from dap_transformers.text.tsv_csv import (
@@ -41,6 +41,7 @@ from dap_transformers.text.tsv_csv import (
     parse_row,
     read_table,
 )
+from dap_transformers.text_keys import is_blank
 
 if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset

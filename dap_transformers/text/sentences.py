@@ -6,8 +6,8 @@ from typing import NamedTuple
 from transformers.utils.versions import require_version
 
 from dap_transformers.errors import UserError, reading
-from dap_transformers.languages import is_blank
 from dap_transformers.text.archives import read_sentences
+from dap_transformers.text_keys import is_blank
 
 #: A line of more bytes is rarely one sentence.
 LONG_LINE = 500

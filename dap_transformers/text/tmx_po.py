@@ -16,8 +16,9 @@ from xml.etree.ElementTree import Element, iterparse
 from xml.sax.saxutils import escape
 
 from dap_transformers.errors import UserError, reading
-from dap_transformers.languages import is_blank, language_in
+from dap_transformers.languages import language_in
 from dap_transformers.text.archives import open_file
+from dap_transformers.text_keys import is_blank
 
 if TYPE_CHECKING:
     import polib

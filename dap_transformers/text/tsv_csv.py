@@ -15,8 +15,9 @@ from typing import NamedTuple
 
 from dap_transformers.errors import UserError, counted, reading
 from dap_transformers.files import plain_suffix
-from dap_transformers.languages import ISO3, LANGUAGE_TAG, NAMES, is_blank, language_in
+from dap_transformers.languages import ISO3, LANGUAGE_TAG, NAMES, language_in
 from dap_transformers.text.archives import read_lines
+from dap_transformers.text_keys import is_blank
 
 logger = logging.getLogger(__name__)
 _warn_once = cache(logger.warning)  # a second pass over a file repeats no warning

@@ -7,7 +7,7 @@ import numpy as np
 from datasets import Dataset
 
 from dap_transformers.errors import UserError
-from dap_transformers.languages import normalise_all, ranks, text_keys
+from dap_transformers.text_keys import normalise_all, ranks, text_keys
 
 logger = logging.getLogger(__name__)
 
@@ -22,7 +22,7 @@ def split_validation(
 ) -> tuple[dict[str, Dataset], dict[str, Dataset]]:
     """Hold out dev pairs so that no target of a dev set is a target of any training set.
 
-    Targets are compared in the form of `languages.normalise`. A random order of all possible texts
+    Targets are compared in the form of `text_keys.normalise`. A random order of all possible texts
     (`languages.ranks`) decides which targets are held out. Each language takes those that come
     first, with one pair for each target. The order is the same for all languages. Languages that
     translate the same English text therefore hold out the same sentences, and the training sets
@@ -62,7 +62,7 @@ def split_validation(
 def drop_targets(datasets: Datasets, targets: Iterable[str]) -> dict[str, Dataset]:
     """Remove the pairs whose target is one of `targets`, such as the targets of a dev set.
 
-    Sentences are compared in the form of `languages.normalise`, which ignores, for example, case
+    Sentences are compared in the form of `text_keys.normalise`, which ignores, for example, case
     and punctuation.
 
     Returns:

@@ -25,9 +25,10 @@ from torch.utils.data import Sampler
 from transformers import PreTrainedTokenizerBase
 
 from dap_transformers.errors import UserError, reading
-from dap_transformers.languages import XNLI_LANGUAGES, base_language, is_blank
+from dap_transformers.languages import XNLI_LANGUAGES, base_language
 from dap_transformers.options import arg
 from dap_transformers.text.archives import list_folder, read_sentences
+from dap_transformers.text_keys import is_blank
 
 LABEL = ClassLabel(names=["entailment", "neutral", "contradiction"])
 NO_GOLD = -1

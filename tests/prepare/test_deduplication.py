@@ -7,8 +7,8 @@ import polars as pl
 import pytest
 import xxhash
 
-from dap_transformers.languages import _IGNORED, is_letter, normalise_all, ranks, text_keys
 from dap_transformers.prepare.deduplication import Admission, count_distinct, pair_keys, sample
+from dap_transformers.text_keys import _IGNORED, is_letter, normalise_all, ranks, text_keys
 
 
 def frame(different: int, count: int = 3500) -> pl.LazyFrame:

@@ -12,10 +12,10 @@ import pytest
 from written import write
 
 from dap_transformers.errors import UserError
-from dap_transformers.languages import normalise
 from dap_transformers.prepare.evaluation_sets import read_evaluation
 from dap_transformers.prepare.filters import repair
 from dap_transformers.prepare.leaks import BANDS, LeakIndex, measured
+from dap_transformers.text_keys import normalise
 
 WORDS = {
     "latin": "the train leaves station at eight old birds sing over harbour Straße où élève mañana",

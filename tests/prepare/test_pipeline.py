@@ -16,12 +16,12 @@ from conftest import LANGUAGES, REPOSITORY, synthetic_pairs
 from datasets import Dataset
 from written import text_of
 
-from dap_transformers.languages import normalise
 from dap_transformers.prepare.filters import REASONS
 from dap_transformers.prepare.options import PrepareOptions
 from dap_transformers.prepare.pipeline import SCHEMA, prepare
 from dap_transformers.prepare.run_folder import Plan, RawFile, begin
 from dap_transformers.text.corpus import find_bitext
+from dap_transformers.text_keys import normalise
 from dap_transformers.training.dev_split import split_validation
 
 TOO_SHORT = ("zu kurz", "too short")

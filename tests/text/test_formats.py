@@ -12,9 +12,9 @@ import pytest
 from written import NAMES, PAIRS, lines_of, many, read, text_of, write, write_format
 
 from dap_transformers.errors import UserError
-from dap_transformers.languages import is_blank
 from dap_transformers.text import formats
 from dap_transformers.text.formats import TABLE, BitextFile, LineAudit, read_tables
+from dap_transformers.text_keys import is_blank
 
 both_sides = itemgetter("source", "target")
 Numbered = dict[int, tuple[str, str]]

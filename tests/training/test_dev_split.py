@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from datasets import Dataset
 
-from dap_transformers.languages import normalise
 from dap_transformers.text.corpus import load_bitext
+from dap_transformers.text_keys import normalise
 from dap_transformers.training.dev_split import drop_targets, split_validation
 
 
