@@ -1,4 +1,4 @@
-"""The app in examples/, and the recipes of serve.md."""
+"""The app in examples/, and what the servers of serve.md read."""
 
 import importlib.util
 import os
@@ -14,7 +14,6 @@ import pytest
 import torch
 from conftest import REPOSITORY, load_encoder, synthetic_pairs
 from naive import cosines
-from serve_recipes import RECIPES
 from tokenizers import Tokenizer
 from transformers import AutoModel
 from written import lines_of, write
@@ -126,6 +125,7 @@ def test_what_is_refused(encoder: SentenceEncoder, call: Callable, says: str) ->
         call(encoder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("encoder", ["query: "], indirect=True)
 def test_the_buttons_search_and_mine(
     encoder: SentenceEncoder, files: list, monkeypatch: pytest.MonkeyPatch
@@ -170,21 +170,6 @@ def require_same(vectors: object, folder: Path) -> None:
     expected = load_encoder(folder).encode(SOURCE)
     lengths = np.linalg.norm(found, axis=1) * np.linalg.norm(expected, axis=1)
     np.testing.assert_allclose((found * expected).sum(1) / lengths, 1, atol=1e-5)
-
-
-def test_recipes_of_the_page_give_the_same_vectors(published: Path) -> None:
-    """Run the recipe of the installed client. tests/release runs those of the other clients."""
-    for client in ("vLLM", "infinity", "fastembed"):
-        compile(RECIPES[client], client, "exec")
-    names = {
-        "folder": str(published),
-        "sentences": SOURCE,
-        "texts": ["query: " + text for text in SOURCE],
-        "pooling": "mean",
-        "code": False,
-    }
-    exec(RECIPES["sentence-transformers"], names)
-    require_same(names["vectors"], published)
 
 
 def test_the_files_that_text_embeddings_inference_reads_give_the_vectors(published: Path) -> None:

@@ -38,6 +38,8 @@ TARGET_IDS = [0, 2, *range(5, 250, 3)]
 def waits(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter]:
     """Let the test have a pretend GPU. Gives the places where the CPU waits for it."""
     monkeypatch.delenv("ACCELERATE_USE_CPU")
+    # The fastest product is measured, which takes long without a GPU.
+    monkeypatch.setattr("dap_transformers.search.exact.fastest_product", lambda device: "bfloat16")
     AcceleratorState._reset_state(True)
     with pretend_gpu() as waits:
         yield waits
@@ -136,9 +138,8 @@ RESTRICTED = {"target_vocab_size": len(TARGET_IDS)}
     ],
 )
 def test_a_gpu_gives_what_the_cpu_gives(
-    compute: Callable, tiny_bert_dir: Path, waits: Counter, monkeypatch: pytest.MonkeyPatch
+    compute: Callable, tiny_bert_dir: Path, waits: Counter
 ) -> None:
-    monkeypatch.setattr("dap_transformers.search.exact.fastest_product", lambda device: "bfloat16")
     expected, found = (compute(device, tiny_bert_dir) for device in ("cpu", "cuda"))
     torch.testing.assert_close(found.cpu(), expected, rtol=1e-3, atol=1e-4)
 

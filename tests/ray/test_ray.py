@@ -284,7 +284,7 @@ def test_tiles_cover_both_sides_and_have_a_highest_size(
         assert strips * size - side < strips  # equal strips: none lacks more than a row each
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(3))
 def test_equal_scores_keep_the_lowest_index_in_any_order_of_tiles(seed: int) -> None:
     generator = np.random.default_rng(seed)
     kinds = generator.standard_normal((12, 4)).astype(np.float32)

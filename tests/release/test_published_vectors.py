@@ -11,6 +11,7 @@ environments are made there from PyPI, with the torch of constraints.txt, and fr
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -20,7 +21,6 @@ from pathlib import Path
 
 import pytest
 from conftest import REPOSITORY, load_encoder, save
-from serve_recipes import RECIPES
 from tiny_models import tiny_model
 
 from benchmarks.encode import least_cosine
@@ -29,6 +29,21 @@ from dap_transformers.publishing.onnx_export import export_onnx
 
 pytestmark = pytest.mark.release
 
+
+def read_recipes() -> dict[str, str]:
+    """Return the first code block below each heading of the page, by heading."""
+    page = (REPOSITORY / "examples/serve.md").read_text()
+    found = {}
+    for section in re.split(r"^## ", page, flags=re.MULTILINE)[1:]:
+        heading = section.partition("\n")[0]
+        code = re.search(r"^```(?:py|js)\n(.*?)^```", section, re.DOTALL | re.MULTILINE)
+        if code:
+            found[heading] = code[1]
+    return found
+
+
+#: Client -> its code, which makes `vectors` of `sentences`, or of `texts` with the prefix in front.
+RECIPES = read_recipes()
 SENTENCES = [
     "Guten Morgen!",
     "Where is the station?",
