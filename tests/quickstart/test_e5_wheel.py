@@ -92,13 +92,10 @@ def test_weights_equal_a_naive_loop_over_the_nibbles() -> None:
 
 
 def test_written_folder_loads_with_the_auto_classes(encoder_dir: Path) -> None:
-    model = AutoModel.from_pretrained(encoder_dir)
+    config = AutoModel.from_pretrained(encoder_dir).config
     tokenizer = AutoTokenizer.from_pretrained(encoder_dir)
-    assert model.config.layer_norm_eps == 1e-12
-    assert len(tokenizer) == model.config.vocab_size == len(PIECES)
-    ids = [tokenizer.bos_token_id, tokenizer.pad_token_id, tokenizer.eos_token_id]
-    assert [*ids, tokenizer.mask_token_id] == [0, 1, 2, len(PIECES) - 1]
-    assert model.config.pad_token_id == 1
+    assert len(tokenizer) == config.vocab_size == len(PIECES)
+    assert (tokenizer.mask_token_id, config.pad_token_id) == (len(PIECES) - 1, 1)
 
 
 @pytest.mark.parametrize(

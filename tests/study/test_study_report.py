@@ -74,6 +74,7 @@ def test_an_interval_is_that_of_students_t_for_any_number_of_seeds() -> None:
         assert t_interval(found) == pytest.approx(expected, abs=1e-3)
 
 
+@pytest.mark.slow
 def test_the_repositorys_own_tables_are_what_its_results_say() -> None:
     """In a fresh process, which shows that the report needs no torch."""
     code = "import sys; from study.report import main; main(['--check'])"
