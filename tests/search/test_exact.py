@@ -211,7 +211,7 @@ def hard_rows(shape: str, dimensions: int) -> tuple[np.ndarray, np.ndarray]:
     return rows[:200], rows[200:]
 
 
-@pytest.mark.parametrize("dimensions", [1, 48, 384])
+@pytest.mark.parametrize("dimensions", [1, 384])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_no_neighbour_is_missed_however_hard_rows_are_to_tell_apart(
     shape: str, dimensions: int, use_blocks: Callable
