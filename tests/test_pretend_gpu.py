@@ -124,13 +124,11 @@ RESTRICTED = {"target_vocab_size": len(TARGET_IDS)}
     "compute",
     [
         partial(losses, "bert", objective=ALL, tr_bidirectional=True, tr_matryoshka_dims=[8]),
-        partial(losses, "bert", objective="tr+rtl+bow", **RESTRICTED),
         partial(losses, "bert", objective="bow", rtl_tied=False, **RESTRICTED),
         partial(losses, "bert", objective="tr+bow", pooling="mean", projection="mlp"),
         partial(losses, "xlm-roberta", objective="rtl+mlm", rtl_reembed=True, **FROM_BOTH),
         partial(losses, "modernbert", objective="tr+rtl", tr_mask_duplicates=False),
         partial(losses, "deberta-v2", objective="tr+tlm"),
-        partial(losses, "gemma3_text", objective="tr+bow", pooling="mean"),
         partial(losses, "mistral", objective="tr+rtl", pooling="lasttoken"),
         classification,
         vectors_links_and_neighbours,
