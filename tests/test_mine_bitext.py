@@ -86,18 +86,6 @@ def test_pairs_are_written_best_first_with_their_lines(
     assert run(command)["settings"]["text"] != made["settings"]["text"]
 
 
-def test_packing_batches_and_shards_do_not_change_the_pairs(
-    command: str, model: str, tmp_path: Path
-) -> None:
-    run(f"{command} --token_budget 1")
-    packed = f"{write(tmp_path / 'b.de.gz', SOURCE)} {write(tmp_path / 'b.en.xz', TARGET)}"
-    run(f"{packed} {model} --output {tmp_path}/b.tsv.gz --shard_size 7")
-    one = read(tmp_path / "pairs.tsv")
-    two = read(tmp_path / "b.tsv.gz")
-    assert line_pairs(one) == line_pairs(two)
-    assert_allclose(one.score, two.score, atol=3e-6)
-
-
 def test_a_second_run_encodes_nothing_and_keeps_the_pairs_that_it_is_asked_for(
     command: str, tmp_path: Path
 ) -> None:

@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-import pytest
 import torch
 import torch.distributed as dist
 from forked import run_two
@@ -127,45 +126,18 @@ def chunk_losses(
     return [partial(cached.run, part) for part in cached.parts]
 
 
-def gather_gradients(rank: int) -> Tensor:
-    """Return what the gathered rows of a process get as gradients."""
-    rows = torch.ones(3, 2, requires_grad=True)
-    (losses_dap.gather_rows(rows) * weights_of(rank)).sum().backward()
-    return rows.grad
-
-
-def weights_of(rank: int) -> Tensor:
-    """Return the weights of all gathered rows in the loss of one process."""
-    return torch.randn(6, 2, generator=torch.Generator().manual_seed(rank))
-
-
 def save_gradients(rank: int, folder: Path) -> None:
     """Compute the gradients of every run in one process of two. The first process saves them."""
     dist.init_process_group("gloo", timeout=timedelta(seconds=300))
-    torch.save(gather_gradients(rank), folder / f"gather-{rank}.pt")
     found = [step_gradients(case, variant, rank, 2) for case, variant in RUNS]
     if rank == 0:
         torch.save(found, folder / "gradients.pt")
     dist.destroy_process_group()
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder with the files that two processes have saved."""
-    folder = tmp_path_factory.mktemp("gradients")
-    run_two(save_gradients, folder)
-    return folder
-
-
-def test_gathered_rows_get_the_gradients_of_all_processes(folder: Path) -> None:
-    wanted = weights_of(0) + weights_of(1)
-    for rank in (0, 1):
-        found = torch.load(folder / f"gather-{rank}.pt")
-        torch.testing.assert_close(found, wanted[3 * rank : 3 * rank + 3])
-
-
-def test_two_processes_give_the_gradients_of_one_with_all_pairs(folder: Path) -> None:
-    found = torch.load(folder / "gradients.pt")
+def test_two_processes_give_the_gradients_of_one_with_all_pairs(tmp_path: Path) -> None:
+    run_two(save_gradients, tmp_path)
+    found = torch.load(tmp_path / "gradients.pt")
     for (case, variant), gradient in zip(RUNS, found, strict=True):
         plain = Variant(variant.accumulation, checkpointing=False, size=None)
         assert distance(gradient, step_gradients(case, plain)) < 1e-5, (case, variant)
