@@ -31,7 +31,6 @@ from dap_transformers.commands.arguments import (
 )
 from dap_transformers.commands.safeguards import command, guarded
 from dap_transformers.encoding.encoder import tokens_of_a_batch
-from dap_transformers.encoding.shards import launched
 from dap_transformers.errors import UserError
 from dap_transformers.evaluation.evaluation_data import EvaluationData
 from dap_transformers.evaluation.evaluator import Evaluator, card_rows, evaluate
@@ -40,6 +39,7 @@ from dap_transformers.evaluation.retrieval import Retrieval, read_languages, rou
 from dap_transformers.files import public_name, write_json
 from dap_transformers.options import arg
 from dap_transformers.pictures import plot_accuracies
+from dap_transformers.processes import launched
 from dap_transformers.ray.connection import Cluster
 from dap_transformers.reports import read_report
 from dap_transformers.text.find import find_bitext

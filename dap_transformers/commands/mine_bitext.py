@@ -37,7 +37,7 @@ from dap_transformers.commands.arguments import (
 )
 from dap_transformers.commands.safeguards import command, guarded
 from dap_transformers.encoding.encoder import tokens_of_a_batch
-from dap_transformers.encoding.shards import SHARD_SIZE, launched
+from dap_transformers.encoding.shards import SHARD_SIZE
 from dap_transformers.errors import UserError
 from dap_transformers.files import content_digest, plain_suffix, public_name, write_json
 from dap_transformers.mining.in_order import align_texts
@@ -58,6 +58,7 @@ from dap_transformers.mining.texts import (
     write_pairs,
 )
 from dap_transformers.options import arg, require_least
+from dap_transformers.processes import launched
 from dap_transformers.ray.connection import Cluster
 from dap_transformers.ray.search import cluster_neighbours
 from dap_transformers.search.approximate import approximate_neighbours, recall_at_k

@@ -18,7 +18,6 @@ import logging
 import re
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
-from datetime import timedelta
 from itertools import islice
 from operator import length_hint
 from pathlib import Path
@@ -26,13 +25,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from accelerate import PartialState
-from accelerate.utils import gather_object, parse_flag_from_env
+from accelerate.utils import gather_object
 from tqdm.auto import tqdm
 
 from dap_transformers.encoding.encoder import Encoder, SentenceEncoder
 from dap_transformers.errors import UserError, counted
 from dap_transformers.files import whole_file
+from dap_transformers.processes import launched
 from dap_transformers.tokenizer import tokenizer_state
 
 logger = logging.getLogger(__name__)
@@ -55,13 +54,6 @@ class SentenceError(UserError):
 
 
 # ------------------------------------------------------------------------------ several processes
-
-
-def launched() -> PartialState:
-    """Connect the processes of `accelerate launch`, also on CPUs, and return Accelerate's state."""
-    on_cpu = not torch.cuda.is_available() or parse_flag_from_env("ACCELERATE_USE_CPU")
-    # Encoding the shards of another process may take days.
-    return PartialState(cpu=on_cpu, timeout=timedelta(days=7))
 
 
 class SharedEncoder:

@@ -21,11 +21,11 @@ from dap_transformers.encoding.encoder import SentenceEncoder, tokens_of_a_batch
 from dap_transformers.encoding.shards import (
     embed_to_disk,
     hash_of_text,
-    launched,
     model_fingerprint,
     write_vectors,
 )
 from dap_transformers.files import claimed
+from dap_transformers.processes import launched
 
 logger = logging.getLogger(__name__)
 

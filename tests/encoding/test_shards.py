@@ -20,9 +20,9 @@ from dap_transformers.encoding.encoder import SentenceEncoder
 from dap_transformers.encoding.shards import (
     SharedEncoder,
     embed_to_disk,
-    launched,
     model_fingerprint,
 )
+from dap_transformers.processes import launched
 
 SENTENCES = [*itertools.chain(*synthetic_pairs("de", 25))]  # 50
 
