@@ -6,15 +6,14 @@ weights. At the encoder's learning rate such a head learns too slowly to teach t
 
 1. Take the first pairs of the training, in the language mix of the run.
 2. Encode them once and keep what the heads read: sentence vectors (BOW) or token states (RTL).
-3. Train the heads on what was kept. The encoder does not run again, so a step is cheap.
-4. Save the heads in the output folder, where the run finds them if it is started again.
+3. Train the heads on what was kept. The encoder does not run again, so a step is cheap. A `Trainer`
+   that runs the frozen encoder in each step takes more than twice the CPU time for RTL.
 """
 
-import json
 import logging
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -23,16 +22,14 @@ from typing import Any
 import numpy as np
 import torch
 from accelerate.utils import broadcast
-from safetensors import safe_open
-from safetensors.torch import save
+from torch.nn import Parameter
 from torch.nn.utils import clip_grad_norm_
 from tqdm.auto import tqdm
 from transformers import BatchEncoding, get_linear_schedule_with_warmup
 
-from dap_transformers.files import whole_file, write_json
+from dap_transformers.files import write_json
 from dap_transformers.training.batches import BitextCollator
 from dap_transformers.training.grad_cache import seeded
-from dap_transformers.training.resume import differences
 from dap_transformers.training.source_information import KeptPairs, SourceInformation, encode_once
 from dap_transformers.training.step_log import readable
 from dap_transformers.training.trainer import DAPTrainer
@@ -41,8 +38,7 @@ from objectives_dap import Objective, pairs_of
 
 logger = logging.getLogger(__name__)
 
-#: The trained heads and what their training reached, in the output folder.
-HEADS_FILE = "trained_heads.safetensors"
+#: What the training of the heads reached, in the output folder.
 RESULTS_FILE = "head_results.json"
 
 #: How the heads are trained. `head_steps` and `head_pairs` decide how long.
@@ -51,25 +47,17 @@ BETAS = (0.9, 0.98)
 WARMUP_STEPS = 50
 PAIRS_PER_STEP = 96
 LARGEST_GRADIENT_NORM = 1.0
-#: Number of dev pairs that are measured before and after.
+#: Number of dev pairs that are measured afterwards.
 MEASURED_PAIRS = 256
 
-Rows = list[dict[str, Any]]  # tokenised pairs, as `tokenize_bitext` makes them
 
-
-def train_missing_heads(trainer: DAPTrainer, run: Mapping[str, Any]) -> None:
+def train_missing_heads(trainer: DAPTrainer) -> None:
     """Train the heads of RTL and BOW on the frozen encoder if they have random weights.
 
-    If an earlier start of the same run has trained them already, load them from the output
-    folder. Nothing is done if `head_steps` is 0.
-
-    With several processes, the first one trains and sends the heads to the others. Neither the
-    encoder's weights nor the random numbers of the joint training change. The heads and the results
-    are written to the output folder.
-
-    Args:
-        run: record of the run (`describe_run`). Only heads that were saved with an equal record are
-            loaded.
+    Nothing is done if `head_steps` is 0. With several processes, the first one trains and sends the
+    heads to the others. Neither the encoder's weights nor the random numbers of the joint training
+    change. So a run that is stopped before its first checkpoint trains the same heads again. The
+    results are written to the output folder.
     """
     model = trainer.model
     args = trainer.args
@@ -77,83 +65,75 @@ def train_missing_heads(trainer: DAPTrainer, run: Mapping[str, Any]) -> None:
     if not model.has_random_head or not token_objectives or args.head_steps == 0:
         return
 
+    names = tuple(f"{head}." for objective in token_objectives for head in objective.heads)
+    heads = [own for name, own in model.named_parameters() if name.startswith(names)]
     if args.process_index == 0:
-        file = Path(args.output_dir) / HEADS_FILE
-        begins_anew = str(args.resume_from_checkpoint).lower() == "false"
-        if begins_anew or not load_heads(model, file, run):
-            home = model.device
-            learning = [each for each in model.dap.parameters() if each.requires_grad]
-            model.to(args.device)
-            model.dap.requires_grad_(False)
-            with seeded(args.seed, args.device):
-                results = train_heads(trainer, token_objectives)
-            for parameter in learning:
-                parameter.requires_grad_(True)
-            model.to(home)
-            write_json(results, file.with_name(RESULTS_FILE))
-            save_heads(model, file, run)
+        home = model.device
+        model.to(args.device)
+        with seeded(args.seed, args.device):
+            results = train_heads(trainer, token_objectives, heads)
+        model.to(home)
+        logger.info("heads trained: %s", readable(results))
+        write_json(results, Path(args.output_dir) / RESULTS_FILE)
     if args.world_size > 1:
-        share_heads(model, args.device)
+        for parameter in heads:
+            parameter.data.copy_(broadcast(parameter.data.to(args.device)))
     model.has_random_head = False
 
 
-def train_heads(trainer: DAPTrainer, token_objectives: Sequence[Objective]) -> dict[str, float]:
-    """Train the heads, and measure before and after how much they use the source.
+def train_heads(
+    trainer: DAPTrainer, token_objectives: Sequence[Objective], heads: Sequence[Parameter]
+) -> dict[str, float]:
+    """Train the heads, and measure how much they then use the source.
 
-    The result has the numbers of pairs and steps, the seconds, and the mean loss of the last steps.
-    It also has the values of `SourceInformation` as "…_before" and "…_after", if there are dev
-    pairs.
+    Returns:
+        The numbers of pairs and steps, the seconds, and the mean loss of the last steps. If there
+        are dev pairs, also the values of `SourceInformation`.
     """
     args = trainer.args
+    model = trainer.model
     steps = args.head_steps
     if steps is None:
-        steps = 200 if "rtl" in trainer.model.config.objectives else 400
-    before = measure(trainer)
-    rows = first_pairs(trainer, args.head_pairs)
-    start_bias(trainer.model, rows)
+        steps = 200 if "rtl" in model.config.objectives else 400
+    started = time.perf_counter()
 
-    cpu_began = time.process_time()
-    encoding_began = time.perf_counter()
+    # 1. The first pairs that the joint training will draw.
+    numbers = list(islice(iter(trainer.train_sampler), args.head_pairs))
+    rows = trainer.train_dataset.select(numbers).to_list()
+    start_bias(model, rows)
+
+    # 2. Encode them once.
     collator = BitextCollator(trainer.data_collator.pad_token_id, trainer.data_collator.languages)
     pairs = pairs_of(BatchEncoding(collator(rows)).to(args.device))
+    shows_progress = not args.disable_tqdm
     with mixed_precision(args.device):
-        model = trainer.model.eval()
-        shows_progress = not args.disable_tqdm
+        model.eval()
         kept = encode_once(model, token_objectives, pairs, "cpu", torch.bfloat16, shows_progress)
-    training_began = time.perf_counter()
-    loss = train_on_kept(trainer, token_objectives, kept, steps)
-    training_ended = time.perf_counter()
+
+    # 3. Train on what was kept.
+    loss = train_on_kept(kept, token_objectives, heads, steps, shows_progress)
     results = {
         "pairs": len(rows),
         "steps": steps,
         "loss": round(loss, 4),
-        "encoding_seconds": round(training_began - encoding_began, 1),
-        "training_seconds": round(training_ended - training_began, 1),
-        "cpu_seconds": round(time.process_time() - cpu_began, 1),
+        "seconds": round(time.perf_counter() - started, 1),
     }
-
-    after = measure(trainer)
-    results |= {f"{name}_before": value for name, value in before.items()}
-    results |= {f"{name}_after": value for name, value in after.items()}
-    logger.info("heads trained: %s", readable(results))
-    trainer.model.train()
+    for each in trainer.evaluators:
+        if isinstance(each, SourceInformation):
+            with mixed_precision(args.device):
+                results |= replace(each, count=MEASURED_PAIRS)(trainer.encoder())
+    model.train()
     return results
 
 
-# ------------------------------------------------------------------------- 1. pairs to learn from
-
-
-def first_pairs(trainer: DAPTrainer, count: int) -> Rows:
-    """Return the first tokenised pairs that the joint training will draw, `count` or fewer."""
-    numbers = list(islice(iter(trainer.train_sampler), count))
-    return trainer.train_dataset.select(numbers).to_list()
-
-
-def start_bias(model: DAPForPreTraining, rows: Rows) -> None:
+def start_bias(model: DAPForPreTraining, rows: Sequence[dict[str, Any]]) -> None:
     """Set the bias of the head's output to the logarithm of the targets' token frequencies.
 
     The head then does not spend its first steps on learning them. Nothing is done if the bias is
     not all zeros, because it was copied, or if the head also predicts source tokens.
+
+    Args:
+        rows: tokenised pairs, as `tokenize_bitext` makes them.
     """
     config = model.config
     predicts_sources = any(each.predicts == "tokens" for each in model.objectives)
@@ -169,31 +149,33 @@ def start_bias(model: DAPForPreTraining, rows: Rows) -> None:
     model.prediction_head.start_bias(torch.from_numpy(counts))
 
 
-# -------------------------------------------------------------- 2 and 3. train on kept outputs
-
-
 def train_on_kept(
-    trainer: DAPTrainer, token_objectives: Sequence[Objective], kept: KeptPairs, steps: int
+    kept: KeptPairs,
+    token_objectives: Sequence[Objective],
+    heads: Sequence[Parameter],
+    steps: int,
+    shows_progress: bool,
 ) -> float:
     """Train the heads, and return the mean loss of the last tenth of the steps, in nats per token.
 
     Losses of several objectives are added up.
+
+    Raises:
+        FloatingPointError: if this mean is not finite.
     """
-    args = trainer.args
-    model = trainer.model
-    heads = list(head_parameters(model).values())
+    model = kept.model
     optimizer = torch.optim.AdamW(heads, lr=LEARNING_RATE, betas=BETAS)
     warmup = min(WARMUP_STEPS, steps // 4)
     schedule = get_linear_schedule_with_warmup(optimizer, warmup, steps)
-    draws = endless_batches(len(kept.embeds))
+    draws = islice(endless_batches(len(kept.embeds)), steps)
     losses = []
 
     model.train()
     model.dap.eval()
-    for step in tqdm(range(1, steps + 1), desc="train the heads", disable=args.disable_tqdm):
-        rows = torch.tensor(next(draws), device=args.device)
+    for draw in tqdm(draws, "train the heads", steps, disable=not shows_progress):
+        rows = torch.tensor(draw, device=model.device)
         pairs, encoded = kept.batch(rows, rows)
-        with mixed_precision(args.device):
+        with mixed_precision(model.device):
             loss = 0.0
             for objective in token_objectives:
                 loss += objective.mean(*objective.loss_from_source(pairs, encoded, model))
@@ -203,13 +185,14 @@ def train_on_kept(
         schedule.step()
         optimizer.zero_grad()
         losses.append(loss.detach())
-        if (step % 20 == 0 or step == steps) and not math.isfinite(loss.item()):
-            raise FloatingPointError(
-                f"the loss of the heads is {loss.item()} at step {step} of their training: check "
-                "the weights of the start model, or leave this training out (head_steps=0)"
-            )
-    last = losses[-max(1, steps // 10) :]
-    return torch.stack(last).mean().item()
+
+    mean = torch.stack(losses[-max(1, steps // 10) :]).mean().item()
+    if not math.isfinite(mean):
+        raise FloatingPointError(
+            f"the loss of the heads is {mean} at the end of their training: check the weights of "
+            "the start model, or leave this training out (head_steps=0)"
+        )
+    return mean
 
 
 def endless_batches(count: int) -> Iterator[list[int]]:
@@ -226,15 +209,6 @@ def endless_batches(count: int) -> Iterator[list[int]]:
         del waiting[:PAIRS_PER_STEP]
 
 
-def measure(trainer: DAPTrainer) -> dict[str, float]:
-    """Measure how much the heads use the source, if the trainer has an evaluator for it."""
-    for each in trainer.evaluators:
-        if isinstance(each, SourceInformation):
-            with mixed_precision(trainer.args.device):
-                return replace(each, count=MEASURED_PAIRS)(trainer.encoder())
-    return {}
-
-
 def mixed_precision(device: torch.device) -> torch.autocast:
     """Return autocast for bfloat16, which is on only if the device is fast at bfloat16."""
     is_fast = False
@@ -243,42 +217,3 @@ def mixed_precision(device: torch.device) -> torch.autocast:
     elif device.type == "cpu":
         is_fast = torch.cpu._is_avx512_bf16_supported()
     return torch.autocast(device.type, torch.bfloat16, enabled=is_fast)
-
-
-def head_parameters(model: DAPForPreTraining) -> dict[str, torch.nn.Parameter]:
-    """Return the parameters of the heads that predict one side from the other, by name."""
-    token_objectives = [each for each in model.objectives if each.from_source is not None]
-    heads = tuple(f"{head}." for objective in token_objectives for head in objective.heads)
-    return {name: own for name, own in model.named_parameters() if name.startswith(heads)}
-
-
-# -------------------------------------------------------------------------- 4. store and share them
-
-
-def save_heads(model: DAPForPreTraining, file: Path, run: Mapping[str, Any]) -> None:
-    """Save the trained heads in a safetensors file, with the record of the run in its metadata."""
-    heads = {name: value.detach().cpu() for name, value in head_parameters(model).items()}
-    with whole_file(file) as opened:
-        opened.write(save(heads, metadata={"run": json.dumps(run)}))
-
-
-@torch.no_grad()
-def load_heads(model: DAPForPreTraining, file: Path, run: Mapping[str, Any]) -> bool:
-    """Load heads that an earlier start of the same run has trained. Tell whether there are any."""
-    if not file.exists():
-        return False
-    with safe_open(file, "pt") as stored:
-        if differences(json.loads(stored.metadata()["run"]), run):
-            logger.info("%s is of a run with other arguments: the heads are trained anew", file)
-            return False
-        for name, parameter in head_parameters(model).items():
-            parameter.copy_(stored.get_tensor(name))
-    logger.info("trained heads loaded from %s", file)
-    return True
-
-
-@torch.no_grad()
-def share_heads(model: DAPForPreTraining, device: torch.device) -> None:
-    """Copy the weights of the first process's heads to all others, which call this together."""
-    for parameter in head_parameters(model).values():
-        parameter.copy_(broadcast(parameter.to(device)))

@@ -33,7 +33,7 @@ from dap_transformers.training.arguments import (
 )
 from dap_transformers.training.batches import BitextCollator, tokenize_bitext
 from dap_transformers.training.dev_split import drop_targets, split_validation
-from dap_transformers.training.head_training import HEADS_FILE, train_missing_heads
+from dap_transformers.training.head_training import train_missing_heads
 from dap_transformers.training.mixing import LanguageMixSampler
 from dap_transformers.training.negatives import HardNegativeMaker
 from dap_transformers.training.resume import (
@@ -75,7 +75,7 @@ def train(
     trainer, record = build_trainer(model_args, data, training, evaluators)
     record_run(record, training, checkpoint)
     if checkpoint is None:
-        train_missing_heads(trainer, record)
+        train_missing_heads(trainer)
     metrics = train_to_end(trainer, checkpoint)
     # With the text, the teacher's vectors and the heads: what a comparison of methods needs.
     metrics["total_seconds"] = round(time.perf_counter() - started, 1)
@@ -295,7 +295,6 @@ def finish(
         made["base_commit"] = commit
     if find_spec("matplotlib"):
         plot_curves(history, folder / CURVES, kept=step)
-    (folder / HEADS_FILE).unlink(missing_ok=True)  # the saved model has these heads
     write_json(metrics | made, folder / FINISHED)
 
     shown = {}

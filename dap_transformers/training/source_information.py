@@ -230,7 +230,8 @@ def encode_once(
             kept.append(F.pad(values, (0, 0, 0, side.ids.shape[1] - values.shape[1])))
 
     whole = {name: torch.cat(kept) for name, kept in states.items()}
-    return KeptPairs(model, pairs, found.words, whole, torch.cat(embeds))
+    words = found.words._replace(table=found.words.table.detach())  # only heads have gradients
+    return KeptPairs(model, pairs, words, whole, torch.cat(embeds))
 
 
 def mean_loss(kept: KeptPairs, objective: Objective, sources: Tensor, targets: Tensor) -> float:

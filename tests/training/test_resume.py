@@ -97,15 +97,22 @@ def run_killed_at(step: int, flags: str) -> None:
     run(flags)
 
 
-def test_a_killed_run_resumes_to_the_same_weights(short_flags: str, tmp_path: Path) -> None:
-    # An epoch has 5 steps.
-    steps = "--max_steps 7 --save_strategy steps --save_steps 3"
-    flags = f"{short_flags} {steps} --rtl_ratio 0.7 --tr_hard_negatives 0.5"
+@pytest.mark.parametrize(
+    ("step", "checkpoints", "options"),
+    [
+        (4, ["checkpoint-3"], "--rtl_ratio 0.7 --tr_hard_negatives 0.5"),  # an epoch has 5 steps
+        (1, [], "--head_steps 3 --max_steps 2"),  # the heads are trained again
+    ],
+)
+def test_a_killed_run_resumes_to_the_same_weights(
+    step: int, checkpoints: list, options: str, short_flags: str, tmp_path: Path
+) -> None:
+    flags = f"{short_flags} --max_steps 7 --save_strategy steps --save_steps 3 {options}"
     killed = tmp_path / "killed"
     whole = tmp_path / "whole"
     command = f"{flags} --output_dir {killed}"
-    run_killed(run_killed_at, 4, command)
-    assert [path.name for path in killed.glob("checkpoint-*")] == ["checkpoint-3"]
+    run_killed(run_killed_at, step, command)
+    assert [path.name for path in killed.glob("checkpoint-*")] == checkpoints
     assert not (killed / FINISHED).exists()
 
     run(command)

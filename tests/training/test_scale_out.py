@@ -162,8 +162,8 @@ def test_two_processes_in_chunks_have_the_losses_of_one(
                 assert second[key] == pytest.approx(first[key], rel=1e-4), place
 
     # The heads were trained first, by one process.
-    assert read_json(runs / name / RESULTS_FILE)["rtl_loss_after"] == pytest.approx(
-        read_json(runs / "one" / RESULTS_FILE)["rtl_loss_after"], rel=1e-4
+    assert read_json(runs / name / RESULTS_FILE)["rtl_loss"] == pytest.approx(
+        read_json(runs / "one" / RESULTS_FILE)["rtl_loss"], rel=1e-4
     )
 
     # Frozen word embeddings stay the same.
