@@ -23,7 +23,6 @@ from dap_transformers.publishing.layout import (
 )
 from dap_transformers.publishing.publish import PublishOptions, publish
 from modeling_dap import DAPForPreTraining, DAPForSequenceClassification, DAPModel
-from modules_dap import write_modules
 
 POOLERS = [
     transformers.BertConfig(**SHAPE),
@@ -138,13 +137,8 @@ def test_pooler_output_is_the_sentence_vector_or_zero_but_never_random(
 
 
 def test_a_checkpoint_loads_in_sentence_transformers(tmp_path: Path) -> None:
-    folder = save(tmp_path / "dap", tiny_model(tr_similarity="dot"))
+    folder = save(tmp_path / "dap", tiny_model())
     assert_allclose(library_vectors(folder), own_vectors(folder), atol=1e-5)
-    write_modules(load_encoder(folder, max_seq_length=9), folder)
-    found = library_vectors(folder, trust_remote_code=True)
-    assert_allclose(found, own_vectors(folder), atol=1e-5)
-    settings = {"prompts": {}, "default_prompt_name": None, "similarity_fn_name": "dot"}
-    assert read_json(folder / SETTINGS) == settings
 
 
 def test_publishing_again_keeps_prefix_length_and_normalisation(
