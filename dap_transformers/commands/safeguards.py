@@ -11,7 +11,7 @@ from typing import Any
 from transformers.utils import logging
 
 from dap_transformers.errors import UserError, one_line
-from dap_transformers.files import claimed, read_json
+from dap_transformers.files import claimed
 from dap_transformers.memory import keep_freed_memory
 
 #: Environment variables in which launchers state the number of processes.
@@ -114,9 +114,9 @@ def guarded(
 def refuse_changes(files: Outputs, folders: Outputs, inputs: Iterable[AnyPath]) -> None:
     """Raise `UserError` for an output whose writing could change or remove what the run reads.
 
-    An output must not be an input or lie in an input folder. An output folder must not hold an
-    input file either, or a checkpoint, which a training may remove. In the folder of a model, new
-    files and folders are allowed, and reports of ours may be replaced.
+    An output must not be an input or lie in an input folder, except that new files and folders may
+    lie in the folder of a model. An output folder must not hold an input file, or a checkpoint,
+    which a training may remove.
     """
     seen: dict[Path, str] = {}
     for name, path in (folders | files).items():
@@ -125,12 +125,10 @@ def refuse_changes(files: Outputs, folders: Outputs, inputs: Iterable[AnyPath]) 
             source = resolved(read)
             if not source.exists():
                 continue  # such as an id of the Hub
-            is_inside = place.is_relative_to(source)
-            if (source / "config.json").is_file() and place != source:
-                is_new = name in folders or not place.exists() or _is_report(place)
-                is_inside = is_inside and not is_new
-            holds = source.is_file() or source.name.startswith("checkpoint-")
-            if is_inside or (name in folders and holds and place == source.parent):
+            is_model = (source / "config.json").is_file() and place != source
+            is_inside = place.is_relative_to(source) and not (is_model and not place.is_file())
+            is_kept = source.is_file() or source.name.startswith("checkpoint-")
+            if is_inside or (name in folders and is_kept and place == source.parent):
                 raise UserError(f"{name} {path} would change the input {read}: give another place")
         if place in seen:
             raise UserError(f"{name} {path} would overwrite {seen[place]}: give another file")
@@ -142,15 +140,6 @@ def refuse_changes(files: Outputs, folders: Outputs, inputs: Iterable[AnyPath]) 
 def resolved(path: AnyPath) -> Path:
     """Return an absolute path without links and `..`, also if parts of it do not exist."""
     return Path(os.path.realpath(Path(path).expanduser()))
-
-
-def _is_report(path: Path) -> bool:
-    """Tell whether a file is a report of ours, or is described by a report beside it."""
-    for each in (path, path.with_name(f"{path.name}.json")):
-        with suppress(UserError, OSError):
-            if {"protocol", "versions"} <= set(read_json(each)):
-                return True
-    return False
 
 
 @contextmanager

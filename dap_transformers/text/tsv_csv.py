@@ -89,6 +89,8 @@ def role_of(name: str) -> str | None:
     >>> role_of("# English (US)"), role_of("de-AT"), role_of("target_text"), role_of("texte")
     ('en', 'de', 'target', None)
     """
+    if len(name) > _JUDGED:
+        return None  # a text
     words = re.findall(r"[^\W_]+", name)
     words = [SHORT_WORDS.get(word.lower(), word) for word in words]
     for fillers in FILLERS:
