@@ -31,13 +31,13 @@ def one_line(error: object) -> str:
     return "".join(map(_escaped, without_secrets(line)))
 
 
-def counted(count: int, noun: str, ending: str = "s") -> str:
-    """Return a count with its noun, which gets an ending unless the count is 1.
+def counted(count: int, noun: str) -> str:
+    """Return a count with its noun, which gets an "s" unless the count is 1.
 
-    >>> counted(1, "language"), counted(1200, "pair"), counted(2, "process", "es")
-    ('1 language', '1,200 pairs', '2 processes')
+    >>> counted(1, "language"), counted(1200, "pair")
+    ('1 language', '1,200 pairs')
     """
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}{ending}"
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def without_secrets(text: str) -> str:
@@ -74,9 +74,7 @@ def reading(what: object) -> Iterator[None]:
     except Exception as error:
         cause = error
         if type(error).__name__ == "StrictDataclassClassValidationError":
-            cause = (
-                error.__cause__ or error
-            )  # without the words that huggingface_hub puts before it
+            cause = error.__cause__ or error  # without the words that huggingface_hub puts before
         reason = f"{type(cause).__name__}: {one_line(cause)}"
         if "couldn't connect to" in reason:  # Transformers' words, also for an absent folder
             reason = "there is no such folder, and the Hub cannot be reached"

@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 import xxhash
 from filelock import FileLock, Timeout
 
-from dap_transformers.errors import UserError, one_line, without_secrets
+from dap_transformers.errors import UserError, one_line
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ def read_json(path: str | Path) -> Any:
 
 def public_name(path: str) -> str:
     """Return a name that reports and cards can show: an absolute path becomes its last part."""
-    return Path(path).name if os.path.isabs(path) else without_secrets(path)
+    return Path(path).name if os.path.isabs(path) else path
 
 
 def content_digest(path: str | Path) -> str:

@@ -265,7 +265,7 @@ def write_links(
     The linked words are counted in `words`, if it is given: each pair of words, and beside an empty
     text each word of the source and of the target.
     """
-    text_of = FORMATS.get(plain_suffix(path), _pharaoh)
+    text_of = WRITERS.get(plain_suffix(path), _pharaoh)
     counts = Counter(words=0, links=0, words_without_state=0, pairs=0)
     with compressed_file(path) as file:
         if text_of is _tsv:
@@ -323,4 +323,4 @@ def _json(number: int, aligned: WordAlignment) -> str:
 
 
 #: Ending of a file's name -> function that writes a pair. Others are in Pharaoh format.
-FORMATS = {".tsv": _tsv, ".jsonl": _json}
+WRITERS = {".tsv": _tsv, ".jsonl": _json}
