@@ -100,8 +100,9 @@ def measured(texts: pl.Series) -> pl.DataFrame:
 
     `row` is the number of the text, and `side` the name of the series.
     """
-    letters = pl.Series(normalise_all(texts.to_list()), dtype=pl.String)
-    table = pl.DataFrame({"text": texts, "letters": letters, "key": text_keys(letters)})
+    letters = normalise_all(texts.to_list())
+    column = pl.Series(letters, dtype=pl.String)
+    table = pl.DataFrame({"text": texts, "letters": column, "key": text_keys(letters)})
     length = pl.col("letters").str.len_chars().cast(pl.Int64)
     wide_letters = pl.col("letters").str.count_matches(_WIDE)
     return table.with_row_index("row").with_columns(
