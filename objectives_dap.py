@@ -28,7 +28,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 try:
-    from .configuration_dap import DAPConfig
+    from .configuration_dap import FIELDS, DAPConfig
     from .heads_dap import (
         PredictionHead,
         PredictionTransform,
@@ -47,7 +47,7 @@ try:
     )
     from .states_dap import embed, gather_columns, real_tokens_first
 except ImportError:  # a checkout, where these files are top-level modules
-    from configuration_dap import DAPConfig
+    from configuration_dap import FIELDS, DAPConfig
     from heads_dap import (
         PredictionHead,
         PredictionTransform,
@@ -209,10 +209,27 @@ class Objective:
     #: `predicts` imply.
     needs: frozenset[str] = frozenset({"source_states", "target_states", "embeds"})
 
+    #: Options that are no fields of `DAPConfig`: option -> default. The configuration's field
+    #: `{name}_{option}` sets one.
+    options: Mapping[str, Any] = {}
+
     def __init__(self, config: DAPConfig) -> None:
         self.config = config
         #: Factor of this loss in the total loss: `config.{name}_weight`, or else 1.
         self.weight: float = getattr(config, f"{self.name}_weight", 1.0)
+        prefix = f"{self.name}_"
+        given = {}
+        for key, value in vars(config).items():
+            if key.startswith(prefix) and key not in FIELDS:
+                given[key.removeprefix(prefix)] = value
+        known = {"weight": 1.0, **self.options}
+        unknown = sorted(given.keys() - known.keys())
+        if unknown:
+            raise ValueError(
+                f"objective {self.name} has no option {', '.join(unknown)}: it has "
+                f"{', '.join(known)}"
+            )
+        self.options = self.options | given
 
     def labels(self, pairs: Pairs, model: nn.Module) -> Tensor:
         """Return True for each label that counts, (G, ...) for G groups of labels.

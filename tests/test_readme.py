@@ -32,7 +32,6 @@ COMMANDS = {
 }
 #: Flags in sentences that belong to other programs.
 FLAGS_OF_OTHERS = {
-    "--bag_floor",
     "--constraint",
     "--default",
     "--list",
@@ -127,7 +126,7 @@ def test_commands_have_the_flags_that_the_pages_use(flags: dict) -> None:
         commands = commands_in_pages(name)
         assert commands, name
         for command in commands:
-            plugin = {"--bag_weight"} if "--plugin" in command else set()
+            plugin = {"--bag_weight", "--bag_longest"} if "--plugin" in command else set()
             used = {word.split("=")[0] for word in command if word.startswith("--")}
             assert used <= known | plugin, (name, used - known)
 

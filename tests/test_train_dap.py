@@ -57,15 +57,18 @@ def test_a_file_of_the_user_adds_an_objective_and_its_flags(
     section = page.split("### An objective")[1]
     (tmp_path / "my_loss.py").write_text(re.search(r"```py\n(.*?)```", section, re.DOTALL)[1])
     plugin = f"--plugin {tmp_path}/my_loss.py"
-    more = "--objective tr+bag --bag_weight 0.25 --max_steps 2 --logging_steps 1"
+    more = "--objective tr+bag --bag_weight 0.25 --bag_longest 3 --max_steps 2 --logging_steps 1"
     try:
         run(f"{flags} {plugin} {more} --output_dir {tmp_path}/out")
+        with pytest.raises(UserError, match="bag has no option shortest: it has weight, longest"):
+            run(f"{flags} {plugin} {more} --bag_shortest 3 --output_dir {tmp_path}/out-2")
     finally:
         OBJECTIVES.pop("bag", None)
     first = state(tmp_path / "out")["log_history"][0]
     assert first["loss"] == pytest.approx(first["tr_loss"] + 0.25 * first["bag_loss"], abs=1e-3)
-    assert read_json(tmp_path / "out/config.json")["bag_weight"] == 0.25
-    assert read_json(tmp_path / "out/run.json")["own_fields"] == {"bag_weight": 0.25}
+    own = {"bag_weight": 0.25, "bag_longest": 3}
+    assert own.items() <= read_json(tmp_path / "out/config.json").items()
+    assert read_json(tmp_path / "out/run.json")["own_fields"] == own
 
 
 def test_a_teacher_is_encoded_once_and_pulls_the_vectors(

@@ -118,6 +118,7 @@ def read_start(args: PretrainingModelArguments) -> Start:
     settings["rtl_languages"] = settings.get("rtl_languages") or ["of the text"]
     with reading("the settings of the model"):
         planned = DAPConfig(getattr(config, "encoder_config", config), **settings)
+        objectives_of(planned)  # checks the options of plug-ins
 
     start = Start(checkpoint, continues, planned, length, longest_input(shape), has_vectors)
     check_tokenizer(start, args.tokenizer_name or name)
