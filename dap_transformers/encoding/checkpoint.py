@@ -1,4 +1,4 @@
-"""A checkpoint in a folder or on the Hub: first its settings, then its weights on demand."""
+"""A checkpoint in a folder or on the Hub: its settings, and methods that load its weights."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,7 @@ from modules_dap import LibrarySettings, library_settings, load_modules
 
 @dataclass
 class Checkpoint:
-    """What a folder or Hub id holds beside the weights. Everything that loads a model begins here.
+    """The settings of a checkpoint. Everything that loads a model begins here.
 
     Attributes:
         name: folder or Hub id.
@@ -46,7 +46,8 @@ class Checkpoint:
 
         Args:
             tokenizer_name: folder or Hub id of another tokenizer.
-            has_weights: False if only the configuration counts. Then `name` may also be a file.
+            has_weights: False if only the configuration counts. Then `name` may also be a file, and
+                settings of a sentence-transformers folder are not read.
 
         Raises:
             UserError: if a file is missing or damaged, or if the tokenizer has too many ids.
@@ -71,7 +72,7 @@ class Checkpoint:
         return getattr(self.config, "pooling", None) or self.library.pooling
 
     def load_encoder(self) -> PreTrainedModel:
-        """Load the encoder without heads. Of T5 and its kind the decoder may be missing."""
+        """Load the encoder without heads. Of T5 it takes the class without a decoder."""
         encoder_config = getattr(self.config, "encoder_config", self.config)
         if is_causal(encoder_config):
             # It would keep the keys and values of a whole batch, for tokens that never follow.
@@ -83,7 +84,7 @@ class Checkpoint:
         with reading(f"the weights of {self.name}"):
             options |= self.hub | {"subfolder": self.library.subfolder, "dtype": torch.float32}
             model, missing = load_pretrained(self.name, kind, **options)
-        needed = sorted(name for name in missing if "pooler" not in name)
+        needed = sorted(name for name in missing if "pooler" not in name)  # it is never used
         if needed:
             raise UserError(f"{self.name} lacks {len(needed)} weights, such as {needed[0]!r}")
         return model
@@ -98,11 +99,11 @@ class Checkpoint:
 
         It takes the length in the folder's files or, if they do not say, the smaller of the limits
         in the tokenizer and the model's config. Limits of 0 or below mean no limit, as in XLNet's
-        config. The result is never above the model's number of positions. XLM-R's folders name 514
-        for 512. None if this is no folder of that library.
+        config. The result is never above the model's number of positions. XLM-R's folders say 514,
+        but the model takes 512. None if this is no folder of that library.
 
         Args:
-            model: the encoder, or one of the same shape.
+            model: the encoder, or one without weights (on the device "meta").
         """
         if self.library.pooling is None:
             return None

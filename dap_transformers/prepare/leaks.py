@@ -4,9 +4,9 @@ Texts are compared after `dap_transformers.text_keys.normalise`: letters and dig
 
 Two texts are *near* if each contains at least the share `threshold` of the other's character
 n-grams, counted with repetitions: |A ∩ B| ≥ threshold · max(|A|, |B|). Evaluation sentences with
-few letters, or mostly in Chinese characters, kana or hangul, have a smaller n (`BANDS`), because
-one changed word spoils more of their n-grams. Texts of the two kinds of script are never near, and
-texts with fewer than n letters are only compared for equality.
+few letters, or mostly in Chinese characters, kana or hangul (wide script), have a smaller n
+(`BANDS`), because one changed word spoils more of their n-grams. A text in wide script is never
+near to one in another script. Texts with fewer than n letters are only compared for equality.
 
 The search is exact, but it compares few texts in full. It uses that a text of T n-grams shares at
 least S = ⌈threshold · T⌉ of them with a sentence that it is near to. For T = 20 and a threshold of
@@ -15,7 +15,8 @@ least S = ⌈threshold · T⌉ of them with a sentence that it is near to. For T
 1. If fewer than 14 of the 20 n-grams occur in any evaluation sentence, the text is near to none.
    This rules out most texts.
 2. If all 20 occur, at most 6 of them are not shared. So of the 10 n-grams that occur in the fewest
-   sentences, at least 4 are shared. Only sentences that hold 4 of these 10 are compared in full.
+   sentences, at least 10 - 6 = 4 (`COMMON`) are shared. Only sentences that hold 4 of these 10 are
+   compared in full.
 
 Shapes: N texts, G n-grams.
 """
@@ -43,8 +44,8 @@ class Band(NamedTuple):
     longest: int
 
 
-#: With n = 6 for long sentences, most English n-grams would occur in a test set, and the first step
-#: of the search would rule out nothing.
+#: Long sentences have n = 8. With 6, most English n-grams would occur in a test set, and the first
+#: step of the search would rule out nothing.
 BANDS = (
     Band(False, 4, 0, 23),
     Band(False, 5, 24, 47),

@@ -7,7 +7,7 @@ Files are named as `{xx}-en.tsv` or as Moses pairs (`name.{xx}` + `name.en`), al
 The file name tells the language, as ISO 639-1 or 639-3. Regions and scripts are dropped:
 
 - `pt-br-en.tsv`, `a.zh-CN` and `deu_Latn-eng_Latn.tsv` are pt, zh and de.
-- Two capital letters are always a region. In small letters, only `REGIONS` are.
+- Two capital letters are always a region. In small letters, only `languages.REGIONS` are.
 - Anything else before the two codes is part of the name: `it-da-en.tsv` is da.
 
 A TMX file states its languages itself. A PO file states its language in its header (`Language:`),
@@ -34,9 +34,9 @@ _warn_once = cache(logger.warning)
 
 #: Formats whose file names do not tell both languages.
 OTHER_FORMATS = ("moses", "tmx", "po", "hub")
-#: Endings of two or three letters that are not the language of a Moses side, unless the name says
-#: so twice, as in `X.en-sh.sh`.
-NO_LANGUAGES = (
+#: Endings of two or three letters that are not the language of a Moses side, unless the name before
+#: them has the code, too, as in `X.en-sh.sh`.
+NOT_A_LANGUAGE = (
     "bak|bat|bin|bpe|bz|cfg|csv|dat|db|doc|err|gz|htm|idx|ids|ini|js|key|lck|log|lst|md|npy|npz|odt|"
     "old|out|pdf|pkl|po|pot|py|rar|rej|sgm|sh|sql|src|swp|tar|tex|tgt|tgz|tmp|tmx|tok|tsv|txt|vec|"
     "xls|xml|xz|yml|zip|zst"
@@ -51,7 +51,7 @@ PATTERNS = {
     "Moses side": rf"(.+)\.(?!gz$|xz$){_TAG}{_ENDING}",
     "languages of a configuration": f"{_TAG}-{_TAG}",
     "Hub dataset": r"[\w-][\w.-]*/[\w-][\w.-]*(:[\w.-]+)?",
-    # forms that are never read, in unknown packing or of other text: only warned of
+    # Files of these two patterns are not read. They give a warning.
     "format": r"(?i:.*\.(?:FORMATS|tmx|po|zip)(?:\.(?:gz|xz|bz2|zst|lz4|7z))?)",
     "other text": rf"{_BEFORE}{_TAG}-{_TAG}\.(?:txt|json){_ENDING}",
 }
@@ -286,7 +286,7 @@ def _moses_side(name: str) -> tuple[str, str] | None:
         return None
     stem, code = match.groups()
     pair = rf"{_BEFORE}(?:{LANGUAGE_TAG}-{code}|{code}-{LANGUAGE_TAG})"
-    if re.fullmatch(NO_LANGUAGES, code) and not re.fullmatch(pair, stem):
+    if re.fullmatch(NOT_A_LANGUAGE, code) and not re.fullmatch(pair, stem):
         return None
     return stem, base_language(code)
 

@@ -115,6 +115,7 @@ def read_start(args: PretrainingModelArguments) -> Start:
     else:
         saved = fields_of_checkpoint(config, library, checkpoint.tokenizer)
     settings = saved | given_fields(args)
+    # The text decides the languages. This placeholder makes the configuration valid until then.
     settings["rtl_languages"] = settings.get("rtl_languages") or ["of the text"]
     with reading("the settings of the model"):
         planned = DAPConfig(getattr(config, "encoder_config", config), **settings)
@@ -156,12 +157,12 @@ def leave_out_anchor(args: PretrainingModelArguments, name: str) -> None:
 def check_tokenizer(start: Start, name: str) -> None:
     """Check that the tokenizer, which has this name, fits the objective and the model."""
     require_padding(start.tokenizer, name)
-    trained = getattr(start.checkpoint.config, "mask_token_id", None)
-    own = start.tokenizer.mask_token_id
-    if start.continues and trained not in (None, own):
+    trained_mask = getattr(start.checkpoint.config, "mask_token_id", None)
+    mask = start.tokenizer.mask_token_id
+    if start.continues and trained_mask not in (None, mask):
         raise UserError(
-            f"{start.checkpoint.name} was trained with mask token {trained}, the tokenizer {name} "
-            f"has {own}: give the tokenizer of the checkpoint."
+            f"{start.checkpoint.name} was trained with mask token {trained_mask}, the tokenizer "
+            f"{name} has {mask}: give the tokenizer of the checkpoint."
         )
 
 
@@ -177,14 +178,13 @@ def load_model(
     """Load a DAP checkpoint, or build a new model around an encoder.
 
     Args:
-        train: tokenised pairs by language. A new model may take its
-            languages and the token ids that it predicts from them.
+        train: tokenised pairs by language. A new model may take its languages and the token ids
+            that it predicts from them.
         teacher_size: size of the vectors of a teacher, or None without one.
     """
     checkpoint = start.checkpoint
     given = given_fields(args)
     attention = {"attn_implementation": args.attn_implementation}
-    from_text = vocabulary_of_text(start, train)
 
     if start.continues:
         check_changes(start, given)
@@ -193,6 +193,7 @@ def load_model(
             setattr(model.config, key, value)
         model.config.validate()
     else:
+        from_text = vocabulary_of_text(start, train)
         fields = given | from_text | attention | {"distill_size": teacher_size}
         if not start.predicts:
             fields["mask_token_id"] = None  # no head needs it
@@ -206,7 +207,7 @@ def load_model(
                     checkpoint.name, tokenizer=start.tokenizer, **fields
                 )
 
-    # Otherwise `Trainer` does this, and prints a notice.
+    # Copy the ids of special tokens. Otherwise `Trainer` does it, and prints a notice.
     for token in ("pad_token_id", "bos_token_id", "eos_token_id"):
         if getattr(start.tokenizer, token) is not None:
             setattr(model.config, token, getattr(start.tokenizer, token))
@@ -217,7 +218,7 @@ def check_changes(start: Start, given: Mapping[str, Any]) -> None:
     """Refuse settings that differ from those that a checkpoint was trained with."""
     for key, value in given.items():
         saved = getattr(start.checkpoint.config, key, None)
-        # An option of an objective that is not ours is no field, and may change.
+        # Options of plug-ins are not in FIELDS. They may change.
         is_fixed = key in FIELDS and not FIELDS[key].metadata.get("changeable", False)
         if key == "objective":
             is_fixed = heads_of(start.planned) != heads_of(start.checkpoint.config)
@@ -242,7 +243,7 @@ def vocabulary_of_text(start: Start, train: Mapping[str, Any]) -> dict[str, Any]
     If RTL predicts source tokens, these are the language codes `rtl_languages`. If only target
     tokens are predicted, they are the ids `target_token_ids` that occur in the text.
     """
-    if start.continues or "targets" not in start.predicts:
+    if "targets" not in start.predicts:
         return {}
     if start.planned.reconstructs_sources:
         return {"rtl_languages": sorted(train)}

@@ -222,9 +222,9 @@ def fine_tune_and_test(
 ) -> dict[str, Any]:
     """Fine-tune an encoder on English pairs, test it in all languages, and write `xnli.json`.
 
-    The result is its content. With `search`, the learning rate with the best English dev accuracy
-    is taken, the first of equals. The encoder stays unchanged. In a launch of several processes,
-    only the first one writes.
+    Returns the content of that file. With `search`, the learning rate with the best English dev
+    accuracy is taken, the first of equals. The encoder stays unchanged. In a launch of several
+    processes, only the first one writes.
     """
     found = find_nli(text.data_dir)
     if not found["test"]:
@@ -242,7 +242,7 @@ def fine_tune_and_test(
     rates = training.learning_rates if training.search else [training.learning_rate]
     results = {}
     for rate in rates:
-        with suppress(FloatingPointError):
+        with suppress(FloatingPointError):  # a rate whose loss is not finite is left out
             results[rate] = fine_tune(encoder, data, training, rate)
     if not results:
         raise FloatingPointError(
