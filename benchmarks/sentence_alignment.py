@@ -20,6 +20,7 @@ import time
 from ast import literal_eval
 from itertools import starmap
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 
@@ -71,7 +72,7 @@ def gains_of(encoder: Encoder, *sides: list[str]) -> Gains:
     """Encode the sentences of two texts and their groups of neighbours."""
     texts = [GroupedText(starmap(Sentence, enumerate(lines)), "text", SIZE) for lines in sides]
     vectors = [encoder.encode(list(text)) for text in texts]
-    return Gains(vectors, [text.groups for text in texts], [text.lengths for text in texts])
+    return Gains(vectors, texts)
 
 
 def ours(gains: Gains) -> Groups:
@@ -119,15 +120,17 @@ def speed(rows: int, dimensions: int = 384) -> dict[str, float]:
     """Measure the alignment of texts with random vectors."""
     rng = np.random.default_rng(0)
     text = rng.standard_normal((rows, dimensions), np.float32)
-    vectors = []
+    vectors, texts = [], []
     for side in (text, text[rng.random(rows) > 0.1]):
         longer = rng.standard_normal(((SIZE - 1) * len(side), dimensions), np.float32)
         vectors.append(np.concatenate([side, longer]))
+        groups = np.arange(len(vectors[-1])).reshape(SIZE, -1).T
+        ones = np.ones(len(side))
+        texts.append(SimpleNamespace(groups=groups, lengths=ones, kinds=groups[:, 0]))
     del longer
-    groups = [np.arange(len(side)).reshape(SIZE, -1).T for side in vectors]
     with peak_memory("cpu") as peak:
         started = time.perf_counter()
-        align(Gains(vectors, groups, [np.ones(len(side)) for side in groups]))
+        align(Gains(vectors, texts))
         seconds = time.perf_counter() - started
     return {"seconds": seconds, "memory": 1 + peak["bytes"] / sum(v.nbytes for v in vectors)}
 

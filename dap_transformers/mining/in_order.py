@@ -4,13 +4,13 @@ A group of source sentences with vector x and of target sentences with vector y 
 
     (cos(x, y) - (cos(x, y') + cos(x', y)) / 2) log2(1 + r).
 
-x' stands for the sentences just before and after the source group: their cosines are averaged. So a
-group that lacks a sentence, or has one too many, gains less. r is the ratio of the groups' numbers
-of characters, the smaller one divided by the larger one, after the target's was scaled such that
-both texts are equally long from the first anchor to the last (see below). This is the score of
-Bertalign (Liu & Zhu 2022). A sentence without a translation costs a share of what a typical pair of
-sentences gains. If a group has several sentences on both sides, each further pair costs half as
-much, because most such pairs are groups of their own.
+x' stands for the two sentences before and the two after the source group: their cosines are
+averaged. So a group that lacks a sentence, or has one too many, gains less. r is the ratio of the
+groups' numbers of characters, the smaller one divided by the larger one, after the target's was
+scaled such that both texts are equally long from the first anchor to the last (see below). This is
+the score of Bertalign (Liu & Zhu 2022), which takes one sentence before and one after. A sentence
+without a translation costs a share of what a typical pair of sentences gains. The share is
+estimated from the texts (`cost_of_skipping`).
 
 A dynamic programme finds the groups of highest total gain. It looks only near the anchors: the
 sentences that are each other's nearest neighbours, in one order. So its time and memory grow in
@@ -25,6 +25,7 @@ import logging
 from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import product
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -33,7 +34,7 @@ from torch import Tensor
 from dap_transformers.errors import counted
 from dap_transformers.mining.margin import PAIR, select
 from dap_transformers.mining.mine_pairs import MiningResult
-from dap_transformers.mining.texts import TextsInOrder, Vectors
+from dap_transformers.mining.texts import GroupedText, TextsInOrder, Vectors
 from dap_transformers.search.exact import NeighbourSearch, mutual_neighbours, unit_rows
 
 logger = logging.getLogger(__name__)
@@ -44,17 +45,36 @@ GROUP = np.dtype([*PAIR.descr, ("sources", np.int64), ("targets", np.int64)])
 MARGIN = 100
 #: Rows of the dynamic programme whose gains are computed at a time.
 BLOCK = 128
-#: A sentence without a translation costs this share of the median gain of nearest pairs, of at most
-#: `SAMPLE` pairs. Of 0.05 to 0.4 it was the best for vecalign's development text.
-SKIP_SHARE = 0.2
+#: Sentences before and after a group whose cosines its gain is compared with.
+NEAR = np.array([-2, -1, 0, 1])
+#: They give the cost of a sentence without a translation (`cost_of_skipping`). They were chosen on
+#: vecalign's development text, a manual, a Gospel and the changed texts of our benchmark.
+SKIP_SHARE = 0.25
+SKIPPED = 0.2
+#: Most anchors, and most sentences between two of them, that this cost is estimated from.
 SAMPLE = 500
 #: Below this share of nearest pairs in one order, the texts are reported as not in order.
 IN_ORDER = 0.5
 #: A line that is this many times as frequent as the nearest line of the other text gets no
-#: translation. Such lines are page footers.
+#: translation. Such lines are page footers. Lines that differ in digits only count as one, except
+#: headings: such lines have nearest lines of their own.
 ONE_SIDED = 5
 #: A text that is longer by more than this factor is reported.
 LONGER_BY = 3
+
+
+class Side(NamedTuple):
+    """What a gain needs of R groups of one text.
+
+    Attributes:
+        units: (R, D) unit vectors of the groups.
+        near: (R, D) half the mean of the unit vectors of the sentences before and after each group.
+        length: (R,) number of characters. It is NaN if one of the sentences may be in no group.
+    """
+
+    units: Tensor
+    near: Tensor
+    length: np.ndarray
 
 
 class Gains:
@@ -63,19 +83,16 @@ class Gains:
     Args:
         vectors: of the distinct groups of both texts, (V, D) each. Single sentences come first, in
             the order of the text.
-        groups: (N, S) and (M, S), the row of each group's vector. A group has a first sentence and
-            a size, 1 to S.
-        lengths: (N,) and (M,), the number of characters of each sentence.
+        texts: source and target.
     """
 
-    def __init__(
-        self, vectors: Vectors, groups: Sequence[np.ndarray], lengths: Sequence[np.ndarray]
-    ) -> None:
+    def __init__(self, vectors: Vectors, texts: Sequence[GroupedText]) -> None:
         self.vectors = vectors
-        self.groups = groups
-        self.sizes = list(product(range(1, groups[0].shape[1] + 1), repeat=2))
+        self.groups = [text.groups for text in texts]  # (N, S) and (M, S)
+        self.kinds = [text.kinds for text in texts]  # (N,) and (M,)
+        self.sizes = range(1, self.groups[0].shape[1] + 1)  # of a group, on a side
         # number of characters before each sentence, (N + 1,) and (M + 1,)
-        self.ends = [np.append(0, side.cumsum()) for side in lengths]
+        self.ends = [np.append(0, text.lengths.cumsum()) for text in texts]
         self.scale = 1.0  # characters of the source that one character of the target stands for
         # number of sentences that may be in no group before each sentence, (N + 1,) and (M + 1,)
         self.ungrouped = [np.zeros(len(ends), np.int64) for ends in self.ends]
@@ -94,37 +111,38 @@ class Gains:
         rows = self.groups[side][starts, sizes - 1]
         return unit_rows(self.vectors[side][rows], "vectors")
 
-    def side(self, side: int, starts: np.ndarray, size: int) -> tuple[Tensor, Tensor, np.ndarray]:
+    def side(self, side: int, starts: np.ndarray, size: int) -> Side:
         """Return what a gain needs of groups of one size, given their first sentences (R,).
 
-        These are the unit vector (R, D) of each group, half the mean (R, D) of the unit vectors of
-        the sentences just before and after it, and its number (R,) of characters, which is NaN if
-        one of its sentences may be in no group. At an end of the text, the mean is of the one
-        sentence there is. If the group is the whole text, the mean is of its own first and last
-        sentence. `side` is 0 for the source and 1 for the target.
+        `side` is 0 for the source and 1 for the target. At an end of the text, the mean is of the
+        sentences there are. If the group is the whole text, it is of its first and last sentence.
         """
         ends = self.ends[side]
         last = len(ends) - 2
-        places = np.stack([starts - 1, starts + size])  # (2, R)
+        places = starts + NEAR[:, None] + size * (NEAR >= 0)[:, None]  # (4, R)
         counts = (places >= 0) & (places <= last)
         counts |= ~counts.any(0)  # of a group that is the whole text, its first and last sentence
-        weights = torch.from_numpy(counts / counts.sum(0) / 2).float()  # (2, R)
+        weights = torch.from_numpy(counts / counts.sum(0) / 2).float()  # (4, R)
         near = 0
         for place, weight in zip(places.clip(0, last), weights):
             near += self.units(side, place, 1) * weight[:, None]
         after = (starts + size).clip(0, last + 1)
         length = (ends[after] - ends[starts]).astype(float)
         length[self.ungrouped[side][after] > self.ungrouped[side][starts]] = np.nan
-        return self.units(side, starts, size), near, length
+        return Side(self.units(side, starts, size), near, length)
 
-    def of(self, sizes: tuple[int, int], sources: np.ndarray, targets: np.ndarray) -> np.ndarray:
-        """Return the gains (R, C) of groups with these sizes and first sentences, (R,) and (C,)."""
-        x, x_near, x_length = self.side(0, sources, sizes[0])
-        y, y_near, y_length = self.side(1, targets, sizes[1])
-        ratio = x_length[:, None] / (y_length * self.scale)
+    def of(self, source: Side, target: Side) -> np.ndarray:
+        """Return the gains (R, C) of R groups of the source with C groups of the target."""
+        ratio = source.length[:, None] / (target.length * self.scale)
         agreement = np.log2(1 + np.minimum(ratio, 1 / ratio))
-        gain = (x @ (y - y_near).T - x_near @ y.T).numpy() * agreement
-        return np.nan_to_num(gain, copy=False, nan=-np.inf)
+        gain = source.units @ (target.units - target.near).T - source.near @ target.units.T
+        return np.nan_to_num(gain.numpy() * agreement, copy=False, nan=-np.inf)
+
+    def of_pairs(self, pairs: np.ndarray, sources: int = 1, targets: int = 1) -> np.ndarray:
+        """Return the gains of groups with these sizes, given their first sentences (A, 2)."""
+        pairs = pairs[:: len(pairs) // SAMPLE + 1]
+        source, target = pairs.T
+        return self.of(self.side(0, source, sources), self.side(1, target, targets)).diagonal()
 
 
 # ---------------------------------------------------------------------------- where the path may be
@@ -141,13 +159,17 @@ def nearest_pairs(gains: Gains, search: NeighbourSearch) -> np.ndarray:
     forward = near.forward_indices[:, 0]
     backward = near.backward_indices[:, 0]
 
-    counts = [np.bincount(rows) for rows in singles]
-    for side, nearest in enumerate((forward, backward)):
-        is_one_sided = counts[side] >= ONE_SIDED * counts[1 - side][nearest]
-        gains.ungrouped[side] = np.append(0, is_one_sided[singles[side]].cumsum())
-
     rows = np.flatnonzero(backward[forward] == np.arange(len(forward)))
-    return np.stack([first[0][rows], first[1][forward[rows]]], 1)
+    pairs = np.stack([first[0][rows], first[1][forward[rows]]], 1)
+
+    counts = [np.bincount(kinds)[kinds] for kinds in gains.kinds]  # (N,) and (M,)
+    for side, nearest in enumerate((forward, backward)):
+        kinds = gains.kinds[side]
+        paired = np.bincount(kinds[pairs[:, side]], minlength=len(kinds))[kinds]
+        of_nearest = counts[1 - side][first[1 - side][nearest]][singles[side]]
+        is_one_sided = counts[side] >= ONE_SIDED * np.maximum(paired, of_nearest)
+        gains.ungrouped[side] = np.append(0, is_one_sided.cumsum())
+    return pairs
 
 
 def longest_ascending(values: Sequence[int]) -> list[int]:
@@ -183,6 +205,25 @@ def band_around(anchors: np.ndarray, n: int, m: int) -> tuple[np.ndarray, np.nda
     return np.maximum(low, 0), np.minimum(high, m)
 
 
+def cost_of_skipping(gains: Gains, anchors: np.ndarray) -> float:
+    """Return the cost of a sentence without a translation, given the anchors (A, 2).
+
+    A single sentence between two anchors belongs to the group of one of them, or it has no
+    translation. In some texts most belong to a group, in others most have none. `joins` tells for
+    each one whether it raises a group's gain. Where most do, the others are probably free
+    translations, so skipping must cost more.
+    """
+    gaps = np.diff(anchors, axis=0)
+    joins = [True]  # without such sentences, the cost is high
+    for sizes in ((2, 1), (1, 2)):
+        pairs = anchors[:-1][(gaps == sizes).all(1)]
+        joins_first = gains.of_pairs(pairs, *sizes) >= gains.of_pairs(pairs)
+        joins_second = gains.of_pairs(pairs + 1, *sizes) >= gains.of_pairs(pairs + sizes)
+        joins += (joins_first | joins_second).tolist()
+    typical = max(0.0, float(np.median(gains.of_pairs(anchors))))
+    return SKIP_SHARE * (np.mean(joins) - SKIPPED) * typical
+
+
 # --------------------------------------------------------------------------------- the best groups
 
 
@@ -190,16 +231,15 @@ def best_groups(gains: Gains, skip: float, low: np.ndarray, high: np.ndarray) ->
     """Find the groups (G,) of `GROUP` with the highest total gain less costs, in order.
 
     Each sentence is in one group. A sentence without a translation is a group whose other side is
-    empty, and costs `skip`. Each further pair of sentences in a group costs half of that. All
-    scores are still NaN.
+    empty, and costs `skip`. All scores are still NaN.
 
     Args:
         low, high: (N + 1,) the first and the last column that the path may visit in each row.
             Neither falls from row to row.
     """
     n, m = len(low) - 1, high[-1]
-    moves = [*gains.sizes, (1, 0), (0, 1)]  # of equal gains the first
-    largest, margin = gains.sizes[-1]
+    moves = [*product(gains.sizes, repeat=2), (1, 0), (0, 1)]  # of equal gains the first
+    largest = margin = gains.sizes[-1]
     # highest gains of the last rows, behind a margin of columns that no path reaches
     best = np.full((largest + 1, margin + m + 1), -np.inf)
     steps = []  # for each row and column the number of the move that leads there
@@ -208,18 +248,17 @@ def best_groups(gains: Gains, skip: float, low: np.ndarray, high: np.ndarray) ->
         if row % BLOCK == 0:
             rows = np.arange(row, min(row + BLOCK, n + 1))
             columns = np.arange(low[row], high[rows[-1]] + 1)
-            block = []
-            for a, b in gains.sizes:
-                starts = np.maximum(rows - a, 0), np.maximum(columns - b, 0)
-                block.append(gains.of((a, b), *starts) - skip / 2 * (min(a, b) - 1))
-            block.append(np.full((len(rows), len(columns)), -skip))
-            block = np.stack(block)  # (sizes + 1, R, C)
+            sources = [gains.side(0, np.maximum(rows - size, 0), size) for size in gains.sizes]
+            targets = [gains.side(1, np.maximum(columns - size, 0), size) for size in gains.sizes]
+            block = [gains.of(*sides) for sides in product(sources, targets)]
+            block.append(np.full_like(block[0], -skip))
+            block = np.stack(block)  # (moves - 1, R, C)
 
         # come from an earlier row: add a group, or skip a source sentence
         start, end = low[row] + margin, high[row] + margin + 1
         before = [best[(row - a) % len(best), start - b : end - b] for a, b in moves[:-1]]
         own = slice(low[row] - columns[0], high[row] - columns[0] + 1)
-        total = np.stack(before) + block[:, row % BLOCK, own]  # (sizes + 1, C)
+        total = np.stack(before) + block[:, row % BLOCK, own]  # (moves - 1, C)
         step = total.argmax(0)
         total = total.max(0)
         if row == 0:
@@ -268,8 +307,7 @@ def align(
     if max(lengths) > LONGER_BY * min(lengths):
         remarks.append(f"one text has {max(lengths):,} sentences, the other {min(lengths):,}")
 
-    sample = anchors[:: len(anchors) // SAMPLE + 1].T
-    skip = SKIP_SHARE * max(0.0, float(np.median(gains.of((1, 1), *sample).diagonal())))
+    skip = cost_of_skipping(gains, anchors)
     groups = best_groups(gains, skip, *band_around(anchors, *lengths))
     has_both = (groups["sources"] > 0) & (groups["targets"] > 0)
     found = groups[has_both]
@@ -291,8 +329,7 @@ def align_texts(
     kept also holds the sentences without a translation, as groups with an empty side.
     """
     sides = texts.sides()
-    gains = Gains(vectors, [t.groups for t in sides.values()], [t.lengths for t in sides.values()])
-    groups, remarks = align(gains, search)
+    groups, remarks = align(Gains(vectors, list(sides.values())), search)
     for remark in remarks:
         logger.warning("%s", remark)
     is_left_out = np.isnan(groups["score"])

@@ -102,12 +102,15 @@ class GroupedText(DistinctSentences):
         groups: (N, S) for each sentence the numbers of the groups that begin with it, by size. The
             last groups are shorter, because the text ends.
         lengths: (N,) characters of each sentence.
+        kinds: (N,) the same number for sentences that differ in digits only, such as "Page 7".
     """
 
     def __init__(self, sentences: Iterable[Sentence], name: str | Path, largest: int) -> None:
         self.singles = [each for each in sentences if not is_blank(each.text)]
         texts = [each.text for each in self.singles]
         self.lengths = np.array([len(text) for text in texts])
+        undated = [re.sub(r"\d+", "0", text) for text in texts]
+        _, self.kinds = np.unique(undated, return_inverse=True)
         places = product(range(1, largest + 1), range(len(texts)))
         super().__init__((joined(texts[i : i + size]) for size, i in places), name)
         self.groups = self.rows.reshape(largest, -1).T

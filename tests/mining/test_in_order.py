@@ -2,8 +2,9 @@
 
 import json
 from collections.abc import Sequence
-from itertools import product
+from itertools import pairwise, product
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -18,6 +19,7 @@ from dap_transformers.mining import in_order
 from dap_transformers.mining.in_order import (
     MARGIN,
     SKIP_SHARE,
+    SKIPPED,
     Gains,
     align,
     band_around,
@@ -39,8 +41,12 @@ def gains_of(*texts: np.ndarray, noise: float = 0.3) -> Gains:
     for text in texts:
         sums = [text[i : i + size].sum(0) for size in (1, 2, 3) for i in range(len(text))]
         vectors.append(sums + noise * rng.normal(size=(len(sums), text.shape[1])))
-    lengths = [rng.integers(9, 12, len(text)) for text in texts]
-    return Gains(vectors, [np.arange(len(side)).reshape(3, -1).T for side in vectors], lengths)
+    grouped = []
+    for side in vectors:
+        groups = np.arange(len(side)).reshape(3, -1).T
+        lengths = rng.integers(9, 12, len(groups))
+        grouped.append(SimpleNamespace(groups=groups, lengths=lengths, kinds=groups[:, 0]))
+    return Gains(vectors, grouped)
 
 
 def two_books(n: int, seed: int) -> Gains:
@@ -71,13 +77,14 @@ def naive(vectors: Sides, lengths: Sides) -> list[tuple[int, ...]]:
     x, y = (side / np.linalg.norm(side, axis=-1, keepdims=True) for side in vectors)
     n, m = map(len, lengths)
 
-    def mean_with(vector: np.ndarray, alone: np.ndarray, places: tuple[int, int]) -> float:
+    def mean_near(vector: np.ndarray, alone: np.ndarray, first: int, size: int) -> float:
+        places = [first - 2, first - 1, first + size, first + size + 1]
         near = [k for k in places if 0 <= k < len(alone)] or [0, -1]
         return sum(vector @ alone[k] for k in near) / len(near)
 
     def gain(i: int, j: int, a: int, b: int) -> float:
         own, other = x[a - 1, i], y[b - 1, j]
-        near = mean_with(own, y[0], (j - 1, j + b)) + mean_with(other, x[0], (i - 1, i + a))
+        near = mean_near(own, y[0], j, b) + mean_near(other, x[0], i, a)
         shares = [
             part.sum() / whole
             for part, whole in zip((lengths[0][i : i + a], lengths[1][j : j + b]), anchored)
@@ -90,7 +97,15 @@ def naive(vectors: Sides, lengths: Sides) -> list[tuple[int, ...]]:
     chain = [pairs[place] for place in longest_ascending([j for _, j in pairs])]
     between = zip(lengths, chain[0], chain[-1])
     anchored = [side[first : last + 1].sum() for side, first, last in between]
-    skip = SKIP_SHARE * max(0, np.median([gain(i, j, 1, 1) for i, j in chain]))
+    joins = [True]
+    for (i, j), (later, other) in pairwise(chain):
+        a, b = later - i, other - j
+        if (a, b) in ((2, 1), (1, 2)):
+            with_first = gain(i, j, a, b) >= gain(i, j, 1, 1)
+            with_second = gain(i + 1, j + 1, a, b) >= gain(later, other, 1, 1)
+            joins.append(with_first or with_second)
+    skip = SKIP_SHARE * (np.mean(joins) - SKIPPED)
+    skip *= max(0, np.median([gain(i, j, 1, 1) for i, j in chain]))
 
     best = np.full((n + 1, m + 1), -np.inf)
     step = {}
@@ -100,7 +115,7 @@ def naive(vectors: Sides, lengths: Sides) -> list[tuple[int, ...]]:
             if a <= i and b <= j:
                 own = -skip
                 if a and b:
-                    own = gain(i - a, j - b, a, b) - skip / 2 * (min(a, b) - 1)
+                    own = gain(i - a, j - b, a, b)
                 found.append((best[i - a, j - b] + own, a, b))
         best[i, j], *step[i, j] = max(found)
     groups = []
@@ -125,13 +140,13 @@ def test_the_groups_are_those_of_a_full_table_in_float64(n: int, seed: int) -> N
         assert score == pytest.approx(float(x @ y), abs=1e-6)
 
 
-def test_at_the_ends_of_a_text_the_one_sentence_beside_a_group_counts_in_full() -> None:
+def test_near_the_ends_of_a_text_the_sentences_beside_a_group_count_in_full() -> None:
     gains = gains_of(*np.random.default_rng(4).normal(size=(2, 3, 16)))
     x, y = (gains.units(side, np.arange(3), 1).double().numpy() for side in (0, 1))
-    lengths = [np.diff(ends)[2] for ends in gains.ends]
-    expected = x[2] @ y[2] - (x[2] @ y[1] + x[1] @ y[2]) / 2
+    lengths = [np.diff(ends)[1] for ends in gains.ends]
+    expected = x[1] @ y[1] - (x[1] @ (y[0] + y[2]) + (x[0] + x[2]) @ y[1]) / 4
     expected *= np.log2(1 + min(lengths) / max(lengths))
-    assert gains.of((1, 1), np.array([2]), np.array([2])) == pytest.approx(expected, abs=1e-6)
+    assert gains.of_pairs(np.array([[1, 1]])) == pytest.approx(expected, abs=1e-6)
 
 
 @pytest.mark.parametrize(("sentences", "of"), [(5, 30), (1, 5), (3, 3), (2, 2), (1, 1)])
@@ -144,19 +159,20 @@ def test_few_sentences_find_their_translations_in_a_longer_text(sentences: int, 
     assert groups[["source", "target", "sources", "targets"]].tolist() == expected
 
 
-def test_a_line_that_one_text_repeats_is_in_no_group() -> None:
+@pytest.mark.parametrize("numbered", [False, True])
+def test_a_line_that_one_text_repeats_is_in_no_group(numbered: bool) -> None:
     rng = np.random.default_rng(5)
     book = rng.normal(size=(60, 16)) + 0.7
     foot = rng.normal(size=16) + 0.7
     places = np.arange(5, 60, 9)
     printed = gains_of(np.insert(book, places, foot, axis=0), book)
-    singles = printed.groups[0][:, 0]
     feet = places + np.arange(len(places))
-    singles[feet] = feet[0]  # one line of the text
-    _, singles[:] = np.unique(singles, return_inverse=True)
-    rows = np.delete(np.arange(len(printed.vectors[0])), feet[1:])
-    printed.vectors[0] = printed.vectors[0][rows]
-    printed.groups[0][:, 1:] -= len(feet) - 1
+    printed.kinds[0] = np.arange(60 + len(feet))
+    printed.kinds[0][feet] = feet[0]
+    if not numbered:  # one line of the text
+        printed.groups[0][:, 0] = np.unique(printed.kinds[0], return_inverse=True)[1]
+        printed.groups[0][:, 1:] -= len(feet) - 1
+        printed.vectors[0] = np.delete(printed.vectors[0], feet[1:], axis=0)
     groups, _ = align(printed)
     of_feet = groups[np.isin(groups["source"], feet) & (groups["sources"] > 0)]
     assert of_feet["targets"].tolist() == [0] * len(feet)
@@ -200,12 +216,18 @@ def test_the_groups_of_a_text_join_neighbours_over_empty_lines() -> None:
     assert [text[row] for row in text.groups.flat] == ["a", "a 是。", "是。", "是。c", "c", "c"]
     assert str(text) == "t: 3 sentences"
     assert [text.place(row).split()[-1] for row in range(5)] == ["1", "3", "4", "1", "3"]
+    lines = ["Page 7", "a", "Page 12"]
+    text = GroupedText([Sentence(*line) for line in enumerate(lines, 1)], "t", 2)
+    assert text.kinds[0] == text.kinds[2] != text.kinds[1]
 
 
 def test_two_books_become_a_file_from_which_both_texts_can_be_read_back(
     tiny_bert_dir: Path, tmp_path: Path
 ) -> None:
-    sides = {"source": [*SOURCE[:3], "", *SOURCE[3:]], "target": [f"{x} & <b>" for x in TARGET]}
+    sides = {"source": [*SOURCE[:3], "", *SOURCE[3:]]}
+    sides["target"] = [f"{x} & <b>" for x in TARGET]
+    for number in range(12):
+        sides["source"].insert(4 * number, f"Seite {number}")
     argv = []
     for side, lines in sides.items():
         argv.append(str(write_text(tmp_path / side, "\n".join(lines))))
@@ -213,7 +235,7 @@ def test_two_books_become_a_file_from_which_both_texts_can_be_read_back(
     outputs = [tmp_path / f"de-en.{ending}" for ending in ("tsv", "parquet", "tmx", "jsonl")]
     for output in outputs:
         made = run([*argv, "--output", str(output)])
-    assert made["source"]["sentences"] == made["target"]["sentences"] == 40
+    assert made["source"]["sentences"] == made["target"]["sentences"] + 12 == 52
 
     rows = [json.loads(line) for line in outputs[-1].read_text().splitlines()]
     assert pq.read_table(outputs[1]).to_pylist() == rows
@@ -222,8 +244,9 @@ def test_two_books_become_a_file_from_which_both_texts_can_be_read_back(
     pairs = [(row["source"], row["target"]) for row in rows if row["score"] is not None]
     assert pairs_of(load_bitext([str(outputs[2])])["de"]) == pairs
     assert len(pairs) == made["kept"] > 5
+    alone = [row["source"] for row in rows if not row["target"]]
+    assert sum(text.startswith("Seite") for text in alone) == 12
     for side, lines in sides.items():
-        assert sum(not row[side] for row in rows) > 0
         assert " ".join(filter(None, (row[side] for row in rows))) == " ".join(filter(None, lines))
         for row in rows:
             assert row[side] == " ".join(lines[number - 1] for number in row[f"{side}_lines"])
