@@ -10,7 +10,8 @@
 - vecalign's own algorithm aligns the same vectors. It draws a sample, so its numbers are means of
   five runs. vecalign must be importable (`PYTHONPATH`), with its compiled `dp_core`.
 - F1 is that of vecalign's `score_multiple`, in percent: of equal groups (strict), and of groups
-  that share a sentence on both sides (lax).
+  that share a sentence on both sides (lax). "found" is the share of the sentences without a
+  translation that ours leaves out, and "wrong" the share of the others that it leaves out.
 - The third takes random vectors. A tenth of the source sentences have no translation. Memory is the
   peak with the vectors, divided by their size.
 """
@@ -113,6 +114,14 @@ def quality(encoder: Encoder, books: list[Book]) -> dict[str, float]:
         for kind in ("strict", "lax"):
             f1 = np.mean([score[f"f1_{kind}"] for score in scores])
             numbers[f"{method} {kind}"] = 100 * float(f1)
+
+    counts = np.zeros((2, 2))  # of translated sentences and of others: all, and those left out
+    for expected, groups in zip(gold, map(ours, gains)):
+        for side in (0, 1):
+            found = {i for group in groups if not group[1 - side] for i in group[side]}
+            for group in expected:
+                counts[int(not group[1 - side])] += len(group[side]), len(found & {*group[side]})
+    numbers["wrong"], numbers["found"] = 100 * counts[:, 1] / counts[:, 0]
     return numbers
 
 
