@@ -218,9 +218,11 @@ class Objective:
         #: Factor of this loss in the total loss: `config.{name}_weight`, or else 1.
         self.weight: float = getattr(config, f"{self.name}_weight", 1.0)
         prefix = f"{self.name}_"
+        longer = tuple(f"{name}_" for name in OBJECTIVES if name.startswith(prefix))
         given = {}
         for key, value in vars(config).items():
-            if key.startswith(prefix) and key not in FIELDS:
+            is_own = key.startswith(prefix) and not key.startswith(longer)
+            if is_own and key not in FIELDS:
                 given[key.removeprefix(prefix)] = value
         known = {"weight": 1.0, **self.options}
         unknown = sorted(given.keys() - known.keys())

@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import re
 import shutil
+import sys
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 from conftest import REPOSITORY, load_encoder
 from damaged_files import damage
-from forked import run_python
+from forked import run_fresh, run_python
 from written import write
 
 from dap_transformers import __version__
@@ -338,8 +339,7 @@ def test_every_help_works_without_optional_packages() -> None:
     for name in COMMANDS:
         script += f"try: importlib.import_module({name!r}).main(['--help'])\n"
         script += "except SystemExit as end: print('ended', end.code)\n"
-    done = run_python(["-c", script], dict(os.environ), REPOSITORY)
-    assert done.stdout.count("ended 0") == len(COMMANDS), done.stderr
+    assert run_fresh(sys.executable, "-c", script).count("ended 0") == len(COMMANDS)
 
 
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="for glibc")

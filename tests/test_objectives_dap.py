@@ -8,7 +8,7 @@ from tiny_models import COMBINATIONS, NoFloat64, make_batch, step, tiny_model
 from torch import Tensor
 from torch.testing import assert_close
 
-from objectives_dap import OBJECTIVES, BagOfWords
+from objectives_dap import OBJECTIVES, BagOfWords, TranslationRanking
 
 WEIGHTS = {"tr_weight": 0.7, "rtl_weight": 0.5, "tlm_weight": 0.3}
 WEIGHTS |= {"mlm_weight": 0.2, "bow_weight": 0.6, "distill_weight": 0.4}
@@ -68,3 +68,16 @@ def test_a_device_without_float64_trains(objective: str, size: int | None) -> No
     with NoFloat64():
         loss, _ = step(model, batch, size)
     assert loss > 0
+
+
+def test_a_name_that_begins_with_another_name_has_options_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Arc(TranslationRanking):
+        name = "tr_arc"
+        options = {"angle": 0.1}
+
+    monkeypatch.setitem(OBJECTIVES, "tr_arc", Arc)
+    first, second = tiny_model(objective="tr+tr_arc", tr_arc_angle=0.2).objectives
+    assert not first.options
+    assert second.options == {"angle": 0.2}

@@ -115,7 +115,7 @@ def value_of(words: Sequence[str]) -> Any:
         try:
             values.append(ast.literal_eval(word))  # also 1e-3, which YAML takes for text
         except (ValueError, SyntaxError):
-            values.append(yaml.safe_load(word))
+            values.append({"true": True, "false": False}.get(word.lower(), word))
     if len(values) > 1:
         return values
     return values[0] if values else True

@@ -45,19 +45,21 @@ GROUP = np.dtype([*PAIR.descr, ("sources", np.int64), ("targets", np.int64)])
 MARGIN = 100
 #: Rows of the dynamic programme whose gains are computed at a time.
 BLOCK = 128
-#: Sentences before and after a group whose cosines its gain is compared with.
+#: Places of a group's neighbours: two before its first sentence and two after its last one. Places
+#: from 0 on are counted from the group's end.
 NEAR = np.array([-2, -1, 0, 1])
-#: They give the cost of a sentence without a translation (`cost_of_skipping`). They were chosen on
-#: vecalign's development text, a manual, a Gospel and the changed texts of our benchmark.
+#: A sentence without a translation costs `SKIP_SHARE` · (share of extra sentences that join a group
+#: - `SKIPPED`) · median gain of an anchor (`cost_of_skipping`). Both were chosen on vecalign's
+#: development text, a manual, a Gospel and the changed texts of our benchmark.
 SKIP_SHARE = 0.25
 SKIPPED = 0.2
-#: Most anchors, and most sentences between two of them, that this cost is estimated from.
+#: Most groups of each size that this cost is estimated from.
 SAMPLE = 500
 #: Below this share of nearest pairs in one order, the texts are reported as not in order.
 IN_ORDER = 0.5
-#: A line that is this many times as frequent as the nearest line of the other text gets no
-#: translation. Such lines are page footers. Lines that differ in digits only count as one, except
-#: headings: such lines have nearest lines of their own.
+#: A line gets no translation if it is this many times as frequent as its nearest line in the other
+#: text. Such lines are page footers. Lines that differ in digits only are counted together.
+#: Numbered headings are kept, because each has its own nearest line.
 ONE_SIDED = 5
 #: A text that is longer by more than this factor is reported.
 LONGER_BY = 3
@@ -139,7 +141,10 @@ class Gains:
         return np.nan_to_num(gain.numpy() * agreement, copy=False, nan=-np.inf)
 
     def of_pairs(self, pairs: np.ndarray, sources: int = 1, targets: int = 1) -> np.ndarray:
-        """Return the gains of groups with these sizes, given their first sentences (A, 2)."""
+        """Return the gains of groups with these sizes, given their first sentences (A, 2).
+
+        Of many pairs, it takes at most `SAMPLE`, at equal distances.
+        """
         pairs = pairs[:: len(pairs) // SAMPLE + 1]
         source, target = pairs.T
         return self.of(self.side(0, source, sources), self.side(1, target, targets)).diagonal()
@@ -206,22 +211,23 @@ def band_around(anchors: np.ndarray, n: int, m: int) -> tuple[np.ndarray, np.nda
 
 
 def cost_of_skipping(gains: Gains, anchors: np.ndarray) -> float:
-    """Return the cost of a sentence without a translation, given the anchors (A, 2).
+    """Estimate what a sentence without a translation costs, given the anchors (A, 2).
 
-    A single sentence between two anchors belongs to the group of one of them, or it has no
-    translation. In some texts most belong to a group, in others most have none. `joins` tells for
-    each one whether it raises a group's gain. Where most do, the others are probably free
-    translations, so skipping must cost more.
+    Looks at each place where one text has exactly one extra sentence between two anchors. Such a
+    sentence joins the group of one of them if the group's gain does not fall. In texts where most
+    join, the others are probably free translations, so skipping costs more.
     """
     gaps = np.diff(anchors, axis=0)
     joins = [True]  # without such sentences, the cost is high
     for sizes in ((2, 1), (1, 2)):
         pairs = anchors[:-1][(gaps == sizes).all(1)]
-        joins_first = gains.of_pairs(pairs, *sizes) >= gains.of_pairs(pairs)
+        with_first = gains.of_pairs(pairs, *sizes)
+        joins_first = with_first >= gains.of_pairs(pairs)
         joins_second = gains.of_pairs(pairs + 1, *sizes) >= gains.of_pairs(pairs + sizes)
-        joins += (joins_first | joins_second).tolist()
+        may_join = np.isfinite(with_first)  # not a line that is in no group
+        joins += (joins_first | joins_second)[may_join].tolist()
     typical = max(0.0, float(np.median(gains.of_pairs(anchors))))
-    return SKIP_SHARE * (np.mean(joins) - SKIPPED) * typical
+    return max(0.0, SKIP_SHARE * (np.mean(joins) - SKIPPED) * typical)
 
 
 # --------------------------------------------------------------------------------- the best groups

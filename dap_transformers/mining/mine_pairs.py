@@ -374,6 +374,8 @@ def mine(
         `Choice` as JSON under "mining".
     """
     chosen = MiningOptions(**options)
+    if isinstance(chosen.threshold, str) and chosen.threshold != "auto":
+        raise ValueError(f"threshold={chosen.threshold!r}: give a number, 'auto' or None")
     if isinstance(model, str):
         from dap_transformers.encoding.encoder import SentenceEncoder
 

@@ -109,8 +109,9 @@ class GroupedText(DistinctSentences):
         self.singles = [each for each in sentences if not is_blank(each.text)]
         texts = [each.text for each in self.singles]
         self.lengths = np.array([len(text) for text in texts])
-        undated = [re.sub(r"\d+", "0", text) for text in texts]
-        _, self.kinds = np.unique(undated, return_inverse=True)
+        numbers: dict[str, int] = {}
+        without_digits = (re.sub(r"\d+", "0", text) for text in texts)
+        self.kinds = np.array([numbers.setdefault(text, len(numbers)) for text in without_digits])
         places = product(range(1, largest + 1), range(len(texts)))
         super().__init__((joined(texts[i : i + size]) for size, i in places), name)
         self.groups = self.rows.reshape(largest, -1).T

@@ -246,7 +246,7 @@ def parse_row(row: Row) -> tuple[str, str]:
             return "", ""
         raise UserError(f"{counted(len(cells), 'column')}, expected {width}")
     source, target = cells[columns.source], cells[columns.target]
-    if "\r" in source + target:
+    if "\r" in source + target and has_text(cells):
         raise UserError("carriage return within the line: tr '\\r' ' '")
     return source, target
 

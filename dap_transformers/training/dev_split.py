@@ -23,7 +23,7 @@ def split_validation(
     """Hold out dev pairs so that no target of a dev set is a target of any training set.
 
     Targets are compared in the form of `text_keys.normalise`. A random order of all possible texts
-    (`languages.ranks`) decides which targets are held out. Each language takes those that come
+    (`text_keys.ranks`) decides which targets are held out. Each language takes those that come
     first, with one pair for each target. The order is the same for all languages. Languages that
     translate the same English text therefore hold out the same sentences, and the training sets
     lose as few pairs as possible. `prepare-data` chooses its dev sets by the same order.
@@ -85,7 +85,7 @@ def _target_keys(dataset: Dataset) -> np.ndarray:
 def _rows_to_hold_out(keys: np.ndarray, dev_pairs: int, seed: int) -> list[int]:
     """Return the row numbers of the pairs to hold out: those whose targets have the smallest ranks.
 
-    The rank of a target is its place in a random order (`languages.ranks`). Of pairs with the same
+    The rank of a target is its place in a random order (`text_keys.ranks`). Of pairs with the same
     target, only the first is chosen. The rows are in ascending order.
     """
     count = min(dev_pairs, len(keys) // DEV_DIVISOR)

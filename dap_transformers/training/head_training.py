@@ -96,6 +96,7 @@ def train_heads(
     if steps is None:
         steps = 200 if "rtl" in model.config.objectives else 400
     started = time.perf_counter()
+    cpu_started = time.process_time()
 
     # 1. The first pairs that the joint training will draw.
     numbers = list(islice(iter(trainer.train_sampler), args.head_pairs))
@@ -117,6 +118,7 @@ def train_heads(
         "steps": steps,
         "loss": round(loss, 4),
         "seconds": round(time.perf_counter() - started, 1),
+        "cpu_seconds": round(time.process_time() - cpu_started, 1),
     }
     for each in trainer.evaluators:
         if isinstance(each, SourceInformation):

@@ -23,6 +23,7 @@ from dap_transformers.mining.in_order import (
     Gains,
     align,
     band_around,
+    cost_of_skipping,
     longest_ascending,
 )
 from dap_transformers.mining.texts import GroupedText
@@ -104,7 +105,7 @@ def naive(vectors: Sides, lengths: Sides) -> list[tuple[int, ...]]:
             with_first = gain(i, j, a, b) >= gain(i, j, 1, 1)
             with_second = gain(i + 1, j + 1, a, b) >= gain(later, other, 1, 1)
             joins.append(with_first or with_second)
-    skip = SKIP_SHARE * (np.mean(joins) - SKIPPED)
+    skip = max(0, SKIP_SHARE * (np.mean(joins) - SKIPPED))
     skip *= max(0, np.median([gain(i, j, 1, 1) for i, j in chain]))
 
     best = np.full((n + 1, m + 1), -np.inf)
@@ -178,6 +179,10 @@ def test_a_line_that_one_text_repeats_is_in_no_group(numbered: bool) -> None:
     assert of_feet["targets"].tolist() == [0] * len(feet)
     assert of_feet["sources"].tolist() == [1] * len(feet)
     assert (groups["sources"] * groups["targets"] == 1).sum() == 60
+    # They are no sign that skipping is cheap.
+    anchors = np.stack([np.delete(np.arange(60 + len(feet)), feet), np.arange(60)], 1)
+    highest = SKIP_SHARE * (1 - SKIPPED) * np.median(printed.of_pairs(anchors))
+    assert cost_of_skipping(printed, anchors) == pytest.approx(highest)
 
 
 def test_the_band_holds_the_best_groups_beside_a_long_run_without_translation(

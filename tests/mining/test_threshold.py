@@ -154,6 +154,7 @@ EYE = np.eye(3)
         (lambda: mine(*texts(10, 10), min_precision=0.9), "too few candidates for an estimate"),
         (lambda: mine(np.array([[1.0, 2], [np.nan, 1]]), np.eye(2)), "row 1 .* NaN"),
         (lambda: mine(EYE, EYE, retrieval="both"), "both"),
+        (lambda: mine(EYE, EYE, threshold="high"), "high"),
         (lambda: mine(EYE, EYE, k=0), "k=0: at least 1"),
         (lambda: mine(EYE, EYE, min_precision=0.9, threshold=1), "min_precision"),
         (lambda: mine([], ["1"], Encoder()), "0 rows"),
