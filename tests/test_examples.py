@@ -94,6 +94,19 @@ def test_mined_pairs_have_their_lines_and_the_threshold_keeps_the_better_ones(
     assert [tuple(pair.values()) for pair in found] == [row[1:3] for row in kept]
 
 
+def test_megabytes_are_cut_before_they_are_tokenised_and_lone_surrogates_replaced(
+    encoder: SentenceEncoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lengths = []
+    encode = encoder.encode
+    monkeypatch.setattr(encoder, "encode", lambda texts: lengths.extend(texts) or encode(texts))
+    text = app.read_text(encoder, "a", "misut " * 10**6 + "\n\ud800 ban", None)
+    rows = app.search(encoder, [text], "\ud800 ban")
+    assert rows[0] == [1.0, 1, "? ban"]
+    assert max(map(len, lengths)) == app.LONGEST_SENTENCE
+    assert "misut" in app.picture(encoder, "\udfff ban", "misut " * 10**6)
+
+
 @pytest.mark.parametrize(
     ("call", "says"),
     [
