@@ -97,13 +97,14 @@ def compressed_file(path: str | Path) -> Iterator[BinaryIO]:
 
 
 def plain_suffix(path: str | Path) -> str:
-    """Return the suffix of a file name, such as ".tsv", not counting `.gz` or `.xz` behind it.
+    """Return the suffix of a file name in small letters, not counting `.gz` or `.xz` behind it.
 
-    >>> plain_suffix("pairs.tsv.gz"), plain_suffix("pairs.tsv"), plain_suffix("pairs.gz")
+    >>> plain_suffix("pairs.tsv.gz"), plain_suffix("pairs.TSV"), plain_suffix("pairs.gz")
     ('.tsv', '.tsv', '')
     """
     path = Path(path)
-    return path.with_suffix("").suffix if path.suffix in COMPRESSORS else path.suffix
+    plain = path.with_suffix("") if path.suffix in COMPRESSORS else path
+    return plain.suffix.lower()
 
 
 @contextmanager

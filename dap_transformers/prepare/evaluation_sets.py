@@ -16,8 +16,6 @@ from dap_transformers.text.find import find_bitext
 from dap_transformers.text.formats import FORMATS, read_pairs
 from dap_transformers.text_keys import BLANKS, is_blank
 
-#: Files that are not lines of text. Read as lines, their sentences would never be found.
-NOT_LINES = ("json", "xml")
 #: Formats of parallel text whose lines are read here, so that also Moses sides of different length
 #: and JSONL without pairs can be checked.
 READ_AS_LINES = {"tsv", "jsonl", "moses"}
@@ -48,14 +46,12 @@ def read_evaluation(paths: Sequence[str | Path]) -> list[str]:
 
 def _sentences(path: Path) -> Iterator[str]:
     """Yield the sentences of a file or Hub dataset, including blank ones."""
-    kind = plain_suffix(path).lower().removeprefix(".")
+    kind = plain_suffix(path).removeprefix(".")
     is_parallel = kind in {"zip", *FORMATS} - READ_AS_LINES
     if is_parallel or not disk_path(path).is_file():
         for file in itertools.chain(*find_bitext(path).values()):
             for pair in read_pairs(file):
                 yield from pair.values()
-    elif kind in NOT_LINES:
-        raise UserError(f"{path}: .{kind} is not read; give lines of text or parallel text")
     elif kind == "jsonl":
         for number, line in enumerate(read_sentences(path), 1):
             if not is_blank(line):

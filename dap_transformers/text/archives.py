@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
 from dap_transformers.errors import UserError, reading
-from dap_transformers.files import version_of
+from dap_transformers.files import plain_suffix, version_of
 
 #: Bytes that a line may have. A longer line is no text and would fill the memory.
 MAX_LINE = 64 << 20
@@ -30,6 +30,8 @@ NO_TEXT = (
     (b"PK\3\4", b"word/", "a Word document: save it as plain text in UTF-8"),
     (b"PK\3\4", b"", "a zip archive: name one of its files, such as archive.zip/novel.de"),
 )
+#: Endings of text files whose lines are no sentences.
+NO_SENTENCES = (".json", ".xml", ".sgm", ".tmx", ".po", ".srt", ".vtt")
 
 
 # ---------------------------------------------------------------------------------------- files
@@ -168,6 +170,13 @@ def decode_line(line: bytes) -> str:
 
 def read_sentences(path: str | Path) -> Iterator[str]:
     """Yield the lines of a text in one language, including empty ones: line i is sentence i."""
+    if plain_suffix(path) in NO_SENTENCES:
+        raise UserError(f"{path}: its lines are no sentences; give one sentence per line")
+    yield from decoded_lines(path)
+
+
+def decoded_lines(path: str | Path) -> Iterator[str]:
+    """Yield the lines of any text file. An error names the line."""
     for number, line in enumerate(read_lines(path), 1):
         try:
             yield decode_line(line)

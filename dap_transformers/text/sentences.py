@@ -1,12 +1,16 @@
 """Read a text as sentences: one per line, out of paragraphs, or out of subtitles."""
 
+import re
 from collections.abc import Iterator
+from html import unescape
 from typing import NamedTuple
 
 from transformers.utils.versions import require_version
 
 from dap_transformers.errors import UserError, reading
-from dap_transformers.text.archives import read_sentences
+from dap_transformers.files import plain_suffix
+from dap_transformers.languages import base_language
+from dap_transformers.text.archives import decoded_lines, read_sentences
 from dap_transformers.text_keys import is_blank
 
 #: A line of more bytes is rarely one sentence.
@@ -41,14 +45,15 @@ def read_text(path: str, language: str, split: bool | None = None) -> Iterator[S
         split: whether to split lines into sentences. None splits subtitles, and other lines if
             long ones (`LONG_LINE`) hold more than a fifth of the text.
     """
-    if path.endswith(SUBTITLES):
+    is_subtitles = plain_suffix(path) in SUBTITLES
+    if is_subtitles:
         lines = read_subtitles(path)
     else:
         lines = [Sentence(*line) for line in enumerate(read_sentences(path), 1)]
     if split is None:
         sizes = [len(line.text.encode()) for line in lines]
         long = sum(size for size in sizes if size > LONG_LINE)
-        split = path.endswith(SUBTITLES) or long > LONG_SHARE * sum(sizes)
+        split = is_subtitles or long > LONG_SHARE * sum(sizes)
     if not split:
         yield from lines
         return
@@ -58,8 +63,9 @@ def read_text(path: str, language: str, split: bool | None = None) -> Iterator[S
         from sentencex import segment
     if not language:
         raise UserError(f"{path}: its lines are split into sentences: name the languages by --pair")
+    code = base_language(language)
     for line in lines:
-        parts = [part.strip() for part in segment(language, line.text) if not is_blank(part)]
+        parts = [part.strip() for part in segment(code, line.text) if not is_blank(part)]
         for number, part in enumerate(parts, 1):
             yield line._replace(text=part, number=number)
 
@@ -74,11 +80,16 @@ def read_subtitles(path: str) -> list[Sentence]:
         require_version("pysubs2>=1.8", INSTALL)
         from pysubs2 import SSAFile, time
 
-        subtitles = SSAFile.from_string("\n".join(read_sentences(path)))
+        text = "\n".join(decoded_lines(path))
+        if text.startswith("WEBVTT"):
+            # pysubs2 takes comments, names of cues and times within cues for text
+            cues = re.findall(r"^.*-->.*(?:\n.+)*", text, re.M)
+            text = "WEBVTT\n\n" + re.sub(r"<[\d:.]+>", "", "\n\n".join(cues))
+        subtitles = SSAFile.from_string(text)
     joined: list[Sentence] = []
     continues = False
     for number, subtitle in enumerate(subtitles, 1):
-        text = subtitle.plaintext.replace("\n", " ").strip()
+        text = unescape(subtitle.plaintext).replace("\n", " ").strip()
         if continues:
             joined[-1] = joined[-1]._replace(text=f"{joined[-1].text} {text}")
         else:

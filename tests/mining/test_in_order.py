@@ -28,7 +28,7 @@ from dap_transformers.mining.in_order import (
 )
 from dap_transformers.mining.texts import GroupedText
 from dap_transformers.text.corpus import load_bitext
-from dap_transformers.text.sentences import Sentence
+from dap_transformers.text.sentences import Sentence, read_text
 
 #: An array of the source and one of the target.
 Sides = Sequence[np.ndarray]
@@ -286,3 +286,31 @@ def test_paragraphs_and_subtitles_become_sentences_with_their_places(
     assert shown == "He came, for example, in May. She left! Yes."
     run([*argv, "--split_lines", "false"])
     assert len(output.read_text().splitlines()) < 5
+
+
+CUES = """WEBVTT - a film
+
+STYLE
+::cue { color: red }
+
+NOTE the first
+comment
+
+opening scene
+00:01.000 --> 00:02.000 align:start
+<v Ann>Tom &amp; I are <00:00:01.500><c>here.</c>
+
+NOTE Another.
+
+2
+00:00:03.000 --> 00:00:04.000
+Dr. No, am
+3. Mai.
+"""
+
+
+@pytest.mark.parametrize("name", ["film.vtt", "film.VTT", "film.vtt.gz"])
+def test_only_the_text_of_cues_is_read(name: str, tmp_path: Path) -> None:
+    path = write_text(tmp_path / name, CUES)
+    found = [(each.text, each.line, each.time) for each in read_text(str(path), "DE")]
+    assert found == [("Tom & I are here.", 1, "0:00:01"), ("Dr. No, am 3. Mai.", 2, "0:00:03")]

@@ -149,7 +149,9 @@ def test_evaluation_sentences_are_repaired_as_training_text_is(text: str, tmp_pa
         assert read_evaluation([write(tmp_path / "a.txt", f"{form}\n\ufeff\n")]) == trained
 
 
-@pytest.mark.parametrize("name", ["test.csv", "test.parquet", "test.json.gz", "test.jsonl"])
+@pytest.mark.parametrize(
+    "name", ["test.csv", "test.parquet", "test.json.gz", "test.jsonl", "a.SGM"]
+)
 def test_a_file_that_is_neither_lines_nor_pairs_is_refused_by_name(
     name: str, tmp_path: Path
 ) -> None:
