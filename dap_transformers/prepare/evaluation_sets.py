@@ -21,7 +21,7 @@ from dap_transformers.text_keys import BLANKS, is_blank
 READ_AS_LINES = {"tsv", "jsonl", "moses"}
 
 
-def read_evaluation(paths: Sequence[str | Path]) -> list[str]:
+def read_evaluation(paths: Sequence[str | Path], target_language: str = "en") -> list[str]:
     """Read the different sentences of evaluation sets, repaired as training text is (`repair`).
 
     - JSONL: every string in the records is a sentence.
@@ -34,7 +34,7 @@ def read_evaluation(paths: Sequence[str | Path]) -> list[str]:
     texts: list[str] = []
     for path in map(Path, paths):
         for file in list_folder(path) if path.is_dir() else [path]:
-            texts += _sentences(file)
+            texts += _sentences(file, target_language)
 
     repaired = tidy(pl.Series(texts, dtype=pl.String).str.normalize("NFC"))
     visible = repaired.filter(repaired.str.contains(f"[^{BLANKS}]"))
@@ -44,12 +44,12 @@ def read_evaluation(paths: Sequence[str | Path]) -> list[str]:
     return sentences
 
 
-def _sentences(path: Path) -> Iterator[str]:
+def _sentences(path: Path, target_language: str) -> Iterator[str]:
     """Yield the sentences of a file or Hub dataset, including blank ones."""
     kind = plain_suffix(path).removeprefix(".")
     is_parallel = kind in {"zip", *FORMATS} - READ_AS_LINES
     if is_parallel or not disk_path(path).is_file():
-        for file in itertools.chain(*find_bitext(path).values()):
+        for file in itertools.chain(*find_bitext(path, target_language).values()):
             for pair in read_pairs(file):
                 yield from pair.values()
     elif kind == "jsonl":

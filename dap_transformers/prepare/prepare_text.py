@@ -52,7 +52,8 @@ def prepare_text(
 
     # Read everything, so that a wrong name is found before an earlier result is removed.
     clean(pl.DataFrame({"source": [""], "target": [""]}), "en", options)
-    plan = Plan(output_dir, options, tuple(read_evaluation(text.evaluation_data)))
+    evaluation = read_evaluation(text.evaluation_data, options.target_language)
+    plan = Plan(output_dir, options, tuple(evaluation))
     begin(plan, files, text.overwrite)
     languages = prepare(plan, files, text.num_workers, on_cluster)
     sums = total(languages)

@@ -138,6 +138,8 @@ def test_evaluation_sets_are_read_in_every_form(tmp_path: Path) -> None:
     assert set(read_evaluation([sets / "xnli.xz", str(sets / "de-en.tsv")])) < expected
     with pytest.raises(FileNotFoundError, match="absent"):
         read_evaluation([tmp_path / "absent"])
+    csv = write(tmp_path / "a.csv", "fr,de,en\nun,eins,\ndeux,,two\n")
+    assert read_evaluation([csv], "de") == ["un", "eins"]
 
 
 @pytest.mark.parametrize(
