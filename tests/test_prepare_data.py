@@ -249,8 +249,10 @@ def test_a_recipe_of_the_command_sets_the_steps_of_the_released_code(
         ({"data": ["absent"]}, "absent"),
         ({"languages": ["th"]}, "only in de fr"),
         ({"min_tokens": 99}, "nothing is left of 160 pairs"),
+        ({"leak_threshold": 70}, "leak_threshold=70"),
+        ({"dev_pairs": -1}, "dev_pairs=-1"),
     ],
 )
 def test_what_is_refused(raw: Path, tmp_path: Path, options: dict, says: str) -> None:
-    with pytest.raises((UserError, FileNotFoundError), match=says):
+    with pytest.raises((ValueError, FileNotFoundError), match=says):
         prepared(raw, tmp_path / "out", **options)

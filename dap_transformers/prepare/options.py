@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from dap_transformers.languages import base_language
-from dap_transformers.options import arg
+from dap_transformers.options import arg, require_least
 
 #: Defaults of `--recipe release`, the steps of the paper's released code. Its dev pairs are drawn
 #: in addition to a million training pairs, pairs with "N/A" are dropped, and no script is checked.
@@ -65,6 +65,10 @@ class PrepareOptions:
 
     def __post_init__(self) -> None:
         self.target_language = base_language(self.target_language)
+        least = {"max_pairs": 0, "max_corpus_pairs": 0, "dev_pairs": 0, "leak_threshold": 0}
+        require_least(self, shard_size=1, **least)
+        if self.leak_threshold > 1:
+            raise ValueError(f"leak_threshold={self.leak_threshold}: a share, at most 1")
 
 
 @dataclass
