@@ -87,9 +87,14 @@ class ScoreModel:
         return self.translations >= CLEAR_PAIRS and self.distance >= CLEAR_DISTANCE
 
     @property
+    def kept(self) -> np.ndarray:
+        """Return how many pairs score at least as high as each pair: (P,)."""
+        return np.searchsorted(-self.scores, -self.scores, "right")
+
+    @property
     def precisions(self) -> np.ndarray:
-        """Return the estimated precision, 0 to 1, of the i + 1 best pairs at each place i: (P,)."""
-        return self.probabilities.cumsum() / np.arange(1, len(self.scores) + 1)
+        """Return the estimated precision, 0 to 1, of the pairs that `kept` counts: (P,)."""
+        return self.probabilities.cumsum()[self.kept - 1] / self.kept
 
     def row(self, threshold: float) -> dict[str, Any]:
         """Return a row of `table`, for a threshold."""
@@ -128,8 +133,7 @@ class ScoreModel:
             )
         precisions = self.precisions
         if min_precision is None:
-            count = np.arange(1, len(self.scores) + 1)
-            f1 = 2 * precisions * count / (count + self.translations)
+            f1 = 2 * precisions * self.kept / (self.kept + self.translations)
             return self.row(self.scores[f1.argmax()])
         reached = self.scores[precisions >= min_precision]
         if not len(reached):

@@ -11,7 +11,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from dap_transformers.errors import UserError
 from dap_transformers.mining.margin import PAIR, neighbourhoods, score_pairs
 from dap_transformers.mining.mine_pairs import MiningOptions, mine, mine_vectors, score_known
-from dap_transformers.mining.threshold import runner_up_scores
+from dap_transformers.mining.threshold import ScoreModel, runner_up_scores
 
 
 def texts(count: int, common: int, noise: float = 0.9) -> tuple[np.ndarray, np.ndarray]:
@@ -116,6 +116,15 @@ def test_runner_ups_agree_with_a_loop() -> None:
             means = np.delete(np.sort(table, axis=0)[-4:].mean(0), row)[near]
             best.append((others[near] / ((others[near].mean() + means) / 2)).max())
         assert found[row] == pytest.approx(max(best), abs=1e-5)
+
+
+def test_pairs_of_equal_score_count_together() -> None:
+    scores = np.repeat([3.0, 2.0, 1.0], [3, 6, 1])
+    model = ScoreModel(10, scores, np.repeat([1.0, 0.8, 0.0], [3, 6, 1]), 9.0, calibrated=True)
+    # with some of the six pairs, the precision would be 0.95
+    assert model.choose(0.95) == {"threshold": 3.0, "kept": 3, "precision": 1.0}
+    assert [row["kept"] for row in model.table()] == [3, 9, 10]
+    assert [row["precision"] for row in model.table()] == [1.0, 0.8667, 0.78]
 
 
 def test_few_sentences_are_all_kept() -> None:
