@@ -42,11 +42,11 @@ NOT_A_LANGUAGE = (
     "xls|xml|xz|yml|zip|zst"
 )
 _TAG = f"({LANGUAGE_TAG})"
-_BEFORE = "(?:.*[._-])?"
+_BEFORE = "(?:.*?[._-])??"
 _ENDING = r"(?:\.gz|\.xz)?"
 #: What a name says -> its pattern. FORMATS are those whose file names tell both languages.
 PATTERNS = {
-    "languages": rf"(?:.*?[._-])??{_TAG}-{_TAG}\.(?:FORMATS){_ENDING}",
+    "languages": rf"{_BEFORE}{_TAG}-{_TAG}\.(?:FORMATS){_ENDING}",
     "language of a PO file": rf"{_BEFORE}{_TAG}(?:@[A-Za-z0-9]+)?\.po{_ENDING}",
     "Moses side": rf"(.+)\.(?!gz$|xz$){_TAG}{_ENDING}",
     "languages of a configuration": f"{_TAG}-{_TAG}",
@@ -148,13 +148,19 @@ def _files_in_folder(folder: Path, target: str) -> list[BitextFile]:
         for path in file.paths:
             used |= {Path(path), disk_path(path)}
     for path in sorted(used):
-        plain = path.with_suffix("")
-        if path.suffix in COMPRESSORS and plain in used:
+        plain = _unpacked(path)
+        if plain != path and plain in used:
             raise UserError(f"{plain} and {path} are the same text twice: keep one of them")
     for path in dict.fromkeys([*map(disk_path, paths), *paths]):
         if path not in used and _looks_parallel(path.name):
             logger.warning("%s is left out: expected %s", path, describe_layouts())
     return _without_other_splits(files)
+
+
+def _unpacked(path: Path) -> Path:
+    """Return the path that a packed file has if it is unpacked beside itself or its archive."""
+    plain = path.with_suffix("") if path.suffix in COMPRESSORS else path
+    return disk_path(path).with_name(plain.name)
 
 
 def _without_other_splits(files: list[BitextFile]) -> list[BitextFile]:

@@ -190,8 +190,12 @@ def test_a_language_that_is_also_an_ending_is_found_if_the_name_says_it_twice(
     assert len(found[code]) == 1
 
 
-def test_a_packed_copy_beside_a_file_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("packed", ["de-en.tsv.gz", "opus.zip/de-en.tsv"])
+def test_a_packed_copy_beside_a_file_is_refused(packed: str, tmp_path: Path) -> None:
     write(tmp_path / "de-en.tsv", text_of(PAIRS))
-    write(tmp_path / "de-en.tsv.gz", text_of(PAIRS))
-    with pytest.raises(UserError, match=r"de-en\.tsv and .*de-en\.tsv\.gz"):
+    if "zip" in packed:
+        zip_of(tmp_path / "opus.zip", {"de-en.tsv": text_of(PAIRS)})
+    else:
+        write(tmp_path / packed, text_of(PAIRS))
+    with pytest.raises(UserError, match=rf"de-en\.tsv and .*{packed}"):
         find_bitext(tmp_path)

@@ -153,6 +153,7 @@ def write_po(path: Path, language: str = "de", charset: str = "utf-8") -> Path:
         ("app-de_AT.po", "", "cp1252", "de"),
         ("locale/de_AT/LC_MESSAGES/app.po", "", "utf-8", "de"),
         ("app.de.po", "zh_Hans", "utf-8", "zh"),
+        ("app-pt-br.po", "", "utf-8", "pt"),
         ("sr@latin.po", "", "utf-8", "sr"),
     ],
 )
