@@ -270,7 +270,10 @@ def test_processes_share_the_encoding_and_give_the_same_pairs_and_numbers(
         ("--score_only --retrieval backward", "--retrieval has no effect on given pairs"),
         ("--index Flat --ray local", "--index and --ray do not go together"),
         ("--in_order --score_only", "--score_only has no effect on texts in order"),
-        ("--output p.csv", r"p\.csv: this format is not written"),
+        ("--output p.CSV", r"p\.CSV: this format is not written"),
+        ("--output p.parquet.gz", "this format is not written"),
+        ("--output p.TMX", "two language codes"),
+        ("--in_order --pair de", "two language codes"),
         ("--calibrate known", "known: 1 of the first 1 lines are bad"),
     ],
 )
@@ -280,6 +283,15 @@ def test_unfit_arguments_end_the_command_in_one_line(
     write(here / "known", ["no tab"])
     with pytest.raises(SystemExit, match=f"^error: .*{message}"):
         main(f"{command} {change}")
+
+
+@pytest.mark.parametrize("name", ["film.srt.gz", "memory.tmx"])
+def test_files_of_other_formats_are_not_read_as_lines(
+    name: str, command: str, model: str, tmp_path: Path
+) -> None:
+    other = write_text(tmp_path / name, "1\n00:00:01,000 --> 00:00:02,000\nban\n")
+    with pytest.raises(UserError, match=f"{name}: its lines are no sentences"):
+        run(f"{other} {tmp_path}/a.en {model} --output {tmp_path}/pairs.tsv")
 
 
 @pytest.mark.parametrize(

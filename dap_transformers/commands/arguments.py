@@ -22,7 +22,10 @@ from dap_transformers.reports import report, training_seed
 from states_dap import POOLINGS
 
 #: Endings of formats that no command writes.
-NOT_WRITTEN = (".csv", ".json", ".arrow", ".xlsx", ".bz2", ".zst", ".lz4", ".7z", ".zip")
+NOT_WRITTEN = (
+    ".csv", ".json", ".arrow", ".xlsx", ".bz2", ".zst", ".lz4", ".7z", ".zip", ".parquet.gz",
+    ".parquet.xz",
+)  # fmt: skip
 
 TRAINER = "arguments of Transformers' Trainer"
 #: Arguments of the Trainer that `--help` shows.
@@ -147,7 +150,7 @@ class ArgumentParser(HfArgumentParser):
 
 def require_written_format(output: str, *others: str) -> None:
     """Raise `UserError` for an output whose name ends like a format that is not written."""
-    if output.endswith((*NOT_WRITTEN, *others)):
+    if output.lower().endswith((*NOT_WRITTEN, *others)):
         raise UserError(f"--output {output}: this format is not written; see --output in --help")
 
 

@@ -158,8 +158,9 @@ def parse(
             raise UserError(f"--{name} has no effect on {args.mode}: leave it out")
     if args.index and cluster.ray:
         raise UserError("--index and --ray do not go together: leave one out")
-    if is_memory and not re.fullmatch("[A-Za-z]{2,3}-[A-Za-z]{2,3}", args.pair or ""):
-        raise UserError(".tmx needs --pair with two language codes, such as --pair fr-en")
+    pair = args.pair or ""
+    if (pair or is_memory) and not re.fullmatch("[A-Za-z]{2,3}-[A-Za-z]{2,3}", pair):
+        raise UserError("--pair takes two language codes, such as fr-en, and .tmx needs it")
     options.threshold = threshold_of(options.threshold)
     if (args.score_only or args.in_order) and options.threshold == "auto":
         options.threshold = None
