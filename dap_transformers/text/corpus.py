@@ -11,7 +11,7 @@ from dap_transformers.files import content_digest, whole_file
 from dap_transformers.text.archives import disk_path
 from dap_transformers.text.find import find_bitext
 from dap_transformers.text.formats import (
-    SIDES,
+    TABLE,
     BitextFile,
     LineAudit,
     hub_dataset,
@@ -73,8 +73,7 @@ def _load_cached(file: BitextFile, max_bad_lines: float, folder: Path) -> "Datas
 
     path = folder / f"{file.language}-{file.target_language}-{key}.arrow"
     if not path.exists():
-        schema = pa.schema({name: pa.string() for name in SIDES})
-        with whole_file(path) as sink, pa.ipc.new_stream(sink, schema) as writer:
+        with whole_file(path) as sink, pa.ipc.new_stream(sink, TABLE.remove(0)) as writer:
             for table in read_tables(file, LineAudit(file, max_bad_lines)):
-                writer.write_table(pa.table([table[name] for name in SIDES], schema=schema))
+                writer.write_table(table.drop_columns("line"))
     return Dataset.from_file(str(path))

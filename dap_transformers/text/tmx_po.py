@@ -5,7 +5,6 @@ line break, with the blanks around it, then stands for one space.
 """
 
 import codecs
-import logging
 import re
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,8 +21,6 @@ from dap_transformers.text_keys import is_blank
 
 if TYPE_CHECKING:
     import polib
-
-logger = logging.getLogger(__name__)
 
 #: What takes the place of a placeholder, and becomes a blank between two letters.
 _GAP = "\ufffc"
