@@ -219,7 +219,7 @@ def cost_of_skipping(gains: Gains, anchors: np.ndarray) -> float:
     """
     gaps = np.diff(anchors, axis=0)
     joins = [True]  # without such sentences, the cost is high
-    for sizes in ((2, 1), (1, 2)):
+    for sizes in ((2, 1), (1, 2)) if 2 in gains.sizes else ():
         pairs = anchors[:-1][(gaps == sizes).all(1)]
         with_first = gains.of_pairs(pairs, *sizes)
         joins_first = with_first >= gains.of_pairs(pairs)

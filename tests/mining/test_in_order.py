@@ -150,6 +150,19 @@ def test_near_the_ends_of_a_text_the_sentences_beside_a_group_count_in_full() ->
     assert gains.of_pairs(np.array([[1, 1]])) == pytest.approx(expected, abs=1e-6)
 
 
+def test_groups_may_be_single_sentences() -> None:
+    meanings = np.random.default_rng(5).normal(size=(10, 16))
+    texts = [meanings, np.delete(meanings, 4, 0)]
+    sides = []
+    for text in texts:
+        numbers = np.arange(len(text))
+        lengths = np.full(len(text), 9)
+        sides.append(SimpleNamespace(groups=numbers[:, None], lengths=lengths, kinds=numbers))
+    groups, _ = align(Gains(texts, sides))
+    expected = [(i, i - (i > 4), 1, int(i != 4)) for i in range(10)]
+    assert groups[["source", "target", "sources", "targets"]].tolist() == expected
+
+
 @pytest.mark.parametrize(("sentences", "of"), [(5, 30), (1, 5), (3, 3), (2, 2), (1, 1)])
 def test_few_sentences_find_their_translations_in_a_longer_text(sentences: int, of: int) -> None:
     book = np.random.default_rng(3).normal(size=(of, 16)) + 2  # as alike as vectors of encoders
