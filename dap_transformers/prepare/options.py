@@ -65,8 +65,8 @@ class PrepareOptions:
 
     def __post_init__(self) -> None:
         self.target_language = base_language(self.target_language)
-        least = {"max_pairs": 0, "max_corpus_pairs": 0, "dev_pairs": 0, "leak_threshold": 0}
-        require_least(self, shard_size=1, **least)
+        require_least(self, max_pairs=0, max_corpus_pairs=0, dev_pairs=0, leak_threshold=0)
+        require_least(self, shard_size=1)
         if self.leak_threshold > 1:
             raise ValueError(f"leak_threshold={self.leak_threshold}: a share, at most 1")
 
