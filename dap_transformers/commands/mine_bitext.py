@@ -158,8 +158,9 @@ def parse(
             raise UserError(f"--{name} has no effect on {args.mode}: leave it out")
     if args.index and cluster.ray:
         raise UserError("--index and --ray do not go together: leave one out")
-    pair = args.pair or ""
-    if (pair or is_memory) and not re.fullmatch("[A-Za-z]{2,3}-[A-Za-z]{2,3}", pair):
+    args.pair = args.pair or "-"  # two unknown languages
+    is_known = re.fullmatch("[A-Za-z]{2,3}-[A-Za-z]{2,3}", args.pair)
+    if not is_known and (is_memory or args.pair != "-"):
         raise UserError("--pair takes two language codes, such as fr-en, and .tmx needs it")
     options.threshold = threshold_of(options.threshold)
     if (args.score_only or args.in_order) and options.threshold == "auto":
@@ -205,7 +206,7 @@ def search_of(args: MiningArguments, cluster: Cluster) -> NeighbourSearch:
 def read(args: MiningArguments, files: Sequence[str]) -> list[TextPair]:
     """Read the known translations, if any, and the two texts, which come last."""
     if args.in_order:
-        languages = (args.pair or "-").split("-", 1)
+        languages = args.pair.split("-")
         return [read_texts_in_order(files, languages, args.split_lines, args.largest_group)]
     known = [read_known(args.calibrate)] if args.calibrate else []
     return [*known, read_texts(*files, is_parallel=args.score_only)]
@@ -247,7 +248,7 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
         cluster.connect(),
     ):
         texts = read(args, files)
-        for code, text in zip((args.pair or "").split("-"), texts[-1].sides().values()):
+        for code, text in zip(args.pair.split("-"), texts[-1].sides().values()):
             if code and is_in_other_script(text.sentences, code):
                 logger.warning("%s is not in the script of --pair's language %s", text.name, code)
         started = time.perf_counter()
@@ -268,7 +269,7 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
         recall = recall_at_k(found.neighbours, *vectors[-1]) if args.index else None
         seconds = time.perf_counter() - started
 
-        write_pairs(found.kept, texts[-1], args.output, (args.pair or "").split("-"))
+        write_pairs(found.kept, texts[-1], args.output, args.pair.split("-"))
         numbers = {side: text.counts() for side, text in texts[-1].sides().items()}
         numbers |= {"candidates": found.candidates, "kept": len(found.kept)} | found.numbers
         numbers["recall_at_k"] = recall
