@@ -80,11 +80,12 @@ def read_subtitles(path: str) -> list[Sentence]:
         require_version("pysubs2>=1.8", INSTALL)
         from pysubs2 import SSAFile, time
 
-        text = "\n".join(decoded_lines(path))
+        number = "\n\n1\n"  # pysubs2 leaves out a last line that is a number
+        text = "\n".join(decoded_lines(path)) + number
         if text.startswith("WEBVTT"):
             # pysubs2 takes comments, names of cues and times within cues for text
             cues = re.findall(r"^.*-->.*(?:\n.+)*", text, re.M)
-            text = "WEBVTT\n\n" + re.sub(r"<[\d:.]+>", "", "\n\n".join(cues))
+            text = "WEBVTT\n\n" + re.sub(r"<[\d:.]+>", "", number.join([*cues, ""]))
         subtitles = SSAFile.from_string(text)
     joined: list[Sentence] = []
     continues = False

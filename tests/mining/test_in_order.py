@@ -318,7 +318,11 @@ NOTE Another.
 2
 00:00:03.000 --> 00:00:04.000
 Dr. No, am
-3. Mai.
+3. Mai
+
+00:05.000 --> 00:06.000
+1984
+2001
 """
 
 
@@ -326,4 +330,10 @@ Dr. No, am
 def test_only_the_text_of_cues_is_read(name: str, tmp_path: Path) -> None:
     path = write_text(tmp_path / name, CUES)
     found = [(each.text, each.line, each.time) for each in read_text(str(path), "DE")]
-    assert found == [("Tom & I are here.", 1, "0:00:01"), ("Dr. No, am 3. Mai.", 2, "0:00:03")]
+    assert found == [
+        ("Tom & I are here.", 1, "0:00:01"),
+        ("Dr. No, am 3. Mai 1984 2001", 2, "0:00:03"),
+    ]
+    cue = "3\n00:00:01,000 --> 00:00:02,000\n{}\n1990\n\n"
+    path = write_text(tmp_path / "a.srt", cue.format("In") + cue.format("By"))
+    assert [each.text for each in read_text(str(path), "en")] == ["In 1990", "By 1990"]
