@@ -30,7 +30,7 @@ from dap_transformers.text.find import find_bitext
 #: What shapes the result, apart from `PrepareOptions`.
 SHAPING = ("data", "opus", "recipe", "languages", "evaluation_data")
 #: Version of the work folder and of the result. A run does not continue one of another version.
-VERSION = 14
+VERSION = 15
 
 
 def prepare_text(
