@@ -9,7 +9,6 @@ Beside what `Trainer` does, it
 - stops with the pairs' names if a loss or a gradient is not finite. It looks when a line is logged.
 """
 
-import logging
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -36,8 +35,6 @@ from heads_dap import whole
 from losses_dap import world_size
 from modeling_dap import DAPForPreTraining, DAPForPreTrainingOutput
 from modules_dap import write_modules
-
-logger = logging.getLogger(__name__)
 
 
 class DAPTrainer(ResumableTrainer):
