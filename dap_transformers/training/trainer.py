@@ -19,7 +19,6 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from transformers import PrinterCallback, ProgressCallback, TrainingArguments
-from transformers.trainer_utils import SaveStrategy
 
 from dap_transformers.encoding.encoder import SentenceEncoder
 from dap_transformers.errors import UserError, counted
@@ -280,21 +279,20 @@ class DAPTrainer(ResumableTrainer):
 
         An accuracy is the best if it is at most two standard errors below the highest so far. So
         the last one of these is kept. The standard error belongs to the difference between two
-        accuracies of the dev sentences.
+        accuracies of the dev sentences. The best model is saved if it may be loaded at the end.
         """
         name = "eval_" + self.args.metric_for_best_model.removeprefix("eval_")
-        if name not in self.measured_on:
-            return super()._determine_best_metric(metrics, trial)
-        value = metrics[name]
-        earlier = [line[name] for line in self.state.log_history if name in line and line["step"]]
-        highest = max([value, *earlier])
-        shares = torch.tensor([value, highest]) / 100
-        error = 100 * float((shares * (1 - shares)).sum() / self.measured_on[name]) ** 0.5
-        is_best = highest - value <= 2 * error
-        if is_best:
-            self.state.best_metric = value
-            if self.args.save_strategy != SaveStrategy.NO:
-                self.state.best_global_step = self.state.global_step
+        if name in self.measured_on:
+            value = metrics[name]
+            lines = [line for line in self.state.log_history if name in line and line["step"]]
+            highest = max([value, *(line[name] for line in lines)])
+            shares = torch.tensor([value, highest]) / 100
+            error = 100 * float((shares * (1 - shares)).sum() / self.measured_on[name]) ** 0.5
+            if highest - value <= 2 * error:
+                self.state.best_metric = None  # so that `Trainer` takes this one
+        is_best = super()._determine_best_metric(metrics, trial)
+        if is_best and self.args.load_best_model_at_end:
+            self.control.should_save = True  # also between the steps of `save_steps`
         return is_best
 
     def encoder(self) -> EncoderWithHeads:

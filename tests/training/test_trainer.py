@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import LANGUAGES, synthetic_pairs, tiny_tokenizer
+from conftest import LANGUAGES, synthetic_pairs, tiny_tokenizer, weights
 from datasets import concatenate_datasets
 from tiny_models import start_from, tiny_model
 from torch import Tensor
+from torch.testing import assert_close
 from transformers import TrainingArguments
 
 import dap_transformers.training.step_log
@@ -155,6 +156,24 @@ def test_the_last_evaluation_within_two_standard_errors_of_the_highest_is_the_be
     kept = max(step for step in range(1, 5) if best[step - 1])
     assert trainer.state.best_global_step == kept
     assert trainer.state.best_metric == accuracies[kept - 1]
+
+
+def test_the_best_model_is_kept_also_between_two_saves(
+    make_trainer: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    accuracies = {1: 10.0, 2: 30.0, 3: 95.0, 4: 60.0}
+    options = {"eval_strategy": "steps", "eval_steps": 1, "save_steps": 2}
+    trainer = make_trainer("tr", load_best_model_at_end=True, **options)
+    logged = Retrieval.logged
+
+    def changed(self: Retrieval, numbers: dict) -> dict:
+        return logged(self, numbers) | {"mean_accuracy": accuracies[trainer.state.global_step]}
+
+    monkeypatch.setattr(Retrieval, "logged", changed)
+    trainer.train()
+    assert trainer.state.best_global_step == 3
+    best = Path(trainer.args.output_dir, "checkpoint-3")
+    assert_close(dict(trainer.model.state_dict()), weights(best), rtol=0, atol=0)
 
 
 def test_a_run_that_saves_nothing_has_no_best_step(make_trainer: Callable) -> None:
