@@ -38,6 +38,7 @@ OF_TRANSFORMERS = (
     "train_sampling_strategy", "remove_unused_columns", "dataloader_drop_last",
     "dataloader_in_order", "accelerator_config", "parallelism_config",
     "fsdp", "fsdp_config", "deepspeed", "ignore_data_skip",
+    "metric_for_best_model", "greater_is_better",  # which weights are kept
 )  # fmt: skip
 
 #: Our own arguments that cannot change the weights.

@@ -177,6 +177,7 @@ def test_a_run_with_other_arguments_or_text_does_not_resume(
     text.write_text("".join([second, first, *others]))
     changed = (
         "--rtl_weight 0.5 --language_mix uniform --adam_beta2 0.98 "
+        "--metric_for_best_model eval_rtl_loss "
         "--per_device_train_batch_size 32 --model_name_or_path other --train_data text"
     )
     with pytest.raises(ValueError, match="checkpoint-2 is of a run with .*: give") as refused:
@@ -186,6 +187,7 @@ def test_a_run_with_other_arguments_or_text_does_not_resume(
         "language_mix='natural', now 'uniform'",
         "adam_beta2=0.999, now 0.98",
         "bf16=False, now True",
+        "metric_for_best_model='eval_mean_accuracy', now 'eval_rtl_loss'",
         "pairs a step=16, now 32",
         f"model_name_or_path={str(tiny_bert_dir)!r}, now 'other'",
         "training text={'de': '",
