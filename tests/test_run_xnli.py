@@ -19,6 +19,7 @@ from dap_transformers.publishing.model_card import eval_results
 from dap_transformers.training.resume import ResumableTrainer
 from dap_transformers.xnli.data import LABEL
 from dap_transformers.xnli.finetuning import build_classifier, has_token_types
+from modules_dap import build_modules, write_modules
 from run_xnli import main, run
 
 WORDS = [f"{a}{b}" for a in ("ka", "lo", "mi") for b in ("ban", "der", "gol", "sut")]
@@ -210,6 +211,22 @@ def test_dap_checkpoints_and_plain_encoders_get_the_same_classifier(
     assert logits[0].shape == (2, 3)
     assert_close(logits[1], logits[0])
     assert_close(logits[2], logits[0])
+
+
+def test_a_classifier_begins_with_the_sentence_vector(tiny_bert_dir: Path, tmp_path: Path) -> None:
+    dense = {"type": "Dense", "in_features": 32, "out_features": 8, "bias": True}
+    modules = [dense | {"activation_function": "torch.nn.Tanh"}, {"type": "Normalize"}]
+    library = load_encoder(tiny_bert_dir, "mean")
+    library.after = build_modules(modules)
+    save(tmp_path / "library", library.model)
+    write_modules(library, tmp_path / "library")
+    save(tmp_path / "dap", start_from(tmp_path / "library", objective="tr"))
+    for name in ("library", "dap"):
+        encoder = load_encoder(tmp_path / name)
+        tokens = encoder.tokenizer("kaban loder", return_tensors="pt")
+        tokens.pop("token_type_ids", None)
+        found = build_classifier(encoder).eval().dap(**tokens).pooler_output  # (1, 8)
+        assert_close(found.detach().numpy(), encoder.encode(["kaban loder"]))
 
 
 def test_only_encoders_with_token_type_embeddings_have_token_types() -> None:

@@ -126,21 +126,21 @@ def build_classifier(encoder: SentenceEncoder) -> DAPForSequenceClassification:
 
     A plain encoder's own pooler is left out.
     """
-    body = encoder.model
-    if isinstance(body, DAPModel):
-        config = copy.deepcopy(body.config)
-        plain = body.encoder
-    else:
-        config = DAPConfig(copy.deepcopy(body.config), objective="tr")
-        plain = body
+    config = copy.deepcopy(encoder.model.config)
+    if not isinstance(encoder.model, DAPModel):
+        config = DAPConfig(config, objective="tr")
     config.pooling = encoder.pooling
+    kinds = [type(module).__name__ for module in encoder.after]
+    settings = [getattr(module, "config", {}) for module in encoder.after]
+    config.modules = [{"type": kind} | own for kind, own in zip(kinds, settings)]
     config.id2label = dict(enumerate(LABEL.names))
     config.label2id = {name: number for number, name in enumerate(LABEL.names)}
 
     model = DAPForSequenceClassification(config)
-    state = plain.state_dict()
+    state = encoder.backbone.state_dict()
     own = model.dap.encoder
     own.load_state_dict({name: state[name] for name in own.state_dict()})
+    model.dap.after.load_state_dict(encoder.after.state_dict())
     return model
 
 
