@@ -675,11 +675,8 @@ def fields_of_checkpoint(
     These are the special tokens and the pooling, and the modules of a sentence-transformers folder.
     A folder that does not say how it pools gets the mean, and a decoder the last token.
     """
-    fields: dict[str, Any] = special_tokens(tokenizer)
-    if saved.model_type == DAPConfig.model_type:
-        return fields | {"pooling": saved.pooling}
-    pooling = library.pooling or default_pooling(saved)
-    return fields | {"pooling": pooling, "modules": list(library.modules)}
+    pooling = getattr(saved, "pooling", None) or library.pooling or default_pooling(saved)
+    return special_tokens(tokenizer) | {"pooling": pooling, "modules": list(library.modules)}
 
 
 def _stack(pairs: Pairs) -> tuple[Tensor, Tensor]:

@@ -172,6 +172,19 @@ def load_library(folder: Path, **options: Any) -> SentenceTransformer:
     return SentenceTransformer(str(folder), device="cpu", **options)
 
 
+def save_with_modules(folder: Path, encoder_dir: Path) -> Path:
+    """Save an encoder as a sentence-transformers folder with Dense and Normalize."""
+    from modules_dap import build_modules, write_modules
+
+    dense = {"type": "Dense", "in_features": 32, "out_features": 8, "bias": True}
+    dense["activation_function"] = "torch.nn.modules.activation.Tanh"
+    encoder = load_encoder(encoder_dir, "mean")
+    encoder.after = build_modules([dense, {"type": "Normalize"}])
+    save(folder, encoder.model)
+    write_modules(encoder, folder)
+    return folder
+
+
 @pytest.fixture
 def encoder(tiny_bert_dir: Path) -> SentenceEncoder:
     """The tiny BERT with mean pooling."""

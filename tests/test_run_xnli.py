@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import load_encoder, save, tiny_config, tiny_tokenizer
+from conftest import load_encoder, save, save_with_modules, tiny_config, tiny_tokenizer
 from tiny_models import start_from
 from torch.testing import assert_close
 from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer, BertModel
@@ -19,7 +19,6 @@ from dap_transformers.publishing.model_card import eval_results
 from dap_transformers.training.resume import ResumableTrainer
 from dap_transformers.xnli.data import LABEL
 from dap_transformers.xnli.finetuning import build_classifier, has_token_types
-from modules_dap import build_modules, write_modules
 from run_xnli import main, run
 
 WORDS = [f"{a}{b}" for a in ("ka", "lo", "mi") for b in ("ban", "der", "gol", "sut")]
@@ -214,13 +213,8 @@ def test_dap_checkpoints_and_plain_encoders_get_the_same_classifier(
 
 
 def test_a_classifier_begins_with_the_sentence_vector(tiny_bert_dir: Path, tmp_path: Path) -> None:
-    dense = {"type": "Dense", "in_features": 32, "out_features": 8, "bias": True}
-    modules = [dense | {"activation_function": "torch.nn.Tanh"}, {"type": "Normalize"}]
-    library = load_encoder(tiny_bert_dir, "mean")
-    library.after = build_modules(modules)
-    save(tmp_path / "library", library.model)
-    write_modules(library, tmp_path / "library")
-    save(tmp_path / "dap", start_from(tmp_path / "library", objective="tr"))
+    library = save_with_modules(tmp_path / "library", tiny_bert_dir)
+    save(tmp_path / "dap", start_from(library, objective="tr"))
     for name in ("library", "dap"):
         encoder = load_encoder(tmp_path / name)
         tokens = encoder.tokenizer("kaban loder", return_tensors="pt")

@@ -12,15 +12,20 @@ from conftest import (
     assert_equal_weights,
     built,
     built_and_described,
+    load_encoder,
     load_library,
     logged,
     results,
     run,
+    save,
+    save_with_modules,
     synthetic_pairs,
     tiny_config,
     tiny_tokenizer,
     weights,
 )
+from tiny_models import start_from
+from torch.testing import assert_close
 from transformers import AutoTokenizer, BertModel, PreTrainedTokenizerFast
 
 from dap_transformers.encoding.encoder import SentenceEncoder
@@ -183,6 +188,16 @@ def from_library(flags: str, tiny_bert_dir: Path, tmp_path: Path) -> str:
     start = library_folder(tmp_path / "start", tiny_bert_dir, **settings)
     flags = flags.replace("--max_seq_length 16", "")
     return f"{flags} --model_name_or_path {start} --objective tr --output_dir {tmp_path}/out"
+
+
+def test_training_after_mlm_has_the_modules_of_the_folder(
+    tiny_bert_dir: Path, tmp_path: Path
+) -> None:
+    library = save_with_modules(tmp_path / "library", tiny_bert_dir)
+    mlm = save(tmp_path / "mlm", start_from(library, objective="mlm"))
+    encoder = SentenceEncoder(start_from(mlm, objective="tr"), tiny_tokenizer())
+    sentences = ["kaban loder", "mifin"]
+    assert_close(encoder.encode(sentences), load_encoder(library).encode(sentences))
 
 
 def test_training_takes_the_settings_of_a_sentence_transformers_folder(from_library: str) -> None:
