@@ -14,6 +14,7 @@ from numpy.testing import assert_allclose
 from tiny_models import SHAPE, make_batch, start_from, tiny_model
 from transformers import AutoModel, AutoModelForPreTraining, AutoTokenizer, PreTrainedConfig
 
+from dap_transformers.encoding.encoder import SentenceEncoder
 from dap_transformers.files import read_json
 from dap_transformers.publishing.layout import (
     POOLER_SCALE,
@@ -23,6 +24,7 @@ from dap_transformers.publishing.layout import (
 )
 from dap_transformers.publishing.publish import PublishOptions, publish
 from modeling_dap import DAPForPreTraining, DAPForSequenceClassification, DAPModel
+from modules_dap import write_modules
 
 POOLERS = [
     transformers.BertConfig(**SHAPE),
@@ -171,6 +173,18 @@ def test_publishing_again_keeps_similarity_and_prompts(
     build(tmp_path / "first", tmp_path / "second")
     prompts["document"] = "loder: "  # encode_document needs a prompt of this name
     assert read_json(tmp_path / "second" / SETTINGS) == own | {"similarity_fn_name": "dot"}
+
+
+def test_the_subfolder_with_heads_keeps_prefix_prompts_and_length(tmp_path: Path) -> None:
+    settings = {"prefix": "ka ", "max_seq_length": 7, "prompts": {"query": "lo "}}
+    source = save(tmp_path / "dap", tiny_model(objective="tr", pooling="mean"))
+    write_modules(SentenceEncoder(load_encoder(source).model, tiny_tokenizer(), **settings), source)
+    build(source, tmp_path / "out", FolderOptions(with_heads=True, normalize=True))
+    heads = tmp_path / "out/pretraining"
+    assert_allclose(own_vectors(heads), own_vectors(source), atol=1e-5)
+    for folder in (source, heads):
+        queries = library_vectors(folder, "encode_query", trust_remote_code=True)
+        assert_allclose(queries, own_vectors(source, prefix="lo "), atol=1e-5)
 
 
 def test_heads_load_from_the_subfolder_and_can_be_trained(tmp_path: Path) -> None:
