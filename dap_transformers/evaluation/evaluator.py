@@ -106,6 +106,8 @@ def by_name(paths: Iterable[str | Path]) -> dict[str, Path]:
         name = re.sub(r"(\.tsv)?(\.gz|\.xz)?$", "", path.resolve().name)
         if name in found:
             raise UserError(f"{found[name]} and {path} are both called {name}: rename one of them")
+        if name == "mean":
+            raise UserError(f"{path}: mean is the name of the average: rename it")
         found[name] = path
     return found
 

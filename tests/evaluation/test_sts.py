@@ -56,6 +56,7 @@ def test_a_training_measures_it_by_a_flag_or_from_python(
     [
         ([("a", "b", "1"), ("a", "c")], "line 2"),
         ([("a", "b", "1"), ("a", "c", "x")], "line 2"),
+        ([("a", "b", "1"), ("a", "c", "nan"), ("a", "d", "2")], "line 2"),
         ([("a", "b", "-1.5"), ("a", "c", "-1.5")], "no two pairs of different scores"),
         ([], "no two pairs"),
     ],
@@ -63,6 +64,12 @@ def test_a_training_measures_it_by_a_flag_or_from_python(
 def test_faults_are_named(tmp_path: Path, rows: list, says: str) -> None:
     file = write(tmp_path / "sts.tsv", text_of(rows))
     with pytest.raises(UserError, match=f"sts.tsv.*{says}"):
+        STS([file])
+
+
+def test_a_file_cannot_have_the_name_of_the_average(tmp_path: Path) -> None:
+    file = write(tmp_path / "mean.tsv", "a\tb\t1\nc\td\t2\n")
+    with pytest.raises(UserError, match="name of the average"):
         STS([file])
 
 
