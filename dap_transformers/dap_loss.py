@@ -15,7 +15,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from losses_dap import world_size
 from modeling_dap import DAPForPreTraining
-from modules_dap import build_modules, pooling_mode
+from modules_dap import EXPECTED, build_modules, pooling_mode
 from objectives_dap import Sentences
 from states_dap import use_packing
 
@@ -209,7 +209,10 @@ def shared_modules(modules: list[nn.Module]) -> tuple[list[dict[str, Any]], nn.S
     """Return the library's modules behind the pooling as ours, with the same weights."""
     configs = []
     for module in modules:
-        configs.append({"type": type(module).__name__} | module.get_config_dict())
+        config = {"type": type(module).__name__} | module.get_config_dict()
+        if any(value != EXPECTED.get(name, value) for name, value in config.items()):
+            raise ValueError(f"a module with {config} cannot be trained here: leave it out")
+        configs.append(config)
     ours = build_modules(configs)
     for module, own in zip(modules, ours):
         if hasattr(module, "linear"):

@@ -15,7 +15,7 @@ from sentence_transformers import (
     SentenceTransformerTrainingArguments,
 )
 from sentence_transformers.losses import MatryoshkaLoss
-from sentence_transformers.models import Normalize, Pooling, Transformer
+from sentence_transformers.models import Dense, Normalize, Pooling, Transformer
 from tiny_models import start_from
 from torch.testing import assert_close
 
@@ -113,6 +113,8 @@ def test_what_the_loss_cannot_train_is_refused(tiny_bert_dir: Path) -> None:
     for model in (library_model(tiny_bert_dir, "mean", torch.nn.Identity()), without_prompt):
         with pytest.raises(ValueError, match="consists of"):
             DAPLoss(model, heads)
+    with pytest.raises(ValueError, match="use_residual"):
+        DAPLoss(library_model(tiny_bert_dir, "mean", Dense(32, 32, use_residual=True)), heads)
     with pytest.raises(StrictDataclassError, match="pooling"):
         DAPLoss(library_model(tiny_bert_dir, "max"), heads)
 
