@@ -340,8 +340,8 @@ class TranslationRanking(Comparison):
     The other candidates are the targets of the batch's other pairs and the hard negatives, if any.
 
     With the default options this is `MultipleNegativesRankingLoss` of sentence-transformers with
-    `scale=20`. One thing differs: a text that is the source or the target of a pair is no negative
-    of this pair. `tr_same_side_negatives` is the direction "query_to_query" there.
+    `scale=20`. One thing differs: pairs with the same source or the same target are no negatives of
+    each other. `tr_same_side_negatives` is the direction "query_to_query" there.
     """
 
     name = "tr"
