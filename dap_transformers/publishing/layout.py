@@ -75,6 +75,7 @@ class Published:
 
     Attributes:
         heads: whether the folder has the training heads.
+        dimensions: of a sentence vector.
         normalize: whether sentence-transformers returns vectors of length 1.
         similarity: "cosine" or "dot".
         has_pooler: whether the encoder's class has a pooler, even if the checkpoint has no
@@ -85,7 +86,7 @@ class Published:
     heads: bool
     model_type: str
     layers: int
-    hidden_size: int
+    dimensions: int
     pooling: str
     prefix: str
     max_seq_length: int
@@ -93,6 +94,8 @@ class Published:
     similarity: str
     has_pooler: bool
     has_dense: bool = False
+    query_prompt: str = ""
+    document_prompt: str = ""
 
     @property
     def pools_itself(self) -> bool:
@@ -173,7 +176,7 @@ def _describe(
         heads=options.with_heads,
         model_type=backbone.config.model_type,
         layers=backbone.config.num_hidden_layers,
-        hidden_size=encoder.hidden_size,
+        dimensions=encoder.dimensions,
         pooling=encoder.pooling,
         prefix=encoder.prefix,
         max_seq_length=encoder.max_seq_length,
@@ -181,6 +184,8 @@ def _describe(
         similarity=similarity,
         has_pooler=_plain_pooler(backbone) is not None,
         has_dense=bool(encoder.after.state_dict()),
+        query_prompt=encoder.for_task("query").prefix,
+        document_prompt=encoder.for_task("document").prefix,
     )
 
 

@@ -194,9 +194,9 @@ def model_card(repo_id: str, published: Published, sources: Sources) -> ModelCar
 
 
 def _require_same_encoding(report: Mapping[str, Any], published: Published) -> None:
-    """Check that a report was measured with the published model's pooling, prefix and length."""
+    """Check that a report was measured with the published model's pooling, prompts and length."""
     settings = report.get("settings", {})
-    names = ["pooling", "prefix"]
+    names = ["pooling", "prefix", "query_prompt", "document_prompt"]
     if "prefix" in settings:  # else max_seq_length is about pairs of texts, as in run-xnli
         names.append("max_seq_length")
     for name in names:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import save, tiny_config
+from conftest import save, save_with_modules, tiny_config
 from huggingface_hub import ModelCard
 from huggingface_hub.repocard_data import model_index_to_eval_results
 from tiny_models import tiny_model
@@ -137,7 +137,18 @@ def test_a_local_start_shows_only_its_name() -> None:
     assert "/home/someone" not in str(card)
 
 
-@pytest.mark.parametrize(("name", "value"), [("pooling", "cls"), ("max_seq_length", 512)])
+def test_the_card_tells_the_size_behind_dense_layers(tiny_bert_dir: Path, tmp_path: Path) -> None:
+    library = save_with_modules(tmp_path / "library", tiny_bert_dir)
+    publish(library, "user/tiny", PublishOptions(dry_run=True), tmp_path / "hub")
+    card = ModelCard.load(tmp_path / "hub/README.md").text
+    assert "a vector of 8 numbers" in card
+    assert "last hidden states after Dense layers" in card
+    assert "32" not in re.findall(r"\d+", card)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("pooling", "cls"), ("max_seq_length", 512), ("query_prompt", "query: ")]
+)
 def test_results_of_other_vectors_are_refused(name: str, value: object) -> None:
     other = TATOEBA | {"settings": TATOEBA["settings"] | {name: value}}
     says = f"tatoeba were measured with {name}={value!r}, but the model is published with"
