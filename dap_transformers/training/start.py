@@ -85,6 +85,7 @@ def read_start(args: PretrainingModelArguments) -> Start:
         # Only the shape is wanted, so of a DAP configuration take that of its encoder.
         config = getattr(config, "encoder_config", config)
         config.pad_token_id = checkpoint.tokenizer.pad_token_id
+        config.architectures = None  # of other weights
         checkpoint.config = config
 
     # Build the encoder without memory for its weights, to read its limits from its shape.
@@ -103,7 +104,9 @@ def read_start(args: PretrainingModelArguments) -> Start:
 
     is_dap = config.model_type == DAPConfig.model_type
     continues = is_dap and (config.objective != "mlm" or args.objective in (None, "mlm"))
-    has_vectors = continues or library.pooling is not None or is_sentence_encoder(config)
+    has_vectors = continues
+    if not is_dap:
+        has_vectors = library.pooling is not None or is_sentence_encoder(config)
     if args.distill_from is None and not has_vectors:
         leave_out_anchor(args, name)
 

@@ -18,6 +18,7 @@ from conftest import (
     results,
     run,
     save,
+    save_bert,
     save_with_modules,
     synthetic_pairs,
     tiny_config,
@@ -131,6 +132,16 @@ def test_an_encoder_made_here_starts_dual_alignment(scratch: tuple, tmp_path: Pa
     bias = made.pop("prediction_head.bias")[ids]
     assert torch.equal(found["prediction_head.bias"], bias)
     assert all(torch.equal(found[name], value) for name, value in made.items())
+
+
+def test_vectors_that_were_never_trained_are_not_kept(scratch: tuple, tmp_path: Path) -> None:
+    folder, flags = scratch
+    save_bert(tmp_path / "bert")  # a bare encoder
+    starts = (f"--model_name_or_path {folder}/mlm", from_shape(folder, tmp_path / "bert"))
+    for start in starts:
+        trainer = built(f"{flags} {start} --objective tr+distill --output_dir {tmp_path}/out")
+        assert trainer.model.config.objective == "tr"
+        assert "kept_neighbours" not in [each.name for each in trainer.evaluators]
 
 
 def test_the_mask_token_is_that_of_the_given_tokenizer(scratch: tuple, tmp_path: Path) -> None:
