@@ -350,12 +350,13 @@ class PredictionHead(PredictionTransform):
         word embeddings, because the layers were then trained for another matrix.
         """
         head = getattr(model, "prediction_head", None)
-        if isinstance(head, PredictionHead):
-            dense, norm, bias = head.dense, head.norm, head.bias
+        is_ours = isinstance(head, PredictionHead)
+        dense, norm = (head.dense, head.norm) if is_ours else _layers_before_output(model)
+        if dense is None or norm is None or dense.weight.shape != self.dense.weight.shape:
+            return False
+        if is_ours:
+            bias = head.bias
         else:
-            dense, norm = _layers_before_output(model)
-            if dense is None or norm is None or dense.weight.shape != self.dense.weight.shape:
-                return False
             output = model.get_output_embeddings()
             if output.weight.data_ptr() != model.get_input_embeddings().weight.data_ptr():
                 return False
