@@ -37,7 +37,7 @@ from dap_transformers.evaluation.evaluator import Evaluator, card_rows, evaluate
 from dap_transformers.evaluation.hard_negatives import HardNegatives
 from dap_transformers.evaluation.retrieval import Retrieval, read_languages, rounded
 from dap_transformers.files import public_name, write_json
-from dap_transformers.options import arg
+from dap_transformers.options import arg, require_least
 from dap_transformers.pictures import plot_accuracies
 from dap_transformers.processes import launched
 from dap_transformers.ray.connection import Cluster
@@ -77,6 +77,9 @@ class EvaluationArguments(EvaluationData):
     plot: str | None = arg(None, "Picture of accuracy by language to draw: .svg, .png or .pdf.")
     before: str | None = arg(None, "JSON file of another model, for --plot to compare with.")
     token_budget: int | None = token_budget()
+
+    def __post_init__(self) -> None:
+        require_least(self, max_pairs=1)
 
     def text_files(self) -> list[Path]:
         """Return the files of the parallel text."""

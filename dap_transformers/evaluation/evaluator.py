@@ -104,10 +104,9 @@ def by_name(paths: Iterable[str | Path]) -> dict[str, Path]:
     found: dict[str, Path] = {}
     for path in map(Path, paths):
         name = re.sub(r"(\.tsv)?(\.gz|\.xz)?$", "", path.resolve().name)
-        if name in found:
-            raise UserError(f"{found[name]} and {path} are both called {name}: rename one of them")
-        if name == "mean":
-            raise UserError(f"{path}: mean is the name of the average: rename it")
+        if name in found or name == "mean":
+            other = found.get(name, "the average")
+            raise UserError(f"{other} and {path} are both called {name}: rename one of them")
         found[name] = path
     return found
 

@@ -285,7 +285,7 @@ class DAPTrainer(ResumableTrainer):
         if name in self.measured_on:
             value = metrics[name]
             lines = [line for line in self.state.log_history if name in line and line["step"]]
-            highest = max([value, *(line[name] for line in lines)])
+            highest = max(line[name] for line in lines)
             shares = torch.tensor([value, highest]) / 100
             error = 100 * float((shares * (1 - shares)).sum() / self.measured_on[name]) ** 0.5
             if highest - value <= 2 * error:

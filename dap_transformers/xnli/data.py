@@ -26,7 +26,7 @@ from transformers import PreTrainedTokenizerBase
 
 from dap_transformers.errors import UserError, reading
 from dap_transformers.languages import XNLI_LANGUAGES, base_language
-from dap_transformers.options import arg
+from dap_transformers.options import arg, require_least
 from dap_transformers.text.archives import list_folder, read_sentences
 from dap_transformers.text_keys import is_blank
 
@@ -64,6 +64,9 @@ class TextOptions:
     max_seq_length: int = arg(128, "Maximum number of tokens of a pair. Longer pairs are cut.")
     max_train_pairs: int | None = arg(None, "Use only the first pairs of the training data.")
     max_test_pairs: int | None = arg(None, "Use only the first pairs of each test set.")
+
+    def __post_init__(self) -> None:
+        require_least(self, max_train_pairs=1, max_test_pairs=1)
 
 
 class NLISource(NamedTuple):
@@ -155,7 +158,7 @@ def load_nli(source: NLISource, limit: int | None = None) -> Dataset:
         examples = Dataset.from_dict(content)
 
     rows = [row for row, number in enumerate(numbers) if number != NO_GOLD]
-    if not rows[:limit]:
+    if not rows:
         raise UserError(f"{source.path}: no examples with a gold label")
     return examples.select(rows[:limit])
 

@@ -130,9 +130,9 @@ def build_classifier(encoder: SentenceEncoder) -> DAPForSequenceClassification:
     if not isinstance(encoder.model, DAPModel):
         config = DAPConfig(config, objective="tr")
     config.pooling = encoder.pooling
-    kinds = [type(module).__name__ for module in encoder.after]
-    settings = [getattr(module, "config", {}) for module in encoder.after]
-    config.modules = [{"type": kind} | own for kind, own in zip(kinds, settings)]
+    config.modules = []
+    for module in encoder.after:
+        config.modules.append({"type": type(module).__name__} | getattr(module, "config", {}))
     config.id2label = dict(enumerate(LABEL.names))
     config.label2id = {name: number for number, name in enumerate(LABEL.names)}
 

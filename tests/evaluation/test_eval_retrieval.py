@@ -127,6 +127,12 @@ def test_languages_are_chosen_by_either_code(near_dir: Path, spelling: str) -> N
         read_languages(find_bitext(near_dir), ["de", "xx"])
 
 
+@pytest.mark.parametrize("pairs", [0, -1])
+def test_fewer_pairs_than_one_are_refused(pairs: int) -> None:
+    with pytest.raises(UserError, match=f"max_pairs={pairs}: at least 1"):
+        eval_retrieval.run(f"--model x --data_dir y --max_pairs {pairs}".split())
+
+
 def test_a_report_that_cannot_be_written_costs_no_numbers(
     argv: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
