@@ -347,9 +347,12 @@ def correct_state(args: TrainingArguments, state: TrainerState) -> None:
     - If the best checkpoint so far is missing, the best one is chosen anew, with a warning.
     """
     state.compute_steps(args, state.max_steps)
-    best = state.best_model_checkpoint
-    if state.best_global_step and not (best and Path(best).is_dir()):
-        logger.warning("%s, the best one so far, is missing: it is chosen anew", best)
+    step = state.best_global_step
+    best = Path(state.best_model_checkpoint or "")
+    if step and not (best.name == f"checkpoint-{step}" and best.is_dir()):
+        logger.warning(
+            "the best checkpoint so far, of step %d, is missing: it is chosen anew", step
+        )
         state.best_model_checkpoint = None
         state.best_metric = None
         state.best_global_step = None

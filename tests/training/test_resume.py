@@ -73,8 +73,9 @@ def test_a_folder_with_another_model_is_refused(file: str, tmp_path: Path) -> No
 def test_a_best_checkpoint_that_is_missing_is_chosen_anew(tmp_path: Path) -> None:
     args = DAPTrainingArguments(output_dir=str(tmp_path))
     saved_checkpoint(tmp_path / "checkpoint-5")
-    for step, is_there in ((5, True), (6, False)):
-        path = str(tmp_path / f"checkpoint-{step}")
+    # The last one was better than that of step 5, but was not saved.
+    for step, saved, is_there in ((5, 5, True), (6, 6, False), (7, 5, False)):
+        path = str(tmp_path / f"checkpoint-{saved}")
         remembering = TrainerState(best_global_step=step, best_model_checkpoint=path)
         correct_state(args, remembering)
         expected = (path, step) if is_there else (None, None)
