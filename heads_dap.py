@@ -354,13 +354,11 @@ class PredictionHead(PredictionTransform):
         dense, norm = (head.dense, head.norm) if is_ours else _layers_before_output(model)
         if dense is None or norm is None or dense.weight.shape != self.dense.weight.shape:
             return False
-        if is_ours:
-            bias = head.bias
-        else:
-            output = model.get_output_embeddings()
-            if output.weight.data_ptr() != model.get_input_embeddings().weight.data_ptr():
-                return False
-            bias = output.bias
+        output = head if is_ours else model.get_output_embeddings()
+        table = model.get_input_embeddings().weight
+        if not is_ours and output.weight.data_ptr() != table.data_ptr():
+            return False
+        bias = output.bias
 
         self.dense.load_state_dict(dense.state_dict())
         self.norm.load_state_dict(norm.state_dict())

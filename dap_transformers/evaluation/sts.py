@@ -4,7 +4,6 @@ A file has a pair per line: two sentences and their score, separated by tabs. Th
 in two languages. A header is allowed. The file may end in `.gz` or `.xz`.
 """
 
-import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -99,7 +98,7 @@ def read_scored_pairs(path: Path) -> list[ScoredPair]:
             if number == 1 and not re.search("[0-9]", score):
                 continue  # the header
             pairs.append(ScoredPair(first, second, float(score)))
-            if not math.isfinite(pairs[-1].score):
+            if not np.isfinite(pairs[-1].score):
                 raise ValueError(f"the score is {score}")
     if len({pair.score for pair in pairs}) < 2:
         raise UserError(f"{path} has no two pairs of different scores: there is no correlation")

@@ -123,9 +123,13 @@ def build(source: Path, folder: Path, options: FolderOptions | None = None) -> P
         own_length = encoder.tokenizer.model_max_length
         length = min(own_length, longest_input(model) or own_length)
         save_tokenizer(encoder.tokenizer, length, folder / HEADS_FOLDER)
-        settings = {"prefix": encoder.prefix, "prompts": encoder.prompts}
-        length = encoder.max_seq_length
-        own = SentenceEncoder(model, encoder.tokenizer, max_seq_length=length, **settings)
+        own = SentenceEncoder(
+            model,
+            encoder.tokenizer,
+            prefix=encoder.prefix,
+            max_seq_length=encoder.max_seq_length,
+            prompts=encoder.prompts,
+        )
         write_modules(own, folder / HEADS_FOLDER)
         custom_object_save(model, folder)  # Transformers looks for the code at the root
 

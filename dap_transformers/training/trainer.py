@@ -284,8 +284,8 @@ class DAPTrainer(ResumableTrainer):
         name = "eval_" + self.args.metric_for_best_model.removeprefix("eval_")
         if name in self.measured_on:
             value = metrics[name]
-            lines = [line for line in self.state.log_history if name in line and line["step"]]
-            highest = max(line[name] for line in lines)
+            lines = self.state.log_history
+            highest = max(line[name] for line in lines if name in line and line["step"])
             shares = torch.tensor([value, highest]) / 100
             error = 100 * float((shares * (1 - shares)).sum() / self.measured_on[name]) ** 0.5
             if highest - value <= 2 * error:
