@@ -285,11 +285,11 @@ def test_unfit_arguments_end_the_command_in_one_line(
         main(f"{command} {change}")
 
 
-@pytest.mark.parametrize("name", ["film.srt.gz", "memory.tmx"])
+@pytest.mark.parametrize("name", ["film.srt.gz", "memory.tmx", "a.jsonl", "de-en.tsv"])
 def test_files_of_other_formats_are_not_read_as_lines(
     name: str, command: str, model: str, tmp_path: Path
 ) -> None:
-    other = write_text(tmp_path / name, "1\n00:00:01,000 --> 00:00:02,000\nban\n")
+    other = write_text(tmp_path / name, "1\n00:00:01,000 --> 00:00:02,000\tban\n")
     with pytest.raises(UserError, match=f"{name}: its lines are no sentences"):
         run(f"{other} {tmp_path}/a.en {model} --output {tmp_path}/pairs.tsv")
 

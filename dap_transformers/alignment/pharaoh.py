@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from dap_transformers.errors import reading
-from dap_transformers.text.archives import read_sentences
+from dap_transformers.text.archives import decoded_lines
 
 _LINK = re.compile(r"(\d{1,9})([-p])(\d{1,9})")
 
@@ -61,7 +61,7 @@ def parse_links(line: str, first: int = 0) -> GoldLinks:
 def read_links(path: str | Path, first: int = 0) -> list[GoldLinks]:
     """Read the links of each line of a file, which may be compressed as `.gz` or `.xz`."""
     found = []
-    for number, line in enumerate(read_sentences(path), 1):
+    for number, line in enumerate(decoded_lines(path), 1):
         with reading(f"{path}, line {number}"):
             found.append(parse_links(line, first))
     return found

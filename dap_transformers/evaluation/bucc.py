@@ -31,7 +31,7 @@ from dap_transformers.mining.margin import candidate_pairs, neighbourhoods
 from dap_transformers.mining.mine_pairs import MiningOptions
 from dap_transformers.mining.texts import DistinctSentences, TextPair
 from dap_transformers.search.exact import mutual_neighbours
-from dap_transformers.text.archives import read_sentences
+from dap_transformers.text.archives import decoded_lines
 
 SAMPLE = ("sample", "dev")
 TRAINING = ("training", "test")
@@ -184,7 +184,7 @@ def read_split(split: Split) -> TextPair:
 
 def read_text(path: Path, ids: dict[str, int]) -> Iterator[str]:
     """Yield the sentences of lines `id<TAB>sentence`, and fill `ids`: id -> index of its line."""
-    for index, line in enumerate(read_sentences(path)):
+    for index, line in enumerate(decoded_lines(path)):
         name, tab, sentence = line.partition("\t")
         if not name or not tab:
             raise UserError(f"{path}, line {index + 1}: {line[:60]!r} is no id, tab and sentence")
@@ -201,7 +201,7 @@ def read_gold(
     `source_ids` and `target_ids` give the line of each id.
     """
     pairs: dict[tuple[int, int], None] = {}
-    for number, line in enumerate(read_sentences(path), 1):
+    for number, line in enumerate(decoded_lines(path), 1):
         with reading(f"{path}, line {number}"):
             source, target = line.split("\t")
             pairs[source_ids[source], target_ids[target]] = None

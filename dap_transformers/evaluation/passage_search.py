@@ -20,7 +20,7 @@ from dap_transformers.encoding.encoder import SentenceEncoder
 from dap_transformers.errors import UserError, counted, reading
 from dap_transformers.evaluation.evaluator import Evaluator, Metric, Numbers, by_name, digest_of
 from dap_transformers.search.exact import nearest_neighbours
-from dap_transformers.text.archives import read_sentences
+from dap_transformers.text.archives import decoded_lines
 
 #: Passages per question that nDCG looks at.
 TOP = 10
@@ -136,7 +136,7 @@ def read_questions(folder: Path) -> QuestionSet:
 
     path = find(folder, "qrels/test.tsv")
     grades: dict[str, dict[int, int]] = {}
-    for number, line in enumerate(read_sentences(path), 1):
+    for number, line in enumerate(decoded_lines(path), 1):
         place = f"{path}, line {number}"
         with reading(place):
             question, passage, grade = line.split("\t")
@@ -165,7 +165,7 @@ def find(folder: Path, name: str) -> Path:
 def read_texts(path: Path) -> dict[str, str]:
     """Read the texts of a JSON Lines file by id. A title goes before the text."""
     texts: dict[str, str] = {}
-    for number, line in enumerate(read_sentences(path), 1):
+    for number, line in enumerate(decoded_lines(path), 1):
         place = f"{path}, line {number}"
         with reading(place):
             record = json.loads(line)

@@ -16,7 +16,7 @@ from dap_transformers.encoding.encoder import Encoder
 from dap_transformers.errors import UserError, reading
 from dap_transformers.evaluation.evaluator import Evaluator, Metric, Numbers, by_name
 from dap_transformers.search.exact import unit_rows
-from dap_transformers.text.archives import read_sentences
+from dap_transformers.text.archives import decoded_lines
 
 
 class ScoredPair(NamedTuple):
@@ -92,7 +92,7 @@ def mean_ranks(values: np.ndarray) -> np.ndarray:
 def read_scored_pairs(path: Path) -> list[ScoredPair]:
     """Read the pairs of a file. Their scores must differ."""
     pairs = []
-    for number, line in enumerate(read_sentences(path), 1):
+    for number, line in enumerate(decoded_lines(path), 1):
         with reading(f"{path}, line {number}"):
             first, second, score = line.split("\t")
             if number == 1 and not re.search("[0-9]", score):

@@ -323,6 +323,15 @@ def align(
     return groups, remarks
 
 
+def single_sentences(groups: np.ndarray) -> np.ndarray:
+    """Return each sentence of `groups` as a group of its own, whose other side is empty."""
+    rows = []
+    for _, source, target, sources, targets in groups.tolist():
+        rows += [(np.nan, source + place, target, 1, 0) for place in range(sources)]
+        rows += [(np.nan, source + sources, target + place, 0, 1) for place in range(targets)]
+    return np.array(rows, GROUP)
+
+
 def align_texts(
     texts: TextsInOrder,
     vectors: Vectors,
@@ -332,22 +341,22 @@ def align_texts(
     """Find the groups of sentences of two texts that translate each other, in their order.
 
     `vectors` are of the distinct groups. Groups with a cosine below `lowest` are not kept. What is
-    kept also holds the sentences without a translation, as groups with an empty side.
+    kept also holds all other sentences, as groups with an empty side.
     """
     sides = texts.sides()
     groups, remarks = align(Gains(vectors, list(sides.values())), search)
     for remark in remarks:
         logger.warning("%s", remark)
-    is_left_out = np.isnan(groups["score"])
-    found = groups[~is_left_out]
+    found = groups[~np.isnan(groups["score"])]
     kept = select(found, lowest)
-    rows = np.concatenate([kept, groups[is_left_out]])
+    is_kept = groups["score"] >= (-np.inf if lowest is None else lowest)
+    rows = np.concatenate([kept, single_sentences(groups[~is_kept])])
     rows.sort(order=["source", "target"])
 
     numbers = {"remarks": remarks, "kept": len(kept)}
     left = []
     for name, text in sides.items():
-        count = len(text.groups) - int(found[f"{name}s"].sum())
+        count = len(text.groups) - int(kept[f"{name}s"].sum())
         numbers[f"{name}_without_translation"] = count
         left.append(counted(count, f"{name} sentence"))
     summary = f"{counted(len(kept), 'group')} kept of {len(found):,}; without a translation: "

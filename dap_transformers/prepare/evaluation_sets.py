@@ -11,7 +11,12 @@ import polars as pl
 from dap_transformers.errors import UserError, reading
 from dap_transformers.files import plain_suffix
 from dap_transformers.prepare.filters import tidy
-from dap_transformers.text.archives import disk_path, list_folder, read_sentences
+from dap_transformers.text.archives import (
+    decoded_lines,
+    disk_path,
+    list_folder,
+    read_sentences,
+)
 from dap_transformers.text.find import find_bitext
 from dap_transformers.text.formats import FORMATS, read_pairs
 from dap_transformers.text_keys import BLANKS, is_blank
@@ -53,12 +58,12 @@ def _sentences(path: Path, target_language: str) -> Iterator[str]:
             for pair in read_pairs(file):
                 yield from pair.values()
     elif kind == "jsonl":
-        for number, line in enumerate(read_sentences(path), 1):
+        for number, line in enumerate(decoded_lines(path), 1):
             if not is_blank(line):
                 with reading(f"{path}, line {number}"):
                     yield from _strings(json.loads(line))
     else:
-        for line in read_sentences(path):
+        for line in decoded_lines(path) if kind == "tsv" else read_sentences(path):
             yield from line.split("\t")
 
 

@@ -31,7 +31,9 @@ NO_TEXT = (
     (b"PK\3\4", b"", "a zip archive: name one of its files, such as archive.zip/novel.de"),
 )
 #: Endings of text files whose lines are no sentences.
-NO_SENTENCES = (".json", ".xml", ".sgm", ".tmx", ".po", ".srt", ".vtt")
+NO_SENTENCES = (
+    ".json", ".jsonl", ".csv", ".parquet", ".xml", ".sgm", ".tmx", ".po", ".srt", ".vtt",
+)  # fmt: skip
 
 
 # ---------------------------------------------------------------------------------------- files
@@ -170,9 +172,14 @@ def decode_line(line: bytes) -> str:
 
 def read_sentences(path: str | Path) -> Iterator[str]:
     """Yield the lines of a text in one language, including empty ones: line i is sentence i."""
-    if plain_suffix(path) in NO_SENTENCES:
-        raise UserError(f"{path}: its lines are no sentences; give one sentence per line")
-    yield from decoded_lines(path)
+    suffix = plain_suffix(path)
+    unfit = UserError(f"{path}: its lines are no sentences; give one sentence per line")
+    if suffix in NO_SENTENCES:
+        raise unfit
+    for line in decoded_lines(path):
+        if suffix == ".tsv" and "\t" in line:
+            raise unfit
+        yield line
 
 
 def decoded_lines(path: str | Path) -> Iterator[str]:

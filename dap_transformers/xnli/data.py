@@ -27,7 +27,7 @@ from transformers import PreTrainedTokenizerBase
 from dap_transformers.errors import UserError, reading
 from dap_transformers.languages import XNLI_LANGUAGES, base_language
 from dap_transformers.options import arg, require_least
-from dap_transformers.text.archives import list_folder, read_sentences
+from dap_transformers.text.archives import decoded_lines, list_folder
 from dap_transformers.text_keys import is_blank
 
 LABEL = ClassLabel(names=["entailment", "neutral", "contradiction"])
@@ -166,7 +166,7 @@ def load_nli(source: NLISource, limit: int | None = None) -> Dataset:
 def _read_tsv(path: str) -> list[Sequence[str]]:
     """Return the columns of a TSV file, which may have a header and empty lines."""
     rows = []
-    for line in read_sentences(path):
+    for line in decoded_lines(path):
         if not is_blank(line):
             rows.append(line.split("\t")[: len(COLUMNS)])
     if rows and rows[0][-1] in ("label", "gold_label"):

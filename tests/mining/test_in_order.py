@@ -270,6 +270,15 @@ def test_two_books_become_a_file_from_which_both_texts_can_be_read_back(
             assert row[side] == " ".join(lines[number - 1] for number in row[f"{side}_lines"])
             assert row[side] or row["score"] is None
 
+    # The sentences of groups below a threshold are listed as well.
+    lowest = sorted(row["score"] for row in rows if row["score"] is not None)[len(pairs) // 2]
+    made = run([*argv, "--output", str(outputs[-1]), "--threshold", str(lowest)])
+    rows = [json.loads(line) for line in outputs[-1].read_text().splitlines()]
+    assert made["kept"] == sum(row["score"] is not None for row in rows) < len(pairs)
+    assert made["source_without_translation"] == sum(not row["target"] for row in rows)
+    for side, lines in sides.items():
+        assert " ".join(filter(None, (row[side] for row in rows))) == " ".join(filter(None, lines))
+
 
 def test_paragraphs_and_subtitles_become_sentences_with_their_places(
     tiny_bert_dir: Path, tmp_path: Path
