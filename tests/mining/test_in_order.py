@@ -128,8 +128,11 @@ def naive(vectors: Sides, lengths: Sides) -> list[tuple[int, ...]]:
     return groups[::-1]
 
 
-@pytest.mark.parametrize(("n", "seed"), [(200, 0), (80, 1), (2, 2), (1, 3)])
-def test_the_groups_are_those_of_a_full_table_in_float64(n: int, seed: int) -> None:
+@pytest.mark.parametrize(("n", "seed"), [(80, 1), (2, 2), (1, 3)])
+def test_the_groups_are_those_of_a_full_table_in_float64(
+    n: int, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(in_order, "BLOCK", 32)
     gains = two_books(n, seed)
     groups, remarks = align(gains)
     vectors = [side.reshape(3, -1, side.shape[1]) for side in gains.vectors]
@@ -163,7 +166,7 @@ def test_groups_may_be_single_sentences() -> None:
     assert groups[["source", "target", "sources", "targets"]].tolist() == expected
 
 
-@pytest.mark.parametrize(("sentences", "of"), [(5, 30), (1, 5), (3, 3), (2, 2), (1, 1)])
+@pytest.mark.parametrize(("sentences", "of"), [(5, 30), (1, 5), (1, 1)])
 def test_few_sentences_find_their_translations_in_a_longer_text(sentences: int, of: int) -> None:
     book = np.random.default_rng(3).normal(size=(of, 16)) + 2  # as alike as vectors of encoders
     middle = (of - sentences) // 2
