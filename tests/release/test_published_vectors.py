@@ -74,28 +74,9 @@ with torch.no_grad():
     out = AutoModel.from_pretrained(folder)(**batch)
 mask = batch["attention_mask"].unsqueeze(-1)
 """
-POOLED = """
-vectors = out.get("pooler_output")
-if vectors is None or not vectors.any():
-    refuse("no vector in pooler_output")
-"""
 STATES = """
 states = out.last_hidden_state
 vectors = (states * mask).sum(1) / mask.sum(1) if pooling == "mean" else states[:, 0]
-"""
-OWN = f"""
-sys.path.insert(0, {str(REPOSITORY)!r})
-from dap_transformers.encoding.encoder import SentenceEncoder
-vectors = SentenceEncoder.from_pretrained(folder).encode(sentences)
-"""
-GRAPH = """
-import onnxruntime
-from transformers import AutoTokenizer
-tokenizer = AutoTokenizer.from_pretrained(folder)
-batch = tokenizer(texts, padding=True, truncation=True, return_tensors="np")
-session = onnxruntime.InferenceSession(folder + "/onnx/model.onnx")
-inputs = {each.name: batch[each.name] for each in session.get_inputs()}
-vectors = session.run(["sentence_embedding"], inputs)[0]
 """
 TXTAI = """
 from txtai import Embeddings
@@ -103,16 +84,8 @@ vectors = Embeddings(path=folder, gpu=False).batchtransform(sentences)
 """
 #: Client -> its environment ("" is the one that runs the tests) and its code.
 CLIENTS = {
-    "AutoModel, pooler_output": ("", AUTO + POOLED),
-    "AutoModel, last_hidden_state": ("", AUTO + STATES),
     "AutoModel, Transformers 5.17": ("5.17", AUTO + STATES),
-    "SentenceEncoder": ("", OWN),
-    "sentence-transformers, encode": ("", LIBRARY),
-    "sentence-transformers, encode_query": ("", LIBRARY.replace(".encode(", ".encode_query(")),
-    "sentence-transformers, encode_document": (
-        "",
-        LIBRARY.replace(".encode(", ".encode_document("),
-    ),
+    "sentence-transformers": ("", LIBRARY),
     "sentence-transformers, ONNX": (
         "optimum",
         LIBRARY.replace("folder,", "folder, backend='onnx',"),
@@ -121,7 +94,6 @@ CLIENTS = {
         "openvino",
         LIBRARY.replace("folder,", f"folder, {OPENVINO},"),
     ),
-    "onnxruntime": ("", GRAPH),
     "fastembed": ("fastembed", RECIPES["fastembed"]),
     "infinity": ("infinity", RECIPES["infinity"]),
     "txtai": ("txtai", TXTAI),
@@ -130,10 +102,6 @@ CLIENTS = {
 }
 RUNNER = """
 import json, sys
-class Refused(Exception):
-    pass
-def refuse(reason):
-    raise Refused(reason)
 answers = []
 for job in json.loads(sys.argv[1]):
     names = globals() | job
@@ -141,9 +109,8 @@ for job in json.loads(sys.argv[1]):
         exec(sys.argv[2], names)
         answers.append([[float(value) for value in vector] for vector in names["vectors"]])
     except Exception as error:
-        kind = "" if isinstance(error, Refused) else type(error).__name__ + ": "
         text = " ".join(str(error).replace(job["folder"], "FOLDER").split())
-        answers.append("refused: " + kind + text[:160])
+        answers.append(f"refused: {type(error).__name__}: {text[:160]}")
 json.dump(answers, open(sys.argv[3], "w"))
 """
 #: Runs one job per process, because the imports of a module run only once.
