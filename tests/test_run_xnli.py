@@ -25,7 +25,7 @@ WORDS = [f"{a}{b}" for a in ("ka", "lo", "mi") for b in ("ban", "der", "gol", "s
 MARKS = ("nefin", "pusut", "rader")  # one per label
 SIZES = {"train-en": 120, "dev-en": 30, "test-en": 30, "test-de": 24, "test-sw": 24}
 RUN = "lr-0.003-seed-42"
-SEARCH = "--search --learning_rates 1e-7 5e-3 --num_train_epochs 5"
+SEARCH = "--search --learning_rates 1e-7 5e-3 --num_train_epochs 3"
 Searched = tuple[Path, dict]
 
 

@@ -13,7 +13,7 @@ from quickstart import __main__ as run
 
 @pytest.fixture
 def home(
-    tiny_bert_dir: Path, bitext_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_bert_dir: Path, short_bitext_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Path:
     """A folder that has text and encoder, beside a recipe of two steps."""
     recipe = run.RECIPE.read_text().replace("max_steps: 60", "max_steps: 2")
@@ -24,7 +24,7 @@ def home(
     monkeypatch.setattr(run, "prepare_text", lambda: None)
     monkeypatch.setattr(run, "prepare_encoder", lambda: tiny_bert_dir)
     for folder in ("train", "test"):
-        shutil.copytree(bitext_dir, tmp_path / folder)
+        shutil.copytree(short_bitext_dir, tmp_path / folder)
     return tmp_path
 
 
