@@ -138,7 +138,7 @@ def test_a_run_warns_once_if_its_head_hardly_uses_the_source(
 def test_language_embeddings_are_those_of_the_text_or_of_the_checkpoint(
     flags: str, bitext_dir: Path, tmp_path: Path
 ) -> None:
-    both = f"{flags} --rtl_direction both --max_steps 1"
+    both = f"{flags} --rtl_direction both --max_steps 1 --dev_pairs 0"
     german = tmp_path / "german"
     run(f"{both} --train_data {bitext_dir}/de-en.tsv --output_dir {german}")
     config = read_json(german / "config.json")

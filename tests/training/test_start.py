@@ -42,8 +42,9 @@ def test_a_dap_checkpoint_is_trained_further_with_its_weights_and_objective(
 ) -> None:
     first = tmp_path / "first"
     second = tmp_path / "second"
-    run(f"{flags} --max_steps 1 --output_dir {first}")
-    changed = "--max_steps 1 --tr_temperature 0.1 --tr_bidirectional --learning_rate 0"
+    flags += " --max_steps 1 --dev_pairs 0"
+    run(f"{flags} --output_dir {first}")
+    changed = "--tr_temperature 0.1 --tr_bidirectional --learning_rate 0"
     command = f"{flags} {changed} --model_name_or_path {first} --output_dir {second}"
     with pytest.raises(ValueError, match=r"objective='tr\+rtl', not 'tr'"):
         run(f"{command} --objective tr")
@@ -57,6 +58,7 @@ def test_a_dap_checkpoint_is_trained_further_with_its_weights_and_objective(
 
 def test_a_tr_checkpoint_becomes_its_own_anchor(flags: str, tmp_path: Path) -> None:
     first = tmp_path / "first"
+    flags += " --dev_pairs 0"
     run(f"{flags} --objective tr --max_steps 1 --output_dir {first}")
     command = f"{flags} --model_name_or_path {first} --max_steps 2 --logging_steps 1"
     out = tmp_path / "out"
@@ -77,7 +79,7 @@ def test_a_plain_encoder_has_no_vectors_to_keep(
     shutil.copytree(tiny_bert_dir, plain)
     config = read_json(plain / "config.json")
     write_json(config | {"architectures": ["BertForMaskedLM"]}, plain / "config.json")
-    command = f"{flags} --model_name_or_path {plain} --max_steps 1"
+    command = f"{flags} --model_name_or_path {plain} --max_steps 1 --dev_pairs 0"
     run(f"{command} --objective tr+distill --output_dir {tmp_path}/out")
     assert read_json(tmp_path / "out/config.json")["objective"] == "tr"
     assert not (tmp_path / "out/teacher").exists()

@@ -14,7 +14,8 @@ from dap_transformers.training.teacher import ROW, add_teacher
 def test_runs_share_a_folder_but_not_their_shards(
     encoder: SentenceEncoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    texts = [{"de": Dataset.from_dict({"target": targets})} for targets in (["ban", "q"], ["fin"])]
+    targets = (["ban", "q"], ["ban", "fin"])
+    texts = [{"de": Dataset.from_dict({"target": own})} for own in targets]
     expected = [encoder.encode(text["de"]["target"][:]) for text in texts]
     encode = encoder.encode
     found = []
