@@ -170,17 +170,6 @@ def test_cosines_are_those_of_float32_whatever_else_multiplies_in_half_precision
         assert torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction
 
 
-def at_rounding_boundaries(rng: np.random.Generator, rows: np.ndarray) -> np.ndarray:
-    """Round all numbers of the first half of the rows down by half a step, of the others up.
-
-    Rows are in groups of near copies. So many pairs are in the wrong order after rounding.
-    """
-    up = np.arange(len(rows))[:, None] >= len(rows) // 2
-    signs = np.sign(rows[rng.integers(10, size=len(rows))])
-    signs[np.arange(len(rows)), rng.integers(rows.shape[1], size=len(rows))] *= -1
-    return signs * np.where(up, 1.0, 1 + 2.0**-8 * (1 - 1e-3))
-
-
 def in_a_corner(spread: float) -> Callable:
     return lambda rng, rows: rng.normal(size=rows.shape[1]) + 2 + spread * rows
 
@@ -199,7 +188,6 @@ SHAPES: dict[str, Callable] = {
     "one side alike": lambda rng, rows: np.where(
         np.arange(len(rows))[:, None] < 200, rows[0] + 1e-4 * rows, rows
     ),
-    "boundary": at_rounding_boundaries,
     **{f"corner of {spread}": in_a_corner(spread) for spread in (10.0, 0.3, 0.05, 1e-3, 1e-5)},
 }
 
@@ -211,7 +199,8 @@ def hard_rows(shape: str, dimensions: int) -> tuple[np.ndarray, np.ndarray]:
     return rows[:200], rows[200:]
 
 
-@pytest.mark.parametrize("dimensions", [1, 384])
+# Of two numbers, a product errs most by rounding.
+@pytest.mark.parametrize("dimensions", [1, 2, 384])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_no_neighbour_is_missed_however_hard_rows_are_to_tell_apart(
     shape: str, dimensions: int, use_blocks: Callable
