@@ -213,14 +213,16 @@ class Bounds:
         self.keys = keys
         self.k = k
         # All float32 sums of D products, and the terms as two numbers each, err by less than this.
-        # Centred rows are at most 2 long. The exact cosines are such sums, too.
+        # Centred rows are at most 2 long. So the product errs by at most 9 D · 2^-24, and each of
+        # the two terms by 2 D · 2^-24 and, as two numbers, by 2^-16. The exact cosine and `mean`
+        # are such sums, too, and err by D · 2^-24 each.
         self.slack = (queries.rows.shape[1] + 128) * 2.0**-20
         lowest = mean + self.slack - LIFT
         self.limits = worst.clamp(min=LEAST_LIMIT) - lowest
         self.key_limits = key_worst.clamp(min=LEAST_LIMIT) - lowest
 
-        self.row_errors = queries.errors * keys.longest  # (R,)
-        self.column_errors = keys.errors * queries.longest  # (C,)
+        self.row_errors = queries.errors * keys.longest  # (R,) |a' - p| |b'|
+        self.column_errors = keys.errors * queries.longest  # (C,) |p| |b' - q|
         queries.append(queries.terms + self.row_errors + LIFT, 0)
         keys.append(keys.terms + self.column_errors, 2)
         size = len(queries.numbers), len(keys.numbers)
@@ -264,7 +266,10 @@ class Bounds:
         if is_hit.count_nonzero() > many and maxima.shape[1] >= self.k:
             # the groups hold different pairs, so k pairs are as good as the k-th maximum
             tops = maxima.topk(self.k).values[:, -1]
+            # Until the numbers are in order, a negative maximum becomes a wrong negative number or
+            # NaN. Neither raises a positive limit.
             known = ordered(tops).view(torch.bfloat16).float()
+            # Rounding changed a bound by at most 1/256 of it.
             known -= known.abs() / 128 + 2 * (errors + self.slack)
             bits = _bits(limits.fmax(known))
             is_hit = maxima >= bits[:, None]

@@ -37,18 +37,22 @@ def naive_neighbours(
 
 
 def assert_naive(source: np.ndarray, target: np.ndarray, k: int) -> Neighbours:
-    """Search both directions, and compare them with the naive loop and with one direction."""
-    found = mutual_neighbours(source, target, k)
-    forward = found.forward_scores, found.forward_indices
-    backward = found.backward_scores, found.backward_indices
-    for (scores, indices), expected in (
-        (forward, naive_neighbours(source, target, k)),
-        (backward, naive_neighbours(target, source, k)),
-        (nearest_neighbours(source, target, k), forward),
-    ):
-        assert_array_equal(indices, expected[1])
-        assert_allclose(scores, expected[0], atol=1e-6)
-        assert (scores.dtype, indices.dtype) == (np.float32, np.int64)
+    """Search both directions, and compare them with the naive loop and with one direction.
+
+    Cosines that the neighbours must exceed change nothing if they are just below the k-th best.
+    """
+    expected = naive_neighbours(source, target, k), naive_neighbours(target, source, k)
+    above = expected[0][0][:, -1] - 1e-6, expected[1][0][:, -1] - 1e-6
+    for limits in (above, None):
+        found = mutual_neighbours(source, target, k, above=limits)
+        forward = found.forward_scores, found.forward_indices
+        backward = found.backward_scores, found.backward_indices
+        for (scores, indices), (naive_scores, naive_indices) in zip((forward, backward), expected):
+            assert_array_equal(indices, naive_indices)
+            assert_allclose(scores, naive_scores, atol=1e-6)
+            assert (scores.dtype, indices.dtype) == (np.float32, np.int64)
+    for one_direction, both in zip(nearest_neighbours(source, target, k), forward):
+        assert_array_equal(one_direction, both)
     return found
 
 
@@ -57,7 +61,7 @@ def assert_naive(source: np.ndarray, target: np.ndarray, k: int) -> Neighbours:
     [
         (131, 170, 3, (1024, 8192), 1),
         (1100, 1300, 40, (1024, 8192), 16),
-        (131, 170, 12, (64, 96), 4),
+        (131, 170, 12, (65, 97), 40),  # blocks of 33 groups, which are filled up
         (131, 170, 8, (50, 33), 1),
         (47, 62, 8, (8, 7), 9),
         (47, 62, 8, (5, 200), 16),
@@ -170,25 +174,58 @@ def test_cosines_are_those_of_float32_whatever_else_multiplies_in_half_precision
         assert torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction
 
 
+def rows_with_large_errors() -> tuple[np.ndarray, np.ndarray]:
+    """Make rows (3, 256) that lose as much as rows can by rounding, and rows that lose nothing.
+
+    The numbers of the first row are just below or above the middle of two bfloat16 numbers. Its
+    neighbour has the signs of the rounding errors. So the cosine falls by the length of the errors.
+    The zero rows are shorter than the others.
+    """
+    middle = (1 + 2**-8) / 16
+    rounded = np.tile([middle * (1 - 2**-12), middle * (1 + 2**-12)], 127)
+    rounded = np.append(rounded, [2**-6, 0])  # makes the cosine positive
+    exact = np.tile([1 / 16, -1 / 16], 128)
+    return np.outer([1, -1, 0], rounded), np.outer([1, -1, 0], exact)
+
+
+def rows_with_long_terms() -> tuple[np.ndarray, np.ndarray]:
+    """Make rows (2, 5) that lose nothing, but a term (`CentredRows`) needs three bfloat16 numbers.
+
+    Without the third number, the first pair's bound is 0 instead of positive. The last pair has a
+    negative bound.
+    """
+    term = 7 / 16 + 2**-10 + 0.9 * 2**-18
+    centred = np.array([1 / 2 + 2**-8, 1 / 2 - 2**-9, 0, 0, 0])
+    centre = np.array([0, 0, term, term, 0])
+    centre[4] = (1 - centred @ centred - centre @ centre) ** 0.5
+    row = np.array([1, 1, 1, 1, 0]) / 2
+    return np.stack([row, -row]), np.stack([centre - centred, centre + centred])
+
+
+@pytest.mark.parametrize("make", [rows_with_large_errors, rows_with_long_terms])
+def test_no_neighbour_is_missed_where_rounding_lowers_its_cosine_most(make: Callable) -> None:
+    source, target = make()
+    for k in range(1, len(source) + 1):
+        assert_naive(source, target, k)
+        assert_naive(target, source, k)
+
+
 def in_a_corner(spread: float) -> Callable:
     return lambda rng, rows: rng.normal(size=rows.shape[1]) + 2 + spread * rows
 
 
 #: Turns random rows (N, D) into rows whose cosines are hard to bound.
 SHAPES: dict[str, Callable] = {
-    "spiky": lambda rng, rows: rows * np.where(np.arange(rows.shape[1]) < 2, 1e3, 1),
     "hub": lambda rng, rows: np.where(
         rng.random((len(rows), 1)) < 0.5, rows, rows[0] + 1e-3 * rows
     ),
-    "one-hot": lambda rng, rows: np.eye(rows.shape[1])[rng.integers(rows.shape[1], size=len(rows))],
-    "Cauchy": lambda rng, rows: rng.standard_cauchy(rows.shape),
     "sorted": lambda rng, rows: np.sort(rows, axis=0),
-    "repeated": lambda rng, rows: rows[rng.integers(20, size=len(rows))],
-    "opposite": lambda rng, rows: (2 + rows) * np.where(np.arange(len(rows)) < 190, 1, -1)[:, None],
+    "opposite": lambda rng, rows: (2 + rows) * np.where(np.arange(len(rows)) < 10, -1, 1)[:, None],
     "one side alike": lambda rng, rows: np.where(
         np.arange(len(rows))[:, None] < 200, rows[0] + 1e-4 * rows, rows
     ),
-    **{f"corner of {spread}": in_a_corner(spread) for spread in (10.0, 0.3, 0.05, 1e-3, 1e-5)},
+    "corner of 0.3": in_a_corner(0.3),
+    "corner of 1e-5": in_a_corner(1e-5),
 }
 
 
@@ -199,14 +236,13 @@ def hard_rows(shape: str, dimensions: int) -> tuple[np.ndarray, np.ndarray]:
     return rows[:200], rows[200:]
 
 
-# Of two numbers, a product errs most by rounding.
-@pytest.mark.parametrize("dimensions", [1, 2, 384])
+@pytest.mark.parametrize("dimensions", [1, 384])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_no_neighbour_is_missed_however_hard_rows_are_to_tell_apart(
     shape: str, dimensions: int, use_blocks: Callable
 ) -> None:
     source, target = hard_rows(shape, dimensions)
-    use_blocks(32, 64)
+    use_blocks(65, 67)
     found = mutual_neighbours(source, target, 4)
     for name, queries, keys in (("forward", source, target), ("backward", target, source)):
         best, _ = naive_neighbours(queries, keys, 4)
