@@ -6,7 +6,6 @@ holds `result.json` and is used again. A stopped run resumes.
 
 import copy
 import json
-import math
 import shutil
 from collections.abc import Mapping
 from contextlib import suppress
@@ -196,6 +195,8 @@ def compute_accuracy(prediction: EvalPrediction) -> dict[str, float]:
 
     `evaluate.load("accuracy")` gives the same, but would need a download.
 
+    Logits that are not finite raise `FloatingPointError`, because their class would be the first.
+
     >>> compute_accuracy(EvalPrediction(np.eye(3)[[0, 1, 2, 2]], np.array([0, 1, 1, 2])))
     {'accuracy': 0.75}
     """
@@ -212,7 +213,10 @@ def compute_accuracy(prediction: EvalPrediction) -> dict[str, float]:
         def _compute(self, predictions: Any, references: Any) -> dict[str, float]:
             return {"accuracy": float(np.mean(np.asarray(predictions) == np.asarray(references)))}
 
-    classes = np.asarray(prediction.predictions).argmax(-1)  # (N,)
+    logits = np.asarray(prediction.predictions)
+    if not np.isfinite(logits).all():
+        raise FloatingPointError("the predictions are not finite: give a lower learning rate")
+    classes = logits.argmax(-1)  # (N,)
     metric = Accuracy(keep_in_memory=True)
     return metric.compute(predictions=classes, references=prediction.label_ids)
 
@@ -242,11 +246,11 @@ def fine_tune_and_test(
     rates = training.learning_rates if training.search else [training.learning_rate]
     results = {}
     for rate in rates:
-        with suppress(FloatingPointError):  # a rate whose loss is not finite is left out
+        with suppress(FloatingPointError):  # a rate that diverges is left out
             results[rate] = fine_tune(encoder, data, training, rate)
     if not results:
         raise FloatingPointError(
-            f"no loss was finite with {rates=}, seed={training.seed}: give a lower rate"
+            f"the training diverged with {rates=}, seed={training.seed}: give a lower rate"
         )
     best = max(results.values(), key=lambda result: result["dev"].get("en", 0.0))
 
@@ -314,7 +318,7 @@ def fine_tune(
         accuracies in percent.
 
     Raises:
-        FloatingPointError: the loss became NaN or infinite.
+        FloatingPointError: the training diverged, so that predictions are NaN or infinite.
     """
     folder = Path(training.output_dir, f"lr-{learning_rate}-seed-{training.seed}")
     if (folder / RESULT).exists():
@@ -327,12 +331,6 @@ def fine_tune(
     model = build_classifier(encoder)
     trainer = make_trainer(model, encoder.tokenizer, args, data.train["en"])
     metrics = train_to_end(trainer, find_resumable(args))
-    losses = [line["loss"] for line in trainer.state.log_history if "loss" in line]
-    if losses and not math.isfinite(losses[-1]):
-        raise FloatingPointError(f"the loss is {losses[-1]} with {learning_rate=:g}")
-    forget_calls(encoder.tokenizer)  # training leaves its padding there
-    trainer.save_model(str(folder))
-
     result = {
         "learning_rate": learning_rate,
         "seed": args.seed,
@@ -346,6 +344,8 @@ def fine_tune(
             result[split][code] = 100 * metrics["test_accuracy"]
             result["seconds"] += metrics["test_runtime"]
 
+    forget_calls(encoder.tokenizer)  # training leaves its padding there
+    trainer.save_model(str(folder))
     trainer.accelerator.wait_for_everyone()
     if trainer.is_world_process_zero():
         write_json(result, folder / RESULT)
