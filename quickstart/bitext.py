@@ -10,7 +10,7 @@ import zipfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from dap_transformers.languages import ISO3, TATOEBA_36
+from dap_transformers.languages import TATOEBA_36
 from dap_transformers.text.tmx_po import catalogue_pairs
 from dap_transformers.text_keys import normalise
 
@@ -136,17 +136,16 @@ def hash_position(english: str) -> float:
 
 
 def write(train: Corpus, test: Corpus, out: Path) -> None:
-    """Write ``out/train/{xx}-en.tsv`` and ``out/test/tatoeba.{iso3}-eng.{iso3|eng}``.
+    """Write ``out/train/{xx}-en.tsv`` and ``out/test/{xx}-en.{xx|en}``.
 
     Line i of a test file translates line i of the other. Older files of these names are removed.
     """
     files = {f"train/{code}-en.tsv": map("\t".join, pairs) for code, pairs in train.items()}
-    for language, pairs in test.items():
-        code = ISO3[language]
+    for code, pairs in test.items():
         sources, english = zip(*pairs, strict=True)
-        files[f"test/tatoeba.{code}-eng.{code}"] = sources
-        files[f"test/tatoeba.{code}-eng.eng"] = english
-    for old in (*out.glob("train/*-en.tsv"), *out.glob("test/tatoeba.*")):
+        files[f"test/{code}-en.{code}"] = sources
+        files[f"test/{code}-en.en"] = english
+    for old in (*out.glob("train/*-en.tsv"), *out.glob("test/*-en*")):  # also of older versions
         old.unlink()
     for name, lines in files.items():
         (out / name).parent.mkdir(parents=True, exist_ok=True)

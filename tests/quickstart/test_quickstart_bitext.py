@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from written import text_of, write, zip_of
 
+from eval_retrieval import EvaluationArguments
 from quickstart import bitext
 
 PO = r"""
@@ -124,6 +125,9 @@ def test_written_files_line_up(corpus: bitext.Corpus, tmp_path: Path) -> None:
     earlier = write(tmp_path / "test/tatoeba.ita-eng.eng", "of an earlier version")
     bitext.write(train, test, tmp_path)
     assert (tmp_path / "train/de-en.tsv").read_bytes() == text_of(train["de"])
-    texts = [(tmp_path / f"test/tatoeba.deu-eng.{side}").read_text() for side in ("deu", "eng")]
+    texts = [(tmp_path / f"test/de-en.{side}").read_text() for side in ("de", "en")]
     assert list(zip(*map(str.splitlines, texts), strict=True)) == list(test["de"])
     assert not earlier.exists()
+    (retrieval,) = EvaluationArguments(data_dir=[str(tmp_path / "test")]).all_evaluators()
+    assert retrieval.pairs == test
+    assert not retrieval.is_tatoeba  # the paper's numbers are of another text
