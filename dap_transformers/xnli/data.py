@@ -114,7 +114,9 @@ def find_nli(data: str) -> dict[str, dict[str, NLISource]]:
 
     for path in list_folder(Path(data)):
         if match := _FILE.fullmatch(path.name):
-            found[match[1]][base_language(match[2])] = NLISource(str(path))
+            other = found[match[1]].setdefault(base_language(match[2]), NLISource(str(path)))
+            if other.path != str(path):
+                raise UserError(f"{other.path} and {path} are of one language: remove one of them")
     for split, sources in found.items():
         found[split] = {code: sources[code] for code in XNLI_LANGUAGES if code in sources}
     return found

@@ -81,6 +81,14 @@ def test_a_folder_is_read_by_split_and_language(tmp_path: Path) -> None:
     assert find_nli("facebook/xnli")["dev"]["sw"] == ("facebook/xnli", "sw", "validation")
 
 
+@pytest.mark.parametrize("name", ["test-de.tsv.gz", "test-deu.tsv", "test-de-AT.tsv"])
+def test_two_files_of_one_language_are_refused(name: str, tmp_path: Path) -> None:
+    for each in ("test-de.tsv", "dev-de.tsv", name):
+        (tmp_path / each).touch()
+    with pytest.raises(UserError, match=r"test-de.* and .*test-de.* are of one language"):
+        find_nli(str(tmp_path))
+
+
 @pytest.mark.parametrize(
     ("call", "says"),
     [
