@@ -25,7 +25,7 @@ import numpy as np
 
 from dap_transformers.encoding.encoder import Encoder
 from dap_transformers.errors import UserError, reading
-from dap_transformers.evaluation.evaluator import Evaluator, Metric, Numbers, by_name
+from dap_transformers.evaluation.evaluator import Evaluator, Metric, Numbers, by_name, digest_of
 from dap_transformers.evaluation.paper import bucc_table
 from dap_transformers.mining.margin import candidate_pairs, neighbourhoods
 from dap_transformers.mining.mine_pairs import MiningOptions
@@ -95,6 +95,10 @@ class Bucc(Evaluator):
             for split in splits:
                 yield from chain(*split.sides().values())
 
+    def digest(self) -> str:
+        gold = [split.gold.tolist() for split in chain(*self.texts.values())]
+        return digest_of([list(self.sentences()), gold])
+
     def __call__(self, encoder: Encoder) -> Numbers:
         """Mine each split, and score its pairs at the best threshold of the first split.
 
@@ -146,8 +150,9 @@ class Bucc(Evaluator):
 
 
 def _has_training_split(folder: Path) -> bool:
-    """Tell whether there are files of the training split."""
-    return any(any(place.glob(f"{folder.name}.training.*")) for place in (folder, folder.parent))
+    """Tell whether there are files of the training split. BUCC's own "test" has no gold pairs."""
+    names = product((folder, folder.parent), ("training.*", "test.gold*"))
+    return any(any(place.glob(f"{folder.name}.{name}")) for place, name in names)
 
 
 def _find_split(folder: Path, names: tuple[str, ...]) -> Split:

@@ -66,7 +66,7 @@ class Evaluator:
         return ()
 
     def digest(self) -> str:
-        """Return a hash that tells whether two reports are about the same text."""
+        """Return a hash that tells whether two reports have the same text and right answers."""
         return digest_of(list(self.sentences()))
 
     def logged(self, numbers: Numbers) -> dict[str, float]:

@@ -14,7 +14,7 @@ import numpy as np
 
 from dap_transformers.encoding.encoder import Encoder
 from dap_transformers.errors import UserError, reading
-from dap_transformers.evaluation.evaluator import Evaluator, Metric, Numbers, by_name
+from dap_transformers.evaluation.evaluator import Evaluator, Metric, Numbers, by_name, digest_of
 from dap_transformers.search.exact import unit_rows
 from dap_transformers.text.archives import decoded_lines
 
@@ -50,6 +50,9 @@ class STS(Evaluator):
         for pairs in self.pairs.values():
             for pair in pairs:
                 yield from (pair.first, pair.second)
+
+    def digest(self) -> str:
+        return digest_of(self.pairs)
 
     def __call__(self, encoder: Encoder) -> Numbers:
         """Return the correlation of each file by its name, and their mean."""

@@ -36,6 +36,22 @@ def test_a_split_is_read_from_its_three_files(tmp_path: Path) -> None:
     assert split.gold.tolist() == [[0, 2], [1, 0]]  # an empty sentence keeps its id
 
 
+def test_the_digest_tells_other_gold_pairs(tmp_path: Path) -> None:
+    found = []
+    for gold in ("fr-1\ten-2\n", "fr-1\ten-2\n", "fr-1\ten-3\n"):
+        write_split(tmp_path, gold=gold)
+        found.append(Bucc([tmp_path / "fr-en"]).digest())
+    assert found[0] == found[1] != found[2]
+
+
+def test_the_training_split_is_the_default_under_both_names(tmp_path: Path) -> None:
+    for name in ("dev", "test"):  # as the released scripts rename them
+        write_split(tmp_path, name)
+    assert Bucc([tmp_path / "fr-en"]).protocol == "training-optimal"
+    (tmp_path / "fr-en.test.gold").unlink()  # as BUCC's own test split
+    assert Bucc([tmp_path / "fr-en"]).protocol == "sample"
+
+
 def test_files_are_found_in_the_pairs_own_folder_and_compressed(tmp_path: Path) -> None:
     plain = write_split(tmp_path / "fr-en", "dev") / "fr-en.dev.en"
     write(plain.with_name("fr-en.dev.en.gz"), plain.read_bytes())

@@ -38,6 +38,14 @@ def test_equals_sentence_transformers(tiny_bert_dir: Path, sts_file: Path) -> No
     assert metric["value"] == pytest.approx(100 * expected, abs=1e-4)
 
 
+def test_the_digest_tells_other_scores(tmp_path: Path) -> None:
+    found = []
+    for score in (1, 1, 2):
+        file = write(tmp_path / "sts.tsv", f"a\tb\t{score}\nc\td\t3\n")
+        found.append(STS([file]).digest())
+    assert found[0] == found[1] != found[2]
+
+
 @pytest.mark.parametrize("is_flag", [True, False])
 def test_a_training_measures_it_by_a_flag_or_from_python(
     is_flag: bool, flags: str, sts_file: Path
