@@ -59,7 +59,7 @@ WIDGET = {
     "source_sentence": "Where is the station?",
     "sentences": ["Wo ist der Bahnhof?", "¿Dónde está la estación?", "The soup is too hot."],
 }
-#: Task of a metric -> its type on the Hub, if that is not "sentence-similarity".
+#: Task of a metric -> its type on the Hub, if that is not its own name.
 TASK_TYPES = {"natural language inference": "text-classification"}
 HUB_DATASETS = ("facebook/xnli",)  # default data of an evaluation
 LONGEST_TABLE = 8  # rows of a table that is not folded
@@ -264,7 +264,8 @@ def _recipe_table(sources: Sources) -> str:
 def eval_results(report: Mapping[str, Any]) -> list[EvalResult]:
     """Turn the metrics of a report into entries of a card's `model-index`.
 
-    Metrics that the Hub has no name for are left out.
+    Metrics that the Hub has no name for are left out. Each task has a type of its own, because the
+    Hub's client joins entries of one type, data set and place under the first one's name.
     """
     name = dataset_name(report)
     results = []
@@ -272,7 +273,7 @@ def eval_results(report: Mapping[str, Any]) -> list[EvalResult]:
         if each["kind"] is None:
             continue
         result = EvalResult(
-            task_type=TASK_TYPES.get(each["task"], "sentence-similarity"),
+            task_type=TASK_TYPES.get(each["task"], each["task"].replace(" ", "-")),
             task_name=each["task"],
             dataset_type=name,
             dataset_name=name,

@@ -36,6 +36,17 @@ def test_the_card_says_what_is_known() -> None:
     assert (name, len(results)) == ("dap-e5", 10)
 
 
+def test_results_of_several_tasks_at_one_place_keep_their_tasks() -> None:
+    tasks = {"ndcg_at_10": "search", "spearman": "semantic textual similarity", "f1": "my task"}
+    metrics = []
+    for kind, task in tasks.items():
+        metrics.append({"task": task, "name": kind, "value": 50.0, "place": "mean", "kind": kind})
+    report = TATOEBA | {"metrics": metrics}
+    card = str(model_card("user/dap-e5", PLAIN, replace(KNOWN, reports=[report])))
+    _, results = model_index_to_eval_results(ModelCard(card).data.to_dict()["model-index"])
+    assert {each.metric_type: each.task_name for each in results} == tasks
+
+
 def test_a_card_without_records_states_no_numbers() -> None:
     card = model_card("user/mystery", PLAIN, Sources())
     stated = {"language", "license", "base_model", "model-index", "datasets", "metrics"}
