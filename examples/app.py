@@ -205,7 +205,8 @@ def mine_files(
         _, found, choice = mine_vectors(vectors, MiningOptions(threshold=None))
     rows = []
     for score, i, j in found.tolist():
-        rows.append(Mined(round(score, 4), source[i], target[j], source_lines[i], target_lines[j]))
+        score = round(score, 6)  # as the threshold, so that a pair with exactly this score is kept
+        rows.append(Mined(score, source[i], target[j], source_lines[i], target_lines[j]))
     lowest = min(row.score for row in rows)
     threshold = lowest if choice.threshold is None else max(lowest, choice.threshold)
     return rows, threshold

@@ -21,6 +21,7 @@ from written import lines_of, write
 from dap_transformers.encoding.encoder import SentenceEncoder
 from dap_transformers.errors import UserError
 from dap_transformers.files import read_json
+from dap_transformers.mining.mine_pairs import MiningOptions, mine_vectors
 from dap_transformers.publishing.layout import FolderOptions, build
 from dap_transformers.text.formats import BitextFile, read_pairs
 
@@ -92,6 +93,25 @@ def test_mined_pairs_have_their_lines_and_the_threshold_keeps_the_better_ones(
     assert line.startswith(f"{len(kept)} of {len(rows)} pairs")
     found = read_pairs(BitextFile("de", (path,), "tsv"))
     assert [tuple(pair.values()) for pair in found] == [row[1:3] for row in kept]
+
+
+def test_the_chosen_threshold_keeps_the_pairs_that_the_command_keeps(tmp_path: Path) -> None:
+    rng = np.random.default_rng(4)
+    source = rng.standard_normal((300, 96))
+    noise = rng.standard_normal((300, 96))
+    sides = source, np.concatenate([source[:150] + 0.9 * noise[:150], noise[150:]])
+    vector_of = {}
+    files = []
+    for name, side in zip("st", sides, strict=True):
+        own = {f"{name}{row}": vector for row, vector in enumerate(side)}
+        vector_of |= own
+        files.append(str(write(tmp_path / name, lines_of(own))))
+    encoder = SimpleNamespace(encode=lambda texts: np.stack([vector_of[text] for text in texts]))
+    line, *_ = app.keep(*app.mine_files(encoder, *files))
+
+    _, candidates, choice = mine_vectors(sides, MiningOptions())
+    kept = int((candidates["score"] >= choice.threshold).sum())
+    assert line.startswith(f"{kept} of {len(candidates)} pairs")
 
 
 def test_megabytes_are_cut_before_they_are_tokenised_and_lone_surrogates_replaced(
