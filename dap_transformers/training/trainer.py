@@ -68,7 +68,7 @@ class DAPTrainer(ResumableTrainer):
         self.prefix = prefix
         self.prompts = prompts
         self.saved_length = saved_length
-        self.measured_on: dict[str, int] = {}  # accuracy -> number of its dev sentences
+        self.measured_on: dict[str, int] = {}  # accuracy over all languages -> dev sentences
         self.meter = StepMeter()
         self.checks = StepChecks()
         self.head_rate = 0.0  # learning rate of the heads, for the log
@@ -263,7 +263,9 @@ class DAPTrainer(ResumableTrainer):
                 raise ValueError(f"two evaluators log {min(same)}: rename one of them")
             metrics |= own
             count = sum(1 for _ in each.sentences())
-            self.measured_on |= {f"eval_{key}": count for key in own if key.endswith("accuracy")}
+            for key in own:
+                if key.endswith("accuracy") and "-" not in key:  # "de-en" is of fewer sentences
+                    self.measured_on[f"eval_{key}"] = count
         metrics["seconds"] = round(time.perf_counter() - started, 2)
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in metrics.items()}
 
@@ -277,9 +279,10 @@ class DAPTrainer(ResumableTrainer):
     def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
         """Tell whether this evaluation is the best so far.
 
-        An accuracy is the best if it is at most two standard errors below the highest so far. So
-        the last one of these is kept. The standard error belongs to the difference between two
-        accuracies of the dev sentences. The best model is saved if it may be loaded at the end.
+        An accuracy over all languages is the best if it is at most two standard errors below the
+        highest so far. So the last one of these is kept. The standard error belongs to the
+        difference between two accuracies of the dev sentences. The best model is saved if it may be
+        loaded at the end.
         """
         name = "eval_" + self.args.metric_for_best_model.removeprefix("eval_")
         if name in self.measured_on:

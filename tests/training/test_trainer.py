@@ -158,6 +158,15 @@ def test_the_last_evaluation_within_two_standard_errors_of_the_highest_is_the_be
     assert trainer.state.best_metric == accuracies[kept - 1]
 
 
+def test_an_accuracy_of_one_language_has_no_standard_error_of_all(make_trainer: Callable) -> None:
+    trainer = make_trainer("tr")
+    (retrieval,) = (each for each in trainer.evaluators if isinstance(each, Retrieval))
+    assert "eval_de-en_accuracy" in trainer.evaluate()
+    sentences = 2 * sum(map(len, retrieval.pairs.values()))
+    assert trainer.measured_on["eval_mean_accuracy"] == sentences
+    assert "eval_de-en_accuracy" not in trainer.measured_on
+
+
 def test_the_best_model_is_kept_also_between_two_saves(
     make_trainer: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
