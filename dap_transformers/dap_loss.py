@@ -11,7 +11,7 @@ from accelerate.utils.modeling import get_mixed_precision_context_manager
 from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 from torch import Tensor, nn
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainerState, TrainingArguments
 
 from losses_dap import world_size
 from modeling_dap import DAPForPreTraining
@@ -53,8 +53,9 @@ class DAPLoss(nn.Module):
       gradient caching and several processes.
     - `max_seq_length` is the SentenceTransformer's. Prompts are those of the trainer's arguments.
     - `max_grad_norm` limits the gradient of the encoder only, not that of the heads.
-    - The heads are saved beside the encoder in each checkpoint. To resume a run, add the callback
-      `KeepHeads(loss)`. `loss.dap.save_pretrained(folder)` saves as `train-dap` does.
+    - The heads are saved beside the encoder in each checkpoint. To resume a run, or to load the
+      best model at its end, add the callback `KeepHeads(loss)`.
+      `loss.dap.save_pretrained(folder)` saves as `train-dap` does.
     - It does not work inside `MatryoshkaLoss`. Set `tr_matryoshka_dims` in the configuration of
       `dap` instead.
 
@@ -89,21 +90,20 @@ class DAPLoss(nn.Module):
         use_packing(encoder)
         self.model = model
         self.dap = dap.to(encoder.device, encoder.dtype)
-        self.has_trained = False
         self.lacks_heads = False  # the encoder was loaded from a checkpoint, the heads were not
         model.register_load_state_dict_post_hook(self._note_loading)
         model.save_pretrained = partial(self._save_with_heads, model.save_pretrained)
 
     def _note_loading(self, *_: Any) -> None:
-        """Note that the encoder was loaded, which before the first step means a resumed run."""
-        self.lacks_heads = self.has_heads and not self.has_trained
+        """Note that the encoder was loaded: a run resumes, or its best model was loaded."""
+        self.lacks_heads = self.has_heads
 
     def _save_with_heads(
         self, save: Callable[..., None], path: str, *args: Any, **kwargs: Any
     ) -> None:
-        """Save the model, and beside it the heads."""
+        """Save the model, and beside it the heads, unless they are of another checkpoint."""
         save(path, *args, **kwargs)
-        if self.has_heads:
+        if self.has_heads and not self.lacks_heads:
             save_file(self.head_weights(), Path(path) / HEADS_FILE)
 
     @property
@@ -116,12 +116,12 @@ class DAPLoss(nn.Module):
         state = self.dap.state_dict()
         return {name: value for name, value in state.items() if not name.startswith("dap.")}
 
-    def load_heads(self, weights: dict[str, Tensor]) -> None:
-        """Load weights of the heads by name, as `head_weights` returned them."""
-        state = self.dap.state_dict()
-        encoder = {name: value for name, value in state.items() if name.startswith("dap.")}
-        self.dap.load_state_dict(encoder | weights)
-        self.lacks_heads = False
+    def load_missing_heads(self, checkpoint: str | None) -> None:
+        """Load the heads of a checkpoint's folder, if the encoder was loaded without them."""
+        if self.lacks_heads:
+            weights = load_file(f"{checkpoint}/{HEADS_FILE}")
+            self.dap.load_state_dict(self.dap.state_dict() | weights)
+            self.lacks_heads = False
 
     def forward(
         self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor | None
@@ -155,9 +155,8 @@ class DAPLoss(nn.Module):
         if self.lacks_heads:
             raise ValueError(
                 "the trainer has loaded the encoder of a checkpoint, but not the heads of this "
-                "loss: begin anew, with trainer.add_callback(KeepHeads(loss)) to be able to resume"
+                "loss: begin anew, with trainer.add_callback(KeepHeads(loss))"
             )
-        self.has_trained = self.has_trained or self.dap.dap.encoder.training
         if type(self.model.forward).__name__ == "ForwardDecorator":
             raise ValueError(
                 "MatryoshkaLoss has no effect on DAPLoss: set tr_matryoshka_dims in the "
@@ -186,7 +185,7 @@ def autocast_of_trainer() -> AbstractContextManager:
 
 
 class KeepHeads(TrainerCallback):
-    """Loads the heads of a `DAPLoss` from the checkpoint when a run resumes.
+    """Loads the heads of a `DAPLoss` when a run resumes, and when its best model was loaded.
 
     Example:
         trainer = SentenceTransformerTrainer(model, args, data, loss=loss)
@@ -198,11 +197,14 @@ class KeepHeads(TrainerCallback):
         self.loss = loss
 
     def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+        self, args: TrainingArguments, state: TrainerState, *_: Any, **__: Any
     ) -> None:
-        if self.loss.lacks_heads:
-            path = Path(args.output_dir) / f"checkpoint-{state.global_step}" / HEADS_FILE
-            self.loss.load_heads(load_file(path))
+        self.loss.load_missing_heads(f"{args.output_dir}/checkpoint-{state.global_step}")
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, *_: Any, **__: Any
+    ) -> None:
+        self.loss.load_missing_heads(state.best_model_checkpoint)
 
 
 def shared_modules(modules: list[nn.Module]) -> tuple[list[dict[str, Any]], nn.Sequential]:

@@ -9,6 +9,7 @@ import torch
 from conftest import synthetic_pairs
 from datasets import Dataset
 from huggingface_hub.errors import StrictDataclassError
+from safetensors.torch import load_file
 from sentence_transformers import (
     SentenceTransformer,
     SentenceTransformerTrainer,
@@ -152,3 +153,21 @@ def test_a_run_resumes_with_its_heads_or_not_at_all(tiny_bert_dir: Path, tmp_pat
     without = make_trainer(3, keeps_heads=False)
     with pytest.raises(ValueError, match="not the heads of this loss"):
         without.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+
+
+def test_the_best_model_has_its_own_heads(tiny_bert_dir: Path, tmp_path: Path) -> None:
+    loss = DAPLoss(library_model(tiny_bert_dir), start_from(tiny_bert_dir))
+    options = {"save_steps": 1, "max_steps": 2, "metric_for_best_model": "step"}
+    columns = dict(zip(("anchor", "positive"), zip(*PAIRS)))
+    trainer = trainer_of(loss, columns, tmp_path, greater_is_better=False, **options)
+    trainer.args.eval_strategy = trainer.args.save_strategy
+    trainer.args.eval_steps = 1
+    trainer.args.load_best_model_at_end = True
+    trainer.evaluate = lambda *_, **__: {"eval_step": trainer.state.global_step}
+    trainer.add_callback(KeepHeads(loss))
+    trainer.train()
+    best = tmp_path / "checkpoint-1"
+    assert trainer.state.best_model_checkpoint == str(best)
+    assert_close(loss.head_weights(), load_file(best / HEADS_FILE))
+    encoder = SentenceTransformer(str(best), device="cpu")[0].auto_model
+    assert_close(loss.dap.dap.encoder.state_dict(), encoder.state_dict())
