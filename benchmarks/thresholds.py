@@ -205,7 +205,7 @@ def main(argv: list[str] | None = None) -> None:
     for spec in args.models:
         name, pooling, prefix = (*spec.split(",", 2), None, None)[:3]
         encoder = EncoderArguments(name, pooling=pooling, prefix=prefix).load()
-        results[name] = [measure(case) for case in made_cases(encoder, args)]
+        results[spec] = [measure(case) for case in made_cases(encoder, args)]
     everything = [row for rows in results.values() for row in rows]
     print(summary(everything))
     save(args, {"models": results})

@@ -91,6 +91,16 @@ def test_a_threshold_is_compared_with_the_best_one() -> None:
     assert min(numbers["f1"], numbers["precision"]) > 90
 
 
+def test_one_model_with_two_poolings_counts_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = []
+    monkeypatch.setattr(thresholds.EncoderArguments, "load", lambda args: args.pooling)
+    monkeypatch.setattr(thresholds, "made_cases", lambda pooling, _: [pooling])
+    monkeypatch.setattr(thresholds, "measure", lambda pooling: pooling)
+    monkeypatch.setattr(thresholds, "summary", shown.extend)
+    thresholds.main(["--models", "e5,mean", "e5,cls", "--texts", "tatoeba"])
+    assert shown == ["mean", "cls"]
+
+
 @pytest.mark.slow
 def test_correctness_finds_a_wrong_path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(correctness, "OBJECTIVES", {"TR": "tr"})
