@@ -131,7 +131,7 @@ def search(encoder: SentenceEncoder, texts: Sequence[Text], query: str) -> list[
     for number, text in enumerate(texts, 1):
         cosines = text.vectors @ vector  # (N,)
         best = np.argsort(-cosines, kind="stable")[:MATCHES]
-        rows += [[round(float(cosines[row]), 3), number, text.sentences[row]] for row in best]
+        rows += [[float(cosines[row]), number, text.sentences[row]] for row in best]
     return sorted(rows, key=lambda row: -row[0])
 
 
