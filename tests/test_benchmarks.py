@@ -1,5 +1,7 @@
 """Every benchmark runs on a tiny model, and FLOPs and memory are counted correctly."""
 
+import itertools
+import math
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
@@ -8,7 +10,7 @@ import pytest
 import torch
 
 import losses_dap
-from benchmarks import correctness, flops, gpu, memory, mining, thresholds
+from benchmarks import correctness, encode, flops, gpu, memory, mining, thresholds, train_step
 from benchmarks.workload import Workload
 from dap_transformers.files import read_json
 
@@ -89,6 +91,31 @@ def test_a_threshold_is_compared_with_the_best_one() -> None:
     assert numbers["gold"] == 190
     assert numbers["f1"] == pytest.approx(numbers["best_f1"] - numbers["below_best"])
     assert min(numbers["f1"], numbers["precision"]) > 90
+
+
+def test_a_path_whose_gradients_are_nan_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    excesses = itertools.cycle([1.0, math.nan, 1.0, 1.0, 1.0])
+    monkeypatch.setattr(correctness, "excess", lambda *_: next(excesses))
+    with pytest.raises(ValueError, match="bert all tokens dropout"):
+        correctness.main(["--encoders", "bert", "--paths", "dropout", "--draws", "2"])
+
+
+def test_a_comparison_with_nan_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(train_step, "backward", lambda *_: torch.tensor(math.nan))
+    workload = Workload(Namespace(size="tiny", target_vocabulary=200), ["TR"])
+    for parameter in workload.encoder.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    workload.models[train_step.LIBRARY] = workload.models["TR"]
+    monkeypatch.setattr(workload.models, "zero_grad", lambda: None)
+    with pytest.raises(ValueError, match="our TR gives nan"):
+        train_step.check_equal(workload.models, workload, {})
+
+    vectors = iter([np.ones((2, 3)), np.ones((2, 3)), np.full((2, 3), math.nan)])
+    contenders = dict.fromkeys((encode.OURS, encode.LIBRARY), lambda: next(vectors))
+    monkeypatch.setattr(encode, "contenders", lambda *_: contenders)
+    args = Namespace(size="tiny", model=None, bf16=False, sentences=2)
+    with pytest.raises(ValueError, match="vectors differ"):
+        encode.compare(args)
 
 
 def test_one_model_with_two_poolings_counts_twice(monkeypatch: pytest.MonkeyPatch) -> None:
