@@ -2,6 +2,7 @@
 
 import copy
 import logging
+import re
 from pathlib import Path
 from typing import Any
 
@@ -147,15 +148,16 @@ def plain_backend(tokenizer: PreTrainedTokenizerBase) -> Tokenizer:
     return backend
 
 
-def tokenizer_state(tokenizer: PreTrainedTokenizerBase | Tokenizer) -> str:
+def tokenizer_state(tokenizer: PreTrainedTokenizerBase) -> str:
     """Return a text that describes everything that decides a tokenizer's tokens.
 
     Tokenizers with the same text give the same tokens, so the text can be part of a cache's key.
-    Of a slow tokenizer it has only the class and the vocabulary.
+    Of a slow tokenizer it has the class, the vocabulary and the settings, without paths.
     """
-    if isinstance(tokenizer, Tokenizer):
-        return tokenizer.to_str()
-    if not getattr(tokenizer, "is_fast", False):
-        return repr((type(tokenizer).__name__, sorted(tokenizer.get_vocab().items())))
+    if not tokenizer.is_fast:
+        given = tokenizer.init_kwargs.items()
+        settings = sorted(each for each in given if not re.search("file|path|local", each[0]))
+        words = sorted(tokenizer.get_vocab().items())
+        return repr((type(tokenizer).__name__, words, settings))
     backend = plain_backend(tokenizer).to_str()
     return f"{backend} {tokenizer.truncation_side} {tokenizer.model_input_names}"

@@ -14,6 +14,8 @@ import torch
 from conftest import load_encoder, save, synthetic_pairs
 from forked import run_killed, run_two
 from numpy.testing import assert_allclose
+from transformers import BertJapaneseTokenizer
+from written import write
 
 from dap_transformers.encoding import shards
 from dap_transformers.encoding.encoder import SentenceEncoder
@@ -211,6 +213,20 @@ def test_whatever_shapes_a_vector_changes_the_fingerprint(
     fingerprint = model_fingerprint(encoder)
     change(encoder)
     assert model_fingerprint(encoder) != fingerprint
+
+
+def test_settings_of_a_slow_tokenizer_change_the_fingerprint(
+    encoder: SentenceEncoder, tmp_path: Path
+) -> None:
+    vocabulary = write(tmp_path / "vocab.txt", "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\nA\n")
+    kinds = {"word_tokenizer_type": "basic", "subword_tokenizer_type": "character"}
+    found = []
+    for name, lower in (("one", True), ("copy", True), ("other", False)):
+        slow = BertJapaneseTokenizer(str(vocabulary), do_lower_case=lower, **kinds)
+        slow.save_pretrained(tmp_path / name)
+        encoder.tokenizer = BertJapaneseTokenizer.from_pretrained(tmp_path / name)
+        found.append(model_fingerprint(encoder))
+    assert found[0] == found[1] != found[2]
 
 
 def test_copying_or_using_a_model_keeps_the_fingerprint(
