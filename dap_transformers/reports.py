@@ -89,16 +89,15 @@ def _cpu_name() -> str:
     return platform.processor() or platform.machine()
 
 
-def training_seed(name_or_path: str) -> int | None:
-    """Read the seed of a local checkpoint's training from train-dap's `run.json`, if there is one.
+def read_record(checkpoint: Path, name: str = RECORD) -> dict[str, Any]:
+    """Read a JSON record of a training, or return an empty dictionary if there is none.
 
     It is in the folder, or above `checkpoint-…`.
     """
-    folder = Path(name_or_path)
-    for each in (folder, folder.parent) if folder.name.startswith("checkpoint-") else (folder,):
-        if (each / RECORD).is_file():
-            return read_json(each / RECORD).get("seed")
-    return None
+    path = checkpoint / name
+    if checkpoint.name.startswith("checkpoint-") and not path.is_file():
+        path = checkpoint.parent / name
+    return read_json(path) if path.is_file() else {}
 
 
 def read_report(path: str | Path) -> dict[str, Any]:

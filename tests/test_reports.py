@@ -6,7 +6,7 @@ import pytest
 
 from dap_transformers.errors import UserError
 from dap_transformers.files import write_json
-from dap_transformers.reports import RECORD, read_report, report, training_seed
+from dap_transformers.reports import RECORD, read_record, read_report, report
 
 
 def test_a_report_says_what_is_needed_to_get_the_number_again(tmp_path: Path) -> None:
@@ -23,11 +23,11 @@ def test_a_report_says_what_is_needed_to_get_the_number_again(tmp_path: Path) ->
         read_report(tmp_path / "a.json")
 
 
-def test_the_seed_of_a_training_is_in_its_record(tmp_path: Path) -> None:
+def test_the_record_of_a_training_is_in_its_folder_or_above_a_checkpoint(tmp_path: Path) -> None:
     checkpoint = tmp_path / "checkpoint-20"
     checkpoint.mkdir()
-    assert training_seed(str(checkpoint)) is training_seed("user/model") is None
+    assert read_record(checkpoint) == read_record(Path("user/model")) == {}
     write_json({"seed": 3}, tmp_path / RECORD)
-    assert training_seed(str(checkpoint)) == training_seed(str(tmp_path)) == 3
+    assert read_record(checkpoint) == read_record(tmp_path) == {"seed": 3}
     (tmp_path / "encoder").mkdir()
-    assert training_seed(str(tmp_path / "encoder")) is None
+    assert read_record(tmp_path / "encoder") == {}

@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from transformers import HfArgumentParser
@@ -18,7 +19,7 @@ from dap_transformers.errors import UserError, one_line
 from dap_transformers.options import arg
 from dap_transformers.ray.connection import Cluster
 from dap_transformers.ray.encoder import ClusterEncoder
-from dap_transformers.reports import report, training_seed
+from dap_transformers.reports import read_record, report
 from states_dap import POOLINGS
 
 #: Endings of formats that no command writes.
@@ -221,6 +222,6 @@ class EncoderArguments(BaseEncoderArguments):
         """
         names = ("pooling", "prefix", "max_seq_length", "bf16")
         own = {name: getattr(encoder, name) for name in names} | dict(settings)
-        seed = training_seed(self.model_name_or_path)
+        seed = read_record(Path(self.model_name_or_path)).get("seed")
         revision = encoder.revision or self.revision
         return report(self.model_name_or_path, protocol, numbers, own, seconds, revision, seed)

@@ -15,9 +15,9 @@ from huggingface_hub import DatasetCard, EvalResult, ModelCard, ModelCardData
 from configuration_dap import FIELDS
 from dap_transformers.errors import UserError, reading
 from dap_transformers.evaluation.evaluator import Metric, tables_of
-from dap_transformers.files import read_json
 from dap_transformers.languages import NAMES
 from dap_transformers.publishing.layout import Published
+from dap_transformers.reports import read_record
 from dap_transformers.tables import markdown_table
 from objectives_dap import OBJECTIVES
 
@@ -115,25 +115,17 @@ def read_sources(
         names = [*about.get("datasets", ()), *about.get("source_datasets", ())]
         known["datasets"] = [name for name in names if "/" in name]  # else a word, "original"
 
-    config = _read_record(checkpoint, "config.json")
+    config = read_record(checkpoint, "config.json")
     if config.get("model_type") != "dap":
         return Sources(**known)
-    run = _read_record(checkpoint, "run.json")
-    results = _read_record(checkpoint, "train_results.json")
+    run = read_record(checkpoint)
+    results = read_record(checkpoint, "train_results.json")
     steps = results.get("model_step")
     if checkpoint.name.startswith("checkpoint-"):
-        steps = _read_record(checkpoint, "trainer_state.json").get("global_step")
+        steps = read_record(checkpoint, "trainer_state.json").get("global_step")
     if "base_commit" in results:
         run["base_commit"] = results["base_commit"]
     return Sources(config=config, run=run, steps=steps, **known)
-
-
-def _read_record(checkpoint: Path, name: str) -> dict[str, Any]:
-    """Read a JSON record of a training, or return an empty dictionary if there is none."""
-    path = checkpoint / name
-    if checkpoint.name.startswith("checkpoint-") and not path.is_file():
-        path = checkpoint.parent / name
-    return read_json(path) if path.is_file() else {}
 
 
 # ---------------------------------------------------------------------------------------- the card
