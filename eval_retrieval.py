@@ -97,8 +97,10 @@ class EvaluationArguments(EvaluationData):
             chosen.append(Retrieval(pairs, in_pool, is_tatoeba=is_tatoeba and is_whole))
             if self.hard_negatives:
                 chosen.append(HardNegatives(pairs))
-        elif self.hard_negatives or self.plot:
-            raise UserError("--hard_negatives and --plot need the pairs of --data_dir")
+        elif self.hard_negatives or self.plot or self.languages or self.max_pairs:
+            raise UserError(
+                "--hard_negatives, --plot, --languages and --max_pairs need the pairs of --data_dir"
+            )
         chosen += self.evaluators()
         if not chosen:
             raise UserError("nothing to measure: give --data_dir, --search, --sts or --bucc")

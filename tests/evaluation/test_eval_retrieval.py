@@ -133,6 +133,14 @@ def test_fewer_pairs_than_one_are_refused(pairs: int) -> None:
         eval_retrieval.run(f"--model x --data_dir y --max_pairs {pairs}".split())
 
 
+@pytest.mark.parametrize(
+    "flag", ["--languages de", "--max_pairs 1", "--hard_negatives", "--plot a"]
+)
+def test_flags_of_pairs_are_refused_without_pairs(flag: str) -> None:
+    with pytest.raises(UserError, match="need the pairs of --data_dir"):
+        run(f"--model x --sts sts.tsv {flag}")
+
+
 def test_a_report_that_cannot_be_written_costs_no_numbers(
     argv: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
