@@ -142,6 +142,8 @@ def evaluate(
     All processes of a launch call this. They encode together, and all return the numbers of the
     first one.
     """
+    if len({each.name for each in evaluators}) < len(evaluators):
+        raise ValueError("two evaluators have one name: give all data to one of them")
     shared = SharedEncoder(encoder, token_budget, progress)
     shared.encode(list(chain.from_iterable(each.sentences() for each in evaluators)))
     found = {each.name: each(shared) for each in evaluators}

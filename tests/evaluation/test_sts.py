@@ -9,7 +9,9 @@ from written import text_of, write
 
 import eval_retrieval
 from dap_transformers.commands.recipes import parse_arguments
+from dap_transformers.encoding.encoder import SentenceEncoder
 from dap_transformers.errors import UserError
+from dap_transformers.evaluation.evaluator import evaluate
 from dap_transformers.evaluation.sts import STS
 from dap_transformers.training.run import build_trainer
 
@@ -85,3 +87,11 @@ def test_two_files_of_one_name_are_refused(sts_file: Path) -> None:
     other = write(sts_file.parent / "b/sts.de-en.tsv", "a\tb\t1\n")
     with pytest.raises(UserError, match=r"both called sts\.de-en"):
         STS([sts_file, other])
+
+
+def test_two_evaluators_of_one_name_are_refused(sts_file: Path, encoder: SentenceEncoder) -> None:
+    other = write(sts_file.parent / "other.tsv", "a\tb\t1\nc\td\t2\n")
+    with pytest.raises(ValueError, match="two evaluators have one name"):
+        evaluate(encoder, [STS([sts_file]), STS([other])])
+    names = list(evaluate(encoder, [STS([sts_file, other])])["sts"])
+    assert names == ["sts.de-en", "other", "mean"]

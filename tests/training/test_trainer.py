@@ -1,5 +1,6 @@
 """The trainer: its log, its evaluation, and what it freezes, chunks, prints and refuses."""
 
+import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -78,8 +79,10 @@ def test_arguments_of_transformers_are_refused(tmp_path: Path) -> None:
 
 def test_two_evaluators_that_log_the_same_name_are_refused(make_trainer: Callable) -> None:
     trainer = make_trainer()
+    other = copy.copy(trainer.evaluators[0])
+    other.name = "other"
     with pytest.raises(ValueError, match="two evaluators log de-en_accuracy"):
-        trainer.evaluate([*trainer.evaluators, trainer.evaluators[0]])
+        trainer.evaluate([*trainer.evaluators, other])
 
 
 @pytest.mark.parametrize(("objective", "batches"), [("tr+tlm", 2), ("mlm", 1)])
