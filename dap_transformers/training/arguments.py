@@ -15,6 +15,7 @@ from transformers.utils.chat_template_utils import parse_google_format_docstring
 from configuration_dap import FIELDS, DAPConfig
 from dap_transformers.errors import UserError
 from dap_transformers.evaluation.evaluation_data import EvaluationData
+from dap_transformers.languages import base_language
 from dap_transformers.options import arg, require_least
 
 #: Fields of `DAPConfig` that are read from folders and text, so that nobody chooses them.
@@ -164,6 +165,7 @@ class PretrainingDataArguments(EvaluationData):
 
     def __post_init__(self) -> None:
         require_least(self, dev_pairs=0)
+        self.target_language = base_language(self.target_language)
 
 
 @dataclass

@@ -32,6 +32,12 @@ def parse(command: str) -> Arguments:
     return parse_arguments(f"{command} --output_dir out".split())
 
 
+def test_the_target_language_has_one_code() -> None:
+    for spelling in ("en", "eng", "EN", "en_US"):
+        _, data, _ = parse(f"{START} --target_language {spelling}")
+        assert data.target_language == "en"
+
+
 # Recipes
 
 
