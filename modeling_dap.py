@@ -371,7 +371,8 @@ class DAPForPreTraining(DAPPreTrainedModel):
             negative_input_ids: (B, S_n) changed copies of the targets (hard negatives), which TR
                 ranks beside the targets.
             negative_attention_mask: (B, S_n), all zeros in the row of a pair without a copy.
-            teacher_embeds: (B, T) a teacher's vectors of the targets, for distillation.
+            teacher_embeds: (B, 2, T) where the vectors of source and target should point, for
+                distillation.
             chunk: given if these pairs are a chunk of a larger batch (GradCache). In the first pass
                 only the vectors to compare are returned (`compared`). In the second pass the
                 gradient of `loss` is the chunk's share of the gradient of the batch's loss.

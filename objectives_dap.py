@@ -5,7 +5,7 @@
 - MLM, masked language modelling: predict masked tokens of a sentence.
 - TLM, translation language modelling: predict masked tokens of a pair that is read as one text.
 - BOW, bag of words: predict a target's tokens from a sentence vector.
-- Distillation: pull the sentence vectors of both sides towards a teacher's vector of the target.
+- Distillation: pull the sentence vectors of both sides towards a teacher's vectors.
 
 The file ships with every checkpoint, beside modeling_dap.py. `config.objective` combines the
 names of `OBJECTIVES` by "+", such as "tr+rtl" (= DAP). The total loss is the weighted sum of the
@@ -95,7 +95,8 @@ class Pairs(NamedTuple):
         language_ids: (B,) languages of the sources, indices into `config.rtl_languages`, or None.
         first_pair: number, from 0, of the first pair in the batch of all processes. None if these
             are all pairs of this process.
-        teacher: (B, T) a teacher's vectors of the targets, for distillation. None if there is none.
+        teacher: (B, 2, T) where the vectors of both sides should point, for distillation. None if
+            there is no teacher.
     """
 
     source: Sentences
@@ -689,11 +690,14 @@ class BagOfWords(Objective):
 
 
 class Distillation(Objective):
-    """Pull both sides' sentence vectors towards a teacher's vector of the target.
+    """Pull both sides' sentence vectors towards a teacher's vectors.
 
-    The loss is 1 - cosine, the mean over both sides. This is multilingual distillation (Reimers and
-    Gurevych 2020, arXiv 2004.09813) with the cosine instead of the squared distance. Use it to
-    teach new languages to an encoder, if another encoder knows the language of the targets well.
+    The loss is 1 - cosine, the mean over both sides. If both goals of a pair are the teacher's
+    vector of the target, this is multilingual distillation (Reimers and Gurevych 2020, arXiv
+    2004.09813) with the cosine instead of the squared distance. Use it to teach new languages to an
+    encoder, if another encoder knows the language of the targets well. If the teacher is the model
+    itself before the training, each side has a goal of its own
+    (`dap_transformers.training.teacher`).
     """
 
     name = "distill"
@@ -719,12 +723,12 @@ class Distillation(Objective):
         """Sum 1 - cosine of each side's vectors and the teacher's: (2,)."""
         if pairs.teacher is None:
             raise ValueError("objective 'distill' needs teacher_embeds, which are None")
-        teacher = at_least_float32(pairs.teacher)  # (B, T)
+        source, target = at_least_float32(pairs.teacher).unbind(1)  # (B, T) each
         sums = []
-        for embeds in (encoded.source_embeds, encoded.target_embeds):
+        for embeds, goal in ((encoded.source_embeds, source), (encoded.target_embeds, target)):
             if model.teacher_projection is not None:
                 embeds = model.teacher_projection(embeds)
-            cosines = F.cosine_similarity(at_least_float32(embeds), teacher, dim=-1)  # (B,)
+            cosines = F.cosine_similarity(at_least_float32(embeds), goal, dim=-1)  # (B,)
             sums.append((1 - cosines).sum())
         return torch.stack(sums), {}
 

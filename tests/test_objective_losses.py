@@ -308,10 +308,10 @@ def test_bow_tells_the_targets_words_from_either_sentence_vector(options: dict) 
 @pytest.mark.parametrize("size", [32, 24])
 def test_distillation_is_the_mean_of_1_minus_cosine_over_both_sides(size: int) -> None:
     model, batch = tiny_model(objective="distill", distill_size=size).eval(), make_batch()
-    batch["teacher_embeds"] = torch.randn(6, size)
+    batch["teacher_embeds"] = torch.randn(6, 2, size)
     expected = []
-    for row, teacher in enumerate(batch["teacher_embeds"]):
-        for side in ("source", "target"):
+    for row, teachers in enumerate(batch["teacher_embeds"]):
+        for side, teacher in zip(("source", "target"), teachers):
             vector = vector_of(model, batch, side, row)
             if size != 32:
                 vector = model.teacher_projection(vector)

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from datasets import Dataset, Features, List, Value, disable_progress_bars
 from tokenizers import Tokenizer
+from torch import Tensor
 from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 
@@ -164,7 +165,8 @@ class BitextCollator:
     - `target_input_ids`, `target_attention_mask`: int64 (B, S_y),
     - `language_ids`: int64 (B,), the position of each source language in `languages`,
     - `pair_ids`: list of B strings,
-    - with `teacher`, also `teacher_embeds`: float32 (B, T), the teacher's vectors of the targets,
+    - with `teacher`, also `teacher_embeds`: float32 (B, 2, T), where the vectors of both sides
+      should point,
     - with `negatives`, also `negative_input_ids`, `negative_attention_mask`: int64 (B, S_n). The
       mask of a pair without a negative is all 0.
 
@@ -172,14 +174,14 @@ class BitextCollator:
         languages: all source languages of the run.
         negatives: function that returns the token ids of a hard negative for each row, such as
             `HardNegativeMaker`. An empty list stands for no negative. None adds no hard negatives.
-        teacher: vectors (N, T) of a teacher. A pair's row of it is in the column `teacher_row`.
-            None adds no vectors.
+        teacher: function that returns `teacher_embeds` of the rows, such as `Teacher`. None adds
+            none.
     """
 
     pad_token_id: int
     languages: Sequence[str]
     negatives: Callable[[Sequence[Mapping[str, Any]]], list[list[int]]] | None = None
-    teacher: np.ndarray | None = None
+    teacher: Callable[[Sequence[Mapping[str, Any]]], Tensor] | None = None
 
     def __post_init__(self) -> None:
         self._index = {language: number for number, language in enumerate(self.languages)}
@@ -199,8 +201,7 @@ class BitextCollator:
             batch[f"{side}_attention_mask"] = torch.from_numpy(mask.astype(np.int64))
         batch["language_ids"] = torch.tensor([self._index[row["language"]] for row in rows])  # (B,)
         if self.teacher is not None:
-            numbers = [row["teacher_row"] for row in rows]
-            batch["teacher_embeds"] = torch.from_numpy(self.teacher[numbers])  # (B, T)
+            batch["teacher_embeds"] = self.teacher(rows)
         batch["pair_ids"] = [row["pair_id"] for row in rows]
         return batch
 

@@ -4,14 +4,16 @@
 """
 
 import logging
+import math
 import time
 from collections.abc import Sequence
 from importlib.util import find_spec
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from datasets import concatenate_datasets
-from torch.utils.data import Dataset, Sampler
 from transformers import PreTrainedTokenizerBase, set_seed
 
 from dap_transformers.encoding.checkpoint import hub_commit
@@ -116,17 +118,18 @@ def build_trainer(
     set_seed(training.seed)
     model = load_model(model_args, start, train, teacher and teacher.dimensions)
     before = encoder_before_training(model, start, data, training) if start.has_vectors else None
-    vectors = None
+    sampler = language_sampler(train, data, training)
+    goals = None
     if distills:
         # Without a teacher, the model teaches itself to stay where it is now.
+        is_drawn = None if teacher else drawn_pairs(sampler, training)
         place = Path(model_args.distill_dir or Path(training.output_dir, "teacher"))
-        train, vectors = add_teacher(teacher or before, text, train, place)
+        train, goals = add_teacher(teacher or before, text, train, place, is_drawn)
     logger.info("%s", summarise(model.config, train, dev, training))
     is_float32 = training.device.type == "cpu" and not training.bf16
     if is_float32 and fastest_product(training.device) == "bfloat16":
         logger.info("this CPU trains faster with --bf16 --use_cpu")
 
-    dataset, sampler = mix_languages(train, data, training)
     negatives = None
     if share := model.config.tr_hard_negatives:
         seed = training.seed_of_text
@@ -138,7 +141,7 @@ def build_trainer(
             f"the RTL head knows {' '.join(languages)}, but the text also has "
             f"{' '.join(sorted(unknown))}: leave it out, or start from a plain encoder"
         )
-    collator = BitextCollator(start.tokenizer.pad_token_id, languages, negatives, vectors)
+    collator = BitextCollator(start.tokenizer.pad_token_id, languages, negatives, goals)
     pairs = {}
     for code, part in dev.items():
         pairs[code] = list(zip(part["source"][:], part["target"][:], strict=True))
@@ -151,7 +154,7 @@ def build_trainer(
     trainer = DAPTrainer(
         model=model,
         args=training,
-        train_dataset=dataset,
+        train_dataset=concatenate_datasets(list(train.values())),
         train_sampler=sampler,
         data_collator=collator,
         processing_class=start.tokenizer,
@@ -235,14 +238,25 @@ def build_datasets(
     return tokenized, dev, train
 
 
-def mix_languages(
+def language_sampler(
     train: dict[str, Any], data: PretrainingDataArguments, training: DAPTrainingArguments
-) -> tuple[Dataset, Sampler]:
-    """Put all languages into one dataset, and make the sampler that draws the language mix."""
+) -> LanguageMixSampler:
+    """Make the sampler that draws the language mix from all languages, one after the other."""
     sizes = [len(part) for part in train.values()]
     seed = training.seed_of_text
-    sampler = LanguageMixSampler(sizes, data.language_mix, data.mix_alpha, seed)
-    return concatenate_datasets(list(train.values())), sampler
+    return LanguageMixSampler(sizes, data.language_mix, data.mix_alpha, seed)
+
+
+def drawn_pairs(sampler: LanguageMixSampler, training: DAPTrainingArguments) -> np.ndarray:
+    """Return whether a run draws each pair of the text. In more than one epoch, it may draw all."""
+    batch = training.per_device_train_batch_size * training.world_size
+    step = batch * training.gradient_accumulation_steps
+    epochs = training.num_train_epochs
+    if training.max_steps > 0:
+        epochs = training.max_steps * step / len(sampler)
+    is_drawn = np.full(len(sampler), epochs > 1)
+    is_drawn[list(islice(sampler, math.ceil(epochs * len(sampler)) + step))] = True
+    return is_drawn
 
 
 def summarise(config: DAPConfig, train: dict, dev: dict, training: DAPTrainingArguments) -> str:

@@ -1,21 +1,26 @@
 """Vectors of a teacher for the objective `distill`: computed once, kept on disk, read by row.
 
-The teacher is any encoder that knows the language of the targets well, or the model itself before
-its training. Only the targets are encoded by it, each distinct one once. Every process of a launch
-then maps the same file into memory.
+The teacher is any encoder that knows the language of the targets well. It encodes only the targets.
+The model itself before its training is a teacher, too, the anchor. It also encodes the sources.
+Each distinct sentence is encoded once. Every process of a launch then maps the same file into
+memory.
 
-Shapes: `N` distinct targets, `T` size of the teacher's vectors.
+Shapes: `N` distinct sentences, `T` size of the teacher's vectors.
 """
 
 import logging
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from accelerate.utils import broadcast_object_list
 from datasets import Dataset
+from torch import Tensor
+from torch.nn.functional import normalize
 
 from dap_transformers.encoding.encoder import SentenceEncoder, tokens_of_a_batch
 from dap_transformers.encoding.shards import (
@@ -26,13 +31,37 @@ from dap_transformers.encoding.shards import (
 )
 from dap_transformers.files import claimed
 from dap_transformers.processes import launched
+from dap_transformers.search.exact import unit_rows
 
 logger = logging.getLogger(__name__)
 
-#: File with the vectors. A hash of the teacher and the targets takes the star's place.
-VECTORS = "targets-*.npy"
-#: Column of the training pairs with the row of the target's vector.
-ROW = "teacher_row"
+#: File with the vectors. A hash of the teacher and the sentences takes the star's place.
+VECTORS = "vectors-*.npy"
+#: Columns of the training pairs with the rows of the source's and the target's vector.
+ROWS = ("source_teacher_row", "target_teacher_row")
+#: A row that no teacher has, of a pair that the run does not draw.
+NO_ROW = np.iinfo(np.int64).max
+#: Most pairs of a language that its shift is estimated from.
+SAMPLE = 10_000
+
+
+class Teacher(NamedTuple):
+    """Tells where the sentence vectors of a pair should point.
+
+    Attributes:
+        vectors: (N, T) of the sentences, mapped into memory.
+        shifts: language -> (T,), which is added to the vector of a source after normalising it.
+    """
+
+    vectors: np.ndarray
+    shifts: Mapping[str, np.ndarray]
+
+    def __call__(self, rows: Sequence[Mapping[str, Any]]) -> Tensor:
+        """Return the goals (B, 2, T) of B tokenised pairs, of the source and of the target."""
+        numbers = [[row[name] for name in ROWS] for row in rows]
+        goals = normalize(torch.from_numpy(self.vectors[numbers]), dim=-1)
+        goals[:, 0] += torch.from_numpy(np.stack([self.shifts[row["language"]] for row in rows]))
+        return goals
 
 
 def add_teacher(
@@ -40,8 +69,14 @@ def add_teacher(
     text: Mapping[str, Dataset],
     train: Mapping[str, Dataset],
     folder: Path,
-) -> tuple[dict[str, Dataset], np.ndarray]:
-    """Encode the distinct targets with the teacher, and give each pair the row of its vector.
+    is_drawn: np.ndarray | None = None,
+) -> tuple[dict[str, Dataset], Teacher]:
+    """Encode the distinct sentences with the teacher, and give each pair the rows of its vectors.
+
+    Without `is_drawn`, both sides of a pair get the vector of the target. With it, the teacher is
+    the anchor: each side gets its own vector. Those of the sources are shifted by the mean
+    difference of target and source in their language, because encoders put each language
+    elsewhere. So sources keep their neighbours and come nearer to the targets.
 
     Vectors that are in the folder already are not computed again. The processes of a launch share
     the work, and runs may share the folder.
@@ -49,43 +84,64 @@ def add_teacher(
     Args:
         text: training pairs by language, as text.
         train: the same pairs, tokenised, in the same order.
+        is_drawn: whether the run draws each pair, of all languages. Others are not encoded.
 
     Returns:
-        The tokenised pairs with the column `teacher_row`, and the vectors (N, T), mapped into
-        memory.
+        The tokenised pairs with the columns `ROWS`, and what looks up the goals of a batch.
     """
     row_of: dict[str, int] = {}
     with_rows = {}
+    first = 0
     for language, part in text.items():
-        rows = [row_of.setdefault(target, len(row_of)) for target in part["target"][:]]
-        with_rows[language] = train[language].add_column(ROW, np.array(rows, np.int64))
+        places = range(len(part))
+        if is_drawn is not None:
+            places = np.flatnonzero(is_drawn[first : first + len(part)])
+        first += len(part)
+        with_rows[language] = train[language]
+        for name, side in zip(ROWS, ("target" if is_drawn is None else "source", "target")):
+            sentences = part[side][:]
+            rows = np.full(len(part), NO_ROW)
+            rows[places] = [row_of.setdefault(sentences[place], len(row_of)) for place in places]
+            with_rows[language] = with_rows[language].add_column(name, rows)
 
+    vectors = encode_to_disk(teacher, list(row_of), folder)
+    shifts = {}
+    for language, part in with_rows.items():
+        source, target = (np.array(part[name][:]) for name in ROWS)
+        drawn = np.flatnonzero(source != NO_ROW)
+        drawn = drawn[:: len(drawn) // SAMPLE + 1]
+        differences = unit_rows(vectors[target[drawn]]) - unit_rows(vectors[source[drawn]])
+        shifts[language] = differences.numpy().sum(0) / max(1, len(drawn))
+    return with_rows, Teacher(vectors, shifts)
+
+
+def encode_to_disk(teacher: SentenceEncoder, sentences: list[str], folder: Path) -> np.ndarray:
+    """Encode N sentences into a file of the folder, unless it is there: (N, T), memory-mapped."""
     fingerprint = model_fingerprint(teacher)
-    targets = list(row_of)
-    path = folder / VECTORS.replace("*", hash_of_text(fingerprint, targets))
+    path = folder / VECTORS.replace("*", hash_of_text(fingerprint, sentences))
     is_main = launched().is_main_process
 
     # One process decides for all, because they encode together.
     (is_kept,) = broadcast_object_list([is_main and path.is_file()])
     if is_kept:
-        logger.info("the vectors of %d targets are in %s already", len(targets), path)
-        return with_rows, np.load(path, mmap_mode="r")
+        logger.info("the vectors of %d sentences are in %s already", len(sentences), path)
+        return np.load(path, mmap_mode="r")
 
     # Shards of each teacher and text have a folder of their own, because runs may share the place.
     shards = path.with_suffix(".shards")
     with claimed(shards, "distill_dir") if is_main else nullcontext():
         vectors = embed_to_disk(
             teacher,
-            targets,
+            sentences,
             shards,
             token_budget=tokens_of_a_batch(None),
             progress=is_main,
             fingerprint=fingerprint,
-            name="targets by the teacher",
+            name="sentences by the teacher",
         )
         if is_main:
             write_vectors(vectors, path)
-            logger.info("%d targets encoded by the teacher, kept in %s", len(targets), folder)
+            logger.info("%d sentences encoded by the teacher, kept in %s", len(sentences), folder)
             shutil.rmtree(shards, ignore_errors=True)
     launched().wait_for_everyone()
-    return with_rows, np.load(path, mmap_mode="r")
+    return np.load(path, mmap_mode="r")

@@ -76,7 +76,7 @@ def make_batch(pairs: int = 6, longest: int = 9, seed: int = 0, has_noise: bool 
         batch[f"{side}_attention_mask"] = mask
         if has_noise:
             batch[f"{side}_noise"] = torch.rand(mask.shape, generator=generator)
-    batch["teacher_embeds"] = torch.randn(pairs, 32, generator=generator)
+    batch["teacher_embeds"] = torch.randn(pairs, 2, 32, generator=generator)
     return batch
 
 

@@ -65,10 +65,11 @@ def test_a_tr_checkpoint_becomes_its_own_anchor(flags: str, tmp_path: Path) -> N
     run(f"{command} --objective tr+distill --distill_weight 20 --output_dir {out}")
 
     assert len(logged(out, "distill_loss")) == 2
-    targets = sorted({pair[1] for language in LANGUAGES for pair in synthetic_pairs(language)})
-    before = SentenceEncoder.from_pretrained(str(first), max_seq_length=16).encode(targets)
+    pairs = [pair for language in LANGUAGES for pair in synthetic_pairs(language)]
+    text = sorted({sentence for pair in pairs for sentence in pair})
+    before = SentenceEncoder.from_pretrained(str(first), max_seq_length=16).encode(text)
     (file,) = (out / "teacher").glob(VECTORS)
-    distances = np.abs(np.load(file)[:, None] - before).max(2)  # (N, number of targets)
+    distances = np.abs(np.load(file)[:, None] - before).max(2)  # (N, number of sentences)
     assert distances.min(1).max() < 1e-5
 
 
