@@ -255,7 +255,8 @@ def drawn_pairs(sampler: LanguageMixSampler, training: DAPTrainingArguments) -> 
     if training.max_steps > 0:
         epochs = training.max_steps * step / len(sampler)
     is_drawn = np.full(len(sampler), epochs > 1)
-    is_drawn[list(islice(sampler, math.ceil(epochs * len(sampler)) + step))] = True
+    first = islice(sampler, math.ceil(epochs * len(sampler)) + step)
+    is_drawn[np.fromiter(first, np.int64)] = True
     return is_drawn
 
 
