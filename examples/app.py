@@ -7,6 +7,7 @@ Then open http://127.0.0.1:7860/. A text has one sentence per line, pasted or in
 may be `.gz` or `.xz`.
 """
 
+import math
 import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -205,7 +206,7 @@ def mine_files(
         _, found, choice = mine_vectors(vectors, MiningOptions(threshold=None))
     rows = []
     for score, i, j in found.tolist():
-        score = round(score, 6)  # as the threshold, so that a pair with exactly this score is kept
+        score = math.floor(score * 1e6) / 1e6  # rounded down, as the threshold is
         rows.append(Mined(score, source[i], target[j], source_lines[i], target_lines[j]))
     lowest = min(row.score for row in rows)
     threshold = lowest if choice.threshold is None else max(lowest, choice.threshold)

@@ -196,7 +196,7 @@ def _require_same_encoding(report: Mapping[str, Any], published: Published) -> N
         if settings.get(name, ours) != ours:
             raise UserError(
                 f"results on {dataset_name(report)} were measured with {name}={settings[name]!r}, "
-                f"but the model is published with {ours!r}: evaluate it so, or give that {name}"
+                f"but the model is published with {ours!r}: evaluate the folder that is published"
             )
 
 

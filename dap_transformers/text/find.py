@@ -150,7 +150,7 @@ def _files_in_folder(folder: Path, target: str) -> list[BitextFile]:
     for path in sorted(used):
         plain = _unpacked(path)
         if plain != path and plain in used:
-            raise UserError(f"{plain} and {path} are the same text twice: keep one of them")
+            raise UserError(f"{plain} and {path} may be one text: remove one, or rename one")
     for path in dict.fromkeys([*map(disk_path, paths), *paths]):
         if path not in used and _looks_parallel(path.name):
             logger.warning("%s is left out: expected %s", path, describe_layouts())

@@ -81,7 +81,8 @@ class StartArguments:
     distill_from: str | None = arg(
         None,
         "Teacher of the objective distill: folder or Hub id of a sentence encoder. Its vectors of "
-        "the targets are computed once. Default: the model itself, as it is before training.",
+        "the targets are computed once. Default: the model itself, as it is before training, with "
+        "its own vectors of both sides.",
     )
     distill_dir: str | None = arg(
         None, "Folder that keeps the teacher's vectors. Default: teacher/ in --output_dir."

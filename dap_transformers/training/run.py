@@ -248,14 +248,15 @@ def language_sampler(
 
 
 def drawn_pairs(sampler: LanguageMixSampler, training: DAPTrainingArguments) -> np.ndarray:
-    """Return whether a run draws each pair of the text. In more than one epoch, it may draw all."""
+    """Return whether a run draws each pair of the text. A run of more epochs may draw all."""
     batch = training.per_device_train_batch_size * training.world_size
     step = batch * training.gradient_accumulation_steps
     epochs = training.num_train_epochs
     if training.max_steps > 0:
         epochs = training.max_steps * step / len(sampler)
     is_drawn = np.full(len(sampler), epochs > 1)
-    first = islice(sampler, math.ceil(epochs * len(sampler)) + step)
+    # `Trainer` rounds an epoch and the run up to whole steps, and reads one batch ahead.
+    first = islice(sampler, math.ceil(epochs * len(sampler)) + 2 * step)
     is_drawn[np.fromiter(first, np.int64)] = True
     return is_drawn
 

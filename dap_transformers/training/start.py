@@ -85,7 +85,7 @@ def read_start(args: PretrainingModelArguments) -> Start:
         # Only the shape is wanted, so of a DAP configuration take that of its encoder.
         config = getattr(config, "encoder_config", config)
         config.pad_token_id = checkpoint.tokenizer.pad_token_id
-        config.architectures = None  # of other weights
+        config.architectures = None  # of weights that are not loaded
         checkpoint.config = config
 
     # Build the encoder without memory for its weights, to read its limits from its shape.

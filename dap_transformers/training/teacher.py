@@ -1,9 +1,9 @@
 """Vectors of a teacher for the objective `distill`: computed once, kept on disk, read by row.
 
 The teacher is any encoder that knows the language of the targets well. It encodes only the targets.
-The model itself before its training is a teacher, too, the anchor. It also encodes the sources.
-Each distinct sentence is encoded once. Every process of a launch then maps the same file into
-memory.
+Without one, the model as it is before the training is the teacher (the anchor). It encodes both
+sides. Each distinct sentence is encoded once. Every process of a launch then maps the same file
+into memory.
 
 Shapes: `N` distinct sentences, `T` size of the teacher's vectors.
 """
@@ -39,9 +39,9 @@ logger = logging.getLogger(__name__)
 VECTORS = "vectors-*.npy"
 #: Columns of the training pairs with the rows of the source's and the target's vector.
 ROWS = ("source_teacher_row", "target_teacher_row")
-#: A row that no teacher has, of a pair that the run does not draw.
+#: Row of a pair that the run does not draw. It is out of range, so reading it fails.
 NO_ROW = np.iinfo(np.int64).max
-#: Most pairs of a language that its shift is estimated from.
+#: Largest number of pairs that a language's shift is estimated from.
 SAMPLE = 10_000
 
 
@@ -75,8 +75,8 @@ def add_teacher(
 
     Without `is_drawn`, both sides of a pair get the vector of the target. With it, the teacher is
     the anchor: each side gets its own vector. Those of the sources are shifted by the mean
-    difference of target and source in their language, because encoders put each language
-    elsewhere. So sources keep their neighbours and come nearer to the targets.
+    difference of target and source in their language, because an encoder may put each language in
+    another region. Sources then keep their neighbours and come nearer to the targets.
 
     Vectors that are in the folder already are not computed again. The processes of a launch share
     the work, and runs may share the folder.
@@ -84,30 +84,33 @@ def add_teacher(
     Args:
         text: training pairs by language, as text.
         train: the same pairs, tokenised, in the same order.
-        is_drawn: whether the run draws each pair, of all languages. Others are not encoded.
+        is_drawn: (number of pairs,) whether the run draws a pair, languages in order. Other pairs
+            are not encoded.
 
     Returns:
-        The tokenised pairs with the columns `ROWS`, and what looks up the goals of a batch.
+        The tokenised pairs with the columns `ROWS`, and the `Teacher`, which returns the goals of a
+        batch.
     """
+    sides = ("target" if is_drawn is None else "source", "target")
     row_of: dict[str, int] = {}
-    with_rows = {}
+    rows = {}
     first = 0
     for language, part in text.items():
         places = range(len(part))
         if is_drawn is not None:
             places = np.flatnonzero(is_drawn[first : first + len(part)])
         first += len(part)
-        with_rows[language] = train[language]
-        for name, side in zip(ROWS, ("target" if is_drawn is None else "source", "target")):
+        rows[language] = np.full((2, len(part)), NO_ROW)
+        for own, side in zip(rows[language], sides):
             sentences = part[side][:]
-            rows = np.full(len(part), NO_ROW)
-            rows[places] = [row_of.setdefault(sentences[place], len(row_of)) for place in places]
-            with_rows[language] = with_rows[language].add_column(name, rows)
+            own[places] = [row_of.setdefault(sentences[place], len(row_of)) for place in places]
 
     vectors = encode_to_disk(teacher, list(row_of), folder)
+    with_rows = {}
     shifts = {}
-    for language, part in with_rows.items():
-        source, target = (np.array(part[name][:]) for name in ROWS)
+    for language, (source, target) in rows.items():
+        with_rows[language] = train[language].add_column(ROWS[0], source)
+        with_rows[language] = with_rows[language].add_column(ROWS[1], target)
         drawn = np.flatnonzero(source != NO_ROW)
         drawn = drawn[:: len(drawn) // SAMPLE + 1]
         differences = unit_rows(vectors[target[drawn]]) - unit_rows(vectors[source[drawn]])

@@ -69,7 +69,7 @@ def test_the_anchor_moves_the_sources_of_each_language_to_the_centre_of_their_ta
 
 @pytest.mark.parametrize(
     ("limit", "steps"),
-    [({"max_steps": 3}, 3), ({"num_train_epochs": 0.5}, 13), ({"num_train_epochs": 1}, 25)],
+    [({"max_steps": 3}, 3), ({"num_train_epochs": 0.41}, 11), ({"num_train_epochs": 1}, 25)],
 )
 def test_the_anchor_needs_the_pairs_that_a_run_draws_and_few_others(
     limit: dict[str, float], steps: int
@@ -78,7 +78,7 @@ def test_the_anchor_needs_the_pairs_that_a_run_draws_and_few_others(
     training = SimpleNamespace(**{"max_steps": -1, "num_train_epochs": 3} | sizes | limit)
     sampler = LanguageMixSampler([300, 100, 7], "uniform", 0.5, seed=0)
     is_drawn = drawn_pairs(sampler, training)
-    drawn = set(islice(sampler, 16 * steps))
+    drawn = set(islice(sampler, 16 * steps + 8))  # the loader reads one batch ahead
     assert is_drawn[sorted(drawn)].all()
     assert is_drawn.sum() <= len(drawn) + 32
     assert drawn_pairs(sampler, SimpleNamespace(**vars(training) | {"max_steps": 26})).all()
