@@ -143,7 +143,7 @@ def evaluate(
     first one.
     """
     if len({each.name for each in evaluators}) < len(evaluators):
-        raise ValueError("two evaluators have one name: give all data to one of them")
+        raise ValueError("two evaluators have the same name: give all data to one of them")
     shared = SharedEncoder(encoder, token_budget, progress)
     shared.encode(list(chain.from_iterable(each.sentences() for each in evaluators)))
     found = {each.name: each(shared) for each in evaluators}

@@ -58,9 +58,11 @@ class Teacher(NamedTuple):
 
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> Tensor:
         """Return the goals (B, 2, T) of B tokenised pairs, of the source and of the target."""
-        numbers = [[row[name] for name in ROWS] for row in rows]
+        source, target = ROWS
+        numbers = np.array([(row[source], row[target]) for row in rows])  # (B, 2)
+        shifts = np.stack([self.shifts[row["language"]] for row in rows])  # (B, T)
         goals = normalize(torch.from_numpy(self.vectors[numbers]), dim=-1)
-        goals[:, 0] += torch.from_numpy(np.stack([self.shifts[row["language"]] for row in rows]))
+        goals[:, 0] += torch.from_numpy(shifts)
         return goals
 
 

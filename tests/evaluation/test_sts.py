@@ -91,7 +91,7 @@ def test_two_files_of_one_name_are_refused(sts_file: Path) -> None:
 
 def test_two_evaluators_of_one_name_are_refused(sts_file: Path, encoder: SentenceEncoder) -> None:
     other = write(sts_file.parent / "other.tsv", "a\tb\t1\nc\td\t2\n")
-    with pytest.raises(ValueError, match="two evaluators have one name"):
+    with pytest.raises(ValueError, match="two evaluators have the same name"):
         evaluate(encoder, [STS([sts_file]), STS([other])])
     names = list(evaluate(encoder, [STS([sts_file, other])])["sts"])
     assert names == ["sts.de-en", "other", "mean"]
