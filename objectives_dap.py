@@ -692,12 +692,12 @@ class BagOfWords(Objective):
 class Distillation(Objective):
     """Pull both sides' sentence vectors towards a teacher's vectors.
 
-    The loss is 1 - cosine, the mean over both sides. If both goals of a pair are the teacher's
-    vector of the target, this is multilingual distillation (Reimers and Gurevych 2020, arXiv
-    2004.09813) with the cosine instead of the squared distance. Use it to teach new languages to an
-    encoder, if another encoder knows the language of the targets well. If the teacher is the model
-    itself before the training, each side has a goal of its own
-    (`dap_transformers.training.teacher`).
+    The loss is 1 - cosine, the mean over both sides. With another encoder as the teacher, both
+    sides go to its vector of the target. This is multilingual distillation (Reimers and Gurevych
+    2020, arXiv 2004.09813) with the cosine instead of the squared distance. It teaches new
+    languages to an encoder, if the teacher knows the language of the targets well. If the teacher
+    is the model itself before the training, each side goes to its own old vector, that of the
+    source after a shift (`dap_transformers.training.teacher`).
     """
 
     name = "distill"

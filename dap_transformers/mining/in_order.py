@@ -340,8 +340,8 @@ def align_texts(
 ) -> MiningResult:
     """Find the groups of sentences of two texts that translate each other, in their order.
 
-    `vectors` are of the distinct groups. Groups with a cosine below `lowest` are not kept. What is
-    kept also holds all other sentences, as groups with an empty side.
+    `vectors` are of the distinct groups. Groups with a cosine below `lowest` are not kept. The
+    result also holds every other sentence, as a group with an empty side.
     """
     sides = texts.sides()
     groups, remarks = align(Gains(vectors, list(sides.values())), search)

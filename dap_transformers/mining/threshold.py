@@ -93,7 +93,7 @@ class ScoreModel:
 
     @property
     def precisions(self) -> np.ndarray:
-        """Return the estimated precision, 0 to 1, of the pairs that `kept` counts: (P,)."""
+        """Return for each pair the estimated precision, 0 to 1, if its score is the threshold."""
         return self.probabilities.cumsum()[self.kept - 1] / self.kept
 
     def row(self, threshold: float) -> dict[str, Any]:

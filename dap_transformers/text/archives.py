@@ -171,7 +171,10 @@ def decode_line(line: bytes) -> str:
 
 
 def read_sentences(path: str | Path) -> Iterator[str]:
-    """Yield the lines of a text in one language, including empty ones: line i is sentence i."""
+    """Yield the lines of a text in one language, including empty ones: line i is sentence i.
+
+    Files whose lines are no sentences are refused, such as JSON.
+    """
     suffix = plain_suffix(path)
     unfit = UserError(f"{path}: its lines are no sentences; give one sentence per line")
     if suffix in NO_SENTENCES:
@@ -183,7 +186,7 @@ def read_sentences(path: str | Path) -> Iterator[str]:
 
 
 def decoded_lines(path: str | Path) -> Iterator[str]:
-    """Yield the lines of any text file. An error names the line."""
+    """Yield the lines of a UTF-8 file. An error names the line."""
     for number, line in enumerate(read_lines(path), 1):
         try:
             yield decode_line(line)

@@ -241,14 +241,14 @@ def build_datasets(
 def language_sampler(
     train: dict[str, Any], data: PretrainingDataArguments, training: DAPTrainingArguments
 ) -> LanguageMixSampler:
-    """Make the sampler that draws the language mix from all languages, one after the other."""
+    """Make the sampler of the language mix. It numbers all pairs in the order of `train`."""
     sizes = [len(part) for part in train.values()]
     seed = training.seed_of_text
     return LanguageMixSampler(sizes, data.language_mix, data.mix_alpha, seed)
 
 
 def drawn_pairs(sampler: LanguageMixSampler, training: DAPTrainingArguments) -> np.ndarray:
-    """Return whether a run draws each pair of the text. A run of more epochs may draw all."""
+    """Mark the pairs that a run may draw: (number of pairs,). With several epochs it is all."""
     batch = training.per_device_train_batch_size * training.world_size
     step = batch * training.gradient_accumulation_steps
     epochs = training.num_train_epochs

@@ -50,7 +50,8 @@ class Teacher(NamedTuple):
 
     Attributes:
         vectors: (N, T) of the sentences, mapped into memory.
-        shifts: language -> (T,), which is added to the vector of a source after normalising it.
+        shifts: language -> (T,), added to the normalised vector of a source. Zero if both sides
+            share the target's vector.
     """
 
     vectors: np.ndarray
@@ -76,18 +77,18 @@ def add_teacher(
     """Encode the distinct sentences with the teacher, and give each pair the rows of its vectors.
 
     Without `is_drawn`, both sides of a pair get the vector of the target. With it, the teacher is
-    the anchor: each side gets its own vector. Those of the sources are shifted by the mean
-    difference of target and source in their language, because an encoder may put each language in
-    another region. Sources then keep their neighbours and come nearer to the targets.
+    the anchor. The goal of a target is then its own vector. That of a source is its own vector plus
+    the mean of (target - source) in its language, because an encoder may put each language in
+    another region. So the goals of sources stay neighbours, near the targets.
 
-    Vectors that are in the folder already are not computed again. The processes of a launch share
-    the work, and runs may share the folder.
+    If the folder has the vectors of this teacher for exactly these sentences, they are read. The
+    processes of a launch share the work, and runs may share the folder.
 
     Args:
         text: training pairs by language, as text.
         train: the same pairs, tokenised, in the same order.
-        is_drawn: (number of pairs,) whether the run draws a pair, languages in order. Other pairs
-            are not encoded.
+    """Return the vectors (N, T) of N sentences, memory-mapped. Encode them if there are none."""
+            Other pairs are not encoded, and get `NO_ROW`.
 
     Returns:
         The tokenised pairs with the columns `ROWS`, and the `Teacher`, which returns the goals of a
@@ -121,7 +122,7 @@ def add_teacher(
 
 
 def encode_to_disk(teacher: SentenceEncoder, sentences: list[str], folder: Path) -> np.ndarray:
-    """Encode N sentences into a file of the folder, unless it is there: (N, T), memory-mapped."""
+    """Return the vectors (N, T) of N sentences, memory-mapped. Encode them if no file is there."""
     fingerprint = model_fingerprint(teacher)
     path = folder / VECTORS.replace("*", hash_of_text(fingerprint, sentences))
     is_main = launched().is_main_process

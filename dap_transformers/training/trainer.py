@@ -279,10 +279,10 @@ class DAPTrainer(ResumableTrainer):
     def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
         """Tell whether this evaluation is the best so far.
 
-        An accuracy over all languages is the best if it is at most two standard errors below the
-        highest so far. So the last one of these is kept. The standard error belongs to the
-        difference between two accuracies of the dev sentences. The best model is saved if it may be
-        loaded at the end.
+        An accuracy over all languages also counts as best if it is at most two standard errors
+        below the highest so far. So of nearly equal ones, the last is kept. It is the standard
+        error of the difference of both accuracies. With `load_best_model_at_end`, a best model is
+        saved at once.
         """
         name = "eval_" + self.args.metric_for_best_model.removeprefix("eval_")
         if name in self.measured_on:
