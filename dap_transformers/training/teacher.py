@@ -87,8 +87,8 @@ def add_teacher(
     Args:
         text: training pairs by language, as text.
         train: the same pairs, tokenised, in the same order.
-    """Return the vectors (N, T) of N sentences, memory-mapped. Encode them if there are none."""
-            Other pairs are not encoded, and get `NO_ROW`.
+        is_drawn: (number of pairs,) whether the run may draw a pair, languages in the order of
+            `text`. Other pairs are not encoded, and get `NO_ROW`.
 
     Returns:
         The tokenised pairs with the columns `ROWS`, and the `Teacher`, which returns the goals of a
