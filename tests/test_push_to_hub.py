@@ -1,76 +1,39 @@
-"""The command against a Hub on loopback: what arrives, what errors say, and that no token leaks."""
+"""The command against a Hub in the client's cache: what arrives, and errors. No token leaks."""
 
+import hashlib
 import json
-import os
 import re
-import subprocess
 import sys
+from collections import Counter, defaultdict
+from collections.abc import Iterable
 from pathlib import Path
+from types import SimpleNamespace
 
+import httpx
 import numpy as np
 import pytest
 import torch
-from conftest import REPOSITORY, load_encoder, save, synthetic_pairs
-from hub_server import HubServer, Repo, serve
-from huggingface_hub import ModelCard
+from conftest import load_encoder, load_library, save, synthetic_pairs
+from forked import run_fresh
+from huggingface_hub import HfApi, ModelCard, RepoUrl, get_token
+from huggingface_hub.constants import HF_HUB_CACHE
+from huggingface_hub.errors import HfHubHTTPError
 from tiny_models import tiny_model
-from written import text_of
+from transformers import AutoModelForPreTraining
+from written import text_of, write
 
+import train_dap
 from dap_transformers.commands import push_to_hub
+from dap_transformers.encoding.encoder import SentenceEncoder
 from dap_transformers.files import read_json, write_json
 from dap_transformers.publishing.publish import publish
 from dap_transformers.reports import report
 
 TOKEN = "hf_dapSecretTokenOfTheTest"
 SENTENCES = ["kaban loder", "mifin", "nabder kaban pugol rasut"]
-# Pushes, in a new Python, because the Hub's client reads its settings when it is imported.
-PUSHER = """
-import json, os, re, sys, time
-wait = time.sleep
-time.sleep = lambda seconds: wait(min(seconds, 0.01))  # the client waits before a retry
-from pathlib import Path
-import numpy as np
-from dap_transformers.commands import push_to_hub
-from dap_transformers.encoding.encoder import SentenceEncoder
-import train_dap
-from sentence_transformers import SentenceTransformer
-from transformers import AutoModelForPreTraining
-
-folder, sentences = Path(sys.argv[1]), json.loads(sys.argv[2])
-checkpoint, results = str(folder / "dap"), str(folder / "results.json")
-
-def pushed(source, name, *flags):
-    try:
-        return push_to_hub.run([source, "--repo_id", f"user/{name}", *flags])
-    except ValueError as error:
-        return str(error)
-
-done = {"whole": pushed(checkpoint, "whole", "--with_heads", "--results", results)}
-encoder = SentenceEncoder.from_pretrained("user/whole")
-library = SentenceTransformer("user/whole", device="cpu")
-pinned = SentenceEncoder.from_pretrained("user/whole", revision=done["whole"])
-vectors = [each.encode(sentences).tolist() for each in (encoder, library, pinned)]
-AutoModelForPreTraining.from_pretrained(checkpoint).push_to_hub("user/saved")
-for name in ("again", "no-token", "down", "public", "secret"):
-    done[name] = pushed(checkpoint, name, *["--private"] * (name in ("public", "secret")))
-done["copy"] = pushed("user/whole", "copy", "--revision", done["whole"])
-done["nothing"] = pushed("user/absent", "nothing")
-token = os.environ.pop("HF_TOKEN")
-run = ["--model_name_or_path", "user/whole", "--train_data", str(folder / "de-en.tsv")]
-run += "--push_to_hub --per_device_train_batch_size 8 --dev_pairs 9 --max_steps 2".split()
-run += "--save_steps 1 --head_steps 0 --report_to none".split()
-for repo, given in (("run", token), ("run-late", token), ("run-wrong", "hf_wrong")):
-    own = ["--output_dir", repo, "--hub_model_id", f"user/{repo}", "--hub_token", given]
-    try:
-        train_dap.main([*run, *own])
-    except SystemExit as end:
-        done[repo] = end.code
-Path("done.json").write_text(json.dumps({"done": done, "vectors": vectors}))
-"""
-# Loads what was pushed, in a process that cannot import this project.
+# Loads what was pushed, in a process that does not import this project.
 STRANGER = """
 import json, sys, torch
-from pathlib import Path
 from transformers import AutoModel, AutoModelForPreTraining, AutoTokenizer
 sentences = json.loads(sys.argv[1])
 batch = AutoTokenizer.from_pretrained("user/whole")(sentences, padding=True, return_tensors="pt")
@@ -83,9 +46,77 @@ assert type(full).__module__.startswith("transformers_modules."), type(full)
 assert not [name for name in sys.modules if name.split(".")[0] in ("dap_transformers", "heads_dap")]
 with torch.no_grad():
     pooled = encoder(batch["input_ids"], batch["attention_mask"]).pooler_output
-    vectors = [plain(**batch).last_hidden_state[:, 0].tolist(), pooled.tolist()]
-Path("vectors.json").write_text(json.dumps(vectors))
+    print(json.dumps([plain(**batch).last_hidden_state[:, 0].tolist(), pooled.tolist()]))
 """
+
+
+class Hub:
+    """What the Hub's client sends, kept in its cache, from which models load without a network.
+
+    Its methods stand for those of `HfApi`.
+    """
+
+    def __init__(self) -> None:
+        self.files: dict[str, dict[str, bytes]] = defaultdict(dict)  # of the last commit
+        self.is_private: dict[str, bool] = {}
+        self.commits = Counter()
+        self.faults: dict[str, int] = {}  # repository -> status of the answer to a commit
+
+    def commit(self, repo_id: str, files: dict[str, bytes]) -> str:
+        self.files[repo_id] = files
+        self.commits[repo_id] += 1
+        sha = hashlib.sha1(f"{repo_id} {self.commits[repo_id]}".encode()).hexdigest()
+        place = Path(HF_HUB_CACHE, f"models--{repo_id.replace('/', '--')}")
+        for name, data in files.items():
+            write(place / "snapshots" / sha / name, data)
+        write(place / "refs/main", sha)
+        return sha
+
+    def create_repo(self, repo_id: str, private: bool | None = None, **_: object) -> RepoUrl:
+        if get_token() != TOKEN:
+            raise refused(401)
+        self.is_private.setdefault(repo_id, bool(private))
+        return RepoUrl(f"https://huggingface.co/{repo_id}")
+
+    def repo_info(self, repo_id: str) -> SimpleNamespace:
+        return SimpleNamespace(private=self.is_private[repo_id])
+
+    def list_repo_files(self, repo_id: str, **_: object) -> list[str]:
+        return [*self.files[repo_id]]
+
+    def create_commit(self, repo_id: str, operations: Iterable, **_: object) -> SimpleNamespace:
+        if repo_id in self.faults:
+            raise refused(self.faults[repo_id])
+        files = self.files[repo_id].copy()
+        for each in operations:
+            if hasattr(each, "as_file"):
+                with each.as_file() as file:
+                    files[each.path_in_repo] = file.read()
+            else:
+                del files[each.path_in_repo]
+        return SimpleNamespace(oid=self.commit(repo_id, files))
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    paths = [path for path in folder.rglob("*") if path.is_file()]
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
+
+
+def refused(status: int) -> HfHubHTTPError:
+    request = httpx.Request("POST", "https://huggingface.co")
+    response = httpx.Response(status, request=request)
+    return HfHubHTTPError(f"status {status}\nof the Hub", response=response)
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Hub:
+    hub = Hub()
+    for name in ("create_repo", "repo_info", "list_repo_files", "create_commit"):
+        monkeypatch.setattr(HfApi, name, staticmethod(getattr(hub, name)))
+    monkeypatch.setattr(HfApi, "_validate_yaml", lambda *_, **__: None)
+    monkeypatch.setattr("huggingface_hub.hf_api.is_xet_available", lambda: False)
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    return hub
 
 
 @pytest.fixture(scope="module")
@@ -102,87 +133,98 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def play(server: HubServer, place: Path, script: str, *arguments: str) -> str:
-    """Run a script in a new Python process with an empty cache, and return what it prints."""
-    place.mkdir()
-    own = {"HF_ENDPOINT": server.url, "HF_TOKEN": TOKEN, "HF_HOME": str(place / "hf")}
-    own |= {"HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_OFFLINE": "0"}
-    command = [sys.executable, "-I", "-c", script, *arguments]
-    done = subprocess.run(command, env=os.environ | own, cwd=place, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout + done.stderr
+def pushed(source: Path | str, name: str, *flags: str) -> str:
+    """Return the commit or the error."""
+    try:
+        return push_to_hub.run([str(source), "--repo_id", f"user/{name}", *flags])
+    except ValueError as error:
+        return str(error)
 
 
 @pytest.mark.slow
-def test_pushes_arrive_whole_and_errors_say_what_happened(folder: Path) -> None:
-    """Check everything in one test, because the pushes take long and should run only once."""
+def test_a_push_arrives_whole_and_loads_without_our_code(folder: Path, hub: Hub) -> None:
     left = ("pretraining/model.safetensors", "special_tokens_map.json", "pytorch_model.bin")
-    with serve(TOKEN) as server:
-        server.faults = {
-            "user/no-token": ("commit", 401),
-            "user/down": ("commit", 503),
-            "user/run-late": ("commit", 503),
-        }
-        server.repos["user/public"] = Repo()
-        server.repos["user/again"] = Repo(files=dict.fromkeys(left, b"old") | {"NOTES.md": b"mine"})
-        own_path = f"import sys; sys.path.insert(0, {str(REPOSITORY)!r})\n"
-        sentences = json.dumps(SENTENCES)
-        printed = play(server, folder / "pusher", own_path + PUSHER, str(folder), sentences)
-        printed += play(server, folder / "stranger", STRANGER, sentences)
-    found = read_json(folder / "pusher/done.json")
+    hub.commit("user/again", dict.fromkeys(left, b"old") | {"NOTES.md": b"mine"})
+    results = ("--results", str(folder / "results.json"))
+    commit = pushed(folder / "dap", "whole", "--with_heads", *results)
+    pushed(folder / "dap", "again")
+    pushed(folder / "dap", "secret", "--private")
+    pushed("user/whole", "copy", "--revision", commit)
+    AutoModelForPreTraining.from_pretrained(folder / "dap").push_to_hub("user/saved")
+
+    whole, copy, again = (hub.files[f"user/{name}"] for name in ("whole", "copy", "again"))
+    assert (hub.commits["user/whole"], hub.is_private["user/whole"]) == (1, False)  # all or nothing
+    assert {"pretraining/model.safetensors", "modeling_dap.py"} <= whole.keys()
+    plain = {name for name in whole if "/" not in name and not name.endswith(".py")}
+    assert {name for name in again if "/" not in name} == plain | {"NOTES.md"}
+    assert b"old" not in again.values()
+    # As `push_to_hub` of a model, too: without this file sentence-transformers would average.
+    assert "modules.json" in hub.files["user/saved"]
+    assert hub.is_private["user/secret"]
+    for name in ("model.safetensors", "modules.json"):
+        assert copy[name] == whole[name]
+
     expected = load_encoder(folder / "dap").encode(SENTENCES)
-    for each in found["vectors"] + read_json(folder / "stranger/vectors.json"):
+    pinned = SentenceEncoder.from_pretrained("user/whole", revision=commit)
+    loaded = (load_encoder("user/whole"), load_library("user/whole"), pinned)
+    found = [each.encode(SENTENCES) for each in loaded]
+    stranger = [sys.executable, "-I", "-c", STRANGER, json.dumps(SENTENCES)]
+    found += json.loads(run_fresh(*stranger, cwd=folder))
+    for each in found:
         np.testing.assert_allclose(each, expected, atol=1e-5)
 
-    check_repositories(server.repos, found["done"])
-    check_errors(server.repos, found["done"])
-    check_training(server.repos, found["done"], folder / "pusher")
-    places = {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    for name, repo in server.repos.items():
-        places |= {f"{name}/{path}": data for path, data in repo.files.items()}
-    places["printed"] = printed.encode()
-    assert not [name for name, data in places.items() if TOKEN.encode() in data]
+
+@pytest.mark.slow
+def test_a_failed_push_ends_in_one_line_and_leaves_nothing(
+    folder: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.is_private["user/public"] = False
+    hub.faults["user/down"] = 503
+    errors = {
+        "is public": pushed(folder / "dap", "public", "--private"),
+        "was not pushed: .*503": pushed(folder / "dap", "down"),
+        "user/absent is no folder, and cannot be fetched": pushed("user/absent", "nothing"),
+    }
+    monkeypatch.setenv("HF_TOKEN", "hf_wrong")
+    errors["was not pushed: .*401"] = pushed(folder / "dap", "no-token")
+    for says, error in errors.items():
+        assert re.search(says, error)
+        assert "\n" not in error
+    assert not hub.commits
 
 
-def check_repositories(repos: dict[str, Repo], done: dict) -> None:
-    whole, again = repos["user/whole"], repos["user/again"]
-    assert (whole.commits, whole.sha, whole.private) == (1, done["whole"], False)  # all or nothing
-    assert {"pretraining/model.safetensors", "modeling_dap.py"} <= whole.files.keys()
-    plain = {name for name in whole.files if "/" not in name and not name.endswith(".py")}
-    assert {name for name in again.files if "/" not in name} == plain | {"NOTES.md"}
-    assert b"old" not in again.files.values()
-    # As `push_to_hub` of a model, too: without this file sentence-transformers would average.
-    assert "modules.json" in repos["user/saved"].files
-    assert repos["user/secret"].private
-    for name in ("model.safetensors", "modules.json"):
-        assert repos["user/copy"].files[name] == whole.files[name]
+@pytest.mark.slow
+def test_a_training_publishes_its_end_without_pickles_and_keeps_the_model_if_that_fails(
+    folder: Path, hub: Hub, here: Path
+) -> None:
+    hub.commit("user/start", files_of(folder / "dap"))
+    hub.faults["user/late"] = 503
 
+    def train(name: str, token: str) -> None:
+        train_dap.main(
+            f"--model_name_or_path user/start --train_data {folder}/de-en.tsv --output_dir {name} "
+            f"--push_to_hub --hub_model_id user/{name} --hub_token {token} --max_steps 2 "
+            "--per_device_train_batch_size 8 --dev_pairs 9 --save_steps 1 --head_steps 0 "
+            "--report_to none".split()
+        )
 
-def check_errors(repos: dict[str, Repo], done: dict) -> None:
-    """A failed push ends in one line, and leaves nothing."""
-    for name, said in (
-        ("no-token", "was not pushed: .*401"),
-        ("down", "was not pushed: .*503"),
-        ("public", "already exists and is public"),
-        ("nothing", "user/absent is no folder, and cannot be fetched"),
-    ):
-        assert re.search(said, done[name])
-        assert "\n" not in done[name]
-        assert not repos.get(f"user/{name}", Repo()).files
-
-
-def check_training(repos: dict[str, Repo], done: dict, place: Path) -> None:
-    """A run publishes only its end, without a pickle. If that fails, the model is still saved."""
-    assert repos["user/run"].commits == 1
-    assert repos["user/run"].files.keys() == repos["user/whole"].files.keys()
-    assert list(place.glob("run/checkpoint-*/optimizer.pt"))
-    card = ModelCard(repos["user/run"].files["README.md"].decode())
-    assert card.data.base_model == "user/whole"
+    train("run", TOKEN)
+    files = hub.files["user/run"]
+    assert hub.commits["user/run"] == 1
+    assert {"model.safetensors", "modules.json", "tokenizer.json"} <= files.keys()
+    assert not [name for name in files if name.endswith((".bin", ".pt"))]
+    assert [*here.glob("run/checkpoint-*/optimizer.pt")]
+    card = ModelCard(files["README.md"].decode())
+    assert card.data.base_model == "user/start"
     assert "| optimizer steps | 2 |" in card.text
-    assert "run" not in done
-    assert re.search("401", done["run-wrong"])
-    assert re.search("finished and saved, but user/run-late was not pushed", done["run-late"])
-    assert (place / "run-late/model.safetensors").is_file()
+    with pytest.raises(SystemExit, match="finished and saved, but user/late was not pushed"):
+        train("late", TOKEN)
+    assert (here / "late/model.safetensors").is_file()
+    with pytest.raises(SystemExit, match="401"):
+        train("wrong", "hf_wrong")
+
+    written = files | files_of(here)
+    assert not [name for name, data in written.items() if TOKEN.encode() in data]
 
 
 def test_a_dry_run_writes_the_folder_and_sends_nothing(
