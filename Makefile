@@ -17,12 +17,12 @@ lint: .venv/dev-ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-.venv/quickstart-ready: pyproject.toml constraints.txt
+.venv/quickstart-ready: setup.py constraints.txt
 	$(PYTHON) -m venv .venv
 	$(INSTALL) ".[quickstart]"
 	touch $@
 
-.venv/dev-ready: pyproject.toml constraints.txt
+.venv/dev-ready: setup.py constraints.txt
 	$(PYTHON) -m venv .venv
 	$(INSTALL) ".[dev]"
 	touch $@

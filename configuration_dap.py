@@ -18,7 +18,7 @@ from transformers.models.auto.modeling_auto import (
 )
 from transformers.utils import logging
 
-#: Oldest version of Transformers with which this code works, as in pyproject.toml.
+#: Oldest version of Transformers with which this code works, as in setup.py.
 OLDEST_TRANSFORMERS = "5.17"
 if Version(transformers_version) < Version(OLDEST_TRANSFORMERS):
     # Not an ImportError, after which the other files would try to import this one as a module.

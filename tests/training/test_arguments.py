@@ -169,7 +169,7 @@ def test_of_losses_and_errors_the_lowest_is_the_best() -> None:
     ("call", "says"),
     [
         (lambda: parse("absent"), "no such recipe.* xlmr"),
-        (lambda: parse("train_dap.py"), "train_dap.py: .*Error"),
+        (lambda: parse("setup.py"), "setup.py: .*Error"),
         (lambda: parse("--max_steps 1 --num_train_epochs=1"), "say the same"),
         (lambda: parse(f"{START} --dev_pairs -1"), "dev_pairs=-1"),
         (lambda: parse(f"{START} --mini_batch_size 0"), "mini_batch_size=0"),
