@@ -13,10 +13,8 @@ from transformers import AutoModel
 from dap_transformers.errors import UserError
 from dap_transformers.files import read_json
 from dap_transformers.pictures import CURVES
-from dap_transformers.training.batches import BitextCollator
 from dap_transformers.training.teacher import VECTORS
 from objectives_dap import OBJECTIVES
-from train_dap import main
 
 
 def test_training_improves_retrieval_and_saves_the_best_model(
@@ -101,18 +99,6 @@ def test_a_teacher_is_encoded_once_and_pulls_the_vectors(
     run(f"{flags} {more} --max_steps 1 --output_dir {tmp_path}/again")
     assert list(kept.iterdir()) == [file]
     assert file.stat().st_ino == written
-
-
-def test_the_failure_of_a_process_that_reads_batches_is_one_line(
-    flags: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: object) -> None:
-        raise UserError("a.tsv: no pairs\n  are left")
-
-    monkeypatch.setattr(BitextCollator, "__call__", refuse)
-    more = f"--max_steps 2 --dataloader_num_workers 1 --output_dir {tmp_path}"
-    with pytest.raises(SystemExit, match="^error: a.tsv: no pairs are left$"):
-        main(f"{flags} {more}".split())
 
 
 def test_english_of_validation_data_is_not_trained_on(flags: str, tmp_path: Path) -> None:

@@ -18,8 +18,8 @@ from transformers.trainer_utils import align_special_tokens, sort_checkpoints
 
 from dap_transformers.errors import UserError
 from dap_transformers.evaluation.evaluation_data import EvaluationData
-from dap_transformers.files import read_json, write_json
-from dap_transformers.reports import RECORD
+from dap_transformers.files import write_json
+from dap_transformers.reports import RECORD, read_record
 from dap_transformers.training.arguments import CONFIG_FIELDS, Arguments, DAPTrainingArguments
 from modeling_dap import DAPConfig
 
@@ -90,11 +90,11 @@ def find_resumable(args: TrainingArguments) -> str | None:
             raise UserError(f"{wanted} is no whole checkpoint: name another")
         return wanted
 
-    record = record_in(folder)
+    record = read_record(folder)
     for checkpoint in reversed(sort_checkpoints(str(folder)) if folder.is_dir() else []):
         if not is_whole(Path(checkpoint)):
             logger.warning("%s is skipped: it is incomplete", checkpoint)
-        elif differences(record, record_in(Path(checkpoint))):
+        elif differences(record, read_record(Path(checkpoint))):
             logger.warning("%s is skipped: it is from an earlier run in %s", checkpoint, folder)
         else:
             return checkpoint
@@ -105,7 +105,7 @@ def is_whole(checkpoint: Path) -> bool:
     """Tell whether a checkpoint was written to its end. The Trainer writes its state last."""
     # Each process writes its own random state. Without it, other dropout would be drawn.
     written = len(list(checkpoint.glob("rng_state*.pth")))
-    if written < record_of_run(checkpoint).get("processes", 1):
+    if written < read_record(checkpoint).get("processes", 1):
         return False
     try:
         saved_state(checkpoint)
@@ -120,22 +120,8 @@ def saved_state(checkpoint: str | Path) -> TrainerState:
     return TrainerState.load_from_json(str(Path(checkpoint) / TRAINER_STATE_NAME))
 
 
-def record_in(folder: Path) -> dict[str, Any]:
-    """Read the record of a run in a folder. It is empty if there is none."""
-    path = folder / RECORD
-    return read_json(path) if path.exists() else {}
-
-
-def record_of_run(checkpoint: Path) -> dict[str, Any]:
-    """Read the record of a checkpoint's run, in its folder or the one above it."""
-    return record_in(checkpoint) or record_in(checkpoint.parent)
-
-
 class ResumableTrainer(Trainer):
-    """A `Trainer` that stops if a checkpoint lacks weights or the moments of its optimizer.
-
-    `Trainer` itself only warns of missing weights, and accepts an optimizer's state that does not
-    belong to the weights.
+    """A `Trainer` that stops if a checkpoint lacks weights. `Trainer` itself only warns.
 
     Args:
         train_sampler: draws the training rows. None takes the shuffle of `Trainer`.
@@ -154,7 +140,7 @@ class ResumableTrainer(Trainer):
         if self.args.should_save:
             folder = Path(self.args.output_dir)
             # A checkpoint tells which run made it, even if another is begun in the same folder.
-            if record := record_in(folder):
+            if record := read_record(folder):
                 write_json(record, folder / f"checkpoint-{self.state.global_step}" / RECORD)
 
     def _issue_warnings_after_load(self, load_result: Any) -> None:
@@ -168,21 +154,6 @@ class ResumableTrainer(Trainer):
                 f"the checkpoint does not fit: {len(others)} weights are missing or too many, "
                 f"such as {min(others)}"
             )
-
-    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        super()._load_optimizer_and_scheduler(checkpoint)
-        optimizer = getattr(self.optimizer, "optimizer", self.optimizer)
-        is_adam = isinstance(optimizer, torch.optim.Adam)  # also AdamW
-        if checkpoint is not None and is_adam and not has_moments(optimizer):
-            raise UserError(f"{checkpoint}: its optimizer has no moments of these weights")
-
-
-def has_moments(optimizer: torch.optim.Adam) -> bool:
-    """Tell whether an optimizer has moments (running means of gradients) of its weights' shapes."""
-    for parameter, state in optimizer.state.items():
-        if state["exp_avg"].shape != parameter.shape:
-            return False
-    return bool(optimizer.state)
 
 
 # ----------------------------------------------------------------------- training from a checkpoint
@@ -200,11 +171,7 @@ def train_to_end(trainer: Trainer, checkpoint: str | None) -> dict[str, float]:
     # Without `max_steps`, the number in the checkpoint counts, which follows from the epochs.
     last = args.max_steps if args.max_steps > 0 else state.max_steps
     if checkpoint is None or state.global_step < last:
-        try:
-            return trainer.train(resume_from_checkpoint=checkpoint).metrics
-        except UserError as error:
-            # A process that reads batches puts its traceback before the message.
-            raise UserError(str(error).rsplit("UserError: ", 1)[-1]) from error
+        return trainer.train(resume_from_checkpoint=checkpoint).metrics
 
     trainer.state = state
     correct_state(args, state)
@@ -280,7 +247,7 @@ def record_run(run: dict[str, Any], training: DAPTrainingArguments, checkpoint: 
         UserError: if the checkpoint was made by a run with another record.
     """
     if checkpoint is not None:
-        differing = differences(record_of_run(Path(checkpoint)), run)
+        differing = differences(read_record(Path(checkpoint)), run)
         if differing:
             raise UserError(
                 f"{checkpoint} is of a run with {'; '.join(differing)}: give the same arguments; "

@@ -1,9 +1,10 @@
-"""What training steps log and print, and the check that they are finite.
+"""What training steps log and print, and the check that their losses are finite.
 
 Values stay on the device until a line is logged, because reading them at each step would let a GPU
 wait for the host.
 """
 
+import math
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -17,7 +18,7 @@ from dap_transformers.errors import UserError
 from losses_dap import sum_over_processes
 from modeling_dap import DAPForPreTrainingOutput
 
-#: Checks that are kept on the device, where lines are logged more rarely.
+#: Batches whose values are kept on the device, where lines are logged more rarely.
 UNCHECKED_AT_MOST = 1000
 #: Endings of numbers that are not printed, to keep lines short. `trainer_state.json` has them all.
 NOT_PRINTED = (
@@ -55,13 +56,15 @@ def readable(numbers: Mapping[str, float]) -> str:
 
 
 class StepMeter:
-    """Averages losses and measures the pairs per second between two lines of the log."""
+    """Averages losses, measures the pairs per second, and checks the batches of the last steps."""
 
     def __init__(self) -> None:
         self.started: float | None = None
-        self.sums: dict[str, Tensor] = {}
-        self.steps = 0
+        self.names: tuple[str, ...] = ()  # of the M values of a batch
+        self.sums: Tensor | float = 0.0  # (M,)
+        self.batches = 0
         self.pairs = 0
+        self.unchecked: list[tuple[int, Tensor, list[str]]] = []  # step, values (M,), ids of pairs
 
     def start(self) -> None:
         """Start the clock that measures the pairs per second, unless it is running."""
@@ -73,12 +76,40 @@ class StepMeter:
         if self.started is not None:
             self.started += seconds
 
-    def add(self, out: DAPForPreTrainingOutput, pairs: int) -> None:
-        """Add the losses and the number of pairs of one training batch to the sums for the log."""
-        for name, value in out.measures.items():
-            self.sums[name] = self.sums.get(name, 0.0) + value.detach().float()
-        self.steps += 1
-        self.pairs += pairs
+    def add(self, step: int, out: DAPForPreTrainingOutput, pairs: list[str]) -> None:
+        """Add the losses of a batch, which has these pairs' ids, such as "de:17"."""
+        self.names = tuple(out.measures)
+        values = torch.stack([value.detach().float() for value in out.measures.values()])
+        self.sums = self.sums + values
+        self.batches += 1
+        self.pairs += len(pairs)
+        self.unchecked.append((step, values, pairs))
+        if len(self.unchecked) >= UNCHECKED_AT_MOST:
+            self.check()
+
+    def check(self) -> None:
+        """Raise `UserError` for the first batch since the last call whose losses mean nothing."""
+        unchecked = self.unchecked
+        self.unchecked = []
+        if not unchecked:
+            return
+        rows = torch.stack([values for _, values, _ in unchecked]).tolist()
+        for (step, _, pairs), row in zip(unchecked, rows, strict=True):
+            values = dict(zip(self.names, row, strict=True))
+            problem = ""
+            if not all(map(math.isfinite, row)):
+                problem = (
+                    f"the loss is not finite at step {step}: resume from the last checkpoint with "
+                    "a lower learning rate, or look at its pairs"
+                )
+            elif values.get("negatives") == 0:
+                problem = (
+                    f"the batch of step {step} has no negatives, because all its sources or "
+                    "targets are equal: give a larger batch, or remove repeated sentences"
+                )
+            if problem:
+                listed = ", ".join(f"{name}={value}" for name, value in values.items())
+                raise UserError(f"{problem} ({listed}; pairs: {' '.join(pairs)})")
 
     def read(self, processes: int) -> dict[str, float]:
         """Return the mean of each loss since the last call, and begin again from zero.
@@ -86,49 +117,15 @@ class StepMeter:
         The means are over batches and processes, which all call this together. `pairs_per_second`
         is of all processes. The result is empty if no batch was added.
         """
-        if not self.steps:
+        if not self.batches:
             return {}
-        sums = sum_over_processes(torch.stack(list(self.sums.values())))
-        means = sums / (self.steps * processes)
-        values = {name: round(mean, 4) for name, mean in zip(self.sums, means.tolist())}
+        means = sum_over_processes(self.sums) / (self.batches * processes)
+        values = {name: round(mean, 4) for name, mean in zip(self.names, means.tolist())}
 
         now = time.perf_counter()
         values["pairs_per_second"] = round(self.pairs * processes / (now - self.started), 1)
         self.started = now
-        self.sums = {}
-        self.steps = 0
+        self.sums = 0.0
+        self.batches = 0
         self.pairs = 0
         return values
-
-
-class StepChecks:
-    """Remembers conditions that each step must fulfil, and raises an error later if one did not.
-
-    Attributes:
-        pairs: ids of the pairs since the last optimizer step, such as "de:17".
-    """
-
-    def __init__(self) -> None:
-        self.pairs: list[str] = []
-        self.unchecked: list[tuple[Tensor, str, Mapping[str, Tensor], list[str]]] = []
-
-    def later(self, is_fine: Tensor, message: str, values: Mapping[str, Tensor]) -> None:
-        """Keep a condition, a bool scalar on the device, for the next `raise_if_not_fine`.
-
-        The error will have the message, the values (scalars) and the present pairs.
-        """
-        self.unchecked.append((is_fine.detach(), message, values, self.pairs.copy()))
-        if len(self.unchecked) >= UNCHECKED_AT_MOST:
-            self.raise_if_not_fine()
-
-    def raise_if_not_fine(self) -> None:
-        """Raise `UserError` for the first condition since the last call that did not hold."""
-        unchecked = self.unchecked
-        self.unchecked = []
-        if not unchecked:
-            return
-        are_fine = torch.stack([is_fine for is_fine, *_ in unchecked]).tolist()
-        for (_, message, values, pairs), is_fine in zip(unchecked, are_fine, strict=True):
-            if not is_fine:
-                listed = ", ".join(f"{name}={value.item()}" for name, value in values.items())
-                raise UserError(f"{message} ({listed}; pairs: {' '.join(pairs)})")

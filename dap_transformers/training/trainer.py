@@ -6,7 +6,7 @@ Beside what `Trainer` does, it
 - evaluates with any evaluators of `dap_transformers.evaluation`,
 - trains a batch in chunks (GradCache, `mini_batch_size`),
 - freezes parts of the model, trains LoRA adapters, and gives heads a learning rate of their own,
-- stops with the pairs' names if a loss or a gradient is not finite. It looks when a line is logged.
+- stops with the pairs' names if a loss is not finite. It looks when a line is logged.
 """
 
 import time
@@ -29,8 +29,7 @@ from dap_transformers.training.lora import add_adapters, load_adapters, save_ada
 from dap_transformers.training.resume import ResumableTrainer
 from dap_transformers.training.sharding import own_class, prepare_sharding, whole_model
 from dap_transformers.training.source_information import EncoderWithHeads
-from dap_transformers.training.step_log import ShortLines, ShortProgress, StepChecks, StepMeter
-from heads_dap import whole
+from dap_transformers.training.step_log import ShortLines, ShortProgress, StepMeter
 from losses_dap import world_size
 from modeling_dap import DAPForPreTraining, DAPForPreTrainingOutput
 from modules_dap import write_modules
@@ -70,14 +69,10 @@ class DAPTrainer(ResumableTrainer):
         self.saved_length = saved_length
         self.measured_on: dict[str, int] = {}  # accuracy over all languages -> dev sentences
         self.meter = StepMeter()
-        self.checks = StepChecks()
-        self.head_rate = 0.0  # learning rate of the heads, for the log
         if self.evaluators:
             # `Trainer` does not evaluate without a dataset.
             kwargs.setdefault("eval_dataset", self.evaluators)
         super().__init__(*args, **kwargs)
-        if not isinstance(self.args, DAPTrainingArguments):
-            raise UserError("DAPTrainer takes DAPTrainingArguments, not TrainingArguments")
         if self.pop_callback(ProgressCallback):
             self.add_callback(ShortProgress)
         if self.pop_callback(PrinterCallback):
@@ -105,20 +100,11 @@ class DAPTrainer(ResumableTrainer):
         wrapped = self.model if model is None else model
         unwrapped = self.accelerator.unwrap_model(wrapped, keep_torch_compile=False)
         encoder = {id(parameter) for parameter in unwrapped.dap.parameters()}
-        of_encoder = []
-        of_heads = []
-        for group in optimizer.param_groups:
-            inside = [each for each in group["params"] if id(each) in encoder]
-            outside = [each for each in group["params"] if id(each) not in encoder]
-            of_encoder.append({**group, "params": inside})
-            of_heads.append({**group, "params": outside, "lr": rate})
-        optimizer.param_groups[:] = [each for each in of_encoder + of_heads if each["params"]]
+        for group in list(optimizer.param_groups):
+            heads = [each for each in group["params"] if id(each) not in encoder]
+            group["params"] = [each for each in group["params"] if id(each) in encoder]
+            optimizer.add_param_group({**group, "params": heads, "lr": rate})
         return optimizer
-
-    def _get_learning_rate(self) -> float:
-        """Return the encoder's learning rate for the log. Keep the heads' rate in `head_rate`."""
-        self.head_rate = self.optimizer.param_groups[-1]["lr"]
-        return super()._get_learning_rate()
 
     def compute_loss(
         self,
@@ -128,9 +114,11 @@ class DAPTrainer(ResumableTrainer):
         num_items_in_batch: Tensor | int | None = None,
     ) -> Tensor | tuple[Tensor, DAPForPreTrainingOutput]:
         """Compute the loss of a batch of `BitextCollator`. It is checked when a line is logged."""
-        inputs = self._begin(inputs)
+        self.meter.start()
+        inputs = dict(inputs)
+        pairs = inputs.pop("pair_ids")
         out = model(**inputs)
-        self._observe(out, len(inputs["source_input_ids"]))
+        self.meter.add(self.state.global_step + 1, out, pairs)
         return (out.loss, out) if return_outputs else out.loss
 
     def training_step(
@@ -151,7 +139,9 @@ class DAPTrainer(ResumableTrainer):
         if callable(getattr(self.optimizer, "train", None)):
             # Schedule-free optimizers have a training mode, too.
             self.optimizer.train()
-        inputs = self._begin(self._prepare_inputs(inputs))
+        self.meter.start()
+        inputs = self._prepare_inputs(inputs)
+        pairs = inputs.pop("pair_ids")
 
         def forward(**arguments: Any) -> DAPForPreTrainingOutput:
             with self.compute_loss_context_manager():
@@ -172,7 +162,7 @@ class DAPTrainer(ResumableTrainer):
                 self.accelerator.backward(loss)
 
         out = batch.output()
-        self._observe(out, len(inputs["source_input_ids"]))
+        self.meter.add(self.state.global_step + 1, out, pairs)
         return out.loss / self.current_gradient_accumulation_steps
 
     def autocast_smart_context_manager(
@@ -184,62 +174,14 @@ class DAPTrainer(ResumableTrainer):
         """
         return self.accelerator.autocast() if self.is_fsdp_enabled else nullcontext()
 
-    def _begin(self, inputs: dict[str, Any]) -> dict[str, Any]:
-        """Start the clock, and return a batch without its pairs' ids, which are remembered."""
-        self.meter.start()
-        inputs = dict(inputs)
-        self.checks.pairs += inputs.pop("pair_ids", [])
-        return inputs
-
-    def _observe(self, out: DAPForPreTrainingOutput, pairs: int) -> None:
-        """Add a batch's losses to those for the log, and check them when it is written."""
-        step = self.state.global_step + 1
-        measures = {name: value.detach() for name, value in out.measures.items()}
-        self.checks.later(
-            out.loss.isfinite(),
-            f"the loss is not finite at step {step}: resume from the last checkpoint with a lower "
-            "learning rate, or look at its pairs",
-            measures,
-        )
-        if out.negatives is not None:
-            self.checks.later(
-                out.negatives != 0,
-                f"the batch of step {step} has no negatives, because all its sources or targets "
-                "are equal: give a larger batch, or remove repeated sentences from the text",
-                measures,
-            )
-        self.meter.add(out, pairs)
-
-    def _get_grad_norm(
-        self, model: nn.Module, grad_norm: Tensor | float | None = None
-    ) -> Tensor | float | None:
-        """Return the norm of the gradient, which is checked when a line is logged.
-
-        With float16 the gradient scaler skips a step whose norm is not finite.
-        """
-        norm = super()._get_grad_norm(model, grad_norm)
-        is_scaled = getattr(self.accelerator, "scaler", None) is not None
-        if norm is not None and not is_scaled:
-            # Under FSDP the norm is sharded, too.
-            value = whole(torch.as_tensor(norm, device=self.args.device))
-            step = self.state.global_step + 1
-            message = f"the gradient is not finite at step {step}: lower the learning rate"
-            self.checks.later(value.isfinite(), message, {"norm": value})
-        self.checks.pairs = []
-        return norm
-
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Check all steps since the last line, and log a line of metrics.
 
-        A line with the training loss also gets what `StepMeter` has, and the heads' learning rate
-        if they have their own.
+        A line with the training loss also gets what `StepMeter` has.
         """
-        self.checks.raise_if_not_fine()
+        self.meter.check()
         if "loss" in logs:
-            logs = dict(logs)
-            if self.args.head_learning_rate is not None:
-                logs["head_learning_rate"] = self.head_rate
-            logs |= self.meter.read(world_size())
+            logs = logs | self.meter.read(world_size())
         super().log(logs, start_time)
 
     def evaluate(
@@ -253,7 +195,7 @@ class DAPTrainer(ResumableTrainer):
         All processes return the same.
         """
         started = time.perf_counter()
-        self.checks.raise_if_not_fine()
+        self.meter.check()
         evaluators = self.evaluators if eval_dataset is None else eval_dataset
         found = evaluate(self.encoder(), evaluators)
         metrics = {}
@@ -323,7 +265,6 @@ class DAPTrainer(ResumableTrainer):
         )
 
     def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
-        self.checks.raise_if_not_fine()
         started = time.perf_counter()
         super()._save_checkpoint(*args, **kwargs)
         self.meter.leave_out(time.perf_counter() - started)
@@ -345,7 +286,7 @@ class DAPTrainer(ResumableTrainer):
         self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None
     ) -> None:
         """Save the model, and the files that sentence-transformers needs to pool it correctly."""
-        self.checks.raise_if_not_fine()
+        self.meter.check()
         with own_class(self.model):
             super()._save(output_dir, state_dict)
         # Under FSDP all processes come here.

@@ -34,7 +34,7 @@ from dap_transformers.errors import UserError
 from dap_transformers.evaluation.evaluator import Metric, card_rows
 from dap_transformers.files import public_name, read_json, write_json
 from dap_transformers.options import arg
-from dap_transformers.reports import RECORD, report
+from dap_transformers.reports import RECORD, read_record, report
 from dap_transformers.tokenizer import forget_calls
 from dap_transformers.training.arguments import check_launched, set_precision
 from dap_transformers.training.resume import (
@@ -42,7 +42,6 @@ from dap_transformers.training.resume import (
     changes_weights,
     differences,
     find_resumable,
-    record_in,
     train_to_end,
 )
 from dap_transformers.xnli.data import (
@@ -296,7 +295,7 @@ def record_runs(
     record = json.loads(json.dumps(record, default=str))  # as it is read from the file
 
     folder = Path(training.output_dir)
-    differing = differences(record_in(folder), record)
+    differing = differences(read_record(folder), record)
     if differing:
         raise UserError(
             f"{folder} holds runs with {'; '.join(differing)}: give the same arguments, or "

@@ -225,30 +225,11 @@ def test_arguments_that_do_not_change_the_weights_may_differ(
 # What `Trainer` would not notice
 
 
-def one_weight_less(checkpoint: Path) -> None:
-    left = weights(checkpoint)
-    del left[max(left)]
-    save_file(left, checkpoint / "model.safetensors", {"format": "pt"})
-
-
-def no_moments(checkpoint: Path) -> None:
-    saved = torch.load(checkpoint / "optimizer.pt", weights_only=True)
-    torch.save(saved | {"state": {}}, checkpoint / "optimizer.pt")
-
-
-def moments_of_another_model(checkpoint: Path) -> None:
-    saved = torch.load(checkpoint / "optimizer.pt", weights_only=True)
-    for moments in saved["state"].values():
-        moments["exp_avg"] = moments["exp_avg"][..., :3]
-    torch.save(saved, checkpoint / "optimizer.pt")
-
-
-@pytest.mark.parametrize("harm", [one_weight_less, no_moments, moments_of_another_model])
-def test_a_checkpoint_without_weights_or_moments_is_refused(
-    harm: object, stopped: tuple, tmp_path: Path
-) -> None:
+def test_a_checkpoint_without_a_weight_is_refused(stopped: tuple, tmp_path: Path) -> None:
     command, folder = stopped
-    shutil.copytree(folder, tmp_path / "out")
-    harm(tmp_path / "out" / "checkpoint-2")
-    with pytest.raises(ValueError, match="does not fit|has no moments"):
-        run(f"{command} --output_dir {tmp_path}/out")
+    out = shutil.copytree(folder, tmp_path / "out")
+    left = weights(out / "checkpoint-2")
+    del left[max(left)]
+    save_file(left, out / "checkpoint-2" / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ValueError, match="does not fit"):
+        run(f"{command} --output_dir {out}")

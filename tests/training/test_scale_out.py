@@ -157,7 +157,7 @@ def test_two_processes_in_chunks_have_the_losses_of_one(
             logs.append([line for line in history if "loss" in line])
         assert len(logs[0]) == steps
         for first, second in zip(*logs, strict=True):
-            for key in (*LOSSES, "head_learning_rate"):
+            for key in LOSSES:
                 place = (kind, key, first["step"])
                 assert second[key] == pytest.approx(first[key], rel=1e-4), place
 

@@ -11,10 +11,9 @@ import pytest
 import torch
 from conftest import LANGUAGES, synthetic_pairs, tiny_tokenizer, weights
 from datasets import concatenate_datasets
-from tiny_models import start_from, tiny_model
+from tiny_models import start_from
 from torch import Tensor
 from torch.testing import assert_close
-from transformers import TrainingArguments
 
 import dap_transformers.training.step_log
 import dap_transformers.training.trainer
@@ -27,7 +26,6 @@ from dap_transformers.training.mixing import LanguageMixSampler
 from dap_transformers.training.source_information import SourceInformation
 from dap_transformers.training.step_log import StepMeter
 from dap_transformers.training.trainer import DAPTrainer
-from modeling_dap import DAPForPreTraining
 
 
 @pytest.fixture(scope="module")
@@ -67,11 +65,6 @@ def make_trainer(tmp_path: Path, tokenized: dict, tiny_bert_dir: Path) -> Callab
 def lines_with(name: str, trainer: DAPTrainer) -> list[dict[str, float]]:
     """Return the lines of the log that have this value."""
     return [line for line in trainer.state.log_history if name in line]
-
-
-def test_arguments_of_transformers_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="DAPTrainingArguments"):
-        DAPTrainer(model=tiny_model(), args=TrainingArguments(tmp_path, report_to=[]))
 
 
 # The log
@@ -233,34 +226,24 @@ def test_compiled_layers_train_as_plain_ones(make_trainer: Callable) -> None:
     assert losses[1] == pytest.approx(losses[0], rel=1e-5)
 
 
-@pytest.mark.parametrize("poisoned", ["weight", "gradient"])
-def test_a_loss_or_gradient_that_is_not_finite_stops_the_run(
-    poisoned: str, make_trainer: Callable, tmp_path: Path
-) -> None:
+def test_a_loss_that_is_not_finite_stops_the_run(make_trainer: Callable, tmp_path: Path) -> None:
     trainer = make_trainer(max_steps=3, save_strategy="steps", save_steps=1)
     weight = trainer.model.dap.encoder.embeddings.LayerNorm.weight
 
-    def poison_weight(*_: object) -> None:
+    def poison(*_: object) -> None:
         if trainer.state.global_step == 1:
             weight.data.fill_(float("nan"))
 
-    def poison_gradient(gradient: Tensor) -> Tensor:
-        return gradient * float("inf") if trainer.state.global_step == 1 else gradient
-
-    if poisoned == "weight":
-        trainer.model.register_forward_pre_hook(poison_weight)
-        named = r"loss is not finite at step 2: .*tr_loss=nan"
-    else:
-        weight.register_hook(poison_gradient)
-        named = r"gradient is not finite at step 2: .*norm=(nan|inf)"
-
+    trainer.model.register_forward_pre_hook(poison)
     # The message names the eight pairs.
-    with pytest.raises(UserError, match=rf"{named}.*pairs: (\w\w:\d+ ?){{8}}"):
+    named = r"loss is not finite at step 2: .*tr_loss=nan.*pairs: (\w\w:\d+ ?){8}"
+    with pytest.raises(UserError, match=named):
         trainer.train()
     checkpoints = [folder.name for folder in (tmp_path / "out").glob("checkpoint-*")]
     assert checkpoints == ["checkpoint-1"]
-    saved = DAPForPreTraining.from_pretrained(tmp_path / "out/checkpoint-1")
-    assert all(torch.isfinite(value).all() for value in saved.parameters())
+    assert all(
+        torch.isfinite(value).all() for value in weights(tmp_path / "out/checkpoint-1").values()
+    )
 
 
 def test_a_batch_without_negatives_stops_the_run(make_trainer: Callable) -> None:
@@ -320,7 +303,3 @@ def test_heads_can_have_a_learning_rate_of_their_own(make_trainer: Callable) -> 
     assert [len(group["params"]) for group in plain.param_groups if group["weight_decay"]] == [
         decayed
     ]
-    lines = lines_with("head_learning_rate", trainer)
-    assert len(lines) == 3
-    for line in lines:
-        assert line["head_learning_rate"] == pytest.approx(10 * line["learning_rate"])
