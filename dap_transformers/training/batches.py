@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 import torch
 from datasets import Dataset, Features, List, Value, disable_progress_bars
-from tokenizers import Tokenizer
 from torch import Tensor
 from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
@@ -54,7 +53,10 @@ def tokenize_bitext(
         prefix: text to put before every sentence.
     """
     require_room(tokenizer, max_seq_length, prefix)
-    backend = cutting_backend(tokenizer, max_seq_length)
+    # Each call of the tokenizer may change the length that it cuts to, so a copy is used.
+    backend = plain_backend(tokenizer)
+    backend.encode_special_tokens = tokenizer.split_special_tokens
+    backend.enable_truncation(max_seq_length, direction=tokenizer.truncation_side)
     state = hashlib.sha256(backend.to_str().encode()).hexdigest()
     ids = List(Value("int32"))
     text = Value("string")
@@ -66,6 +68,20 @@ def tokenize_bitext(
     total = sum(map(len, datasets.values()))
     bar = tqdm(total=total, desc="tokenise", unit=" pairs", unit_scale=True, delay=1)
     done = 0
+
+    def encode(texts: list[str]) -> list[np.ndarray]:
+        encodings = backend.encode_batch_fast([prefix + text for text in texts])
+        return [np.array(encoding.ids, np.int32) for encoding in encodings]
+
+    def tokenise(batch: dict[str, list], indices: list[int], language: str) -> dict[str, list]:
+        rows = batch.get("row", indices)
+        bar.update(len(rows))
+        return {
+            "source_input_ids": encode(batch["source"]),
+            "target_input_ids": encode(batch["target"]),
+            "language": [language] * len(rows),
+            "pair_id": [f"{language}:{row}" for row in rows],
+        }
 
     tokenized: dict[str, Dataset] = {}
     for language, dataset in datasets.items():
@@ -79,7 +95,8 @@ def tokenize_bitext(
             prefix,
         )
         tokenized[language] = dataset.map(
-            _Tokenise(backend, language, prefix, bar),
+            tokenise,
+            fn_kwargs={"language": language},
             with_indices=True,
             batched=True,
             features=features,
@@ -90,69 +107,6 @@ def tokenize_bitext(
         bar.update(done - bar.n)  # pairs that were cached
     bar.close()
     return tokenized
-
-
-def cutting_backend(tokenizer: PreTrainedTokenizerBase, max_seq_length: int) -> Tokenizer:
-    """Copy a fast tokenizer's Rust tokenizer, and make the copy cut sentences to a length.
-
-    Each call of the original may change the length that it cuts to.
-    """
-    backend = plain_backend(tokenizer)
-    backend.encode_special_tokens = tokenizer.split_special_tokens
-    backend.enable_truncation(max_seq_length, direction=tokenizer.truncation_side)
-    return backend
-
-
-@dataclass(frozen=True)
-class _Tokenise:
-    """Function that tokenises both sides of a batch of pairs, as `datasets.map` calls it.
-
-    It returns the columns of `tokenize_bitext`. The row number of a pair is that of its column
-    `row` or, without such a column, its index.
-    """
-
-    tokenizer: Tokenizer
-    language: str
-    prefix: str = ""
-    bar: tqdm | None = None
-
-    def __call__(self, batch: Mapping[str, list[Any]], indices: list[int]) -> dict[str, list[Any]]:
-        rows = batch.get("row", indices)
-        if self.bar is not None:
-            self.bar.update(len(rows))
-        return {
-            "source_input_ids": self._encode(batch["source"]),
-            "target_input_ids": self._encode(batch["target"]),
-            "language": [self.language] * len(rows),
-            "pair_id": [f"{self.language}:{row}" for row in rows],
-        }
-
-    def _encode(self, texts: list[str]) -> list[np.ndarray]:
-        """Return the token ids of each text with the prefix before it: int32 (tokens,) each."""
-        texts = [self.prefix + text for text in texts]
-        encodings = self.tokenizer.encode_batch_fast(texts)
-        return [np.array(encoding.ids, np.int32) for encoding in encodings]
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> "_Tokenise":
-        # It never changes. `datasets` would otherwise copy the vocabulary for each language.
-        return self
-
-
-def tokenize_pairs(
-    sources: Sequence[str],
-    targets: Sequence[str],
-    language: str,
-    backend: Tokenizer,
-    prefix: str = "",
-) -> list[dict[str, Any]]:
-    """Tokenise a few pairs. Return one dictionary per pair, with the columns of `tokenize_bitext`.
-
-    `backend` is the result of `cutting_backend`, which is slow for a large vocabulary. The numbers
-    in `pair_id` begin with 0, as in "de:0".
-    """
-    encode = _Tokenise(backend, language, prefix)
-    columns = encode({"source": list(sources), "target": list(targets)}, list(range(len(sources))))
-    return [dict(zip(columns, row)) for row in zip(*columns.values())]
 
 
 @dataclass

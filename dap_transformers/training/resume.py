@@ -20,7 +20,7 @@ from dap_transformers.errors import UserError
 from dap_transformers.evaluation.evaluation_data import EvaluationData
 from dap_transformers.files import write_json
 from dap_transformers.reports import RECORD, read_record
-from dap_transformers.training.arguments import CONFIG_FIELDS, Arguments, DAPTrainingArguments
+from dap_transformers.training.arguments import CONFIG_FIELDS, Arguments
 from modeling_dap import DAPConfig
 
 logger = logging.getLogger(__name__)
@@ -222,8 +222,7 @@ def describe_run(
     record["processes"] = training.world_size
     record["training text"] = {code: describe_text(part) for code, part in train.items()}
     record["dev text"] = {code: describe_text(part) for code, part in dev.items()}
-    # Convert to what a JSON file gives back, such as lists instead of tuples.
-    return json.loads(json.dumps(record, default=str))
+    return record
 
 
 def describe_text(part: Dataset) -> str:
@@ -240,20 +239,21 @@ def describe_text(part: Dataset) -> str:
     return f"{len(part)} pairs, {digest.hexdigest()[:12]}"
 
 
-def record_run(run: dict[str, Any], training: DAPTrainingArguments, checkpoint: str | None) -> None:
-    """Check that a resumed run is the same run, and write its record to `run.json`.
+def record_run(run: dict[str, Any], training: TrainingArguments, folder: str | None) -> None:
+    """Write the record of a run to `run.json`, unless a folder has that of another run.
 
-    Raises:
-        UserError: if the checkpoint was made by a run with another record.
+    Args:
+        run: names and values, all of which must stay the same.
+        folder: checkpoint that the run resumes from, or None.
     """
-    if checkpoint is not None:
-        differing = differences(read_record(Path(checkpoint)), run)
-        if differing:
-            raise UserError(
-                f"{checkpoint} is of a run with {'; '.join(differing)}: give the same arguments; "
-                "or another output folder, and this checkpoint as the model to train further; or "
-                "resume_from_checkpoint=false to begin anew"
-            )
+    # Compare what a JSON file gives back, such as lists instead of tuples.
+    run = json.loads(json.dumps(run, default=str))
+    differing = differences(read_record(Path(folder)), run) if folder else []
+    if differing:
+        raise UserError(
+            f"{folder} is of a run with {'; '.join(differing)}: give the same arguments, or "
+            "another output folder"
+        )
     if training.process_index == 0:
         write_json(run, Path(training.output_dir) / RECORD)
 

@@ -10,18 +10,19 @@ Shapes in the comments: `N` pairs, `n` of them, `S` tokens, `D` hidden size, `G`
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from tqdm.auto import tqdm
 from transformers import BatchEncoding, PreTrainedTokenizerBase
 
 from dap_transformers.encoding.encoder import SentenceEncoder
 from dap_transformers.evaluation.evaluator import Evaluator, PairsByLanguage
-from dap_transformers.training.batches import BitextCollator, cutting_backend, tokenize_pairs
+from dap_transformers.training.batches import BitextCollator
 from modeling_dap import DAPForPreTraining
 from objectives_dap import (
     Encoded,
@@ -34,6 +35,8 @@ from objectives_dap import (
     pairs_of,
 )
 
+#: About how many dev pairs are measured over all languages.
+MEASURED_PAIRS = 512
 #: Number of pairs that are encoded at a time.
 PAIRS_AT_A_TIME = 128
 #: Information from the source, in nats per token, below which a head hardly uses it.
@@ -52,7 +55,7 @@ class EncoderWithHeads(SentenceEncoder):
         self,
         model: DAPForPreTraining,
         tokenizer: PreTrainedTokenizerBase,
-        saved: SentenceEncoder | None = None,
+        saved: SentenceEncoder,
         **options: Any,
     ) -> None:
         super().__init__(model.dap, tokenizer, **options)
@@ -60,29 +63,26 @@ class EncoderWithHeads(SentenceEncoder):
         self.saved = saved
 
     def for_task(self, task: str) -> SentenceEncoder:
-        return super().for_task(task) if self.saved is None else self.saved.for_task(task)
+        return self.saved.for_task(task)
 
 
-@dataclass
 class SourceInformation(Evaluator):
     """How much the heads of RTL and BOW use the source, on dev pairs.
 
-    The loss with each pair's own source is compared with the loss with another pair's source. The
-    other pair is the next one of the same language. If a language has only one pair, it is the next
-    one of any language. There is no dropout, and every call masks the same tokens.
+    The loss with each pair's own source is compared with the loss with the source of the next pair
+    of the same language. There is no dropout, and every call masks the same tokens.
 
-    Attributes:
-        pairs: language code -> (source, target) sentences. Languages for which the RTL head has no
-            embedding are left out.
-        count: about how many pairs are measured over all languages. Every language gives the same
-            number, at least two, or all its pairs if it has fewer.
+    Args:
+        pairs: language code -> (source, target) sentences. Languages with one pair, and those for
+            which the RTL head has no embedding, are left out.
     """
 
-    pairs: PairsByLanguage
-    count: int = 512
     name = "source_information"
     task = "information from the source"
     primary = "rtl_loss"
+
+    def __init__(self, pairs: PairsByLanguage) -> None:
+        self.pairs = pairs
 
     @torch.no_grad()
     def __call__(self, encoder: EncoderWithHeads) -> dict[str, float]:
@@ -91,30 +91,28 @@ class SourceInformation(Evaluator):
         Returns:
             Values in nats per token: `rtl_loss`, `rtl_loss_shuffled` (with other sources), and
             their difference `rtl_source_nats`. BOW has the same three values. An empty dictionary
-            if there are fewer than two pairs, or neither objective.
+            if no language has two pairs, or the model has neither objective.
         """
         model = encoder.with_heads.eval()
         known = model.config.rtl_languages
         used = {}
         for language, rows in self.pairs.items():
-            if known is None or language in known:
+            if len(rows) > 1 and (known is None or language in known):
                 used[language] = rows
         token_objectives = [each for each in model.objectives if each.from_source is not None]
-        if not token_objectives or sum(map(len, used.values())) < 2:
+        if not token_objectives or not used:
             return {}
 
-        inputs, others = sample_pairs(used, encoder, known or list(used), self.count)
-        others = others.to(model.device)
-        rows = torch.arange(len(others), device=model.device)
+        inputs, others = sample_pairs(used, encoder, known or list(used))
+        rows = torch.arange(len(others))
         found = {}
         device = model.device.type  # a GPU without bfloat16 refuses even the context
         with torch.autocast(device, torch.bfloat16) if encoder.bf16 else nullcontext():
-            kept = encode_once(
-                model, token_objectives, pairs_of(BatchEncoding(inputs).to(model.device))
-            )
+            pairs = pairs_of(BatchEncoding(inputs).to(model.device))
+            kept = encode_once(model, token_objectives, pairs, model.dtype)
             for objective in token_objectives:
-                loss = mean_loss(kept, objective, rows, rows)
-                shuffled = mean_loss(kept, objective, others, rows)
+                loss = kept.mean_loss(objective, rows, rows)
+                shuffled = kept.mean_loss(objective, others, rows)
                 found[f"{objective.name}_loss"] = loss
                 found[f"{objective.name}_loss_shuffled"] = shuffled
                 found[f"{objective.name}_source_nats"] = shuffled - loss
@@ -122,27 +120,32 @@ class SourceInformation(Evaluator):
 
 
 def sample_pairs(
-    pairs: PairsByLanguage, encoder: SentenceEncoder, languages: Sequence[str], count: int
+    pairs: PairsByLanguage, encoder: SentenceEncoder, languages: Sequence[str]
 ) -> tuple[dict[str, Tensor], Tensor]:
-    """Take the same number of pairs of each language, evenly spread, or all if it has fewer.
+    """Take `MEASURED_PAIRS` pairs, as many of each language, evenly spread.
+
+    Every language gives at least two pairs, or all that it has.
 
     Args:
         languages: all languages that the model knows, in the order of its language ids.
-        count: number of pairs over all languages, as in `SourceInformation`.
 
     Returns:
         Arguments of `DAPForPreTraining.forward` for N pairs, with noise that does not depend on
         the seed of the run. Also, for each pair, the row of another pair whose source replaces its
         own in the comparison: (N,).
     """
-    backend = cutting_backend(encoder.tokenizer, encoder.max_seq_length)
-    rows, blocks = [], []
+    tokenize = partial(encoder.tokenizer, truncation=True, max_length=encoder.max_seq_length)
+    rows: list[dict[str, Any]] = []
+    others: list[int] = []
     for language, own_pairs in pairs.items():
-        own = min(len(own_pairs), max(2, count // len(pairs)))
+        own = min(len(own_pairs), max(2, MEASURED_PAIRS // len(pairs)))
         chosen = np.linspace(0, len(own_pairs) - 1, own).astype(int)
-        texts = zip(*(own_pairs[row] for row in chosen), strict=True)
-        rows += tokenize_pairs(*texts, language, backend, encoder.prefix)
-        blocks.append(torch.arange(len(rows) - own, len(rows)))
+        first = len(rows)
+        for row in chosen:
+            source, target = (tokenize(encoder.prefix + text).input_ids for text in own_pairs[row])
+            ids = {"source_input_ids": source, "target_input_ids": target}
+            rows.append(ids | {"language": language, "pair_id": ""})
+        others += [*range(first + 1, len(rows)), first]
 
     inputs = BitextCollator(encoder.tokenizer.pad_token_id, languages)(rows)
     del inputs["pair_ids"]
@@ -150,11 +153,7 @@ def sample_pairs(
     for side in ("source", "target"):
         shape = inputs[f"{side}_input_ids"].shape
         inputs[f"{side}_noise"] = torch.rand(shape, generator=generator)
-
-    others = []
-    for block in blocks:
-        others.append(block.roll(-1) if len(block) > 1 else (block + 1) % len(rows))
-    return inputs, torch.cat(others)
+    return inputs, torch.tensor(others)
 
 
 @dataclass
@@ -164,26 +163,42 @@ class KeptPairs:
     Attributes:
         pairs: the pairs. If they have no noise, each batch draws its own.
         words: word embeddings for the heads.
-        states: "source_states" or "target_states" -> (N, S, D). Only those that a head reads.
+        states: "source_states" or "target_states" -> (S, D) of each pair, in main memory. Only
+            those that a head reads.
         embeds: sentence vectors of the sources, (N, D).
     """
 
     model: DAPForPreTraining
     pairs: Pairs
     words: Words
-    states: dict[str, Tensor]
+    states: dict[str, list[Tensor]]
     embeds: Tensor
 
     def batch(self, sources: Tensor, targets: Tensor) -> tuple[Pairs, Encoded]:
         """Combine the sources of some pairs, rows (n,), with the targets of others, rows (n,)."""
         pairs = take_rows(self.pairs, sources, targets)
         states = {}
-        for name, values in self.states.items():
+        for name, kept in self.states.items():
             is_source = name == "source_states"
             rows, side = (sources, pairs.source) if is_source else (targets, pairs.target)
-            own = values[rows.to(values.device), : side.ids.shape[1]]
+            own = pad_sequence([kept[row] for row in rows.tolist()], batch_first=True)
+            own = own[:, : side.ids.shape[1]]  # (n, S, D)
             states[name] = own.to(self.model.device, self.model.dtype, non_blocking=True)
         return pairs, Encoded(self.words, source_embeds=self.embeds[sources], **states)
+
+    def mean_loss(self, objective: Objective, sources: Tensor, targets: Tensor) -> float:
+        """Compute the mean loss of predicting targets from sources, in nats per token.
+
+        For RTL in both directions, sources are predicted from targets as well. `sources` and
+        `targets` are rows of pairs, as for `batch`.
+        """
+        totals = []  # loss and tokens of each part
+        for rows in zip(sources.split(PAIRS_AT_A_TIME), targets.split(PAIRS_AT_A_TIME)):
+            sums, counts = objective.loss_from_source(*self.batch(*rows), self.model)
+            loss_and_tokens = torch.stack([sums, counts]).cpu().double()  # (2, G)
+            totals.append(loss_and_tokens.sum(1))
+        loss, tokens = torch.stack(totals).sum(0).tolist()
+        return loss / max(tokens, 1)
 
 
 def take_rows(pairs: Pairs, sources: Tensor, targets: Tensor) -> Pairs:
@@ -205,18 +220,14 @@ def encode_once(
     model: DAPForPreTraining,
     token_objectives: Sequence[Objective],
     pairs: Pairs,
-    device: torch.device | str | None = None,
-    dtype: torch.dtype | None = None,
+    dtype: torch.dtype,
     shows_progress: bool = False,
 ) -> KeptPairs:
-    """Encode N pairs, and keep the token states that the heads of these objectives need.
-
-    They are kept on `device` as `dtype`. By default these are the model's.
-    """
+    """Encode N pairs, and keep the token states that these objectives' heads need, as `dtype`."""
     needs = needs_of(token_objectives)
     states = {name: [] for name in ("source_states", "target_states") if name in needs}
     embeds = []
-    chunks = torch.arange(len(pairs.source.ids), device=model.device).split(PAIRS_AT_A_TIME)
+    chunks = torch.arange(len(pairs.source.ids)).split(PAIRS_AT_A_TIME)
     for rows in tqdm(chunks, desc="encode pairs for the heads", disable=not shows_progress):
         part = take_rows(pairs, rows, rows)
         if "target_states" not in needs:
@@ -225,25 +236,7 @@ def encode_once(
         found = model.encode(part, needs)
         embeds.append(found.source_embeds.to(model.dtype))
         for name, kept in states.items():
-            side = pairs.source if name == "source_states" else pairs.target
-            values = getattr(found, name).to(device or model.device, dtype or model.dtype)
-            kept.append(F.pad(values, (0, 0, 0, side.ids.shape[1] - values.shape[1])))
+            kept += getattr(found, name).to("cpu", dtype)
 
-    whole = {name: torch.cat(kept) for name, kept in states.items()}
     words = found.words._replace(table=found.words.table.detach())  # only heads have gradients
-    return KeptPairs(model, pairs, words, whole, torch.cat(embeds))
-
-
-def mean_loss(kept: KeptPairs, objective: Objective, sources: Tensor, targets: Tensor) -> float:
-    """Compute the mean loss of predicting targets from sources, in nats per token.
-
-    For RTL in both directions, sources are predicted from targets as well. `sources` (n,) and
-    `targets` (n,) are rows of the kept pairs.
-    """
-    totals = []  # loss and tokens of each part
-    for rows in zip(sources.split(PAIRS_AT_A_TIME), targets.split(PAIRS_AT_A_TIME)):
-        sums, counts = objective.loss_from_source(*kept.batch(*rows), kept.model)
-        loss_and_tokens = torch.stack([sums, counts]).cpu().double()  # (2, G)
-        totals.append(loss_and_tokens.sum(1))
-    loss, tokens = torch.stack(totals).sum(0).tolist()
-    return loss / max(tokens, 1)
+    return KeptPairs(model, pairs, words, states, torch.cat(embeds))

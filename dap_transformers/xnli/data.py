@@ -11,9 +11,6 @@ A label is a name or a number, as on the Hub: entailment 0, neutral 1, contradic
 "-" or -1 marks a pair on which the annotators did not agree. Such pairs are skipped.
 """
 
-import hashlib
-import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,10 +22,11 @@ from torch.utils.data import Sampler
 from transformers import PreTrainedTokenizerBase
 
 from dap_transformers.errors import UserError, reading
-from dap_transformers.languages import XNLI_LANGUAGES, base_language
+from dap_transformers.languages import XNLI_LANGUAGES
 from dap_transformers.options import arg, require_least
-from dap_transformers.text.archives import decoded_lines, list_folder
+from dap_transformers.text.archives import decoded_lines
 from dap_transformers.text_keys import is_blank
+from dap_transformers.training.resume import describe_text
 
 LABEL = ClassLabel(names=["entailment", "neutral", "contradiction"])
 NO_GOLD = -1
@@ -46,7 +44,6 @@ LABEL_NUMBERS = {
 }
 COLUMNS = ("premise", "hypothesis", "label")
 
-_FILE = re.compile(r"(train|dev|test)-(\w+(?:-\w+)?)\.tsv(?:\.gz|\.xz)?")
 _HUB_SPLITS = {"train": "train", "dev": "validation", "test": "test"}
 
 
@@ -58,15 +55,13 @@ class TextOptions:
         "facebook/xnli", "Folder with dev-{xx} and test-{xx} files, or a Hub dataset id."
     )
     train_data: str | None = arg(
-        None,
-        "English pairs: file, folder or Hub id (nyu-mll/multi_nli). Default: train-en of data_dir.",
+        None, "English pairs: file or Hub id (nyu-mll/multi_nli). Default: train-en of data_dir."
     )
     max_seq_length: int = arg(128, "Maximum number of tokens of a pair. Longer pairs are cut.")
     max_train_pairs: int | None = arg(None, "Use only the first pairs of the training data.")
-    max_test_pairs: int | None = arg(None, "Use only the first pairs of each test set.")
 
     def __post_init__(self) -> None:
-        require_least(self, max_train_pairs=1, max_test_pairs=1)
+        require_least(self, max_train_pairs=1)
 
 
 class NLISource(NamedTuple):
@@ -88,7 +83,7 @@ class NLIData:
     """All tokenised examples that the fine-tuning runs need, by language code.
 
     Dev and test sets have the longest examples first. `digests` maps the name of a text, such as
-    "test de", to its number of examples and a hash (`digest`).
+    "test de", to its number of examples and a hash (`describe_text`).
     """
 
     train: dict[str, Dataset]
@@ -103,38 +98,35 @@ class NLIData:
 def find_nli(data: str) -> dict[str, dict[str, NLISource]]:
     """Find NLI examples by split and language, in a folder or in a Hub dataset.
 
-    Languages that XNLI does not have are left out. The others are in the order of the paper's
-    table. A Hub dataset is assumed to have all of them.
+    The languages are in the order of the paper's table. A Hub dataset is assumed to have all.
     """
-    found: dict[str, dict[str, NLISource]] = {split: {} for split in _HUB_SPLITS}
-    if not Path(data).is_dir():
-        for split, name in _HUB_SPLITS.items():
-            found[split] = {code: NLISource(data, code, name) for code in XNLI_LANGUAGES}
-        return found
-
-    for path in list_folder(Path(data)):
-        if match := _FILE.fullmatch(path.name):
-            other = found[match[1]].setdefault(base_language(match[2]), NLISource(str(path)))
-            if other.path != str(path):
-                raise UserError(f"{other.path} and {path} are of one language: remove one of them")
-    for split, sources in found.items():
-        found[split] = {code: sources[code] for code in XNLI_LANGUAGES if code in sources}
+    found: dict[str, dict[str, NLISource]] = {}
+    for split, name in _HUB_SPLITS.items():
+        found[split] = {}
+        for code in XNLI_LANGUAGES:
+            if not Path(data).is_dir():
+                found[split][code] = NLISource(data, code, name)
+                continue
+            files = sorted(map(str, Path(data).glob(f"{split}-{code}.tsv*")))
+            if len(files) > 1:
+                raise UserError(f"{' and '.join(files)} are of one language: leave one of them")
+            if files:
+                found[split][code] = NLISource(files[0])
     return found
 
 
 def training_source(
     train_data: str | None, found: Mapping[str, Mapping[str, NLISource]]
 ) -> NLISource:
-    """Choose where to read the English training examples. None takes `train-en` of the test data.
+    """Choose where to read the English training examples: a file or the id of a Hub dataset.
 
-    `train_data` is a file, a folder with a `train-en` file, or the id of a Hub dataset.
+    None takes `train-en` of the test data.
     """
-    if train_data and not Path(train_data).is_dir():
+    if train_data:
         return NLISource(train_data, None, None if Path(train_data).is_file() else "train")
-    english = (find_nli(train_data) if train_data else found)["train"].get("en")
-    if english is None:
+    if "en" not in found["train"]:
         raise UserError("there is no train-en file: give English pairs as train_data")
-    return english
+    return found["train"]["en"]
 
 
 # ---------------------------------------------------------------------------------------- read it
@@ -183,15 +175,14 @@ def prepare_nli(
     token_types: bool = False,
 ) -> NLIData:
     """Read and tokenise all text before any training, so that errors in it show early."""
-    limits = {"train": options.max_train_pairs, "dev": None, "test": options.max_test_pairs}
     sets: dict[str, dict[str, Dataset]] = {}
     digests = {}
     for split, by_language in sources.items():
         sets[split] = {}
         for code, source in by_language.items():
-            text = load_nli(source, limits[split])
+            text = load_nli(source, options.max_train_pairs if split == "train" else None)
             tokens = tokenize_nli(text, tokenizer, options.max_seq_length, token_types)
-            digests[f"{split} {code}"] = digest(text)
+            digests[f"{split} {code}"] = describe_text(text)
             if split != "train":
                 tokens = tokens.sort("length", reverse=True)  # batches then need little padding
             sets[split][code] = tokens
@@ -221,17 +212,6 @@ def tokenize_nli(
 
     columns = dataset.column_names
     return dataset.map(encode, batched=True, remove_columns=columns, desc="tokenise")
-
-
-def digest(dataset: Dataset) -> str:
-    """Return the number of examples and a hash of their text and labels, in one string.
-
-    >>> columns = {"premise": ["It rains."], "hypothesis": ["It is wet."], "label": [0]}
-    >>> digest(Dataset.from_dict(columns))
-    '1 pairs, 9fffd2579d99'
-    """
-    content = json.dumps([dataset[name][:] for name in COLUMNS])
-    return f"{len(dataset)} pairs, {hashlib.sha256(content.encode()).hexdigest()[:12]}"
 
 
 class StepLengthSampler(Sampler[int]):

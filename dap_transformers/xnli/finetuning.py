@@ -1,14 +1,12 @@
 """Fine-tune an encoder on English XNLI, and test it in many languages.
 
-Each pair of learning rate and seed is a run with its own folder in `output_dir`. A finished run
-holds `result.json` and is used again. A stopped run resumes.
+Each learning rate is a run with its own folder in `output_dir`. A finished run holds `result.json`
+and is used again. A stopped run resumes.
 """
 
 import copy
-import json
 import shutil
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,14 +32,14 @@ from dap_transformers.errors import UserError
 from dap_transformers.evaluation.evaluator import Metric, card_rows
 from dap_transformers.files import public_name, read_json, write_json
 from dap_transformers.options import arg
-from dap_transformers.reports import RECORD, read_record, report
+from dap_transformers.reports import report
 from dap_transformers.tokenizer import forget_calls
 from dap_transformers.training.arguments import check_launched, set_precision
 from dap_transformers.training.resume import (
     ResumableTrainer,
     changes_weights,
-    differences,
     find_resumable,
+    record_run,
     train_to_end,
 )
 from dap_transformers.xnli.data import (
@@ -58,14 +56,7 @@ from modeling_dap import DAPForSequenceClassification, DAPModel
 PROTOCOL = "XNLI, fine-tuned on English, zero-shot"
 RESULT = "result.json"  # in the folder of a finished run
 #: Arguments that may differ between the runs in one output folder.
-MAY_DIFFER = {
-    "seed",
-    "search",
-    "learning_rate",
-    "learning_rates",
-    "per_device_train_batch_size",
-    "gradient_accumulation_steps",
-}
+OF_ONE_RUN = ("search", "learning_rate", "learning_rates")
 #: Arguments that a report shows.
 SHOWN = (
     "total_train_batch_size",
@@ -240,24 +231,15 @@ def fine_tune_and_test(
     if training.search and not sources["dev"]:
         raise UserError(f"the search needs English dev pairs in {text.data_dir}")
     data = prepare_nli(sources, encoder.tokenizer, text, has_token_types(encoder))
-    record_runs(encoder, data, text, training)
+    record_run(describe_runs(encoder, data, text, training), training, training.output_dir)
 
     rates = training.learning_rates if training.search else [training.learning_rate]
-    results = {}
-    for rate in rates:
-        with suppress(FloatingPointError):  # a rate that diverges is left out
-            results[rate] = fine_tune(encoder, data, training, rate)
-    if not results:
-        raise FloatingPointError(
-            f"the training diverged with {rates=}, seed={training.seed}: give a lower rate"
-        )
-    best = max(results.values(), key=lambda result: result["dev"].get("en", 0.0))
-
+    results = [fine_tune(encoder, data, training, rate) for rate in rates]
+    best = max(results, key=lambda result: result["dev"].get("en", 0.0))
     tried = []
     if training.search:
-        for rate in rates:
-            accuracy = results[rate]["dev"]["en"] if rate in results else None
-            tried.append({"learning_rate": rate, "dev_accuracy": accuracy})
+        for rate, result in zip(rates, results, strict=True):
+            tried.append({"learning_rate": rate, "dev_accuracy": result["dev"]["en"]})
     settings = {"learning_rate": best["learning_rate"]}
     for name in SHOWN:
         settings[name] = getattr(training, name)
@@ -267,42 +249,28 @@ def fine_tune_and_test(
         "data": public_name(text.data_dir),
         "train_data": text.train_data and public_name(text.train_data),
         "train_pairs": len(data.train["en"]),
-        "max_test_pairs": text.max_test_pairs,
         "search": tried,
     }
     revision = encoder.revision
     numbers = report_numbers(best, data)
-    content = report(model, PROTOCOL, numbers, settings, best["seconds"], revision, best["seed"])
+    content = report(model, PROTOCOL, numbers, settings, best["seconds"], revision, training.seed)
     if training.process_index == 0:
         write_json(content, Path(training.output_dir, "xnli.json"))
     return content
 
 
-def record_runs(
+def describe_runs(
     encoder: SentenceEncoder, data: NLIData, text: TextOptions, training: XNLITrainingArguments
-) -> None:
-    """Record the settings and texts that all runs in `output_dir` share.
-
-    A later command must have the same, so that different runs never meet in one report.
-    """
+) -> dict[str, Any]:
+    """Return the settings and texts that all runs in `output_dir` share."""
     record: dict[str, Any] = {}
     for name, value in training.to_dict().items():
-        if changes_weights(name) and name not in MAY_DIFFER:
+        if changes_weights(name) and name not in OF_ONE_RUN:
             record[name] = value
     record["texts"] = data.digests
     record["max_seq_length"] = text.max_seq_length
     record["model"] = model_fingerprint(encoder)
-    record = json.loads(json.dumps(record, default=str))  # as it is read from the file
-
-    folder = Path(training.output_dir)
-    differing = differences(read_record(folder), record)
-    if differing:
-        raise UserError(
-            f"{folder} holds runs with {'; '.join(differing)}: give the same arguments, or "
-            "another folder"
-        )
-    if training.process_index == 0:
-        write_json(record, folder / RECORD)
+    return record
 
 
 def fine_tune(
@@ -332,7 +300,6 @@ def fine_tune(
     metrics = train_to_end(trainer, find_resumable(args))
     result = {
         "learning_rate": learning_rate,
-        "seed": args.seed,
         "steps": trainer.state.global_step,
         "seconds": metrics.get("train_runtime", 0.0),
     }

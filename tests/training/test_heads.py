@@ -1,6 +1,5 @@
 """Heads that are trained before the joint training."""
 
-import shutil
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,7 @@ from conftest import (
     weights,
 )
 from tiny_models import cipher
-from transformers import BertForMaskedLM, BertModel
+from transformers import BertForMaskedLM
 from written import text_of, write
 
 from dap_transformers.files import read_json
@@ -56,29 +55,15 @@ def test_heads_learn_from_the_source_and_the_encoder_stays_the_same(
     run(f"{command(encoder, tmp_path, is_true)} {more}")
     found = read_json(out / RESULTS_FILE)
     assert (found["pairs"], found["steps"]) == (450, 60)
-    for head in ("rtl", "bow"):
-        nats = found[f"{head}_source_nats"]
-        is_right = nats > 1.5 * LEAST_INFORMATION if is_true else nats < LEAST_INFORMATION
-        assert is_right, (head, nats)
 
     # The joint training begins with these heads and the encoder's own weights.
-    now = results(out)["eval_bow_source_nats"]
-    assert now == pytest.approx(found["bow_source_nats"], abs=0.03)
+    for head in ("rtl", "bow"):
+        nats = results(out)[f"eval_{head}_source_nats"]
+        is_right = nats > 1.5 * LEAST_INFORMATION if is_true else nats < LEAST_INFORMATION
+        assert is_right, (head, nats)
     found = weights(out)
     for name, value in weights(encoder).items():
         assert torch.equal(found[f"dap.encoder.{name}"], value), name
-
-
-def test_a_loss_of_the_heads_that_is_not_finite_stops_the_run(
-    encoder: Path, tmp_path: Path
-) -> None:
-    model = BertModel.from_pretrained(encoder, add_pooling_layer=False)
-    with torch.no_grad():
-        model.encoder.layer[0].output.dense.bias.fill_(float("nan"))
-    model.save_pretrained(shutil.copytree(encoder, tmp_path / "nan"))
-    more = f"--head_steps 2 --dev_pairs 0 --output_dir {tmp_path}/out"
-    with pytest.raises(FloatingPointError, match="loss of the heads is nan"):
-        run(f"{command(tmp_path / 'nan', tmp_path)} {more}")
 
 
 def test_only_missing_heads_are_trained(encoder: Path, tmp_path: Path) -> None:

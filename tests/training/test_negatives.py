@@ -8,7 +8,6 @@ from conftest import synthetic_pairs, tiny_tokenizer
 from tokenizers import Tokenizer, models, processors
 from transformers import PreTrainedTokenizerFast
 
-from dap_transformers.training.batches import cutting_backend, tokenize_pairs
 from dap_transformers.training.negatives import (
     TOKENS_OF_LONGEST_WORD,
     HardNegativeMaker,
@@ -27,7 +26,11 @@ def rows_of(
     tokenizer: PreTrainedTokenizerFast = TOKENIZER,
 ) -> list[dict]:
     """Tokenise pairs that have these targets."""
-    return tokenize_pairs(targets, targets, "de", cutting_backend(tokenizer, length), prefix)
+    rows = []
+    for number, target in enumerate(targets):
+        ids = tokenizer(prefix + target, truncation=True, max_length=length).input_ids
+        rows.append({"pair_id": f"de:{number}", "target_input_ids": ids})
+    return rows
 
 
 def english(count: int) -> list[str]:
@@ -74,11 +77,11 @@ def test_words_begin_where_the_vocabulary_marks_it(pieces: list, starts: set) ->
 def test_a_copy_differs_by_a_word_and_keeps_the_prefix(length: int, prefix: str) -> None:
     rows = rows_of(english(60), length, prefix)
     copies = HardNegativeMaker(TOKENIZER, length, 1.0, 0, prefix)(rows)
-    kept = rows_of([prefix.strip()])[0]["target_input_ids"].tolist()[:-1]
+    kept = rows_of([prefix.strip()])[0]["target_input_ids"][:-1]
     assert len(kept) == 1 or prefix
     assert sum(map(bool, copies)) > 50
     for row, changed in zip(rows, copies):
-        ids = row["target_input_ids"].tolist()
+        ids = row["target_input_ids"]
         if changed:
             assert changed != ids
             assert changed[: len(kept)] == kept
