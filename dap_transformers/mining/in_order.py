@@ -30,6 +30,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import embedding_bag
 
 from dap_transformers.errors import counted
 from dap_transformers.mining.margin import PAIR, select
@@ -41,8 +42,8 @@ logger = logging.getLogger(__name__)
 
 #: A pair of groups: the first sentence of each side, from 0, and the numbers of sentences.
 GROUP = np.dtype([*PAIR.descr, ("sources", np.int64), ("targets", np.int64)])
-#: The path lies within this many sentences of the line through the anchors.
-MARGIN = 100
+#: The path may leave the line through the anchors by this many sentences of each text.
+MARGIN = 50
 #: Rows of the dynamic programme whose gains are computed at a time.
 BLOCK = 128
 #: Places of a group's neighbours: two before its first sentence and two after its last one. Places
@@ -93,49 +94,54 @@ class Gains:
         self.groups = [text.groups for text in texts]  # (N, S) and (M, S)
         self.kinds = [text.kinds for text in texts]  # (N,) and (M,)
         self.sizes = range(1, self.groups[0].shape[1] + 1)  # of a group, on a side
+        # unit vectors of the sentences, (N, D) and (M, D)
+        self.singles = [self.units(side, slice(None), 1) for side in (0, 1)]
         # number of characters before each sentence, (N + 1,) and (M + 1,)
         self.ends = [np.append(0, text.lengths.cumsum()) for text in texts]
-        self.scale = 1.0  # characters of the source that one character of the target stands for
         # number of sentences that may be in no group before each sentence, (N + 1,) and (M + 1,)
         self.ungrouped = [np.zeros(len(ends), np.int64) for ends in self.ends]
 
     def scale_by(self, anchors: np.ndarray) -> None:
-        """Set the scale such that both texts are equally long between the first and last anchor.
+        """Scale the target such that both texts are equally long from the first anchor to the last.
 
         `anchors` (A, 2) are pairs of sentences in order.
         """
         places = zip(self.ends, anchors[0], anchors[-1])
         source, target = (end[last + 1] - end[first] for end, first, last in places)
-        self.scale = source / target
+        self.ends[1] = self.ends[1] * (source / target)
 
-    def units(self, side: int, starts: np.ndarray, sizes: np.ndarray | int) -> Tensor:
+    def units(self, side: int, starts: np.ndarray | slice, sizes: np.ndarray | int) -> Tensor:
         """Return the unit vectors (R, D) of groups, given their first sentences and sizes."""
         rows = self.groups[side][starts, sizes - 1]
         return unit_rows(self.vectors[side][rows], "vectors")
 
-    def side(self, side: int, starts: np.ndarray, size: int) -> Side:
-        """Return what a gain needs of groups of one size, given their first sentences (R,).
+    def side(self, side: int, starts: np.ndarray, sizes: np.ndarray | int) -> Side:
+        """Return what a gain needs of R groups, given their first sentences and sizes.
 
         `side` is 0 for the source and 1 for the target. At an end of the text, the mean is of the
         sentences there are. If the group is the whole text, it is of its first and last sentence.
         """
+        starts, sizes = (array.ravel() for array in np.broadcast_arrays(starts.clip(0), sizes))
         ends = self.ends[side]
         last = len(ends) - 2
-        places = starts + NEAR[:, None] + size * (NEAR >= 0)[:, None]  # (4, R)
+        places = starts + NEAR[:, None] + sizes * (NEAR >= 0)[:, None]  # (4, R)
         counts = (places >= 0) & (places <= last)
         counts |= ~counts.any(0)  # of a group that is the whole text, its first and last sentence
         weights = torch.from_numpy(counts / counts.sum(0) / 2).float()  # (4, R)
-        near = 0
-        for place, weight in zip(places.clip(0, last), weights):
-            near += self.units(side, place, 1) * weight[:, None]
-        after = (starts + size).clip(0, last + 1)
-        length = (ends[after] - ends[starts]).astype(float)
+        near = embedding_bag(
+            torch.from_numpy(places.clip(0, last)).T,
+            self.singles[side],
+            per_sample_weights=weights.T,
+            mode="sum",
+        )
+        after = (starts + sizes).clip(0, last + 1)
+        length = (ends[after] - ends[starts]).astype(np.float32)
         length[self.ungrouped[side][after] > self.ungrouped[side][starts]] = np.nan
-        return Side(self.units(side, starts, size), near, length)
+        return Side(self.units(side, starts, sizes), near, length)
 
     def of(self, source: Side, target: Side) -> np.ndarray:
         """Return the gains (R, C) of R groups of the source with C groups of the target."""
-        ratio = source.length[:, None] / (target.length * self.scale)
+        ratio = source.length[:, None] / target.length
         agreement = np.log2(1 + np.minimum(ratio, 1 / ratio))
         gain = source.units @ (target.units - target.near).T - source.near @ target.units.T
         return np.nan_to_num(gain.numpy() * agreement, copy=False, nan=-np.inf)
@@ -245,7 +251,8 @@ def best_groups(gains: Gains, skip: float, low: np.ndarray, high: np.ndarray) ->
     """
     n, m = len(low) - 1, high[-1]
     moves = [*product(gains.sizes, repeat=2), (1, 0), (0, 1)]  # of equal gains the first
-    largest = margin = gains.sizes[-1]
+    sizes = np.array(gains.sizes)[:, None]  # (S, 1)
+    largest = margin = len(sizes)
     # highest gains of the last rows, behind a margin of columns that no path reaches
     best = np.full((largest + 1, margin + m + 1), -np.inf)
     steps = []  # for each row and column the number of the move that leads there
@@ -254,17 +261,17 @@ def best_groups(gains: Gains, skip: float, low: np.ndarray, high: np.ndarray) ->
         if row % BLOCK == 0:
             rows = np.arange(row, min(row + BLOCK, n + 1))
             columns = np.arange(low[row], high[rows[-1]] + 1)
-            sources = [gains.side(0, np.maximum(rows - size, 0), size) for size in gains.sizes]
-            targets = [gains.side(1, np.maximum(columns - size, 0), size) for size in gains.sizes]
-            block = [gains.of(*sides) for sides in product(sources, targets)]
-            block.append(np.full_like(block[0], -skip))
-            block = np.stack(block)  # (moves - 1, R, C)
+            sources = gains.side(0, rows - sizes, sizes)  # the groups that end before each row
+            targets = gains.side(1, columns - sizes, sizes)
+            block = gains.of(sources, targets).reshape(largest, len(rows), largest, -1)
 
         # come from an earlier row: add a group, or skip a source sentence
         start, end = low[row] + margin, high[row] + margin + 1
         before = [best[(row - a) % len(best), start - b : end - b] for a, b in moves[:-1]]
         own = slice(low[row] - columns[0], high[row] - columns[0] + 1)
-        total = np.stack(before) + block[:, row % BLOCK, own]  # (moves - 1, C)
+        total = np.stack(before)  # (moves - 1, C)
+        total[:-1] += block[:, row % BLOCK, :, own].reshape(-1, total.shape[1])
+        total[-1] -= skip
         step = total.argmax(0)
         total = total.max(0)
         if row == 0:
