@@ -298,7 +298,7 @@ class DAPForPreTraining(DAPPreTrainedModel):
         dap: the `DAPModel`, which holds the encoder.
         projection, rtl_head, prediction_head, bow_transform, teacher_projection: heads. None if no
             objective uses them.
-        has_random_head: whether the prediction head on a pretrained encoder has random weights.
+        has_random_head: whether a prediction head on a pretrained encoder has random weights.
     """
 
     main_input_name = "source_input_ids"
@@ -510,7 +510,6 @@ class DAPForPreTraining(DAPPreTrainedModel):
         cls,
         name_or_path: str,
         target_token_ids: list[int] | None = None,
-        dtype: torch.dtype | str = torch.float32,
         attn_implementation: str | None = None,
         trust_remote_code: bool = False,
         revision: str | None = None,
@@ -549,13 +548,17 @@ class DAPForPreTraining(DAPPreTrainedModel):
 
         kind = cls if is_mlm else pretrained_class(saved)
         pretrained, missing = load_pretrained(
-            name_or_path, kind, dtype=dtype, attn_implementation=attn_implementation, **source
+            name_or_path,
+            kind,
+            dtype=torch.float32,
+            attn_implementation=attn_implementation,
+            **source,
         )
         if not is_mlm:  # what Transformers has chosen for this encoder
             attn_implementation = pretrained.config._attn_implementation
         encoder_config._attn_implementation = attn_implementation
 
-        model = cls._new(config, dtype, target_token_ids)
+        model = cls._new(config, target_token_ids)
         model._copy_weights(pretrained, missing, name_or_path)
         if library.modules and config.modules == list(library.modules):
             after = load_modules(name_or_path, library, revision)
@@ -568,7 +571,6 @@ class DAPForPreTraining(DAPPreTrainedModel):
         cls,
         encoder_config: PreTrainedConfig,
         target_token_ids: list[int] | None = None,
-        dtype: torch.dtype | str = torch.float32,
         attn_implementation: str | None = None,
         **fields: Any,
     ) -> "DAPForPreTraining":
@@ -583,30 +585,28 @@ class DAPForPreTraining(DAPPreTrainedModel):
         require_encoder(encoder_config, name)
         attention = attn_implementation or encoder_config._attn_implementation
         encoder_config = copy.deepcopy(encoder_config)
-        encoder_config.dtype = dtype
+        encoder_config.dtype = torch.float32
         config = DAPConfig(encoder_config, **fields)
         config.encoder_config._attn_implementation = attention
 
-        model = cls._new(config, dtype, target_token_ids)
+        model = cls._new(config, target_token_ids)
         if model.prediction_head is not None:
             model.prediction_head.start_decoder(model.get_input_embeddings().weight)
         model._require_padding_without_effect(name)
         return model
 
     @classmethod
-    def _new(
-        cls, config: DAPConfig, dtype: torch.dtype | str, target_token_ids: list[int] | None
-    ) -> "DAPForPreTraining":
+    def _new(cls, config: DAPConfig, target_token_ids: list[int] | None) -> "DAPForPreTraining":
         """Return a model with random weights, and with a target vocabulary if one is given."""
         if target_token_ids is not None and config.target_vocab_size is None:
             config.target_vocab_size = len(set(target_token_ids))
-        model = cls(config).to(getattr(torch, dtype) if isinstance(dtype, str) else dtype)
+        model = cls(config).float()
         if target_token_ids is not None:
             model.set_target_vocabulary(target_token_ids)
         return model
 
     def _copy_weights(self, pretrained: PreTrainedModel, missing: set[str], name: str) -> None:
-        """Copy a masked-LM model's weights. Without usable head, warn and set `has_random_head`."""
+        """Copy a checkpoint's weights. If a head stays random, warn, and set `has_random_head`."""
         is_dap = isinstance(pretrained, DAPForPreTraining)
         encoder = pretrained.dap.encoder if is_dap else pretrained.base_model
         weights = {
@@ -621,16 +621,20 @@ class DAPForPreTraining(DAPPreTrainedModel):
         if head is None:
             return
 
-        if missing or not head.copy_masked_lm_head(pretrained):
+        is_copied = not missing and head.copy_masked_lm_head(pretrained)
+        head.start_decoder(self.get_input_embeddings().weight)
+        if self.bow_transform is not None:
+            if self.config.vector_size == self.config.hidden_size:
+                self.bow_transform.dense.load_state_dict(head.dense.state_dict())
+                self.bow_transform.norm.load_state_dict(head.norm.state_dict())
+            else:
+                is_copied = False
+        if not is_copied:
             logger.warning(
-                f"{name} has no masked-LM head that ends in its word embeddings: "
-                "the prediction head starts from random weights."
+                f"{name}: the masked-LM head is missing, or does not fit objective "
+                f"{self.config.objective!r}, so a prediction head starts from random weights."
             )
             self.has_random_head = True
-        head.start_decoder(self.get_input_embeddings().weight)
-        if self.bow_transform is not None and self.config.vector_size == self.config.hidden_size:
-            self.bow_transform.dense.load_state_dict(head.dense.state_dict())
-            self.bow_transform.norm.load_state_dict(head.norm.state_dict())
 
     def _require_padding_without_effect(self, name: str) -> None:
         """Raise `ValueError` if an untested encoder computes a row otherwise than by itself.

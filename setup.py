@@ -78,7 +78,7 @@ setup(
         "dap_transformers.publishing": ["model_card.md"],
     },
     install_requires=[
-        "torch>=2.8",
+        "torch>=2.9",
         "transformers>=5.17",
         "accelerate>=1.12",
         "datasets>=4.4",

@@ -3,16 +3,12 @@
 import copy
 import logging
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
-from transformers import (
-    AutoTokenizer,
-    PreTrainedConfig,
-    PreTrainedTokenizerBase,
-    PreTrainedTokenizerFast,
-)
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from transformers.utils import cached_file
 
 from dap_transformers.errors import UserError, reading
@@ -85,36 +81,25 @@ def _agree(tokenizer: PreTrainedTokenizerBase, own_file: str) -> bool:
 
 
 def require_room(tokenizer: PreTrainedTokenizerBase, max_seq_length: int, prefix: str = "") -> None:
-    """Raise `UserError` if the maximum length leaves no room for the text of a sentence.
-
-    There must be room for two special tokens, the prefix and one token of text.
+    """Raise `UserError` if special tokens and prefix leave no room for the text of a sentence.
 
     Args:
         max_seq_length: largest number of tokens of a sentence, with special tokens and prefix.
         prefix: text before every sentence.
     """
-    needed = 3
-    if prefix:
-        needed += len(tokenizer(prefix, add_special_tokens=False).input_ids)
-    if max_seq_length < needed:
-        behind = f" behind prefix={prefix!r}" if prefix else ""
+    # A fast tokenizer cuts as its last call has asked. Another thread may be encoding with it, so
+    # this call asks for the same.
+    limit = longest_cut(max_seq_length)
+    if len(tokenizer(prefix, truncation=True, max_length=limit).input_ids) >= max_seq_length:
         raise UserError(
-            f"max_seq_length={max_seq_length} leaves no token of the text{behind}: give {needed} "
-            "or more"
+            f"max_seq_length={max_seq_length} leaves no token of the text behind "
+            f"prefix={prefix!r}: give more"
         )
 
 
-def require_embeddings(
-    tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig, name: str
-) -> None:
-    """Raise `UserError` if the tokenizer has ids for which the model has no embedding."""
-    highest = max(tokenizer.get_vocab().values())
-    size = getattr(config, "vocab_size", None)
-    if size is not None and highest >= size:
-        raise UserError(
-            f"{name} has vocab_size={size}, its tokenizer has ids up to {highest}: give a "
-            "configuration with as many ids or more, or another tokenizer"
-        )
+def longest_cut(max_seq_length: int) -> int:
+    """Return a length that tokenizers accept. They call "no limit" 1e30, but do not take it."""
+    return min(max_seq_length, sys.maxsize)
 
 
 def require_padding(tokenizer: PreTrainedTokenizerBase, name: str | Path) -> None:

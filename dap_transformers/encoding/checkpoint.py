@@ -11,7 +11,7 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from configuration_dap import is_causal
 from dap_transformers.errors import UserError, reading
-from dap_transformers.tokenizer import load_tokenizer, require_embeddings
+from dap_transformers.tokenizer import load_tokenizer
 from encoder_dap import auto_class, load_config, load_pretrained
 from modules_dap import LibrarySettings, library_settings, load_modules
 
@@ -63,7 +63,14 @@ class Checkpoint:
         else:
             folder = Path(name).parent if Path(name).is_file() else name
             tokenizer = load_tokenizer(folder, **inside)
-        require_embeddings(tokenizer, config, name)
+
+        highest = max(tokenizer.get_vocab().values())
+        size = getattr(config, "vocab_size", None)
+        if size is not None and highest >= size:
+            raise UserError(
+                f"{name} has vocab_size={size}, its tokenizer has ids up to {highest}: give a "
+                "configuration with as many ids or more, or another tokenizer"
+            )
         return cls(name, hub, library, config, tokenizer, hub_commit(name, revision))
 
     @property
@@ -71,13 +78,18 @@ class Checkpoint:
         """Return how the checkpoint says it pools, None if it does not say."""
         return getattr(self.config, "pooling", None) or self.library.pooling
 
-    def load_encoder(self) -> PreTrainedModel:
-        """Load the encoder without heads. Of T5 it takes the class without a decoder."""
+    def load_encoder(self) -> tuple[PreTrainedModel, nn.Sequential]:
+        """Load the encoder without heads, and the modules behind its pooling.
+
+        Of T5 it takes the class without a decoder.
+        """
         encoder_config = getattr(self.config, "encoder_config", self.config)
         if is_causal(encoder_config):
             # It would keep the keys and values of a whole batch, for tokens that never follow.
             encoder_config.use_cache = False
-        return self.load(auto_class(self.config), config=self.config)
+        model = self.load(auto_class(self.config), config=self.config)
+        with reading(f"the weights of {self.name}"):
+            return model, load_modules(self.name, self.library, self.hub.get("revision"))
 
     def load(self, kind: type, **options: Any) -> PreTrainedModel:
         """Load the model in float32 as the class `kind`, and require all weights that it has."""
@@ -88,11 +100,6 @@ class Checkpoint:
         if needed:
             raise UserError(f"{self.name} lacks {len(needed)} weights, such as {needed[0]!r}")
         return model
-
-    def load_modules(self) -> nn.Sequential:
-        """Load the modules that turn pooled vectors (B, D) into sentence vectors (B, E)."""
-        with reading(f"the weights of {self.name}"):
-            return load_modules(self.name, self.library, self.hub.get("revision"))
 
     def library_length(self, model: PreTrainedModel) -> int | None:
         """Return how many tokens per sentence the sentence-transformers library keeps.

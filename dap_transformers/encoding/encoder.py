@@ -10,7 +10,6 @@ dimensions of a sentence vector, which are `D` without a Dense module.
 
 import logging
 import math
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from copy import copy
@@ -28,7 +27,7 @@ from dap_transformers.encoding.checkpoint import Checkpoint, longest_input
 from dap_transformers.encoding.onednn import fast_linear
 from dap_transformers.errors import UserError, reading
 from dap_transformers.search.exact import unit_rows
-from dap_transformers.tokenizer import require_room
+from dap_transformers.tokenizer import longest_cut, require_room
 from encoder_dap import depends_on_padding
 from modeling_dap import DAPModel
 from modules_dap import prompt_for
@@ -178,7 +177,7 @@ class SentenceEncoder:
         name = checkpoint.name
         library = checkpoint.library
         pooling = pooling or checkpoint.pooling
-        model = checkpoint.load_encoder()
+        model, after = checkpoint.load_encoder()
         if max_seq_length is None:
             max_seq_length = checkpoint.library_length(model)
         encoder = cls(
@@ -189,7 +188,7 @@ class SentenceEncoder:
             max_seq_length,
             device=device or ("cuda" if torch.cuda.is_available() else "cpu"),
             bf16=bf16,
-            after=checkpoint.load_modules(),
+            after=after,
             prompts=library.prompts if prefix is None else None,
         )
         encoder.revision = checkpoint.commit
@@ -346,12 +345,10 @@ class SentenceEncoder:
     def _tokenize(self, sentences: Sequence[str], **outputs: bool) -> BatchEncoding:
         """Put the prefix before each sentence, tokenize without padding and mask, and cut."""
         text = [self.prefix + sentence for sentence in sentences]
-        # Tokenizers call "no limit" 1e30, but do not accept that number.
-        limit = min(self.max_seq_length, sys.maxsize)
         return self.tokenizer(
             text,
             truncation=True,
-            max_length=limit,
+            max_length=longest_cut(self.max_seq_length),
             return_attention_mask=False,
             verbose=False,
             **outputs,
@@ -364,8 +361,13 @@ class SentenceEncoder:
         # One context for all batches: autocast keeps its bfloat16 copies of the weights in it.
         autocast = torch.autocast(device.type, torch.bfloat16, enabled=self.bf16)
         products = nullcontext() if self.bf16 else fast_linear(device)
-        with torch.inference_mode(), _eval_mode(self.model), autocast, products:
-            yield
+        was_training = self.model.training
+        self.model.eval()
+        try:
+            with torch.inference_mode(), autocast, products:
+                yield
+        finally:
+            self.model.train(was_training)
 
     def _batches(
         self, input_ids: list[list[int]], token_budget: int
@@ -438,17 +440,6 @@ def length_batches(lengths: Sequence[int], token_budget: int, full: int) -> list
             width = lengths[row]
             size = width
     return batches
-
-
-@contextmanager
-def _eval_mode(model: torch.nn.Module) -> Iterator[None]:
-    """Within this block, put a model into evaluation mode. Afterwards it has its earlier mode."""
-    was_training = model.training
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(was_training)
 
 
 def tokens_of_a_batch(token_budget: int | None) -> int:

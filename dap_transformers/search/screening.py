@@ -64,29 +64,19 @@ def whole_float32(device: torch.device) -> Iterator[None]:
     This switches off autocast to half precision, TF32, and sums of bfloat16 products that are not
     in float32. All are restored afterwards.
     """
-    # torch 2.9 has new switches. Reading the old switch after the new ones were set raises.
-    has_new_switches = hasattr(torch.backends.mkldnn, "matmul")
-    if has_new_switches:
-        switches = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)
-        before = [switch.fp32_precision for switch in switches]
-    else:
-        switches = ()
-        before = torch.get_float32_matmul_precision()
+    switches = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)
+    before = [switch.fp32_precision for switch in switches]
     sums_before = torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     try:
         for switch in switches:
             switch.fp32_precision = "ieee"
-        if not has_new_switches:
-            torch.set_float32_matmul_precision("highest")
         with torch.autocast(device.type, enabled=False):
             yield
     finally:
         torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = sums_before
         for switch, precision in zip(switches, before):
             switch.fp32_precision = precision
-        if not has_new_switches:
-            torch.set_float32_matmul_precision(before)
 
 
 def _bfloat16(rows: Tensor, columns: Tensor, out: Tensor) -> None:

@@ -175,6 +175,22 @@ def test_other_arithmetic_stays_near_float32_on_a_cpu(
     assert 0 < np.abs(rough - load(device="cpu").encode(SENTENCES)).max() < tolerance
 
 
+def test_a_prompt_that_another_thread_asks_for_changes_no_vector(
+    load: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoder = load(max_seq_length=8)
+    expected = encoder.encode(SENTENCES)
+    set_cut = encoder.tokenizer.set_truncation_and_padding
+
+    def ask(*limits: Any, **more: Any) -> None:
+        set_cut(*limits, **more)
+        monkeypatch.undo()
+        encoder.for_task("query")  # between setting the cut and using it
+
+    monkeypatch.setattr(encoder.tokenizer, "set_truncation_and_padding", ask)
+    np.testing.assert_array_equal(encoder.encode(SENTENCES), expected)
+
+
 # ---------------------------------------------------------------------------------- token states
 
 
@@ -242,7 +258,7 @@ CNN = [{"type": f"sentence_transformers.models.{kind}", "path": ""} for kind in 
         (lambda load, _: load().encode_tokens("a string"), "list of strings"),
         (lambda load, _: load().encode_tokens(["a"], layer=4), "layer=4: .* 3"),
         (lambda load, _: load().encode_tokens(["a"], layer=-1), "layer=-1: .* 3"),
-        (lambda load, _: load(max_seq_length=2), "max_seq_length=2 .* 3"),
+        (lambda load, _: load(max_seq_length=2), "max_seq_length=2 leaves no"),
         (lambda load, _: load(max_seq_length=3, prefix="query: "), "max_seq_length=3 .*'query: '"),
         (lambda load, _: load(max_seq_length=81), "max_seq_length=81 .* 80"),
         (lambda *_: SentenceEncoder.from_pretrained("no/such/model"), "no/such/model"),

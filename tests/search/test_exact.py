@@ -158,12 +158,9 @@ def test_what_is_refused(call: Callable, says: str) -> None:
         call()
 
 
-@pytest.mark.parametrize("has_new_switches", [True, False])
 def test_cosines_are_those_of_float32_whatever_else_multiplies_in_half_precision(
-    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, has_new_switches: bool
+    request: pytest.FixtureRequest,
 ) -> None:
-    if not has_new_switches:  # as before torch 2.9
-        monkeypatch.delattr(type(torch.backends.mkldnn), "matmul", raising=False)
     source, target = np.random.default_rng(9).normal(size=(2, 150, 64))
     request.addfinalizer(lambda: torch.set_float32_matmul_precision("highest"))
     torch.set_float32_matmul_precision("medium")  # bfloat16 on CPUs that have it

@@ -213,7 +213,9 @@ def test_training_after_mlm_has_the_modules_of_the_folder(
     sentences = ["kaban loder", "mifin"]
     assert_close(encoder.encode(sentences), load_encoder(library).encode(sentences))
     # The head of MLM reads token states, which are larger than the vectors behind the Dense layer.
-    assert start_from(mlm, objective="tr+bow").has_random_head
+    for objective in ("tr+bow", "tr+rtl+bow"):
+        assert start_from(mlm, objective=objective).has_random_head
+    assert not start_from(mlm, objective="tr+rtl").has_random_head
 
 
 def test_training_takes_the_settings_of_a_sentence_transformers_folder(from_library: str) -> None:
