@@ -72,14 +72,10 @@ USAGE = """%(prog)s SOURCE TARGET --model MODEL --output FILE [options]
 The two texts come first, side by side; what is below names the options."""
 #: What is mined -> options that would have no effect there.
 WITHOUT_EFFECT = {
-    "given pairs": (
-        "largest_group", "split_lines", "retrieval", "min_precision", "calibrate", "pair",
-    ),
+    "given pairs": ("largest_group", "split_lines", "min_precision", "calibrate", "pair"),
     "two texts": ("largest_group", "split_lines", "pair"),
-    "texts in order": (
-        "score_only", "margin", "retrieval", "k", "min_precision", "calibrate", "top_n", "index",
-    ),
-}  # fmt: skip
+    "texts in order": ("score_only", "k", "min_precision", "calibrate", "index"),
+}
 
 
 @dataclass

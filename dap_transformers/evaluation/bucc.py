@@ -17,7 +17,7 @@ Legend: `P` mined pairs, `G` gold pairs, `L` lines.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain, product
 from pathlib import Path
 
@@ -28,9 +28,7 @@ from dap_transformers.errors import UserError, reading
 from dap_transformers.evaluation.evaluator import Evaluator, Metric, Numbers, by_name, digest_of
 from dap_transformers.evaluation.paper import bucc_table
 from dap_transformers.mining.margin import candidate_pairs, neighbourhoods
-from dap_transformers.mining.mine_pairs import MiningOptions
 from dap_transformers.mining.texts import DistinctSentences, TextPair
-from dap_transformers.search.exact import mutual_neighbours
 from dap_transformers.text.archives import decoded_lines
 
 SAMPLE = ("sample", "dev")
@@ -68,12 +66,10 @@ class Bucc(Evaluator):
             also lie in the folder above it.
         protocol: one of `PROTOCOLS`. None is "training-optimal" if all pairs have a training split,
             else "sample".
-        options: how pairs are scored. BUCC finds its own threshold.
     """
 
     folders: Sequence[str | Path]
     protocol: str | None = None
-    options: MiningOptions = field(default_factory=MiningOptions)
     name = "bucc"
     task = "bitext mining"
     primary = "mean_f1"
@@ -112,8 +108,8 @@ class Bucc(Evaluator):
             names = ("threshold_split", "pairs")[-len(splits) :]
             for name, split in zip(names, splits, strict=True):
                 source, target = (encoder.encode(list(side)) for side in split.sides().values())
-                neighbours = neighbourhoods(source, target, self.options.k, mutual_neighbours)
-                pairs = candidate_pairs(neighbours, self.options.margin, self.options.retrieval)
+                neighbours = neighbourhoods(source, target)
+                pairs = candidate_pairs(neighbours)
                 counts = pairs["score"], *count_gold(pairs, split), len(split.gold)
                 if threshold is None:
                     threshold = best_threshold(*counts)

@@ -6,7 +6,6 @@ Legend: `N` source rows, `M` target rows, `D` dimensions, `k` neighbours, `P` pa
 """
 
 import logging
-from collections.abc import Callable
 
 import numpy as np
 
@@ -17,19 +16,6 @@ logger = logging.getLogger(__name__)
 
 #: A pair of a source row and a target row (or line, from 0) with its margin score.
 PAIR = np.dtype([("score", np.float64), ("source", np.int64), ("target", np.int64)])
-
-
-def _ratio(cosine: np.ndarray, mean: np.ndarray) -> np.ndarray:
-    """Divide, and return 0 where the mean is not positive."""
-    return np.divide(cosine, mean, out=np.zeros_like(cosine), where=mean > 0)
-
-
-#: Kind of margin -> function of the cosine and the mean cosine of both neighbourhoods.
-MARGINS: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
-    "ratio": _ratio,
-    "distance": lambda cosine, mean: cosine - mean,
-    "absolute": lambda cosine, mean: cosine,
-}
 
 
 def neighbourhoods(
@@ -50,14 +36,12 @@ def neighbourhoods(
     return search(source, target, min(k + extra, fewest))
 
 
-def margin_of(
-    cosine: np.ndarray, source_mean: np.ndarray, target_mean: np.ndarray, kind: str = "ratio"
-) -> np.ndarray:
+def margin_of(cosine: np.ndarray, source_mean: np.ndarray, target_mean: np.ndarray) -> np.ndarray:
     """Compute the margin of pairs: how their cosine compares with the sentences' neighbourhoods.
 
-    b is the mean of the mean cosines of both sentences and their k nearest. The score is cosine / b
-    ("ratio", 0 where b is not positive), cosine - b ("distance") or the cosine ("absolute"), as in
-    Artetxe & Schwenk (2019), section 3. Arrays are broadcast, the result is float64.
+    The score is cosine / b, as in Artetxe & Schwenk (2019), section 3, or 0 where b is not
+    positive. b is the mean of the mean cosines of both sentences and their k nearest. Arrays are
+    broadcast, the result is float64.
 
     The paper's appendix "Scoring Function For BUCC" prints the ratio without the factor ½ in b, and
     φ(x, y) where φ(x, z) is meant.
@@ -65,43 +49,27 @@ def margin_of(
     >>> margin_of(np.array([0.9]), np.array([0.7]), np.array([0.5])).round(6).tolist()
     [1.5]
     """
-    return MARGINS[kind](np.asarray(cosine, np.float64), (source_mean + target_mean) / 2)
+    cosine = np.asarray(cosine, np.float64)
+    mean = (source_mean + target_mean) / 2
+    return np.divide(cosine, mean, out=np.zeros_like(cosine), where=mean > 0)
 
 
-def _intersection(forward: np.ndarray, backward: np.ndarray) -> np.ndarray:
-    """Keep the forward candidates whose target has the source as its own candidate."""
-    return forward[backward["source"][forward["target"]] == forward["source"]]
-
-
-#: Which candidates are kept -> function of those of all source rows and of all target rows.
-RETRIEVALS: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
-    "max": lambda forward, backward: np.concatenate([forward, backward]),
-    "intersection": _intersection,
-    "forward": lambda forward, backward: forward,
-    "backward": lambda forward, backward: backward,
-}
-
-
-def candidate_pairs(
-    neighbours: Neighbours, margin: str = "ratio", retrieval: str = "max"
-) -> np.ndarray:
+def candidate_pairs(neighbours: Neighbours) -> np.ndarray:
     """Choose the pairs (P,) that may be translations, best first, then by source and target row.
 
-    The candidate of a sentence is the one of its k neighbours with the best margin. `retrieval`
-    keeps those of the source ("forward") or of the target ("backward"), of both ("intersection"),
-    or of either, but no sentence twice ("max", Artetxe & Schwenk 2019, section 3.2, as in LASER).
+    The candidate of a sentence is the one of its k neighbours with the best margin. Of the
+    candidates of both sides the best are kept, and no sentence twice ("max" retrieval, Artetxe &
+    Schwenk 2019, section 3.2, as in LASER).
 
     >>> found = mutual_neighbours(np.eye(3), np.eye(3)[[1, 2, 0]], k=2)
     >>> candidate_pairs(found).tolist()
     [(2.0, 0, 2), (2.0, 1, 0), (2.0, 2, 1)]
     """
-    forward = _best_candidates(neighbours, margin, "source", "target")
-    backward = _best_candidates(turned(neighbours), margin, "target", "source")
-    kept = RETRIEVALS[retrieval](forward, backward)
-    kept = kept[np.lexsort((kept["target"], kept["source"], -kept["score"]))]
-    if retrieval == "max":
-        kept = _without_repeated_sentences(kept, len(forward), len(backward))
-    return kept
+    forward = _best_candidates(neighbours, "source", "target")
+    backward = _best_candidates(turned(neighbours), "target", "source")
+    both = np.concatenate([forward, backward])
+    both = both[np.lexsort((both["target"], both["source"], -both["score"]))]
+    return _without_repeated_sentences(both, len(forward), len(backward))
 
 
 def turned(near: Neighbours) -> Neighbours:
@@ -111,12 +79,12 @@ def turned(near: Neighbours) -> Neighbours:
     )
 
 
-def _best_candidates(near: Neighbours, margin: str, own: str, other: str) -> np.ndarray:
+def _best_candidates(near: Neighbours, own: str, other: str) -> np.ndarray:
     """Pair each row of the side `own`, the source of `near`, with its neighbour of best margin."""
     cosines, indices = near.forward_scores, near.forward_indices  # (N, k)
     own_means = cosines.mean(1, dtype=np.float64, keepdims=True)
     other_means = near.backward_scores.mean(1, dtype=np.float64)  # (M,)
-    scores = margin_of(cosines, own_means, other_means[indices], margin)  # (N, k)
+    scores = margin_of(cosines, own_means, other_means[indices])  # (N, k)
     rows = np.arange(len(scores))
     best = scores.argmax(1)
     pairs = np.empty(len(scores), PAIR)
@@ -147,7 +115,6 @@ def score_pairs(
     source_rows: np.ndarray,
     target_rows: np.ndarray,
     neighbours: Neighbours,
-    margin: str = "ratio",
 ) -> np.ndarray:
     """Score given pairs (P,) of rows by their margin over the neighbourhoods in both texts.
 
@@ -156,7 +123,7 @@ def score_pairs(
     source_means = neighbours.forward_scores[source_rows].mean(1, dtype=np.float64)
     target_means = neighbours.backward_scores[target_rows].mean(1, dtype=np.float64)
     products = unit_rows(source[source_rows], "source") * unit_rows(target[target_rows], "target")
-    return margin_of(products.sum(1).numpy(), source_means, target_means, margin)
+    return margin_of(products.sum(1).numpy(), source_means, target_means)
 
 
 def select(pairs: np.ndarray, threshold: float | None) -> np.ndarray:

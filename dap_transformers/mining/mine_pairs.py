@@ -19,9 +19,7 @@ from dap_transformers.encoding.encoder import Encoder, listed
 from dap_transformers.encoding.shards import embed_to_disk, model_fingerprint
 from dap_transformers.errors import UserError, counted
 from dap_transformers.mining.margin import (
-    MARGINS,
     PAIR,
-    RETRIEVALS,
     candidate_pairs,
     margin_of,
     neighbourhoods,
@@ -63,16 +61,6 @@ class MiningOptions:
     `threshold` is a number, "auto", or None to keep all pairs.
     """
 
-    margin: str = arg(
-        "ratio", "How the cosine is compared with the neighbours'.", choices=tuple(MARGINS)
-    )
-    retrieval: str = arg(
-        "max",
-        "Which candidates are kept: 'forward' those of the source sentences, 'backward' those of "
-        "the target sentences, 'intersection' those of both, 'max' the best of both with no "
-        "sentence twice.",
-        choices=tuple(RETRIEVALS),
-    )
     k: int = arg(4, "Number of neighbours of each sentence.")
     threshold: float | str | None = arg(
         "auto",
@@ -82,10 +70,9 @@ class MiningOptions:
     min_precision: float | None = arg(
         None, "Choose the lowest threshold with this estimated precision, such as 0.9."
     )
-    top_n: int | None = arg(None, "Number of the best pairs to keep. Default: all.")
 
     def __post_init__(self) -> None:
-        require_least(self, k=1, top_n=1)
+        require_least(self, k=1)
         if self.min_precision is not None and self.threshold != "auto":
             raise ValueError("min_precision chooses the threshold: leave threshold out")
 
@@ -138,7 +125,7 @@ class MiningResult:
         neighbours: the nearest neighbours of all sentences, with which the margin compares. None
             if no margin is computed.
         candidates: number of all pairs.
-        kept: pairs of lines, from 0, that reach the threshold, at most `top_n`.
+        kept: pairs of lines, from 0, that reach the threshold.
         summary: text that says how many pairs are kept and why.
         numbers: further numbers by name, for a report.
     """
@@ -163,7 +150,7 @@ def mine_texts(
     The arguments are those of `mine_vectors`, with the vectors of the distinct sentences.
     """
     neighbours, candidates, choice = mine_vectors(vectors, options, search, known)
-    kept = texts.first_lines(select(candidates, choice.threshold)[: options.top_n])
+    kept = texts.first_lines(select(candidates, choice.threshold))
     count = len(candidates)
     summary = f"{counted(len(kept), 'pair')} kept of {counted(count, 'candidate')}: {choice}"
     numbers = {"threshold_choice": asdict(choice)}
@@ -189,12 +176,9 @@ def score_texts(
     for start in range(0, len(lines), VECTOR_BLOCK):
         block = slice(start, start + VECTOR_BLOCK)
         rows = source[lines[block]], target[lines[block]]
-        pairs["score"][block] = score_pairs(*vectors, *rows, neighbours, options.margin)
+        pairs["score"][block] = score_pairs(*vectors, *rows, neighbours)
 
     kept = select(pairs, None if options.threshold == "auto" else options.threshold)
-    if options.top_n is not None:
-        best = np.argsort(-kept["score"], kind="stable")  # of equal scores the first
-        kept = kept[np.sort(best[: options.top_n])]
     summary = f"{counted(len(kept), 'pair')} kept of {len(pairs):,} given ones"
     protocol = "margin of given pairs over nearest neighbours"
     return MiningResult(protocol, neighbours, len(pairs), kept, summary, {})
@@ -216,8 +200,8 @@ def mine_vectors(
     found = neighbourhoods(*vectors, options.k, search, extra=1)
     k = min(options.k, found.forward_scores.shape[1])
     neighbours = Neighbours(*(array[:, :k] for array in vars(found).values()))
-    candidates = candidate_pairs(neighbours, options.margin, options.retrieval)
-    known_scores = None if known is None else score_known(known, vectors, k, options.margin)
+    candidates = candidate_pairs(neighbours)
+    known_scores = None if known is None else score_known(known, vectors, k)
     if known_scores is not None and len(known_scores) < FEWEST_FOUND:
         if options.threshold == "auto" and len(candidates) >= FEWEST_CANDIDATES:
             raise UserError(
@@ -252,7 +236,7 @@ def choose(
 
     rows = np.linspace(0, count - 1, min(count, SAMPLE)).astype(np.int64)
     sample = np.array(candidates[rows])
-    runner_ups = runner_up_scores(sample, neighbours, k, options.margin)
+    runner_ups = runner_up_scores(sample, neighbours, k)
     model = fit_scores(sample["score"], runner_ups, known_scores, count)
 
     if is_auto:
@@ -300,7 +284,7 @@ def remark_on(model: ScoreModel, precision: float | None) -> str:
     return ""
 
 
-def score_known(known: Vectors, vectors: Vectors, k: int = 4, margin: str = "ratio") -> np.ndarray:
+def score_known(known: Vectors, vectors: Vectors, k: int = 4) -> np.ndarray:
     """Score known translations by their margin, as if their sentences were in the two texts.
 
     Each sentence's neighbours are those in the other text and its own translation, which is counted
@@ -320,7 +304,7 @@ def score_known(known: Vectors, vectors: Vectors, k: int = 4, margin: str = "rat
         partner = np.where(is_in_text, -np.inf, cosine)
         with_partner = np.sort(np.column_stack([near, partner]))[:, ::-1]
         means.append(with_partner[:, :k].mean(1))
-    return margin_of(cosine, *means, margin)[is_nearest]
+    return margin_of(cosine, *means)[is_nearest]
 
 
 def encode_texts(
@@ -366,7 +350,7 @@ def mine(
     Args:
         source: sentences, or vectors (N, D). The target is sentences, or vectors (M, D).
         model: an object with `encode(sentences)`, or the name of a model. Vectors need none.
-        options: fields of `MiningOptions`, such as `threshold` or `top_n`.
+        options: fields of `MiningOptions`, such as `threshold`.
 
     Returns:
         A table with one row per pair, best first. Its columns are "score", "source" and "target"

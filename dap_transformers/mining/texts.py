@@ -53,7 +53,6 @@ class DistinctSentences(Sequence[str]):
     Attributes:
         rows: (L,) for each line the number of its sentence, from 0. It is -1 for an empty line.
         first_line: (N,) for each sentence the number of the first line that holds it, from 1.
-        distinct: the number of distinct sentences.
     """
 
     def __init__(self, lines: Iterable[str], name: str | Path = "text") -> None:
@@ -66,7 +65,6 @@ class DistinctSentences(Sequence[str]):
         places = np.flatnonzero(self.rows >= 0)
         _, first = np.unique(self.rows[places], return_index=True)
         self.first_line = places[first] + 1
-        self.distinct = len(self)
 
     def __len__(self) -> int:
         return len(self.sentences)
@@ -89,8 +87,8 @@ class DistinctSentences(Sequence[str]):
             "file": Path(self.name).name,
             "lines": len(self.rows),
             "empty": empty,
-            "repeated": len(self.rows) - empty - self.distinct,
-            "distinct": self.distinct,
+            "repeated": len(self.rows) - empty - len(self),
+            "distinct": len(self),
         }
 
 

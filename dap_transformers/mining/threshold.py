@@ -144,23 +144,19 @@ class ScoreModel:
         return self.row(reached[-1])
 
 
-def runner_up_scores(
-    pairs: np.ndarray, neighbours: Neighbours, k: int, margin: str = "ratio"
-) -> np.ndarray:
+def runner_up_scores(pairs: np.ndarray, neighbours: Neighbours, k: int) -> np.ndarray:
     """Score the runner-up of each pair (P,): the next best pair that has one of its two sentences.
 
     The mean cosine of a sentence's neighbourhood is also computed without its partner. `neighbours`
     are the `k` + 1 nearest ones of all rows in both directions.
     """
     source, target = pairs["source"], pairs["target"]
-    of_source = _runner_ups(neighbours, source, target, k, margin)
-    of_target = _runner_ups(turned(neighbours), target, source, k, margin)
+    of_source = _runner_ups(neighbours, source, target, k)
+    of_target = _runner_ups(turned(neighbours), target, source, k)
     return np.maximum(of_source, of_target)
 
 
-def _runner_ups(
-    near: Neighbours, rows: np.ndarray, partners: np.ndarray, k: int, margin: str
-) -> np.ndarray:
+def _runner_ups(near: Neighbours, rows: np.ndarray, partners: np.ndarray, k: int) -> np.ndarray:
     """Score the best neighbour (P,) of the source row of each pair, other than its partner."""
     cosines = near.forward_scores[rows, : k + 1].astype(np.float64)  # (P, k + 1)
     indices = near.forward_indices[rows, : k + 1]
@@ -174,7 +170,7 @@ def _runner_ups(
 
     own_means = cosines.mean(1, keepdims=True)  # (P, 1)
     other_means = near.backward_scores[indices, :k].mean(2, dtype=np.float64)  # (P, k)
-    return margin_of(cosines, own_means, other_means, margin).max(1)
+    return margin_of(cosines, own_means, other_means).max(1)
 
 
 def fit_scores(

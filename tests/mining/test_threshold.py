@@ -150,7 +150,6 @@ def test_the_function_mines_sentences_or_vectors_into_a_table() -> None:
     of_vectors = mine(*texts(200, 100))
     assert of_vectors.column_names == ["score", "source_line", "target_line"]
     assert 90 <= len(of_vectors) <= 110
-    assert len(mine(*texts(200, 100), top_n=7)) == 7
 
 
 EYE = np.eye(3)
@@ -162,7 +161,6 @@ EYE = np.eye(3)
         (lambda: mine(*texts(200, 100), threshold=9), "no pair scores so high, the best of"),
         (lambda: mine(*texts(10, 10), min_precision=0.9), "too few candidates for an estimate"),
         (lambda: mine(np.array([[1.0, 2], [np.nan, 1]]), np.eye(2)), "row 1 .* NaN"),
-        (lambda: mine(EYE, EYE, retrieval="both"), "both"),
         (lambda: mine(EYE, EYE, threshold="high"), "high"),
         (lambda: mine(EYE, EYE, k=0), "k=0: at least 1"),
         (lambda: mine(EYE, EYE, min_precision=0.9, threshold=1), "min_precision"),
