@@ -125,21 +125,11 @@ def each_on_cluster(
 ) -> Iterator[tuple[str, Any]]:
     """Call a function as tasks of the connected cluster. Yield names and results as the calls end.
 
-    A call is started again if its worker or node is lost. If it was lost at all `RETRIES` + 1
-    attempts, a `UserError` is yielded instead of the result.
+    A call is started again if its worker or node is lost, up to `RETRIES` times.
     """
     import ray
 
     task = ray.remote(max_retries=RETRIES)(lambda *call: function(*call))
     names = {task.remote(*call).future(): name for name, call in calls.items()}
     for future in as_completed(names):
-        name = names[future]
-        error = future.exception()
-        is_lost = isinstance(error, ray.exceptions.RayError)
-        is_lost = is_lost and not isinstance(error, ray.exceptions.RayTaskError)
-        if is_lost:
-            times = RETRIES + 1
-            reason = f"its worker was lost {times} times, perhaps because memory ran out"
-            yield name, UserError(f"{name}: {reason}")
-        else:
-            yield name, future.result()
+        yield names[future], future.result()

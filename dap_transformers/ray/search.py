@@ -9,7 +9,6 @@ Legend: `N` source rows, `M` target rows, `D` dimensions, `k` neighbours, `n` an
 tile.
 """
 
-import math
 from typing import Any
 
 import numpy as np
@@ -23,12 +22,8 @@ from dap_transformers.search.exact import (
     require_searchable,
 )
 
-#: Rows of each side of a tile, by the device that searches it. `tile_size` may choose wider ones.
-TILES = {"CPU": 16384, "GPU": 131072}
-#: How many times as wide a tile may be. Wider tiles have fewer results to merge.
-WIDEST = 8
-#: Tiles are only made wider if each CPU or GPU still gets this many of them.
-TILES_PER_DEVICE = 16
+#: Rows of each side of a tile, by the device that searches it.
+TILES = {"CPU": 32_768, "GPU": 524_288}
 #: Tasks per CPU or GPU that are started at the same time. The node fetches the data of the second
 #: one while the first one runs.
 AHEAD = 2
@@ -50,14 +45,16 @@ def cluster_neighbours(
     import ray
 
     require_searchable({"source": source, "target": target}, k, min(len(source), len(target)))
-    kind, count = search_devices()
-    height, width = tile_size(len(source), len(target), kind, count)
+    resources = ray.cluster_resources()
+    kind = "GPU" if resources.get("GPU") else "CPU"
+    at_once = AHEAD * max(1, int(resources.get(kind, 1)))
 
     options = {f"num_{kind.lower()}s": 1, "max_retries": RETRIES}
     search_tile = ray.remote(**options)(lambda *tile: _search_tile(k, *tile))
     forward = _nothing_found(len(source), k)
     backward = _nothing_found(len(target), k)
-    strips = [(columns, ray.put(np.array(target[columns]))) for columns in _strips(target, width)]
+    rows_of, columns_of = (_strips(side, TILES[kind]) for side in (source, target))
+    strips = [(columns, ray.put(np.array(target[columns]))) for columns in columns_of]
     running: dict[Any, tuple[slice, slice]] = {}  # reference to a tile's result -> its place
 
     def merge_next() -> None:
@@ -68,42 +65,18 @@ def cluster_neighbours(
         _merge(backward, columns, found.backward_scores, found.backward_indices + rows.start)
         bar.update()
 
-    tasks = math.ceil(len(source) / height) * len(strips)
+    tasks = len(rows_of) * len(columns_of)
     with tqdm(total=tasks, desc="nearest neighbours", unit=" tasks", disable=not progress) as bar:
-        for rows in _strips(source, height):
+        for rows in rows_of:
             queries = ray.put(np.array(source[rows]))
             for columns, keys in strips:
-                if len(running) == AHEAD * count:
+                if len(running) == at_once:
                     merge_next()
                 worst = np.array(forward[0][rows, -1]), np.array(backward[0][columns, -1])
                 running[search_tile.remote(queries, keys, *worst)] = rows, columns
         while running:
             merge_next()
     return Neighbours(*forward, *backward)
-
-
-def search_devices() -> tuple[str, int]:
-    """Return "GPU", or "CPU" without GPUs, and how many the cluster has."""
-    import ray
-
-    resources = ray.cluster_resources()
-    kind = "GPU" if resources.get("GPU") else "CPU"
-    return kind, max(1, int(resources.get(kind, 1)))
-
-
-def tile_size(rows: int, columns: int, kind: str, count: int) -> tuple[int, int]:
-    """Choose how many source rows and target rows a tile compares.
-
-    A side of a tile has `TILES[kind]` rows, and up to `WIDEST` times as many if each device still
-    gets `TILES_PER_DEVICE` tiles. These numbers are then lowered so that all tiles are about equal.
-
-    >>> tile_size(10**6, 10**6, "GPU", 8), tile_size(10**8, 10**8, "GPU", 8)
-    ((125000, 125000), (1041667, 1041667))
-    """
-    square = math.isqrt(rows * columns // (TILES_PER_DEVICE * count))
-    most = min(max(square, TILES[kind]), WIDEST * TILES[kind])
-    strips = math.ceil(rows / most), math.ceil(columns / most)
-    return math.ceil(rows / strips[0]), math.ceil(columns / strips[1])
 
 
 def _strips(vectors: np.ndarray, height: int) -> list[slice]:
