@@ -153,16 +153,13 @@ def stream_alignments(
     Memory does not grow with the number of pairs: `CHUNK` pairs are read and encoded at a time.
     """
     pairs = iter(pairs)
-    number = 0
     while chunk := list(islice(pairs, CHUNK)):
         sentences = [source for source, _ in chunk] + [target for _, target in chunk]
         found = _words_of(encoder, sentences, options, token_budget)
         for source, target in zip(found[: len(chunk)], found[len(chunk) :], strict=True):
-            number += 1
-            try:
-                yield _align(source, target, options.method)
-            except ValueError as error:
-                raise UserError(f"pair {number}: {error}") from error
+            links, similarity = align_tokens(source.states, target.states, options.method)
+            missing = sum(int((~side.has_tokens).sum()) for side in (source, target))
+            yield WordAlignment(source.words, target.words, links, similarity, missing)
 
 
 def _words_of(
@@ -180,13 +177,6 @@ def _words_of(
         words = [sentence[start:end] for start, end in spans]
         found.append(_Words(words, word_states(states, is_part), is_part.any(1)))
     return found
-
-
-def _align(source: _Words, target: _Words, method: str) -> WordAlignment:
-    """Align the words of one sentence pair."""
-    links, similarity = align_tokens(source.states, target.states, method)
-    missing = sum(int((~side.has_tokens).sum()) for side in (source, target))
-    return WordAlignment(source.words, target.words, links, similarity, missing)
 
 
 # --------------------------------------------------------------------------- from files to pairs

@@ -120,17 +120,6 @@ def test_what_is_refused(encoder: SentenceEncoder, change: dict, error: str) -> 
         align_words(**arguments)
 
 
-def test_states_that_are_not_finite_are_named_with_their_pair(encoder: SentenceEncoder) -> None:
-    class Broken:
-        def encode_tokens(self, sentences: list[str], *options: object) -> tuple:
-            states, places = encoder.encode_tokens(sentences)
-            states[1][0] = np.nan
-            return states, places
-
-    with pytest.raises(UserError, match="^pair 2: source states: row 0"):
-        align_words(Broken(), SOURCE[:3], TARGET[:3])
-
-
 def test_heat_map_has_all_words_and_cosines_and_frames_the_links(encoder: SentenceEncoder) -> None:
     [aligned] = align_words(encoder, ["<b>火</b> & Haus"], ["fire house now"])
     html = heat_map(aligned)
