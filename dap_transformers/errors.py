@@ -1,7 +1,7 @@
 """Errors that the user can fix, with a message of one line, and helpers that make messages."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 #: In an address: what stands before the login, and what stands before the query.
@@ -54,14 +54,6 @@ def _escaped(character: str) -> str:
     if character.isprintable():
         return character
     return character.encode("unicode_escape").decode()
-
-
-def joined(errors: Sequence[Exception]) -> Exception:
-    """Return one error that quotes the first few of several. A single one is returned unchanged."""
-    if len(errors) == 1:
-        return errors[0]
-    quoted = "; ".join(one_line(error) for error in errors[:QUOTED_ERRORS])
-    return UserError(f"{len(errors)} fail: {quoted}")
 
 
 @contextmanager

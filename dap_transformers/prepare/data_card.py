@@ -10,7 +10,7 @@ from huggingface_hub import DatasetCard, DatasetCardData
 from dap_transformers.errors import counted
 from dap_transformers.files import write_json
 from dap_transformers.languages import NAMES
-from dap_transformers.prepare.filters import REASONS, REPAIRS
+from dap_transformers.prepare.filters import REASONS
 from dap_transformers.prepare.run_folder import CARD, REPORT
 from dap_transformers.tables import markdown_table, text_table
 
@@ -39,10 +39,10 @@ def total(languages: Counts) -> Counter[str]:
 def counts_table(languages: Counts, table: Callable[..., str] = text_table) -> str:
     """Format the counts as a table with one row per language, and one of their sums.
 
-    Repairs and reasons that concern no pair have no column.
+    Reasons that concern no pair have no column.
     """
     sums = total(languages)
-    used = [name for name in (*REPAIRS, "unreadable", *LOSSES) if sums[name]]
+    used = [name for name in ("unreadable", *LOSSES) if sums[name]]
     columns = ["read", *used, *SPLITS]
     rows = []
     for code, counts in [*languages.items(), ("all", sums)]:

@@ -33,13 +33,9 @@ REASONS = {
     "shared": "too many tokens shared by both sides",
     "script": "letters of another script than the language's",
 }
-#: What is repaired in a pair that may stay.
-REPAIRS = ("control_characters", "nfc")
 SIDES = ("source", "target")
 
-#: Control characters, byte order marks, and line and paragraph separators. Zero-width joiners and
-#: direction marks are text.
-_CONTROL = r"[\p{Cc}\x{FEFF}\x{2028}\x{2029}]"
+#: Blanks, control characters and byte order marks. Zero-width joiners and direction marks are text.
 _BLANK = r"[\s\p{Cc}\x{FEFF}]"
 #: All runs of blanks except a single space.
 _UNTIDY = rf"{_BLANK}*[{_BLANK}--\x20]{_BLANK}*|\x20{{2,}}"
@@ -60,19 +56,18 @@ def clean(
         language: code of the source language.
 
     Returns:
-        The pairs that pass, and counts: of repaired pairs (`repair`), also those that are then
-        dropped, and of dropped pairs by their first reason (`REASONS`).
+        The pairs that pass, and the counts of dropped pairs by their first reason (`REASONS`).
     """
     languages = {"source": language, "target": options.target_language}
     if options.strip_quotes:
         pairs = pairs.with_columns(pl.col(*SIDES).str.replace_all('"', "", literal=True))
-    pairs, counts = repair(pairs)
+    pairs = repair(pairs)
 
     measured = pairs
     for side, code in languages.items():
         measured = measured.with_columns(**_measures(pairs[side], code, options))
     reason = _reason(measured, options)
-    counts |= dict.fromkeys(REASONS, 0) | dict(reason.drop_nulls().value_counts().iter_rows())
+    counts = dict.fromkeys(REASONS, 0) | dict(reason.drop_nulls().value_counts().iter_rows())
     return pairs.filter(reason.is_null()), counts
 
 
@@ -125,28 +120,15 @@ def _reason(measured: pl.DataFrame, options: PrepareOptions) -> pl.Series:
     return measured.select(reason=first).to_series()
 
 
-def repair(pairs: pl.DataFrame) -> tuple[pl.DataFrame, dict[str, int]]:
+def repair(pairs: pl.DataFrame) -> pl.DataFrame:
     """Compose characters (Unicode NFC) and tidy white space.
 
     Each run of white space and control characters becomes one space, and none stays at the ends.
-
-    Returns:
-        The repaired pairs, and two counts: `control_characters`, the pairs that held control
-        characters such as tabs, and `nfc`, the pairs that were not in form NFC.
     """
-    sides = pl.col(*SIDES)
-    composed = pairs
     for side in SIDES:
         texts = [normalize("NFC", text) for text in pairs[side]]  # polars takes twice the time
-        composed = composed.with_columns(pl.Series(side, texts, pl.String))
-    is_changed = composed.select(SIDES) != pairs.select(SIDES)
-    has_control = pairs.select(sides.str.contains(_CONTROL))
-    is_one = pl.any_horizontal(SIDES).sum()
-    counts = {
-        "control_characters": has_control.select(is_one).item(),
-        "nfc": is_changed.select(is_one).item(),
-    }
-    return composed.with_columns(tidy(sides)), counts
+        pairs = pairs.with_columns(tidy(pl.Series(side, texts, pl.String)))
+    return pairs
 
 
 def tidy(texts: Any) -> Any:

@@ -121,10 +121,10 @@ class BandIndex:
         self._sentences = sentences.filter(in_band, is_wide=band.is_wide)
 
         #: The different n-grams of each sentence: `gram`, `sentence` (its place), `sentence_size`.
-        self._held = _grams(self._sentences["letters"], band.n).unique()
-        self._held = self._held.rename({"text": "sentence", "size": "sentence_size"})
-        #: In how many sentences an n-gram occurs: `gram`, `holders`.
-        self._counts = self._held.group_by("gram").len("holders")
+        self._postings = _grams(self._sentences["letters"], band.n).unique()
+        self._postings = self._postings.rename({"text": "sentence", "size": "sentence_size"})
+        #: In how many sentences an n-gram occurs: `gram`, `frequency`.
+        self._frequencies = self._postings.group_by("gram").len("frequency")
 
     def near(self, texts: pl.DataFrame) -> pl.DataFrame:
         """Return the texts that are near to a sentence of this index, as a `LeakIndex` does.
@@ -157,15 +157,15 @@ class BandIndex:
         least = self._least("size")
 
         # Step 1: the n-grams that occur in sentences, of texts that have enough of these.
-        known = _grams(texts["letters"], self.band.n).join(self._counts, on="gram")
+        known = _grams(texts["letters"], self.band.n).join(self._frequencies, on="gram")
         known = known.with_columns(unshared=pl.len().over("text") - least)
         known = known.filter(pl.col("unshared") >= 0)
 
         # Step 2: of these, the rarest n-grams of each text, and the sentences that hold them.
         common = pl.min_horizontal(least, COMMON)
         rank = pl.int_range(pl.len()).over("text")
-        rarest = known.sort("text", "holders").filter(rank < pl.col("unshared") + common)
-        found = rarest.join(self._held, on="gram")
+        rarest = known.sort("text", "frequency").filter(rank < pl.col("unshared") + common)
+        found = rarest.join(self._postings, on="gram")
         found = found.filter(
             pl.col("sentence_size") >= least, pl.col("size") >= self._least("sentence_size")
         )

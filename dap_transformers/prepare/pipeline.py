@@ -31,7 +31,6 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dap_transformers.errors import UserError, joined
 from dap_transformers.files import read_json, whole_file, whole_folder, write_json
 from dap_transformers.prepare.deduplication import (
     Admission,
@@ -255,21 +254,21 @@ def _write_shard(path: Path, rows: pl.LazyFrame, pairs: pl.DataFrame) -> None:
 def run_all(
     step: str, function: Callable[..., Any], calls: Calls, each: OnCluster
 ) -> dict[str, Any]:
-    """Return the results of calls by name. An error of the input is raised after the others."""
+    """Return the results of calls by name, and log how many are done."""
     found = {}
-    for name, outcome in each(partial(_result_or_error, function), calls):
-        found[name] = outcome
+    for name, result in each(function, calls):
+        found[name] = result
         logger.info("%s: %d of %d done", step, len(found), len(calls))
-    errors = [found[name] for name in calls if isinstance(found[name], Exception)]
-    if errors:
-        raise joined(errors)
     return found
 
 
 def each_in_processes(
     count: int, function: Callable[..., Any], calls: Calls
 ) -> Iterator[tuple[str, Any]]:
-    """Make calls in some processes, or in this one if `count` is 1. Yield each name and result."""
+    """Make calls in some processes, or in this one if `count` is 1. Yield each name and result.
+
+    If a call fails, its error is raised. Other processes finish all other calls before that.
+    """
     if count == 1:
         for name, arguments in calls.items():
             yield name, function(*arguments)
@@ -280,14 +279,6 @@ def each_in_processes(
         jobs = {pool.submit(function, *arguments): name for name, arguments in calls.items()}
         for job in as_completed(jobs):
             yield jobs[job], job.result()
-
-
-def _result_or_error(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Return a call's result, or the error if it concerns only this call."""
-    try:
-        return function(*arguments)
-    except (UserError, OSError) as error:
-        return error
 
 
 def _start_worker(count: int) -> None:
