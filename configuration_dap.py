@@ -88,7 +88,6 @@ class DAPConfig(PreTrainedConfig):
             training only.
         tr_similarity: `"cosine"`, or `"dot"` for the inner product that equation L_TR prints.
         tr_temperature: divisor of the similarities. Default: 0.05 for cosine and 1.0 for dot.
-        tr_margin: margin that is subtracted from the similarity of a true pair.
         tr_bidirectional: also rank the sources for each target. The loss is the mean of both
             directions.
         tr_same_side_negatives: a source's negatives include all other sources. With
@@ -148,7 +147,6 @@ class DAPConfig(PreTrainedConfig):
     projection: Literal["mlp"] | None = None
     tr_similarity: Literal["cosine", "dot"] = "cosine"
     tr_temperature: Number | None = changeable(None)
-    tr_margin: Number = changeable(0.0)
     tr_bidirectional: bool = changeable(False)
     tr_same_side_negatives: bool = changeable(False)
     tr_mask_duplicates: bool = changeable(True)
@@ -314,7 +312,6 @@ RULES: dict[str, tuple[Callable[[Any, DAPConfig], bool], str]] = {
         "other objectives: a decoder has no 'tlm' and no 'mlm', and T5 has no 'rtl' either",
     ),
     "tr_temperature": (lambda value, _: 0 < value < math.inf, "a number above 0"),
-    "tr_margin": FACTOR,
     "tr_hard_negatives": (
         lambda value, config: 0 <= value <= ("tr" in config.objectives),
         "a number from 0 to 1, and 0 without TR",

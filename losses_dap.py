@@ -65,7 +65,6 @@ def translation_ranking_loss(
     candidates: Tensor,
     similarity: str = "cosine",
     temperature: float = 0.05,
-    margin: float = 0.0,
     first: int = 0,
     excluded: Tensor | None = None,
 ) -> RankingResult:
@@ -76,18 +75,16 @@ def translation_ranking_loss(
     Args:
         queries: (B, D) sentence vectors of this process.
         candidates: (N, D) sentence vectors of the other side, of all processes.
-        margin: subtracted from the similarity of the true pair before the temperature divides it.
         excluded: (B, N) bool, True where a candidate is not a negative. The entries of true pairs
             are ignored. None excludes nothing.
     >>> x = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
     >>> translation_ranking_loss(x, x.clone(), temperature=1.0).loss  # log(e + 1) - 1
     tensor(0.3133)
     """
-    logits = similarity_matrix(queries, candidates, similarity)  # (B, N)
+    logits = similarity_matrix(queries, candidates, similarity) / temperature  # (B, N)
     translations = first + torch.arange(len(queries), device=logits.device)  # (B,)
     own = columns_of(logits) == translations.unsqueeze(1)  # (B, N), True at the true pairs
 
-    logits = torch.add(logits, own, alpha=-margin) / temperature
     if excluded is not None:
         logits = logits.masked_fill(excluded & ~own, float("-inf"))
 
@@ -103,7 +100,6 @@ def ranking_loss_over_processes(
     hashes: Sequence[Tensor],
     similarity: str,
     temperature: float,
-    margin: float,
 ) -> RankingResult:
     """Compute eq. L_TR of this process's queries over the candidates of all processes.
 
@@ -134,7 +130,7 @@ def ranking_loss_over_processes(
         same_text = own_hashes[start : start + size, None] == all_hashes  # (b, N, H)
         excluded = same_text.any(-1) | is_empty  # (b, N)
         return translation_ranking_loss(
-            block, everyone, "dot", temperature, margin, first + start, excluded
+            block, everyone, "dot", temperature, first + start, excluded
         )
 
     if size >= len(queries):

@@ -385,7 +385,7 @@ class TranslationRanking(Comparison):
     def rank(self, vectors: tuple[Tensor, ...], hashes: list[Tensor]) -> list[RankingResult]:
         """Rank targets for each source and, if `tr_bidirectional`, sources for each target."""
         config = self.config
-        similarity = (config.tr_similarity, config.tr_temperature, config.tr_margin)
+        similarity = (config.tr_similarity, config.tr_temperature)
         source, target, *_ = vectors
         of_pairs = hashes[0]
 

@@ -49,7 +49,7 @@ def test_defaults_are_the_papers() -> None:
     config = DAPConfig()
     assert isinstance(config.encoder_config, BertConfig)
     expected = {"objective": "tr+rtl", "pooling": "cls", "rtl_layers": 2, "rtl_ratio": 1.0}
-    expected |= {"tr_similarity": "cosine", "tr_temperature": 0.05, "tr_margin": 0.0}
+    expected |= {"tr_similarity": "cosine", "tr_temperature": 0.05}
     expected |= {"rtl_direction": "source-to-target", "rtl_weight": 1.0}
     expected |= {"tlm_probability": 0.2, "tlm_weight": 0.1, "mlm_probability": 0.15}
     assert {name: getattr(config, name) for name in expected} == expected
@@ -67,7 +67,6 @@ REFUSED = [
     {"objective": "tr+mine", "rtl_wieght": 1},
     {"mine_weight": 1},
     {"tr_weight": -1},
-    {"tr_margin": -0.1},
     {"tr_temperature": 0.0},
     {"tr_temperature": float("nan")},
     {"tr_hard_negatives": 1.5},

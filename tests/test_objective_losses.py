@@ -182,7 +182,6 @@ def rank(config: DAPConfig, own: Tensor, candidates: list[Tensor]) -> tuple[Tens
     for each in candidates:
         length = own.norm() * each.norm() if config.tr_similarity == "cosine" else 1
         scores.append(own @ each / length / config.tr_temperature)
-    scores[0] = scores[0] - config.tr_margin / config.tr_temperature
     loss = torch.stack(scores).logsumexp(0) - scores[0]
     return loss, len(scores) - 1, bool(scores[0] == max(scores))
 
@@ -191,7 +190,7 @@ def rank(config: DAPConfig, own: Tensor, candidates: list[Tensor]) -> tuple[Tens
     ("model_type", "options"),
     [
         *zip(ENCODERS, itertools.cycle([{}, {"projection": "mlp"}, {"tr_mask_duplicates": False}])),
-        ("bert", {"tr_similarity": "cosine", "tr_temperature": 0.3, "tr_margin": 0.25}),
+        ("bert", {"tr_similarity": "cosine", "tr_temperature": 0.3}),
         ("bert", {"tr_same_side_negatives": True}),
         ("bert", {"tr_same_side_negatives": True, "tr_mask_duplicates": False}),
         ("bert", {"tr_matryoshka_dims": [8, 16]}),

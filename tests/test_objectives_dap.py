@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_models import COMBINATIONS, NoFloat64, make_batch, step, tiny_model
+from tiny_models import COMBINATIONS, make_batch, step, tiny_model
 from torch import Tensor
 from torch.testing import assert_close
 
@@ -58,16 +58,6 @@ def test_the_order_of_names_changes_nothing() -> None:
     (loss, expected), (again, found) = (step(model, make_batch()) for model in models)
     assert loss == again
     assert torch.equal(found, expected)
-
-
-@pytest.mark.parametrize("size", [None, 4])
-@pytest.mark.parametrize("objective", COMBINATIONS)
-def test_a_device_without_float64_trains(objective: str, size: int | None) -> None:
-    model = tiny_model(objective=objective, target_vocab_size=140, **OPTIONS)
-    batch = make_batch(has_noise=False)
-    with NoFloat64():
-        loss, _ = step(model, batch, size)
-    assert loss > 0
 
 
 def test_a_name_that_begins_with_another_name_has_options_of_its_own(

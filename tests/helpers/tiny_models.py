@@ -1,7 +1,6 @@
 """Build tiny DAP models of every supported encoder class, and batches for them."""
 
 import random
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +9,6 @@ import torch
 import torch.nn.functional as F
 from conftest import tiny_config
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from dap_transformers.training.grad_cache import CachedBatch
 from modeling_dap import DAPConfig, DAPForPreTraining
@@ -150,15 +147,3 @@ def require_step(
     loss, found = step(model, batch, size)
     assert loss == pytest.approx(expected[0], rel=1e-5)
     assert distance(found, expected[1]) < 1e-4
-
-
-class NoFloat64(TorchDispatchMode):
-    """A device without float64, such as Apple's: what makes such a tensor fails."""
-
-    def __torch_dispatch__(
-        self, function: Callable, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        out = function(*args, **(kwargs or {}))
-        tensors = [each for each in tree_leaves(out) if isinstance(each, Tensor)]
-        assert all(each.dtype != torch.float64 for each in tensors), f"{function} gives float64"
-        return out

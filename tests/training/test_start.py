@@ -282,7 +282,7 @@ def smaller(folder: Path, tokenizer: PreTrainedTokenizerFast) -> None:
         (without_mask, "--objective tr+tlm", "needs a mask token"),
         (None, "--train_data nowhere --tokenizer_name nowhere", "tokenizer of nowhere"),
         (None, "--train_data nowhere --model_name_or_path nowhere", "nowhere: there is no"),
-        (None, "--train_data nowhere --tr_margin -1", "tr_margin=-1"),
+        (None, "--train_data nowhere --tr_weight -1", "tr_weight=-1"),
         (None, "--train_data nowhere --rtl_direction both --rtl_layers 99", "rtl_layers=99"),
         (None, "--train_data nowhere --max_seq_length 90", "max_seq_length=90"),
         (None, "--train_data nowhere --distill_from shape", "distill_from=shape"),
