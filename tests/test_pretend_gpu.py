@@ -26,7 +26,6 @@ from dap_transformers.dap_loss import DAPLoss
 from dap_transformers.files import read_json
 from dap_transformers.search.exact import nearest
 from dap_transformers.training.trainer import DAPTrainer
-from modeling_dap import DAPConfig, DAPForSequenceClassification
 from train_dap import main
 
 pytestmark = pytest.mark.filterwarnings("ignore:'pin_memory' argument is set:UserWarning")
@@ -53,7 +52,6 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter]:
     "mixture",
     [
         lambda gpu, cpu: gpu + cpu,
-        lambda gpu, cpu: torch.cat([gpu, cpu]),
         lambda gpu, cpu: cpu[gpu.long()],
         lambda gpu, cpu: gpu.index_put_((cpu[0].long(),), cpu),
     ],
@@ -81,15 +79,6 @@ def losses(model_type: str, device: str, folder: Path, **fields: Any) -> Tensor:
     out = model(**on(device, batch))
     out.loss.backward()
     return torch.cat([out.loss.detach().view(1), gradients(model)])
-
-
-def classification(device: str, folder: Path) -> Tensor:
-    torch.manual_seed(0)
-    config = DAPConfig(tiny_model().config.encoder_config, num_labels=3)
-    model = DAPForSequenceClassification(config).eval().to(device)
-    batch = on(device, make_batch() | {"labels": torch.arange(6) % 3})
-    ids, mask = (batch[f"source_{name}"] for name in ("input_ids", "attention_mask"))
-    return model(ids, mask, batch["labels"]).loss.detach()
 
 
 def vectors_links_and_neighbours(device: str, folder: Path) -> Tensor:
@@ -130,7 +119,6 @@ RESTRICTED = {"target_vocab_size": len(TARGET_IDS)}
         partial(losses, "modernbert", objective="tr+rtl", tr_mask_duplicates=False),
         partial(losses, "deberta-v2", objective="tr+tlm"),
         partial(losses, "mistral", objective="tr+rtl", pooling="lasttoken"),
-        classification,
         vectors_links_and_neighbours,
         sentence_transformers_loss,
     ],

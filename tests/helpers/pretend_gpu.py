@@ -24,6 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
 from torch.utils.checkpoint import DefaultDeviceType
 
 aten = torch.ops.aten
@@ -105,8 +106,8 @@ def run(function: Any, args: tuple, kwargs: dict, waits: Counter) -> Any:
             on_cpu.append(value)
         return value
 
-    plain_args = mapped(to_cpu, args)
-    plain_kwargs = mapped(to_cpu, kwargs)
+    plain_args = tree_map(to_cpu, args)
+    plain_kwargs = tree_map(to_cpu, kwargs)
     gives_gpu = bool(on_gpu)
     if kwargs.get("device") is not None:
         gives_gpu = asks_for_gpu(operation, kwargs["device"], bool(on_gpu))
@@ -126,7 +127,7 @@ def run(function: Any, args: tuple, kwargs: dict, waits: Counter) -> Any:
             return value
         return owners[id(value)] if id(value) in owners else PretendTensor(value)
 
-    return mapped(to_gpu, function(*plain_args, **plain_kwargs))
+    return tree_map(to_gpu, function(*plain_args, **plain_kwargs))
 
 
 def asks_for_gpu(operation: Any, device: torch.device, has_gpu: bool) -> bool:
@@ -138,15 +139,6 @@ def asks_for_gpu(operation: Any, device: torch.device, has_gpu: bool) -> bool:
     is_in_backward = torch._C._current_graph_task_id() != -1
     is_like_ours = device.type == "meta" and (has_gpu or is_scalar or is_in_backward)
     return device.type == "cuda" or is_like_ours
-
-
-def mapped(change: Callable, values: Any) -> Any:
-    """Return tuples, lists and dictionaries with every value in them changed."""
-    if isinstance(values, (tuple, list)):
-        return type(values)([mapped(change, value) for value in values])
-    if isinstance(values, dict):
-        return {name: mapped(change, value) for name, value in values.items()}
-    return change(values)
 
 
 def require_one_device(operation: Any, args: tuple, on_gpu: list, on_cpu: list) -> None:
@@ -260,11 +252,10 @@ def pretend_gpu() -> Iterator[Counter]:
     state = torch.zeros(16, dtype=torch.uint8)
     nothing = ("_lazy_init", "set_device", "synchronize", "empty_cache", "manual_seed")
     nothing += ("manual_seed_all", "set_rng_state")
-    zero = ("current_device", "_maybe_exchange_device")
-    yes = ("is_available",)
-    answers = dict.fromkeys(nothing) | dict.fromkeys(zero, 0) | dict.fromkeys(yes, True)
-    answers |= {"device_count": 1, "get_device_name": "pretend GPU", "is_bf16_supported": False}
-    answers |= {"get_rng_state": state, "get_rng_state_all": [state]}
+    answers = dict.fromkeys(nothing) | {"current_device": 0, "_maybe_exchange_device": 0}
+    answers |= {"is_available": True, "device_count": 1, "is_bf16_supported": False}
+    answers |= {"get_device_name": "pretend GPU", "get_rng_state": state}
+    answers |= {"get_rng_state_all": [state]}
     swaps = torch.__future__.get_swap_module_params_on_conversion()
     with ExitStack() as stack:
         for name, answer in answers.items():
