@@ -12,8 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import transformers
-from conftest import load_encoder, load_library, run, synthetic_pairs, tiny_tokenizer
+from conftest import load_encoder, load_library, run, synthetic_pairs, tiny_config, tiny_tokenizer
 from damaged_files import damage
 from peft import LoraConfig
 from sentence_transformers import SentenceTransformer
@@ -27,48 +26,24 @@ from transformers import PreTrainedTokenizerFast
 from dap_transformers.dap_loss import DAPLoss
 from dap_transformers.encoding.encoder import SentenceEncoder
 from dap_transformers.publishing.layout import build
+from encoder_dap import auto_class
 
-SIZES = {
-    "vocab_size": 260,
-    "hidden_size": 16,
-    "intermediate_size": 24,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "max_position_embeddings": 64,
-    "pad_token_id": 1,
-}
-GROUPED = {"num_key_value_heads": 2, "head_dim": 4, "bos_token_id": 0, "eos_token_id": 2}
-T5 = {"d_kv": 4, "d_ff": 24, "decoder_start_token_id": 1}
-#: Kind -> name of its configuration, settings, pooling, sizes of Dense layers, and whether it is
-#: normalised and puts special tokens (before, after) a sentence.
-KINDS: dict[str, tuple[str, dict, str, tuple[int, ...], bool, str]] = {
-    "bert": ("BertConfig", SIZES, "cls", (), False, "both"),
-    "xlm-roberta": ("XLMRobertaConfig", SIZES, "mean", (), True, "both"),
-    "labse": ("BertConfig", SIZES, "cls", (12,), True, "both"),
-    "modernbert": ("ModernBertConfig", SIZES, "mean", (), False, "both"),
-    "deberta-v2": ("DebertaV2Config", SIZES, "mean", (), False, "both"),
-    "eurobert": ("EuroBertConfig", SIZES | GROUPED, "mean", (), False, "both"),
-    "nomic-bert": ("NomicBertConfig", SIZES, "mean", (), True, "both"),
-    "gte": ("GteConfig", SIZES, "cls", (), False, "both"),
-    "t5": ("T5Config", SIZES | T5, "mean", (12,), True, "after"),
-    "qwen3": ("Qwen3Config", SIZES | GROUPED, "lasttoken", (), True, "after"),
-    "gemma": (
-        "Gemma3TextConfig",
-        SIZES | GROUPED | {"use_bidirectional_attention": True, "sliding_window": 4},
-        "mean",
-        (24, 12),
-        True,
-        "both",
-    ),
-    "mistral": (
-        "MistralConfig",
-        SIZES | GROUPED | {"sliding_window": 4},
-        "lasttoken",
-        (),
-        False,
-        "before",
-    ),
-    "llama": ("LlamaConfig", SIZES | GROUPED, "mean", (), False, "before"),
+#: Kind -> type of its encoder, pooling, sizes of Dense layers, whether it is normalised, and if it
+#: puts special tokens before or after a sentence.
+KINDS: dict[str, tuple[str, str, tuple[int, ...], bool, str]] = {
+    "bert": ("bert", "cls", (), False, "both"),
+    "xlm-roberta": ("xlm-roberta", "mean", (), True, "both"),
+    "labse": ("bert", "cls", (12,), True, "both"),
+    "modernbert": ("modernbert", "mean", (), False, "both"),
+    "deberta-v2": ("deberta-v2", "mean", (), False, "both"),
+    "eurobert": ("eurobert", "mean", (), False, "both"),
+    "nomic-bert": ("nomic_bert", "mean", (), True, "both"),
+    "gte": ("gte", "cls", (), False, "both"),
+    "t5": ("t5", "mean", (12,), True, "after"),
+    "qwen3": ("qwen3", "lasttoken", (), True, "after"),
+    "gemma": ("gemma3_text", "mean", (24, 12), True, "both"),
+    "mistral": ("mistral", "lasttoken", (), False, "before"),
+    "llama": ("llama", "mean", (), False, "before"),
 }
 #: Only queries get a prompt, as of E5 and Qwen3.
 PROMPTS = {"query": "lo: ", "document": ""}
@@ -93,12 +68,10 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable:
     @cache
     def make(kind: str) -> Path:
         place = tmp_path_factory.mktemp(kind)
-        config, settings, pooling, sizes, normalize, ends = KINDS[kind]
+        model_type, pooling, sizes, normalize, ends = KINDS[kind]
         torch.manual_seed(0)
-        auto = "AutoModelForTextEncoding" if kind == "t5" else "AutoModel"
-        backbone = getattr(transformers, auto).from_config(
-            getattr(transformers, config)(**settings)
-        )
+        config = tiny_config(model_type)
+        backbone = auto_class(config).from_config(config)
         for parameter in backbone.parameters():
             if parameter.dim() > 1:
                 torch.nn.init.normal_(parameter, std=0.2)
@@ -107,8 +80,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable:
         tokenizer_for(ends, side).save_pretrained(place / "plain")
 
         modules = [Transformer(str(place / "plain"), max_seq_length=32)]
-        modules.append(Pooling(16, pooling))
-        width = 16
+        modules.append(Pooling(32, pooling))
+        width = 32
         for size in sizes:
             modules.append(Dense(width, size, bias=size != 24))
             width = size
