@@ -208,8 +208,9 @@ def test_languages_of_a_translation_memory_are_codes_and_fit_the_scripts(
     for pair in ("German-English", 'd"e-en', "de"):
         with pytest.raises(UserError, match="two language codes"):
             run(f"{command} --pair {pair}")
-    run(f"{command} --pair de-en")
+    run(f"{command} --pair de_AT-en")
     assert "script" not in caplog.text
+    assert 'xml:lang="de-AT"' in (tmp_path / "pairs.tmx").read_text()
     run(f"{command} --pair de-el")
     assert "a.en is not in the script of --pair's language el" in caplog.text
     assert "a.de is not" not in caplog.text

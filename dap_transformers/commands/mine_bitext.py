@@ -99,7 +99,7 @@ class MiningArguments:
     score_only: bool = arg(
         False, "Score line i of one text with line i of the other instead of mining."
     )
-    pair: str | None = arg(None, "Languages for .tmx and --split_lines, such as fr-en.")
+    pair: str | None = arg(None, "Languages for .tmx and --split_lines, such as fr-en or pt_BR-en.")
     calibrate: str | None = arg(
         None,
         "Known translations, a line each: source, tab, target. They show how translations score, "
@@ -155,7 +155,7 @@ def parse(
     if args.index and cluster.ray:
         raise UserError("--index and --ray do not go together: leave one out")
     args.pair = args.pair or "-"  # two unknown languages
-    is_known = re.fullmatch("[A-Za-z]{2,3}-[A-Za-z]{2,3}", args.pair)
+    is_known = re.fullmatch(r"[A-Za-z]{2,3}(_\w+)?-[A-Za-z]{2,3}(_\w+)?", args.pair)
     if not is_known and (is_memory or args.pair != "-"):
         raise UserError("--pair takes two language codes, such as fr-en, and .tmx needs it")
     options.threshold = threshold_of(options.threshold)

@@ -24,6 +24,7 @@ from dap_transformers.text.archives import read_sentences
 from dap_transformers.text.formats import BitextFile, read_pairs
 from dap_transformers.text.sentences import Sentence, read_text
 from dap_transformers.text.tmx_po import write_memory
+from dap_transformers.text.tsv_csv import UNDETERMINED, table_languages
 from dap_transformers.text_keys import is_blank
 
 #: Vectors of source and target.
@@ -237,8 +238,12 @@ def require_sentences(*texts: DistinctSentences) -> None:
 
 
 def read_known(path: str | Path) -> TextPair:
-    """Read known translations, a TSV file with source and target, without repeated pairs."""
-    rows = read_pairs(BitextFile("und", (str(path),), "tsv"), max_bad_lines=0.0)
+    """Read known translations, a TSV file with source and target, without repeated pairs.
+
+    A first line such as "de" and "en" is no pair.
+    """
+    language = min(table_languages(str(path), "en", set()), default=UNDETERMINED)
+    rows = read_pairs(BitextFile(language, (str(path),), "tsv"), max_bad_lines=0.0)
     pairs = dict.fromkeys((row["source"], row["target"]) for row in rows)
     source = DistinctSentences((source for source, _ in pairs), path)
     target = DistinctSentences((target for _, target in pairs), path)

@@ -10,15 +10,13 @@ import os
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
 from dap_transformers.errors import UserError, reading
 from dap_transformers.files import plain_suffix, version_of
 
-#: Bytes that a line may have. A longer line is no text and would fill the memory.
-MAX_LINE = 64 << 20
 #: Carriage returns that a line may have. With more, the file uses CR alone as its line end.
 MAX_RETURNS = 9
 #: Bytes that are unpacked at a time.
@@ -146,15 +144,10 @@ def read_lines(path: str | Path) -> Iterator[bytes]:
         if start.startswith(b"\xef\xbb\xbf"):
             stream.read(3)
 
-        next_line = partial(stream.readline, MAX_LINE)
-        for number, line in enumerate(iter(next_line, b""), 1):
+        for number, line in enumerate(stream, 1):
             if line.count(b"\r") > MAX_RETURNS:
                 raise UserError(
                     f"{path}, line {number}: lines end in CR alone; convert it: tr '\\r' '\\n'"
-                )
-            if len(line) >= MAX_LINE:
-                raise UserError(
-                    f"{path}, line {number}: longer than {MAX_LINE:,} bytes; is this file text?"
                 )
             yield line.removesuffix(b"\n").removesuffix(b"\r")
 

@@ -43,36 +43,28 @@ NOT_A_LANGUAGE = (
 )
 _TAG = f"({LANGUAGE_TAG})"
 _BEFORE = "(?:.*?[._-])??"
-_ENDING = r"(?:\.gz|\.xz)?"
-#: What a name says -> its pattern. FORMATS are those whose file names tell both languages.
-PATTERNS = {
-    "languages": rf"{_BEFORE}{_TAG}-{_TAG}\.(?:FORMATS){_ENDING}",
-    "language of a PO file": rf"{_BEFORE}{_TAG}(?:@[A-Za-z0-9]+)?\.po{_ENDING}",
-    "Moses side": rf"(.+)\.(?!gz$|xz$){_TAG}{_ENDING}",
-    "languages of a configuration": f"{_TAG}-{_TAG}",
-    "Hub dataset": r"[\w-][\w.-]*/[\w-][\w.-]*(:[\w.-]+)?",
-    # Files of these two patterns are not read. They give a warning.
-    "format": r"(?i:.*\.(?:FORMATS|tmx|po|zip)(?:\.(?:gz|xz|bz2|zst|lz4|7z))?)",
-    "other text": rf"{_BEFORE}{_TAG}-{_TAG}\.(?:txt|json){_ENDING}",
-}
+_PACKED = r"(?:\.gz|\.xz)?"
+#: File names with two languages, such as `news.de-en.tsv.gz`, in a PO file and of a Moses side.
+_PAIR = re.compile(rf"{_BEFORE}{_TAG}-{_TAG}\.\w+{_PACKED}")
+_PO = re.compile(rf"{_BEFORE}{_TAG}(?:@[A-Za-z0-9]+)?\.po{_PACKED}")
+_MOSES = re.compile(rf"(.+)\.(?!gz$|xz$){_TAG}{_PACKED}")
+#: A Hub dataset, and its configuration for two languages.
+_HUB = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*(:[\w.-]+)?")
+_CONFIGURATION = re.compile(f"{_TAG}-{_TAG}")
 #: Beginnings of the names of files and folders that hold a split of the text.
 SPLITS = {"train": "train", "validation": "dev", "valid": "dev", "dev": "dev", "test": "test"}
 
 
-def _match(says: str, name: str) -> re.Match[str] | None:
-    """Match a whole name with one of the `PATTERNS`."""
-    return re.fullmatch(PATTERNS[says].replace("FORMATS", _named_formats()), name)
-
-
-def _named_formats() -> str:
-    """Return a pattern of the formats whose file names tell both languages."""
-    return "|".join(name for name in FORMATS if name not in OTHER_FORMATS)
+def _named_formats() -> list[str]:
+    """Return the formats whose file names tell both languages."""
+    return [name for name in FORMATS if name not in OTHER_FORMATS]
 
 
 def describe_layouts() -> str:
     """Return a text for error messages that lists the file names which `find_bitext` finds."""
+    formats = "|".join(_named_formats())
     return (
-        f"{{xx}}-en.({_named_formats()}), Moses pairs name.{{xx}} + name.en, *.tmx, {{xx}}.po, a "
+        f"{{xx}}-en.({formats}), Moses pairs name.{{xx}} + name.en, *.tmx, {{xx}}.po, a "
         ".csv or .tsv whose first line is {xx},en or lang,source,target, with .gz or .xz, or *.zip "
         "of these ({xx}: a language code; en: the target language, whose text comes second, so "
         "swap the columns of en-{xx}.tsv before you rename it); see docs/training.md"
@@ -104,7 +96,7 @@ def find_bitext(
             found = _files_in_folder(path, target)
         elif path.is_file():
             found = _files_at(path, absolute, target)
-        elif _match("Hub dataset", name) and not _match("languages", path.name):
+        elif _HUB.fullmatch(name) and not _PAIR.fullmatch(path.name):
             found = find_hub_files(name, target)
         else:
             raise FileNotFoundError(f"{name}: no such file or folder")
@@ -207,10 +199,12 @@ def _looks_parallel(name: str) -> bool:
 
     Such forms are unknown packing (`.bz2`) and other text (`de-en.txt`).
     """
-    if _match("format", name) or _match("other text", name):
-        return True
+    known = {"zip", *FORMATS}
+    if _PAIR.fullmatch(name):
+        known |= {"txt", "json"}
     side = _moses_side(name)
-    return side is not None and side[1] in NAMES
+    is_side = side is not None and side[1] in NAMES
+    return is_side or not known.isdisjoint(name.lower().split(".")[1:])
 
 
 def _list_with_archives(folder: Path) -> list[Path]:
@@ -250,21 +244,21 @@ def _classify(path: Path, target: str) -> list[BitextFile]:
 
     The list is empty if the file tells no source language, as a side of a Moses pair.
     """
-    kind = plain_suffix(path)
-    if kind == ".parquet" and not path.is_file():
+    kind = plain_suffix(path)[1:]
+    if kind == "parquet" and not path.is_file():
         return []  # the members of an archive are only read from start to end
-    match = _match("languages", path.name)
+    match = _PAIR.fullmatch(path.name)
     source, second = map(base_language, match.groups()) if match else ("", "")
     named = {source} - {target} if second == target else set()
-    if kind == ".tmx":
+    if kind == "tmx":
         languages = memory_languages(path, target)
-    elif kind == ".po":
+    elif kind == "po":
         languages = _po_languages(path, target)
-    elif kind in (".tsv", ".csv"):
+    elif kind in ("tsv", "csv"):
         languages = table_languages(str(path), target, named)
     else:
-        languages = named
-    return [BitextFile(code, (str(path),), kind[1:], target) for code in sorted(languages)]
+        languages = named if kind in _named_formats() else set()
+    return [BitextFile(code, (str(path),), kind, target) for code in sorted(languages)]
 
 
 def _po_languages(path: Path, target: str) -> set[str]:
@@ -274,7 +268,7 @@ def _po_languages(path: Path, target: str) -> set[str]:
     """
     translation, original = catalogue_languages(path)
     if not translation:
-        match = _match("language of a PO file", path.name)
+        match = _PO.fullmatch(path.name)
         code = match[1] if match else "en"
         if path.parent.name == "LC_MESSAGES":
             code = path.parent.parent.name
@@ -287,7 +281,7 @@ def _moses_side(name: str) -> tuple[str, str] | None:
 
     Returns None if the name has no such form, or an ending that is no language.
     """
-    match = _match("Moses side", name)
+    match = _MOSES.fullmatch(name)
     if not match:
         return None
     stem, code = match.groups()
@@ -350,7 +344,7 @@ def find_hub_files(name: str, target: str) -> list[BitextFile]:
 
 def _hub_languages(dataset: str, config: str) -> list[str]:
     """Return the codes in the configuration's name, such as "de-en", or of its `translation`."""
-    if match := _match("languages of a configuration", config):
+    if match := _CONFIGURATION.fullmatch(config):
         return [base_language(code) for code in match.groups()]
     features = hub_dataset(dataset, config, streaming=True).features or {}
     codes = getattr(features.get("translation"), "languages", [])

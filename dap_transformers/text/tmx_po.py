@@ -89,7 +89,7 @@ def write_memory(
     Args:
         languages: codes of source and target.
     """
-    source, target = languages
+    source, target = (code.replace("_", "-") for code in languages)
     output.write(_MEMORY_HEAD.format(source=source).encode())
     for pair in pairs:
         output.write(b"<tu>")

@@ -22,10 +22,8 @@ from dap_transformers.text_keys import is_blank
 logger = logging.getLogger(__name__)
 _warn_once = cache(logger.warning)  # a second pass over a file repeats no warning
 
-#: A column that is called "id", but holds single words.
-INDONESIAN_OR_KEYS = "Indonesian or keys"
 #: Roles of columns that hold texts of any language, or the language of each row.
-WITHOUT_LANGUAGE = ["source", "source language", "target language", INDONESIAN_OR_KEYS]
+WITHOUT_LANGUAGE = ["source", "source language", "target language"]
 #: What a column holds, by the words of its name: one of these roles, or the code of a language.
 ROLES = (
     {"source": "source", "text": "source", "sentence": "source"}
@@ -168,14 +166,15 @@ def _roles(path: str, codes: Collection[str]) -> tuple[list[str], list[str | Non
     if "id" not in roles:
         return header, roles
 
+    # A column "id" holds numbers or keys of the rows. It is Indonesian if the file name says so, or
+    # if some of its cells have several words.
+    column = roles.index("id")
     whole = [row for row in islice(rows, JUDGED) if len(row) == len(header)]
-    for column, name in enumerate(header):
-        if roles[column] == "id" and name.strip().lower().endswith("id"):
-            cells = [row[column] for row in whole if row[column].strip()]
-            if sum(map(is_no_text, cells)) >= NO_TEXT_SHARE * len(cells):
-                roles[column] = None  # numbers of the rows, rather than Indonesian
-            elif "id" not in codes and not any(" " in cell.strip() for cell in cells):
-                roles[column] = INDONESIAN_OR_KEYS
+    cells = [row[column].strip() for row in whole if row[column].strip()]
+    is_key = is_no_text if "id" in codes else lambda cell: " " not in cell
+    is_named_id = header[column].strip().lower().endswith("id")
+    if is_named_id and sum(map(is_key, cells)) >= NO_TEXT_SHARE * len(cells):
+        roles[column] = None
     return header, roles
 
 
@@ -276,17 +275,24 @@ def _all_rows(path: str) -> Iterator[list[str]]:
     whole_lines = (f"{line}\n" for line in chain(head, lines))
     with reading(path):  # an open quote would swallow the rest of the file
         delimiter = _delimiter([line for line in head if line.strip()])
+        if head and head[0].startswith("sep="):  # Excel's word for the delimiter
+            delimiter = head[0][4:]
+            yield []
+            next(whole_lines)
         yield from csv.reader(whole_lines, delimiter=delimiter, strict=True)
 
 
 def _delimiter(lines: Sequence[str]) -> str:
-    """Return the character that gives most of the first lines as many cells as the first one."""
+    """Return the character that gives most of the first lines as many cells as the first one.
+
+    Of several, it is the one that is seldom in text.
+    """
 
     def agreement(delimiter: str) -> int:
         widths = [len(cells) for cells in csv.reader(lines, delimiter=delimiter)]
         return widths.count(widths[0]) if widths[:1] > [1] else 0
 
-    return max(",;\t", key=agreement)
+    return max("\t;,", key=agreement)
 
 
 def _stated_languages(path: str, cells: Sequence[str], columns: Columns) -> tuple[str, ...]:
