@@ -120,10 +120,10 @@ def _files_in_folder(folder: Path, target: str) -> list[BitextFile]:
     Files that look like parallel text, but tell no language, are left out with a warning.
     """
     paths = _list_with_archives(folder)
-    pairs = _moses_pairs(paths, target)
-    files = []
+    files = _moses_pairs(paths, target)
     for path in paths:
-        files += _classify(path, target) or pairs.get(path, [])
+        files += _classify(path, target)
+    files.sort(key=lambda file: file.paths)
 
     if not files and (folder / "train").is_dir():  # the layout of `prepare-data` and `datasets`
         return _files_in_folder(folder / "train", target)
@@ -227,9 +227,9 @@ def _files_at(path: Path, all_paths: Collection[Path], target: str) -> list[Bite
     given, it stands for its pairs with all that are in its folder.
     """
     files = _classify(path, target)
-    if not files and _moses_side(path.name):
-        for pair in _moses_pairs([path, *list_folder(path.parent)], target).values():
-            files += [file for file in pair if str(path) in file.paths]
+    if not files:
+        pairs = _moses_pairs([path, *list_folder(path.parent)], target)
+        files = [file for file in pairs if str(path) in file.paths]
     if not files:
         raise UserError(
             f"{path}: neither name nor content tells a language beside {target!r}, or its other "
@@ -291,25 +291,25 @@ def _moses_side(name: str) -> tuple[str, str] | None:
     return stem, base_language(code)
 
 
-def _moses_pairs(paths: Iterable[Path], target: str) -> dict[Path, list[BitextFile]]:
-    """Find the Moses pairs among some files: each source side -> a list with its pair.
+def _moses_pairs(paths: Iterable[Path], target: str) -> list[BitextFile]:
+    """Find the Moses pairs among some files.
 
     A Moses pair is two files, such as `news.de` and `news.en`, whose lines translate each other.
     Of several target sides, `.en` is preferred to `.eng`, and both to `.en-US`.
     """
-    by_stem: dict[Path, list[tuple[Path, str]]] = {}
+    by_stem: dict[Path, list[tuple[str, str]]] = {}
     for path in paths:
         if side := _moses_side(path.name):
             stem, language = side
-            by_stem.setdefault(path.with_name(stem), []).append((path, language))
+            by_stem.setdefault(path.with_name(stem), []).append((str(path), language))
 
-    pairs = {}
+    pairs = []
     for sides in by_stem.values():
-        targets = [str(path) for path, language in sides if language == target]
+        targets = [path for path, language in sides if language == target]
         for path, language in sides:
             if targets and language != target:
-                both = (str(path), min(targets, key=len))
-                pairs[path] = [BitextFile(language, both, "moses", target)]
+                both = (path, min(targets, key=len))
+                pairs.append(BitextFile(language, both, "moses", target))
     return pairs
 
 

@@ -157,7 +157,7 @@ def _roles(path: str, codes: Collection[str]) -> tuple[list[str], list[str | Non
     Args:
         codes: the languages of the file, which may be others than the 36.
     """
-    rows = (cells for _, cells in read_rows(path))
+    rows = read_rows(path)
     header = next(rows, [])
     roles = []
     for name in header:
@@ -188,7 +188,7 @@ def table_languages(path: str, target: str, named: set[str]) -> set[str]:
         filled = {code for code in found if next(read_table(path, code, target), None)}
         return filled or named
     columns = found[""]
-    rows = (cells for _, cells in read_rows(path))
+    rows = read_rows(path)
     header = next(rows)
     if header[:3] == MINED:
         named = named or {UNDETERMINED}
@@ -250,14 +250,12 @@ def parse_row(row: Row) -> tuple[str, str]:
     return source, target
 
 
-def read_rows(path: str) -> Iterator[tuple[int, list[str]]]:
-    """Yield (number, cells) of each row of a table that is not blank, from 1.
+def read_rows(path: str) -> Iterator[list[str]]:
+    """Yield the cells of each row of a table that is not blank.
 
     Bytes that are not UTF-8 become lone surrogates.
     """
-    for number, cells in enumerate(_all_rows(path), 1):
-        if has_text(cells):
-            yield number, cells
+    return filter(has_text, _all_rows(path))
 
 
 def has_text(cells: Sequence[str]) -> bool:

@@ -143,11 +143,6 @@ def test_all_types_of_text_in_parquet_columns_are_read(
     assert {line: source for line, (source, _) in numbered(file).items()} == read_back
 
 
-def test_a_line_may_have_ten_megabytes(tmp_path: Path) -> None:
-    pairs = [("kurz", "short"), ("lang " * 2_000_000, "x" * 10_000_000), ("kurz", "short")]
-    assert read(write_format(tmp_path, "de-en.tsv", pairs)) == pairs
-
-
 @pytest.mark.parametrize(
     ("name", "text"),
     [
