@@ -39,7 +39,7 @@ EXTRAS = {
     "app": ["gradio>=6.31"],
     "lora": ["peft>=0.18"],
     "st": ["sentence-transformers>=6.2"],
-    "sentences": ["sentencex>=1.0.12", "pysubs2>=1.8"],
+    "sentences": ["sentencex>=1.0.32", "pysubs2>=1.8"],
     "faiss": ["faiss-cpu>=1.10"],
     "data": ["polars>=1.30"],
     "onnx": ["onnx>=1.18", "onnxscript>=0.6.2", "onnxruntime>=1.22"],

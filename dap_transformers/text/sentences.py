@@ -1,5 +1,6 @@
 """Read a text as sentences: one per line, out of paragraphs, or out of subtitles."""
 
+import itertools
 import re
 from collections.abc import Iterator
 from html import unescape
@@ -19,6 +20,11 @@ LONG_LINE = 500
 LONG_SHARE = 0.2
 #: Endings of the names of subtitles.
 SUBTITLES = (".srt", ".vtt")
+#: Opening quotation marks: any mark before a word and behind a blank, a French one before a blank,
+#: and those that open a quotation in every language.
+OPENING = re.compile(r"""(?<!\S)(?:["'“”„‟‘’‚«»‹›]+(?=[\w¿¡])|«)|[“‘「『《]+(?=\w)""")
+#: Other quotation marks. Apostrophes are none.
+CLOSING = re.compile(r"""["“”‟«»‹›」』》]|(?<=[.!?])'""")
 INSTALL = "pip install 'dap-transformers[sentences]', or give one sentence per line"
 
 
@@ -59,15 +65,28 @@ def read_text(path: str, language: str, split: bool | None = None) -> Iterator[S
         return
 
     with reading(path):
-        require_version("sentencex>=1.0.12", INSTALL)
-        from sentencex import segment
+        require_version("sentencex>=1.0.32", INSTALL)
+        from sentencex import get_sentence_boundaries
     if not language:
         raise UserError(f"{path}: its lines are split into sentences: name the languages by --pair")
     code = base_language(language)
     for line in lines:
-        parts = [part.strip() for part in segment(code, line.text) if not is_blank(part)]
-        for number, part in enumerate(parts, 1):
-            yield line._replace(text=part, number=number)
+        bounds = get_sentence_boundaries(code, unpair_quotation_marks(line.text))
+        parts = (line.text[bound["start_index"] : bound["end_index"]] for bound in bounds)
+        for number, part in enumerate(itertools.filterfalse(is_blank, parts), 1):
+            yield line._replace(text=part.strip(), number=number)
+
+
+def unpair_quotation_marks(text: str) -> str:
+    """Replace quotation marks by others that form no pairs. The text keeps its length.
+
+    sentencex takes all that stands between two partners for one sentence. It leaves "¿" with the
+    sentence behind it, and "”" with the sentence before it.
+
+    >>> unpair_quotation_marks('"Go! Go!" «Non.»')
+    '¿Go! Go!” ¿Non.”'
+    """
+    return CLOSING.sub("”", OPENING.sub(lambda marks: "¿" * len(marks[0]), text))
 
 
 def read_subtitles(path: str) -> list[Sentence]:

@@ -313,6 +313,26 @@ def test_paragraphs_and_subtitles_become_sentences_with_their_places(
     assert len(output.read_text().splitlines()) < 5
 
 
+@pytest.mark.parametrize(
+    ("language", "sentences"),
+    [
+        ("en", ['"I came.', 'I won."', "Then he left.", "'Go!'", '"Ah."', '"Oh."']),
+        ("en", ["‘I came,’ said Tom.", "‘“Go!”", "It’s Ann’s.’", "The boys’ dog ran."]),
+        ("de", ["„Ich kam.", "Ich sah.“", "Er ging.", "»Nein.", "Nie!«", "Sie blieb."]),
+        ("fr", ["« Je viens.", "Je pars. »", "Il partit.", "L’homme dit : « Oui. »", "Fin."]),
+        ("sv", ["”Jag kom.", "Jag såg.”", "Han gick."]),
+        ("es", ["«¡Ven!", "¡Ya!»", '"¿Por qué?', 'Porque sí."', "Fue."]),
+        ("ja", ["「来た。", "見た。」", "彼は言った。", "「帰る。」"]),
+    ],
+)
+def test_a_speech_is_split_into_its_sentences(
+    language: str, sentences: list[str], tmp_path: Path
+) -> None:
+    blank = "" if language == "ja" else " "
+    path = write_text(tmp_path / "a.txt", blank.join(sentences))
+    assert [each.text for each in read_text(str(path), language, split=True)] == sentences
+
+
 CUES = """WEBVTT - a film
 
 STYLE
