@@ -267,7 +267,8 @@ def product(a: Tensor, b: Tensor, half: torch.dtype | None) -> Tensor:
     """Multiply (m, k) and (k, n), cast to `half` if given. On CUDA the result is float32."""
     if half is None:
         return a @ b
-    return half_product(a.device.type)(a.to(half), b.to(half))
+    options = {"out_dtype": torch.float32} if a.is_cuda else {}
+    return torch.mm(a.to(half), b.to(half), **options)
 
 
 class _HalfProduct(torch.autograd.Function):
@@ -292,13 +293,6 @@ def rows_per_chunk(weight: Tensor) -> int:
     """Return how many rows of logits (rows, V) are computed at a time, for `weight` (V, E)."""
     logits = LOGITS_PER_CHUNK_ON_CUDA if weight.is_cuda else LOGITS_PER_CHUNK
     return max(1, logits // weight.shape[0])
-
-
-def half_product(device: str) -> Callable[[Tensor, Tensor], Tensor]:
-    """Return the product of half-precision matrices. Its result is float32 only on "cuda"."""
-    if device == "cuda":
-        return functools.partial(torch.mm, out_dtype=torch.float32)
-    return torch.mm
 
 
 def bag_cross_entropy(
