@@ -177,8 +177,6 @@ def must_wait(operation: Any, args: tuple, kwargs: dict, gives_gpu: bool) -> boo
         fills = operation is not aten.index and len(args) > 2 and args[2].numel() == 1
         is_mask = any(index.dtype in (torch.bool, torch.uint8) for index in indices)
         return (is_mask and not fills) or not all(index.is_cuda for index in indices)
-    if operation is aten.repeat_interleave:
-        return kwargs.get("output_size") is None
     return operation in WAITS
 
 
@@ -250,11 +248,10 @@ def pretend_gpu() -> Iterator[Counter]:
     """
     mode = _PretendMode()
     state = torch.zeros(16, dtype=torch.uint8)
-    nothing = ("_lazy_init", "set_device", "synchronize", "empty_cache", "manual_seed")
-    nothing += ("manual_seed_all", "set_rng_state")
+    nothing = ("_lazy_init", "set_device", "set_rng_state")
     answers = dict.fromkeys(nothing) | {"current_device": 0, "_maybe_exchange_device": 0}
     answers |= {"is_available": True, "device_count": 1, "is_bf16_supported": False}
-    answers |= {"get_device_name": "pretend GPU", "get_rng_state": state}
+    answers |= {"get_rng_state": state}
     answers |= {"get_rng_state_all": [state]}
     swaps = torch.__future__.get_swap_module_params_on_conversion()
     with ExitStack() as stack:
