@@ -1,17 +1,14 @@
 """The parser of all commands, and the arguments that choose an encoder."""
 
 import argparse
-import copy
-import dataclasses
 import inspect
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from transformers import HfArgumentParser
+from transformers import HfArgumentParser, TrainingArguments
 
 from dap_transformers import __version__
 from dap_transformers.encoding.encoder import Encoder, SentenceEncoder
@@ -28,7 +25,6 @@ NOT_WRITTEN = (
     ".parquet.xz",
 )  # fmt: skip
 
-TRAINER = "arguments of Transformers' Trainer"
 #: Arguments of the Trainer that `--help` shows.
 OFTEN = (
     "num_train_epochs",
@@ -47,8 +43,6 @@ OFTEN = (
     "push_to_hub",
     "hub_model_id",
 )
-#: Beginnings of the names of our own arguments that `--help` leaves out.
-SELDOM = ("tlm_", "mlm_", "rtl_", "bow_", "head_", "peft_", "ddp_", "dataloader_", "logging_nan_")
 
 
 class _Help(argparse.ArgumentDefaultsHelpFormatter):
@@ -69,32 +63,10 @@ class _Help(argparse.ArgumentDefaultsHelpFormatter):
         return super()._get_help_string(action)
 
 
-class _ShortHelp(_Help):
-    """Formats the first sentence of the help of each argument that is used often."""
-
-    def add_argument(self, action: argparse.Action) -> None:
-        is_trainers = action.container.title == TRAINER
-        if action.dest in OFTEN if is_trainers else not action.dest.startswith(SELDOM):
-            super().add_argument(action)
-
-    def _get_help_string(self, action: argparse.Action) -> str | None:
-        action = copy.copy(action)
-        action.help = re.split(r"(?<=\.) ", action.help)[0]
-        return super()._get_help_string(action)
-
-
-class _HelpAll(argparse._HelpAction):
-    """Prints the help of all arguments."""
-
-    def __call__(self, parser: argparse.ArgumentParser, *others: Any) -> None:
-        parser.formatter_class = _Help
-        super().__call__(parser, *others)
-
-
 class ArgumentParser(HfArgumentParser):
     """`HfArgumentParser` with `--version`. A refused value is a `UserError`.
 
-    A training has a short `--help`, and `--help_all` with all arguments of Transformers' Trainer.
+    Of the arguments of Transformers' Trainer, `--help` shows only those that are used `OFTEN`.
 
     Args:
         types: the dataclasses whose fields are the arguments.
@@ -103,34 +75,26 @@ class ArgumentParser(HfArgumentParser):
     def __init__(
         self, types: Sequence[type], usage: str = "%(prog)s [arguments]", **options: Any
     ) -> None:
-        self.inherited: set[str] = set()
-        self.inherited_group: Any = None
-        for each in types:
-            for base in each.__mro__:
-                if base.__name__ == "TrainingArguments":
-                    own = {"output_dir", *inspect.get_annotations(each)}
-                    self.inherited |= base.__dataclass_fields__.keys() - own
         options |= {"usage": usage, "allow_abbrev": False}
         super().__init__(types, formatter_class=_Help, **options)
+        text = f"dap-transformers {__version__}"
+        self.add_argument("--version", action="version", version=text, help="Print the version.")
         # The help and errors show each name once. Names with dashes are still accepted.
         for action in self._actions:
             names = action.option_strings
             action.option_strings = [name for name in names if "-" not in name.lstrip("-")]
-        text = f"dap-transformers {__version__}"
-        self.add_argument("--version", action="version", version=text, help="Print the version.")
-        if self.inherited:
-            self.formatter_class = _ShortHelp
-            self.epilog = "--help_all shows all arguments."
-            self.add_argument("--help_all", action=_HelpAll, help="Show all arguments.")
+        for each in types:
+            if issubclass(each, TrainingArguments):
+                own = {"output_dir", *inspect.get_annotations(each)}
+                self._shorten_help(TrainingArguments.__dataclass_fields__.keys() - own)
 
-    def _parse_dataclass_field(
-        self, parser: argparse.ArgumentParser, field: dataclasses.Field
-    ) -> None:
-        if field.name in self.inherited:
-            if self.inherited_group is None:
-                self.inherited_group = self.add_argument_group(TRAINER)
-            parser = self.inherited_group
-        super()._parse_dataclass_field(parser, field)
+    def _shorten_help(self, inherited: set[str]) -> None:
+        """Show the first sentence of the help of inherited arguments, and hide the seldom ones."""
+        self.epilog = "All other arguments of Transformers' TrainingArguments work as well."
+        for action in self._actions:
+            if action.dest in inherited:
+                is_shown = action.dest in OFTEN
+                action.help = action.help.split(". ")[0] if is_shown else argparse.SUPPRESS
 
     def parse_args_into_dataclasses(self, *args: Any, **options: Any) -> tuple[Any, ...]:
         """Parse the command line into the dataclasses that the parser was made with."""
