@@ -35,7 +35,7 @@ from dap_transformers.errors import UserError
 from dap_transformers.evaluation.evaluation_data import EvaluationData
 from dap_transformers.evaluation.evaluator import Evaluator, card_rows, evaluate
 from dap_transformers.evaluation.hard_negatives import HardNegatives
-from dap_transformers.evaluation.retrieval import Retrieval, read_languages, rounded
+from dap_transformers.evaluation.retrieval import Retrieval, read_languages
 from dap_transformers.files import public_name, write_json
 from dap_transformers.options import arg, require_least
 from dap_transformers.pictures import plot_accuracies
@@ -147,7 +147,6 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
         # write the report
         settings = {
             "data": [public_name(path) for path in (*args.data_dir, *args.test_data())],
-            "text": {each.name: each.digest() for each in evaluators},
             "max_pairs": args.max_pairs,
         }
         if args.pool == "multilingual":
@@ -158,7 +157,7 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
         metrics = []
         for each in evaluators:
             metrics += card_rows(each.task, each.metrics(numbers[each.name]))
-        numbers = rounded(numbers.pop("retrieval", {})) | numbers | {"metrics": metrics}
+        numbers = numbers.pop("retrieval", {}) | numbers | {"metrics": metrics}
         content = model_args.report(encoder, protocol, numbers, settings, seconds)
         if args.output_file:
             write_json(content, args.output_file)

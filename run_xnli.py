@@ -71,7 +71,7 @@ def summary(content: Mapping[str, Any]) -> str:
     parts.append(text_table(["language", "pairs", "accuracy"], rows))
 
     accuracies = {code: numbers["accuracy"] for code, numbers in content["languages"].items()}
-    parts.append(xnli_table(accuracies, Path(content["model"]).name))
+    parts.append(xnli_table(accuracies))
     return "\n\n".join(parts)
 
 

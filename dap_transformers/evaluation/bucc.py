@@ -25,7 +25,7 @@ import numpy as np
 
 from dap_transformers.encoding.encoder import Encoder
 from dap_transformers.errors import UserError, reading
-from dap_transformers.evaluation.evaluator import Evaluator, Metric, Numbers, by_name, digest_of
+from dap_transformers.evaluation.evaluator import Evaluator, Metric, Numbers, by_name
 from dap_transformers.evaluation.paper import bucc_table
 from dap_transformers.mining.margin import candidate_pairs, neighbourhoods
 from dap_transformers.mining.texts import DistinctSentences, TextPair
@@ -53,7 +53,7 @@ PROTOCOLS: dict[str, tuple[str, tuple[tuple[str, ...], ...]]] = {
 }
 
 
-#: The files of a split: source, target and gold. Each may be compressed.
+#: The files of a split: source, target and gold.
 Split = Sequence[Path]
 
 
@@ -64,8 +64,8 @@ class Bucc(Evaluator):
     Attributes:
         folders: a folder per language pair, named after it, such as `bucc/fr-en`. The files may
             also lie in the folder above it.
-        protocol: one of `PROTOCOLS`. None is "training-optimal" if all pairs have a training split,
-            else "sample".
+        protocol: one of `PROTOCOLS`. None is "training-optimal" if all pairs have gold pairs of a
+            training split, else "sample".
     """
 
     folders: Sequence[str | Path]
@@ -77,7 +77,7 @@ class Bucc(Evaluator):
     def __post_init__(self) -> None:
         folders = by_name(self.folders)
         if self.protocol is None:
-            has_training = all(map(_has_training_split, folders.values()))
+            has_training = all(_has_gold(folder, TRAINING) for folder in folders.values())
             self.protocol = "training-optimal" if has_training else "sample"
         meaning, splits = PROTOCOLS[self.protocol]
         self.description = f"BUCC {self.protocol}: {meaning}"
@@ -90,10 +90,6 @@ class Bucc(Evaluator):
         for splits in self.texts.values():
             for split in splits:
                 yield from chain(*split.sides().values())
-
-    def digest(self) -> str:
-        gold = [split.gold.tolist() for split in chain(*self.texts.values())]
-        return digest_of([list(self.sentences()), gold])
 
     def __call__(self, encoder: Encoder) -> Numbers:
         """Mine each split, and score its pairs at the best threshold of the first split.
@@ -129,15 +125,8 @@ class Bucc(Evaluator):
         return found
 
     def table(self, numbers: Numbers) -> str:
-        """Format the numbers as text, with the paper's values below if it has them."""
-        template = (
-            "BUCC {}, {}: precision {precision:.2f}, recall {recall:.2f}, F1 {f1:.2f} at threshold "
-            "{threshold:.6f} ({extracted} pairs of ids found, {correct} of the {gold} true pairs)"
-        )
-        lines = []
-        for pair, each in numbers["pairs"].items():
-            lines.append(template.format(self.protocol, pair, **each))
-        text = "\n".join(lines)
+        """Format the numbers below the protocol, and above the paper's values if it has them."""
+        text = f"{self.description}\n{super().table(numbers)}"
         paper = bucc_table(numbers["pairs"], self.protocol)
         return f"{text}\n\n{paper}" if paper else text
 
@@ -145,22 +134,19 @@ class Bucc(Evaluator):
 # The files
 
 
-def _has_training_split(folder: Path) -> bool:
-    """Tell whether there are files of the training split. BUCC's own "test" has no gold pairs."""
-    names = product((folder, folder.parent), ("training.*", "test.gold*"))
-    return any(any(place.glob(f"{folder.name}.{name}")) for place, name in names)
+def _has_gold(folder: Path, names: tuple[str, ...]) -> bool:
+    """Tell whether a split has gold pairs. BUCC's own "test" has none."""
+    places = product((folder, folder.parent), names)
+    return any((place / f"{folder.name}.{name}.gold").is_file() for place, name in places)
 
 
 def _find_split(folder: Path, names: tuple[str, ...]) -> Split:
-    """Find the three files of a split, also with `.gz` or `.xz`, in a pair's folder or above it."""
+    """Find the three files of a split in a pair's folder or above it."""
     pair = folder.name
     for place, name in product((folder, folder.parent), names):
-        files = []
-        for ending in (*pair.split("-"), "gold"):
-            path = place / f"{pair}.{name}.{ending}"
-            packed = (path.with_name(path.name + suffix) for suffix in ("", ".gz", ".xz"))
-            files += [file for file in packed if file.is_file()][:1]
-        if len(files) == 3:
+        endings = (*pair.split("-"), "gold")
+        files = [place / f"{pair}.{name}.{ending}" for ending in endings]
+        if all(file.is_file() for file in files):
             return files
     raise FileNotFoundError(
         f"{folder} has no {pair}.{names[0]}.gold with its two texts: name the languages as well, "

@@ -4,8 +4,6 @@ A new evaluator is a class with the members of `Evaluator`, and two lines in `ev
 Trainings, `eval-retrieval` and the model card then know it.
 """
 
-import hashlib
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
@@ -17,6 +15,7 @@ from accelerate.utils import broadcast_object_list
 from dap_transformers.encoding.encoder import Encoder
 from dap_transformers.encoding.shards import SharedEncoder
 from dap_transformers.errors import UserError
+from dap_transformers.languages import NAMES
 from dap_transformers.tables import text_table
 
 #: Language code -> (source, English) sentences in file order.
@@ -65,10 +64,6 @@ class Evaluator:
         """Return what will be encoded. All evaluators' sentences are encoded in one call."""
         return ()
 
-    def digest(self) -> str:
-        """Return a hash that tells whether two reports have the same text and right answers."""
-        return digest_of(list(self.sentences()))
-
     def logged(self, numbers: Numbers) -> dict[str, float]:
         """Return the numbers that a training logs, by name."""
         return numbers
@@ -79,10 +74,16 @@ class Evaluator:
 
     def table(self, numbers: Numbers) -> str:
         """Format the numbers for the console."""
-        tables = []
-        for columns, rows in tables_of(self.metrics(numbers)).items():
-            tables.append(text_table([self.task, *columns], rows))
-        return "\n\n".join(tables)
+        return console_tables(self.task, self.metrics(numbers))
+
+
+def console_tables(task: str, metrics: Iterable[Metric]) -> str:
+    """Format metrics as plain text, with the names of languages."""
+    tables = []
+    for columns, rows in tables_of(metrics).items():
+        named = [[NAMES.get(place, place), *values] for place, *values in rows]
+        tables.append(text_table([task, *columns], named))
+    return "\n\n".join(tables)
 
 
 def tables_of(metrics: Iterable[Metric]) -> dict[tuple[str, ...], list[list[Any]]]:
@@ -109,11 +110,6 @@ def by_name(paths: Iterable[str | Path]) -> dict[str, Path]:
             raise UserError(f"{other} and {path} are both called {name}: rename one of them")
         found[name] = path
     return found
-
-
-def digest_of(text: Any) -> str:
-    """Return 12 hexadecimal digits of a hash of anything that JSON can hold."""
-    return hashlib.sha256(json.dumps(text).encode()).hexdigest()[:12]
 
 
 def card_rows(task: str, metrics: Iterable[Metric]) -> list[dict[str, Any]]:

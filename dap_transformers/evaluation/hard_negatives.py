@@ -29,9 +29,8 @@ from dap_transformers.evaluation.evaluator import (
     PairsByLanguage,
     both_sides,
 )
-from dap_transformers.evaluation.retrieval import require_pairs, rounded
+from dap_transformers.evaluation.retrieval import require_pairs
 from dap_transformers.search.exact import nearest
-from dap_transformers.tables import text_table
 
 COPY_KINDS = ("number", "negation", "name")
 #: Most copies per sentence and kind. They change the first places where the rule applies.
@@ -162,7 +161,7 @@ class HardNegatives(Evaluator):
                 "pairs": len(english),
                 "without_copies": sum(sentence not in have_copies for sentence in english),
                 "copies": {kind: kinds.count(kind) for kind in COPY_KINDS},
-                "error": rounded(found),
+                "error": found,
             }
         errors = [each["error"] for each in numbers.values()]
         mean = {name: float(np.mean([error[name] for error in errors])) for name in errors[0]}
@@ -178,18 +177,6 @@ class HardNegatives(Evaluator):
             for preferred, share in each["error"].items():
                 found.append(Metric(names.get(preferred, f"by {preferred}"), share, code))
         return found
-
-    def table(self, numbers: Numbers) -> str:
-        """Format the numbers as a text table: a row per language and one for the mean."""
-        header = ["hard negatives", "pairs", "without copies"]
-        header += [f"{kind} copies" for kind in COPY_KINDS]
-        header += ["error %", *(f"by {preferred}" for preferred in (*COPY_KINDS, "other"))]
-        rows = []
-        for code, each in numbers.items():
-            counts = each.get("copies", dict.fromkeys(COPY_KINDS))  # the mean has none
-            row = [code, each.get("pairs"), each.get("without_copies")]
-            rows.append([*row, *counts.values(), *each["error"].values()])
-        return text_table(header, rows)
 
 
 # From sentences to copies

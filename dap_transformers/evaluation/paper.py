@@ -5,10 +5,11 @@ The paper quotes the models marked "(Hu et al.)", InfoXLM and LaBSE from other w
 the paper does not print.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import product
 
-from dap_transformers.languages import NAMES, TATOEBA_36, XNLI_LANGUAGES
+from dap_transformers.evaluation.evaluator import Metric
+from dap_transformers.languages import TATOEBA_36, XNLI_LANGUAGES
 from dap_transformers.tables import text_table
 
 #: Language pairs of the paper's BUCC tables.
@@ -88,13 +89,14 @@ XLM-R+DAP:     27.3 93.7 68.5 93.3 98.4 92.5 96.6 96.1 95.4 77.2 80.8 92.3 98.2 
 XLM-R+DAP:     96.3 92.2 95.4 91.2 98.9 96.6 98.6 98.1 95.7 96.0 97.1 96.3 93.1 97.0 97.2 96.3 96.1 97.3
 XLM-R+DAP:     47.3 91.6 75.3 93.4 99.0 93.6 96.8 95.6 95.1 78.5 86.3 94.9 97.8 77.1 97.9 92.7 98.0 96.0
 """  # noqa: E501
-#: Model -> direction -> language -> accuracy in percent.
-PAPER_TATOEBA_LANGUAGES: dict[str, dict[str, dict[str, float]]] = {}
+#: Model -> direction -> language or group -> accuracy in percent.
+PAPER_TATOEBA_PLACES: dict[str, dict[str, dict[str, float]]] = {}
 for _model, _row in _rows(_APPENDIX).items():
-    _directions = _parts(_row, DIRECTIONS).items()
-    PAPER_TATOEBA_LANGUAGES[_model] = {
-        direction: dict(zip(TATOEBA_36, numbers, strict=True)) for direction, numbers in _directions
-    }
+    PAPER_TATOEBA_PLACES[_model] = {}
+    for _direction, _numbers in _parts(_row, DIRECTIONS).items():
+        _all = (*_numbers, *PAPER_TATOEBA[_model][_direction])
+        _places = (*TATOEBA_36, *TATOEBA_GROUPS)
+        PAPER_TATOEBA_PLACES[_model][_direction] = dict(zip(_places, _all, strict=True))
 
 #: Table "Accuracy for XNLI cross-lingual natural language inference": model -> accuracy in percent
 #: of `XNLI_LANGUAGES`, and the printed average.
@@ -145,81 +147,41 @@ XLM-R+DAP:         92.1 82.1 86.8 96.6 81.1 88.2 89.5 88.1 88.8 93.7 75.0 83.3 8
 }
 
 
-def tatoeba_tables(
-    report: Mapping[str, Any], name: str = "this model", models: Sequence[str] = PAPER_MODELS
-) -> str:
-    """Format retrieval accuracy by language, in both directions, beside the paper's.
-
-    If the report has an average over one of the paper's groups of languages, the paper's table of
-    averages follows, with our row on top. Give no `models` for text other than Tatoeba.
-    """
-
-    def cells(place: str, numbers: Mapping[str, float]) -> list[float | None]:
-        found: list[float | None] = []
-        for direction in DIRECTIONS:
-            found.append(numbers[direction])
-            found += [_printed(model, direction, place) for model in models]
-        return found
-
-    header = ["", "language", "pairs"]
-    for arrow in DIRECTIONS.values():
-        header.append(arrow)
-        header += [f"paper: {model}" for model in models]
-
-    table = text_table(header, rows_of_languages(report, cells))
-
-    averages = report["averages"]
-    if not models or averages.keys().isdisjoint(TATOEBA_GROUPS):
-        return table
-    return f"{table}\n\n{_tatoeba_averages(averages, name)}"
+def tatoeba_metrics(places: Iterable[str]) -> list[Metric]:
+    """Return the accuracies of `PAPER_MODELS` in the languages and groups that the paper has."""
+    found = []
+    for place in places:
+        for model, (direction, arrow) in product(PAPER_MODELS, DIRECTIONS.items()):
+            value = PAPER_TATOEBA_PLACES[model][direction].get(place)
+            if value is not None:
+                found.append(Metric(f"paper: {model} {arrow}", value, place))
+    return found
 
 
-def rows_of_languages(
-    report: Mapping[str, Any], cells: Callable[[str, Mapping[str, float]], list]
-) -> list[list[Any]]:
-    """Return a table's rows: a row per language, then one per average.
-
-    `cells` takes a language or a group with its numbers, and returns the cells behind the names.
-    """
-    rows = []
-    for code, numbers in report["languages"].items():
-        rows.append([code, NAMES.get(code, ""), numbers["pairs"], *cells(code, numbers)])
-    for group, numbers in report["averages"].items():
-        rows.append(["mean", group, "", *cells(group, numbers)])
-    return rows
-
-
-def _printed(model: str, direction: str, place: str) -> float | None:
-    """Return the accuracy that the paper prints for a language or a group. None if it does not."""
-    if place in TATOEBA_GROUPS:
-        return PAPER_TATOEBA[model][direction][TATOEBA_GROUPS.index(place)]
-    return PAPER_TATOEBA_LANGUAGES[model][direction].get(place)
-
-
-def _tatoeba_averages(averages: Mapping[str, Mapping[str, float]], name: str) -> str:
-    """Format the paper's table of averages over 14, 28 and 36 languages, with our row on top."""
+def tatoeba_averages(averages: Mapping[str, Mapping[str, float]]) -> str | None:
+    """Format the paper's table of averages with our row on top. None if we have none of them."""
+    if averages.keys().isdisjoint(TATOEBA_GROUPS):
+        return None
     header = []
     ours = []
     for direction, arrow in DIRECTIONS.items():
         for group in TATOEBA_GROUPS:
             header.append(f"{arrow} {group.split()[0]}")
             ours.append(averages.get(group, {}).get(direction))
-    return _beside_the_paper(["model", *header], name, ours, _TATOEBA)
+    return _beside_the_paper(["model", *header], ours, _TATOEBA)
 
 
-def xnli_table(accuracies: Mapping[str, float], name: str = "this model") -> str:
+def xnli_table(accuracies: Mapping[str, float]) -> str:
     """Format the paper's XNLI table with our row on top, given accuracies in percent by language.
 
     Missing languages show "-", and so does an average of fewer than all 15. Others are left out.
     """
     ours = [accuracies.get(language) for language in XNLI_LANGUAGES]
     ours.append(_mean(ours))
-    return _beside_the_paper(["model", *XNLI_LANGUAGES, "average"], name, ours, PAPER_XNLI)
+    return _beside_the_paper(["model", *XNLI_LANGUAGES, "average"], ours, PAPER_XNLI)
 
 
-def bucc_table(
-    pairs: Mapping[str, Mapping[str, float]], protocol: str, name: str = "this model"
-) -> str | None:
+def bucc_table(pairs: Mapping[str, Mapping[str, float]], protocol: str) -> str | None:
     """Format the paper's BUCC table of this protocol with our row on top. None if there is no such.
 
     Args:
@@ -237,18 +199,17 @@ def bucc_table(
         ours += [pairs.get(pair, {}).get(key) for key in ("precision", "recall", "f1")]
     header.append("average F")
     ours.append(_mean(ours[2::3]))
-    return _beside_the_paper(header, name, ours, PAPER_BUCC[split])
+    return _beside_the_paper(header, ours, PAPER_BUCC[split])
 
 
 def _beside_the_paper(
     header: Sequence[str],
-    name: str,
     ours: Sequence[float | None],
     paper: Mapping[str, Sequence[float | None]],
 ) -> str:
     """Format a table with our row on top, and below it a row per model of the paper."""
     rows = [[f"paper: {model}", *numbers] for model, numbers in paper.items()]
-    return text_table(header, [[name, *ours], *rows])
+    return text_table(header, [["this model", *ours], *rows])
 
 
 def _mean(numbers: Sequence[float | None]) -> float | None:

@@ -5,20 +5,18 @@ A set of questions is a folder in BEIR's layout:
 - `corpus.jsonl`: a passage per line with "_id", "text" and, if it has one, "title"
 - `queries.jsonl`: a question per line with "_id" and "text"
 - `qrels/test.tsv`: a header, then a question's id, a passage's id and a grade per line
-
-Each file may end in `.gz` or `.xz`.
 """
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from dap_transformers.encoding.encoder import SentenceEncoder
 from dap_transformers.errors import UserError, counted, reading
-from dap_transformers.evaluation.evaluator import Evaluator, Metric, Numbers, by_name, digest_of
+from dap_transformers.evaluation.evaluator import Evaluator, Metric, Numbers, by_name
 from dap_transformers.search.exact import nearest_neighbours
 from dap_transformers.text.archives import decoded_lines
 
@@ -63,9 +61,6 @@ class Search(Evaluator):
         self.sets: dict[str, QuestionSet] = {}
         for name, folder in by_name(self.folders).items():
             self.sets[name] = read_questions(folder)
-
-    def digest(self) -> str:
-        return digest_of([asdict(each) for each in self.sets.values()])
 
     def __call__(self, encoder: SentenceEncoder) -> Numbers:
         """Return the numbers of each set, and their means over the sets under "mean"."""
@@ -130,11 +125,11 @@ def discounted(gains: Sequence[int]) -> float:
 
 def read_questions(folder: Path) -> QuestionSet:
     """Read a set of questions in BEIR's layout."""
-    corpus = read_texts(find(folder, "corpus.jsonl"))
-    questions = read_texts(find(folder, "queries.jsonl"))
+    corpus = read_texts(folder / "corpus.jsonl")
+    questions = read_texts(folder / "queries.jsonl")
     row_of = {name: row for row, name in enumerate(sorted(corpus))}
 
-    path = find(folder, "qrels/test.tsv")
+    path = folder / "qrels/test.tsv"
     grades: dict[str, dict[int, int]] = {}
     for number, line in enumerate(decoded_lines(path), 1):
         place = f"{path}, line {number}"
@@ -151,15 +146,6 @@ def read_questions(folder: Path) -> QuestionSet:
         raise UserError(f"{path}: no line has a grade above 0, so no question has an answer")
     passages = [corpus[name] for name in row_of]
     return QuestionSet([questions[name] for name in grades], passages, list(grades.values()))
-
-
-def find(folder: Path, name: str) -> Path:
-    """Return the path of a file of the folder, which may be compressed."""
-    for suffix in ("", ".gz", ".xz"):
-        path = folder / (name + suffix)
-        if path.is_file():
-            return path
-    raise UserError(f"{folder} has no {name}: give folders in BEIR's layout (docs/evaluation.md)")
 
 
 def read_texts(path: Path) -> dict[str, str]:

@@ -8,7 +8,7 @@ Legend: `N` pairs, `D` dimensions.
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,17 +20,16 @@ from dap_transformers.evaluation.evaluator import (
     Numbers,
     PairsByLanguage,
     both_sides,
+    console_tables,
 )
 from dap_transformers.evaluation.paper import (
     DIRECTIONS,
-    PAPER_MODELS,
     POOL_KEYS,
-    rows_of_languages,
-    tatoeba_tables,
+    tatoeba_averages,
+    tatoeba_metrics,
 )
 from dap_transformers.languages import TATOEBA_14, TATOEBA_28, TATOEBA_36, base_language
 from dap_transformers.search.exact import Array, first_equal_rows, nearest, nearest_neighbours
-from dap_transformers.tables import text_table
 from dap_transformers.text.formats import BitextFile, read_pairs
 
 #: Key of a number -> its name on the model card and on the Hub.
@@ -109,9 +108,14 @@ class Retrieval(Evaluator):
         return found
 
     def table(self, numbers: Numbers) -> str:
-        """Format accuracy by language, and a second table for the multilingual pool."""
-        table = tatoeba_tables(numbers, models=PAPER_MODELS if self.is_tatoeba else ())
-        return f"{table}\n\n{pool_table(numbers)}" if self.pool else table
+        """Format accuracy by language, beside the paper's numbers if they are of this text."""
+        if not self.is_tatoeba:
+            return super().table(numbers)
+        metrics = self.metrics(numbers)
+        metrics += tatoeba_metrics(each.place for each in metrics)
+        table = console_tables(self.task, metrics)
+        averages = tatoeba_averages(numbers["averages"])
+        return f"{table}\n\n{averages}" if averages else table
 
 
 def _mean(languages: Numbers, name: str, codes: Iterable[str]) -> float:
@@ -245,29 +249,3 @@ def groups_of(codes: Collection[str]) -> dict[str, tuple[str, ...]]:
     if len(benchmark) < len(codes):
         groups[f"all {len(codes)} languages given"] = tuple(codes)
     return groups
-
-
-# From accuracies to a report
-
-
-def rounded(numbers: Any) -> Any:
-    """Return numbers, or dictionaries of them, with four decimals."""
-    if isinstance(numbers, dict):
-        return {name: rounded(value) for name, value in numbers.items()}
-    return round(numbers, 4)
-
-
-def pool_table(numbers: Numbers) -> str:
-    """Format accuracy without and with the query's own language in the pool, as a text table."""
-    header = ["multilingual pool", "", "pairs"]
-    for arrow in DIRECTIONS.values():
-        header += [arrow, "in the pool", "lost to own language"]
-    return text_table(header, rows_of_languages(numbers, _pool_cells))
-
-
-def _pool_cells(_: str, numbers: Mapping[str, float]) -> list[float]:
-    """Return a row's cells for both directions: accuracy, in the pool, lost to own language."""
-    cells = []
-    for direction in DIRECTIONS:
-        cells += [numbers[direction], numbers[f"pool_{direction}"], numbers[f"own_{direction}"]]
-    return cells

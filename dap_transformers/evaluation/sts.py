@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import pandas as pd
 
 from dap_transformers.encoding.encoder import Encoder
 from dap_transformers.errors import UserError, reading
-from dap_transformers.evaluation.evaluator import Evaluator, Metric, Numbers, by_name, digest_of
+from dap_transformers.evaluation.evaluator import Evaluator, Metric, Numbers, by_name
 from dap_transformers.search.exact import unit_rows
 from dap_transformers.text.archives import decoded_lines
 
@@ -51,9 +52,6 @@ class STS(Evaluator):
             for pair in pairs:
                 yield from (pair.first, pair.second)
 
-    def digest(self) -> str:
-        return digest_of(self.pairs)
-
     def __call__(self, encoder: Encoder) -> Numbers:
         """Return the correlation of each file by its name, and their mean."""
         numbers = {}
@@ -78,18 +76,7 @@ def spearman(first: np.ndarray, second: np.ndarray) -> float:
     >>> spearman(np.array([1.0, 2.0, 9.0]), np.array([0.1, 0.5, 0.4]))
     0.5
     """
-    return float(np.corrcoef(mean_ranks(first), mean_ranks(second))[0, 1])
-
-
-def mean_ranks(values: np.ndarray) -> np.ndarray:
-    """Return the rank of each value (N,), from 1 for the smallest.
-
-    >>> mean_ranks(np.array([7, 5, 7])).tolist()
-    [2.5, 1.0, 2.5]
-    """
-    _, group, counts = np.unique(values, return_inverse=True, return_counts=True)
-    last = counts.cumsum()  # rank of the last one of equal values
-    return (last - (counts - 1) / 2)[group]
+    return float(pd.Series(first).rank().corr(pd.Series(second).rank()))
 
 
 def read_scored_pairs(path: Path) -> list[ScoredPair]:

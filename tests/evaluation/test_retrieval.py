@@ -9,7 +9,6 @@ from dap_transformers.evaluation.retrieval import (
     Retrieval,
     groups_of,
     multilingual_pool_accuracy,
-    pool_table,
     retrieval_accuracy,
 )
 from dap_transformers.languages import TATOEBA_14, TATOEBA_28, TATOEBA_36
@@ -125,7 +124,7 @@ def test_evaluators_share_vectors_and_their_numbers_have_names() -> None:
     expected = dict(zip(names, (forward, backward, *pool[0], *pool[1])))
     assert numbers["languages"]["de"] == {"pairs": 20} | expected
     assert numbers["averages"] == {"1 of 36 languages": expected}
-    assert f"{pool[0].own_language:.1f}" in pool_table(numbers)
+    assert f"{pool[0].own_language:.1f}" in retrieval.table(numbers)
     assert retrieval.logged(numbers) == {
         "de-fr_accuracy": forward,
         "fr-de_accuracy": backward,
