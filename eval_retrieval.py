@@ -27,7 +27,6 @@ from typing import Any
 from dap_transformers.commands.arguments import (
     ArgumentParser,
     EncoderArguments,
-    token_budget,
 )
 from dap_transformers.commands.safeguards import command, guarded
 from dap_transformers.encoding.encoder import tokens_of_a_batch
@@ -76,7 +75,6 @@ class EvaluationArguments(EvaluationData):
     output_file: str | None = arg(None, "JSON file to write.")
     plot: str | None = arg(None, "Picture of accuracy by language to draw: .svg, .png or .pdf.")
     before: str | None = arg(None, "JSON file of another model, for --plot to compare with.")
-    token_budget: int | None = token_budget()
 
     def __post_init__(self) -> None:
         require_least(self, max_pairs=1)
@@ -135,8 +133,7 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
 
         # measure
         started = time.perf_counter()
-        budget = tokens_of_a_batch(args.token_budget)
-        numbers = evaluate(encoder, evaluators, budget, is_main)
+        numbers = evaluate(encoder, evaluators, tokens_of_a_batch(), is_main)
         seconds = time.perf_counter() - started
         if not is_main:
             return {}

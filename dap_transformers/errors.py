@@ -1,12 +1,8 @@
 """Errors that the user can fix, with a message of one line, and helpers that make messages."""
 
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-#: In an address: what stands before the login, and what stands before the query.
-_LOGIN = re.compile(r"(\b(?!abfs|wasb)[a-z][a-z0-9+.]*://)[^/\s'\"?#]*@")
-_QUERY = re.compile(r"(\bhttps?://[^\s'\"?#]+)[?#][^\s'\",)]*")
 QUOTED_ERRORS = 5  # errors, lines or names that a message quotes if there are many
 
 
@@ -15,7 +11,7 @@ class UserError(ValueError):
 
 
 def one_line(error: object) -> str:
-    """Return an error's message on one line, without secrets and hidden characters.
+    """Return an error's message on one line, without hidden characters.
 
     For errors of the file system, the file comes first and the error number is left out.
 
@@ -28,7 +24,7 @@ def one_line(error: object) -> str:
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         text = f"{error.filename}: {error.strerror}"
     line = " ".join(text.split())
-    return "".join(map(_escaped, without_secrets(line)))
+    return "".join(map(_escaped, line))
 
 
 def counted(count: int, noun: str) -> str:
@@ -38,15 +34,6 @@ def counted(count: int, noun: str) -> str:
     ('1 language', '1,200 pairs')
     """
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
-
-
-def without_secrets(text: str) -> str:
-    """Remove logins and queries from the addresses in a text.
-
-    >>> without_secrets("no https://me:secret@host/de-en.tsv?token=abc there")
-    'no https://host/de-en.tsv there'
-    """
-    return _QUERY.sub(r"\1", _LOGIN.sub(r"\1", text))
 
 
 def _escaped(character: str) -> str:

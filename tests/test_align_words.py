@@ -2,8 +2,6 @@
 
 import csv
 import json
-import re
-from functools import partial
 from pathlib import Path
 
 import pandas as pd
@@ -11,7 +9,7 @@ import pytest
 from conftest import synthetic_pairs
 from written import lines_of, write
 
-from dap_transformers.alignment.word_alignment import CHUNK, align_words
+from dap_transformers.alignment.word_alignment import align_words
 from dap_transformers.commands import align_words as align_command
 from dap_transformers.encoding.encoder import SentenceEncoder
 
@@ -109,18 +107,6 @@ def test_punctuation_is_split_off_words(texts: str, options: str, tmp_path: Path
     assert " ".join(words) == "Caín , ( el l'eau z.B . «¿ qué ?» हिन्दी -- $5 ."
 
 
-def test_the_bar_counts_whole_chunks(
-    command: str, tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    every_step = partial(align_command.tqdm, mininterval=0)  # else a fast step is not shown
-    monkeypatch.setattr(align_command, "tqdm", every_step)
-    for name in ("a.de", "a.en"):
-        write(tmp_path / name, "a\n" * (CHUNK + 9))
-    run(command)
-    shown = re.findall(r"(\d+)/521", capsys.readouterr().err)
-    assert list(dict.fromkeys(shown)) == ["0", "512", "521"]
-
-
 def test_lines_of_invisible_characters_have_no_words(command: str, tmp_path: Path) -> None:
     write(tmp_path / "a.de", lines_of(["\u200b", "kaban \u00ad", "\ufeff \u2060"]))
     write(tmp_path / "a.en", lines_of(["\u200b", "loder", "loder"]))
@@ -142,7 +128,6 @@ def test_reference_gives_error_rate_precision_and_recall(
     ("line", "says"),
     [
         ("a.de a.en --language de", "give parallel text, whose language"),
-        ("a.de a.en --output p.parquet", "p.parquet: this format is not written"),
         ("a.de a.en --output a.de", "would change the input"),
         ("a.de short", "differ in length, from line 8"),
         ("a.de a.en --gold short-gold", "has 1 lines, the text has 8 pairs"),

@@ -190,7 +190,6 @@ FROM_CONFIG = "--train_data in --use_cpu --config_name a/a"
 REFUSED = [
     (PREPARE, "--data in --output_dir {}", "in in/out"),
     (PREPARE, "--data in --evaluation_data test.txt --output_dir {}", "."),
-    (MINE, f"{TEXTS} {{}}", "in/a.de in/a.en in"),
     (MINE, f"{TEXTS} out.tsv --report_file {{}}", "in/a.de out.tsv linked/config.json"),
     (MINE, f"{TEXTS} out.tsv --embeddings_dir {{}}", "in"),
     (ALIGN, f"{TEXTS} {{}}", "in/a.de in/a.en model/model.safetensors in"),
@@ -220,9 +219,9 @@ def test_no_command_writes_over_what_it_reads(
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_an_empty_path_is_refused(name: str, place: Path) -> None:
-    argv = argv_of(name, "model", Path("in"), Path("out"))
+    argv = argv_of(name, "model", Path("in"), Path("out.tsv"))
     with pytest.raises(SystemExit, match="^error: .* is empty"):
-        import_module(name).main(["" if word == "out" else word for word in argv])
+        import_module(name).main(["" if word == "out.tsv" else word for word in argv])
 
 
 def test_only_new_files_may_be_written_into_the_folder_of_a_model(place: Path) -> None:
@@ -240,7 +239,7 @@ def test_only_new_files_may_be_written_into_the_folder_of_a_model(place: Path) -
 def test_a_command_refuses_an_output_of_another_run(
     name: str, bitext_dir: Path, tmp_path: Path
 ) -> None:
-    out = tmp_path / "out"
+    out = tmp_path / "out.tsv"
     argv = argv_of(name, str(tmp_path / "absent"), bitext_dir, out)
     with claimed(out), pytest.raises(SystemExit, match=f"^error: .* {out} is in use"):
         import_module(name).main(argv)
@@ -250,10 +249,13 @@ def test_a_command_refuses_an_output_of_another_run(
 def test_the_process_that_writes_has_the_folder_to_itself(tmp_path: Path) -> None:
     folder = tmp_path / "a" / "b"
     outputs = {"--output_dir": folder}
-    with guarded(folders=outputs), guarded(folders=outputs, is_writer=False):
-        with pytest.raises(UserError, match="in use"), guarded(folders=outputs):
-            raise AssertionError("claimed twice")
-        assert folder.is_dir()
+    with (
+        guarded(folders=outputs),
+        guarded(folders=outputs, is_writer=False),
+        pytest.raises(UserError, match="in use"),
+        guarded(folders=outputs),
+    ):
+        raise AssertionError("claimed twice")
     assert list(folder.parent.iterdir()) == []
 
 

@@ -15,7 +15,6 @@
 """
 
 import logging
-import math
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -25,7 +24,6 @@ from typing import Any
 from tqdm.auto import tqdm
 
 from dap_transformers.alignment.word_alignment import (
-    CHUNK,
     AlignmentOptions,
     check_pairs,
     read_bitext,
@@ -37,15 +35,13 @@ from dap_transformers.alignment.word_alignment import (
 from dap_transformers.commands.arguments import (
     ArgumentParser,
     EncoderArguments,
-    require_written_format,
-    token_budget,
 )
 from dap_transformers.commands.safeguards import command, guarded
 from dap_transformers.encoding.encoder import tokens_of_a_batch
 from dap_transformers.errors import UserError, counted
 from dap_transformers.evaluation.word_links import judge, read_reference
 from dap_transformers.files import public_name, write_json
-from dap_transformers.options import arg, require_least
+from dap_transformers.options import arg
 
 logger = logging.getLogger(__name__)
 
@@ -84,12 +80,9 @@ class AlignmentArguments:
     max_bad_lines: float = arg(
         0.001, "Share of malformed lines that parallel text may have. They get no links."
     )
-    token_budget: int | None = token_budget()
     report_file: str | None = arg(None, "JSON report. Default: OUTPUT.json.")
 
     def __post_init__(self) -> None:
-        require_least(self, token_budget=1)
-        require_written_format(self.output, ".parquet")
         self.report_file = self.report_file or f"{self.output}.json"
 
 
@@ -130,11 +123,8 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
         # align
         encoder = model_args.load()
         started = time.perf_counter()
-        budget = tokens_of_a_batch(args.token_budget)
-        aligned = stream_alignments(encoder, pairs, options, budget)
-        # pairs come in chunks, so a count within a chunk would give a wrong time
-        steps = {"miniters": CHUNK, "maxinterval": math.inf, "smoothing": 0}
-        aligned = tqdm(aligned, total=total, desc="aligning", unit=" pairs", **steps)
+        aligned = stream_alignments(encoder, pairs, options, tokens_of_a_batch())
+        aligned = tqdm(aligned, total=total, desc="aligning", unit=" pairs")
         quality = {}
         if gold:
             aligned = list(aligned)

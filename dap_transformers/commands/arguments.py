@@ -19,12 +19,6 @@ from dap_transformers.ray.encoder import ClusterEncoder
 from dap_transformers.reports import read_record, report
 from states_dap import POOLINGS
 
-#: Endings of formats that no command writes.
-NOT_WRITTEN = (
-    ".csv", ".json", ".arrow", ".xlsx", ".bz2", ".zst", ".lz4", ".7z", ".zip", ".parquet.gz",
-    ".parquet.xz",
-)  # fmt: skip
-
 #: Arguments of the Trainer that `--help` shows.
 OFTEN = (
     "num_train_epochs",
@@ -111,18 +105,6 @@ class ArgumentParser(HfArgumentParser):
             if is_path and "" in (value if isinstance(value, list) else [value]):
                 raise UserError(f"--{name} is empty: is a variable unset?")
         return found, rest
-
-
-def require_written_format(output: str, *others: str) -> None:
-    """Raise `UserError` for an output whose name ends like a format that is not written."""
-    if output.lower().endswith((*NOT_WRITTEN, *others)):
-        raise UserError(f"--output {output}: this format is not written; see --output in --help")
-
-
-def token_budget() -> Any:
-    """Return the field of a command's flag `--token_budget`."""
-    text = "Most tokens per batch. It does not change the results. Default: 4096, on CUDA 32768."
-    return arg(None, text)
 
 
 @dataclass

@@ -13,33 +13,27 @@
 - Threshold: chosen from the scores (`dap_transformers.mining.threshold`). A table shows how many
   pairs other thresholds keep, and their estimated precision.
 - Resuming: sentence vectors are kept in shards beside the output. If a run was stopped, the same
-  command continues it. A run with another threshold or output name encodes nothing.
+  command continues it. A run with another threshold encodes nothing.
 - Several processes: `accelerate launch` shares the encoding among processes. `--ray` encodes and
   searches on a cluster.
 """
 
-import hashlib
-import json
 import logging
 import re
 import time
 from collections.abc import Sequence
 from dataclasses import MISSING, asdict, dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from dap_transformers.commands.arguments import (
     ArgumentParser,
     EncoderArguments,
-    require_written_format,
-    token_budget,
 )
 from dap_transformers.commands.safeguards import command, guarded
 from dap_transformers.encoding.encoder import tokens_of_a_batch
-from dap_transformers.encoding.shards import SHARD_SIZE
 from dap_transformers.errors import UserError
-from dap_transformers.files import content_digest, plain_suffix, public_name, write_json
+from dap_transformers.files import plain_suffix, public_name, write_json
 from dap_transformers.mining.in_order import align_texts
 from dap_transformers.mining.mine_pairs import (
     MiningOptions,
@@ -63,13 +57,14 @@ from dap_transformers.ray.connection import Cluster
 from dap_transformers.ray.search import cluster_neighbours
 from dap_transformers.search.approximate import approximate_neighbours, recall_at_k
 from dap_transformers.search.exact import NeighbourSearch, mutual_neighbours
-from dap_transformers.text.archives import disk_path
 from dap_transformers.text.formats import is_in_other_script
 
 logger = logging.getLogger(__name__)
 
 USAGE = """%(prog)s SOURCE TARGET --model MODEL --output FILE [options]
 The two texts come first, side by side; what is below names the options."""
+#: Names of files that can be written.
+WRITTEN = re.compile(r"\.(parquet|(tsv|jsonl|tmx)(\.gz|\.xz)?)$", re.IGNORECASE)
 #: What is mined -> options that would have no effect there.
 WITHOUT_EFFECT = {
     "given pairs": ("largest_group", "split_lines", "min_precision", "calibrate", "pair"),
@@ -109,18 +104,19 @@ class MiningArguments:
         None, "Faiss index for approximate search, such as IVF4096,PQ64. Default: exact search."
     )
     embeddings_dir: str | None = arg(
-        None, "Folder that keeps the vectors. Default: beside the output, named after the texts."
+        None, "Folder that keeps the vectors. Default: OUTPUT.embeddings."
     )
-    shard_size: int = arg(
-        SHARD_SIZE, "Sentences per shard of vectors. A killed process loses at most one shard."
-    )
-    token_budget: int | None = token_budget()
     report_file: str | None = arg(None, "JSON report. Default: OUTPUT.json.")
 
     def __post_init__(self) -> None:
-        require_least(self, shard_size=1, token_budget=1, largest_group=1)
-        require_written_format(self.output)
+        require_least(self, largest_group=1)
+        if not WRITTEN.search(self.output):
+            raise UserError(
+                f"--output {self.output}: give a name that ends in .tsv, .jsonl or .tmx, also with "
+                ".gz or .xz, or in .parquet"
+            )
         self.report_file = self.report_file or f"{self.output}.json"
+        self.embeddings_dir = self.embeddings_dir or f"{self.output}.embeddings"
 
     @property
     def mode(self) -> str:
@@ -161,8 +157,6 @@ def parse(
     options.threshold = threshold_of(options.threshold)
     if (args.score_only or args.in_order) and options.threshold == "auto":
         options.threshold = None
-    if not args.embeddings_dir:
-        args.embeddings_dir = vector_folder(args, model_args, files)
     return model_args, args, options, cluster, files
 
 
@@ -176,18 +170,6 @@ def threshold_of(text: str) -> float | str | None:
         return float(text)
     except ValueError as error:
         raise UserError(f"--threshold {text}: give a number, 'auto' or 'none'") from error
-
-
-def vector_folder(args: MiningArguments, model_args: EncoderArguments, files: list[str]) -> str:
-    """Return the path of a folder for the vectors, beside the output.
-
-    A second run with the same texts and model finds the vectors of the first, because the name has
-    a hash of what they depend on.
-    """
-    given = [asdict(model_args), files]
-    digest = hashlib.sha256(json.dumps(given).encode()).hexdigest()[:8]
-    names = "-".join(Path(file).name for file in files)
-    return str(Path(args.output).parent / f"{names[:150]}.{digest}.embeddings")
 
 
 def search_of(args: MiningArguments, cluster: Cluster) -> NeighbourSearch:
@@ -253,8 +235,7 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
             encoder,
             texts,
             args.embeddings_dir,
-            shard_size=args.shard_size,
-            token_budget=tokens_of_a_batch(args.token_budget),
+            token_budget=tokens_of_a_batch(),
             progress=is_main,
         )
         if cluster.ray:
@@ -269,7 +250,7 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
         numbers = {side: text.counts() for side, text in texts[-1].sides().items()}
         numbers |= {"candidates": found.candidates, "kept": len(found.kept)} | found.numbers
         numbers["recall_at_k"] = recall
-        settings = settings_of(args, options, files, inputs)
+        settings = settings_of(args, options, files)
         report = model_args.report(encoder, found.protocol, numbers, settings, seconds)
         write_json(report, args.report_file)
 
@@ -286,16 +267,11 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
 
 
 def settings_of(
-    args: MiningArguments,
-    options: MiningOptions,
-    files: Sequence[str],
-    inputs: Sequence[str | Path],
+    args: MiningArguments, options: MiningOptions, files: Sequence[str]
 ) -> dict[str, Any]:
     """Return the settings for the report, without those that have no effect."""
-    paths = [disk_path(path) for path in inputs]
-    text = [content_digest(path) if path.is_file() else None for path in paths]  # no pipes
-    chosen = asdict(options) | {"index": args.index, "text": text}
-    chosen["data"] = [public_name(path) for path in files]
+    data = [public_name(path) for path in files]
+    chosen = asdict(options) | {"index": args.index, "data": data}
     for name in WITHOUT_EFFECT[args.mode]:
         chosen.pop(name, None)
     return chosen

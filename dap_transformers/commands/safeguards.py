@@ -4,7 +4,7 @@ import functools
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -95,8 +95,7 @@ def guarded(
     Outputs and inputs that are None are left out.
 
     Args:
-        folders: output folders. They are created. A folder that is still empty at the end is
-            removed.
+        folders: output folders.
         is_writer: False for processes of a distributed run that write nothing. They take no lock.
     """
     files = {name: path for name, path in (files or {}).items() if path}
@@ -106,8 +105,6 @@ def guarded(
         if is_writer:
             for name, path in (folders | files).items():
                 stack.enter_context(claimed(path, name))
-            for path in folders.values():
-                stack.enter_context(_created_folder(Path(path)))
         yield
 
 
@@ -140,14 +137,3 @@ def refuse_changes(files: Outputs, folders: Outputs, inputs: Iterable[AnyPath]) 
 def resolved(path: AnyPath) -> Path:
     """Return an absolute path without links and `..`, also if parts of it do not exist."""
     return Path(os.path.realpath(Path(path).expanduser()))
-
-
-@contextmanager
-def _created_folder(folder: Path) -> Iterator[None]:
-    """Create a folder before the block. If it is empty when the block ends, remove it."""
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
-        yield
-    finally:
-        with suppress(OSError):  # not empty
-            folder.rmdir()

@@ -442,12 +442,9 @@ def length_batches(lengths: Sequence[int], token_budget: int, full: int) -> list
     return batches
 
 
-def tokens_of_a_batch(token_budget: int | None) -> int:
-    """Return the most tokens of a batch: `token_budget` or, if it is None, a default.
+def tokens_of_a_batch() -> int:
+    """Return the most tokens of a batch: 32,768 with CUDA, which keeps a GPU busy, else 4,096.
 
-    The default is 32,768 with CUDA, which keeps a GPU busy. Otherwise it is 4,096, which fits a
-    CPU's caches.
+    The smaller number fits a CPU's caches.
     """
-    if token_budget is not None:
-        return token_budget
     return 32768 if torch.cuda.is_available() else 4096

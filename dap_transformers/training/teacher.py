@@ -140,7 +140,7 @@ def encode_to_disk(teacher: SentenceEncoder, sentences: list[str], folder: Path)
             teacher,
             sentences,
             shards,
-            token_budget=tokens_of_a_batch(None),
+            token_budget=tokens_of_a_batch(),
             progress=is_main,
             fingerprint=fingerprint,
             name="sentences by the teacher",

@@ -27,8 +27,8 @@ STEPS = (
     " --report_to none --use_cpu --output_dir out"
 )
 MINE = (
-    "dap_transformers.commands.mine_bitext a.de a.en --model dap --shard_size 5 --threshold none"
-    " --output out/pairs"
+    "dap_transformers.commands.mine_bitext a.de a.en --model dap --threshold none"
+    " --output out/pairs.tsv"
 )
 COMMANDS = (
     f"train_dap --train_data text --model_name_or_path model --dev_pairs 2 {STEPS}",
@@ -49,6 +49,9 @@ import sys
 sys.path.insert(0, {str(REPOSITORY)!r})
 import datasets
 datasets.config.HF_DATASETS_CACHE = "cache"
+from functools import partial
+from dap_transformers.mining import mine_pairs
+mine_pairs.embed_to_disk = partial(mine_pairs.embed_to_disk, shard_size=5)  # several shards
 importlib.import_module(sys.argv[1]).main(sys.argv[2:])
 """
 #: Keys of times, and of values that the Trainer counts from the last start of the process.
