@@ -144,7 +144,7 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
         # write the report
         settings = {
             "data": [public_name(path) for path in (*args.data_dir, *args.test_data())],
-            "max_pairs": args.max_pairs,
+            "pairs_per_language": args.max_pairs,
         }
         if args.pool == "multilingual":
             settings["pool"] = args.pool

@@ -74,33 +74,32 @@ class Published:
     """What a published folder holds, and how a sentence vector is computed with it.
 
     Attributes:
+        encoder: gives the vectors of the folder.
         heads: whether the folder has the training heads.
-        dimensions: of a sentence vector.
-        normalize: whether sentence-transformers returns vectors of length 1.
         similarity: "cosine" or "dot".
         has_pooler: whether the encoder's class has a pooler, even if the checkpoint has no
             weights for it.
-        has_dense: whether Dense layers follow the pooling.
     """
 
+    encoder: SentenceEncoder
     heads: bool
-    model_type: str
-    layers: int
-    dimensions: int
-    pooling: str
-    prefix: str
-    max_seq_length: int
-    normalize: bool
     similarity: str
     has_pooler: bool
-    has_dense: bool = False
-    query_prompt: str = ""
-    document_prompt: str = ""
+
+    @property
+    def normalize(self) -> bool:
+        """Tell whether sentence-transformers returns vectors of length 1."""
+        return any(isinstance(each, Normalize) for each in self.encoder.after)
+
+    @property
+    def has_dense(self) -> bool:
+        """Tell whether Dense layers follow the pooling."""
+        return bool(self.encoder.after.state_dict())
 
     @property
     def pools_itself(self) -> bool:
         """Tell whether `pooler_output` is the sentence vector, times `POOLER_SCALE`."""
-        return self.has_pooler and self.pooling == "cls" and not self.has_dense
+        return self.has_pooler and self.encoder.pooling == "cls" and not self.has_dense
 
 
 def build(source: Path, folder: Path, options: FolderOptions | None = None) -> Published:
@@ -112,9 +111,11 @@ def build(source: Path, folder: Path, options: FolderOptions | None = None) -> P
     checkpoint = Checkpoint.read(source)
     _require_publishable(checkpoint, options)
     encoder = _load_encoder(checkpoint, options)
-    published = _describe(encoder, checkpoint, options)
-
-    write_backbone(encoder.backbone, published.pooling, folder)
+    similarity = checkpoint.library.similarity or "cosine"
+    if checkpoint.config.model_type == DAPConfig.model_type:
+        similarity = checkpoint.config.tr_similarity
+    has_pooler = write_backbone(encoder.backbone, encoder.pooling, folder)
+    published = Published(encoder, options.with_heads, similarity, has_pooler)
     if published.heads:
         model = checkpoint.load(DAPForPreTraining)
         model.config.auto_map = dict(configuration_dap.AUTO_MAP)
@@ -133,9 +134,9 @@ def build(source: Path, folder: Path, options: FolderOptions | None = None) -> P
         write_modules(own, folder / HEADS_FOLDER)
         custom_object_save(model, folder)  # Transformers looks for the code at the root
 
-    save_tokenizer(encoder.tokenizer, published.max_seq_length, folder)
-    write_modules(encoder, folder, published.similarity)
-    _check_vectors(encoder, published, folder)
+    save_tokenizer(encoder.tokenizer, encoder.max_seq_length, folder)
+    write_modules(encoder, folder, similarity)
+    _check_vectors(published, folder)
     return published
 
 
@@ -168,32 +169,7 @@ def _load_encoder(checkpoint: Checkpoint, options: FolderOptions) -> SentenceEnc
     return encoder
 
 
-def _describe(
-    encoder: SentenceEncoder, checkpoint: Checkpoint, options: FolderOptions
-) -> Published:
-    """Collect what the published folder will hold, and how it makes a sentence vector."""
-    backbone = encoder.backbone
-    similarity = checkpoint.library.similarity or "cosine"
-    if checkpoint.config.model_type == DAPConfig.model_type:
-        similarity = checkpoint.config.tr_similarity
-    return Published(
-        heads=options.with_heads,
-        model_type=backbone.config.model_type,
-        layers=backbone.config.num_hidden_layers,
-        dimensions=encoder.dimensions,
-        pooling=encoder.pooling,
-        prefix=encoder.prefix,
-        max_seq_length=encoder.max_seq_length,
-        normalize=any(isinstance(each, Normalize) for each in encoder.after),
-        similarity=similarity,
-        has_pooler=_plain_pooler(backbone) is not None,
-        has_dense=bool(encoder.after.state_dict()),
-        query_prompt=encoder.for_task("query").prefix,
-        document_prompt=encoder.for_task("document").prefix,
-    )
-
-
-def write_backbone(backbone: PreTrainedModel, pooling: str, folder: Path) -> None:
+def write_backbone(backbone: PreTrainedModel, pooling: str, folder: Path) -> bool:
     """Save the plain encoder. If its class has a pooler, the pooler gets fixed weights.
 
     Without saved weights, `AutoModel` would give the pooler random ones. A pooler computes
@@ -203,8 +179,13 @@ def write_backbone(backbone: PreTrainedModel, pooling: str, folder: Path) -> Non
       sentence vector times that scale.
     - Otherwise, a pooler cannot compute the vector. W and b are 0, and so is `pooler_output`, so
       that nobody mistakes it for the vector.
+
+    Returns:
+        Whether the class has a pooler.
     """
-    pooler = _plain_pooler(backbone)
+    with torch.device("meta"):  # without memory for weights
+        plain = auto_class(backbone.config).from_config(backbone.config)
+    pooler = getattr(plain, "pooler", None)
     if pooler is not None:
         backbone.pooler = pooler.to_empty(device="cpu")
         for parameter in backbone.pooler.parameters():
@@ -216,13 +197,7 @@ def write_backbone(backbone: PreTrainedModel, pooling: str, folder: Path) -> Non
         backbone.config.position_embedding_type = "absolute"
     backbone.save_pretrained(folder)
     _remove_local_path(folder / "config.json")
-
-
-def _plain_pooler(backbone: PreTrainedModel) -> nn.Module | None:
-    """Return the pooler that `AutoModel` gives an encoder, without memory for weights, or None."""
-    with torch.device("meta"):
-        plain = auto_class(backbone.config).from_config(backbone.config)
-    return getattr(plain, "pooler", None)
+    return pooler is not None
 
 
 def save_tokenizer(tokenizer: PreTrainedTokenizerBase, max_length: int, folder: Path) -> None:
@@ -252,9 +227,9 @@ def _remove_local_path(path: Path) -> None:
     write_json(config, path)
 
 
-def _check_vectors(encoder: SentenceEncoder, published: Published, folder: Path) -> None:
+def _check_vectors(published: Published, folder: Path) -> None:
     """Check that a published folder gives the checkpoint's vectors, also by `pooler_output`."""
-    expected = encoder.encode(PROBE)  # (N, D)
+    expected = published.encoder.encode(PROBE)  # (N, D)
     again = SentenceEncoder.from_pretrained(str(folder), device="cpu")
     require_same_vectors(expected, again.encode(PROBE), "the published folder")
     if not published.pools_itself:

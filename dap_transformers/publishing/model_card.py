@@ -19,6 +19,7 @@ from dap_transformers.languages import NAMES
 from dap_transformers.publishing.layout import Published
 from dap_transformers.reports import read_record
 from dap_transformers.tables import markdown_table
+from modules_dap import PROMPTS_OF
 from objectives_dap import OBJECTIVES
 
 #: Fields of `DAPConfig` that say nothing about the recipe.
@@ -172,7 +173,8 @@ def model_card(repo_id: str, published: Published, sources: Sources) -> ModelCar
         repo_id=repo_id,
         name=name,
         made=published,
-        prefix=repr(published.prefix) if published.prefix else "",
+        encoder=published.encoder,
+        prefix=repr(published.encoder.prefix) if published.encoder.prefix else "",
         sources=sources,
         objective=objective,
         method=method(objective or ""),
@@ -187,16 +189,17 @@ def model_card(repo_id: str, published: Published, sources: Sources) -> ModelCar
 
 def _require_same_encoding(report: Mapping[str, Any], published: Published) -> None:
     """Check that a report was measured with the published model's pooling, prompts and length."""
+    encoder = published.encoder
+    ours = {"pooling": encoder.pooling, "prefix": encoder.prefix}
+    ours |= {f"{task}_prompt": encoder.for_task(task).prefix for task in PROMPTS_OF}
     settings = report.get("settings", {})
-    names = ["pooling", "prefix", "query_prompt", "document_prompt"]
     if "prefix" in settings:  # else max_seq_length is about pairs of texts, as in run-xnli
-        names.append("max_seq_length")
-    for name in names:
-        ours = getattr(published, name)
-        if settings.get(name, ours) != ours:
+        ours["max_seq_length"] = encoder.max_seq_length
+    for name, own in ours.items():
+        if settings.get(name, own) != own:
             raise UserError(
                 f"results on {dataset_name(report)} were measured with {name}={settings[name]!r}, "
-                f"but the model is published with {ours!r}: evaluate the folder that is published"
+                f"but the model is published with {own!r}: evaluate the folder that is published"
             )
 
 

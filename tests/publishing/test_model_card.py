@@ -6,10 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import save, save_with_modules, tiny_config
+from conftest import save, save_with_modules, tiny_config, tiny_tokenizer
 from huggingface_hub import ModelCard
 from huggingface_hub.repocard_data import model_index_to_eval_results
 from tiny_models import tiny_model
+from transformers import BertConfig, BertModel
 
 from dap_transformers.encoding.encoder import SentenceEncoder
 from dap_transformers.files import read_json, write_json
@@ -18,7 +19,9 @@ from dap_transformers.publishing.model_card import Sources, languages, model_car
 from dap_transformers.publishing.publish import PublishOptions, publish
 
 PLACE = Path(__file__).parent
-PLAIN = Published(False, "bert", 12, 384, "mean", "", 128, False, "cosine", True)
+SHAPE = {"vocab_size": 250, "num_hidden_layers": 12, "hidden_size": 384, "intermediate_size": 8}
+ENCODER = SentenceEncoder(BertModel(BertConfig(**SHAPE)), tiny_tokenizer(), "mean")
+PLAIN = Published(ENCODER, heads=False, similarity="cosine", has_pooler=True)
 KNOWN = Sources(**read_json(PLACE / "card.json"))
 CONFIG, RUN = KNOWN.config, KNOWN.run
 TATOEBA, BUCC, _ = KNOWN.reports

@@ -66,7 +66,7 @@ def test_the_root_of_a_published_checkpoint_is_a_plain_encoder(
 ) -> None:
     source, out = checkpoint(model_type, objective="tr", pooling="mean"), tmp_path / "out"
     published = build(source, out)
-    assert (published.pooling, published.has_pooler) == ("mean", has_pooler)
+    assert (published.encoder.pooling, published.has_pooler) == ("mean", has_pooler)
     assert load_encoder(source, "lasttoken").pooling == "lasttoken"
     assert_allclose(library_vectors(out), own_vectors(source), atol=1e-5)
     plain, report = AutoModel.from_pretrained(out, output_loading_info=True)
@@ -153,7 +153,7 @@ def test_publishing_again_keeps_prefix_length_and_normalisation(
         FolderOptions(prefix="kaban: ", max_seq_length=9, normalize=True),
     )
     again = build(tmp_path / "first", tmp_path / "second")
-    assert (again.prefix, again.max_seq_length, again.normalize) == ("kaban: ", 9, True)
+    assert (again.encoder.max_seq_length, again.normalize) == (9, True)
     build(tmp_path / "first", tmp_path / "bare", FolderOptions(prefix=""))
     for folder, prefix in (("first", "kaban: "), ("second", "kaban: "), ("bare", "")):
         encoder = load_encoder(source, None, prefix, 9)
