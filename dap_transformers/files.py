@@ -114,28 +114,18 @@ def whole_folder(path: str | Path) -> Iterator[Path]:
     If a folder of that name holds something by then, another process has done the same work. That
     folder is kept, and the new one is removed.
     """
-    path = Path(path)
+    path = Path(os.path.realpath(path))
     temporary = _temporary_name(path)
     temporary.mkdir(parents=True)
     try:
         yield temporary
-        _rename_folder(temporary, path)
+        try:
+            temporary.replace(path)  # also over an empty folder
+        except OSError:
+            if not (path.is_dir() and any(path.iterdir())):
+                raise
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-
-
-def _rename_folder(folder: Path, path: Path) -> None:
-    """Rename a folder. If a folder of the new name holds something, change nothing."""
-    if path.is_dir() and not any(path.iterdir()):
-        # An empty folder may be a link or a mount point, so fill it instead of replacing it.
-        for child in folder.iterdir():
-            shutil.move(child, path / child.name)
-        return
-    try:
-        folder.replace(path)
-    except OSError:
-        if not path.is_dir():
-            raise
 
 
 def _temporary_name(path: Path) -> Path:

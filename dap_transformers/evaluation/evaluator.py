@@ -64,6 +64,10 @@ class Evaluator:
         """Return what will be encoded. All evaluators' sentences are encoded in one call."""
         return ()
 
+    def size(self) -> float:
+        """Return how many sentences the main number is worth, which tells its standard error."""
+        return sum(1 for _ in self.sentences())
+
     def logged(self, numbers: Numbers) -> dict[str, float]:
         """Return the numbers that a training logs, by name."""
         return numbers
@@ -74,29 +78,34 @@ class Evaluator:
 
     def table(self, numbers: Numbers) -> str:
         """Format the numbers for the console."""
-        return console_tables(self.task, self.metrics(numbers))
+        return console_tables(card_rows(self.task, self.metrics(numbers)))
 
 
-def console_tables(task: str, metrics: Iterable[Metric]) -> str:
-    """Format metrics as plain text, with the names of languages."""
-    tables = []
-    for columns, rows in tables_of(metrics).items():
-        named = [[NAMES.get(place, place), *values] for place, *values in rows]
-        tables.append(text_table([task, *columns], named))
-    return "\n\n".join(tables)
-
-
-def tables_of(metrics: Iterable[Metric]) -> dict[tuple[str, ...], list[list[Any]]]:
-    """Put metrics into tables: names of the columns -> rows of a place and its values.
-
-    Places with the same metrics share a table.
-    """
-    places: dict[str, dict[str, float]] = {}
+def card_rows(task: str, metrics: Iterable[Metric]) -> list[dict[str, Any]]:
+    """Return the metrics of a task as a report holds them for the model card."""
+    rows = []
     for each in metrics:
-        places.setdefault(each.place, {})[each.name] = each.value
+        rows.append({"task": task} | each._asdict() | {"value": round(each.value, 4)})
+    return rows
+
+
+def console_tables(rows: Iterable[Mapping[str, Any]]) -> str:
+    """Format the `card_rows` of a report as plain text."""
+    return "\n\n".join(text_table(*table) for table in tables_of(rows).items())
+
+
+def tables_of(rows: Iterable[Mapping[str, Any]]) -> dict[tuple[str, ...], list[list[Any]]]:
+    """Put the `card_rows` of a report into tables: task and names of the columns -> rows.
+
+    A row has a place and its values. Places with the same metrics share a table.
+    """
+    places: dict[tuple[str, str], dict[str, float]] = {}
+    for each in rows:
+        places.setdefault((each["task"], each["place"]), {})[each["name"]] = each["value"]
     tables: dict[tuple[str, ...], list[list[Any]]] = {}
-    for place, values in places.items():
-        tables.setdefault(tuple(values), []).append([place, *values.values()])
+    for (task, place), values in places.items():
+        row = [NAMES.get(place, place), *values.values()]
+        tables.setdefault((task, *values), []).append(row)
     return tables
 
 
@@ -110,14 +119,6 @@ def by_name(paths: Iterable[str | Path]) -> dict[str, Path]:
             raise UserError(f"{other} and {path} are both called {name}: rename one of them")
         found[name] = path
     return found
-
-
-def card_rows(task: str, metrics: Iterable[Metric]) -> list[dict[str, Any]]:
-    """Return the metrics of a task as a report holds them for the model card."""
-    rows = []
-    for each in metrics:
-        rows.append({"task": task} | each._asdict() | {"value": round(each.value, 4)})
-    return rows
 
 
 def both_sides(pairs: PairsByLanguage) -> Iterator[str]:

@@ -20,6 +20,7 @@ from dap_transformers.evaluation.evaluator import (
     Numbers,
     PairsByLanguage,
     both_sides,
+    card_rows,
     console_tables,
 )
 from dap_transformers.evaluation.paper import (
@@ -71,6 +72,11 @@ class Retrieval(Evaluator):
     def sentences(self) -> Iterator[str]:
         return both_sides(self.pairs)
 
+    def size(self) -> float:
+        """Return how many sentences the mean is worth. Languages of few pairs make it less."""
+        shares = [1 / len(rows) for rows in self.pairs.values()]
+        return 2 * len(shares) ** 2 / sum(shares)
+
     def __call__(self, encoder: Encoder) -> Numbers:
         languages = {}
         for code, rows in self.pairs.items():
@@ -113,7 +119,7 @@ class Retrieval(Evaluator):
             return super().table(numbers)
         metrics = self.metrics(numbers)
         metrics += tatoeba_metrics(each.place for each in metrics)
-        table = console_tables(self.task, metrics)
+        table = console_tables(card_rows(self.task, metrics))
         averages = tatoeba_averages(numbers["averages"])
         return f"{table}\n\n{averages}" if averages else table
 

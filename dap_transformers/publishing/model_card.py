@@ -14,7 +14,7 @@ from huggingface_hub import DatasetCard, EvalResult, ModelCard, ModelCardData
 
 from configuration_dap import FIELDS
 from dap_transformers.errors import UserError, reading
-from dap_transformers.evaluation.evaluator import Metric, tables_of
+from dap_transformers.evaluation.evaluator import tables_of
 from dap_transformers.languages import NAMES
 from dap_transformers.publishing.layout import Published
 from dap_transformers.reports import read_record
@@ -295,24 +295,17 @@ def dataset_name(report: Mapping[str, Any]) -> str:
 
 
 def report_text(report: Mapping[str, Any]) -> str:
-    """Format an evaluation report as Markdown: data, protocol, settings, and a table per task.
+    """Format an evaluation report as Markdown: data, protocol, settings, and tables.
 
-    Rows with other columns have a table of their own, so that no cell is empty. A table of more
-    than `LONGEST_TABLE` rows is folded.
+    A table of more than `LONGEST_TABLE` rows is folded.
     """
-    tasks: dict[str, list[Metric]] = {}
-    for each in report["metrics"]:
-        fields = {name: value for name, value in each.items() if name != "task"}
-        tasks.setdefault(each["task"], []).append(Metric(**fields))
-
     parts = [f"### {dataset_name(report)}", _measured_text(report)]
-    for task, metrics in tasks.items():
-        for columns, rows in tables_of(metrics).items():
-            cells = [[NAMES.get(place, place), *map(_cell, values)] for place, *values in rows]
-            table = markdown_table([task, *columns], cells, numbers=True)
-            if len(rows) > LONGEST_TABLE:
-                table = _folded(f"All {len(rows)} rows", table)
-            parts.append(table)
+    for columns, rows in tables_of(report["metrics"]).items():
+        cells = [[place, *map(_cell, values)] for place, *values in rows]
+        table = markdown_table(columns, cells, numbers=True)
+        if len(rows) > LONGEST_TABLE:
+            table = _folded(f"All {len(rows)} rows", table)
+        parts.append(table)
     return "\n\n".join(parts)
 
 

@@ -67,7 +67,7 @@ class DAPTrainer(ResumableTrainer):
         self.prefix = prefix
         self.prompts = prompts
         self.saved_length = saved_length
-        self.measured_on: dict[str, int] = {}  # accuracy over all languages -> dev sentences
+        self.measured_on: dict[str, float] = {}  # accuracy over all languages -> `size`
         self.meter = StepMeter()
         if self.evaluators:
             # `Trainer` does not evaluate without a dataset.
@@ -204,10 +204,9 @@ class DAPTrainer(ResumableTrainer):
             if same := metrics.keys() & own.keys():
                 raise ValueError(f"two evaluators log {min(same)}: rename one of them")
             metrics |= own
-            count = sum(1 for _ in each.sentences())
             for key in own:
                 if key.endswith("accuracy") and "-" not in key:  # "de-en" is of fewer sentences
-                    self.measured_on[f"eval_{key}"] = count
+                    self.measured_on[f"eval_{key}"] = each.size()
         metrics["seconds"] = round(time.perf_counter() - started, 2)
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in metrics.items()}
 

@@ -86,6 +86,14 @@ def test_groups_are_averaged_only_when_complete() -> None:
     assert groups_of(["de", "gsw"]) == expected
 
 
+def test_the_size_gives_the_standard_error_of_a_mean_over_unequal_languages() -> None:
+    counts = np.array([1000, 1000, 20])
+    retrieval = Retrieval({str(row): [("a", "b")] * count for row, count in enumerate(counts)})
+    found = np.random.default_rng(0).binomial(counts, 0.8, (20_000, 2, 3))  # of both directions
+    variance = (found / counts).mean((1, 2)).var()
+    assert 0.8 * 0.2 / retrieval.size() == pytest.approx(variance, rel=0.05)
+
+
 # The evaluator
 
 
