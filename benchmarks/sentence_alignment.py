@@ -5,6 +5,9 @@
     python -m benchmarks.sentence_alignment --rows 10000 100000
 
 - The first command reads vecalign's test set: `test0.de`, `test0.fr` and the groups `test0.defr`.
+  It also joins the lines to paragraphs, which are split into sentences again. Groups are then equal
+  if they cover the same characters. "at our borders" merges the reference groups between which our
+  sentences have no border, because no alignment of these sentences tells them apart.
 - The second takes 1,000 pairs of each language. Of 5%, 10% and 20% of them, one side is left out,
   split in two, or merged with the next one.
 - vecalign's own algorithm aligns the same vectors. It draws a sample, so its numbers are means of
@@ -19,8 +22,9 @@
 import random
 import time
 from ast import literal_eval
-from itertools import starmap
+from itertools import accumulate, pairwise, starmap
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 
 import numpy as np
@@ -33,10 +37,11 @@ from dap_transformers.evaluation.retrieval import read_languages
 from dap_transformers.mining.in_order import Gains, align
 from dap_transformers.mining.texts import GroupedText, joined
 from dap_transformers.text.find import find_bitext
-from dap_transformers.text.sentences import Sentence
+from dap_transformers.text.sentences import Sentence, read_text
 
 SIZE = 3  # most sentences of a group on a side
 RUNS = 5  # of vecalign
+PARAGRAPH = 5  # lines, at least
 #: Pairs of groups: the numbers of the source sentences and of the target sentences.
 Groups = list[list[list[int]]]
 #: Source sentences, target sentences and their groups.
@@ -67,6 +72,84 @@ def changed(pairs: list[tuple[str, str]], rate: float) -> Book:
         for lines, part in zip(book, parts):
             lines += part
     return book
+
+
+def as_paragraphs(lines: list[str]) -> str:
+    """Join lines to paragraphs of at least `PARAGRAPH` lines, one per line.
+
+    A paragraph ends where a sentence ends. A line without a mark at its end is a heading, which
+    stays a line of its own.
+    """
+    text = ""
+    length = 0
+    stripped = [line.strip() for line in lines]
+    for line, following in pairwise([*stripped, "end"]):
+        length += 1
+        is_beside_heading = line[-1].isalnum() or following[-1].isalnum()
+        if is_beside_heading or (length >= PARAGRAPH and line[-1] in ".!?"):
+            text += f"{line}\n"
+            length = 0
+        else:
+            text += f"{line} "
+    return text
+
+
+def split_again(lines: list[str], language: str) -> list[str]:
+    """Return the sentences of a text whose lines were joined to paragraphs."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder, "text")
+        path.write_text(as_paragraphs(lines))
+        return [each.text for each in read_text(str(path), language, split=True)]
+
+
+def borders(sentences: list[str]) -> list[int]:
+    """Return the number of characters before each sentence and in all, blanks left out."""
+    return [0, *accumulate(len("".join(text.split())) for text in sentences)]
+
+
+def covered(groups: Groups, *sides: list[str]) -> Groups:
+    """Return the groups of characters that groups of sentences cover."""
+    found = []
+    for group in groups:
+        characters: list[list[int]] = [[], []]
+        for rows, own, ends in zip(group, characters, map(borders, sides)):
+            for row in rows:
+                own += range(ends[row], ends[row + 1])
+        found.append(characters)
+    return found
+
+
+def merged(groups: Groups, *sides: list[str]) -> Groups:
+    """Merge groups of characters, in order, between which a side has no border of sentences."""
+    allowed = [set(borders(sentences)) for sentences in sides]
+    ends = [0, 0]  # of the group before
+    found: Groups = [[[], []]]
+    for group in groups:
+        starts = [own[0] if own else end for own, end in zip(group, ends)]
+        if all(map(set.__contains__, allowed, starts)):
+            found.append([[], []])
+        for side, own in enumerate(group):
+            found[-1][side] += own
+            ends[side] = starts[side] + len(own)
+    return found
+
+
+def paragraphs(encoder: Encoder, books: list[Book]) -> dict[str, float]:
+    """Return F1 of the German and French books if they are given as paragraphs."""
+    from vecalign.score import score_multiple
+
+    found, gold, possible = [], [], []
+    for *sides, groups in books:
+        again = [split_again(lines, code) for lines, code in zip(sides, ("de", "fr"))]
+        found.append(covered(ours(gains_of(encoder, *again)), *again))
+        gold.append(covered(groups, *sides))
+        possible.append(merged(gold[-1], *again))
+    numbers = {}
+    for name, expected in (("as paragraphs", gold), ("at our borders", possible)):
+        score = score_multiple(expected, found)
+        for kind in ("strict", "lax"):
+            numbers[f"{name} {kind}"] = 100 * float(score[f"f1_{kind}"])
+    return numbers
 
 
 def gains_of(encoder: Encoder, *sides: list[str]) -> Gains:
@@ -177,6 +260,8 @@ def main(argv: list[str] | None = None) -> None:
         arguments = EncoderArguments(args.model, prefix=args.prefix, max_seq_length=512)
         encoder = SharedEncoder(arguments.load())
         results |= {name: quality(encoder, texts) for name, texts in books.items()}
+        if "bleualign" in books:
+            results["paragraphs"] = paragraphs(encoder, books["bleualign"])
     for name, numbers in results.items():
         print(name, *(f"{key} {value:.2f}" for key, value in numbers.items()), sep="  ")
     save(args, {"results": results})
