@@ -2,6 +2,7 @@
 
 import argparse
 import inspect
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass
 from functools import partial
@@ -19,6 +20,7 @@ from dap_transformers.ray.encoder import ClusterEncoder
 from dap_transformers.reports import read_record, report
 from states_dap import POOLINGS
 
+TRAINER = "arguments of Transformers' Trainer"
 #: Arguments of the Trainer that `--help` shows.
 OFTEN = (
     "num_train_epochs",
@@ -37,6 +39,8 @@ OFTEN = (
     "push_to_hub",
     "hub_model_id",
 )
+#: Beginnings of the names of our own arguments that `--help` leaves out.
+SELDOM = ("tlm_", "mlm_", "rtl_", "bow_", "head_", "peft_", "ddp_", "dataloader_", "logging_nan_")
 
 
 class _Help(argparse.ArgumentDefaultsHelpFormatter):
@@ -57,10 +61,19 @@ class _Help(argparse.ArgumentDefaultsHelpFormatter):
         return super()._get_help_string(action)
 
 
+class _HelpAll(argparse._HelpAction):
+    """Prints the whole help of all arguments."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *others: Any) -> None:
+        for action, text in parser.whole_help.items():
+            action.help = text
+        super().__call__(parser, *others)
+
+
 class ArgumentParser(HfArgumentParser):
     """`HfArgumentParser` with `--version`. A refused value is a `UserError`.
 
-    Of the arguments of Transformers' Trainer, `--help` shows only those that are used `OFTEN`.
+    A training has a short `--help`, and `--help_all` with all arguments of Transformers' Trainer.
 
     Args:
         types: the dataclasses whose fields are the arguments.
@@ -83,12 +96,22 @@ class ArgumentParser(HfArgumentParser):
                 self._shorten_help(TrainingArguments.__dataclass_fields__.keys() - own)
 
     def _shorten_help(self, inherited: set[str]) -> None:
-        """Show the first sentence of the help of inherited arguments, and hide the seldom ones."""
-        self.epilog = "All other arguments of Transformers' TrainingArguments work as well."
-        for action in self._actions:
+        """Show the first sentence of what is used often, with a group for the Trainer's arguments.
+
+        `--help_all` shows the whole text of all arguments.
+        """
+        self.epilog = "--help_all shows all arguments."
+        self.add_argument("--help_all", action=_HelpAll, help="Show all arguments.")
+        self.whole_help = {action: action.help for action in self._actions}
+        trainers = self.add_argument_group(TRAINER)._group_actions
+        for action, text in self.whole_help.items():
+            is_seldom = action.dest.startswith(SELDOM)
             if action.dest in inherited:
-                is_shown = action.dest in OFTEN
-                action.help = action.help.split(". ")[0] if is_shown else argparse.SUPPRESS
+                is_seldom = action.dest not in OFTEN
+                trainers.append(action)
+            action.help = argparse.SUPPRESS if is_seldom else re.split(r"(?<=\.) ", text)[0]
+        for group in self._action_groups[:-1]:
+            group._group_actions = [each for each in group._group_actions if each not in trainers]
 
     def parse_args_into_dataclasses(self, *args: Any, **options: Any) -> tuple[Any, ...]:
         """Parse the command line into the dataclasses that the parser was made with."""
