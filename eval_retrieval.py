@@ -24,10 +24,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from dap_transformers.commands.arguments import (
-    ArgumentParser,
-    EncoderArguments,
-)
+from dap_transformers.commands.arguments import ArgumentParser
+from dap_transformers.commands.encoder_arguments import EncoderArguments
 from dap_transformers.commands.safeguards import command, guarded
 from dap_transformers.encoding.encoder import tokens_of_a_batch
 from dap_transformers.errors import UserError

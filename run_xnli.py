@@ -15,7 +15,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dap_transformers.commands.arguments import ArgumentParser, BaseEncoderArguments
+from dap_transformers.commands.arguments import ArgumentParser
+from dap_transformers.commands.encoder_arguments import BaseEncoderArguments
 from dap_transformers.commands.safeguards import command, guarded
 from dap_transformers.encoding.encoder import SentenceEncoder
 from dap_transformers.evaluation.paper import xnli_table

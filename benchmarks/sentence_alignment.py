@@ -30,7 +30,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from benchmarks.timing import machine_parser, peak_memory, save
-from dap_transformers.commands.arguments import EncoderArguments
+from dap_transformers.commands.encoder_arguments import EncoderArguments
 from dap_transformers.encoding.encoder import Encoder
 from dap_transformers.encoding.shards import SharedEncoder
 from dap_transformers.evaluation.retrieval import read_languages

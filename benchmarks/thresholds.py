@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.timing import machine_parser, save
-from dap_transformers.commands.arguments import EncoderArguments
+from dap_transformers.commands.encoder_arguments import EncoderArguments
 from dap_transformers.encoding.encoder import Encoder
 from dap_transformers.errors import UserError
 from dap_transformers.evaluation.bucc import best_threshold, score_at

@@ -19,7 +19,8 @@ import numpy as np
 
 from dap_transformers.alignment.heat_map import heat_map
 from dap_transformers.alignment.word_alignment import align_words
-from dap_transformers.commands.arguments import ArgumentParser, EncoderArguments
+from dap_transformers.commands.arguments import ArgumentParser
+from dap_transformers.commands.encoder_arguments import EncoderArguments
 from dap_transformers.commands.safeguards import command
 from dap_transformers.encoding.encoder import SentenceEncoder
 from dap_transformers.errors import UserError

@@ -26,7 +26,8 @@ COMMANDS = ("train_dap", "eval_retrieval", "run_xnli")
 PACKAGE = "dap_transformers"
 #: Modules that all commands share.
 SHARED = tuple(
-    f"{PACKAGE}.commands{name}" for name in ("", ".safeguards", ".arguments", ".recipes")
+    f"{PACKAGE}.commands{name}"
+    for name in ("", ".safeguards", ".arguments", ".encoder_arguments", ".recipes")
 )
 WITHOUT_MODEL = ("text", "prepare", "search", "reports")
 
@@ -143,7 +144,8 @@ def test_the_wheel_holds_every_module_and_imports_every_name(tmp_path: Path) -> 
 
 
 def test_readers_and_versions_of_commands_import_no_slow_library() -> None:
-    code = "import sys, dap_transformers.text.corpus; sys.argv = ['mine-bitext', '--version']\n"
+    code = "import sys, dap_transformers.text.corpus, dap_transformers.commands.prepare_data\n"
+    code += "sys.argv = ['mine-bitext', '--version']\n"
     code += "from dap_transformers.commands import mine_bitext_main; mine_bitext_main()\n"
     code += "assert not {'datasets', 'polib', 'torch', 'xz'} & {*sys.modules}"
     assert run_fresh(sys.executable, "-c", code) == f"dap-transformers {__version__}\n"

@@ -32,10 +32,8 @@ from dap_transformers.alignment.word_alignment import (
     write_links,
     write_word_list,
 )
-from dap_transformers.commands.arguments import (
-    ArgumentParser,
-    EncoderArguments,
-)
+from dap_transformers.commands.arguments import ArgumentParser
+from dap_transformers.commands.encoder_arguments import EncoderArguments
 from dap_transformers.commands.safeguards import command, guarded
 from dap_transformers.encoding.encoder import tokens_of_a_batch
 from dap_transformers.errors import UserError, counted

@@ -1,24 +1,15 @@
-"""The parser of all commands, and the arguments that choose an encoder."""
+"""The parser of all commands. It needs no torch, so `prepare-data` starts in a second."""
 
 import argparse
 import inspect
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, asdict, dataclass
-from functools import partial
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
-from transformers import HfArgumentParser, TrainingArguments
+from transformers import HfArgumentParser
 
 from dap_transformers import __version__
-from dap_transformers.encoding.encoder import Encoder, SentenceEncoder
 from dap_transformers.errors import UserError, one_line
-from dap_transformers.options import arg
-from dap_transformers.ray.connection import Cluster
-from dap_transformers.ray.encoder import ClusterEncoder
-from dap_transformers.reports import read_record, report
-from states_dap import POOLINGS
 
 TRAINER = "arguments of Transformers' Trainer"
 #: Arguments of the Trainer that `--help` shows.
@@ -91,9 +82,10 @@ class ArgumentParser(HfArgumentParser):
             names = action.option_strings
             action.option_strings = [name for name in names if "-" not in name.lstrip("-")]
         for each in types:
-            if issubclass(each, TrainingArguments):
-                own = {"output_dir", *inspect.get_annotations(each)}
-                self._shorten_help(TrainingArguments.__dataclass_fields__.keys() - own)
+            for base in each.__mro__:
+                if base.__name__ == "TrainingArguments":
+                    own = {"output_dir", *inspect.get_annotations(each)}
+                    self._shorten_help(base.__dataclass_fields__.keys() - own)
 
     def _shorten_help(self, inherited: set[str]) -> None:
         """Show the first sentence of what is used often, with a group for the Trainer's arguments.
@@ -128,69 +120,3 @@ class ArgumentParser(HfArgumentParser):
             if is_path and "" in (value if isinstance(value, list) else [value]):
                 raise UserError(f"--{name} is empty: is a variable unset?")
         return found, rest
-
-
-@dataclass
-class BaseEncoderArguments:
-    """Command-line arguments of every command that loads an encoder: its name and its pooling."""
-
-    model_name_or_path: str = arg(
-        MISSING,
-        "A DAP checkpoint, any encoder of AutoModel, or a sentence-transformers folder; a folder "
-        "or a Hub id.",
-        aliases=["--model"],
-    )
-    pooling: str | None = arg(
-        None,
-        "How a plain encoder pools. Default: as the checkpoint says, else the mean, and the last "
-        "token of a decoder.",
-        choices=tuple(POOLINGS),
-    )
-    revision: str | None = arg(None, "Branch, tag or commit of a Hub repository.")
-    trust_remote_code: bool = arg(False, "Run the code that the repository carries.")
-
-
-@dataclass
-class EncoderArguments(BaseEncoderArguments):
-    """Command-line arguments of commands that encode: which encoder, and how it makes a vector."""
-
-    prefix: str | None = arg(
-        None, "Text before every sentence, such as 'query: ' for E5. Default: the checkpoint's."
-    )
-    max_seq_length: int | None = arg(
-        None, "Tokens per sentence. Default: the sentence-transformers folder's, else 128."
-    )
-    bf16: bool = arg(False, "Encode under bfloat16 autocast: faster on BF16 hardware.")
-
-    def load(self, cluster: Cluster | None = None) -> Encoder:
-        """Load the encoder that the arguments choose, here or on a cluster."""
-        options = asdict(self)
-        name = options.pop("model_name_or_path")
-        load = partial(SentenceEncoder.from_pretrained, name, **options)
-        return ClusterEncoder(load, cluster) if cluster and cluster.ray else load()
-
-    def summary(self, encoder: SentenceEncoder) -> str:
-        """Return one line that says how sentence vectors are made: pooling, prefix and length."""
-        return (
-            f"{self.model_name_or_path}: pooling {encoder.pooling}, prefix "
-            f"{encoder.prefix!r}, at most {encoder.max_seq_length} tokens"
-        )
-
-    def report(
-        self,
-        encoder: SentenceEncoder,
-        protocol: str,
-        numbers: Mapping[str, Any],
-        settings: Mapping[str, Any],
-        seconds: float,
-    ) -> dict[str, Any]:
-        """Return the report of an evaluation, a dictionary that can be written as JSON.
-
-        To the given settings it adds those of the encoder, such as pooling and prefix. If the model
-        folder has a record of its training, the report also has the seed.
-        """
-        names = ("pooling", "prefix", "max_seq_length", "bf16")
-        own = {name: getattr(encoder, name) for name in names} | dict(settings)
-        seed = read_record(Path(self.model_name_or_path)).get("seed")
-        revision = encoder.revision or self.revision
-        return report(self.model_name_or_path, protocol, numbers, own, seconds, revision, seed)

@@ -26,10 +26,8 @@ from dataclasses import MISSING, asdict, dataclass
 from functools import partial
 from typing import Any
 
-from dap_transformers.commands.arguments import (
-    ArgumentParser,
-    EncoderArguments,
-)
+from dap_transformers.commands.arguments import ArgumentParser
+from dap_transformers.commands.encoder_arguments import EncoderArguments
 from dap_transformers.commands.safeguards import command, guarded
 from dap_transformers.encoding.encoder import tokens_of_a_batch
 from dap_transformers.errors import UserError

@@ -8,7 +8,7 @@ Legend: `N` distinct sentences of a text, `D` dimensions, `P` pairs, `L` lines, 
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain, product
 from pathlib import Path
@@ -29,7 +29,7 @@ from dap_transformers.text_keys import is_blank
 
 #: Vectors of source and target.
 Vectors = tuple[np.ndarray, np.ndarray]
-#: Pairs that are written at a time, a row group of Parquet.
+#: Pairs that are formatted at a time, a row group of Parquet.
 GROUP_ROWS = 2**16
 #: Ending of the name of a translation memory, which needs the languages.
 MEMORY = ".tmx"
@@ -266,46 +266,30 @@ def write_pairs(
     Args:
         languages: codes of source and target, for `.tmx`.
     """
-    starts = range(0, max(len(pairs), 1), GROUP_ROWS)
-    tables = (texts.table(pairs[start : start + GROUP_ROWS]) for start in starts)
+    table = texts.table(pairs)
+    batches = table.to_batches(GROUP_ROWS)
+    rows = chain.from_iterable(batch.to_pylist() for batch in batches)
     suffix = plain_suffix(path)
     with compressed_file(path) as output:
-        if suffix == MEMORY:
-            rows = (row for table in tables for row in table.to_pylist())
+        if suffix == ".parquet":
+            pq.write_table(table, output, GROUP_ROWS)
+        elif suffix == ".jsonl":
+            for row in rows:
+                output.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
+        elif suffix == MEMORY:
             sides = ((row["source"], row["target"]) for row in rows)
             write_memory(filter(all, sides), languages, output)
         else:
-            WRITERS.get(suffix, _write_tsv)(tables, output)
+            _write_tsv(table.column_names, rows, output)
 
 
-def _write_tsv(tables: Iterator[pa.Table], output: BinaryIO) -> None:
+def _write_tsv(names: Sequence[str], rows: Iterable[dict[str, Any]], output: BinaryIO) -> None:
     """Write rows of literal text, below a header. Several lines are separated by blanks."""
-    first = next(tables)
-    output.write("\t".join(first.column_names).encode() + b"\n")
-    for table in chain([first], tables):
-        for row in table.to_pylist():
-            row["score"] = "" if row["score"] is None else f"{row['score']:.6f}"
-            cells = []
-            for value in row.values():
-                text = " ".join(map(str, value)) if isinstance(value, list) else str(value)
-                cells.append(text.replace("\t", " "))
-            output.write("\t".join(cells).encode() + b"\n")
-
-
-def _write_jsonl(tables: Iterator[pa.Table], output: BinaryIO) -> None:
-    """Write an object per row, with the columns as its fields."""
-    for table in tables:
-        for row in table.to_pylist():
-            output.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
-
-
-def _write_parquet(tables: Iterator[pa.Table], output: BinaryIO) -> None:
-    """Write a Parquet file, a row group per table."""
-    first = next(tables)
-    with pq.ParquetWriter(output, first.schema) as writer:
-        for table in chain([first], tables):
-            writer.write_table(table)
-
-
-#: Ending of a file's name -> function that writes tables to an open file. Others have tabs.
-WRITERS = {".jsonl": _write_jsonl, ".parquet": _write_parquet}
+    output.write("\t".join(names).encode() + b"\n")
+    for row in rows:
+        row["score"] = "" if row["score"] is None else f"{row['score']:.6f}"
+        cells = []
+        for value in row.values():
+            text = " ".join(map(str, value)) if isinstance(value, list) else str(value)
+            cells.append(text.replace("\t", " "))
+        output.write("\t".join(cells).encode() + b"\n")

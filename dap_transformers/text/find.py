@@ -331,7 +331,7 @@ def find_hub_files(name: str, target: str) -> list[BitextFile]:
     files = []
     for each, pair in languages.items():
         others = set(pair) - {target}
-        if len(pair) == 2 and target in pair and others:
+        if target in pair and len(others) == 1:
             files.append(BitextFile(others.pop(), (dataset,), "hub", target, each))
     if not files:
         raise UserError(
