@@ -27,7 +27,6 @@ from typing import Any
 from dap_transformers.commands.arguments import ArgumentParser
 from dap_transformers.commands.encoder_arguments import EncoderArguments
 from dap_transformers.commands.safeguards import command, guarded
-from dap_transformers.encoding.encoder import tokens_of_a_batch
 from dap_transformers.errors import UserError
 from dap_transformers.evaluation.evaluation_data import EvaluationData
 from dap_transformers.evaluation.evaluator import Evaluator, card_rows, evaluate
@@ -131,7 +130,7 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
 
         # measure
         started = time.perf_counter()
-        numbers = evaluate(encoder, evaluators, tokens_of_a_batch(), is_main)
+        numbers = evaluate(encoder, evaluators, is_main)
         seconds = time.perf_counter() - started
         if not is_main:
             return {}

@@ -76,7 +76,7 @@ def contenders(model: str, sentences: list[str], args: argparse.Namespace) -> di
     if args.bf16:
         library.bfloat16()
 
-    found: dict[str, Encode] = {OURS: partial(ours.encode, sentences, args.token_budget)}
+    found: dict[str, Encode] = {OURS: partial(ours.encode, sentences)}
     for size in args.batch_sizes:
         found[f"{LIBRARY}, {size} a batch"] = partial(
             library.encode, sentences, batch_size=size, show_progress_bar=False
@@ -139,7 +139,6 @@ def main(argv: list[str] | None = None) -> None:
     weights.add_argument("--size", choices=list(SIZES), help="random weights of this size")
     parser.add_argument("--data_dir", nargs="+", help="parallel text with English")
     parser.add_argument("--sentences", type=int, default=1000)
-    parser.add_argument("--token_budget", type=int, default=4096, help="tokens of our batches")
     parser.add_argument(
         "--batch_sizes", type=int, nargs="+", default=[32, 128], help=f"sentences, of {LIBRARY}"
     )

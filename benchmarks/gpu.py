@@ -46,7 +46,7 @@ STAGES: dict[str, tuple[str, str | None]] = {
         f"{TINY} --batch_sizes 2",
     ),
     "encoding": (
-        f"encode {XLMR} --sentences 40000 --token_budget 32768 --batch_sizes 128 512 --repeats 2",
+        f"encode {XLMR} --sentences 40000 --batch_sizes 128 512 --repeats 2",
         f"{TINY} --sentences 40 --batch_sizes 8",
     ),
     "mining": (

@@ -124,7 +124,6 @@ def align_words(
     encoder: SentenceEncoder,
     source: Sequence[str],
     target: Sequence[str],
-    token_budget: int = 4096,
     **options: Any,
 ) -> list[WordAlignment]:
     """Link the words of each sentence with the words of its translation.
@@ -135,18 +134,16 @@ def align_words(
         print(aligned.pharaoh())  # 0-0 1-1 2-2 3-3 4-4
 
     Args:
-        token_budget: most tokens of a batch, padding included.
         options: fields of `AlignmentOptions`, such as `method="itermax"`.
     """
     pairs = zip(listed(source), listed(target), strict=True)
-    return list(stream_alignments(encoder, pairs, AlignmentOptions(**options), token_budget))
+    return list(stream_alignments(encoder, pairs, AlignmentOptions(**options)))
 
 
 def stream_alignments(
     encoder: SentenceEncoder,
     pairs: Iterable[Pair],
     options: AlignmentOptions,
-    token_budget: int = 4096,
 ) -> Iterator[WordAlignment]:
     """Yield the word alignment of each pair of sentences, in the order of the pairs.
 
@@ -155,7 +152,7 @@ def stream_alignments(
     pairs = iter(pairs)
     while chunk := list(islice(pairs, CHUNK)):
         sentences = [source for source, _ in chunk] + [target for _, target in chunk]
-        found = _words_of(encoder, sentences, options, token_budget)
+        found = _words_of(encoder, sentences, options)
         for source, target in zip(found[: len(chunk)], found[len(chunk) :], strict=True):
             links, similarity = align_tokens(source.states, target.states, options.method)
             missing = sum(int((~side.has_tokens).sum()) for side in (source, target))
@@ -163,13 +160,10 @@ def stream_alignments(
 
 
 def _words_of(
-    encoder: SentenceEncoder,
-    sentences: Sequence[str],
-    options: AlignmentOptions,
-    token_budget: int,
+    encoder: SentenceEncoder, sentences: Sequence[str], options: AlignmentOptions
 ) -> list[_Words]:
     """Encode sentences, and find their words with their states."""
-    token_states, places = encoder.encode_tokens(sentences, token_budget, options.layer)
+    token_states, places = encoder.encode_tokens(sentences, options.layer)
     found = []
     for sentence, states, own in zip(sentences, token_states, places, strict=True):
         spans = WORDS[options.words or "punctuation"](sentence, own)

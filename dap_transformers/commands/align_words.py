@@ -35,7 +35,6 @@ from dap_transformers.alignment.word_alignment import (
 from dap_transformers.commands.arguments import ArgumentParser
 from dap_transformers.commands.encoder_arguments import EncoderArguments
 from dap_transformers.commands.safeguards import command, guarded
-from dap_transformers.encoding.encoder import tokens_of_a_batch
 from dap_transformers.errors import UserError, counted
 from dap_transformers.evaluation.word_links import judge, read_reference
 from dap_transformers.files import public_name, write_json
@@ -121,7 +120,7 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
         # align
         encoder = model_args.load()
         started = time.perf_counter()
-        aligned = stream_alignments(encoder, pairs, options, tokens_of_a_batch())
+        aligned = stream_alignments(encoder, pairs, options)
         aligned = tqdm(aligned, total=total, desc="aligning", unit=" pairs")
         quality = {}
         if gold:

@@ -29,7 +29,6 @@ from typing import Any
 from dap_transformers.commands.arguments import ArgumentParser
 from dap_transformers.commands.encoder_arguments import EncoderArguments
 from dap_transformers.commands.safeguards import command, guarded
-from dap_transformers.encoding.encoder import tokens_of_a_batch
 from dap_transformers.errors import UserError
 from dap_transformers.files import plain_suffix, public_name, write_json
 from dap_transformers.mining.in_order import align_texts
@@ -229,13 +228,7 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
                 logger.warning("%s is not in the script of --pair's language %s", text.name, code)
         started = time.perf_counter()
         encoder = model_args.load(cluster)
-        vectors = encode_texts(
-            encoder,
-            texts,
-            args.embeddings_dir,
-            token_budget=tokens_of_a_batch(),
-            progress=is_main,
-        )
+        vectors = encode_texts(encoder, texts, args.embeddings_dir, progress=is_main)
         if cluster.ray:
             encoder.end()  # the search needs its memory
         if not is_main:

@@ -45,6 +45,8 @@ logger = logging.getLogger(__name__)
 DEFAULT_MAX_SEQ_LENGTH = 128
 #: Sentences tokenised at a time. This bounds the memory of the token ids.
 CHUNK = 100_000
+#: Most tokens of a batch, padding included: as many as fit a CPU's caches, or keep a GPU busy.
+TOKENS_PER_BATCH = {"cpu": 4096, "cuda": 32768}
 #: Tokens that keep a CPU's matrix products busy. Larger batches would only add padding.
 FULL_CPU_BATCH = 512
 
@@ -241,7 +243,6 @@ class SentenceEncoder:
     def encode(
         self,
         sentences: Sequence[str],
-        token_budget: int = 4096,
         progress: bool = False,
         normalize: bool = False,
         batch_size: int | None = None,
@@ -249,13 +250,9 @@ class SentenceEncoder:
         """Encode N sentences into vectors (N, E), each distinct sentence once.
 
         Args:
-            token_budget: most tokens of a batch, padding included. The vectors do not depend on it,
-                beyond rounding.
-            batch_size: number of the longest possible sentences per batch, instead of
-                `token_budget`.
+            batch_size: number of the longest possible sentences per batch. None takes
+                `TOKENS_PER_BATCH`. Beyond rounding, the vectors do not depend on it.
         """
-        if batch_size is not None:
-            token_budget = batch_size * self.max_seq_length
         sentences = listed(sentences)
         distinct = list(dict.fromkeys(sentences))
         parts = [np.empty((0, self.dimensions), np.float32)]
@@ -263,7 +260,7 @@ class SentenceEncoder:
             total=0, desc="encoding", unit=" tokens", unit_scale=True, disable=not progress
         ) as bar:
             for start in range(0, len(distinct), CHUNK):
-                parts.append(self._encode_chunk(distinct[start : start + CHUNK], token_budget, bar))
+                parts.append(self._encode_chunk(distinct[start : start + CHUNK], batch_size, bar))
         vectors = np.concatenate(parts)  # (distinct sentences, E)
         if normalize:
             vectors = unit_rows(vectors).numpy()
@@ -271,7 +268,7 @@ class SentenceEncoder:
         return vectors[[row_of[sentence] for sentence in sentences]]
 
     def _encode_chunk(
-        self, sentences: list[str], token_budget: int, bar: tqdm
+        self, sentences: list[str], batch_size: int | None, bar: tqdm
     ) -> NDArray[np.float32]:
         """Encode at most `CHUNK` distinct sentences, which are tokenised all at once: (N, E)."""
         tokens = self._tokenize(sentences)
@@ -284,7 +281,7 @@ class SentenceEncoder:
         # A sentence may have no token at all. Its vector stays zero.
         result = torch.zeros(len(sentences), self.dimensions, device=device)  # (N, E)
         with self._inference():
-            for rows, ids, mask in self._batches(input_ids, token_budget):
+            for rows, ids, mask in self._batches(input_ids, batch_size):
                 # Not `device=device`, which would wait for the GPU.
                 places = torch.tensor(rows).to(device, non_blocking=True)
                 result[places] = self.after(self._pooled(ids, mask)).float()
@@ -300,7 +297,7 @@ class SentenceEncoder:
     # ------------------------------------------------------------------------------- token states
 
     def encode_tokens(
-        self, sentences: Sequence[str], token_budget: int = 4096, layer: int | None = None
+        self, sentences: Sequence[str], layer: int | None = None
     ) -> tuple[list[NDArray[np.float32]], list[TokenPlaces]]:
         """Return token states (S_i, D) of each sentence, and their places.
 
@@ -316,7 +313,7 @@ class SentenceEncoder:
         input_ids, places = self._own_tokens(sentences)
         states: list[np.ndarray] = [np.empty((0, self.hidden_size), np.float32)] * len(places)
         with self._inference():
-            for rows, ids, mask in self._batches(input_ids, token_budget):
+            for rows, ids, mask in self._batches(input_ids):
                 batch_states = self._states(ids, mask, layer).cpu().numpy()  # (B, S, D)
                 for row, row_states in zip(rows, batch_states, strict=True):
                     states[row] = row_states[places[row].positions]  # (S_i, D)
@@ -370,10 +367,14 @@ class SentenceEncoder:
             self.model.train(was_training)
 
     def _batches(
-        self, input_ids: list[list[int]], token_budget: int
+        self, input_ids: list[list[int]], batch_size: int | None = None
     ) -> Iterator[tuple[list[int], Tensor, Tensor]]:
         """Yield rows (B), ids (B, S) and mask (B, S) of similar lengths, longest first."""
-        computes_padding = self.model.device.type == "cpu" and not self._packs
+        kind = self.model.device.type
+        token_budget = TOKENS_PER_BATCH.get(kind, TOKENS_PER_BATCH["cpu"])
+        if batch_size is not None:
+            token_budget = batch_size * self.max_seq_length
+        computes_padding = kind == "cpu" and not self._packs
         full = FULL_CPU_BATCH if computes_padding else token_budget
         lengths = [len(ids) for ids in input_ids]
         for rows in length_batches(lengths, token_budget, full):
@@ -440,11 +441,3 @@ def length_batches(lengths: Sequence[int], token_budget: int, full: int) -> list
             width = lengths[row]
             size = width
     return batches
-
-
-def tokens_of_a_batch() -> int:
-    """Return the most tokens of a batch: 32,768 with CUDA, which keeps a GPU busy, else 4,096.
-
-    The smaller number fits a CPU's caches.
-    """
-    return 32768 if torch.cuda.is_available() else 4096

@@ -61,14 +61,10 @@ class SharedEncoder:
 
     The processes of a launch divide the sentences among them, so all processes must call `encode`
     with the same sentences. Attributes that this class lacks are taken from `encoder`.
-
-    Args:
-        token_budget: most tokens of a batch, padding included.
     """
 
-    def __init__(self, encoder: Encoder, token_budget: int = 4096, progress: bool = False) -> None:
+    def __init__(self, encoder: Encoder, progress: bool = False) -> None:
         self.encoder = encoder
-        self.token_budget = token_budget
         self.progress = progress
         self._vector_of: dict[str, np.ndarray] = {}
 
@@ -77,7 +73,7 @@ class SharedEncoder:
 
     def for_task(self, task: str) -> "SharedEncoder":
         """Return a shared encoder with the model's prompt for a task, which has no vectors yet."""
-        return SharedEncoder(self.encoder.for_task(task), self.token_budget, self.progress)
+        return SharedEncoder(self.encoder.for_task(task), self.progress)
 
     def encode(self, sentences: Sequence[str]) -> np.ndarray:
         """Return the vectors (N, D) of N sentences, in every process.
@@ -96,7 +92,7 @@ class SharedEncoder:
         state = launched()
         step = state.num_processes
         share = sentences[state.process_index :: step]
-        parts = gather_object([self.encoder.encode(share, self.token_budget, self.progress)])
+        parts = gather_object([self.encoder.encode(share, self.progress)])
         vectors = np.empty((len(sentences), parts[0].shape[1]), np.float32)
         for rank, part in enumerate(parts):
             vectors[rank::step] = part
@@ -180,7 +176,6 @@ def write_shards(
     sentences: Iterable[str],
     folder: str | Path,
     shard_size: int = SHARD_SIZE,
-    token_budget: int = 4096,
     progress: bool = False,
     where: Callable[[int], str] = "sentence {}".format,
     fingerprint: str | None = None,
@@ -197,7 +192,6 @@ def write_shards(
 
     Args:
         sentences: read once, in order. The progress bar shows an end if they have a length.
-        token_budget: most tokens of a batch, padding included.
         where: function that returns a sentence's name for error messages, such as "a.txt, line 3",
             given its number from 0.
         fingerprint: the encoder's `model_fingerprint`. None computes it.
@@ -227,7 +221,7 @@ def write_shards(
                 bar.update(len(text))
             else:
                 try:
-                    vectors = encode_pieces(encoder, text, token_budget, bar)  # (n, D)
+                    vectors = encode_pieces(encoder, text, bar)  # (n, D)
                     require_finite(vectors, text, where, first)
                 except SentenceError as error:
                     failed.append(error)
@@ -255,9 +249,7 @@ def hash_of_text(fingerprint: str, text: Sequence[str]) -> str:
     return digest.hexdigest()[:16]
 
 
-def encode_pieces(
-    encoder: Encoder, text: Sequence[str], token_budget: int, bar: tqdm
-) -> np.ndarray:
+def encode_pieces(encoder: Encoder, text: Sequence[str], bar: tqdm) -> np.ndarray:
     """Encode n sentences in pieces of `PIECE`, so that the progress bar moves. Return (n, D).
 
     The sentences of a piece have similar lengths, and the longest sentences come first. A Ray
@@ -268,9 +260,9 @@ def encode_pieces(
     for start in range(0, len(order), PIECE):
         pieces.append([text[row] for row in order[start : start + PIECE]])
     if hasattr(encoder, "encode_each"):
-        results = encoder.encode_each(pieces, token_budget)
+        results = encoder.encode_each(pieces)
     else:
-        results = (encoder.encode(piece, token_budget) for piece in pieces)
+        results = map(encoder.encode, pieces)
     found = []
     for vectors in results:
         found.append(vectors)  # (n, D)

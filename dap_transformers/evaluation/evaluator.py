@@ -129,10 +129,7 @@ def both_sides(pairs: PairsByLanguage) -> Iterator[str]:
 
 
 def evaluate(
-    encoder: Encoder,
-    evaluators: Sequence[Evaluator],
-    token_budget: int = 4096,
-    progress: bool = False,
+    encoder: Encoder, evaluators: Sequence[Evaluator], progress: bool = False
 ) -> dict[str, Numbers]:
     """Measure an encoder with several evaluators, which share its vectors. Return numbers by name.
 
@@ -141,7 +138,7 @@ def evaluate(
     """
     if len({each.name for each in evaluators}) < len(evaluators):
         raise ValueError("two evaluators have the same name: give all data to one of them")
-    shared = SharedEncoder(encoder, token_budget, progress)
+    shared = SharedEncoder(encoder, progress)
     shared.encode(list(chain.from_iterable(each.sentences() for each in evaluators)))
     found = {each.name: each(shared) for each in evaluators}
     return broadcast_object_list([found])[0]

@@ -317,7 +317,7 @@ def encode_texts(
 
     Args:
         folder: keeps the vectors.
-        options: `shard_size`, `token_budget` and `progress` of `embed_to_disk`.
+        options: `shard_size` and `progress` of `embed_to_disk`.
     """
     options["fingerprint"] = model_fingerprint(encoder)
     found = []

@@ -34,10 +34,10 @@ class EncoderActor:
         """Return a hash of the encoder's model and settings (`model_fingerprint`)."""
         return model_fingerprint(self.encoder)
 
-    def encode(self, piece: Sequence[str], token_budget: int) -> tuple[np.ndarray, int]:
+    def encode(self, piece: Sequence[str]) -> tuple[np.ndarray, int]:
         """Return the vectors (n, D) of the piece's n sentences, and how many of them were cut."""
         self.encoder.cut = 0
-        return self.encoder.encode(piece, token_budget), self.encoder.cut
+        return self.encoder.encode(piece), self.encoder.cut
 
 
 class ClusterEncoder:
@@ -80,20 +80,16 @@ class ClusterEncoder:
         for actor in self.actors:
             ray.kill(actor)
 
-    def encode(
-        self, sentences: Sequence[str], token_budget: int = 4096, progress: bool = False
-    ) -> np.ndarray:
+    def encode(self, sentences: Sequence[str], progress: bool = False) -> np.ndarray:
         """Return the vectors (N, D) of N sentences, as `SentenceEncoder.encode`."""
         if not len(sentences):
             return self.encoder.encode([])
         with tqdm(
             total=len(sentences), desc="encoding", unit=" sentences", disable=not progress
         ) as bar:
-            return encode_pieces(self, sentences, token_budget, bar)
+            return encode_pieces(self, sentences, bar)
 
-    def encode_each(
-        self, pieces: Sequence[Sequence[str]], token_budget: int
-    ) -> Iterator[np.ndarray]:
+    def encode_each(self, pieces: Sequence[Sequence[str]]) -> Iterator[np.ndarray]:
         """Encode pieces on the actors, several at a time, and yield their vectors (n, D) in order.
 
         If an actor is lost, another one encodes its piece, and a new actor starts once a node has
@@ -135,7 +131,7 @@ class ClusterEncoder:
                     self.encoder.cut += cut
                 if waiting:
                     number = waiting.popleft()
-                    jobs[actor.encode.remote(pieces[number], token_budget)] = actor, number
+                    jobs[actor.encode.remote(pieces[number])] = actor, number
             yield results.pop(due)
 
     def _require_same_model(self, fingerprint: str) -> None:

@@ -22,7 +22,7 @@ from datasets import Dataset
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from dap_transformers.encoding.encoder import SentenceEncoder, tokens_of_a_batch
+from dap_transformers.encoding.encoder import SentenceEncoder
 from dap_transformers.encoding.shards import (
     embed_to_disk,
     hash_of_text,
@@ -140,7 +140,6 @@ def encode_to_disk(teacher: SentenceEncoder, sentences: list[str], folder: Path)
             teacher,
             sentences,
             shards,
-            token_budget=tokens_of_a_batch(),
             progress=is_main,
             fingerprint=fingerprint,
             name="sentences by the teacher",

@@ -198,11 +198,11 @@ def test_lost_encoders_change_no_vector_and_are_not_restarted_for_ever(
     ray.get([actor.fingerprint.remote() for actor in actors])
     lose_node(nodes)
     while encoder.actors == actors:  # until Ray notices it
-        assert_array_equal(list(encoder.encode_each(pieces, 4096)), expected)
+        assert_array_equal(list(encoder.encode_each(pieces)), expected)
 
     monkeypatch.setattr(ray_encoder, "RETRIES", 1)
     with pytest.raises(ray.exceptions.RayError):
-        list(encoder.encode_each([["poison"]], 4096))
+        list(encoder.encode_each([["poison"]]))
     encoder.end()
     add_node(nodes)
 
