@@ -47,15 +47,10 @@ def report(
         "settings": dict(settings),
         **results,
         "seconds": round(seconds, 2),
-        "time": timestamp(),
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": machine(),
         "versions": versions(),
     }
-
-
-def timestamp() -> str:
-    """Return the present date and time in UTC, such as "2026-11-25T17:00:00+00:00"."""
-    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def versions() -> dict[str, str]:

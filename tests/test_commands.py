@@ -2,7 +2,6 @@
 
 import ctypes
 import io
-import multiprocessing
 import os
 import re
 import shutil
@@ -263,28 +262,6 @@ def test_the_process_that_writes_has_the_folder_to_itself(tmp_path: Path) -> Non
     ):
         raise AssertionError("claimed twice")
     assert list(folder.parent.iterdir()) == []
-
-
-def claim_and_stay(path: Path, is_claimed: multiprocessing.Event) -> None:
-    with claimed(path):
-        is_claimed.set()
-        multiprocessing.Event().wait()
-
-
-def test_a_killed_run_holds_no_lock(tmp_path: Path) -> None:
-    path = tmp_path / "out"
-    context = multiprocessing.get_context("fork")
-    is_claimed = context.Event()
-    run = context.Process(target=claim_and_stay, args=(path, is_claimed))
-    run.start()
-    is_claimed.wait()
-    with pytest.raises(UserError, match="in use"), claimed(path):
-        raise AssertionError("claimed twice")
-    run.kill()
-    run.join()
-    with claimed(path):
-        pass
-    assert list(tmp_path.iterdir()) == []
 
 
 # ------------------------------------------------------------------------------------------ files

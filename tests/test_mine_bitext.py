@@ -2,7 +2,6 @@
 
 import csv
 import json
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +11,7 @@ import torch
 from conftest import synthetic_pairs
 from forked import run_two
 from numpy.testing import assert_allclose
-from written import full_disk, lines_of, pairs_of
+from written import lines_of, pairs_of
 from written import write as write_text
 
 import eval_retrieval
@@ -108,23 +107,6 @@ def test_empty_repeated_and_cut_lines_are_counted(
     rows = read(tmp_path / "pairs.tsv")
     assert rows.source.tolist() == [lines[line - 1] for line in rows.source_line]
     assert 3 not in rows.source_line.tolist()
-
-
-def test_on_a_full_disk_it_keeps_the_old_pairs_and_continues_once_there_is_room(
-    command: str, tmp_path: Path
-) -> None:
-    run(command)
-    before = (tmp_path / "pairs.tsv").read_bytes()
-    shutil.rmtree(tmp_path / "pairs.tsv.embeddings")
-    for size in (500, 1500, 4000):  # bytes that a file may have
-        with full_disk(size), pytest.raises(SystemExit, match="^error: "):
-            main(command)
-    with full_disk(100), pytest.raises(SystemExit, match="^error: "):
-        main(f"{command} --threshold none")
-    assert (tmp_path / "pairs.tsv").read_bytes() == before
-    assert not list(tmp_path.glob(".pairs*"))
-    run(command)
-    assert (tmp_path / "pairs.tsv").read_bytes() == before
 
 
 def test_given_pairs_are_scored_in_their_order(

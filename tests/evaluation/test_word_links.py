@@ -4,14 +4,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import synthetic_pairs
 from written import write
 
 from dap_transformers.alignment.pharaoh import GoldLinks
-from dap_transformers.alignment.word_alignment import align_words
-from dap_transformers.encoding.encoder import SentenceEncoder
 from dap_transformers.errors import UserError
-from dap_transformers.evaluation.word_links import alignment_quality, judge, read_reference
+from dap_transformers.evaluation.word_links import alignment_quality, read_reference
 
 NONE = np.empty((0, 2), np.int64)
 
@@ -39,16 +36,6 @@ def test_quality_equals_a_plain_loop() -> None:
 def test_quality_of_no_links() -> None:
     gold = [GoldLinks(np.array([[0, 0], [1, 1], [2, 0]]), NONE)]
     assert alignment_quality([NONE], gold) == {"aer": 100, "precision": 0, "recall": 0}
-
-
-def test_the_links_of_align_words_are_judged(encoder: SentenceEncoder) -> None:
-    pairs = synthetic_pairs("de", 7)
-    aligned = list(align_words(encoder, *zip(*pairs)))
-    gold = [GoldLinks(each.links, NONE) for each in aligned]
-    assert judge(aligned, gold) == {"aer": 0, "precision": 100, "recall": 100}
-    gold[2] = GoldLinks(gold[2].sure + [[0, 9]], NONE)
-    with pytest.raises(UserError, match="line 3 of the reference"):
-        judge(aligned, gold)
 
 
 def test_a_reference_that_does_not_fit_is_named(tmp_path: Path) -> None:
