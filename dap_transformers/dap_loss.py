@@ -90,26 +90,31 @@ class DAPLoss(nn.Module):
         use_packing(encoder)
         self.model = model
         self.dap = dap.to(encoder.device, encoder.dtype)
+        self.has_heads = bool(self.head_weights())
         self.lacks_heads = False  # the encoder was loaded from a checkpoint, the heads were not
         model.register_load_state_dict_post_hook(self._note_loading)
+        self.dap.register_state_dict_pre_hook(self._require_heads)
         model.save_pretrained = partial(self._save_with_heads, model.save_pretrained)
 
     def _note_loading(self, *_: Any) -> None:
         """Note that the encoder was loaded: a run resumes, or its best model was loaded."""
         self.lacks_heads = self.has_heads
 
+    def _require_heads(self, *_: Any) -> None:
+        """Raise `ValueError` if encoder and heads are of different steps."""
+        if self.lacks_heads:
+            raise ValueError(
+                "the trainer has loaded the encoder of a checkpoint, but not the heads of this "
+                "loss: begin anew, with trainer.add_callback(KeepHeads(loss))"
+            )
+
     def _save_with_heads(
         self, save: Callable[..., None], path: str, *args: Any, **kwargs: Any
     ) -> None:
-        """Save the model, and beside it the heads, unless they are of another checkpoint."""
+        """Save the model, and beside it the heads, unless they are of another step."""
         save(path, *args, **kwargs)
         if self.has_heads and not self.lacks_heads:
             save_file(self.head_weights(), Path(path) / HEADS_FILE)
-
-    @property
-    def has_heads(self) -> bool:
-        """Tell whether the objectives have heads, which need to be trained and saved."""
-        return bool(self.head_weights())
 
     def head_weights(self) -> dict[str, Tensor]:
         """Return the weights of the heads by name, without the encoder's."""
@@ -118,10 +123,14 @@ class DAPLoss(nn.Module):
 
     def load_missing_heads(self, checkpoint: str | None) -> None:
         """Load the heads of a checkpoint's folder, if the encoder was loaded without them."""
-        if self.lacks_heads:
-            weights = load_file(f"{checkpoint}/{HEADS_FILE}")
-            self.dap.load_state_dict(self.dap.state_dict() | weights)
-            self.lacks_heads = False
+        if not self.lacks_heads:
+            return
+        path = Path(f"{checkpoint}/{HEADS_FILE}")
+        if not path.is_file():
+            raise ValueError(f"{path} is missing: resume from a checkpoint of the output folder")
+        weights = load_file(path)
+        self.lacks_heads = False
+        self.dap.load_state_dict(self.dap.state_dict() | weights)
 
     def forward(
         self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor | None
@@ -152,11 +161,7 @@ class DAPLoss(nn.Module):
 
     def _check(self, sides: list[Sentences]) -> None:
         """Raise `ValueError` for input that would train something else in silence."""
-        if self.lacks_heads:
-            raise ValueError(
-                "the trainer has loaded the encoder of a checkpoint, but not the heads of this "
-                "loss: begin anew, with trainer.add_callback(KeepHeads(loss))"
-            )
+        self._require_heads()
         if type(self.model.forward).__name__ == "ForwardDecorator":
             raise ValueError(
                 "MatryoshkaLoss has no effect on DAPLoss: set tr_matryoshka_dims in the "

@@ -131,28 +131,34 @@ def test_what_the_loss_cannot_train_is_refused(tiny_bert_dir: Path) -> None:
 
 
 def test_a_run_resumes_with_its_heads_or_not_at_all(tiny_bert_dir: Path, tmp_path: Path) -> None:
-    def make_trainer(steps: int, keeps_heads: bool = True) -> SentenceTransformerTrainer:
-        model = library_model(tiny_bert_dir)
-        loss = DAPLoss(model, start_from(tiny_bert_dir))
+    def make_trainer(folder: str, keeps_heads: bool = True) -> SentenceTransformerTrainer:
+        loss = DAPLoss(library_model(tiny_bert_dir), start_from(tiny_bert_dir))
         options = {"per_device_train_batch_size": 2, "lr_scheduler_type": "constant"}
         columns = dict(zip(("anchor", "positive"), zip(*PAIRS)))
-        trainer = trainer_of(loss, columns, tmp_path, max_steps=steps, save_steps=2, **options)
+        trainer = trainer_of(loss, columns, tmp_path / folder, max_steps=3, save_steps=2, **options)
         if keeps_heads:
             trainer.add_callback(KeepHeads(loss))
         return trainer
 
-    whole = make_trainer(3)
+    whole = make_trainer("out")
     whole.train()
     expected = whole.loss.dap.state_dict()
+    checkpoint = str(tmp_path / "out" / "checkpoint-2")
 
-    resumed = make_trainer(3)
-    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    resumed = make_trainer("out")
+    resumed.train(resume_from_checkpoint=checkpoint)
     assert_close(resumed.loss.dap.state_dict(), expected)
+    with pytest.raises(ValueError, match="is missing: resume from a checkpoint of the output"):
+        make_trainer("other").train(resume_from_checkpoint=checkpoint)
 
-    assert (tmp_path / "checkpoint-2" / HEADS_FILE).is_file()
-    without = make_trainer(3, keeps_heads=False)
+    # Encoder and heads of different steps are neither trained nor saved.
+    without = make_trainer("out", keeps_heads=False)
     with pytest.raises(ValueError, match="not the heads of this loss"):
-        without.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+        without.train(resume_from_checkpoint=checkpoint)
+    with pytest.raises(ValueError, match="not the heads of this loss"):
+        without.loss.dap.save_pretrained(tmp_path / "saved")
+    without.loss.model.save_pretrained(str(tmp_path / "saved"))  # only the encoder
+    assert not (tmp_path / "saved" / HEADS_FILE).exists()
 
 
 def test_the_best_model_has_its_own_heads(tiny_bert_dir: Path, tmp_path: Path) -> None:

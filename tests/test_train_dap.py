@@ -7,7 +7,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import LANGUAGES, REPOSITORY, built, logged, results, run, state, synthetic_pairs
+from conftest import (
+    LANGUAGES,
+    REPOSITORY,
+    built,
+    logged,
+    results,
+    run,
+    save_with_modules,
+    state,
+    synthetic_pairs,
+)
 from transformers import AutoModel
 
 from dap_transformers.errors import UserError
@@ -99,6 +109,19 @@ def test_a_teacher_is_encoded_once_and_pulls_the_vectors(
     run(f"{flags} {more} --max_steps 1 --output_dir {tmp_path}/again")
     assert list(kept.iterdir()) == [file]
     assert file.stat().st_ino == written
+
+
+def test_a_checkpoint_needs_teachers_whose_vectors_have_one_size(
+    flags: str, tiny_bert_dir: Path, tmp_path: Path
+) -> None:
+    teacher = save_with_modules(tmp_path / "teacher", tiny_bert_dir)
+    first = tmp_path / "first"
+    command = f"{flags} --objective tr+distill --max_steps 1 --dev_pairs 0"
+    run(f"{command} --distill_from {teacher} --output_dir {first}")
+    command += f" --model_name_or_path {first} --output_dir {tmp_path}/next"
+    with pytest.raises(UserError, match="teacher whose vectors have 8 numbers, not 32"):
+        built(command)
+    assert built(f"{command} --distill_from {teacher}").model.config.distill_size == 8
 
 
 def test_english_of_validation_data_is_not_trained_on(flags: str, tmp_path: Path) -> None:

@@ -195,6 +195,14 @@ def load_model(
         for key, value in given.items():
             setattr(model.config, key, value)
         model.config.validate()
+        # Without a teacher, the model teaches itself.
+        size = teacher_size or model.config.vector_size
+        trained_size = model.config.distill_size or model.config.vector_size
+        if "distill" in model.config.objectives and size != trained_size:
+            raise UserError(
+                f"{checkpoint.name} was trained with a teacher whose vectors have {trained_size} "
+                f"numbers, not {size}: give such a teacher (distill_from), or another objective"
+            )
     else:
         from_text = vocabulary_of_text(start, train)
         fields = given | from_text | attention | {"distill_size": teacher_size}
