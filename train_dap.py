@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 
 from dap_transformers.commands.recipes import parse_arguments
-from dap_transformers.commands.safeguards import command, guarded, refuse_changes
+from dap_transformers.commands.safeguards import command, guarded
 from dap_transformers.training.run import train
 
 
@@ -25,9 +25,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     models = (model.model_name_or_path, model.config_name, model.tokenizer_name, model.distill_from)
     texts = [*data.train_data, *data.validation_data, *data.test_data()]
     inputs = [*texts, *filter(None, models)]
-    if model.distill_dir:
-        # Not locked, because runs may share the teacher's vectors.
-        refuse_changes({}, {"--distill_dir": model.distill_dir}, inputs)
     outputs = {"--output_dir": training.output_dir}
     try:
         with guarded(folders=outputs, inputs=inputs, is_writer=is_writer):

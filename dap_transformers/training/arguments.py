@@ -84,9 +84,6 @@ class StartArguments:
         "the targets are computed once. Default: the model itself, as it is before training, with "
         "its own vectors of both sides.",
     )
-    distill_dir: str | None = arg(
-        None, "Folder that keeps the teacher's vectors. Default: teacher/ in --output_dir."
-    )
     plugin: list[str] = arg(
         [],
         "Python files that add objectives of your own (docs/architecture.md). The options "

@@ -43,8 +43,8 @@ OF_TRANSFORMERS = (
 
 #: Our own arguments that cannot change the weights.
 WITHOUT_EFFECT = {
-    "trust_remote_code", "attn_implementation", "distill_dir", "mini_batch_size", "max_bad_lines",
-    "query_prompt", "document_prompt", *EvaluationData.__dataclass_fields__,
+    "trust_remote_code", "attn_implementation", "mini_batch_size", "max_bad_lines", "query_prompt",
+    "document_prompt", *EvaluationData.__dataclass_fields__,
 }  # fmt: skip
 
 #: Arguments that the record replaces by their effect: the pairs per step, and a digest of the text.

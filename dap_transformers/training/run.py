@@ -51,7 +51,7 @@ from dap_transformers.training.start import Start, load_model, read_start
 from dap_transformers.training.step_log import readable
 from dap_transformers.training.teacher import add_teacher
 from dap_transformers.training.trainer import DAPTrainer
-from modeling_dap import DAPConfig, DAPForPreTraining
+from modeling_dap import DAPConfig
 from modules_dap import prompt_for
 
 logger = logging.getLogger(__name__)
@@ -117,14 +117,25 @@ def build_trainer(
 
     set_seed(training.seed)
     model = load_model(model_args, start, train, teacher and teacher.dimensions)
-    before = encoder_before_training(model, start, data, training) if start.has_vectors else None
-    sampler = language_sampler(train, data, training)
+    before = None
+    if start.has_vectors:
+        # It shares the weights of the model, so it must be used before they are trained.
+        before = SentenceEncoder(
+            model.dap,
+            start.tokenizer,
+            prefix=data.prefix,
+            max_seq_length=data.max_seq_length,
+            device=training.device,
+            bf16=training.bf16,
+        )
+    sizes = [len(part) for part in train.values()]
+    sampler = LanguageMixSampler(sizes, data.language_mix, data.mix_alpha, training.seed_of_text)
     goals = None
     if distills:
         # Without a teacher, the model teaches itself to stay where it is now.
         is_drawn = None if teacher else drawn_pairs(sampler, training)
-        place = Path(model_args.distill_dir or Path(training.output_dir, "teacher"))
-        train, goals = add_teacher(teacher or before, text, train, place, is_drawn)
+        folder = Path(training.output_dir, "teacher")
+        train, goals = add_teacher(teacher or before, text, train, folder, is_drawn)
     logger.info("%s", summarise(model.config, train, dev, training))
     is_float32 = training.device.type == "cpu" and not training.bf16
     if is_float32 and fastest_product(training.device) == "bfloat16":
@@ -165,26 +176,6 @@ def build_trainer(
         saved_length=start.max_seq_length,
     )
     return trainer, describe_run(model.config, (model_args, data, training), train, dev)
-
-
-def encoder_before_training(
-    model: DAPForPreTraining,
-    start: Start,
-    data: PretrainingDataArguments,
-    training: DAPTrainingArguments,
-) -> SentenceEncoder:
-    """Return the sentence encoder that a training starts from, with the prefix of the training.
-
-    It shares the weights of the model, so it must be used before they are trained.
-    """
-    return SentenceEncoder(
-        model.dap,
-        start.tokenizer,
-        prefix=data.prefix,
-        max_seq_length=data.max_seq_length,
-        device=training.device,
-        bf16=training.bf16,
-    )
 
 
 def complete_data_arguments(data: PretrainingDataArguments, start: Start) -> None:
@@ -238,15 +229,6 @@ def build_datasets(
     return tokenized, dev, train
 
 
-def language_sampler(
-    train: dict[str, Any], data: PretrainingDataArguments, training: DAPTrainingArguments
-) -> LanguageMixSampler:
-    """Make the sampler of the language mix. It numbers all pairs in the order of `train`."""
-    sizes = [len(part) for part in train.values()]
-    seed = training.seed_of_text
-    return LanguageMixSampler(sizes, data.language_mix, data.mix_alpha, seed)
-
-
 def drawn_pairs(sampler: LanguageMixSampler, training: DAPTrainingArguments) -> np.ndarray:
     """Mark the pairs that a run may draw: (number of pairs,). With several epochs it is all."""
     batch = training.per_device_train_batch_size * training.world_size
@@ -295,8 +277,10 @@ def finish(
     # The saved weights are those of the best step or of the last one.
     keeps_best = training.load_best_model_at_end and state.best_model_checkpoint
     step = state.best_global_step if keeps_best else state.global_step
-    history = state.log_history
-    found = evaluation_of(step, history)
+    found = {}
+    for line in state.log_history:
+        if line["step"] == step and "eval_seconds" in line:
+            found = line
     if trainer.evaluators:
         found = found or trainer.evaluate()
         trainer.save_metrics("eval", found, combined=False)
@@ -310,7 +294,7 @@ def finish(
     if commit:
         made["base_commit"] = commit
     if find_spec("matplotlib"):
-        plot_curves(history, folder / CURVES, kept=step)
+        plot_curves(state.log_history, folder / CURVES, kept=step)
     write_json(metrics | made, folder / FINISHED)
 
     shown = {}
@@ -325,20 +309,6 @@ def finish(
     else:
         evaluation = f"eval-retrieval --model {folder} --data_dir FOLDER"
         logger.info("next: %s, or push-to-hub %s --repo_id USER/NAME", evaluation, folder)
-
-
-def evaluation_of(step: int, history: list[dict[str, float]]) -> dict[str, float]:
-    """Return the numbers of the last evaluation at a step, or {} if there was none.
-
-    >>> evaluation_of(4, [{"step": 4, "loss": 0.5}, {"step": 4, "eval_mean_accuracy": 90.0}])
-    {'eval_mean_accuracy': 90.0}
-    """
-    found = {}
-    for line in history:
-        numbers = {name: value for name, value in line.items() if name.startswith("eval_")}
-        if line["step"] == step and numbers:
-            found = numbers
-    return found
 
 
 def warn_of_idle_heads(metrics: dict[str, float]) -> None:

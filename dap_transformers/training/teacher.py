@@ -2,41 +2,27 @@
 
 The teacher is any encoder that knows the language of the targets well. It encodes only the targets.
 Without one, the model as it is before the training is the teacher (the anchor). It encodes both
-sides. Each distinct sentence is encoded once. Every process of a launch then maps the same file
+sides. Each distinct sentence is encoded once. Every process of a launch then maps the same files
 into memory.
 
 Shapes: `N` distinct sentences, `T` size of the teacher's vectors.
 """
 
-import logging
-import shutil
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from accelerate.utils import broadcast_object_list
 from datasets import Dataset
 from torch import Tensor
 from torch.nn.functional import normalize
 
 from dap_transformers.encoding.encoder import SentenceEncoder
-from dap_transformers.encoding.shards import (
-    embed_to_disk,
-    hash_of_text,
-    model_fingerprint,
-    write_vectors,
-)
-from dap_transformers.files import claimed
+from dap_transformers.encoding.shards import SHARD_SIZE, write_shards
 from dap_transformers.processes import launched
 from dap_transformers.search.exact import unit_rows
 
-logger = logging.getLogger(__name__)
-
-#: File with the vectors. A hash of the teacher and the sentences takes the star's place.
-VECTORS = "vectors-*.npy"
 #: Columns of the training pairs with the rows of the source's and the target's vector.
 ROWS = ("source_teacher_row", "target_teacher_row")
 #: Row of a pair that the run does not draw. It is out of range, so reading it fails.
@@ -49,22 +35,27 @@ class Teacher(NamedTuple):
     """Tells where the sentence vectors of a pair should point.
 
     Attributes:
-        vectors: (N, T) of the sentences, mapped into memory.
+        shards: vectors (n, T) of `SHARD_SIZE` sentences each, mapped into memory. The last shard
+            may have fewer.
         shifts: language -> (T,), added to the normalised vector of a source. Zero if both sides
             share the target's vector.
     """
 
-    vectors: np.ndarray
+    shards: Sequence[np.ndarray]
     shifts: Mapping[str, np.ndarray]
 
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> Tensor:
         """Return the goals (B, 2, T) of B tokenised pairs, of the source and of the target."""
-        source, target = ROWS
-        numbers = np.array([(row[source], row[target]) for row in rows])  # (B, 2)
+        sides = [vectors_of(self.shards, [row[name] for row in rows]) for name in ROWS]
         shifts = np.stack([self.shifts[row["language"]] for row in rows])  # (B, T)
-        goals = normalize(torch.from_numpy(self.vectors[numbers]), dim=-1)
+        goals = normalize(torch.from_numpy(np.stack(sides, axis=1)), dim=-1)
         goals[:, 0] += torch.from_numpy(shifts)
         return goals
+
+
+def vectors_of(shards: Sequence[np.ndarray], rows: Sequence[int]) -> np.ndarray:
+    """Return the vectors of n sentences, given their rows: (n, T)."""
+    return np.stack([shards[row // SHARD_SIZE][row % SHARD_SIZE] for row in rows])
 
 
 def add_teacher(
@@ -82,7 +73,7 @@ def add_teacher(
     another region. So the goals of sources stay neighbours, near the targets.
 
     If the folder has the vectors of this teacher for exactly these sentences, they are read. The
-    processes of a launch share the work, and runs may share the folder.
+    processes of a launch share the work.
 
     Args:
         text: training pairs by language, as text.
@@ -108,7 +99,14 @@ def add_teacher(
             sentences = part[side][:]
             own[places] = [row_of.setdefault(sentences[place], len(row_of)) for place in places]
 
-    vectors = encode_to_disk(teacher, list(row_of), folder)
+    paths = write_shards(
+        teacher,
+        list(row_of),
+        folder,
+        progress=launched().is_main_process,
+        name="sentences by the teacher",
+    )
+    shards = [np.load(path, mmap_mode="r") for path in paths]
     with_rows = {}
     shifts = {}
     for language, (source, target) in rows.items():
@@ -116,37 +114,8 @@ def add_teacher(
         with_rows[language] = with_rows[language].add_column(ROWS[1], target)
         drawn = np.flatnonzero(source != NO_ROW)
         drawn = drawn[:: len(drawn) // SAMPLE + 1]
-        differences = unit_rows(vectors[target[drawn]]) - unit_rows(vectors[source[drawn]])
-        shifts[language] = differences.numpy().sum(0) / max(1, len(drawn))
-    return with_rows, Teacher(vectors, shifts)
-
-
-def encode_to_disk(teacher: SentenceEncoder, sentences: list[str], folder: Path) -> np.ndarray:
-    """Return the vectors (N, T) of N sentences, memory-mapped. Encode them if no file is there."""
-    fingerprint = model_fingerprint(teacher)
-    path = folder / VECTORS.replace("*", hash_of_text(fingerprint, sentences))
-    is_main = launched().is_main_process
-
-    # One process decides for all, because they encode together.
-    (is_kept,) = broadcast_object_list([is_main and path.is_file()])
-    if is_kept:
-        logger.info("the vectors of %d sentences are in %s already", len(sentences), path)
-        return np.load(path, mmap_mode="r")
-
-    # Shards of each teacher and text have a folder of their own, because runs may share the place.
-    shards = path.with_suffix(".shards")
-    with claimed(shards, "distill_dir") if is_main else nullcontext():
-        vectors = embed_to_disk(
-            teacher,
-            sentences,
-            shards,
-            progress=is_main,
-            fingerprint=fingerprint,
-            name="sentences by the teacher",
-        )
-        if is_main:
-            write_vectors(vectors, path)
-            logger.info("%d sentences encoded by the teacher, kept in %s", len(sentences), folder)
-            shutil.rmtree(shards, ignore_errors=True)
-    launched().wait_for_everyone()
-    return np.load(path, mmap_mode="r")
+        if len(drawn):
+            before, after = (vectors_of(shards, side[drawn]) for side in (source, target))
+            differences = unit_rows(after) - unit_rows(before)
+            shifts[language] = differences.numpy().sum(0) / len(drawn)
+    return with_rows, Teacher(shards, shifts)

@@ -1,4 +1,4 @@
-"""Vectors of a teacher are kept on disk, in a folder that several runs may share."""
+"""Where a teacher and the anchor pull the vectors, and which sentences the anchor encodes."""
 
 from itertools import islice
 from pathlib import Path
@@ -9,7 +9,6 @@ import pytest
 from datasets import Dataset
 
 from dap_transformers.encoding.encoder import SentenceEncoder
-from dap_transformers.errors import UserError
 from dap_transformers.training.mixing import LanguageMixSampler
 from dap_transformers.training.run import drawn_pairs
 from dap_transformers.training.teacher import NO_ROW, ROWS, add_teacher
@@ -17,32 +16,6 @@ from dap_transformers.training.teacher import NO_ROW, ROWS, add_teacher
 
 def rows_of(part: Dataset, language: str) -> list[dict]:
     return [row | {"language": language} for row in part.to_list()]
-
-
-def test_runs_share_a_folder_but_not_their_shards(
-    encoder: SentenceEncoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    targets = (["ban", "q"], ["ban", "fin"])
-    texts = [{"de": Dataset.from_dict({"target": own})} for own in targets]
-    expected = [encoder.encode(text["de"]["target"][:], normalize=True) for text in texts]
-    encode = encoder.encode
-    found = []
-
-    def encode_beside_other_runs(*args: object, **options: object) -> np.ndarray:
-        """Begin a run of the same text and one of another text before the sentences are encoded."""
-        monkeypatch.setattr(encoder, "encode", encode)
-        with pytest.raises(UserError, match="distill_dir .* is in use"):
-            add_teacher(encoder, texts[0], texts[0], tmp_path)
-        found.append(add_teacher(encoder, texts[1], texts[1], tmp_path))
-        return encode(*args, **options)
-
-    monkeypatch.setattr(encoder, "encode", encode_beside_other_runs)
-    found.insert(0, add_teacher(encoder, texts[0], texts[0], tmp_path))
-    for (with_rows, teacher), right in zip(found, expected, strict=True):
-        goals = teacher(rows_of(with_rows["de"], "de"))
-        for side in range(2):
-            np.testing.assert_allclose(goals[:, side], right, atol=1e-6)
-    assert len(list(tmp_path.glob("vectors-*.npy"))) == len(list(tmp_path.iterdir())) == 2
 
 
 def test_the_anchor_moves_the_sources_of_each_language_to_the_centre_of_their_targets(
