@@ -147,11 +147,6 @@ def build_trainer(
         length = data.max_seq_length
         negatives = HardNegativeMaker(start.tokenizer, length, share, seed, data.prefix)
     languages = model.config.rtl_languages or sorted(train)
-    if unknown := set(train) - set(languages):
-        raise UserError(
-            f"the RTL head knows {' '.join(languages)}, but the text also has "
-            f"{' '.join(sorted(unknown))}: leave it out, or start from a plain encoder"
-        )
     collator = BitextCollator(start.tokenizer.pad_token_id, languages, negatives, goals)
     pairs = {}
     for code, part in dev.items():

@@ -190,19 +190,11 @@ def load_model(
     attention = {"attn_implementation": args.attn_implementation}
 
     if start.continues:
-        check_changes(start, given)
+        check_changes(start, given, train, teacher_size)
         model = checkpoint.load(DAPForPreTraining, **attention)
         for key, value in given.items():
             setattr(model.config, key, value)
         model.config.validate()
-        # Without a teacher, the model teaches itself.
-        size = teacher_size or model.config.vector_size
-        trained_size = model.config.distill_size or model.config.vector_size
-        if "distill" in model.config.objectives and size != trained_size:
-            raise UserError(
-                f"{checkpoint.name} was trained with a teacher whose vectors have {trained_size} "
-                f"numbers, not {size}: give such a teacher (distill_from), or another objective"
-            )
     else:
         from_text = vocabulary_of_text(start, train)
         fields = given | from_text | attention | {"distill_size": teacher_size}
@@ -225,19 +217,39 @@ def load_model(
     return model
 
 
-def check_changes(start: Start, given: Mapping[str, Any]) -> None:
-    """Refuse settings that differ from those that a checkpoint was trained with."""
+def check_changes(
+    start: Start, given: Mapping[str, Any], train: Mapping[str, Any], teacher_size: int | None
+) -> None:
+    """Refuse settings, text and a teacher that do not fit the heads of a checkpoint."""
+    name = start.checkpoint.name
+    config = start.checkpoint.config
     for key, value in given.items():
-        saved = getattr(start.checkpoint.config, key, None)
+        saved = getattr(config, key, None)
         # Options of plug-ins are not in FIELDS. They may change.
         is_fixed = key in FIELDS and not FIELDS[key].metadata.get("changeable", False)
         if key == "objective":
-            is_fixed = heads_of(start.planned) != heads_of(start.checkpoint.config)
+            is_fixed = heads_of(start.planned) != heads_of(config)
         if value != saved and is_fixed:
             raise UserError(
-                f"{start.checkpoint.name} was trained with {key}={saved!r}, not {value!r}: leave "
-                f"{key} out, or start from a plain encoder."
+                f"{name} was trained with {key}={saved!r}, not {value!r}: leave {key} out, or "
+                "start from a plain encoder."
             )
+
+    known = config.rtl_languages or train
+    if unknown := set(train) - set(known):
+        raise UserError(
+            f"the RTL head knows {' '.join(known)}, but the text also has "
+            f"{' '.join(sorted(unknown))}: leave it out, or start from a plain encoder"
+        )
+
+    # Without a teacher, the model teaches itself.
+    size = teacher_size or config.vector_size
+    trained_size = config.distill_size or config.vector_size
+    if "distill" in start.planned.objectives and size != trained_size:
+        raise UserError(
+            f"{name} was trained with a teacher whose vectors have {trained_size} numbers, not "
+            f"{size}: give such a teacher (distill_from), or another objective"
+        )
 
 
 def heads_of(config: DAPConfig) -> set[str]:
