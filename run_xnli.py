@@ -10,7 +10,6 @@ again and a stopped run resumes from its checkpoint.
 """
 
 import logging
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,15 +27,13 @@ from dap_transformers.xnli.finetuning import XNLITrainingArguments, fine_tune_an
 
 def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
     """Fine-tune an encoder on XNLI and test it, as the command line says. Return `xnli.json`."""
-    is_first_process = int(os.environ.get("RANK", 0)) == 0
-    level = logging.INFO if is_first_process else logging.ERROR
-    logging.basicConfig(format="%(message)s", level=level)
     types = (BaseEncoderArguments, TextOptions, XNLITrainingArguments)
     parser = ArgumentParser(types)
     args, text, training = parser.parse_args_into_dataclasses(args=argv)
 
     folder = Path(training.output_dir)
     is_writer = training.process_index == 0
+    logging.basicConfig(format="%(message)s", level=logging.INFO if is_writer else logging.ERROR)
     inputs = [text.data_dir, *filter(None, [text.train_data])]
     model = args.model_name_or_path
     with guarded(None, {"--output_dir": folder}, inputs, model, is_writer):

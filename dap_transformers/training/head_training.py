@@ -11,6 +11,7 @@ weights. At the encoder's learning rate such a head learns too slowly to teach t
 """
 
 import logging
+import math
 import time
 from collections.abc import Iterator, Sequence
 from itertools import islice
@@ -103,6 +104,10 @@ def train_heads(
 
     # 3. Train on what was kept.
     loss = train_on_kept(kept, token_objectives, heads, steps, shows_progress)
+    if not math.isfinite(loss):
+        raise FloatingPointError(
+            f"the loss of the heads is {loss}: check the start model's weights"
+        )
     seconds = round(time.perf_counter() - started, 1)
     return {"pairs": len(rows), "steps": steps, "loss": round(loss, 4), "seconds": seconds}
 

@@ -49,10 +49,7 @@ def adapter_parameters(encoder: nn.Module) -> dict[str, nn.Parameter]:
 
 def save_adapters(encoder: nn.Module, folder: Path) -> None:
     """Write the adapters of an encoder into the folder of a checkpoint, which must exist."""
-    weights = {}
-    for name, parameter in adapter_parameters(encoder).items():
-        weights[name] = parameter.detach().cpu().contiguous()
-    save_file(weights, folder / ADAPTERS_FILE)
+    save_file(adapter_parameters(encoder), folder / ADAPTERS_FILE)
 
 
 @torch.no_grad()

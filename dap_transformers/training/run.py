@@ -136,7 +136,7 @@ def build_trainer(
         is_drawn = None if teacher else drawn_pairs(sampler, training)
         folder = Path(training.output_dir, "teacher")
         train, goals = add_teacher(teacher or before, text, train, folder, is_drawn)
-    logger.info("%s", summarise(model.config, train, dev, training))
+    logger.info("%s", summary(model.config, train, dev, training))
     is_float32 = training.device.type == "cpu" and not training.bf16
     if is_float32 and fastest_product(training.device) == "bfloat16":
         logger.info("this CPU trains faster with --bf16 --use_cpu")
@@ -238,17 +238,15 @@ def drawn_pairs(sampler: LanguageMixSampler, training: DAPTrainingArguments) -> 
     return is_drawn
 
 
-def summarise(config: DAPConfig, train: dict, dev: dict, training: DAPTrainingArguments) -> str:
+def summary(config: DAPConfig, train: dict, dev: dict, training: DAPTrainingArguments) -> str:
     """Return a line for the log that describes the run: objective, text and batch."""
     languages = counted(len(train), "language")
-    text = counted(sum(len(part) for part in train.values()), "pair")
-    dev_pairs = sum(len(part) for part in dev.values())
-    if dev_pairs:
-        text += f", {counted(dev_pairs, 'dev pair')}"
-
+    pairs = counted(sum(map(len, train.values())), "pair")
+    dev_pairs = counted(sum(map(len, dev.values())), "dev pair")
     batch = training.per_device_train_batch_size * training.world_size
-    step = f"{counted(batch * training.gradient_accumulation_steps, 'pair')} per step"
-    return f"{config.objective} with {config.pooling} pooling on {languages}, {text}; {step}"
+    step = counted(batch * training.gradient_accumulation_steps, "pair")
+    text = f"{languages}, {pairs}, {dev_pairs}; {step} per step"
+    return f"{config.objective} with {config.pooling} pooling on {text}"
 
 
 # --------------------------------------------------------------------------------- the end of a run
@@ -275,7 +273,7 @@ def finish(
     found = {}
     for line in state.log_history:
         if line["step"] == step and "eval_seconds" in line:
-            found = line
+            found = {name: value for name, value in line.items() if name.startswith("eval_")}
     if trainer.evaluators:
         found = found or trainer.evaluate()
         trainer.save_metrics("eval", found, combined=False)
@@ -297,7 +295,7 @@ def finish(
         name = f"eval_{name.removeprefix('eval_')}"
         if name in found:
             shown[name] = found[name]
-    text = readable(shown) if shown else "not evaluated"
+    text = readable(shown) or "not evaluated"
     logger.info("kept step %d of %d: %s; written to %s", step, state.global_step, text, folder)
     if training.push_to_hub:
         push(training, trainer.hub_model_id)

@@ -21,7 +21,6 @@ from dap_transformers.training.arguments import (
     check_launched,
     given_fields,
 )
-from dap_transformers.training.resume import changes_weights
 from objectives_dap import OBJECTIVES
 from study.recipes import read_recipe
 
@@ -118,13 +117,6 @@ def test_options_of_an_objective_of_the_user_reach_the_configuration(tmp_path: P
         OBJECTIVES.pop("arc", None)
     config = DAPConfig(**given_fields(model))
     assert {name: getattr(config, f"arc_{name}") for name in expected} == expected
-
-
-def test_some_arguments_cannot_change_the_weights() -> None:
-    for name in ("mlm_probability", "language_mix", "head_learning_rate", "max_steps"):
-        assert changes_weights(name)
-    for name in ("mini_batch_size", "max_bad_lines", "save_steps", "report_to", "sts_data"):
-        assert not changes_weights(name)
 
 
 def arguments(**given: object) -> DAPTrainingArguments:

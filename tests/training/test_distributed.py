@@ -18,7 +18,6 @@ from tiny_models import ALL, Batch, distance, gradients, make_batch, tiny_model,
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-import losses_dap
 from dap_transformers.training.grad_cache import CachedBatch
 from modeling_dap import DAPForPreTraining
 from objectives_dap import OBJECTIVES
@@ -141,9 +140,3 @@ def test_two_processes_give_the_gradients_of_one_with_all_pairs(tmp_path: Path) 
     for (case, variant), gradient in zip(RUNS, found, strict=True):
         plain = Variant(variant.accumulation, checkpointing=False, size=None)
         assert distance(gradient, step_gradients(case, plain)) < 1e-5, (case, variant)
-
-
-def test_gather_is_the_identity_in_one_process() -> None:
-    rows = torch.randn(3, 2, requires_grad=True)
-    assert losses_dap.gather_rows(rows) is rows
-    assert losses_dap.sum_over_processes(rows) is rows

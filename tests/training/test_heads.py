@@ -1,5 +1,6 @@
 """Heads that are trained before the joint training."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from conftest import (
     weights,
 )
 from tiny_models import cipher
-from transformers import BertForMaskedLM
+from transformers import BertForMaskedLM, BertModel
 from written import text_of, write
 
 from dap_transformers.files import read_json
@@ -64,6 +65,18 @@ def test_heads_learn_from_the_source_and_the_encoder_stays_the_same(
     found = weights(out)
     for name, value in weights(encoder).items():
         assert torch.equal(found[f"dap.encoder.{name}"], value), name
+
+
+def test_a_loss_of_the_heads_that_is_not_finite_stops_the_run(
+    encoder: Path, tmp_path: Path
+) -> None:
+    model = BertModel.from_pretrained(encoder, add_pooling_layer=False)
+    with torch.no_grad():
+        model.encoder.layer[0].output.dense.bias.fill_(float("nan"))
+    model.save_pretrained(shutil.copytree(encoder, tmp_path / "nan"))
+    more = f"--head_steps 2 --dev_pairs 0 --output_dir {tmp_path}/out"
+    with pytest.raises(FloatingPointError, match="loss of the heads is nan"):
+        run(f"{command(tmp_path / 'nan', tmp_path)} {more}")
 
 
 def test_only_missing_heads_are_trained(encoder: Path, tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """Hard negatives for training: one word is inserted, deleted or replaced, the same for a seed."""
 
 import copy
-import random
 
 import pytest
 from conftest import synthetic_pairs, tiny_tokenizer
@@ -11,8 +10,6 @@ from transformers import PreTrainedTokenizerFast
 from dap_transformers.training.negatives import (
     TOKENS_OF_LONGEST_WORD,
     HardNegativeMaker,
-    Word,
-    change_a_word,
     word_starts,
 )
 
@@ -35,28 +32,6 @@ def rows_of(
 
 def english(count: int) -> list[str]:
     return [target for _, target in synthetic_pairs("de", count)]
-
-
-def all_edits(words: list[Word], others: list[Word]) -> list[list[Word]]:
-    """Insert, delete and replace a word in every possible way."""
-    found = []
-    for place, own in enumerate(words):
-        before = words[:place]
-        after = words[place + 1 :]
-        found.append([*before, *after])
-        for other in others:
-            found.append([*before, other, *after])
-            found.append([*before, other, own, *after])
-    return found
-
-
-@pytest.mark.parametrize("words", [[[5]], [[5], [6, 7]], [[5], [6, 7], [5], [8]]])
-def test_copies_are_all_possible_edits_and_nothing_else(words: list) -> None:
-    others = [[5], [9, 9]]
-    copies = [change_a_word(words, others, random.Random(seed)) for seed in range(400)]
-    wanted = all_edits(words, others)
-    assert all(copy in wanted for copy in copies)
-    assert all(copy in copies for copy in wanted)
 
 
 @pytest.mark.parametrize(

@@ -72,19 +72,6 @@ def test_a_tr_checkpoint_becomes_its_own_anchor(flags: str, tmp_path: Path) -> N
     assert distances.min(1).max() < 1e-5
 
 
-def test_a_plain_encoder_has_no_vectors_to_keep(
-    flags: str, tiny_bert_dir: Path, tmp_path: Path
-) -> None:
-    plain = tmp_path / "plain"
-    shutil.copytree(tiny_bert_dir, plain)
-    config = read_json(plain / "config.json")
-    write_json(config | {"architectures": ["BertForMaskedLM"]}, plain / "config.json")
-    command = f"{flags} --model_name_or_path {plain} --max_steps 1 --dev_pairs 0"
-    run(f"{command} --objective tr+distill --output_dir {tmp_path}/out")
-    assert read_json(tmp_path / "out/config.json")["objective"] == "tr"
-    assert not (tmp_path / "out/teacher").exists()
-
-
 # Random weights
 
 
@@ -138,9 +125,15 @@ def test_an_encoder_made_here_starts_dual_alignment(scratch: tuple, tmp_path: Pa
 
 def test_vectors_that_were_never_trained_are_not_kept(scratch: tuple, tmp_path: Path) -> None:
     folder, flags = scratch
-    save_bert(tmp_path / "bert")  # a bare encoder
-    starts = (f"--model_name_or_path {folder}/mlm", from_shape(folder, tmp_path / "bert"))
-    for start in starts:
+    bare = save_bert(tmp_path / "bert")  # an encoder whose vectors would be kept
+    masked = shutil.copytree(bare, tmp_path / "masked")
+    config = read_json(bare / "config.json")
+    write_json(config | {"architectures": ["BertForMaskedLM"]}, masked / "config.json")
+    for start in (
+        f"--model_name_or_path {folder}/mlm",
+        f"--model_name_or_path {masked}",
+        from_shape(folder, bare),
+    ):
         trainer = built(f"{flags} {start} --objective tr+distill --output_dir {tmp_path}/out")
         assert trainer.model.config.objective == "tr"
         assert "kept_neighbours" not in [each.name for each in trainer.evaluators]

@@ -181,14 +181,6 @@ def test_the_best_model_is_kept_also_between_two_saves(
     assert_close(dict(trainer.model.state_dict()), weights(best), rtol=0, atol=0)
 
 
-def test_a_run_that_saves_nothing_has_no_best_step(make_trainer: Callable) -> None:
-    options = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "no"}
-    trainer = make_trainer("tr", learning_rate=0.0, max_steps=2, **options)
-    trainer.train()
-    assert len(lines_with("eval_mean_accuracy", trainer)) == 2
-    assert trainer.state.best_global_step is None
-
-
 # Steps
 
 
