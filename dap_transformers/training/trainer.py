@@ -73,6 +73,8 @@ class DAPTrainer(ResumableTrainer):
             # `Trainer` does not evaluate without a dataset.
             kwargs.setdefault("eval_dataset", self.evaluators)
         super().__init__(*args, **kwargs)
+        if not isinstance(self.args, DAPTrainingArguments):
+            raise UserError("DAPTrainer takes DAPTrainingArguments, not TrainingArguments")
         if self.pop_callback(ProgressCallback):
             self.add_callback(ShortProgress)
         if self.pop_callback(PrinterCallback):

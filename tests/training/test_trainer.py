@@ -11,9 +11,10 @@ import pytest
 import torch
 from conftest import LANGUAGES, synthetic_pairs, tiny_tokenizer, weights
 from datasets import concatenate_datasets
-from tiny_models import start_from
+from tiny_models import start_from, tiny_model
 from torch import Tensor
 from torch.testing import assert_close
+from transformers import TrainingArguments
 
 import dap_transformers.training.step_log
 import dap_transformers.training.trainer
@@ -65,6 +66,11 @@ def make_trainer(tmp_path: Path, tokenized: dict, tiny_bert_dir: Path) -> Callab
 def lines_with(name: str, trainer: DAPTrainer) -> list[dict[str, float]]:
     """Return the lines of the log that have this value."""
     return [line for line in trainer.state.log_history if name in line]
+
+
+def test_arguments_of_transformers_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="DAPTrainingArguments"):
+        DAPTrainer(model=tiny_model(), args=TrainingArguments(tmp_path, report_to=[]))
 
 
 # The log
