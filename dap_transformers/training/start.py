@@ -124,9 +124,8 @@ def read_start(args: PretrainingModelArguments) -> Start:
         planned = DAPConfig(getattr(config, "encoder_config", config), **settings)
         objectives_of(planned)  # checks the options of plug-ins
 
-    start = Start(checkpoint, continues, planned, length, longest_input(shape), has_vectors)
-    check_tokenizer(start, args.tokenizer_name or name)
-    return start
+    require_padding(checkpoint.tokenizer, args.tokenizer_name or name)
+    return Start(checkpoint, continues, planned, length, longest_input(shape), has_vectors)
 
 
 def is_sentence_encoder(config: PreTrainedConfig) -> bool:
@@ -157,18 +156,6 @@ def leave_out_anchor(args: PretrainingModelArguments, name: str) -> None:
         )
 
 
-def check_tokenizer(start: Start, name: str) -> None:
-    """Check that the tokenizer, which has this name, fits the objective and the model."""
-    require_padding(start.tokenizer, name)
-    trained_mask = getattr(start.checkpoint.config, "mask_token_id", None)
-    mask = start.tokenizer.mask_token_id
-    if start.continues and trained_mask not in (None, mask):
-        raise UserError(
-            f"{start.checkpoint.name} was trained with mask token {trained_mask}, the tokenizer "
-            f"{name} has {mask}: give the tokenizer of the checkpoint."
-        )
-
-
 # ---------------------------------------------------------------------------------------- the model
 
 
@@ -196,8 +183,12 @@ def load_model(
             setattr(model.config, key, value)
         model.config.validate()
     else:
-        from_text = vocabulary_of_text(start, train)
-        fields = given | from_text | attention | {"distill_size": teacher_size}
+        fields = given | attention | {"distill_size": teacher_size}
+        if "targets" in start.predicts and start.planned.reconstructs_sources:
+            fields["rtl_languages"] = sorted(train)
+        elif "targets" in start.predicts:
+            # The softmax is smaller if RTL and BOW only predict what occurs in the text.
+            fields["target_token_ids"] = target_vocabulary(train, start.tokenizer)
         if not start.predicts:
             fields["mask_token_id"] = None  # no head needs it
         if args.config_name is not None:
@@ -220,7 +211,7 @@ def load_model(
 def check_changes(
     start: Start, given: Mapping[str, Any], train: Mapping[str, Any], teacher_size: int | None
 ) -> None:
-    """Refuse settings, text and a teacher that do not fit the heads of a checkpoint."""
+    """Refuse settings, text, a tokenizer or a teacher that do not fit a checkpoint's heads."""
     name = start.checkpoint.name
     config = start.checkpoint.config
     for key, value in given.items():
@@ -234,6 +225,13 @@ def check_changes(
                 f"{name} was trained with {key}={saved!r}, not {value!r}: leave {key} out, or "
                 "start from a plain encoder."
             )
+
+    mask = start.tokenizer.mask_token_id
+    if config.mask_token_id not in (None, mask):
+        raise UserError(
+            f"{name} was trained with mask token {config.mask_token_id}, the tokenizer has {mask}: "
+            "give the tokenizer of the checkpoint."
+        )
 
     known = config.rtl_languages or train
     if unknown := set(train) - set(known):
@@ -257,28 +255,10 @@ def heads_of(config: DAPConfig) -> set[str]:
     return {head for objective in objectives_of(config) for head in objective.heads}
 
 
-# ------------------------------------------------------------------------------- read from the text
-
-
-def vocabulary_of_text(start: Start, train: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a new model that depend on the training text.
-
-    If RTL predicts source tokens, these are the language codes `rtl_languages`. If only target
-    tokens are predicted, they are the ids `target_token_ids` that occur in the text.
-    """
-    if "targets" not in start.predicts:
-        return {}
-    if start.planned.reconstructs_sources:
-        return {"rtl_languages": sorted(train)}
-    return {"target_token_ids": target_vocabulary(train, start.tokenizer)}
-
-
 def target_vocabulary(
     datasets: Mapping[str, Dataset], tokenizer: PreTrainedTokenizerBase
 ) -> list[int]:
     """Return the sorted token ids that occur in the targets, without CLS and padding.
-
-    If RTL and BOW predict only these ids, their softmax is smaller.
 
     Args:
         datasets: tokenised pairs by language.
