@@ -155,10 +155,10 @@ class PretrainingDataArguments(EvaluationData):
     document_prompt: str | None = arg(None, "The same before a passage, such as 'passage: '.")
     language_mix: str = arg(
         "natural",
-        "How often to draw each language: by its number of pairs, the square root of it, or as "
-        "often as any other.",
-        choices=("natural", "temperature", "uniform"),
+        "How often to draw each language.",
+        choices=("natural", "uniform", "temperature"),
     )
+    mix_alpha: float = arg(0.5, "Exponent of the temperature mix, 0 to 1.")
     max_bad_lines: float = arg(0.001, "Share of malformed lines that a file may have.")
 
     def __post_init__(self) -> None:

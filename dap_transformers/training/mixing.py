@@ -8,15 +8,27 @@ from torch.utils.data import Sampler
 ROWS_AT_ONCE = 65_536  # rows of an epoch that are Python integers at a time
 
 
-#: Language mix -> exponent α. A language with n pairs is drawn in proportion to n^α.
-EXPONENTS = {"natural": 1.0, "temperature": 0.5, "uniform": 0.0}
+def mix_weights(sizes: Sequence[int], mix: str, alpha: float = 0.5) -> np.ndarray:
+    """Compute each language's share of the pairs that are drawn for training.
+
+    The share of a language with n pairs is proportional to n^α. The exponent α is 1 for the
+    natural mix, 0 for the uniform mix and `alpha` for the temperature mix.
+
+    >>> mix_weights([900, 100], "temperature", 0.5)
+    array([0.75, 0.25])
+
+    `sizes` are the numbers of pairs. The shares add up to 1.
+    """
+    exponent = {"natural": 1.0, "uniform": 0.0, "temperature": alpha}[mix]
+    weights = np.asarray(sizes, dtype=np.float64) ** exponent
+    return weights / weights.sum()
 
 
 class LanguageMixSampler(Sampler[int]):
     """Draws the rows of an epoch from the concatenated datasets of all languages.
 
     Iterating yields row numbers. An epoch has as many rows as all languages together, in random
-    order. Each language gets its share of them (`EXPONENTS`), rounded to a whole number. No
+    order. Each language gets its share of them (`mix_weights`), rounded to a whole number. No
     pair of a language is repeated before all its pairs have been drawn. This also holds across
     epochs: pairs that epoch 0 leaves out come first in epoch 1.
 
@@ -24,14 +36,13 @@ class LanguageMixSampler(Sampler[int]):
     pairs as a run without a stop. `sizes` are in the order of the concatenation.
     """
 
-    def __init__(self, sizes: Sequence[int], mix: str, seed: int) -> None:
+    def __init__(self, sizes: Sequence[int], mix: str, alpha: float, seed: int) -> None:
         self.sizes = list(sizes)
         self.seed = seed
         self.epoch = 0
 
         # Pairs per epoch of each language, rounded so that their sum stays the same.
-        weights = np.asarray(sizes, dtype=np.float64) ** EXPONENTS[mix]
-        exact = weights / weights.sum() * sum(sizes)
+        exact = mix_weights(sizes, mix, alpha) * sum(sizes)
         self.counts = np.floor(exact).astype(np.int64)
         by_remainder = np.argsort(self.counts - exact, kind="stable")
         missing = sum(sizes) - self.counts.sum()

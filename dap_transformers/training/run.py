@@ -129,7 +129,7 @@ def build_trainer(
             bf16=training.bf16,
         )
     sizes = [len(part) for part in train.values()]
-    sampler = LanguageMixSampler(sizes, data.language_mix, training.seed_of_text)
+    sampler = LanguageMixSampler(sizes, data.language_mix, data.mix_alpha, training.seed_of_text)
     goals = None
     if distills:
         # Without a teacher, the model teaches itself to stay where it is now.

@@ -10,9 +10,9 @@ from dap_transformers.training.mixing import LanguageMixSampler
 SIZES = {"aa": 400, "bb": 100, "cc": 10}
 NAMES = [f"{language}:{row}" for language, size in SIZES.items() for row in range(size)]
 MIXES = [
-    ("natural", [400, 100, 10]),
-    ("uniform", [1, 1, 1]),
-    ("temperature", [400**0.5, 100**0.5, 10**0.5]),
+    ("natural", 0.5, [400, 100, 10]),
+    ("uniform", 0.5, [1, 1, 1]),
+    ("temperature", 0.5, [400**0.5, 100**0.5, 10**0.5]),
 ]
 
 
@@ -21,9 +21,9 @@ def drawn(sampler: LanguageMixSampler, epoch: int = 0) -> list[int]:
     return list(sampler)
 
 
-@pytest.mark.parametrize(("mix", "shares"), MIXES)
-def test_shares_of_the_mix(mix: str, shares: list) -> None:
-    sampler = LanguageMixSampler(list(SIZES.values()), mix, seed=0)
+@pytest.mark.parametrize(("mix", "alpha", "shares"), MIXES)
+def test_shares_of_the_mix(mix: str, alpha: float, shares: list) -> None:
+    sampler = LanguageMixSampler(list(SIZES.values()), mix, alpha, seed=0)
     times = Counter(NAMES[row] for row in drawn(sampler))
     assert times.total() == len(sampler) == 510
     for language, share in zip(SIZES, shares):
@@ -34,7 +34,7 @@ def test_shares_of_the_mix(mix: str, shares: list) -> None:
 
 
 def test_the_order_depends_on_the_seed_and_each_epoch_goes_on_where_the_last_one_ended() -> None:
-    sampler = LanguageMixSampler([400, 100, 7], "uniform", seed=3)
+    sampler = LanguageMixSampler([400, 100, 7], "uniform", 0.5, seed=3)
     epochs = [drawn(sampler, epoch) for epoch in range(3)]
     uses = np.bincount(np.concatenate(epochs), minlength=507)
     for rows in (uses[:400], uses[400:500], uses[500:]):
@@ -42,6 +42,6 @@ def test_the_order_depends_on_the_seed_and_each_epoch_goes_on_where_the_last_one
         assert rows.max() - rows.min() <= 1
     languages = np.searchsorted([400, 500], epochs[0][:100], side="right")
     assert np.bincount(languages, minlength=3).min() > 20  # shuffled
-    assert epochs[0] == drawn(LanguageMixSampler([400, 100, 7], "uniform", seed=3))
+    assert epochs[0] == drawn(LanguageMixSampler([400, 100, 7], "uniform", 0.5, seed=3))
     assert epochs[0] != epochs[1]
-    assert epochs[0] != drawn(LanguageMixSampler([400, 100, 7], "uniform", seed=4))
+    assert epochs[0] != drawn(LanguageMixSampler([400, 100, 7], "uniform", 0.5, seed=4))

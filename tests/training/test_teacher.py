@@ -49,7 +49,7 @@ def test_the_anchor_needs_the_pairs_that_a_run_draws_and_few_others(
 ) -> None:
     sizes = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "world_size": 4}
     training = SimpleNamespace(**{"max_steps": -1, "num_train_epochs": 3} | sizes | limit)
-    sampler = LanguageMixSampler([300, 100, 7], "uniform", seed=0)
+    sampler = LanguageMixSampler([300, 100, 7], "uniform", 0.5, seed=0)
     is_drawn = drawn_pairs(sampler, training)
     drawn = set(islice(sampler, 16 * steps + 8))  # the loader reads one batch ahead
     assert is_drawn[sorted(drawn)].all()

@@ -53,7 +53,7 @@ def make_trainer(tmp_path: Path, tokenized: dict, tiny_bert_dir: Path) -> Callab
             model=start_from(tiny_bert_dir, objective=objective),
             args=args,
             train_dataset=concatenate_datasets(list(tokenized.values())),
-            train_sampler=LanguageMixSampler([200, 200, 200], "natural", seed=0),
+            train_sampler=LanguageMixSampler([200, 200, 200], "natural", 0.5, seed=0),
             data_collator=BitextCollator(tiny_tokenizer().pad_token_id, sorted(tokenized)),
             processing_class=tiny_tokenizer(),
             evaluators=[Retrieval(dev, pool=True), SourceInformation(dev)],
@@ -265,7 +265,7 @@ def test_each_epoch_has_the_order_of_the_sampler(make_trainer: Callable) -> None
     trainer.data_collator = watched
     trainer.train()
     ids = trainer.train_dataset["pair_id"][:]
-    sampler = LanguageMixSampler([200, 200, 200], "natural", seed=0)
+    sampler = LanguageMixSampler([200, 200, 200], "natural", 0.5, seed=0)
     for epoch in (0, 1):
         sampler.set_epoch(epoch)
         assert seen[600 * epoch : 600 * (epoch + 1)] == [ids[row] for row in sampler]
