@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from datasets import Dataset
+from torch.nn.utils import get_total_norm
 from torch.utils.data import Sampler
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
@@ -21,6 +22,7 @@ from dap_transformers.evaluation.evaluation_data import EvaluationData
 from dap_transformers.files import write_json
 from dap_transformers.reports import RECORD, read_record
 from dap_transformers.training.arguments import CONFIG_FIELDS, Arguments
+from heads_dap import whole
 from modeling_dap import DAPConfig
 
 logger = logging.getLogger(__name__)
@@ -121,7 +123,9 @@ def saved_state(checkpoint: str | Path) -> TrainerState:
 
 
 class ResumableTrainer(Trainer):
-    """A `Trainer` that stops if a checkpoint lacks weights. `Trainer` itself only warns.
+    """A `Trainer` that stops if a checkpoint lacks weights, or would have infinite ones.
+
+    `Trainer` itself only warns of missing weights.
 
     Args:
         train_sampler: draws the training rows. None takes the shuffle of `Trainer`.
@@ -136,6 +140,12 @@ class ResumableTrainer(Trainer):
         return self.train_sampler or super()._get_train_sampler(train_dataset)
 
     def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
+        # A run could not resume from such weights, and older checkpoints are removed.
+        if not whole(get_total_norm(self.model.parameters())).isfinite():
+            raise UserError(
+                f"the weights are not finite after step {self.state.global_step}: resume from the "
+                "last checkpoint with a lower learning rate"
+            )
         super()._save_checkpoint(*args, **kwargs)
         if self.args.should_save:
             folder = Path(self.args.output_dir)
