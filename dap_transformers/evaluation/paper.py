@@ -5,10 +5,8 @@ The paper quotes the models marked "(Hu et al.)", InfoXLM and LaBSE from other w
 the paper does not print.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from itertools import product
+from collections.abc import Collection, Mapping, Sequence
 
-from dap_transformers.evaluation.evaluator import Metric
 from dap_transformers.languages import TATOEBA_36, XNLI_LANGUAGES
 from dap_transformers.tables import text_table
 
@@ -146,17 +144,6 @@ XLM-R+TR+TLM:      88.1 75.8 81.5 91.2 79.8 85.1 86.3 80.6 83.4 89.6 72.6 80.2 8
 XLM-R+DAP:         92.1 82.1 86.8 96.6 81.1 88.2 89.5 88.1 88.8 93.7 75.0 83.3 86.8
 """),
 }
-
-
-def tatoeba_metrics(places: Iterable[str]) -> list[Metric]:
-    """Return the accuracies of `PAPER_MODELS` in the languages and groups that the paper has."""
-    found = []
-    for place in places:
-        for model, (direction, arrow) in product(PAPER_MODELS, DIRECTIONS.items()):
-            value = PAPER_TATOEBA_PLACES[model][direction].get(place)
-            if value is not None:
-                found.append(Metric(f"paper: {model} {arrow}", value, place))
-    return found
 
 
 def tatoeba_averages(averages: Mapping[str, Mapping[str, float]]) -> str | None:

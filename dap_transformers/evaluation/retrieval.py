@@ -7,7 +7,7 @@ Legend: `N` pairs, `D` dimensions.
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, product
 from typing import NamedTuple
 
 import numpy as np
@@ -25,9 +25,10 @@ from dap_transformers.evaluation.evaluator import (
 )
 from dap_transformers.evaluation.paper import (
     DIRECTIONS,
+    PAPER_MODELS,
+    PAPER_TATOEBA_PLACES,
     POOL_KEYS,
     tatoeba_averages,
-    tatoeba_metrics,
 )
 from dap_transformers.languages import TATOEBA_14, TATOEBA_28, TATOEBA_36, base_language
 from dap_transformers.search.exact import Array, first_equal_rows, nearest, nearest_neighbours
@@ -118,10 +119,21 @@ class Retrieval(Evaluator):
         if not self.is_tatoeba:
             return super().table(numbers)
         metrics = self.metrics(numbers)
-        metrics += tatoeba_metrics(each.place for each in metrics)
+        metrics += metrics_of_the_paper(each.place for each in metrics)
         table = console_tables(card_rows(self.task, metrics))
         averages = tatoeba_averages(numbers["averages"])
         return f"{table}\n\n{averages}" if averages else table
+
+
+def metrics_of_the_paper(places: Iterable[str]) -> list[Metric]:
+    """Return the accuracies of `PAPER_MODELS` in the languages and groups that the paper has."""
+    found = []
+    for place in places:
+        for model, (direction, arrow) in product(PAPER_MODELS, DIRECTIONS.items()):
+            value = PAPER_TATOEBA_PLACES[model][direction].get(place)
+            if value is not None:
+                found.append(Metric(f"paper: {model} {arrow}", value, place))
+    return found
 
 
 def _mean(languages: Numbers, name: str, codes: Iterable[str]) -> float:
