@@ -1,8 +1,12 @@
 """Errors that the user can fix, with a message of one line, and helpers that make messages."""
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+#: In an address: what stands before the login, and what stands before the query.
+_LOGIN = re.compile(r"(\b(?!abfs|wasb)[a-z][a-z0-9+.]*://)[^/\s'\"?#]*@")
+_QUERY = re.compile(r"(\bhttps?://[^\s'\"?#]+)[?#][^\s'\",)]*")
 QUOTED_ERRORS = 5  # errors, lines or names that a message quotes if there are many
 
 
@@ -11,10 +15,13 @@ class UserError(ValueError):
 
 
 def one_line(error: object) -> str:
-    """Return an error's message on one line, without hidden characters.
+    """Return an error's message on one line, without secrets and hidden characters.
 
-    For errors of the file system, the file comes first and the error number is left out.
+    For errors of the file system, the file comes first and the error number is left out. Addresses
+    lose their logins and queries.
 
+    >>> one_line(ValueError("no https://me:secret@host/de-en.tsv?token=abc there"))
+    'no https://host/de-en.tsv there'
     >>> one_line(ValueError("a\\n  b\\x1b[2J"))
     'a b\\\\x1b[2J'
     >>> one_line(FileNotFoundError(2, "No such file", "a.txt"))
@@ -23,7 +30,7 @@ def one_line(error: object) -> str:
     text = str(error)
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         text = f"{error.filename}: {error.strerror}"
-    line = " ".join(text.split())
+    line = _QUERY.sub(r"\1", _LOGIN.sub(r"\1", " ".join(text.split())))
     return "".join(map(_escaped, line))
 
 

@@ -122,8 +122,11 @@ def whole_folder(path: str | Path) -> Iterator[Path]:
         try:
             temporary.replace(path)  # also over an empty folder
         except OSError:
-            if not (path.is_dir() and any(path.iterdir())):
+            if not path.is_dir():
                 raise
+            if not any(path.iterdir()):  # a mount point, which cannot be replaced
+                for child in temporary.iterdir():
+                    shutil.move(child, path / child.name)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 

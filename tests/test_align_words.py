@@ -129,6 +129,7 @@ def test_reference_gives_error_rate_precision_and_recall(
     [
         ("a.de a.en --language de", "give parallel text, whose language"),
         ("a.de a.en --output a.de", "would change the input"),
+        ("a.de a.en --output p.parquet", "p.parquet: write .tsv"),
         ("a.de short", "differ in length, from line 8"),
         ("a.de a.en --gold short-gold", "has 1 lines, the text has 8 pairs"),
         ("a.de a.en --gold far-gold", "line 8 of the reference"),

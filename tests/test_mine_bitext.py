@@ -20,7 +20,7 @@ from dap_transformers.encoding.encoder import SentenceEncoder
 from dap_transformers.errors import UserError
 from dap_transformers.mining.margin import PAIR, neighbourhoods, score_pairs
 from dap_transformers.mining.mine_pairs import mine
-from dap_transformers.mining.texts import DistinctSentences, TextPair, write_pairs
+from dap_transformers.mining.texts import DistinctSentences, TextPair, read_known, write_pairs
 from dap_transformers.text.corpus import load_bitext
 
 SOURCE, TARGET = map(list, zip(*synthetic_pairs("de", 40)))
@@ -169,9 +169,12 @@ def test_the_threshold_is_chosen_and_reported_and_the_function_finds_the_same(
     assert line_pairs(rows) == line_pairs(table.to_pandas())
     assert_allclose(rows.score, table["score"], atol=2e-6)
 
-    known = [f"{text}\t{text}" for text, _ in synthetic_pairs("de", 30, seed=8)]
+    texts = [text for text, _ in synthetic_pairs("de", 30, seed=8)]
+    known = ["German\tFrench", *(f"{text}\t{text}" for text in texts)]
     calibrated = run(f"{command} --calibrate {write(tmp_path / 'known.tsv', known)}")
     assert calibrated["threshold_choice"]["calibrated"]
+    pairs = read_known(tmp_path / "known.tsv")
+    assert len(pairs.source) == 30  # a header is no pair
 
 
 def test_languages_of_a_translation_memory_are_codes_and_fit_the_scripts(

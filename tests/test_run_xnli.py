@@ -236,7 +236,7 @@ def test_only_encoders_with_token_type_embeddings_have_token_types() -> None:
         ("--search --data_dir {tmp}/data", "the search needs English dev pairs"),
         ("--max_train_pairs -1", "max_train_pairs=-1: at least 1"),
         ("--max_seq_length 500", "max_seq_length=500"),
-        ("--max_steps 3 --learning_rate 1e30 --logging_strategy no", "not finite: give a lower"),
+        ("--max_steps 3 --learning_rate 1e30 --logging_strategy no", "weights are not finite"),
     ],
 )
 def test_what_is_refused_ends_in_one_line(

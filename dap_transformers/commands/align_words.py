@@ -37,7 +37,7 @@ from dap_transformers.commands.encoder_arguments import EncoderArguments
 from dap_transformers.commands.safeguards import command, guarded
 from dap_transformers.errors import UserError, counted
 from dap_transformers.evaluation.word_links import judge, read_reference
-from dap_transformers.files import public_name, write_json
+from dap_transformers.files import plain_suffix, public_name, write_json
 from dap_transformers.options import arg
 
 logger = logging.getLogger(__name__)
@@ -80,6 +80,10 @@ class AlignmentArguments:
     report_file: str | None = arg(None, "JSON report. Default: OUTPUT.json.")
 
     def __post_init__(self) -> None:
+        if plain_suffix(self.output) in (".csv", ".json", ".parquet", ".xlsx", ".zip"):
+            raise UserError(
+                f"--output {self.output}: write .tsv, .jsonl, or .txt for Pharaoh links"
+            )
         self.report_file = self.report_file or f"{self.output}.json"
 
 

@@ -26,8 +26,8 @@ class EvaluationData:
     bucc_protocol: str | None = arg(
         None,
         "Protocol of BUCC. The paper's Table 2 is 'sample', its Table 3 is "
-        "'sample-threshold-on-training'. Default: training-optimal if there are training splits, "
-        "else sample.",
+        "'sample-threshold-on-training'. Default: training-optimal if all pairs have a training "
+        "split with gold pairs, else sample.",
         choices=tuple(PROTOCOLS),
     )
 

@@ -24,7 +24,7 @@ from dap_transformers.text.archives import read_sentences
 from dap_transformers.text.formats import BitextFile, read_pairs
 from dap_transformers.text.sentences import Sentence, read_text
 from dap_transformers.text.tmx_po import write_memory
-from dap_transformers.text.tsv_csv import UNDETERMINED, table_languages
+from dap_transformers.text.tsv_csv import UNDETERMINED, language_of
 from dap_transformers.text_keys import is_blank
 
 #: Vectors of source and target.
@@ -242,9 +242,11 @@ def read_known(path: str | Path) -> TextPair:
 
     A first line such as "de" and "en" is no pair.
     """
-    language = min(table_languages(str(path), "en", set()), default=UNDETERMINED)
-    rows = read_pairs(BitextFile(language, (str(path),), "tsv"), max_bad_lines=0.0)
+    rows = read_pairs(BitextFile(UNDETERMINED, (str(path),), "tsv"), max_bad_lines=0.0)
     pairs = dict.fromkeys((row["source"], row["target"]) for row in rows)
+    first = next(iter(pairs), ("",))
+    if all(map(language_of, first)):
+        del pairs[first]
     source = DistinctSentences((source for source, _ in pairs), path)
     target = DistinctSentences((target for _, target in pairs), path)
     return TextPair(source, target)

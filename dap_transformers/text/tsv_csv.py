@@ -168,13 +168,13 @@ def _roles(path: str, codes: Collection[str]) -> tuple[list[str], list[str | Non
 
     # A column "id" holds numbers or keys of the rows. It is Indonesian if the file name says so, or
     # if some of its cells have several words.
-    column = roles.index("id")
-    whole = [row for row in islice(rows, JUDGED) if len(row) == len(header)]
-    cells = [row[column].strip() for row in whole if row[column].strip()]
     is_key = is_no_text if "id" in codes else lambda cell: " " not in cell
-    is_named_id = header[column].strip().lower().endswith("id")
-    if is_named_id and sum(map(is_key, cells)) >= NO_TEXT_SHARE * len(cells):
-        roles[column] = None
+    whole = [row for row in islice(rows, JUDGED) if len(row) == len(header)]
+    for column, name in enumerate(header):
+        if roles[column] == "id" and name.strip().lower().endswith("id"):
+            cells = [row[column].strip() for row in whole if row[column].strip()]
+            if sum(map(is_key, cells)) >= NO_TEXT_SHARE * len(cells):
+                roles[column] = None
     return header, roles
 
 
@@ -273,8 +273,8 @@ def _all_rows(path: str) -> Iterator[list[str]]:
     whole_lines = (f"{line}\n" for line in chain(head, lines))
     with reading(path):  # an open quote would swallow the rest of the file
         delimiter = _delimiter([line for line in head if line.strip()])
-        if head and head[0].startswith("sep="):  # Excel's word for the delimiter
-            delimiter = head[0][4:]
+        if head and (stated := re.fullmatch('"?sep=(.)"?', head[0])):  # Excel's word for it
+            delimiter = stated[1]
             yield []
             next(whole_lines)
         yield from csv.reader(whole_lines, delimiter=delimiter, strict=True)

@@ -139,13 +139,16 @@ class ResumableTrainer(Trainer):
     def _get_train_sampler(self, train_dataset: Dataset | None = None) -> Sampler | None:
         return self.train_sampler or super()._get_train_sampler(train_dataset)
 
-    def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
+    def save_model(self, *args: Any, **kwargs: Any) -> None:
         # A run could not resume from such weights, and older checkpoints are removed.
         if not whole(get_total_norm(self.model.parameters())).isfinite():
             raise UserError(
-                f"the weights are not finite after step {self.state.global_step}: resume from the "
-                "last checkpoint with a lower learning rate"
+                f"the weights are not finite after step {self.state.global_step}: begin anew with "
+                "a lower learning rate"
             )
+        super().save_model(*args, **kwargs)
+
+    def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
         super()._save_checkpoint(*args, **kwargs)
         if self.args.should_save:
             folder = Path(self.args.output_dir)
@@ -235,8 +238,8 @@ def describe_run(
     return record
 
 
-def describe_text(part: Dataset) -> str:
-    """Describe a text by its number of pairs and a hash of up to `PAIRS_IN_DIGEST` of them.
+def describe_text(part: Dataset, most: int = PAIRS_IN_DIGEST) -> str:
+    """Describe a text by its number of pairs and a hash of at `most` so many of them.
 
     The hashed pairs are evenly spread over the text. The result does not depend on where the text
     is stored.
@@ -244,7 +247,7 @@ def describe_text(part: Dataset) -> str:
     >>> describe_text(Dataset.from_dict({"source": ["Ja", "Nein"], "target": ["Yes", "No"]}))
     '2 pairs, 9b96b64269e1'
     """
-    rows = np.linspace(0, len(part) - 1, min(len(part), PAIRS_IN_DIGEST)).astype(int).tolist()
+    rows = np.linspace(0, len(part) - 1, min(len(part), most)).astype(int).tolist()
     digest = hashlib.sha256(json.dumps(part[rows] if rows else {}).encode())
     return f"{len(part)} pairs, {digest.hexdigest()[:12]}"
 
@@ -262,7 +265,7 @@ def record_run(run: dict[str, Any], training: TrainingArguments, folder: str | N
     if differing:
         raise UserError(
             f"{folder} is of a run with {'; '.join(differing)}: give the same arguments, or "
-            "another output folder"
+            "another output folder (and this checkpoint as the model to train further)"
         )
     if training.process_index == 0:
         write_json(run, Path(training.output_dir) / RECORD)

@@ -245,8 +245,8 @@ def check_changes(
     trained_size = config.distill_size or config.vector_size
     if "distill" in start.planned.objectives and size != trained_size:
         raise UserError(
-            f"{name} was trained with a teacher whose vectors have {trained_size} numbers, not "
-            f"{size}: give such a teacher (distill_from), or another objective"
+            f"{name} learns from vectors of {trained_size} numbers, and the teacher's have {size}: "
+            "give another teacher (distill_from), or another objective"
         )
 
 

@@ -99,8 +99,8 @@ class StepMeter:
             problem = ""
             if not all(map(math.isfinite, row)):
                 problem = (
-                    f"the loss is not finite at step {step}: resume from the last checkpoint with "
-                    "a lower learning rate, or look at its pairs"
+                    f"the loss is not finite at step {step}: lower the learning rate, or look at "
+                    "its pairs"
                 )
             elif values.get("negatives") == 0:
                 problem = (

@@ -106,6 +106,7 @@ class DAPTrainer(ResumableTrainer):
             heads = [each for each in group["params"] if id(each) not in encoder]
             group["params"] = [each for each in group["params"] if id(each) in encoder]
             optimizer.add_param_group({**group, "params": heads, "lr": rate})
+        optimizer.param_groups[:] = [each for each in optimizer.param_groups if each["params"]]
         return optimizer
 
     def compute_loss(

@@ -123,6 +123,8 @@ def training_source(
     None takes `train-en` of the test data.
     """
     if train_data:
+        if Path(train_data).is_dir():
+            raise UserError(f"{train_data} is a folder: name its file of English pairs")
         return NLISource(train_data, None, None if Path(train_data).is_file() else "train")
     if "en" not in found["train"]:
         raise UserError("there is no train-en file: give English pairs as train_data")
@@ -182,7 +184,7 @@ def prepare_nli(
         for code, source in by_language.items():
             text = load_nli(source, options.max_train_pairs if split == "train" else None)
             tokens = tokenize_nli(text, tokenizer, options.max_seq_length, token_types)
-            digests[f"{split} {code}"] = describe_text(text)
+            digests[f"{split} {code}"] = describe_text(text, len(text))
             if split != "train":
                 tokens = tokens.sort("length", reverse=True)  # batches then need little padding
             sets[split][code] = tokens

@@ -89,6 +89,7 @@ class XNLITrainingArguments(TrainingArguments):
     save_steps: float = arg(0.2, "Steps between checkpoints, or share of a run.")
     save_total_limit: int | None = arg(1, "Checkpoints that a run keeps.")
     logging_steps: float = arg(0.05, "Steps between logs, or share of a run.")
+    logging_nan_inf_filter: bool = arg(False, "Hide losses that are NaN or infinite.")
     report_to: None | str | list[str] = arg("none", "Trackers, such as tensorboard.")
     dataloader_pin_memory: bool = arg(False, "Use page-locked batches, for a GPU.")
     resume_from_checkpoint: str | None = arg(
