@@ -6,7 +6,7 @@
 `study/search.sh` makes the reports: `start.json`, and `METHOD_TEXT_SEED.json` such as
 `tr_software-44_0.json`. A row is a method and a text. A column is the mean over the question sets
 of one kind. Of a trained model it shows the change against the start, as the mean over seeds. The
-last column is the seconds of the training, all included.
+last column is the seconds of the training, all included. A checkpoint within a run has none.
 """
 
 import argparse
@@ -88,7 +88,8 @@ def rows_of(runs: Mapping[str, Run]) -> list[list]:
         for kind in KINDS:
             change = np.mean([each[kind] for each in numbers]) - before[kind]
             row.append(f"{change:+.1f}")
-        rows.append([*row, float(np.mean([run["seconds"] for run in seeds]))])
+        seconds = [run["seconds"] for run in seeds if "seconds" in run]
+        rows.append([*row, float(np.mean(seconds)) if seconds else None])
     return rows
 
 
