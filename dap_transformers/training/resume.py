@@ -253,7 +253,7 @@ def describe_text(part: Dataset, most: int = PAIRS_IN_DIGEST) -> str:
 
 
 def record_run(run: dict[str, Any], training: TrainingArguments, folder: str | None) -> None:
-    """Write the record of a run to `run.json`, unless a folder has that of another run.
+    """Write the record of a run to `run.json`. Refuse a checkpoint of another run.
 
     Args:
         run: names and values, all of which must stay the same.

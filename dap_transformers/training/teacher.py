@@ -46,7 +46,9 @@ class Teacher(NamedTuple):
 
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> Tensor:
         """Return the goals (B, 2, T) of B tokenised pairs, of the source and of the target."""
-        sides = [vectors_of(self.shards, [row[name] for row in rows]) for name in ROWS]
+        sides = []
+        for name in ROWS:
+            sides.append(vectors_of(self.shards, [row[name] for row in rows]))  # (B, T)
         shifts = np.stack([self.shifts[row["language"]] for row in rows])  # (B, T)
         goals = normalize(torch.from_numpy(np.stack(sides, axis=1)), dim=-1)
         goals[:, 0] += torch.from_numpy(shifts)
