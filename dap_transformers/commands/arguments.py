@@ -88,9 +88,10 @@ class ArgumentParser(HfArgumentParser):
                     self._shorten_help(base.__dataclass_fields__.keys() - own)
 
     def _shorten_help(self, inherited: set[str]) -> None:
-        """Show the first sentence of what is used often, with a group for the Trainer's arguments.
+        """Add `--help_all`, and make `--help` short.
 
-        `--help_all` shows the whole text of all arguments.
+        It hides arguments that are seldom used, and shows the first sentence of the others.
+        `inherited` names the arguments of Transformers' Trainer, which get a group of their own.
         """
         self.epilog = "--help_all shows all arguments."
         self.add_argument("--help_all", action=_HelpAll, help="Show all arguments.")

@@ -126,7 +126,7 @@ class Retrieval(Evaluator):
 
 
 def metrics_of_the_paper(places: Iterable[str]) -> list[Metric]:
-    """Return the accuracies of `PAPER_MODELS` in the languages and groups that the paper has."""
+    """Return the paper's Tatoeba accuracies in those languages and groups that it has."""
     found = []
     for place in places:
         for model, (direction, arrow) in product(PAPER_MODELS, DIRECTIONS.items()):

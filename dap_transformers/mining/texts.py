@@ -240,7 +240,7 @@ def require_sentences(*texts: DistinctSentences) -> None:
 def read_known(path: str | Path) -> TextPair:
     """Read known translations, a TSV file with source and target, without repeated pairs.
 
-    A first line such as "de" and "en" is no pair.
+    A first line that names two languages, such as "de" and "en", is left out as a header.
     """
     rows = read_pairs(BitextFile(UNDETERMINED, (str(path),), "tsv"), max_bad_lines=0.0)
     pairs = dict.fromkeys((row["source"], row["target"]) for row in rows)

@@ -78,10 +78,11 @@ def read_text(path: str, language: str, split: bool | None = None) -> Iterator[S
 
 
 def unpair_quotation_marks(text: str) -> str:
-    """Replace quotation marks by others that form no pairs. The text keeps its length.
+    """Replace opening quotation marks by "¿" and closing ones by "”".
 
-    sentencex takes all that stands between two partners for one sentence. It leaves "¿" with the
-    sentence behind it, and "”" with the sentence before it.
+    The text keeps its length, so that borders found in it hold for the original. sentencex takes
+    all that stands between two partners for one sentence. It leaves "¿" with the sentence behind
+    it, and "”" with the sentence before it.
 
     >>> unpair_quotation_marks('"Go! Go!" «Non.»')
     '¿Go! Go!” ¿Non.”'

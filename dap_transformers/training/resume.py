@@ -123,9 +123,9 @@ def saved_state(checkpoint: str | Path) -> TrainerState:
 
 
 class ResumableTrainer(Trainer):
-    """A `Trainer` that stops if a checkpoint lacks weights, or would have infinite ones.
+    """A `Trainer` that loads no weights that do not fit, and saves none that are not finite.
 
-    `Trainer` itself only warns of missing weights.
+    It raises `UserError` instead. `Trainer` itself only warns of missing weights.
 
     Args:
         train_sampler: draws the training rows. None takes the shuffle of `Trainer`.
@@ -239,10 +239,10 @@ def describe_run(
 
 
 def describe_text(part: Dataset, most: int = PAIRS_IN_DIGEST) -> str:
-    """Describe a text by its number of pairs and a hash of at `most` so many of them.
+    """Describe a text by its number of pairs and a hash of at most `most` of them.
 
-    The hashed pairs are evenly spread over the text. The result does not depend on where the text
-    is stored.
+    The hashed pairs are evenly spread over the text. A change of others is not noticed.
+    The result does not depend on where the text is stored.
 
     >>> describe_text(Dataset.from_dict({"source": ["Ja", "Nein"], "target": ["Yes", "No"]}))
     '2 pairs, 9b96b64269e1'
@@ -253,10 +253,10 @@ def describe_text(part: Dataset, most: int = PAIRS_IN_DIGEST) -> str:
 
 
 def record_run(run: dict[str, Any], training: TrainingArguments, folder: str | None) -> None:
-    """Write the record of a run to `run.json`. Refuse a checkpoint of another run.
+    """Raise `UserError` if a checkpoint is of another run, else write the record to `run.json`.
 
     Args:
-        run: names and values, all of which must stay the same.
+        run: the record, names and values that must all stay the same.
         folder: checkpoint that the run resumes from, or None.
     """
     # Compare what a JSON file gives back, such as lists instead of tuples.

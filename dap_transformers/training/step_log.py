@@ -88,7 +88,7 @@ class StepMeter:
             self.check()
 
     def check(self) -> None:
-        """Raise `UserError` for the first batch since the last call whose losses mean nothing."""
+        """Raise `UserError` if a new batch has losses that are not finite, or no negatives."""
         unchecked = self.unchecked
         self.unchecked = []
         if not unchecked:

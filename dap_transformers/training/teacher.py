@@ -45,7 +45,7 @@ class Teacher(NamedTuple):
     shifts: Mapping[str, np.ndarray]
 
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> Tensor:
-        """Return the goals (B, 2, T) of B tokenised pairs, of the source and of the target."""
+        """Return the goals (B, 2, T) of B tokenised pairs with `ROWS`, first the source's."""
         sides = []
         for name in ROWS:
             sides.append(vectors_of(self.shards, [row[name] for row in rows]))  # (B, T)
@@ -56,7 +56,7 @@ class Teacher(NamedTuple):
 
 
 def vectors_of(shards: Sequence[np.ndarray], rows: Sequence[int]) -> np.ndarray:
-    """Return the vectors of n sentences, given their rows: (n, T)."""
+    """Return the vectors (n, T) of n sentences, given their rows, counted over all shards."""
     return np.stack([shards[row // SHARD_SIZE][row % SHARD_SIZE] for row in rows])
 
 
@@ -70,9 +70,9 @@ def add_teacher(
     """Encode the distinct sentences with the teacher, and give each pair the rows of its vectors.
 
     Without `is_drawn`, both sides of a pair get the vector of the target. With it, the teacher is
-    the anchor. The goal of a target is then its own vector. That of a source is its own vector plus
-    the mean of (target - source) in its language, because an encoder may put each language in
-    another region. So the goals of sources stay neighbours, near the targets.
+    the model itself, as the anchor. The goal of a target is then its own vector. The goal of a
+    source is its own vector plus the mean of (target - source) in its language. So sources keep
+    their places relative to each other, and move to the region of the targets.
 
     If the folder has the vectors of this teacher for exactly these sentences, they are read. The
     processes of a launch share the work.
