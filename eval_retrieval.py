@@ -98,7 +98,7 @@ class EvaluationArguments(EvaluationData):
             )
         chosen += self.evaluators()
         if not chosen:
-            raise UserError("nothing to measure: give --data_dir, --search, --sts or --bucc")
+            raise UserError("nothing to measure: give test data, such as --data_dir (see --help)")
         return chosen
 
 

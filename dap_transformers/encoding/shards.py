@@ -92,7 +92,9 @@ class SharedEncoder:
         state = launched()
         step = state.num_processes
         share = sentences[state.process_index :: step]
-        parts = gather_object([self.encoder.encode(share, self.progress)])
+        # Only our own encoders have a progress bar.
+        options = {"progress": True} if self.progress else {}
+        parts = gather_object([self.encoder.encode(share, **options)])
         vectors = np.empty((len(sentences), parts[0].shape[1]), np.float32)
         for rank, part in enumerate(parts):
             vectors[rank::step] = part

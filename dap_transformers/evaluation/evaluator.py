@@ -65,7 +65,11 @@ class Evaluator:
         return ()
 
     def size(self) -> float:
-        """Return how many sentences the main number is worth, which tells its standard error."""
+        """Return how many sentences the main number is worth, which tells its standard error.
+
+        Of evaluations within two standard errors of the best one, a training keeps the last, if
+        the number's name ends in "accuracy" or "error".
+        """
         return sum(1 for _ in self.sentences())
 
     def logged(self, numbers: Numbers) -> dict[str, float]:

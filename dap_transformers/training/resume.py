@@ -18,7 +18,6 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import align_special_tokens, sort_checkpoints
 
 from dap_transformers.errors import UserError
-from dap_transformers.evaluation.evaluation_data import EvaluationData
 from dap_transformers.files import write_json
 from dap_transformers.reports import RECORD, read_record
 from dap_transformers.training.arguments import CONFIG_FIELDS, Arguments
@@ -46,7 +45,7 @@ OF_TRANSFORMERS = (
 #: Our own arguments that cannot change the weights.
 WITHOUT_EFFECT = {
     "trust_remote_code", "attn_implementation", "mini_batch_size", "max_bad_lines", "query_prompt",
-    "document_prompt", *EvaluationData.__dataclass_fields__,
+    "document_prompt",
 }  # fmt: skip
 
 #: Arguments that the record replaces by their effect: the pairs per step, and a digest of the text.

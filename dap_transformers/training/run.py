@@ -100,6 +100,8 @@ def build_trainer(
     The prefix and the length of `data` are filled in if they are None. Also return the record of
     the run (`describe_run`).
     """
+    # First what fails in seconds: the arguments and the test data.
+    evaluators = [*data.evaluators(), *evaluators]
     start = read_start(model_args)
     complete_data_arguments(data, start)
 
@@ -151,7 +153,6 @@ def build_trainer(
     pairs = {}
     for code, part in dev.items():
         pairs[code] = list(zip(part["source"][:], part["target"][:], strict=True))
-    evaluators = [*data.evaluators(), *evaluators]
     if dev:
         retrieval = Retrieval(pairs, True, data.target_language)
         evaluators = [retrieval, SourceInformation(pairs), *evaluators]

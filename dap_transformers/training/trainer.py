@@ -67,7 +67,7 @@ class DAPTrainer(ResumableTrainer):
         self.prefix = prefix
         self.prompts = prompts
         self.saved_length = saved_length
-        self.measured_on: dict[str, float] = {}  # accuracy over all languages -> `size`
+        self.measured_on: dict[str, float] = {}  # accuracy or error over all languages -> `size`
         self.meter = StepMeter()
         if self.evaluators:
             # `Trainer` does not evaluate without a dataset.
@@ -208,10 +208,16 @@ class DAPTrainer(ResumableTrainer):
                 raise ValueError(f"two evaluators log {min(same)}: rename one of them")
             metrics |= own
             for key in own:
-                if key.endswith("accuracy") and "-" not in key:  # "de-en" is of fewer sentences
+                # "de-en_accuracy" is of fewer sentences.
+                if key.endswith(("accuracy", "error")) and "-" not in key:
                     self.measured_on[f"eval_{key}"] = each.size()
         metrics["seconds"] = round(time.perf_counter() - started, 2)
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in metrics.items()}
+        if self.is_in_train and eval_dataset is None and self.best_name not in metrics:
+            raise UserError(
+                f"metric_for_best_model={self.best_name}: the evaluation has only "
+                f"{', '.join(metrics)}"
+            )
 
         self.log(metrics)
         self.control = self.callback_handler.on_evaluate(
@@ -223,24 +229,30 @@ class DAPTrainer(ResumableTrainer):
     def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
         """Tell whether this evaluation is the best so far.
 
-        An accuracy over all languages also counts as best if it is at most two standard errors
-        below the highest so far. So of nearly equal ones, the last is kept. It is the standard
-        error of the difference of both accuracies. With `load_best_model_at_end`, a best model is
+        An accuracy or error over all languages also counts as best if it is within two standard
+        errors of the best so far. So of nearly equal ones, the last is kept. It is the standard
+        error of the difference of both numbers. With `load_best_model_at_end`, a best model is
         saved at once.
         """
-        name = "eval_" + self.args.metric_for_best_model.removeprefix("eval_")
+        name = self.best_name
         if name in self.measured_on:
             value = metrics[name]
             lines = self.state.log_history
-            highest = max(line[name] for line in lines if name in line and line["step"])
-            shares = torch.tensor([value, highest]) / 100
+            best_of = max if self.args.greater_is_better else min
+            best = best_of(line[name] for line in lines if name in line and line["step"])
+            shares = torch.tensor([value, best]) / 100
             error = 100 * float((shares * (1 - shares)).sum() / self.measured_on[name]) ** 0.5
-            if highest - value <= 2 * error:
+            if abs(best - value) <= 2 * error:
                 self.state.best_metric = None  # so that `Trainer` takes this one
         is_best = super()._determine_best_metric(metrics, trial)
         if is_best and self.args.load_best_model_at_end:
             self.control.should_save = True  # also between the steps of `save_steps`
         return is_best
+
+    @property
+    def best_name(self) -> str:
+        """Name of the logged metric that chooses the best checkpoint."""
+        return "eval_" + self.args.metric_for_best_model.removeprefix("eval_")
 
     def encoder(self) -> EncoderWithHeads:
         """Return an encoder with the present weights. With FSDP, all processes call this."""

@@ -44,13 +44,16 @@ def test_equals_sentence_transformers(tiny_bert_dir: Path, sts_file: Path) -> No
 def test_a_training_measures_it_by_a_flag_or_from_python(
     is_flag: bool, flags: str, sts_file: Path
 ) -> None:
-    command = f"{flags} --output_dir {sts_file.parent}/out --dev_pairs 0"
+    command = f"{flags} --output_dir {sts_file.parent}/out --dev_pairs 0 --eval_on_start true"
     if is_flag:
         command += f" --sts {sts_file}"
     evaluators = [] if is_flag else [STS([sts_file])]
     trainer, _ = build_trainer(*parse_arguments(command.split()), evaluators)
     found = trainer.evaluate()
     assert found["eval_sts.de-en_spearman"] == found["eval_mean_spearman"]
+    with pytest.raises(UserError, match="eval_mean_accuracy: the evaluation has .*_spearman"):
+        trainer.train()  # stops before the first step
+    assert trainer.state.global_step == 0
 
 
 @pytest.mark.parametrize(

@@ -177,8 +177,9 @@ def test_a_run_with_other_arguments_or_text_does_not_resume(
     text = here / "text/de-en.tsv"
     first, second, *others = text.read_text().splitlines(keepends=True)
     text.write_text("".join([second, first, *others]))
+    (here / "sts.tsv").write_text("a\tb\t1\nc\td\t2\n")
     changed = (
-        "--rtl_weight 0.5 --language_mix uniform --adam_beta2 0.98 "
+        "--sts sts.tsv --rtl_weight 0.5 --language_mix uniform --adam_beta2 0.98 "
         "--metric_for_best_model eval_rtl_loss "
         "--per_device_train_batch_size 32 --model_name_or_path other --train_data text"
     )
@@ -190,6 +191,7 @@ def test_a_run_with_other_arguments_or_text_does_not_resume(
         "adam_beta2=0.999, now 0.98",
         "bf16=False, now True",
         "metric_for_best_model='eval_mean_accuracy', now 'eval_rtl_loss'",
+        "sts_data=[], now ['sts.tsv']",
         "pairs a step=16, now 32",
         f"model_name_or_path={str(tiny_bert_dir)!r}, now 'other'",
         "training text={'de': '",

@@ -137,27 +137,30 @@ def test_the_pace_leaves_out_saving_and_waiting(
 
 # Four evaluations of 90 sentences, and which of them are the best so far.
 @pytest.mark.parametrize(
-    ("accuracies", "best"),
+    ("name", "values", "best"),
     [
-        ((90, 90, 70, 84), (True, True, False, True)),
-        ((90, 79, 79, 78), (True, False, False, False)),
-        ((100, 100, 99.9, 100), (True, True, True, True)),
+        ("accuracy", (90, 90, 70, 84), (True, True, False, True)),
+        ("accuracy", (90, 79, 79, 78), (True, False, False, False)),
+        ("accuracy", (100, 100, 99.9, 100), (True, True, True, True)),
+        ("error", (10, 10, 30, 16), (True, True, False, True)),
+        ("error", (30, 10, 21, 10), (True, True, False, True)),
     ],
 )
-def test_the_last_evaluation_within_two_standard_errors_of_the_highest_is_the_best(
-    accuracies: tuple, best: tuple, make_trainer: Callable
+def test_the_last_evaluation_within_two_standard_errors_of_the_best_is_kept(
+    name: str, values: tuple, best: tuple, make_trainer: Callable
 ) -> None:
-    trainer = make_trainer("tr", eval_strategy="steps", save_steps=1)
+    metric = f"eval_mean_{name}"
+    trainer = make_trainer("tr", eval_strategy="steps", save_steps=1, metric_for_best_model=metric)
     # sqrt(0.9 * 0.1 + 0.84 * 0.16) / sqrt(90) is 5.0%, and for 0.79 it is 5.3%.
-    trainer.measured_on = {"eval_mean_accuracy": 90}
-    for step, accuracy in enumerate(accuracies, start=1):
-        metrics = {"eval_mean_accuracy": accuracy}
+    trainer.measured_on = {metric: 90}
+    for step, value in enumerate(values, start=1):
+        metrics = {metric: value}
         trainer.state.global_step = step
         trainer.log(metrics)
         assert trainer._determine_best_metric(metrics, trial=None) == best[step - 1]
     kept = max(step for step in range(1, 5) if best[step - 1])
     assert trainer.state.best_global_step == kept
-    assert trainer.state.best_metric == accuracies[kept - 1]
+    assert trainer.state.best_metric == values[kept - 1]
 
 
 def test_an_accuracy_of_one_language_has_no_standard_error_of_all(make_trainer: Callable) -> None:
