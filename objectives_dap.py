@@ -306,8 +306,13 @@ class Comparison(Objective):
         raise NotImplementedError
 
     def compare(self, vectors: tuple[Tensor, ...], pairs: Pairs) -> tuple[Tensor, Measures]:
-        """Return the loss of all pairs of this process, a scalar, and the values to log by name."""
+        """Return the loss of all pairs of this process, a scalar, and other values to log."""
         raise NotImplementedError
+
+    def loss_of(self, vectors: tuple[Tensor, ...], pairs: Pairs) -> tuple[Tensor, Measures]:
+        """Return the loss as `compare` does, and the values to log with the loss itself."""
+        loss, measures = self.compare(vectors, pairs)
+        return loss, {f"{self.name}_loss": loss, **measures}
 
     def loss(
         self, pairs: Pairs, encoded: Encoded, model: nn.Module, chunk: Chunk | None = None
@@ -319,7 +324,7 @@ class Comparison(Objective):
         """
         vectors = self.vectors(pairs, encoded, model)
         if chunk is None:
-            return self.compare(vectors, pairs)
+            return self.loss_of(vectors, pairs)
         gradients = chunk.gradients[self.name]
         loss = sum((rows * gradient).sum() for rows, gradient in zip(vectors, gradients))
         return loss, {}
@@ -380,7 +385,7 @@ class TranslationRanking(Comparison):
         loss = sum(result.loss for result in results) / len(results)
         accuracy = sum(result.accuracy for result in full) / len(full)
         negatives = sum(result.negatives for result in full) / len(full)
-        return loss, {"tr_loss": loss, "accuracy": accuracy, "negatives": negatives}
+        return loss, {"accuracy": accuracy, "negatives": negatives}
 
     def rank(self, vectors: tuple[Tensor, ...], hashes: list[Tensor]) -> list[RankingResult]:
         """Rank targets for each source and, if `tr_bidirectional`, sources for each target."""

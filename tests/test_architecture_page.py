@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ PAGE = (REPOSITORY / "docs" / "architecture.md").read_text()
 def code_of_section(title: str) -> str:
     """Return the code of a section."""
     section = PAGE.split(f"### {title}\n")[1].split("\n### ")[0]
-    return re.search(r"```py\n(.*?)```", section, re.DOTALL)[1]
+    return "\n".join(re.findall(r"```py\n(.*?)```", section, re.DOTALL))
 
 
 def run_section(title: str) -> dict:
@@ -31,14 +32,13 @@ def run_section(title: str) -> dict:
     return names
 
 
-def test_the_objective_trains_and_does_not_see_padding_or_chunks(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setitem(OBJECTIVES, "bag", None)  # which removes the page's objective afterwards
+@patch.dict(OBJECTIVES)
+def test_the_objectives_train_and_do_not_see_padding_or_chunks() -> None:
     run_section("An objective")
     batch = make_batch()
-    for objective in ("bag", "tr+bag", "tr+rtl+bag"):
-        model = tiny_model(objective=objective, bag_weight=0.5)
+    for objective in ("bag", "tr+bag", "tr+rtl+bag", "margin", "tr+margin"):
+        own = objective.split("+")[-1]
+        model = tiny_model(objective=objective, **{f"{own}_weight": 0.5})
         expected = step(model, batch)
         order = torch.randperm(6)
         shuffled = {key: value[order] for key, value in batch.items()}
@@ -46,6 +46,14 @@ def test_the_objective_trains_and_does_not_see_padding_or_chunks(
             require_step(expected, model, changed, size)
         torch.optim.SGD(model.parameters(), lr=1e-3).step()
         assert model(**batch).loss.item() < expected[0]
+
+    # A loop over all pairs of sentences.
+    out = tiny_model(objective="margin")(**batch)
+    total = 0.0
+    for number, source in enumerate(out.source_embeds):
+        cosines = [torch.cosine_similarity(source, each, dim=0) for each in out.target_embeds]
+        total += sum(max(0, each - cosines[number] + 0.2) for each in cosines)
+    assert out.margin_loss.item() == pytest.approx(total.item() / 36)
 
 
 def test_the_format_is_found_and_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

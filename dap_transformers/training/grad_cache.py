@@ -101,7 +101,7 @@ class CachedBatch:
             for rows in zip(*(chunk[objective.name] for chunk in chunks)):
                 vectors.append(at_least_float32(torch.cat(rows)).requires_grad_())
             with torch.enable_grad():
-                loss, found = objective.compare(tuple(vectors), pairs)
+                loss, found = objective.loss_of(tuple(vectors), pairs)
             loss.backward()
             gradients[objective.name] = tuple(rows.grad for rows in vectors)
             measures |= {name: value.detach() for name, value in found.items()}
