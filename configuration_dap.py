@@ -4,7 +4,7 @@ The file ships with every checkpoint, beside modeling_dap.py.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import field, fields
 from typing import Any, Literal
 
@@ -173,9 +173,11 @@ class DAPConfig(PreTrainedConfig):
     special_tokens_after: int = 1
 
     def __init__(self, encoder_config: PreTrainedConfig | dict | None = None, **given: Any) -> None:
-        unknown = _unknown_keys(given, given.get("objective", self.objective))
+        objective = given.get("objective", self.objective)
+        unknown = unknown_keys(given, objective)
         if unknown:
-            raise ValueError(f"no field {', '.join(unknown)}: DAPConfig has {', '.join(FIELDS)}")
+            names = ", ".join(unknown)
+            raise ValueError(f"no field {names} in DAPConfig or objective {objective!r}")
         values = {name: own.default for name, own in FIELDS.items()} | given
         if encoder_config is None:
             encoder_config = BertConfig()
@@ -199,7 +201,7 @@ class DAPConfig(PreTrainedConfig):
                 f"this is a plain {model_type!r} checkpoint, not a DAP one: start from it with "
                 "DAPForPreTraining.from_encoder, or load it with AutoModel."
             )
-        unknown = _unknown_keys(config_dict, config_dict.get("objective", cls.objective))
+        unknown = unknown_keys(config_dict, config_dict.get("objective", cls.objective))
         if unknown:
             logger.warning(
                 f"config.json has unknown fields, which are left out: {', '.join(unknown)}"
@@ -268,11 +270,10 @@ def default_pooling(encoder_config: PreTrainedConfig) -> str:
     return "lasttoken" if is_causal(encoder_config) else "mean"
 
 
-def _unknown_keys(keys: dict[str, Any], objective: str) -> list[str]:
+def unknown_keys(keys: Iterable[str], objective: str = "") -> list[str]:
     """Return, sorted, all keys but fields, private keys and those of the user's own objective."""
     known = {each.name for each in fields(DAPConfig)} | SAVED_KEYS
-    our_prefixes = {name.split("_")[0] for name in FIELDS}
-    others = set(str(objective).split("+")) - our_prefixes
+    others = [name for name in str(objective).split("+") if f"{name}_weight" not in FIELDS]
     free_prefixes = ("_", *(f"{name}_" for name in others))
     return sorted(key for key in keys if key not in known and not key.startswith(free_prefixes))
 

@@ -320,6 +320,7 @@ class DAPForPreTraining(DAPPreTrainedModel):
             for name, build in objective.heads.items():
                 if getattr(self, name, None) is None:  # objectives can share a head
                     setattr(self, name, build(config))
+            config.update(objective.fields)  # also defaults, which may change in the user's file
         self.post_init()
 
     def _init_weights(self, module: nn.Module) -> None:

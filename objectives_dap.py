@@ -28,7 +28,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 try:
-    from .configuration_dap import FIELDS, DAPConfig
+    from .configuration_dap import FACTOR, FIELDS, DAPConfig, unknown_keys
     from .heads_dap import (
         PredictionHead,
         PredictionTransform,
@@ -47,7 +47,7 @@ try:
     )
     from .states_dap import embed, gather_columns, real_tokens_first
 except ImportError:  # a checkout, where these files are top-level modules
-    from configuration_dap import FIELDS, DAPConfig
+    from configuration_dap import FACTOR, FIELDS, DAPConfig, unknown_keys
     from heads_dap import (
         PredictionHead,
         PredictionTransform,
@@ -210,29 +210,45 @@ class Objective:
     #: `predicts` imply.
     needs: frozenset[str] = frozenset({"source_states", "target_states", "embeds"})
 
-    #: Options that are no fields of `DAPConfig`: option -> default. The configuration's field
-    #: `{name}_{option}` sets one.
+    #: Options of an objective of your own: option -> default, of which a value must have the type.
+    #: The configuration's field `{name}_{option}` sets one.
     options: Mapping[str, Any] = {}
 
     def __init__(self, config: DAPConfig) -> None:
         self.config = config
-        #: Factor of this loss in the total loss: `config.{name}_weight`, or else 1.
-        self.weight: float = getattr(config, f"{self.name}_weight", 1.0)
         prefix = f"{self.name}_"
+        defaults = self.default_fields()
         longer = tuple(f"{name}_" for name in OBJECTIVES if name.startswith(prefix))
-        given = {}
-        for key, value in vars(config).items():
-            is_own = key.startswith(prefix) and not key.startswith(longer)
-            if is_own and key not in FIELDS:
-                given[key.removeprefix(prefix)] = value
-        known = {"weight": 1.0, **self.options}
-        unknown = sorted(given.keys() - known.keys())
-        if unknown:
-            raise ValueError(
-                f"objective {self.name} has no option {', '.join(unknown)}: it has "
-                f"{', '.join(known)}"
-            )
-        self.options = self.options | given
+        for key in unknown_keys(vars(config)):
+            if key.startswith(prefix) and not key.startswith(longer) and key not in defaults:
+                raise ValueError(
+                    f"objective {self.name} has no {key}: it has {', '.join(defaults)}"
+                )
+
+        #: The configuration's fields of an objective of your own, with the defaults filled in.
+        self.fields = {key: getattr(config, key, default) for key, default in defaults.items()}
+        for key, value in self.fields.items():
+            if not has_type_of(defaults[key], value):
+                raise ValueError(
+                    f"{key}={value!r}: give a value like its default {defaults[key]!r}"
+                )
+        self.options = {key.removeprefix(prefix): value for key, value in self.fields.items()}
+        weight = f"{prefix}weight"
+        #: Factor of this loss in the total loss.
+        self.weight: float = getattr(config, weight, defaults.get(weight))
+        is_allowed, allowed = FACTOR
+        if not is_allowed(self.weight, config):
+            raise ValueError(f"{weight}={self.weight!r}: give {allowed}")
+
+    @classmethod
+    def default_fields(cls) -> dict[str, Any]:
+        """Return the fields of the configuration that set the weight and the options, and defaults.
+
+        An objective of this project has none of its own: they are fields of `DAPConfig`.
+        """
+        options = {"weight": 1.0, **cls.options}
+        fields = {f"{cls.name}_{option}": default for option, default in options.items()}
+        return {} if f"{cls.name}_weight" in FIELDS else fields
 
     def labels(self, pairs: Pairs, model: nn.Module) -> Tensor:
         """Return True for each label that counts, (G, ...) for G groups of labels.
@@ -289,6 +305,16 @@ class Objective:
                 "for G groups of labels, such as (1, B)"
             )
         return mean_over_processes(labels.flatten(1).sum(1))
+
+
+def has_type_of(default: Any, value: Any) -> bool:
+    """Tell whether a value has the type of a default. A whole number is also a fraction.
+
+    >>> has_type_of(1.0, 2), has_type_of(1.0, True), has_type_of((1,), [2, 3]), has_type_of(1, "2")
+    (True, False, True, False)
+    """
+    kinds = {float: (float, int), tuple: (tuple, list)}
+    return default is None or type(value) in kinds.get(type(default), (type(default),))
 
 
 class Comparison(Objective):
@@ -758,9 +784,17 @@ def objectives_of(config: DAPConfig) -> list[Objective]:
     if unknown:
         raise ValueError(
             f"objective={config.objective!r}: there is no {', '.join(unknown)}, but "
-            f"{', '.join(OBJECTIVES)}. Import the file of your own objective (a plugin) first."
+            f"{', '.join(OBJECTIVES)}. If it is your own, give its file by --plugin, or import it."
         )
-    return [kind(config) for name, kind in OBJECTIVES.items() if name in config.objectives]
+    objectives = []
+    for name, kind in OBJECTIVES.items():
+        if name in config.objectives:
+            if kind.name != name:
+                raise ValueError(
+                    f"OBJECTIVES[{name!r}] has the name {kind.name!r}: give it one name"
+                )
+            objectives.append(kind(config))
+    return objectives
 
 
 def needs_of(objectives: Sequence[Objective]) -> frozenset[str]:

@@ -22,14 +22,15 @@ def test_the_attention_of_a_configuration_is_that_of_its_encoder() -> None:
 
 @pytest.mark.parametrize("model_type", ENCODERS)
 def test_a_saved_configuration_loads_the_same(model_type: str, tmp_path: Path) -> None:
-    own = {"objective": "tr+rtl+mine", "mine_weight": 0.5}  # also with an objective of the user
+    # Also with an objective of the user, whose name begins a field of ours.
+    own = {"objective": "tr+rtl+target", "target_weight": 0.5}
     config = DAPConfig(tiny_config(model_type), target_vocab_size=100, mask_token_id=4, **own)
     config.save_pretrained(tmp_path)
     again = AutoConfig.from_pretrained(tmp_path)
     config.name_or_path = str(tmp_path)
     assert again.to_dict() == config.to_dict()
     assert type(again.encoder_config) is type(config.encoder_config)
-    assert (again.objectives, again.mine_weight) == ({"tr", "rtl", "mine"}, 0.5)
+    assert (again.objectives, again.target_weight) == ({"tr", "rtl", "target"}, 0.5)
     assert again.auto_map == AUTO_MAP
 
 

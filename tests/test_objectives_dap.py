@@ -1,6 +1,7 @@
 """Combinations of objectives; test_architecture_page.py adds one."""
 
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -60,14 +61,39 @@ def test_the_order_of_names_changes_nothing() -> None:
     assert torch.equal(found, expected)
 
 
-def test_a_name_that_begins_with_another_name_has_options_of_its_own(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    class Arc(TranslationRanking):
-        name = "tr_arc"
-        options = {"angle": 0.1}
+class Arc(TranslationRanking):
+    name = "tr_arc"
+    options = {"angle": 0.1, "steps": 2}
 
-    monkeypatch.setitem(OBJECTIVES, "tr_arc", Arc)
-    first, second = tiny_model(objective="tr+tr_arc", tr_arc_angle=0.2).objectives
+
+@patch.dict(OBJECTIVES, {"tr_arc": Arc})
+def test_a_name_that_begins_with_another_name_has_options_of_its_own() -> None:
+    model = tiny_model(objective="tr+tr_arc", tr_arc_angle=1)
+    first, second = model.objectives
     assert not first.options
-    assert second.options == {"angle": 0.2}
+    assert second.options == {"weight": 1.0, "angle": 1, "steps": 2}
+    # The configuration has the defaults, so that later ones do not change a saved model.
+    saved = model.config.to_dict()
+    assert (saved["tr_arc_angle"], saved["tr_arc_steps"], saved["tr_arc_weight"]) == (1, 2, 1.0)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tr_arc_angel": 0.2},
+        {"tr_arc_angle": "wide"},
+        {"tr_arc_angle": True},
+        {"tr_arc_steps": [1, 2]},
+        {"tr_arc_weight": -1},
+    ],
+)
+@patch.dict(OBJECTIVES, {"tr_arc": Arc})
+def test_options_of_a_wrong_name_type_or_sign_are_refused(fields: dict) -> None:
+    with pytest.raises(ValueError, match=next(iter(fields))):
+        tiny_model(objective="tr_arc", **fields)
+
+
+@patch.dict(OBJECTIVES, {"arc": Arc})
+def test_a_key_that_is_not_the_name_is_refused() -> None:
+    with pytest.raises(ValueError, match="'arc'.* 'tr_arc'"):
+        tiny_model(objective="tr+arc")

@@ -16,6 +16,7 @@ from dap_transformers.commands.arguments import ArgumentParser
 from dap_transformers.commands.safeguards import command, guarded
 from dap_transformers.options import arg
 from dap_transformers.publishing.publish import PublishOptions, publish
+from dap_transformers.training.plugins import load_plugin
 
 
 @dataclass
@@ -27,6 +28,9 @@ class PushArguments:
     )
     output_dir: str | None = arg(
         None, "Keep the folder here. Default: CHECKPOINT-hub with --dry_run, else nowhere."
+    )
+    plugin: list[str] = arg(
+        [], "Files of the objectives of your own, for --with_heads.", action="extend"
     )
 
 
@@ -42,6 +46,8 @@ def run(argv: Sequence[str] | None = None) -> str | None:
         "checkpoint", metavar="CHECKPOINT", help="Folder of a checkpoint, or a Hub id."
     )
     args, options, rest = parser.parse_args_into_dataclasses(args=argv)
+    for path in args.plugin:
+        load_plugin(path)
     folder = args.output_dir
     if options.dry_run and not folder:
         name = rest.checkpoint

@@ -1,18 +1,16 @@
 """The command line of a training: a recipe (YAML) and flags, which override it."""
 
-import ast
+import argparse
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from pathlib import Path
-from typing import Any
 
 import yaml
 
 from dap_transformers.commands.arguments import ArgumentParser
 from dap_transformers.errors import UserError, reading
-from dap_transformers.training.arguments import CONFIG_FIELDS, GROUPS, Arguments
-from dap_transformers.training.plugins import load_plugin
-from objectives_dap import OBJECTIVES
+from dap_transformers.training.arguments import GROUPS, Arguments
+from dap_transformers.training.plugins import plugin_arguments
 
 #: Pairs of arguments of which only one may be given. A flag replaces its rival in the recipe.
 RIVALS = (
@@ -48,12 +46,13 @@ def parse_arguments(argv: list[str]) -> Arguments:
     if given("num_train_epochs", argv):
         argv = [*argv, "--max_steps", "-1"]
 
-    parser = ArgumentParser(GROUPS, usage=USAGE)
-    parsed = parser.parse_args_into_dataclasses(args=argv, return_remaining_strings=True)
-    model, data, training, others = parsed
-    for path in model.plugin:
-        load_plugin(path)
-    model.own_fields = own_fields(others)
+    # The options of plug-ins are arguments, so find these files first.
+    finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    finder.add_argument("--plugin", nargs="+", action="extend", default=[])
+    own = plugin_arguments(finder.parse_known_args(argv)[0].plugin)
+    parser = ArgumentParser((*GROUPS, own), usage=USAGE)
+    model, data, training, options = parser.parse_args_into_dataclasses(args=argv)
+    model.own_fields = {name: value for name, value in vars(options).items() if value is not None}
     if model.model_name_or_path is None and model.config_name is None:
         raise UserError(
             "nothing to start from: give --model_name_or_path, or --config_name to begin from "
@@ -77,48 +76,6 @@ def find_recipe(name: str) -> Path:
     if name not in own:
         raise UserError(f"{name}: no such recipe. Give a YAML file, or one of {', '.join(own)}.")
     return own[name]
-
-
-def own_fields(words: Sequence[str]) -> dict[str, Any]:
-    """Return the options of objectives that plug-ins have added, by name.
-
-    `--arc_angle 0.2` becomes `{"arc_angle": 0.2}` for an objective called `arc`. A flag without a
-    value is True, and one with several values is a list.
-
-    Args:
-        words: what the parser of the command line does not know.
-    """
-    added = [name for name in OBJECTIVES if f"{name}_weight" not in CONFIG_FIELDS]
-    prefixes = tuple(f"{name}_" for name in added)
-    found: dict[str, list[str]] = {}
-    name = ""
-    for word in words:
-        values = [word]
-        if word.startswith("--"):
-            flag, *values = word[2:].split("=", 1)
-            name = flag.replace("-", "_")
-            found[name] = []
-        if not name.startswith(prefixes):
-            raise UserError(f"{word}: there is no such argument")
-        found[name] += values
-    return {name: value_of(values) for name, values in found.items()}
-
-
-def value_of(words: Sequence[str]) -> Any:
-    """Return what the words after a flag spell: numbers, truth values, lists, or else text.
-
-    >>> value_of(["1e-3"]), value_of(["true"]), value_of(["mean"]), value_of(["64", "128"])
-    (0.001, True, 'mean', [64, 128])
-    """
-    values = []
-    for word in words:
-        try:
-            values.append(ast.literal_eval(word))  # also 1e-3, which YAML takes for text
-        except (ValueError, SyntaxError):
-            values.append({"true": True, "false": False}.get(word.lower(), word))
-    if len(values) > 1:
-        return values
-    return values[0] if values else True
 
 
 def given(name: str, argv: list[str]) -> bool:

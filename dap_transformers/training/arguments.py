@@ -51,13 +51,19 @@ def config_arguments() -> Iterator[tuple[str, Any, dataclasses.Field]]:
             continue
         text = (texts or {}).get(name, "")
         text = text.replace("`", "").replace('"', "").replace("%", "%%")
-        if field.default is not None and field.default is not False:
-            text += f" Default: that of the checkpoint, otherwise {field.default}."
-
-        # `--name` without a value is `--name true`.
-        options = {"nargs": "?", "const": True} if field.type is bool else {}
         kind = float if float in get_args(field.type) else field.type
-        yield name, kind | None, arg(None, text, **options)
+        yield config_argument(name, kind, field.default, text)
+
+
+def config_argument(
+    name: str, kind: type, default: Any, text: str = ""
+) -> tuple[str, Any, dataclasses.Field]:
+    """Return the name, type and field of an argument that sets a field of `DAPConfig`."""
+    if default is not None and default is not False:
+        text += f" Default: that of the checkpoint, otherwise {default}."
+    # `--name` without a value is `--name true`.
+    options = {"nargs": "?", "const": True} if kind is bool else {}
+    return name, kind | None, arg(None, text, **options)
 
 
 @dataclass
@@ -88,6 +94,7 @@ class StartArguments:
         [],
         "Python files that add objectives of your own (docs/architecture.md). The options "
         "of an objective NAME are flags that begin with its name, such as --NAME_weight.",
+        action="extend",
     )
 
 

@@ -1,15 +1,51 @@
-"""Load files of users that add objectives of their own."""
+"""Load files of users that add objectives of their own, whose options then are arguments."""
 
-import importlib.util
+import dataclasses
 import sys
+from collections.abc import Sequence
 from functools import cache
+from importlib.machinery import SourceFileLoader
+from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
+
+from configuration_dap import DAPConfig
+from dap_transformers.errors import UserError
+from dap_transformers.training.arguments import GROUPS, config_argument
+from objectives_dap import OBJECTIVES
 
 
 @cache
 def load_plugin(path: str) -> None:
-    """Run a Python file that adds objectives to `objectives_dap.OBJECTIVES`, once per process."""
-    spec = importlib.util.spec_from_file_location(f"dap_plugin_{Path(path).stem}", path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
+    """Run a Python file that adds objectives to `objectives_dap.OBJECTIVES`, once per process.
+
+    Raises:
+        UserError: if it replaces an objective, or an option has the name of another argument.
+    """
+    before = dict(OBJECTIVES)
+    name = f"dap_plugin_{Path(path).stem}"
+    loader = SourceFileLoader(name, path)
+    module = module_from_spec(spec_from_loader(name, loader))
+    sys.modules[name] = module
+    loader.exec_module(module)
+
+    taken = {field.name for kind in (*GROUPS, DAPConfig) for field in dataclasses.fields(kind)}
+    for name, kind in OBJECTIVES.items():
+        if name in before and kind is not before[name]:
+            raise UserError(f"{path} replaces the objective {name}: give yours another name")
+        if same := sorted(taken & kind.default_fields().keys()):
+            raise UserError(f"{path}: --{same[0]} exists already, so rename this option of {name}")
+
+
+def plugin_arguments(paths: Sequence[str]) -> type:
+    """Load plug-ins, and return a dataclass with the options of their objectives for the parser."""
+    for path in paths:
+        load_plugin(path)
+    arguments = []
+    for objective in OBJECTIVES.values():
+        for name, default in objective.default_fields().items():
+            kind = type(default)
+            if isinstance(default, (list, tuple)):
+                kind = list[type(default[0])]
+            arguments.append(config_argument(name, kind, default))
+    group = {"_argument_group_name": "objectives of plug-ins"}
+    return dataclasses.make_dataclass("PluginArguments", arguments, namespace=group)

@@ -23,6 +23,7 @@ from dap_transformers.reports import RECORD, read_record
 from dap_transformers.training.arguments import CONFIG_FIELDS, Arguments
 from heads_dap import whole
 from modeling_dap import DAPConfig
+from objectives_dap import objectives_of
 
 logger = logging.getLogger(__name__)
 
@@ -229,6 +230,8 @@ def describe_run(
     # The configuration has the defaults filled in.
     for name in CONFIG_FIELDS:
         record[name] = getattr(config, name)
+    for objective in objectives_of(config):
+        record |= objective.fields
     # Stored records of runs have this key, so it keeps its name.
     record["pairs a step"] = training.per_device_train_batch_size * training.world_size
     record["processes"] = training.world_size

@@ -14,7 +14,7 @@ import torch
 from datasets import Dataset
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
-from configuration_dap import FIELDS
+from configuration_dap import FIELDS, unknown_keys
 from dap_transformers.encoding.checkpoint import Checkpoint, longest_input
 from dap_transformers.errors import UserError, reading
 from dap_transformers.tokenizer import never_predicted, require_padding
@@ -112,6 +112,8 @@ def read_start(args: PretrainingModelArguments) -> Start:
 
     # Build the model's configuration now, because reading the text may take minutes.
     if continues:
+        with reading(name):
+            objectives_of(config)  # checks that plug-ins are given
         saved = {field: getattr(config, field) for field in CONFIG_DEFAULTS}
     elif args.config_name is not None:
         saved = special_tokens(checkpoint.tokenizer)
@@ -181,6 +183,8 @@ def load_model(
         model = checkpoint.load(DAPForPreTraining, **attention)
         for key, value in given.items():
             setattr(model.config, key, value)
+        for key in unknown_keys(vars(model.config), model.config.objective):
+            delattr(model.config, key)  # an option of an objective that is no longer trained
         model.config.validate()
     else:
         fields = given | attention | {"distill_size": teacher_size}

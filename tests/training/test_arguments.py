@@ -4,7 +4,7 @@ import os
 import pickle
 from collections.abc import Callable
 from pathlib import Path
-from unittest.mock import Mock
+from unittest.mock import Mock, patch
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ from dap_transformers.training.arguments import (
     check_launched,
     given_fields,
 )
-from objectives_dap import OBJECTIVES
+from objectives_dap import OBJECTIVES, objectives_of
 from study.recipes import read_recipe
 
 START = "--model_name_or_path a --train_data x"
@@ -103,20 +103,40 @@ def test_every_field_that_a_user_chooses_is_an_argument() -> None:
     assert chosen == {name for name in vars(model) if name in CONFIG_FIELDS}
 
 
-def test_options_of_an_objective_of_the_user_reach_the_configuration(tmp_path: Path) -> None:
-    plugin = tmp_path / "my_loss.py"
-    plugin.write_text("from objectives_dap import *\nOBJECTIVES['arc'] = TranslationRanking\n")
-    start = f"{START} --plugin {plugin} --objective arc"
-    flags = "--arc_angle 1e-3 --arc-sizes 64 128 --arc_name=mean --arc_shift -1 --arc_is_free"
-    expected = {"angle": 1e-3, "sizes": [64, 128], "name": "mean", "shift": -1, "is_free": True}
-    try:
-        model, _, _ = parse(f"{start} {flags}")
-        with pytest.raises(UserError, match="--acr_angle: there is no such"):
-            parse(f"{start} --acr_angle 1")
-    finally:
-        OBJECTIVES.pop("arc", None)
+def plugin(folder: Path, name: str, options: str) -> str:
+    """Write a plug-in with an objective. Its file has no extension."""
+    file = folder / name
+    body = f"class Own(TranslationRanking):\n    name, options = {name!r}, {options}\n"
+    file.write_text(f"from objectives_dap import *\n{body}\nOBJECTIVES[{name!r}] = Own\n")
+    return f"--plugin {file}"
+
+
+@patch.dict(OBJECTIVES)
+def test_options_of_objectives_of_the_user_reach_the_configuration(tmp_path: Path) -> None:
+    default = "{'angle': 1.0, 'sizes': (8,), 'name': 'cls', 'shift': 0, 'is_free': False}"
+    start = f"{plugin(tmp_path, 'arc', default)} {plugin(tmp_path, 'target', '{}')}"
+    flags = "--arc_angle 1e-3 --arc-sizes 64 128 --arc_name=3 --arc_shift -1 --arc_is_free"
+    model, _, _ = parse(f"{START} {start} --objective arc+target {flags} --target_weight 2")
+    expected = {"angle": 1e-3, "sizes": [64, 128], "name": "3", "shift": -1, "is_free": True}
     config = DAPConfig(**given_fields(model))
-    assert {name: getattr(config, f"arc_{name}") for name in expected} == expected
+    first, second = objectives_of(config)
+    assert first.options == {"weight": 1.0, **expected}
+    assert second.weight == 2
+
+
+@patch.dict(OBJECTIVES)
+@pytest.mark.parametrize(
+    ("name", "options", "says"),
+    [
+        ("arc", "{}", "--arc_angle"),  # an option that it does not have
+        ("tr", "{}", "replaces the objective tr"),
+        ("head", "{'steps': 1}", "--head_steps exists"),
+        ("mask", "{'token_id': 1}", "--mask_token_id exists"),
+    ],
+)
+def test_plugins_that_are_refused(name: str, options: str, says: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=says):
+        parse(f"{START} {plugin(tmp_path, name, options)} --arc_angle 1")
 
 
 def arguments(**given: object) -> DAPTrainingArguments:
