@@ -125,6 +125,8 @@ def read_start(args: PretrainingModelArguments) -> Start:
     with reading("the settings of the model"):
         planned = DAPConfig(getattr(config, "encoder_config", config), **settings)
         objectives_of(planned)  # checks the options of plug-ins
+    if continues and planned.objectives != config.objectives:
+        logger.info("%s: objective %s, before %s", name, planned.objective, config.objective)
 
     require_padding(checkpoint.tokenizer, args.tokenizer_name or name)
     return Start(checkpoint, continues, planned, length, longest_input(shape), has_vectors)
@@ -226,8 +228,8 @@ def check_changes(
             is_fixed = heads_of(start.planned) != heads_of(config)
         if value != saved and is_fixed:
             raise UserError(
-                f"{name} was trained with {key}={saved!r}, not {value!r}: leave {key} out, or "
-                "start from a plain encoder."
+                f"{name} was trained with {key}={saved!r}, not {value!r}: keep the "
+                "checkpoint's, or start from a plain encoder."
             )
 
     mask = start.tokenizer.mask_token_id

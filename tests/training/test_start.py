@@ -55,7 +55,10 @@ def test_a_dap_checkpoint_is_trained_further_with_its_weights_and_objective(
     assert (config["tr_temperature"], config["tr_bidirectional"]) == (0.1, True)
 
 
-def test_a_tr_checkpoint_becomes_its_own_anchor(flags: str, tmp_path: Path) -> None:
+def test_a_tr_checkpoint_becomes_its_own_anchor(
+    flags: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
     first = tmp_path / "first"
     flags += " --dev_pairs 0"
     run(f"{flags} --objective tr --max_steps 1 --output_dir {first}")
@@ -63,6 +66,7 @@ def test_a_tr_checkpoint_becomes_its_own_anchor(flags: str, tmp_path: Path) -> N
     out = tmp_path / "out"
     run(f"{command} --objective tr+distill --distill_weight 20 --output_dir {out}")
 
+    assert f"{first}: objective tr+distill, before tr" in caplog.text
     assert len(logged(out, "distill_loss")) == 2
     pairs = [pair for language in LANGUAGES for pair in synthetic_pairs(language)]
     text = sorted({sentence for pair in pairs for sentence in pair})
