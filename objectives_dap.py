@@ -210,8 +210,9 @@ class Objective:
     #: `predicts` imply.
     needs: frozenset[str] = frozenset({"source_states", "target_states", "embeds"})
 
-    #: Options of an objective of your own: option -> default, of which a value must have the type.
-    #: The configuration's field `{name}_{option}` sets one.
+    #: Options of an objective of your own: option -> default. The default gives the type: a number,
+    #: a truth value, a text, or a list that is not empty. The configuration's field
+    #: `{name}_{option}` sets the option.
     options: Mapping[str, Any] = {}
 
     def __init__(self, config: DAPConfig) -> None:
@@ -786,15 +787,11 @@ def objectives_of(config: DAPConfig) -> list[Objective]:
             f"objective={config.objective!r}: there is no {', '.join(unknown)}, but "
             f"{', '.join(OBJECTIVES)}. If it is your own, give its file by --plugin, or import it."
         )
-    objectives = []
-    for name, kind in OBJECTIVES.items():
-        if name in config.objectives:
-            if kind.name != name:
-                raise ValueError(
-                    f"OBJECTIVES[{name!r}] has the name {kind.name!r}: give it one name"
-                )
-            objectives.append(kind(config))
-    return objectives
+    for name in config.objectives:
+        own = OBJECTIVES[name].name
+        if own != name:
+            raise ValueError(f"OBJECTIVES[{name!r}] has the name {own!r}: give it one name")
+    return [kind(config) for name, kind in OBJECTIVES.items() if name in config.objectives]
 
 
 def needs_of(objectives: Sequence[Objective]) -> frozenset[str]:

@@ -68,13 +68,9 @@ class Arc(TranslationRanking):
 
 @patch.dict(OBJECTIVES, {"tr_arc": Arc})
 def test_a_name_that_begins_with_another_name_has_options_of_its_own() -> None:
-    model = tiny_model(objective="tr+tr_arc", tr_arc_angle=1)
-    first, second = model.objectives
+    first, second = tiny_model(objective="tr+tr_arc", tr_arc_angle=1).objectives
     assert not first.options
     assert second.options == {"weight": 1.0, "angle": 1, "steps": 2}
-    # The configuration has the defaults, so that later ones do not change a saved model.
-    saved = model.config.to_dict()
-    assert (saved["tr_arc_angle"], saved["tr_arc_steps"], saved["tr_arc_weight"]) == (1, 2, 1.0)
 
 
 @pytest.mark.parametrize(

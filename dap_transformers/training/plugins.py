@@ -28,12 +28,12 @@ def load_plugin(path: str) -> None:
     sys.modules[name] = module
     loader.exec_module(module)
 
-    taken = {field.name for kind in (*GROUPS, DAPConfig) for field in dataclasses.fields(kind)}
     for name, kind in OBJECTIVES.items():
-        if name in before and kind is not before[name]:
+        if before.get(name, kind) is not kind:
             raise UserError(f"{path} replaces the objective {name}: give yours another name")
-        if same := sorted(taken & kind.default_fields().keys()):
-            raise UserError(f"{path}: --{same[0]} exists already, so rename this option of {name}")
+        for option in kind.default_fields():
+            if any(option in each.__dataclass_fields__ for each in (*GROUPS, DAPConfig)):
+                raise UserError(f"{path}: --{option} exists already, so give it another name")
 
 
 def plugin_arguments(paths: Sequence[str]) -> type:
@@ -43,9 +43,8 @@ def plugin_arguments(paths: Sequence[str]) -> type:
     arguments = []
     for objective in OBJECTIVES.values():
         for name, default in objective.default_fields().items():
-            kind = type(default)
-            if isinstance(default, (list, tuple)):
-                kind = list[type(default[0])]
+            is_list = isinstance(default, (list, tuple))
+            kind = list[type(default[0])] if is_list else type(default)
             arguments.append(config_argument(name, kind, default))
     group = {"_argument_group_name": "objectives of plug-ins"}
     return dataclasses.make_dataclass("PluginArguments", arguments, namespace=group)
