@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -32,6 +33,7 @@ from transformers import AutoTokenizer, BertModel, PreTrainedTokenizerFast
 from dap_transformers.encoding.encoder import SentenceEncoder
 from dap_transformers.files import read_json, write_json
 from modules_dap import Normalize, write_modules
+from objectives_dap import OBJECTIVES, TranslationRanking
 
 # A DAP checkpoint
 
@@ -55,18 +57,26 @@ def test_a_dap_checkpoint_is_trained_further_with_its_weights_and_objective(
     assert (config["tr_temperature"], config["tr_bidirectional"]) == (0.1, True)
 
 
-def test_a_tr_checkpoint_becomes_its_own_anchor(
+class OwnRanking(TranslationRanking):
+    name = "own"
+    options = {"scale": 2.0}
+
+
+@patch.dict(OBJECTIVES, {"own": OwnRanking})
+def test_a_checkpoint_becomes_its_own_anchor_under_another_objective(
     flags: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
     first = tmp_path / "first"
     flags += " --dev_pairs 0"
-    run(f"{flags} --objective tr --max_steps 1 --output_dir {first}")
+    run(f"{flags} --objective own --max_steps 1 --output_dir {first}")
     command = f"{flags} --model_name_or_path {first} --max_steps 2 --logging_steps 1"
     out = tmp_path / "out"
     run(f"{command} --objective tr+distill --distill_weight 20 --output_dir {out}")
 
-    assert f"{first}: objective tr+distill, before tr" in caplog.text
+    assert f"{first}: objective tr+distill, before own" in caplog.text
+    scales = [read_json(folder / "config.json").get("own_scale") for folder in (first, out)]
+    assert scales == [2.0, None]
     assert len(logged(out, "distill_loss")) == 2
     pairs = [pair for language in LANGUAGES for pair in synthetic_pairs(language)]
     text = sorted({sentence for pair in pairs for sentence in pair})
