@@ -271,7 +271,11 @@ def default_pooling(encoder_config: PreTrainedConfig) -> str:
 
 
 def unknown_keys(keys: Iterable[str], objective: str = "") -> list[str]:
-    """Return, sorted, all keys but fields, private keys and those of the user's own objective."""
+    """Return the keys of a configuration that nobody knows, sorted.
+
+    Known are the fields, names that begin with "_", and all names that begin with that of a
+    plug-in's objective, which checks them itself.
+    """
     known = {each.name for each in fields(DAPConfig)} | SAVED_KEYS
     others = [name for name in str(objective).split("+") if f"{name}_weight" not in FIELDS]
     free_prefixes = ("_", *(f"{name}_" for name in others))

@@ -243,9 +243,9 @@ class Objective:
 
     @classmethod
     def default_fields(cls) -> dict[str, Any]:
-        """Return the fields of the configuration that set the weight and the options, and defaults.
+        """Return the default of each field `{name}_weight` and `{name}_{option}` of a plug-in.
 
-        An objective of this project has none of its own: they are fields of `DAPConfig`.
+        It is empty for an objective of this project, whose fields are in `DAPConfig`.
         """
         options = {"weight": 1.0, **cls.options}
         fields = {f"{cls.name}_{option}": default for option, default in options.items()}
@@ -309,13 +309,18 @@ class Objective:
 
 
 def has_type_of(default: Any, value: Any) -> bool:
-    """Tell whether a value has the type of a default. A whole number is also a fraction.
+    """Tell whether a value has the type of a default. None allows all types.
 
-    >>> has_type_of(1.0, 2), has_type_of(1.0, True), has_type_of((1,), [2, 3]), has_type_of(1, "2")
+    An int may stand for a float, and a tuple for a list. The items of a list are checked, too.
+
+    >>> has_type_of(1.0, 2), has_type_of(1.0, True), has_type_of((1,), [2]), has_type_of([1], ["2"])
     (True, False, True, False)
     """
-    kinds = {float: (float, int), tuple: (tuple, list)}
-    return default is None or type(value) in kinds.get(type(default), (type(default),))
+    if isinstance(default, (list, tuple)):
+        is_list = isinstance(value, (list, tuple))
+        return is_list and all(has_type_of(default[0], each) for each in value)
+    kinds = (float, int) if isinstance(default, float) else (type(default),)
+    return default is None or type(value) in kinds
 
 
 class Comparison(Objective):
@@ -337,7 +342,7 @@ class Comparison(Objective):
         raise NotImplementedError
 
     def loss_of(self, vectors: tuple[Tensor, ...], pairs: Pairs) -> tuple[Tensor, Measures]:
-        """Return the loss as `compare` does, and the values to log with the loss itself."""
+        """Call `compare`, and add the loss to the values to log, as `{name}_loss`."""
         loss, measures = self.compare(vectors, pairs)
         return loss, {f"{self.name}_loss": loss, **measures}
 

@@ -65,10 +65,10 @@ class Evaluator:
         return ()
 
     def size(self) -> float:
-        """Return how many sentences the main number is worth, which tells its standard error.
+        """Return how many sentences an accuracy or error over all languages is measured on.
 
-        Of evaluations within two standard errors of the best one, a training keeps the last, if
-        the number's name ends in "accuracy" or "error".
+        A training computes the standard error from it, to compare evaluations
+        (`DAPTrainer._determine_best_metric`).
         """
         return sum(1 for _ in self.sentences())
 

@@ -58,7 +58,11 @@ def config_arguments() -> Iterator[tuple[str, Any, dataclasses.Field]]:
 def config_argument(
     name: str, kind: type, default: Any, text: str = ""
 ) -> tuple[str, Any, dataclasses.Field]:
-    """Return the name, type and field of an argument that sets a field of `DAPConfig`."""
+    """Return the name, type and field of an argument of the command line, for `make_dataclass`.
+
+    It sets a field of `DAPConfig` or an option of a plug-in. It is None if the user does not give
+    it, and `default` is only for the help.
+    """
     if default is not None and default is not False:
         text += f" Default: that of the checkpoint, otherwise {default}."
     # `--name` without a value is `--name true`.

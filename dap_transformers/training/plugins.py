@@ -19,7 +19,8 @@ def load_plugin(path: str) -> None:
     """Run a Python file that adds objectives to `objectives_dap.OBJECTIVES`, once per process.
 
     Raises:
-        UserError: if it replaces an objective, or an option has the name of another argument.
+        UserError: if it replaces an objective, or if an option has the name of an argument, of a
+            field of `DAPConfig`, or of another plug-in's option.
     """
     before = dict(OBJECTIVES)
     name = f"dap_plugin_{Path(path).stem}"
@@ -28,16 +29,18 @@ def load_plugin(path: str) -> None:
     sys.modules[name] = module
     loader.exec_module(module)
 
+    taken = {field for each in (*GROUPS, DAPConfig) for field in each.__dataclass_fields__}
     for name, kind in OBJECTIVES.items():
         if before.get(name, kind) is not kind:
             raise UserError(f"{path} replaces the objective {name}: give yours another name")
         for option in kind.default_fields():
-            if any(option in each.__dataclass_fields__ for each in (*GROUPS, DAPConfig)):
+            if option in taken:
                 raise UserError(f"{path}: --{option} exists already, so give it another name")
+            taken.add(option)
 
 
 def plugin_arguments(paths: Sequence[str]) -> type:
-    """Load plug-ins, and return a dataclass with the options of their objectives for the parser."""
+    """Load plug-ins. Return a dataclass of their weights and options, for an argument parser."""
     for path in paths:
         load_plugin(path)
     arguments = []

@@ -229,10 +229,9 @@ class DAPTrainer(ResumableTrainer):
     def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
         """Tell whether this evaluation is the best so far.
 
-        An accuracy or error over all languages also counts as best if it is within two standard
-        errors of the best so far. So of nearly equal ones, the last is kept. It is the standard
-        error of the difference of both numbers. With `load_best_model_at_end`, a best model is
-        saved at once.
+        An accuracy or error over all languages also counts as best if it is nearly as good as the
+        best so far: within two standard errors of the difference of both. So of nearly equal
+        ones, the last is kept. With `load_best_model_at_end`, a best model is saved at once.
         """
         name = self.best_name
         if name in self.measured_on:

@@ -122,6 +122,9 @@ def test_options_of_objectives_of_the_user_reach_the_configuration(tmp_path: Pat
     first, second = objectives_of(config)
     assert first.options == {"weight": 1.0, **expected}
     assert second.weight == 2
+    same = plugin(tmp_path, "arc_is", "{'free': 1}")
+    with pytest.raises(UserError, match="--arc_is_free exists"):
+        parse(f"{START} {same}")
 
 
 @patch.dict(OBJECTIVES)
