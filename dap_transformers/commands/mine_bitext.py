@@ -31,6 +31,7 @@ from dap_transformers.commands.encoder_arguments import EncoderArguments
 from dap_transformers.commands.safeguards import command, guarded
 from dap_transformers.errors import UserError
 from dap_transformers.files import plain_suffix, public_name, write_json
+from dap_transformers.languages import LANGUAGE_TAG
 from dap_transformers.mining.in_order import align_texts
 from dap_transformers.mining.mine_pairs import (
     MiningOptions,
@@ -62,6 +63,8 @@ USAGE = """%(prog)s SOURCE TARGET --model MODEL --output FILE [options]
 The two texts come first, side by side; what is below names the options."""
 #: Names of files that can be written.
 WRITTEN = re.compile(r"\.(parquet|(tsv|jsonl|tmx)(\.gz|\.xz)?)$", re.IGNORECASE)
+#: Two language codes, such as `pt-BR-en`.
+PAIR = re.compile(rf"({LANGUAGE_TAG}|[A-Z]{{2,3}})-({LANGUAGE_TAG}|[A-Z]{{2,3}})")
 #: What is mined -> options that would have no effect there.
 WITHOUT_EFFECT = {
     "given pairs": ("largest_group", "split_lines", "min_precision", "calibrate", "pair"),
@@ -91,7 +94,7 @@ class MiningArguments:
     score_only: bool = arg(
         False, "Score line i of one text with line i of the other instead of mining."
     )
-    pair: str | None = arg(None, "Languages for .tmx and --split_lines, such as fr-en or pt_BR-en.")
+    pair: str | None = arg(None, "Languages for .tmx and --split_lines, such as fr-en or pt-BR-en.")
     calibrate: str | None = arg(
         None,
         "Known translations, a line each: source, tab, target. They show how translations score, "
@@ -122,6 +125,12 @@ class MiningArguments:
             return "texts in order"
         return "given pairs" if self.score_only else "two texts"
 
+    @property
+    def languages(self) -> tuple[str, ...]:
+        """Return the codes of source and target that `pair` names, or two empty ones."""
+        match = PAIR.fullmatch(self.pair or "")
+        return match.groups() if match else ("", "")
+
 
 def parse(
     argv: Sequence[str] | None,
@@ -147,9 +156,7 @@ def parse(
             raise UserError(f"--{name} has no effect on {args.mode}: leave it out")
     if args.index and cluster.ray:
         raise UserError("--index and --ray do not go together: leave one out")
-    args.pair = args.pair or "-"  # two unknown languages
-    is_known = re.fullmatch(r"[A-Za-z]{2,3}(_\w+)?-[A-Za-z]{2,3}(_\w+)?", args.pair)
-    if not is_known and (is_memory or args.pair != "-"):
+    if not all(args.languages) and (is_memory or args.pair):
         raise UserError("--pair takes two language codes, such as fr-en, and .tmx needs it")
     options.threshold = threshold_of(options.threshold)
     if (args.score_only or args.in_order) and options.threshold == "auto":
@@ -181,8 +188,8 @@ def search_of(args: MiningArguments, cluster: Cluster) -> NeighbourSearch:
 def read(args: MiningArguments, files: Sequence[str]) -> list[TextPair]:
     """Read the known translations, if any, and the two texts, which come last."""
     if args.in_order:
-        languages = args.pair.split("-")
-        return [read_texts_in_order(files, languages, args.split_lines, args.largest_group)]
+        options = (args.languages, args.split_lines, args.largest_group)
+        return [read_texts_in_order(files, *options)]
     known = [read_known(args.calibrate)] if args.calibrate else []
     return [*known, read_texts(*files, is_parallel=args.score_only)]
 
@@ -223,7 +230,7 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
         cluster.connect(),
     ):
         texts = read(args, files)
-        for code, text in zip(args.pair.split("-"), texts[-1].sides().values()):
+        for code, text in zip(args.languages, texts[-1].sides().values()):
             if code and is_in_other_script(text.sentences, code):
                 logger.warning("%s is not in the script of --pair's language %s", text.name, code)
         started = time.perf_counter()
@@ -237,7 +244,7 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
         recall = recall_at_k(found.neighbours, *vectors[-1]) if args.index else None
         seconds = time.perf_counter() - started
 
-        write_pairs(found.kept, texts[-1], args.output, args.pair.split("-"))
+        write_pairs(found.kept, texts[-1], args.output, args.languages)
         numbers = {side: text.counts() for side, text in texts[-1].sides().items()}
         numbers |= {"candidates": found.candidates, "kept": len(found.kept)} | found.numbers
         numbers["recall_at_k"] = recall
