@@ -313,7 +313,16 @@ def test_the_umask_and_links_are_kept(tmp_path: Path) -> None:
 
 
 def test_every_help_works_without_optional_packages() -> None:
-    extras = ("polars", "matplotlib", "peft", "sentence_transformers", "faiss", "onnx", "ray")
+    extras = (
+        "polars",
+        "matplotlib",
+        "peft",
+        "sentence_transformers",
+        "faiss",
+        "onnx",
+        "ray",
+        "fcntl",
+    )
     script = f"import importlib, sys\nsys.modules.update(dict.fromkeys({extras}))\n"
     for name in COMMANDS:
         script += f"try: importlib.import_module({name!r}).main(['--help'])\n"

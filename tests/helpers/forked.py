@@ -71,9 +71,7 @@ def run_fresh(*command: object, **options: Any) -> str:
     return done.stdout
 
 
-def run_python(
-    arguments: list[str], env: dict[str, str], cwd: Path, timeout: float | None = None
-) -> subprocess.CompletedProcess:
+def run_python(arguments: list[str], env: dict[str, str], cwd: Path) -> subprocess.CompletedProcess:
     """Run `python ARGUMENTS`, without this repository on its path, and wait for its end.
 
     The modules that the server has imported read `HF_HOME`, `HF_ENDPOINT` and `OMP_NUM_THREADS`
@@ -84,23 +82,15 @@ def run_python(
         arguments: `-c CODE`, or a file and its arguments.
         env: the environment.
         cwd: the working directory.
-        timeout: seconds to wait.
 
     Returns:
         The exit status, and what was printed, as text.
-
-    Raises:
-        TimeoutError: it did not end in time, and was killed.
     """
     with tempfile.TemporaryDirectory(prefix="dap-python-") as folder:
         printed = [Path(folder) / name for name in ("stdout", "stderr")]
         process = processes.Process(target=_run_arguments, args=(arguments, env, cwd, printed))
         process.start()
-        process.join(timeout)
-        if process.is_alive():
-            process.kill()
-            process.join()  # its locks are released then
-            raise TimeoutError(f"python {arguments} was killed after {timeout} s")
+        process.join()
         stdout, stderr = (path.read_text() for path in printed)
         return subprocess.CompletedProcess(arguments, process.exitcode, stdout, stderr)
 

@@ -1,4 +1,4 @@
-"""The wheel works in an environment of its own: commands, library, types, and models it saves.
+"""The wheel works in an environment of its own: a command, the model it saves, and types.
 
 The environment has the installed packages of this one, but not this checkout.
 """
@@ -7,7 +7,6 @@ import os
 import re
 import sys
 import sysconfig
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -21,20 +20,6 @@ pytestmark = pytest.mark.release
 #: The variables of this process without PYTHONPATH, which may name the checkout.
 VARIABLES = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
 
-SNIPPET = """
-from dap_transformers import SentenceEncoder
-
-model = SentenceEncoder.from_pretrained({model!r})
-assert model.encode(["Guten Morgen!", "Good morning!"]).shape == (2, 32)
-"""
-#: Reads a checkpoint by the code that lies beside it.
-REMOTE = """
-from transformers import AutoModel
-
-model = AutoModel.from_pretrained({model!r}, trust_remote_code=True)
-assert type(model).__name__ == "DAPModel"
-assert type(model).__module__.startswith("transformers_modules")
-"""
 TYPED = """from dap_transformers.commands.recipes import parse_arguments
 from dap_transformers.encoding.encoder import SentenceEncoder
 
@@ -69,32 +54,13 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture
-def run(environment: Path, tmp_path: Path) -> Callable:
-    """Return a function that runs a program of the environment, and returns what it printed."""
-
-    def run_in(program: str, *arguments: object) -> str:
-        program = environment / "bin" / program
-        return run_fresh(program, *arguments, cwd=tmp_path, env=VARIABLES)
-
-    return run_in
-
-
-def test_commands_train_mine_and_save_a_model_with_its_code(
-    run: Callable, flags: str, tmp_path: Path
+def test_a_command_trains_and_saves_a_model_with_its_code(
+    environment: Path, flags: str, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
-    training = f"{flags} --max_steps 2 --use_cpu --output_dir {out}"
-    run("train-dap", "tr", *training.split())
+    training = f"tr {flags} --max_steps 2 --use_cpu --output_dir {out}"
+    run_fresh(environment / "bin/train-dap", *training.split(), cwd=tmp_path, env=VARIABLES)
     assert (out / "modeling_dap.py").read_bytes() == (REPOSITORY / "modeling_dap.py").read_bytes()
-
-    run("python", "-c", SNIPPET.format(model=str(out)))
-    for name in ("a.de", "a.en"):
-        (tmp_path / name).write_text("kaban loder\nmifin pusut\n")
-    mining = "a.de a.en --model out --threshold none --output pairs.tsv"
-    run("mine-bitext", *mining.split())
-    assert (tmp_path / "pairs.tsv").read_text().startswith("score")
-    run("python", "-c", REMOTE.format(model=str(out)))
 
 
 def test_mypy_sees_the_types(environment: Path, tmp_path: Path) -> None:
