@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import losses_dap
-from benchmarks import correctness, encode, flops, gpu, memory, mining, thresholds, train_step
+from benchmarks import correctness, encode, flops, gpu, memory, mining, thresholds
 from benchmarks.workload import Workload
 from dap_transformers.files import read_json
 
@@ -101,31 +101,12 @@ def test_a_path_whose_gradients_are_nan_is_wrong(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_comparison_with_nan_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(train_step, "backward", lambda *_: torch.tensor(math.nan))
-    workload = Workload(Namespace(size="tiny", target_vocabulary=200), ["TR"])
-    for parameter in workload.encoder.parameters():
-        parameter.grad = torch.ones_like(parameter)
-    workload.models[train_step.LIBRARY] = workload.models["TR"]
-    monkeypatch.setattr(workload.models, "zero_grad", lambda: None)
-    with pytest.raises(ValueError, match="our TR gives nan"):
-        train_step.check_equal(workload.models, workload, {})
-
     vectors = iter([np.ones((2, 3)), np.ones((2, 3)), np.full((2, 3), math.nan)])
     contenders = dict.fromkeys((encode.OURS, encode.LIBRARY), lambda: next(vectors))
     monkeypatch.setattr(encode, "contenders", lambda *_: contenders)
     args = Namespace(size="tiny", model=None, bf16=False, sentences=2)
     with pytest.raises(ValueError, match="vectors differ"):
         encode.compare(args)
-
-
-def test_one_model_with_two_poolings_counts_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    shown = []
-    monkeypatch.setattr(thresholds.EncoderArguments, "load", lambda args: args.pooling)
-    monkeypatch.setattr(thresholds, "made_cases", lambda pooling, _: [pooling])
-    monkeypatch.setattr(thresholds, "measure", lambda pooling: pooling)
-    monkeypatch.setattr(thresholds, "summary", shown.extend)
-    thresholds.main(["--models", "e5,mean", "e5,cls", "--texts", "tatoeba"])
-    assert shown == ["mean", "cls"]
 
 
 @pytest.mark.slow

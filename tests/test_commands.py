@@ -222,13 +222,6 @@ def test_no_command_writes_over_what_it_reads(
         assert contents(place) == before
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_an_empty_path_is_refused(name: str, place: Path) -> None:
-    argv = argv_of(name, "model", Path("in"), Path("out.tsv"))
-    with pytest.raises(SystemExit, match="^error: .* is empty"):
-        import_module(name).main(["" if word == "out.tsv" else word for word in argv])
-
-
 def test_only_new_files_may_be_written_into_the_folder_of_a_model(place: Path) -> None:
     report = place / "model/retrieval.json"
     refuse_changes({"--output_file": report}, {}, ["model"])
@@ -241,13 +234,15 @@ def test_only_new_files_may_be_written_into_the_folder_of_a_model(place: Path) -
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_a_command_refuses_an_output_of_another_run(
+def test_an_output_without_a_name_or_of_another_run_is_refused(
     name: str, bitext_dir: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "out.tsv"
     argv = argv_of(name, str(tmp_path / "absent"), bitext_dir, out)
     with claimed(out), pytest.raises(SystemExit, match=f"^error: .* {out} is in use"):
         import_module(name).main(argv)
+    with pytest.raises(SystemExit, match="^error: .* is empty"):
+        import_module(name).main(["" if word == str(out) else word for word in argv])
     assert list(tmp_path.iterdir()) == []
 
 

@@ -11,7 +11,7 @@ import pytest
 import yaml
 from conftest import synthetic_pairs, tiny_tokenizer
 from datasets import load_dataset
-from written import full_disk, lines_of, text_of, write, zip_of
+from written import lines_of, text_of, write, zip_of
 
 from dap_transformers.commands.prepare_data import main
 from dap_transformers.errors import UserError
@@ -185,20 +185,6 @@ def test_after_a_file_is_repaired_only_this_file_is_cleaned(raw: Path, tmp_path:
     report = prepared(raw, out)
     assert report["languages"] == prepared(raw, tmp_path / "other")["languages"]
     assert contents(out) == contents(tmp_path / "other")
-
-
-def test_on_a_full_disk_shards_are_whole_and_the_run_is_resumed_once_there_is_space(
-    raw: Path, tmp_path: Path
-) -> None:
-    prepared(raw, tmp_path / "clean")
-    before = contents(tmp_path / "clean")
-    for size in (600, 2500):  # bytes that a file may have
-        with full_disk(size), pytest.raises((OSError, UserError)):
-            prepared(raw, tmp_path / "out")
-        assert contents(tmp_path / "out").items() <= before.items()  # whole shards
-        assert not list((tmp_path / "out").rglob("*.tmp"))
-    prepared(raw, tmp_path / "out")
-    assert contents(tmp_path / "out") == before
 
 
 def test_a_dataset_of_the_hub_is_streamed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,6 @@ import csv
 import gzip
 import json
 import lzma
-import resource
 import threading
 import zipfile
 from collections.abc import Iterable, Iterator
@@ -53,17 +52,6 @@ def write(path: Path, data: bytes | str) -> Path:
         data = lzma.compress(data)
     path.write_bytes(data)
     return path
-
-
-@contextmanager
-def full_disk(size: int) -> Iterator[None]:
-    """Let no file grow beyond `size` bytes, as on a disk that is nearly full."""
-    hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
 
 
 @contextmanager

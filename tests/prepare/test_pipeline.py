@@ -187,17 +187,6 @@ def test_dev_sets_equal_those_of_the_trainer(raw: Path, tmp_path: Path) -> None:
         assert found == set(targets(rows(tmp_path, "dev", language)))
 
 
-def test_text_that_the_sample_cannot_need_is_dropped_while_cleaning(
-    raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("dap_transformers.text.formats.BATCH", 20)
-    plan = plan_of(tmp_path, max_pairs=20)
-    prepare(plan, files_of(raw), 1)
-    for file in files_of(raw):
-        texts = pq.read_table(plan.cleaned(file) / "pairs.parquet")["source"]
-        assert 20 <= len(texts) - texts.null_count < 120 < len(texts)
-
-
 # ------------------------------------------------------------------------ processes and kills
 
 

@@ -138,11 +138,6 @@ def test_pooler_output_is_the_sentence_vector_or_zero_but_never_random(
     assert_allclose(pooled, expected, rtol=1e-3, atol=1e-6 if is_cls else 0)
 
 
-def test_a_checkpoint_loads_in_sentence_transformers(tmp_path: Path) -> None:
-    folder = save(tmp_path / "dap", tiny_model())
-    assert_allclose(library_vectors(folder), own_vectors(folder), atol=1e-5)
-
-
 def test_publishing_again_keeps_prefix_length_and_normalisation(
     checkpoint: Callable, tmp_path: Path
 ) -> None:

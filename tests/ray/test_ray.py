@@ -4,8 +4,9 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -231,31 +232,28 @@ def test_encoders_fit_on_nodes_and_have_the_model_of_the_command(
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_equal_scores_keep_the_lowest_index_in_any_order_of_tiles(seed: int) -> None:
+def test_equal_scores_keep_the_lowest_index_in_any_order_of_tiles(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     generator = np.random.default_rng(seed)
     kinds = generator.standard_normal((12, 4)).astype(np.float32)
-    sides = []
-    strips = []
-    for _ in range(2):
-        side = kinds[generator.integers(0, len(kinds), 4 * int(generator.integers(8, 20)))]
-        sides.append(side)
-        strips.append(ray_search._strips(side, 4 * int(generator.integers(1, 4))))
+    # In blocks of four rows, the products have equal rounding.
+    source, target = (kinds[generator.integers(0, 12, size)] for size in (72, 52))
+    ended = []  # results of tiles, which are fetched in random order
 
-    source, target = sides
-    best = [ray_search._nothing_found(len(side), 4) for side in sides]
-    older = [scores[:, -1].copy() for scores, _ in best]
-    tiles = [(rows, columns) for rows in strips[0] for columns in strips[1]]
-    for number in generator.permutation(len(tiles)):
-        rows, columns = tiles[number]
-        if generator.random() < 0.5:  # a tile may start before others have ended
-            older = [scores[:, -1].copy() for scores, _ in best]
-        worst = older[0][rows], older[1][columns]
-        found = ray_search._search_tile(4, source[rows], target[columns], *worst)
-        scores, indices = found.forward_scores, found.forward_indices + columns.start
-        ray_search._merge(best[0], rows, scores, indices)
-        scores, indices = found.backward_scores, found.backward_indices + rows.start
-        ray_search._merge(best[1], columns, scores, indices)
-    require_equal(Neighbours(*best[0], *best[1]), mutual_neighbours(source, target))
+    def remote(function: Callable) -> SimpleNamespace:
+        return SimpleNamespace(remote=lambda *tile: ended.append(function(*tile)) or len(ended) - 1)
+
+    cluster = SimpleNamespace(
+        cluster_resources=lambda: {"CPU": 4},
+        put=lambda array: array,
+        remote=lambda **_: remote,
+        wait=lambda running: ([generator.choice(running)], None),
+        get=ended.__getitem__,
+    )
+    monkeypatch.setitem(sys.modules, "ray", cluster)
+    monkeypatch.setitem(TILES, "CPU", 8)
+    require_equal(cluster_neighbours(source, target), mutual_neighbours(source, target))
 
 
 @pytest.mark.slow
