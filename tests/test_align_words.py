@@ -107,14 +107,6 @@ def test_punctuation_is_split_off_words(texts: str, options: str, tmp_path: Path
     assert " ".join(words) == "Caín , ( el l'eau z.B . «¿ qué ?» हिन्दी -- $5 ."
 
 
-def test_lines_of_invisible_characters_have_no_words(command: str, tmp_path: Path) -> None:
-    write(tmp_path / "a.de", lines_of(["\u200b", "kaban \u00ad", "\ufeff \u2060"]))
-    write(tmp_path / "a.en", lines_of(["\u200b", "loder", "loder"]))
-    run(command)
-    found = (tmp_path / "links.pharaoh").read_text().split("\n")
-    assert [len(line) for line in found] == [0, 3, 0, 0]
-
-
 def test_reference_gives_error_rate_precision_and_recall(
     texts: str, options: str, expected: list, tmp_path: Path
 ) -> None:

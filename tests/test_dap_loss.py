@@ -24,6 +24,7 @@ from dap_transformers.dap_loss import HEADS_FILE, DAPLoss, KeepHeads
 from modules_dap import build_modules
 
 PAIRS = synthetic_pairs("de", 6)
+COLUMNS = dict(zip(("anchor", "positive"), zip(*PAIRS)))
 
 
 def library_model(
@@ -134,8 +135,7 @@ def test_a_run_resumes_with_its_heads_or_not_at_all(tiny_bert_dir: Path, tmp_pat
     def make_trainer(folder: str, keeps_heads: bool = True) -> SentenceTransformerTrainer:
         loss = DAPLoss(library_model(tiny_bert_dir), start_from(tiny_bert_dir))
         options = {"per_device_train_batch_size": 2, "lr_scheduler_type": "constant"}
-        columns = dict(zip(("anchor", "positive"), zip(*PAIRS)))
-        trainer = trainer_of(loss, columns, tmp_path / folder, max_steps=3, save_steps=2, **options)
+        trainer = trainer_of(loss, COLUMNS, tmp_path / folder, max_steps=3, save_steps=2, **options)
         if keeps_heads:
             trainer.add_callback(KeepHeads(loss))
         return trainer
@@ -164,8 +164,7 @@ def test_a_run_resumes_with_its_heads_or_not_at_all(tiny_bert_dir: Path, tmp_pat
 def test_the_best_model_has_its_own_heads(tiny_bert_dir: Path, tmp_path: Path) -> None:
     loss = DAPLoss(library_model(tiny_bert_dir), start_from(tiny_bert_dir))
     options = {"save_steps": 1, "max_steps": 2, "metric_for_best_model": "step"}
-    columns = dict(zip(("anchor", "positive"), zip(*PAIRS)))
-    trainer = trainer_of(loss, columns, tmp_path, greater_is_better=False, **options)
+    trainer = trainer_of(loss, COLUMNS, tmp_path, greater_is_better=False, **options)
     trainer.args.eval_strategy = trainer.args.save_strategy
     trainer.args.eval_steps = 1
     trainer.args.load_best_model_at_end = True

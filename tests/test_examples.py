@@ -98,28 +98,12 @@ def test_the_chosen_threshold_keeps_the_pairs_that_the_command_keeps(tmp_path: P
     assert [tuple(pair.values()) for pair in found] == [row[1:3] for row in rows[:kept]]
 
 
-def test_megabytes_are_cut_before_they_are_tokenised_and_lone_surrogates_replaced(
-    encoder: SentenceEncoder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lengths = []
-    encode = encoder.encode
-    monkeypatch.setattr(encoder, "encode", lambda texts: lengths.extend(texts) or encode(texts))
-    text = app.read_text(encoder, "a", "misut " * 10**6 + "\n\ud800 ban", None)
-    rows = app.search(encoder, [text], "\ud800 ban")
-    assert rows[0] == [pytest.approx(1.0), 1, "? ban"]
-    assert max(map(len, lengths)) == app.LONGEST_SENTENCE
-    assert "misut" in app.picture(encoder, "\udfff ban", "misut " * 10**6)
-
-
 @pytest.mark.parametrize(
     ("call", "says"),
     [
-        (lambda encoder: app.read_text(encoder, "text 2", " \n", None), "text 2"),
         (lambda encoder: app.first_lines("text 3", map(str, range(10**12))), "many sentences"),
         (lambda encoder: app.first_lines("text 3", repeat("a" * 99)), "too long"),
-        (lambda encoder: app.search(encoder, [], " "), "nothing to search"),
         (lambda encoder: app.search(encoder, [None], "a" * 10_001), "sentence is too long"),
-        (lambda encoder: app.mine_files(encoder, __file__, None), "two files"),
         (lambda encoder: app.mine_files(encoder, __file__, os.devnull), "the target"),
     ],
 )

@@ -60,7 +60,7 @@ def command(model: str, tmp_path: Path) -> str:
     return f"{texts} {model} --output {tmp_path}/pairs.tsv"
 
 
-def test_pairs_are_written_best_first_with_their_lines(
+def test_pairs_are_written_best_first_and_filtered_anew_without_encoding(
     command: str, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
     made = run(command)
@@ -77,12 +77,6 @@ def test_pairs_are_written_best_first_with_their_lines(
     assert json.loads((tmp_path / "pairs.tsv.json").read_text()) == made
     assert f"{len(rows)} pairs kept of {len(rows)} candidates" in capsys.readouterr().out
 
-
-def test_a_second_run_encodes_nothing_and_keeps_the_pairs_that_it_is_asked_for(
-    command: str, tmp_path: Path
-) -> None:
-    run(command)
-    rows = read(tmp_path / "pairs.tsv")
     shards = sorted((tmp_path / "pairs.tsv.embeddings").glob("*/*.npy"))
     before = [path.stat().st_mtime_ns for path in shards]
     assert [path.parent.name for path in shards] == ["source.a.de", "target.a.en"]

@@ -19,7 +19,6 @@ from dap_transformers.files import read_json, write_json
 from dap_transformers.prepare import opus, prepare_text
 from dap_transformers.prepare.options import PrepareOptions, RawText
 from dap_transformers.text.corpus import load_bitext
-from dap_transformers.text.formats import BitextFile
 from dap_transformers.text_keys import normalise
 
 OPTIONS = {field.name for field in fields(PrepareOptions)}
@@ -185,13 +184,6 @@ def test_after_a_file_is_repaired_only_this_file_is_cleaned(raw: Path, tmp_path:
     report = prepared(raw, out)
     assert report["languages"] == prepared(raw, tmp_path / "other")["languages"]
     assert contents(out) == contents(tmp_path / "other")
-
-
-def test_a_dataset_of_the_hub_is_streamed(monkeypatch: pytest.MonkeyPatch) -> None:
-    file = BitextFile("de", ("user/name",), "hub", config="de-en")
-    monkeypatch.setattr(prepare_text, "find_bitext", lambda *_: {"de": [file]})
-    (found,), _ = prepare_text.find_files(RawText("out"), PrepareOptions())
-    assert (found.file.streaming, found.origin) == (True, "user/name:de-en")
 
 
 def test_text_from_opus_is_mixed_with_other_text_and_named(

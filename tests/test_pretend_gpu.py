@@ -16,13 +16,10 @@ import torch
 from accelerate.state import AcceleratorState
 from conftest import LANGUAGES, load_encoder, results, synthetic_pairs
 from pretend_gpu import pretend_gpu
-from sentence_transformers import SentenceTransformer
-from sentence_transformers.models import Pooling, Transformer
-from tiny_models import ALL, Batch, gradients, make_batch, start_from, tiny_model, with_negatives
+from tiny_models import ALL, Batch, gradients, make_batch, tiny_model, with_negatives
 from torch import Tensor
 
 from dap_transformers.alignment.word_alignment import align_words
-from dap_transformers.dap_loss import DAPLoss
 from dap_transformers.files import read_json
 from dap_transformers.search.exact import nearest
 from dap_transformers.training.trainer import DAPTrainer
@@ -90,21 +87,6 @@ def vectors_links_and_neighbours(device: str, folder: Path) -> Tensor:
     return torch.cat([vectors.cpu().flatten(), torch.from_numpy(np.concatenate(rows))])
 
 
-def sentence_transformers_loss(device: str, folder: Path) -> Tensor:
-    torch.manual_seed(0)
-    heads = start_from(folder, objective="tr+rtl").eval()
-    modules = [Transformer(str(folder)), Pooling(32, "cls")]
-    model = SentenceTransformer(modules=modules, device=device).eval()
-    loss = DAPLoss(model, heads)
-    batch = on(device, make_batch())
-    columns = []
-    for side in ("source", "target"):
-        columns.append({key: batch[f"{side}_{key}"] for key in ("input_ids", "attention_mask")})
-    total = sum(loss(columns, None).values())
-    total.backward()
-    return torch.cat([total.detach().view(1), gradients(heads.rtl_head)])
-
-
 FROM_BOTH = {"rtl_direction": "both", "rtl_languages": ["de", "fr"], "rtl_ratio": 0.6}
 RESTRICTED = {"target_vocab_size": len(TARGET_IDS)}
 
@@ -120,7 +102,6 @@ RESTRICTED = {"target_vocab_size": len(TARGET_IDS)}
         partial(losses, "deberta-v2", objective="tr+tlm"),
         partial(losses, "mistral", objective="tr+rtl", pooling="lasttoken"),
         vectors_links_and_neighbours,
-        sentence_transformers_loss,
     ],
 )
 def test_a_gpu_gives_what_the_cpu_gives(

@@ -93,9 +93,7 @@ def test_the_search_chooses_by_english_dev_and_tests_every_language(searched: Se
     assert places == ["mean", "en", "de", "sw"]
     assert not list(output.glob("*/checkpoint-*"))
 
-
-def test_the_saved_model_has_the_reported_accuracy_on_single_pairs(searched: Searched) -> None:
-    output, made = searched
+    # The saved model has the reported accuracy on single pairs.
     folder = output / "lr-0.005-seed-42"
     model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
     tokenizer = AutoTokenizer.from_pretrained(folder)

@@ -104,20 +104,6 @@ def test_no_pickle_local_path_or_training_leftover_is_published(
     assert "<de>" in AutoTokenizer.from_pretrained(out).all_special_tokens
 
 
-def test_the_files_of_sentence_transformers_have_names_that_servers_know(
-    checkpoint: Callable, tmp_path: Path
-) -> None:
-    out = tmp_path / "out"
-    build(checkpoint(), out, FolderOptions(normalize=True))
-    kinds = [module["type"].rpartition(".") for module in read_json(out / "modules.json")]
-    assert {package for package, _, _ in kinds} == {"sentence_transformers.models"}
-    assert [name for *_, name in kinds] == ["Transformer", "Pooling", "Normalize"]
-    # the ONNX and OpenVINO backends do not accept further arguments
-    transformer = read_json(out / "sentence_bert_config.json")
-    assert transformer == {"max_seq_length": 64, "do_lower_case": False}
-    assert read_json(out / "tokenizer_config.json")["model_max_length"] == 64
-
-
 @pytest.mark.parametrize("pooling", ["cls", "mean"])
 @pytest.mark.parametrize("config", POOLERS, ids=lambda config: config.model_type)
 def test_pooler_output_is_the_sentence_vector_or_zero_but_never_random(
@@ -147,6 +133,15 @@ def test_publishing_again_keeps_prefix_length_and_normalisation(
         tmp_path / "first",
         FolderOptions(prefix="kaban: ", max_seq_length=9, normalize=True),
     )
+    # Servers know these names. The ONNX and OpenVINO backends do not accept further arguments.
+    kinds = [
+        module["type"].rpartition(".") for module in read_json(tmp_path / "first/modules.json")
+    ]
+    assert {package for package, _, _ in kinds} == {"sentence_transformers.models"}
+    assert [name for *_, name in kinds] == ["Transformer", "Pooling", "Normalize"]
+    transformer = read_json(tmp_path / "first/sentence_bert_config.json")
+    assert transformer == {"max_seq_length": 9, "do_lower_case": False}
+
     again = build(tmp_path / "first", tmp_path / "second")
     assert (again.encoder.max_seq_length, again.normalize) == (9, True)
     build(tmp_path / "first", tmp_path / "bare", FolderOptions(prefix=""))

@@ -15,19 +15,9 @@ def pinned(content: bytes) -> fetch.Wheel:
     return fetch.Wheel("toy==1.0", "toy-1.0-py3-none-any.whl", hashlib.sha256(content).hexdigest())
 
 
-def test_a_cached_wheel_is_not_downloaded_again_but_checked(
+def test_a_download_reaches_the_folder_once_and_is_always_checked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys, "executable", "/no/such/python")
-    path = tmp_path / pinned(b"data").filename
-    path.write_bytes(b"data")
-    assert fetch.fetch([pinned(b"data")], tmp_path) == [path]
-    path.write_bytes(b"other")
-    with pytest.raises(UserError, match=path.name):
-        fetch.fetch([pinned(b"data")], tmp_path)
-
-
-def test_a_download_reaches_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     members = {
         "toy-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: toy\nVersion: 1.0\n",
         "toy-1.0.dist-info/WHEEL": "Wheel-Version: 1.0\n",
@@ -36,8 +26,13 @@ def test_a_download_reaches_the_folder(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
     folder = tmp_path / "wheels"
-    assert fetch.fetch([pinned(toy.read_bytes())], folder) == [folder / toy.name]
-    assert list(folder.iterdir()) == [folder / toy.name]
+    wheel = pinned(toy.read_bytes())
+    for executable in (sys.executable, "/no/such/python"):
+        monkeypatch.setattr(sys, "executable", executable)
+        assert fetch.fetch([wheel], folder) == [*folder.iterdir()] == [folder / toy.name]
+    (folder / toy.name).write_bytes(b"other")
+    with pytest.raises(UserError, match=toy.name):
+        fetch.fetch([wheel], folder)
 
 
 def test_half_a_download_is_not_taken_for_a_whole_one(
