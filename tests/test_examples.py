@@ -66,15 +66,6 @@ def test_the_picture_has_the_words_of_both_sentences(encoder: SentenceEncoder) -
     assert words == [*TARGET[0].split(), *SOURCE[0].split()]
 
 
-@pytest.fixture
-def files(tmp_path: Path) -> list[str]:
-    """Write two texts: repeated and empty lines, quotes, and translations in another order."""
-    source = ["", *SOURCE, SOURCE[0], '"a']
-    target = [*reversed(TARGET), '"b" c']
-    sides = {"a.de": source, "a.en": target}
-    return [str(write(tmp_path / name, lines_of(side))) for name, side in sides.items()]
-
-
 def test_the_chosen_threshold_keeps_the_pairs_that_the_command_keeps(tmp_path: Path) -> None:
     rng = np.random.default_rng(4)
     source = rng.standard_normal((300, 96))
@@ -114,9 +105,11 @@ def test_what_is_refused(encoder: SentenceEncoder, call: Callable, says: str) ->
 
 @pytest.mark.slow
 def test_the_buttons_search_and_mine(
-    encoder: SentenceEncoder, files: list, monkeypatch: pytest.MonkeyPatch
+    encoder: SentenceEncoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A client presses the buttons of the running app."""
+    sides = {"a.de": SOURCE, "a.en": TARGET[::-1]}
+    files = [str(write(tmp_path / name, lines_of(side))) for name, side in sides.items()]
     monkeypatch.setenv("GRADIO_ANALYTICS_ENABLED", "False")
     gradio_client = pytest.importorskip("gradio_client")
     built = app.build(encoder, "tiny")

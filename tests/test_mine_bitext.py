@@ -89,20 +89,6 @@ def test_pairs_are_written_best_first_and_filtered_anew_without_encoding(
     assert [path.stat().st_mtime_ns for path in shards] == before
 
 
-def test_empty_repeated_and_cut_lines_are_counted(
-    command: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    lines = ["", SOURCE[0], SOURCE[0], *SOURCE[1:], " ", " ".join(["kaban"] * 200)]
-    write(tmp_path / "a.de", lines)
-    made = run(f"{command} --threshold none")
-    counts = {"lines": 44, "empty": 2, "repeated": 1, "distinct": 41}
-    assert made["source"] == {"file": "a.de"} | counts
-    assert "source.a.de: 1 sentence cut after 80 tokens" in caplog.text
-    rows = read(tmp_path / "pairs.tsv")
-    assert rows.source.tolist() == [lines[line - 1] for line in rows.source_line]
-    assert 3 not in rows.source_line.tolist()
-
-
 def test_given_pairs_are_scored_in_their_order(
     command: str, encoder: SentenceEncoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,7 +6,6 @@ forked from a server process that has imported them.
 
 import multiprocessing
 import os
-import runpy
 import signal
 import socket
 import subprocess
@@ -72,14 +71,14 @@ def run_fresh(*command: object, **options: Any) -> str:
 
 
 def run_python(arguments: list[str], env: dict[str, str], cwd: Path) -> subprocess.CompletedProcess:
-    """Run `python ARGUMENTS`, without this repository on its path, and wait for its end.
+    """Run `python -c CODE`, without this repository on its path, and wait for its end.
 
     The modules that the server has imported read `HF_HOME`, `HF_ENDPOINT` and `OMP_NUM_THREADS`
     from the environment of the tests. A test that needs other values must start a new Python
     process.
 
     Args:
-        arguments: `-c CODE`, or a file and its arguments.
+        arguments: `-c` and the code.
         env: the environment.
         cwd: the working directory.
 
@@ -109,11 +108,7 @@ def _run_arguments(
         is_ours = Path(path) == TESTS.parent or Path(path).is_relative_to(TESTS)
         if not is_ours:
             installed.append(path)
-    if arguments[0] == "-c":
-        sys.argv = ["-c", *arguments[2:]]
-        sys.path[:] = [str(cwd), *installed]
-        exec(arguments[1], types.ModuleType("__main__").__dict__)
-    else:
-        sys.argv = arguments
-        sys.path[:] = [str(Path(arguments[0]).parent), *installed]
-        runpy.run_path(arguments[0], run_name="__main__")
+    option, code = arguments
+    sys.argv = [option]
+    sys.path[:] = [str(cwd), *installed]
+    exec(code, types.ModuleType("__main__").__dict__)

@@ -37,8 +37,6 @@ def lengths(source: int, target: int) -> tuple[str, str]:
 QUOTED = ('Wir "sehen" uns OK Tom', "See you OK Tom")
 #: (language, pair, options, why it is dropped)
 LIMITS = [
-    ("de", lengths(3, 4), {}, "short"),
-    ("de", lengths(4, 4), {}, None),
     ("de", lengths(3, 4), {"min_tokens": 3}, None),
     ("de", lengths(32, 15), {}, None),
     ("de", lengths(33, 16), {}, "length_ratio"),
