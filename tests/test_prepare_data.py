@@ -164,28 +164,6 @@ def test_an_input_in_the_output_folder_is_refused(name: str, raw: Path, tmp_path
     assert path.is_file()
 
 
-def stop(*_: Any) -> None:
-    raise KeyboardInterrupt
-
-
-def test_after_a_file_is_repaired_only_this_file_is_cleaned(raw: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    good = b"".join((raw / "fr-en.tsv").read_bytes().splitlines(keepends=True)[:20])
-    (raw / "fr-en.tsv").write_bytes(b"one column\n" * 5 + good)
-    with pytest.raises(UserError, match="lines are bad"):
-        prepared(raw, out)
-    (finished,) = (out / ".prepare_data").glob("clean-*")
-    os.utime(finished, (1, 1))
-    (raw / "fr-en.tsv").write_bytes(good)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(prepare_text, "describe", stop)
-        pytest.raises(KeyboardInterrupt, prepared, raw, out)
-    assert finished.stat().st_mtime == 1  # not made again
-    report = prepared(raw, out)
-    assert report["languages"] == prepared(raw, tmp_path / "other")["languages"]
-    assert contents(out) == contents(tmp_path / "other")
-
-
 def test_text_from_opus_is_mixed_with_other_text_and_named(
     raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

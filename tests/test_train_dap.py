@@ -28,25 +28,13 @@ from dap_transformers.pictures import CURVES
 from objectives_dap import OBJECTIVES
 
 
-def test_training_improves_retrieval_and_saves_the_best_model(
-    flags: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture
-) -> None:
-    caplog.set_level("INFO")
+def test_training_improves_retrieval_and_saves_the_best_model(flags: str, tmp_path: Path) -> None:
     out = tmp_path / "out"
     more = (
         "--objective tr --learning_rate 5e-3 --max_steps 80 --eval_strategy steps --eval_steps 40 "
         "--save_strategy steps --save_steps 40 --load_best_model_at_end --eval_on_start"
     )
     run(f"{flags} {more} --output_dir {out}")
-    best = state(out)["best_global_step"]
-    accuracy = results(out)["eval_mean_accuracy"]
-    assert "on 3 languages, 570 pairs, 30 dev pairs; 16 pairs per step" in caplog.text
-    assert f"kept step {best} of 80: dev mean accuracy {accuracy:.4g}" in caplog.text
-    assert f"next: eval-retrieval --model {out}" in caplog.text
-    printed = capsys.readouterr().out
-    assert f"step {best}: dev mean accuracy {accuracy:.4g}" in printed
-    assert not re.search("[{']", printed)
-    assert "new PAD/BOS/EOS tokens" not in caplog.text  # the configuration has them already
     means = logged(out, "eval_mean_accuracy")
     assert max(means) > means[0] + 20
     assert results(out)["eval_mean_accuracy"] == pytest.approx(max(means))

@@ -65,8 +65,7 @@ def test_the_root_of_a_published_checkpoint_is_a_plain_encoder(
     model_type: str, has_pooler: bool, checkpoint: Callable, tmp_path: Path
 ) -> None:
     source, out = checkpoint(model_type, objective="tr", pooling="mean"), tmp_path / "out"
-    published = build(source, out)
-    assert (published.encoder.pooling, published.has_pooler) == ("mean", has_pooler)
+    assert build(source, out).has_pooler == has_pooler
     assert load_encoder(source, "lasttoken").pooling == "lasttoken"
     assert_allclose(library_vectors(out), own_vectors(source), atol=1e-5)
     plain, report = AutoModel.from_pretrained(out, output_loading_info=True)
