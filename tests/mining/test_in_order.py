@@ -35,22 +35,25 @@ Sides = Sequence[np.ndarray]
 SOURCE, TARGET = zip(*synthetic_pairs("de", 40), strict=True)
 
 
-def gains_of(*texts: np.ndarray, noise: float = 0.3) -> Gains:
-    """Return the gains of texts of meanings (N, D). A group's vector is a noisy sum of meanings."""
+def gains_of(*texts: np.ndarray, noise: float = 0.3, most: int = 3) -> Gains:
+    """Return the gains of texts of meanings (N, D), in groups of at most `most` sentences.
+
+    A group's vector is a noisy sum of meanings.
+    """
     rng = np.random.default_rng(0)
     vectors = []
     for text in texts:
-        sums = [text[i : i + size].sum(0) for size in (1, 2, 3) for i in range(len(text))]
+        sums = [text[i : i + size].sum(0) for size in range(1, most + 1) for i in range(len(text))]
         vectors.append(sums + noise * rng.normal(size=(len(sums), text.shape[1])))
     grouped = []
     for side in vectors:
-        groups = np.arange(len(side)).reshape(3, -1).T
+        groups = np.arange(len(side)).reshape(most, -1).T
         lengths = rng.integers(9, 12, len(groups))
         grouped.append(SimpleNamespace(groups=groups, lengths=lengths, kinds=groups[:, 0]))
     return Gains(vectors, grouped)
 
 
-def two_books(n: int, seed: int) -> Gains:
+def two_books(n: int, seed: int, most: int) -> Gains:
     """Return the gains of two texts. In the second, sentences are left out, added and merged."""
     rng = np.random.default_rng(seed)
     meanings = rng.normal(size=(n, 16)) + 0.7
@@ -63,17 +66,20 @@ def two_books(n: int, seed: int) -> Gains:
             other.append(meaning)
         if kind == "added":
             other.append(rng.normal(size=16))
-    return gains_of(meanings, np.array(other))
+    return gains_of(meanings, np.array(other), most=most)
 
 
-def naive(vectors: Sides, lengths: Sides) -> list[tuple[int, ...]]:
-    """Return the groups (i, j, a, b) of highest gain by a full table in float64.
+def naive(vectors: Sides, lengths: Sides) -> tuple[list[tuple[int, ...]], list[list[float]]]:
+    """Find the groups (i, j, a, b) of highest gain by a full table in float64.
 
     A sentence without a translation is a group with an empty side.
 
     Args:
-        vectors: (3, N, D) and (3, M, D), of the groups of 1 to 3 sentences, by first sentence.
+        vectors: (S, N, D) and (S, M, D), of the groups of 1 to S sentences, by first sentence.
         lengths: (N,) and (M,)
+
+    Returns:
+        The groups, and the gains (N, M) of single sentences.
     """
     x, y = (side / np.linalg.norm(side, axis=-1, keepdims=True) for side in vectors)
     n, m = map(len, lengths)
@@ -101,7 +107,7 @@ def naive(vectors: Sides, lengths: Sides) -> list[tuple[int, ...]]:
     joins = [True]
     for (i, j), (later, other) in pairwise(chain):
         a, b = later - i, other - j
-        if (a, b) in ((2, 1), (1, 2)):
+        if (a, b) in ((2, 1), (1, 2)) and len(x) > 1:
             with_first = gain(i, j, a, b) >= gain(i, j, 1, 1)
             with_second = gain(i + 1, j + 1, a, b) >= gain(later, other, 1, 1)
             joins.append(with_first or with_second)
@@ -112,7 +118,7 @@ def naive(vectors: Sides, lengths: Sides) -> list[tuple[int, ...]]:
     step = {}
     for i, j in product(range(n + 1), range(m + 1)):
         found = [(0.0, 0, 0)] if i == j == 0 else []
-        for a, b in [(1, 0), (0, 1), *product((1, 2, 3), repeat=2)]:
+        for a, b in [(1, 0), (0, 1), *product(range(1, len(x) + 1), repeat=2)]:
             if a <= i and b <= j:
                 own = -skip
                 if a and b:
@@ -125,45 +131,25 @@ def naive(vectors: Sides, lengths: Sides) -> list[tuple[int, ...]]:
         a, b = step[i, j]
         i, j = i - a, j - b
         groups.append((i, j, a, b))
-    return groups[::-1]
+    return groups[::-1], [[gain(i, j, 1, 1) for j in range(m)] for i in range(n)]
 
 
-@pytest.mark.parametrize(("n", "seed"), [(80, 1), (2, 2), (1, 3)])
+@pytest.mark.parametrize(("n", "seed", "most"), [(80, 1, 3), (2, 2, 3), (1, 3, 3), (80, 1, 1)])
 def test_the_groups_are_those_of_a_full_table_in_float64(
-    n: int, seed: int, monkeypatch: pytest.MonkeyPatch
+    n: int, seed: int, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(in_order, "BLOCK", 32)
-    gains = two_books(n, seed)
+    gains = two_books(n, seed, most)
     groups, remarks = align(gains)
-    vectors = [side.reshape(3, -1, side.shape[1]) for side in gains.vectors]
-    expected = naive(vectors, [np.diff(ends) for ends in gains.ends])
+    vectors = [side.reshape(most, -1, side.shape[1]) for side in gains.vectors]
+    expected, of_sentences = naive(vectors, [np.diff(ends) for ends in gains.ends])
+    sides = (gains.side(side, np.arange(len(vectors[side][0])), 1) for side in (0, 1))
+    np.testing.assert_allclose(gains.of(*sides), of_sentences, atol=1e-6)
     assert groups[["source", "target", "sources", "targets"]].tolist() == expected
     assert not remarks
     for score, i, j, a, b in groups[~np.isnan(groups["score"])].tolist():
         x, y = gains.units(0, [i], a)[0], gains.units(1, [j], b)[0]
         assert score == pytest.approx(float(x @ y), abs=1e-6)
-
-
-def test_near_the_ends_of_a_text_the_sentences_beside_a_group_count_in_full() -> None:
-    gains = gains_of(*np.random.default_rng(4).normal(size=(2, 3, 16)))
-    x, y = (gains.units(side, np.arange(3), 1).double().numpy() for side in (0, 1))
-    lengths = [np.diff(ends)[1] for ends in gains.ends]
-    expected = x[1] @ y[1] - (x[1] @ (y[0] + y[2]) + (x[0] + x[2]) @ y[1]) / 4
-    expected *= np.log2(1 + min(lengths) / max(lengths))
-    assert gains.of_pairs(np.array([[1, 1]])) == pytest.approx(expected, abs=1e-6)
-
-
-def test_groups_may_be_single_sentences() -> None:
-    meanings = np.random.default_rng(5).normal(size=(10, 16))
-    texts = [meanings, np.delete(meanings, 4, 0)]
-    sides = []
-    for text in texts:
-        numbers = np.arange(len(text))
-        lengths = np.full(len(text), 9)
-        sides.append(SimpleNamespace(groups=numbers[:, None], lengths=lengths, kinds=numbers))
-    groups, _ = align(Gains(texts, sides))
-    expected = [(i, i - (i > 4), 1, int(i != 4)) for i in range(10)]
-    assert groups[["source", "target", "sources", "targets"]].tolist() == expected
 
 
 @pytest.mark.parametrize(("sentences", "of"), [(5, 30), (1, 5), (1, 1)])
@@ -253,6 +239,11 @@ def test_two_books_become_a_file_from_which_both_texts_can_be_read_back(
     for side, lines in sides.items():
         argv.append(str(write_text(tmp_path / side, "\n".join(lines))))
     argv += ["--model", str(tiny_bert_dir), "--pooling", "mean", "--in_order", "--pair", "de-en"]
+    whole = {side: " ".join(filter(None, lines)) for side, lines in sides.items()}
+
+    def texts_of(rows: list[dict]) -> dict[str, str]:
+        return {side: " ".join(filter(None, (row[side] for row in rows))) for side in sides}
+
     outputs = [tmp_path / f"de-en.{ending}" for ending in ("tsv", "parquet", "tmx", "jsonl")]
     for output in outputs:
         made = run([*argv, "--output", str(output)])
@@ -267,9 +258,9 @@ def test_two_books_become_a_file_from_which_both_texts_can_be_read_back(
     assert len(pairs) == made["kept"] > 5
     alone = [row["source"] for row in rows if not row["target"]]
     assert sum(text.startswith("Seite") for text in alone) == 12
-    for side, lines in sides.items():
-        assert " ".join(filter(None, (row[side] for row in rows))) == " ".join(filter(None, lines))
-        for row in rows:
+    assert texts_of(rows) == whole
+    for row in rows:
+        for side, lines in sides.items():
             assert row[side] == " ".join(lines[number - 1] for number in row[f"{side}_lines"])
             assert row[side] or row["score"] is None
 
@@ -279,8 +270,7 @@ def test_two_books_become_a_file_from_which_both_texts_can_be_read_back(
     rows = [json.loads(line) for line in outputs[-1].read_text().splitlines()]
     assert made["kept"] == sum(row["score"] is not None for row in rows) < len(pairs)
     assert made["source_without_translation"] == sum(not row["target"] for row in rows)
-    for side, lines in sides.items():
-        assert " ".join(filter(None, (row[side] for row in rows))) == " ".join(filter(None, lines))
+    assert texts_of(rows) == whole
 
 
 def test_paragraphs_and_subtitles_become_sentences_with_their_places(
