@@ -72,7 +72,7 @@ def test_sides_of_different_length_are_refused_before_the_first_pair(
         next(read_pairs(file, 0.0))
 
 
-@pytest.mark.parametrize("name", ["de-en.tsv.gz", "de-en.tsv.xz", "de-en.txt.zip"])
+@pytest.mark.parametrize("name", ["de-en.tsv.gz", "de-en.tsv.xz", "de-en.txt.zip", "de-en.parquet"])
 @pytest.mark.parametrize("cut", [0, 0.5, -10])
 def test_a_packed_file_that_is_cut_off_is_refused(tmp_path: Path, name: str, cut: float) -> None:
     write_format(tmp_path, name, many(2000))
