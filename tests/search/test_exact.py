@@ -98,14 +98,19 @@ def test_ties_go_to_the_lowest_index_in_both_directions(
 
 
 @pytest.mark.parametrize(
-    "layout", [np.asfortranarray, lambda rows: np.repeat(rows, 2, axis=1)[:, ::2]]
+    "layout",
+    [
+        np.asfortranarray,
+        lambda rows: np.repeat(rows, 2, axis=1)[:, ::2],
+        lambda rows: torch.from_numpy(rows.T.copy()).T.requires_grad_(),
+        lambda rows: torch.from_numpy(rows).half(),
+        lambda rows: torch.from_numpy(rows).bfloat16(),
+    ],
 )
-@pytest.mark.parametrize("as_tensor", [False, True])
-def test_repeated_rows_of_real_numbers_tie_in_any_layout(layout: Callable, as_tensor: bool) -> None:
+def test_repeated_rows_of_real_numbers_tie_in_any_layout_and_type(layout: Callable) -> None:
     rows = np.random.default_rng(10).normal(size=(65, 384)).astype(np.float32)
     repeated = np.concatenate([rows[::-1], rows, rows, rows])
     keys = layout(repeated[: exact.CHECKED_ROWS + 1])  # the last rows that are checked are one row
-    keys = torch.from_numpy(np.array(keys).T.copy()).T if as_tensor else keys
     _, indices = nearest_neighbours(rows, keys, 4)
     for row, found in enumerate(indices):
         copies = [64 - row, 65 + row, 130 + row, 195 + row]
@@ -123,13 +128,6 @@ def test_huge_and_tiny_rows_neither_overflow_nor_vanish(
     scores, indices = nearest_neighbours(make(rows * huge), make(rows * tiny))
     assert_array_equal(indices[:, 0], [0, 1])
     assert_allclose(scores, 1, atol=1e-6)
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
-def test_torch_tensors_of_any_float_type(dtype: torch.dtype) -> None:
-    rows = torch.eye(5, dtype=dtype)
-    _, indices = nearest_neighbours(rows.requires_grad_(), rows)
-    assert_array_equal(indices[:, 0], np.arange(5))
 
 
 EYE = np.eye(3)
