@@ -164,7 +164,8 @@ def naive_errors(
     return {name: 100 * count / len(source) for name, count in counts.items()}
 
 
-@pytest.mark.parametrize(("count", "noise"), [(100, 0.9), (0, 0.9)])
+# Copies without noise tie with their sentences, which is an error.
+@pytest.mark.parametrize(("count", "noise"), [(100, 0.9), (0, 0.9), (30, 0)])
 def test_errors_equal_the_naive_loop(count: int, noise: float) -> None:
     rng = np.random.default_rng(5)
     source = rng.normal(size=(60, 16))
@@ -177,10 +178,3 @@ def test_errors_equal_the_naive_loop(count: int, noise: float) -> None:
     if not count:
         accuracy, _ = retrieval_accuracy(source, target)
         assert errors["error"] == errors["other"] == pytest.approx(100 - accuracy)
-
-
-def test_an_encoder_that_cannot_tell_a_copy_from_the_sentence_is_wrong() -> None:
-    eye = np.eye(6)
-    errors = hard_negative_errors(eye, eye, eye[:3], ["number", "name", "name"])
-    shares = {"number": 100 / 6, "negation": 0, "name": 200 / 6, "other": 0}
-    assert errors == pytest.approx({"error": 50} | shares)
