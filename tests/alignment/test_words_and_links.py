@@ -8,7 +8,6 @@ import pytest
 from conftest import load_encoder, synthetic_pairs
 from naive import cosines
 from numpy.testing import assert_allclose, assert_array_equal
-from transformers import BatchEncoding
 from written import write
 
 from dap_transformers.alignment.heat_map import heat_map
@@ -45,21 +44,6 @@ def test_words_have_the_cosines_of_a_plain_loop(encoder: SentenceEncoder) -> Non
         sides = [np.array(naive_states(encoder, text)) for text in (source, target)]
         assert_allclose(found.similarity, cosines(*sides), atol=1e-6)
         assert found.links.tolist() == align_tokens(*sides)[0].tolist()
-
-
-def test_sentences_are_tokenized_only_once(
-    encoder: SentenceEncoder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tokenized: list[str] = []
-    tokenize = encoder._tokenize
-
-    def count(sentences: list[str], **outputs: bool) -> BatchEncoding:
-        tokenized.extend(sentences)
-        return tokenize(sentences, **outputs)
-
-    monkeypatch.setattr(encoder, "_tokenize", count)
-    align_words(encoder, SOURCE, TARGET, words="tokenizer")
-    assert tokenized == SOURCE + TARGET
 
 
 def test_batches_and_cut_sentences(tiny_bert_dir: Path, encoder: SentenceEncoder) -> None:

@@ -142,16 +142,10 @@ def test_a_text_without_tokens_is_the_zero_vector(load: Callable) -> None:
 
 def test_similarity_is_the_cosine_and_normalised_vectors_have_length_1(load: Callable) -> None:
     encoder = load()
-    plain = encoder.encode(["kaban loder", "mifin"])
-    unit = encoder.encode(["kaban loder", "mifin"], normalize=True)
+    plain, unit = (encoder.encode(SENTENCES, normalize=each) for each in (False, True))
     lengths = np.linalg.norm(plain, axis=1, keepdims=True)
     assert_allclose(unit, plain / lengths, rtol=1e-6)
-    assert_allclose(encoder.similarity(plain, 3 * plain[:1]), unit @ unit[:1].T, 1e-5)
-
-
-def test_no_sentences_give_no_vectors(load: Callable) -> None:
-    assert load().encode([]).shape == (0, 32)
-    assert load().encode_tokens([]) == ([], [])
+    assert_allclose(encoder.similarity(plain, 3 * plain[:1]), unit @ unit[:1].T, atol=1e-6)
 
 
 def test_the_model_returns_to_training_mode(load: Callable) -> None:
@@ -208,6 +202,7 @@ def test_token_states_leave_out_special_tokens_padding_and_prefix(
         expected = hidden[-1 if layer is None else layer][0, first:-1].detach()
         assert_allclose(found, expected, atol=1e-5)
     assert empty.shape == (0, 32)
+    assert encoder.encode_tokens([]) == ([], [])
 
 
 # ------------------------------------------------------------------------------------ checkpoints

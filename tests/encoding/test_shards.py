@@ -6,7 +6,7 @@ import shutil
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -77,20 +77,13 @@ def test_one_warning_counts_the_sentences_that_are_cut(
     assert record.args[1:] == (f"{longer} sentences", limit)
 
 
-def test_a_sentence_is_encoded_once_whoever_asks_for_its_vector(
-    encoder: SentenceEncoder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_sentence_is_encoded_once_whoever_asks_for_its_vector(encoder: SentenceEncoder) -> None:
     expected = encoder.encode(SENTENCES)
-    encoded = []
-
-    def recorded(sentences: list[str], *options: Any) -> np.ndarray:
-        encoded.extend(sentences)
-        return SentenceEncoder.encode(encoder, sentences, *options)
-
-    monkeypatch.setattr(encoder, "encode", recorded)
+    encoder.encode = Mock(wraps=encoder.encode)
     shared = SharedEncoder(encoder)
     assert_allclose(shared.encode(SENTENCES[:30]), expected[:30], atol=1e-5)
     assert_allclose(shared.encode(SENTENCES[::-1]), expected[::-1], atol=1e-5)
+    encoded = itertools.chain(*(call.args[0] for call in encoder.encode.call_args_list))
     assert sorted(encoded) == sorted(set(SENTENCES))
     assert shared.encode([]).shape == (0, 32)
     assert shared.pooling == "mean"
