@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from itertools import repeat
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -25,15 +25,9 @@ from dap_transformers.mining.mine_pairs import MiningOptions, mine_vectors
 from dap_transformers.publishing.layout import FolderOptions, build
 from dap_transformers.text.formats import BitextFile, read_pairs
 
-
-def load_app() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("example_app", REPOSITORY / "examples" / "app.py")
-    module = sys.modules["example_app"] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-app = load_app()
+spec = importlib.util.spec_from_file_location("example_app", REPOSITORY / "examples" / "app.py")
+app = sys.modules["example_app"] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(app)
 SOURCE, TARGET = map(list, zip(*synthetic_pairs("de", 12)))
 
 
