@@ -10,7 +10,6 @@ from transformers import AutoConfig, BertConfig
 
 import configuration_dap
 from configuration_dap import AUTO_MAP, FIELDS, DAPConfig
-from dap_transformers.errors import UserError, reading
 from modeling_dap import DAPModel
 from states_dap import POOLINGS
 
@@ -87,14 +86,6 @@ REFUSED = [
 def test_what_is_refused(fields: dict) -> None:
     with pytest.raises((ValueError, StrictDataclassError), match=[*fields][-1]):
         DAPConfig(**fields)
-
-
-def test_a_refused_field_reads_without_the_words_of_the_library() -> None:
-    with (
-        pytest.raises(UserError, match="^the settings: ValueError: tr_temperature=0.0"),
-        reading("the settings"),
-    ):
-        DAPConfig(tr_temperature=0.0)
 
 
 def test_values_are_checked_again_when_they_change() -> None:

@@ -127,18 +127,22 @@ def test_languages_are_chosen_by_either_code(near_dir: Path, spelling: str) -> N
         read_languages(find_bitext(near_dir), ["de", "xx"])
 
 
-@pytest.mark.parametrize("pairs", [0, -1])
-def test_fewer_pairs_than_one_are_refused(pairs: int) -> None:
-    with pytest.raises(UserError, match=f"max_pairs={pairs}: at least 1"):
-        eval_retrieval.run(f"--model x --data_dir y --max_pairs {pairs}".split())
+NEEDS = "need the pairs of --data_dir"
 
 
 @pytest.mark.parametrize(
-    "flag", ["--languages de", "--max_pairs 1", "--hard_negatives", "--plot a"]
+    ("flags", "says"),
+    [
+        ("--data_dir y --max_pairs 0", "max_pairs=0: at least 1"),
+        ("--sts sts.tsv --languages de", NEEDS),
+        ("--sts sts.tsv --max_pairs 1", NEEDS),
+        ("--sts sts.tsv --hard_negatives", NEEDS),
+        ("--sts sts.tsv --plot a", NEEDS),
+    ],
 )
-def test_flags_of_pairs_are_refused_without_pairs(flag: str) -> None:
-    with pytest.raises(UserError, match="need the pairs of --data_dir"):
-        run(f"--model x --sts sts.tsv {flag}")
+def test_what_is_refused(flags: str, says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        run(f"--model x {flags}")
 
 
 def test_a_report_that_cannot_be_written_costs_no_numbers(

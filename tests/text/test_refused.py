@@ -61,14 +61,11 @@ def test_what_is_refused(tmp_path: Path, name: str, text: str | bytes, says: str
         read(write(tmp_path / name, text), 0.01)
 
 
-@pytest.mark.parametrize(("source", "target"), [(5, 9), (0, 3), (500, 499)])
-def test_sides_of_different_length_are_refused_before_the_first_pair(
-    tmp_path: Path, source: int, target: int
-) -> None:
-    write(tmp_path / "a.de", b"eins\n" * source)
-    write(tmp_path / "a.en", b"one\n" * target)
+def test_sides_of_different_length_are_refused_before_the_first_pair(tmp_path: Path) -> None:
+    write(tmp_path / "a.de", b"eins\n" * 5)
+    write(tmp_path / "a.en", b"one\n" * 9)
     (file,) = find_bitext(tmp_path)["de"]
-    with pytest.raises(UserError, match=f"{source} lines.*{target}"):
+    with pytest.raises(UserError, match="5 lines.* 9"):
         next(read_pairs(file, 0.0))
 
 
