@@ -28,7 +28,7 @@ from conftest import (
 )
 from tiny_models import start_from
 from torch.testing import assert_close
-from transformers import AutoTokenizer, BertModel, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from dap_transformers.encoding.encoder import SentenceEncoder
 from dap_transformers.files import read_json, write_json
@@ -180,28 +180,22 @@ def test_dual_alignment_can_start_from_the_shape_of_a_checkpoint(
 # A sentence-transformers folder
 
 
-def library_folder(folder: Path, encoder_dir: Path, **settings: object) -> Path:
-    """Make a sentence-transformers folder that has its encoder in a subfolder."""
-    folder.mkdir()
-    tokenizer = AutoTokenizer.from_pretrained(encoder_dir)
-    after = torch.nn.Sequential(Normalize())
-    bert = BertModel.from_pretrained(encoder_dir)
-    prompts = {"other": "lo: "}
-    encoder = SentenceEncoder(bert, tokenizer, **settings, after=after, prompts=prompts)
-    write_modules(encoder, folder)
-    shutil.copytree(encoder_dir, folder / "0_Transformer")
-    shutil.move(folder / "sentence_bert_config.json", folder / "0_Transformer")
-    modules = read_json(folder / "modules.json")
-    modules[0]["path"] = "0_Transformer"
-    write_json(modules, folder / "modules.json")
-    return folder
-
-
 @pytest.fixture
 def from_library(flags: str, tiny_bert_dir: Path, tmp_path: Path) -> str:
-    """The flags of a TR training from a sentence-transformers folder, without a length."""
-    settings = {"pooling": "mean", "prefix": "ka: ", "max_seq_length": 9}
-    start = library_folder(tmp_path / "start", tiny_bert_dir, **settings)
+    """The flags of a TR training from a sentence-transformers folder, without a length.
+
+    The folder has its encoder in a subfolder.
+    """
+    encoder = load_encoder(tiny_bert_dir, "mean", "ka: ", 9)
+    encoder.after.append(Normalize())
+    encoder.prompts = {"other": "lo: "}
+    start = tmp_path / "start"
+    inside = shutil.copytree(tiny_bert_dir, start / "0_Transformer")
+    write_modules(encoder, start)
+    shutil.move(start / "sentence_bert_config.json", inside)
+    modules = read_json(start / "modules.json")
+    modules[0]["path"] = inside.name
+    write_json(modules, start / "modules.json")
     flags = flags.replace("--max_seq_length 16", "")
     return f"{flags} --model_name_or_path {start} --objective tr --output_dir {tmp_path}/out"
 
