@@ -160,16 +160,11 @@ def test_a_matrix_of_its_own_starts_as_the_word_embeddings_and_learns_apart(
     ids: list | None,
 ) -> None:
     options = {"objective": "rtl", "mask_token_id": MASK, "target_token_ids": ids}
-    model, tied = (
-        DAPForPreTraining.from_scratch(tiny_config("bert"), rtl_tied=is_tied, **options).eval()
-        for is_tied in (False, True)
-    )
-    batch, state = make_batch(), model.state_dict()
-    tied.load_state_dict({name: state[name] for name in tied.state_dict()})
-    loss = model(**batch).rtl_loss
-    assert_close(loss, tied(**batch).rtl_loss)
-    loss.backward()
+    model = DAPForPreTraining.from_scratch(tiny_config("bert"), rtl_tied=False, **options)
     table = model.get_input_embeddings().weight
+    assert torch.equal(model.prediction_head.decoder.weight, table if ids is None else table[ids])
+    batch = make_batch()
+    model(**batch).rtl_loss.backward()
     read = torch.cat([batch["source_input_ids"].flatten(), torch.tensor([MASK])])
     unread = ~torch.isin(torch.arange(250), read)
     assert not table.grad[unread].any()  # no gradient of the softmax

@@ -26,28 +26,11 @@ HEADER = "query-id\tcorpus-id\tscore\n"
 Grades = dict[str, dict[str, int]]
 
 
-def write_questions(
-    folder: Path, questions: dict[str, str], passages: dict[str, str], grades: Grades
-) -> Path:
-    """Write a set in BEIR's layout. The first word of a passage becomes its title."""
-    for name, texts in (("queries", questions), ("corpus", passages)):
-        lines = []
-        for number, (key, text) in enumerate(texts.items()):
-            record = {"_id": key, "text": text, "metadata": {}}
-            if name == "corpus" and number % 2:
-                title, _, rest = text.partition(" ")
-                record |= {"title": title, "text": rest}
-            lines.append(json.dumps(record))
-        write(folder / f"{name}.jsonl", lines_of(lines))
-    rows = [
-        f"{key}\t{passage}\t{grade}" for key in grades for passage, grade in grades[key].items()
-    ]
-    write(folder / "qrels/test.tsv", HEADER + lines_of(rows))
-    return folder
-
-
 def random_set(folder: Path, seed: int = 0) -> tuple[dict[str, str], dict[str, str], Grades]:
-    """Write 40 questions and 120 passages, of which many are equal, so that there are ties."""
+    """Write 40 questions and 120 passages, of which many are equal, so that there are ties.
+
+    They have BEIR's layout. The first word of every other passage becomes its title.
+    """
     rng = random.Random(seed)
     passages = {f"p{i}": " ".join(rng.choices(WORDS, k=rng.randint(2, 3))) for i in range(120)}
     questions = {f"q{i}": " ".join(rng.choices(WORDS, k=3)) for i in range(40)}
@@ -57,7 +40,20 @@ def random_set(folder: Path, seed: int = 0) -> tuple[dict[str, str], dict[str, s
         grades[name] = {passage: rng.choice((0, 1, 1)) for passage in own}
     grades.pop("q3")  # a question that nobody has judged
     grades["q5"] = {"p1": 0}
-    write_questions(folder, questions, passages, grades)
+
+    for name, texts in (("queries", questions), ("corpus", passages)):
+        lines = []
+        for number, (key, text) in enumerate(texts.items()):
+            record = {"_id": key, "text": text, "metadata": {}}
+            if name == "corpus" and number % 2:
+                title, _, rest = text.partition(" ")
+                record |= {"title": title, "text": rest}
+            lines.append(json.dumps(record))
+        write(folder / f"{name}.jsonl", lines_of(lines))
+    rows = []
+    for key, own in grades.items():
+        rows += [f"{key}\t{passage}\t{grade}" for passage, grade in own.items()]
+    write(folder / "qrels/test.tsv", HEADER + lines_of(rows))
     return questions, passages, grades
 
 
