@@ -68,12 +68,3 @@ def test_an_archive_is_opened_once_and_again_when_it_has_changed(tmp_path: Path)
 def test_a_folder_may_be_named_like_an_archive(tmp_path: Path) -> None:
     write(tmp_path / "folder.zip/de-en.tsv", text_of(many(3)))
     assert read(tmp_path / "folder.zip") == many(3)
-
-
-def test_only_lf_and_cr_lf_end_a_line(tmp_path: Path) -> None:
-    odd = b"\x0b\x0c\x1c\xc2\x85\xe2\x80\xa8\r"
-    data = b"\xef\xbb\xbfone\r\ntwo\rstill two\n\n" + odd + b"\r\n\xef\xbb\xbflast"
-    path = write(tmp_path / "x", data)
-    assert list(read_lines(path)) == [b"one", b"two\rstill two", b"", odd, b"\xef\xbb\xbflast"]
-    assert list(read_lines(write(tmp_path / "y", b""))) == []
-    assert list(read_lines(write(tmp_path / "z", b"\n"))) == [b""]
