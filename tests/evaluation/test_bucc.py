@@ -67,12 +67,6 @@ def test_faults_in_the_files_are_named_by_line(files: dict, says: str, tmp_path:
         Bucc([write_split(tmp_path, **files) / "fr-en"])
 
 
-def test_scores_at_a_threshold() -> None:
-    counts = np.array([2.0, 5.0, 3.0, 1.0, 4.0]), np.ones(5, int), np.array([1, 1, 0, 0, 1]), 4
-    assert list(score_at(1.5, *counts).values()) == [75.0, 75.0, 75.0, 1.5, 4, 3, 4]
-    assert score_at(9.0, *counts)["f1"] == 0.0
-
-
 @pytest.mark.parametrize(
     ("scores", "correct", "threshold"),
     [
@@ -104,6 +98,7 @@ def test_the_threshold_is_the_best_of_all_thresholds() -> None:
             f1.append(200 * correct[kept].sum() / (extracted[kept].sum() + gold))
         counts = (scores, extracted, correct, gold)
         assert score_at(best_threshold(*counts), *counts)["f1"] == pytest.approx(max(f1), abs=1e-4)
+        assert score_at(9.0, *counts)["precision"] == 0
 
 
 def test_every_copy_of_a_repeated_sentence_can_be_found() -> None:
@@ -136,8 +131,9 @@ def test_a_split_is_mined_and_scored_at_the_threshold_of_the_first(tmp_path: Pat
     bucc = Bucc([tmp_path / "fr-en"])
     numbers = bucc(Words())
     of_pair = numbers["pairs"]["fr-en"]
-    assert (of_pair["extracted"], of_pair["correct"], of_pair["recall"]) == (4, 3, 100)
-    assert bucc.logged(numbers)["fr-en_f1"] == of_pair["f1"] == pytest.approx(600 / 7, abs=1e-4)
+    found = [of_pair[name] for name in ("extracted", "correct", "precision", "recall", "f1")]
+    assert found == [4, 3, 75, 100, pytest.approx(600 / 7, abs=1e-4)]
+    assert bucc.logged(numbers)["fr-en_f1"] == of_pair["f1"]
     assert "85.7" in bucc.table(numbers)
     on_card = {each.name: each.value for each in bucc.metrics(numbers)}
     assert (on_card["recall"], on_card["true pairs"]) == (100, 3)

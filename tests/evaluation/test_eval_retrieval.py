@@ -2,7 +2,7 @@
 
 from itertools import product
 from pathlib import Path
-from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from conftest import load_encoder, synthetic_pairs
@@ -148,9 +148,7 @@ def test_what_is_refused(flags: str, says: str) -> None:
 def test_a_report_that_cannot_be_written_costs_no_numbers(
     argv: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
-    def full(*_: Any) -> None:
-        raise OSError("no space left")
-
+    full = Mock(side_effect=OSError("no space left"))
     monkeypatch.setattr(eval_retrieval, "write_json", full)
     with pytest.raises(OSError, match="no space left"):
         run(f"{argv} --output_file {tmp_path}/out.json")

@@ -4,7 +4,6 @@ import copy
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -16,8 +15,6 @@ from tiny_models import start_from, tiny_model
 from torch.testing import assert_close
 from transformers import TrainingArguments
 
-import dap_transformers.training.step_log
-import dap_transformers.training.trainer
 from dap_transformers.errors import UserError
 from dap_transformers.evaluation.retrieval import Retrieval
 from dap_transformers.text.corpus import load_bitext
@@ -46,9 +43,7 @@ def make_trainer(tmp_path: Path, tokenized: dict, tiny_bert_dir: Path) -> Callab
             "disable_tqdm": True,
         }
         args = DAPTrainingArguments(output_dir=str(tmp_path / "out"), **{**options, **arguments})
-        dev = {}
-        for language in LANGUAGES:
-            dev[language] = synthetic_pairs(language, 15, seed=1)
+        dev = {language: synthetic_pairs(language, 15, seed=1) for language in LANGUAGES}
         return DAPTrainer(
             model=start_from(tiny_bert_dir, objective=objective),
             args=args,
@@ -117,9 +112,7 @@ def test_the_pace_leaves_out_saving_and_waiting(
 
         return timed
 
-    fake_time = SimpleNamespace(perf_counter=lambda: clock[0])
-    monkeypatch.setattr(dap_transformers.training.trainer, "time", fake_time)
-    monkeypatch.setattr(dap_transformers.training.step_log, "time", fake_time)
+    monkeypatch.setattr("time.perf_counter", lambda: clock[0])
     trainer = make_trainer("tr", max_steps=4, logging_steps=2, save_strategy="steps", save_steps=2)
     trainer.save_model = taking(1000.0, trainer.save_model)
     trainer.training_step = taking(1.0, trainer.training_step)
