@@ -16,9 +16,9 @@ from dap_transformers.evaluation.retrieval import (
 from dap_transformers.languages import TATOEBA_14, TATOEBA_28, TATOEBA_36
 
 
-def noisy_pairs(pairs: int = 80, dimensions: int = 12) -> tuple[np.ndarray, np.ndarray]:
+def noisy_pairs(pairs: int = 80) -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(3)
-    source = rng.normal(size=(pairs, dimensions))
+    source = rng.normal(size=(pairs, 12))
     return source, source + 0.7 * rng.normal(size=source.shape)
 
 

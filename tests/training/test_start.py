@@ -106,9 +106,9 @@ def scratch(tmp_path_factory: pytest.TempPathFactory, bitext_dir: Path) -> tuple
     return folder, flags
 
 
-def from_shape(folder: Path, shape: str = "shape", tokenizer: str = "tokenizer") -> str:
+def from_shape(folder: Path, shape: str | Path = "shape") -> str:
     """Flags that start from random weights."""
-    return f"--config_name {folder / shape} --tokenizer_name {folder / tokenizer}"
+    return f"--config_name {folder / shape} --tokenizer_name {folder}/tokenizer"
 
 
 def test_an_encoder_learns_from_random_weights(scratch: tuple) -> None:
