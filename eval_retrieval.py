@@ -149,8 +149,14 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
             settings |= {f"{task}_prompt": encoder.for_task(task).prefix for task in PROMPTS_OF}
         protocol = "; ".join(each.description for each in evaluators if each.description)
         metrics = []
+        settings["tasks"] = {}
         for each in evaluators:
             metrics += card_rows(each.task, each.metrics(numbers[each.name]))
+            own = getattr(args, f"{each.name}_data", None)  # else the pairs of --data_dir
+            settings["tasks"][each.task] = {
+                "data": [public_name(path) for path in own or args.data_dir],
+                "pairs_per_language": None if own else args.max_pairs,
+            }
         numbers = numbers.pop("retrieval", {}) | numbers | {"metrics": metrics}
         content = model_args.report(encoder, protocol, numbers, settings, seconds)
         if args.output_file:

@@ -16,7 +16,7 @@ def data(flag: str, text: str) -> list[str]:
 
 @dataclass(kw_only=True)
 class EvaluationData:
-    """What to measure on. A new evaluator is a field here and a line in `evaluators`."""
+    """What to measure on. A new evaluator is a field `{name}_data` and a line in `evaluators`."""
 
     search_data: list[str] = data(
         "--search", "Folders of questions and passages in BEIR's layout (docs/evaluation.md)."

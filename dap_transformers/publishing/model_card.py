@@ -64,7 +64,7 @@ WIDGET = {
 TASK_TYPES = {"natural language inference": "text-classification"}
 HUB_DATASETS = ("facebook/xnli",)  # default data of an evaluation
 LONGEST_TABLE = 8  # rows of a table that is not folded
-NOT_SHOWN = ("data",)  # the heading names it
+NOT_SHOWN = ("data", "pairs_per_language")  # the heading names them
 
 
 @dataclass(frozen=True)
@@ -262,11 +262,11 @@ def eval_results(report: Mapping[str, Any]) -> list[EvalResult]:
     Metrics that the Hub has no name for are left out. Each task has a type of its own, because the
     Hub's client joins entries of one type, data set and place under the first one's name.
     """
-    name = dataset_name(report)
     results = []
     for each in report["metrics"]:
         if each["kind"] is None:
             continue
+        name = dataset_name(report, each["task"])
         result = EvalResult(
             task_type=TASK_TYPES.get(each["task"], each["task"].replace(" ", "-")),
             task_name=each["task"],
@@ -281,16 +281,22 @@ def eval_results(report: Mapping[str, Any]) -> list[EvalResult]:
     return results
 
 
-def dataset_name(report: Mapping[str, Any]) -> str:
+def dataset_name(report: Mapping[str, Any], task: str = "") -> str:
     """Return the names of a report's data without folders of this machine, or else its protocol.
 
-    >>> dataset_name({"protocol": "retrieval", "settings": {"data": ["/data/tatoeba"]}})
-    'tatoeba'
+    With a `task`, only its own data are named. Older reports do not know them.
+
+    >>> settings = {"data": ["/data/tatoeba"], "pairs_per_language": 100}
+    >>> dataset_name({"protocol": "retrieval", "settings": settings})
+    'tatoeba, first 100 pairs per language'
     """
     settings = report.get("settings", {})
+    settings = settings | settings.get("tasks", {}).get(task, {})
     data = settings.get("data") or report["protocol"]
     paths = [data] if isinstance(data, str) else list(data)
     names = [path if path in HUB_DATASETS else Path(path).name for path in paths]
+    if limit := settings.get("pairs_per_language"):
+        names.append(f"first {limit} pairs per language")
     return ", ".join(names)
 
 
@@ -299,7 +305,8 @@ def report_text(report: Mapping[str, Any]) -> str:
 
     A table of more than `LONGEST_TABLE` rows is folded.
     """
-    parts = [f"### {dataset_name(report)}", _measured_text(report)]
+    names = dict.fromkeys(dataset_name(report, row["task"]) for row in report["metrics"])
+    parts = [f"### {'; '.join(names)}", _measured_text(report)]
     for columns, rows in tables_of(report["metrics"]).items():
         cells = [[place, *map(_cell, values)] for place, *values in rows]
         table = markdown_table(columns, cells, numbers=True)

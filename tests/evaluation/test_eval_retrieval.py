@@ -19,6 +19,7 @@ from dap_transformers.evaluation.hard_negatives import (
 )
 from dap_transformers.evaluation.retrieval import read_languages, retrieval_accuracy
 from dap_transformers.files import read_json
+from dap_transformers.publishing.model_card import eval_results, report_text
 from dap_transformers.text.find import find_bitext
 
 
@@ -75,6 +76,19 @@ def test_tatoeba_stands_beside_the_papers_numbers(
         made = run(f"{argv} --data_dir {tmp_path} {more}")
         assert made["languages"]["de"]["pairs"] == pairs
         assert ("XLM-R+DAP" in capsys.readouterr().out) == is_comparable
+
+
+def test_a_card_names_the_data_of_each_result(argv: str, tmp_path: Path) -> None:
+    sts = write(tmp_path / "sts.tsv", text_of([("ka", "lo", "1"), ("mi", "ne", "2")]))
+    made = run(f"{argv} --sts {sts} --max_pairs 100")
+    assert {each.task_name: each.dataset_name for each in eval_results(made)} == {
+        "bitext retrieval": "near, first 100 pairs per language",
+        "semantic textual similarity": "sts.tsv",
+    }
+    heading = report_text(made).splitlines()[0]
+    assert heading == "### near, first 100 pairs per language; sts.tsv"
+    del made["settings"]["tasks"]  # an older report
+    assert eval_results(made)[0].dataset_name == "near, sts.tsv, first 100 pairs per language"
 
 
 def test_accuracies_are_drawn_beside_those_of_an_earlier_report(argv: str, tmp_path: Path) -> None:
