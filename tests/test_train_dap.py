@@ -12,6 +12,7 @@ from conftest import (
     LANGUAGES,
     REPOSITORY,
     built,
+    load_encoder,
     logged,
     results,
     run,
@@ -48,12 +49,12 @@ def test_training_improves_retrieval_and_saves_the_best_model(flags: str, tmp_pa
 
 
 @patch.dict(OBJECTIVES)
-def test_a_file_of_the_user_adds_an_objective(flags: str, tmp_path: Path) -> None:
+def test_a_file_of_the_user_adds_an_objective(flags: str, here: Path) -> None:
     page = (REPOSITORY / "docs" / "architecture.md").read_text()
     code = re.search(r"```py\n(.*?)```", page.split("### An objective")[1], re.DOTALL)[1]
-    file = tmp_path / "my_loss.py"
+    file = here / "my_loss.py"
     file.write_text(code)
-    out = tmp_path / "out"
+    out = here / "out"
     flags = f"{flags} --max_steps 2 --logging_steps 1 --dev_pairs 0"
     run(f"{flags} --plugin {file} --objective tr+bag --bag_weight 0.25 --output_dir {out}")
     first = state(out)["log_history"][0]
@@ -66,12 +67,22 @@ def test_a_file_of_the_user_adds_an_objective(flags: str, tmp_path: Path) -> Non
     # Another process needs the file to train or publish the heads.
     del OBJECTIVES["bag"]
     with pytest.raises(UserError, match=f"{out}: .*no bag.*--plugin"):
-        run(f"{flags} --model_name_or_path {out} --objective tr --output_dir {tmp_path}/further")
-    again = shutil.copy(file, tmp_path / "again.py")
-    place = f"--output_dir {tmp_path}/hub --dry_run"
+        run(f"{flags} --model_name_or_path {out} --objective tr --output_dir further")
+    again = shutil.copy(file, here / "again.py")
+    place = "--output_dir user/bag --dry_run"
     push = f"{out} --repo_id user/bag --with_heads --plugin {again} {place}"
     push_to_hub.run(push.split())
-    assert own.items() <= read_json(tmp_path / "hub/pretraining/config.json").items()
+    assert own.items() <= read_json(here / "user/bag/pretraining/config.json").items()
+
+    # The card has the options, and code that loads the heads after the file is imported.
+    card = (here / "user/bag/README.md").read_text()
+    assert "| bag longest | 32 |\n| bag weight | 0.25 |" in card
+    assert "the Python file that defines the objective `bag`" in card
+    names: dict = {}
+    exec(re.findall(r"```python\n(.*?)```", card, re.DOTALL)[-1], names)
+    assert names["model"].prediction_head is not None
+    del OBJECTIVES["bag"]
+    assert load_encoder("user/bag").encode(["ka"]).shape == (1, 32)
 
 
 def test_a_teacher_is_encoded_once_and_pulls_the_vectors(

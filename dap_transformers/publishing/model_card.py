@@ -12,7 +12,7 @@ from typing import Any
 
 from huggingface_hub import DatasetCard, EvalResult, ModelCard, ModelCardData
 
-from configuration_dap import FIELDS
+from configuration_dap import FIELDS, unknown_keys
 from dap_transformers.errors import UserError, reading
 from dap_transformers.evaluation.evaluator import tables_of
 from dap_transformers.languages import NAMES
@@ -165,7 +165,7 @@ def model_card(repo_id: str, published: Published, sources: Sources) -> ModelCar
         language = f"{NAMES[code]} ({code})" if code in NAMES else code
         rows.append([language, f"{pairs[code]:,}"])
 
-    objective = sources.config.get("objective")
+    objective = sources.config.get("objective", "")
     target = sources.run.get("target_language") or "en"
     return ModelCard.from_template(
         data,
@@ -177,7 +177,8 @@ def model_card(repo_id: str, published: Published, sources: Sources) -> ModelCar
         prefix=repr(published.encoder.prefix) if published.encoder.prefix else "",
         sources=sources,
         objective=objective,
-        method=method(objective or ""),
+        method=method(objective),
+        plugins=[name for name in objective.split("+") if f"{name}_weight" not in FIELDS],
         languages=[NAMES.get(code, code) for code in codes],
         pairs=pairs,
         pairs_table=markdown_table(["language", "pairs"], rows, numbers=True),
@@ -245,9 +246,9 @@ def _recipe_table(sources: Sources) -> str:
     if known.get("language_mix") != "temperature":
         known["mix_alpha"] = None
     objectives = (known.get("objective") or "").split("+")
-    for name in RECIPE:
+    for name in (*RECIPE, *unknown_keys(sources.config)):  # and fields of plug-ins
         users = [objective for start, objective in USED_BY.items() if name.startswith(start)]
-        is_used = not users or users[0] in objectives
+        is_used = name not in FIELDS or not users or users[0] in objectives
         if is_used and known.get(name) is not None:
             rows.append([name.replace("_", " "), known[name]])
     return markdown_table(["", ""], rows)

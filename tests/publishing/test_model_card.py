@@ -65,12 +65,15 @@ def test_a_card_without_records_states_no_numbers() -> None:
     ("made", "objective", "said"),
     [
         ({"heads": True}, "tr", 'subfolder="pretraining", trust_remote_code=True'),
+        ({"heads": True}, "tr+mine", "the Python file that defines the objective `mine`"),
+        ({}, "tr+bow_of_mine", "| bow of mine weight | 0.5 |"),
         ({}, "mlm", "an encoder to start training from (`bert`, 12 layers)"),
         ({}, "tr+mine", "by translation ranking (TR) and mine, objective"),
     ],
 )
 def test_the_card_follows_the_model(made: dict, objective: str, said: str) -> None:
-    sources = Sources(config=CONFIG | {"objective": objective})
+    own = {"objective": objective, f"{objective.split('+')[-1]}_weight": 0.5}
+    sources = Sources(config=CONFIG | own)
     text = model_card("user/dap", replace(PLAIN, **made), sources).text
     assert said in text
     assert ("translations similar vectors" in text) == (objective != "mlm")
