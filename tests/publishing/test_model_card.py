@@ -17,6 +17,7 @@ from dap_transformers.files import read_json, write_json
 from dap_transformers.publishing.layout import POOLER_SCALE, Published
 from dap_transformers.publishing.model_card import Sources, languages, model_card, read_sources
 from dap_transformers.publishing.publish import PublishOptions, publish
+from modules_dap import write_modules
 
 PLACE = Path(__file__).parent
 SHAPE = {"vocab_size": 250, "num_hidden_layers": 12, "hidden_size": 384, "intermediate_size": 8}
@@ -103,6 +104,29 @@ def test_the_code_on_the_card_runs_and_gives_the_vectors(
             vectors = vectors / POOLER_SCALE
             tolerance = 1e-4
         np.testing.assert_allclose(vectors, expected, atol=tolerance)
+    assert len(snippets) == 3
+
+
+def test_the_code_on_the_card_puts_the_prompts_of_a_search(here: Path) -> None:
+    model = tiny_model(pooling="mean")
+    checkpoint = save(here / "dap", model)
+    prompts = {"query": "kaban: ", "document": "loder: "}
+    encoder = SentenceEncoder(model, tiny_tokenizer(), prefix="kaban: ", prompts=prompts)
+    write_modules(encoder, checkpoint)
+    publish(checkpoint, "user/tiny", PublishOptions(dry_run=True), here / "user/tiny")
+    card = ModelCard.load("user/tiny/README.md").text
+    assert "a question is 'kaban: ', and the prompt of a passage is 'loder: '" in card
+    assert "Every sentence" not in card
+    texts = ["kaban: Where is the station?", "loder: Der Bahnhof liegt im Zentrum."]
+    expected = SentenceEncoder(model, tiny_tokenizer()).encode(texts)
+    snippets = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
+    for snippet in snippets:
+        names: dict = {}
+        exec(snippet, names)
+        vectors = names["vectors"]
+        if "questions" in names:
+            vectors = np.concatenate([names["questions"], names["passages"]])
+        np.testing.assert_allclose(vectors, expected, atol=1e-5)
     assert len(snippets) == 3
 
 
