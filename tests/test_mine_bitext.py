@@ -76,13 +76,14 @@ def test_pairs_are_written_best_first_and_filtered_anew_without_encoding(
     assert made["settings"]["data"] == ["a.de", "a.en"]
     assert json.loads((tmp_path / "pairs.tsv.json").read_text()) == made
 
-    shards = sorted((tmp_path / "pairs.tsv.embeddings").glob("*/*.npy"))
+    shards = sorted((tmp_path / "a.de-a.en.embeddings").glob("*/*.npy"))
     before = [path.stat().st_mtime_ns for path in shards]
-    assert [path.parent.name for path in shards] == ["source.a.de", "target.a.en"]
+    assert [path.parent.name[:11] for path in shards] == ["source.a.de", "target.a.en"]
 
+    run(f"{command} --bf16")  # has vectors of its own
     lowest = rows.score[4] - 1e-5
-    made = run(f"{command} --threshold {lowest}")
-    kept = read(tmp_path / "pairs.tsv")
+    made = run(f"{command} --threshold {lowest} --output {tmp_path}/best.tsv")
+    kept = read(tmp_path / "best.tsv")
     assert kept.equals(rows[rows.score >= lowest])
     assert made["kept"] == len(kept) < made["candidates"]
     assert [path.stat().st_mtime_ns for path in shards] == before

@@ -12,8 +12,9 @@
   says the format: `.tsv`, `.jsonl`, `.parquet` or `.tmx`.
 - Threshold: chosen from the scores (`dap_transformers.mining.threshold`). A table shows how many
   pairs other thresholds keep, and their estimated precision.
-- Resuming: sentence vectors are kept in shards beside the output. If a run was stopped, the same
-  command continues it. A run with another threshold encodes nothing.
+- Resuming: sentence vectors are kept in shards beside the output, by the names of the texts. If a
+  run was stopped, the same command continues it. With another threshold or output, nothing is
+  encoded.
 - Several processes: `accelerate launch` shares the encoding among processes. `--ray` encodes and
   searches on a cluster.
 """
@@ -24,6 +25,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import MISSING, asdict, dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from dap_transformers.commands.arguments import ArgumentParser
@@ -104,7 +106,7 @@ class MiningArguments:
         None, "Faiss index for approximate search, such as IVF4096,PQ64. Default: exact search."
     )
     embeddings_dir: str | None = arg(
-        None, "Folder that keeps the vectors. Default: OUTPUT.embeddings."
+        None, "Folder that keeps the vectors. Default: SOURCE-TARGET.embeddings beside the output."
     )
     report_file: str | None = arg(None, "JSON report. Default: OUTPUT.json.")
 
@@ -116,7 +118,6 @@ class MiningArguments:
                 ".gz or .xz, or in .parquet"
             )
         self.report_file = self.report_file or f"{self.output}.json"
-        self.embeddings_dir = self.embeddings_dir or f"{self.output}.embeddings"
 
     @property
     def mode(self) -> str:
@@ -147,6 +148,9 @@ def parse(
             f"{' '.join(files) or 'no text'}: name a source text and a target text first, side by "
             "side"
         )
+    if not args.embeddings_dir:
+        names = "-".join(Path(path).name for path in files)
+        args.embeddings_dir = str(Path(args.output).with_name(f"{names}.embeddings"))
     is_memory = plain_suffix(args.output) == MEMORY
     for name in WITHOUT_EFFECT[args.mode]:
         if name == "pair" and is_memory:

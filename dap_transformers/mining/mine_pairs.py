@@ -316,7 +316,7 @@ def encode_texts(
     they have no rows.
 
     Args:
-        folder: keeps the vectors.
+        folder: keeps the vectors. Those of each model and its settings have subfolders.
         options: `shard_size` and `progress` of `embed_to_disk`.
     """
     options["fingerprint"] = model_fingerprint(encoder)
@@ -324,7 +324,7 @@ def encode_texts(
     for pair in texts:
         vectors = []
         for role, text in pair.sides().items():
-            place = Path(folder, f"{role}.{Path(text.name).name}")
+            place = Path(folder, f"{role}.{Path(text.name).name}.{options['fingerprint'][:8]}")
             vectors.append(embed_to_disk(encoder, text, place, where=text.place, **options))
         found.append(tuple(vectors))
     return found
