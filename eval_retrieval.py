@@ -102,6 +102,14 @@ class EvaluationArguments(EvaluationData):
         return chosen
 
 
+def read_accuracies(path: str) -> dict[str, Any]:
+    """Read the numbers of each language in a report on parallel text."""
+    report = read_report(path)
+    if "languages" not in report:
+        raise UserError(f"--before {path} has no parallel text: make it with --data_dir")
+    return report["languages"]
+
+
 def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
     """Measure an encoder, print tables, and write the report that is returned.
 
@@ -120,7 +128,7 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
         cluster.connect(),
     ):
         # read the text and load the model
-        reports = {"before": read_report(args.before)["languages"]} if args.before else {}
+        reports = {"before": read_accuracies(args.before)} if args.before else {}
         evaluators = args.all_evaluators()
         encoder = model_args.load(cluster)
         prompts = {"query": args.query_prompt, "document": args.document_prompt}

@@ -62,6 +62,11 @@ class Search(Evaluator):
         for name, folder in by_name(self.folders).items():
             self.sets[name] = read_questions(folder)
 
+    def size(self) -> float:
+        """Return how many questions the means are worth. Sets of few questions make it less."""
+        shares = [1 / len(each.questions) for each in self.sets.values()]
+        return len(shares) ** 2 / sum(shares)
+
     def __call__(self, encoder: SentenceEncoder) -> Numbers:
         """Return the numbers of each set, and their means over the sets under "mean"."""
         query_encoder = encoder.for_task("query")
@@ -133,6 +138,8 @@ def read_questions(folder: Path) -> QuestionSet:
     grades: dict[str, dict[int, int]] = {}
     for number, line in enumerate(decoded_lines(path), 1):
         place = f"{path}, line {number}"
+        if line.count("\t") != 2:
+            raise UserError(f"{place}: give question, passage and grade, with tabs between them")
         with reading(place):
             question, passage, grade = line.split("\t")
             if number == 1 and not grade.isdecimal():

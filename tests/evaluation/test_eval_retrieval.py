@@ -18,7 +18,7 @@ from dap_transformers.evaluation.hard_negatives import (
     hard_negative_errors,
 )
 from dap_transformers.evaluation.retrieval import read_languages, retrieval_accuracy
-from dap_transformers.files import read_json
+from dap_transformers.files import read_json, write_json
 from dap_transformers.publishing.model_card import eval_results, report_text
 from dap_transformers.text.find import find_bitext
 
@@ -99,6 +99,9 @@ def test_accuracies_are_drawn_beside_those_of_an_earlier_report(argv: str, tmp_p
     run(f"{argv} --plot {picture} --before {earlier}")
     for text in ("before", "after", "xx→en", "en→xx"):
         assert f"<!-- {text} -->" in picture.read_text()
+    write_json({"model": "other", "protocol": "search"}, earlier)
+    with pytest.raises(UserError, match="--data_dir"):
+        run(f"{argv} --plot {picture} --before {earlier}")
 
 
 @pytest.fixture

@@ -111,7 +111,10 @@ def test_the_command_measures_sets_without_parallel_text(prompted: Path, tmp_pat
     random_set(tmp_path / "faq-de", seed=1)
     command = f"--model {prompted} --search {tmp_path}/faq {tmp_path}/faq-de"
     report = eval_retrieval.run(command.split())
-    expected = Search([tmp_path / "faq", tmp_path / "faq-de"])(load_encoder(prompted))
+    search = Search([tmp_path / "faq", tmp_path / "faq-de"])
+    counts = [len(each.questions) for each in search.sets.values()]
+    assert search.size() == pytest.approx(4 / sum(1 / count for count in counts))
+    expected = search(load_encoder(prompted))
     assert report["search"] == expected
     ndcg = [report["search"][name]["ndcg@10"] for name in ("faq", "faq-de")]
     assert report["search"]["mean"]["ndcg@10"] == pytest.approx(sum(ndcg) / 2)
@@ -152,7 +155,7 @@ def test_a_training_chooses_by_search_and_measures_what_it_saves(
         ("corpus.jsonl", "no json\n", "corpus.jsonl, line 1"),
         ("qrels/test.tsv", f"{HEADER}q0\tp0\t1\nq0\tp999\t1\n", "line 3: .*p999"),
         ("qrels/test.tsv", "q999\tp0\t1\n", "line 1: .*q999"),
-        ("qrels/test.tsv", f"{HEADER}q0 0 p0 1\n", "line 2"),
+        ("qrels/test.tsv", f"{HEADER}q0 0 p0 1\n", "line 2: give question, passage and grade"),
         ("qrels/test.tsv", f"{HEADER}q0\tp0\t0\n", "no question has an answer"),
     ],
 )
