@@ -13,6 +13,7 @@ of text. Behind the entry of `forward`, all sentences are padded on the right.
 """
 
 import copy
+from collections.abc import Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -356,6 +357,7 @@ class DAPForPreTraining(DAPPreTrainedModel):
         negative_attention_mask: Tensor | None = None,
         teacher_embeds: Tensor | None = None,
         chunk: Chunk | None = None,
+        pair_ids: Sequence[str] | None = None,
         return_loss: bool = True,
     ) -> DAPForPreTrainingOutput:
         """Compute the losses of B translation pairs.
@@ -377,6 +379,7 @@ class DAPForPreTraining(DAPPreTrainedModel):
             chunk: given if these pairs are a chunk of a larger batch (GradCache). In the first pass
                 only the vectors to compare are returned (`compared`). In the second pass the
                 gradient of `loss` is the chunk's share of the gradient of the batch's loss.
+            pair_ids: have no effect. They are in a batch of `BitextCollator`, for messages.
             return_loss: has no effect. Its presence tells the `Trainer` of Transformers that the
                 model can be evaluated by its loss.
         """

@@ -9,6 +9,9 @@ from its last checkpoint. docs/training.md describes all recipes.
 import logging
 import sys
 from collections.abc import Sequence
+from pathlib import Path
+
+from transformers.trainer_utils import get_last_checkpoint
 
 from dap_transformers.commands.recipes import parse_arguments
 from dap_transformers.commands.safeguards import command, guarded
@@ -30,9 +33,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         with guarded(folders=outputs, inputs=inputs, is_writer=is_writer):
             train(model, data, training)
     except KeyboardInterrupt:
-        raise KeyboardInterrupt(
-            "by default, the same command resumes from the last checkpoint, if there is one"
-        ) from None
+        folder = Path(training.output_dir)
+        last = get_last_checkpoint(folder) if folder.is_dir() else None
+        resumes = f"resumes from {last}" if last else "begins anew, because there is no checkpoint"
+        raise KeyboardInterrupt(f"the same command {resumes}") from None
 
 
 if __name__ == "__main__":

@@ -69,6 +69,8 @@ class DAPLoss(nn.Module):
 
     def __init__(self, model: SentenceTransformer, dap: DAPForPreTraining) -> None:
         super().__init__()
+        if "distill" in dap.config.objectives:
+            raise ValueError("DAPLoss has no vectors of a teacher for distill: use train-dap")
         kinds = [type(module).__name__ for module in model]
         pooling = model[1].get_config_dict()
         is_known = kinds[:2] == ["Transformer", "Pooling"] and {*kinds[2:]} <= {

@@ -62,7 +62,7 @@ def test_errors_that_the_user_can_fix_end_a_command_in_one_line(
         main_that_raises(KeyboardInterrupt)
     assert end.value.code == 130
     printed = capsys.readouterr().err
-    assert re.fullmatch("\ninterrupted: (raised below|by default, the same .*)\n", printed)
+    assert re.fullmatch("\ninterrupted: (raised below|the same command begins anew, .*)\n", printed)
 
 
 def test_a_launch_that_starts_one_process_instead_of_several_is_refused(

@@ -117,6 +117,8 @@ def test_what_the_loss_cannot_train_is_refused(tiny_bert_dir: Path) -> None:
             DAPLoss(model, heads)
     with pytest.raises(ValueError, match="use_residual"):
         DAPLoss(library_model(tiny_bert_dir, "mean", Dense(32, 32, use_residual=True)), heads)
+    with pytest.raises(ValueError, match="train-dap"):
+        DAPLoss(library_model(tiny_bert_dir), start_from(tiny_bert_dir, objective="tr+distill"))
     with pytest.raises(StrictDataclassError, match="pooling"):
         DAPLoss(library_model(tiny_bert_dir, "max"), heads)
 

@@ -22,6 +22,7 @@ from conftest import (
 )
 from transformers import AutoModel
 
+import train_dap
 from dap_transformers.commands import push_to_hub
 from dap_transformers.errors import UserError
 from dap_transformers.files import read_json
@@ -83,6 +84,17 @@ def test_a_file_of_the_user_adds_an_objective(flags: str, here: Path) -> None:
     assert names["model"].prediction_head is not None
     del OBJECTIVES["bag"]
     assert load_encoder("user/bag").encode(["ka"]).shape == (1, 32)
+
+
+def test_ctrl_c_tells_where_the_same_command_begins(
+    flags: str, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    for folder, says in (("new", "begins anew"), ("out", "resumes from .*checkpoint-30$")):
+        (tmp_path / "out/checkpoint-30").mkdir(parents=True, exist_ok=True)
+        argv = f"{flags} --output_dir {tmp_path / folder}".split()
+        with patch("train_dap.train", side_effect=KeyboardInterrupt), pytest.raises(SystemExit):
+            train_dap.main(argv)
+        assert re.search(says, capsys.readouterr().err.strip())
 
 
 def test_a_teacher_is_encoded_once_and_pulls_the_vectors(

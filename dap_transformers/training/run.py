@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 from datasets import concatenate_datasets
-from transformers import PreTrainedTokenizerBase, set_seed
+from transformers import PreTrainedTokenizerBase, TrainerState, set_seed
 
 from dap_transformers.encoding.checkpoint import hub_commit
 from dap_transformers.encoding.encoder import SentenceEncoder
@@ -138,7 +138,7 @@ def build_trainer(
         is_drawn = None if teacher else drawn_pairs(sampler, training)
         folder = Path(training.output_dir, "teacher")
         train, goals = add_teacher(teacher or before, text, train, folder, is_drawn)
-    logger.info("%s", summary(model.config, train, dev, training))
+    logger.info("%s", summary(model.config, train, dev, training, data.max_seq_length))
     is_float32 = training.device.type == "cpu" and not training.bf16
     if is_float32 and fastest_product(training.device) == "bfloat16":
         logger.info("this CPU trains faster with --bf16 --use_cpu")
@@ -239,14 +239,16 @@ def drawn_pairs(sampler: LanguageMixSampler, training: DAPTrainingArguments) -> 
     return is_drawn
 
 
-def summary(config: DAPConfig, train: dict, dev: dict, training: DAPTrainingArguments) -> str:
+def summary(
+    config: DAPConfig, train: dict, dev: dict, training: DAPTrainingArguments, max_seq_length: int
+) -> str:
     """Return a line for the log that describes the run: objective, text and batch."""
     languages = counted(len(train), "language")
     pairs = counted(sum(map(len, train.values())), "pair")
     dev_pairs = counted(sum(map(len, dev.values())), "dev pair")
     batch = training.per_device_train_batch_size * training.world_size
     step = counted(batch * training.gradient_accumulation_steps, "pair")
-    text = f"{languages}, {pairs}, {dev_pairs}; {step} per step"
+    text = f"{languages}, {pairs}, {dev_pairs}; {step} per step, at most {max_seq_length} tokens"
     return f"{config.objective} with {config.pooling} pooling on {text}"
 
 
@@ -271,10 +273,7 @@ def finish(
     # The saved weights are those of the best step or of the last one.
     keeps_best = training.load_best_model_at_end and state.best_model_checkpoint
     step = state.best_global_step if keeps_best else state.global_step
-    found = {}
-    for line in state.log_history:
-        if line["step"] == step and "eval_seconds" in line:
-            found = {name: value for name, value in line.items() if name.startswith("eval_")}
+    found = evaluation_at(step, state)
     if trainer.evaluators:
         found = found or trainer.evaluate()
         trainer.save_metrics("eval", found, combined=False)
@@ -291,18 +290,29 @@ def finish(
         plot_curves(state.log_history, folder / CURVES, kept=step)
     write_json(metrics | made, folder / FINISHED)
 
-    shown = {}
-    for name in (*(each.primary for each in trainer.evaluators), training.metric_for_best_model):
-        name = f"eval_{name.removeprefix('eval_')}"
-        if name in found:
-            shown[name] = found[name]
-    text = readable(shown) or "not evaluated"
+    names = [trainer.best_name, *(f"eval_{each.primary}" for each in trainer.evaluators)]
+    now, before = (
+        readable({name: numbers[name] for name in names if name in numbers})
+        for numbers in (found, evaluation_at(0, state))
+    )
+    text = now or "not evaluated"
+    if before:
+        text += f"; before training: {before}"
     logger.info("kept step %d of %d: %s; written to %s", step, state.global_step, text, folder)
     if training.push_to_hub:
         push(training, trainer.hub_model_id)
     else:
         evaluation = f"eval-retrieval --model {folder} --data_dir FOLDER"
         logger.info("next: %s, or push-to-hub %s --repo_id USER/NAME", evaluation, folder)
+
+
+def evaluation_at(step: int, state: TrainerState) -> dict[str, float]:
+    """Return the numbers of the last evaluation at a step, or an empty dictionary."""
+    found = {}
+    for line in state.log_history:
+        if line["step"] == step and "eval_seconds" in line:
+            found = {name: value for name, value in line.items() if name.startswith("eval_")}
+    return found
 
 
 def warn_of_idle_heads(metrics: dict[str, float]) -> None:

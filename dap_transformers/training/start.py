@@ -95,11 +95,10 @@ def read_start(args: PretrainingModelArguments) -> Start:
     length = checkpoint.library_length(shape)
     if library.pooling is not None:
         logger.info(
-            "%s: pooling %r, prefix %r, %d tokens, unless an argument says otherwise",
+            "%s: pooling %r, prefix %r, unless an argument says otherwise",
             name,
             library.pooling,
             library.prefix,
-            length,
         )
 
     is_dap = config.model_type == DAPConfig.model_type

@@ -10,7 +10,7 @@ Beside what `Trainer` does, it
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from transformers import PrinterCallback, ProgressCallback, TrainingArguments
+from transformers.trainer_utils import SaveStrategy
 
 from dap_transformers.encoding.encoder import SentenceEncoder
 from dap_transformers.errors import UserError, counted
@@ -67,7 +68,7 @@ class DAPTrainer(ResumableTrainer):
         self.prefix = prefix
         self.prompts = prompts
         self.saved_length = saved_length
-        self.measured_on: dict[str, float] = {}  # accuracy or error over all languages -> `size`
+        self.measured_on: dict[str, float] = {}  # accuracy, error or nDCG over all -> `size`
         self.meter = StepMeter()
         if self.evaluators:
             # `Trainer` does not evaluate without a dataset.
@@ -75,6 +76,9 @@ class DAPTrainer(ResumableTrainer):
         super().__init__(*args, **kwargs)
         if not isinstance(self.args, DAPTrainingArguments):
             raise UserError("DAPTrainer takes DAPTrainingArguments, not TrainingArguments")
+        require_evaluators(self.eval_dataset or ())
+        if self.compute_metrics or self.compute_loss_func:
+            raise UserError("DAPTrainer takes evaluators and objectives, no functions of these")
         if self.pop_callback(ProgressCallback):
             self.add_callback(ShortProgress)
         if self.pop_callback(PrinterCallback):
@@ -200,6 +204,7 @@ class DAPTrainer(ResumableTrainer):
         started = time.perf_counter()
         self.meter.check()
         evaluators = self.evaluators if eval_dataset is None else eval_dataset
+        require_evaluators(evaluators)
         found = evaluate(self.encoder(), evaluators)
         metrics = {}
         for each in evaluators:
@@ -209,11 +214,12 @@ class DAPTrainer(ResumableTrainer):
             metrics |= own
             for key in own:
                 # "de-en_accuracy" is of fewer sentences.
-                if key.endswith(("accuracy", "error")) and "-" not in key:
+                if key.endswith(("accuracy", "error", "ndcg")) and "-" not in key:
                     self.measured_on[f"eval_{key}"] = each.size()
         metrics["seconds"] = round(time.perf_counter() - started, 2)
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in metrics.items()}
-        if self.is_in_train and eval_dataset is None and self.best_name not in metrics:
+        needs_best = self.is_in_train and eval_dataset is None and self.keeps_best
+        if needs_best and self.best_name not in metrics:
             raise UserError(
                 f"metric_for_best_model={self.best_name}: the evaluation has only "
                 f"{', '.join(metrics)}"
@@ -229,11 +235,13 @@ class DAPTrainer(ResumableTrainer):
     def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
         """Tell whether this evaluation is the best so far.
 
-        An accuracy or error over all languages also counts as best if it is nearly as good as the
-        best so far: within two standard errors of the difference of both. So of nearly equal
+        An accuracy, error or nDCG over all languages also counts as best if it is nearly as good as
+        the best so far: within two standard errors of the difference of both. So of nearly equal
         ones, the last is kept. With `load_best_model_at_end`, a best model is saved at once.
         """
         name = self.best_name
+        if name not in metrics:
+            return False
         if name in self.measured_on:
             value = metrics[name]
             lines = self.state.log_history
@@ -247,6 +255,11 @@ class DAPTrainer(ResumableTrainer):
         if is_best and self.args.load_best_model_at_end:
             self.control.should_save = True  # also between the steps of `save_steps`
         return is_best
+
+    @property
+    def keeps_best(self) -> bool:
+        """Tell whether the run keeps its best checkpoint."""
+        return self.args.load_best_model_at_end or self.args.save_strategy == SaveStrategy.BEST
 
     @property
     def best_name(self) -> str:
@@ -310,6 +323,13 @@ class DAPTrainer(ResumableTrainer):
             # The final model is complete without them, because its weights are merged.
             if self.args.peft_lora_rank is not None and folder != Path(self.args.output_dir):
                 save_adapters(model.dap.encoder, folder)
+
+
+def require_evaluators(evaluators: Iterable[Any]) -> None:
+    """Raise `UserError` for anything else, such as a dataset."""
+    for each in evaluators:
+        if not isinstance(each, Evaluator):
+            raise UserError("DAPTrainer measures by evaluators, such as Retrieval, no datasets")
 
 
 def require_batch(pairs: int, args: TrainingArguments) -> None:

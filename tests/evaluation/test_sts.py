@@ -45,6 +45,7 @@ def test_a_training_measures_it_by_a_flag_or_from_python(
     is_flag: bool, flags: str, sts_file: Path
 ) -> None:
     command = f"{flags} --output_dir {sts_file.parent}/out --dev_pairs 0 --eval_on_start true"
+    command += " --eval_strategy steps --load_best_model_at_end true"
     if is_flag:
         command += f" --sts {sts_file}"
     evaluators = [] if is_flag else [STS([sts_file])]

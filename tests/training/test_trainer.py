@@ -10,10 +10,10 @@ from unittest.mock import Mock
 import pytest
 import torch
 from conftest import LANGUAGES, synthetic_pairs, tiny_tokenizer, weights
-from datasets import concatenate_datasets
+from datasets import Dataset, concatenate_datasets
 from tiny_models import start_from, tiny_model
 from torch.testing import assert_close
-from transformers import TrainingArguments
+from transformers import Trainer, TrainingArguments
 
 from dap_transformers.errors import UserError
 from dap_transformers.evaluation.retrieval import Retrieval
@@ -66,9 +66,38 @@ def lines_with(name: str, trainer: DAPTrainer) -> list[dict[str, float]]:
 def test_arguments_of_transformers_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="DAPTrainingArguments"):
         DAPTrainer(model=tiny_model(), args=TrainingArguments(tmp_path, report_to=[]))
+    args = DAPTrainingArguments(tmp_path, report_to=[])
+    rows = Dataset.from_dict({"source": ["Ja"]})
+    for name, value in {"eval_dataset": rows, "compute_metrics": len}.items():
+        with pytest.raises(UserError, match="evaluators"):
+            DAPTrainer(model=tiny_model(), args=args, **{name: value})
+    with pytest.raises(UserError, match="evaluators"):
+        DAPTrainer(model=tiny_model(), args=args).evaluate(rows)
 
 
 # The log
+
+
+def test_the_trainer_of_transformers_takes_the_same_batches(
+    make_trainer: Callable, tmp_path: Path
+) -> None:
+    ours = make_trainer("tr")
+    args = TrainingArguments(tmp_path, max_steps=1, remove_unused_columns=False, report_to=[])
+    made = Trainer(ours.model, args, ours.data_collator, ours.train_dataset).train()
+    assert made.training_loss > 0
+
+
+def test_an_own_evaluator_is_enough_unless_the_best_model_is_wanted(make_trainer: Callable) -> None:
+    for keeps_best in (False, True):
+        options = {"eval_strategy": "steps", "eval_steps": 2, "save_steps": 2}
+        trainer = make_trainer(**options, load_best_model_at_end=keeps_best)
+        trainer.evaluators = trainer.evaluators[1:]  # without accuracies
+        if keeps_best:
+            with pytest.raises(UserError, match="metric_for_best_model=eval_mean_accuracy"):
+                trainer.train()
+        else:
+            trainer.train()
+            assert len(lines_with("eval_rtl_loss", trainer)) == 2
 
 
 def test_two_evaluators_that_log_the_same_name_are_refused(make_trainer: Callable) -> None:
@@ -136,6 +165,7 @@ def test_the_pace_leaves_out_saving_and_waiting(
         ("accuracy", (90, 79, 79, 78), (True, False, False, False)),
         ("accuracy", (100, 100, 99.9, 100), (True, True, True, True)),
         ("error", (30, 10, 21, 10), (True, True, False, True)),
+        ("ndcg", (90, 90, 70, 84), (True, True, False, True)),
     ],
 )
 def test_the_last_evaluation_within_two_standard_errors_of_the_best_is_kept(
