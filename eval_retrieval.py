@@ -31,6 +31,7 @@ from dap_transformers.errors import UserError
 from dap_transformers.evaluation.evaluation_data import EvaluationData
 from dap_transformers.evaluation.evaluator import Evaluator, card_rows, evaluate
 from dap_transformers.evaluation.hard_negatives import HardNegatives
+from dap_transformers.evaluation.passage_search import changes_table
 from dap_transformers.evaluation.retrieval import Retrieval, read_languages
 from dap_transformers.files import public_name, write_json
 from dap_transformers.options import arg, require_least
@@ -71,7 +72,9 @@ class EvaluationArguments(EvaluationData):
     document_prompt: str | None = arg(None, "The same before a passage, such as 'passage: '.")
     output_file: str | None = arg(None, "JSON file to write.")
     plot: str | None = arg(None, "Picture of accuracy by language to draw: .svg, .png or .pdf.")
-    before: str | None = arg(None, "JSON file of another model, for --plot to compare with.")
+    before: str | None = arg(
+        None, "JSON file of another model: compares --search with it, and --plot accuracies."
+    )
 
     def __post_init__(self) -> None:
         require_least(self, max_pairs=1)
@@ -102,14 +105,6 @@ class EvaluationArguments(EvaluationData):
         return chosen
 
 
-def read_accuracies(path: str) -> dict[str, Any]:
-    """Read the numbers of each language in a report on parallel text."""
-    report = read_report(path)
-    if "languages" not in report:
-        raise UserError(f"--before {path} has no parallel text: make it with --data_dir")
-    return report["languages"]
-
-
 def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
     """Measure an encoder, print tables, and write the report that is returned.
 
@@ -128,7 +123,11 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
         cluster.connect(),
     ):
         # read the text and load the model
-        reports = {"before": read_accuracies(args.before)} if args.before else {}
+        before = read_report(args.before) if args.before else {}
+        draws_before = args.plot and "languages" in before
+        compares_search = args.search_data and "search" in before
+        if args.before and not (draws_before or compares_search):
+            raise UserError(f"--before {args.before} has no such numbers to compare with")
         evaluators = args.all_evaluators()
         encoder = model_args.load(cluster)
         prompts = {"query": args.query_prompt, "document": args.document_prompt}
@@ -144,7 +143,10 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
             return {}
 
         # print the tables first, so that they are not lost if a file cannot be written
-        print("\n\n".join(each.table(numbers[each.name]) for each in evaluators))
+        tables = [each.table(numbers[each.name]) for each in evaluators]
+        if compares_search:
+            tables.append(changes_table(before["search"], numbers["search"]))
+        print(*tables, sep="\n\n")
 
         # write the report
         settings = {
@@ -171,6 +173,7 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
             write_json(content, args.output_file)
             print(f"written to {args.output_file}")
         if args.plot:
+            reports = {"before": before["languages"]} if draws_before else {}
             reports["after" if reports else "accuracy"] = content["languages"]
             plot_accuracies(reports, args.plot)
             print(f"drawn in {args.plot}")

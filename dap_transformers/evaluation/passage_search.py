@@ -18,6 +18,7 @@ from dap_transformers.encoding.encoder import SentenceEncoder
 from dap_transformers.errors import UserError, counted, reading
 from dap_transformers.evaluation.evaluator import Evaluator, Metric, Numbers, by_name
 from dap_transformers.search.exact import nearest_neighbours
+from dap_transformers.tables import text_table
 from dap_transformers.text.archives import decoded_lines
 
 #: Passages per question that nDCG looks at.
@@ -77,7 +78,8 @@ class Search(Evaluator):
             passages = document_encoder.encode(each.passages)
             ndcg, accuracy = search_quality(questions, passages, each.grades)
             counts = {"questions": len(questions), "passages": len(passages)}
-            numbers[name] = counts | {"ndcg@10": ndcg, "accuracy@1": accuracy}
+            means = {"ndcg@10": float(ndcg.mean()), "accuracy@1": accuracy}
+            numbers[name] = counts | means | {"ndcg_of_questions": ndcg.round(4).tolist()}
         means = {}
         for key in ("ndcg@10", "accuracy@1"):
             means[key] = float(np.mean([each[key] for each in numbers.values()]))
@@ -97,16 +99,18 @@ class Search(Evaluator):
 
 def search_quality(
     questions: np.ndarray, passages: np.ndarray, grades: Sequence[Mapping[int, int]]
-) -> tuple[float, float]:
-    """Return nDCG@10 and accuracy@1 in percent, given vectors (N, D) of N questions and (M, D).
+) -> tuple[np.ndarray, float]:
+    """Return nDCG@10 of each question (N,) and accuracy@1, in percent.
+
+    Vectors are (N, D) of the questions and (M, D) of the passages.
 
     The passage at rank i, from 1, has the gain of its grade divided by log2(i + 1). nDCG is the
     sum of the gains divided by the highest possible sum.
 
     >>> nearby = np.array([[1.0, 0.2], [1.0, 0.0], [0.0, 1.0]])
     >>> ndcg, accuracy = search_quality(np.array([[1.0, 0.0]]), nearby, [{0: 1}])
-    >>> round(ndcg, 2), accuracy
-    (63.09, 0.0)
+    >>> ndcg.round(2).tolist(), accuracy
+    ([63.09], 0.0)
     """
     _, found = nearest_neighbours(questions, passages, min(TOP, len(passages)))
     ndcg = []
@@ -116,7 +120,23 @@ def search_quality(
         best = sorted(own.values(), reverse=True)
         ndcg.append(discounted(gains) / discounted(best))
         is_right.append(gains[0] > 0)
-    return 100 * float(np.mean(ndcg)), 100 * float(np.mean(is_right))
+    return 100 * np.array(ndcg), 100 * float(np.mean(is_right))
+
+
+def changes_table(before: Numbers, now: Numbers) -> str:
+    """Format nDCG@10 of each set in two reports of `Search`, and the change.
+
+    The standard error is that of the mean change per question, so it is of paired questions.
+    """
+    rows = []
+    for name, each in now.items():
+        pair = [before.get(name, {}).get("ndcg_of_questions"), each.get("ndcg_of_questions")]
+        if all(pair) and len(pair[0]) == len(pair[1]) > 1:
+            changes = np.subtract(pair[1], pair[0])
+            error = changes.std(ddof=1) / len(changes) ** 0.5
+            means = (before[name]["ndcg@10"], each["ndcg@10"])
+            rows.append([name, *means, float(changes.mean()), float(error)])
+    return text_table(["nDCG@10", "before", "now", "change", "standard error"], rows)
 
 
 def discounted(gains: Sequence[int]) -> float:

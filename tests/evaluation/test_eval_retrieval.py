@@ -100,7 +100,7 @@ def test_accuracies_are_drawn_beside_those_of_an_earlier_report(argv: str, tmp_p
     for text in ("before", "after", "xx→en", "en→xx"):
         assert f"<!-- {text} -->" in picture.read_text()
     write_json({"model": "other", "protocol": "search"}, earlier)
-    with pytest.raises(UserError, match="--data_dir"):
+    with pytest.raises(UserError, match="no such numbers"):
         run(f"{argv} --plot {picture} --before {earlier}")
 
 

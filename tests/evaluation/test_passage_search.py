@@ -2,7 +2,9 @@
 
 import json
 import random
+import re
 from pathlib import Path
+from statistics import stdev
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ import eval_retrieval
 from dap_transformers.errors import UserError
 from dap_transformers.evaluation.evaluator import evaluate
 from dap_transformers.evaluation.passage_search import Search, search_quality
+from dap_transformers.files import write_json
 from modules_dap import write_modules
 
 WORDS = ("kaban", "loder", "mifin", "negol", "pusut", "raban")
@@ -106,7 +109,9 @@ def test_higher_grades_are_higher_gains() -> None:
     assert accuracy == 100
 
 
-def test_the_command_measures_sets_without_parallel_text(prompted: Path, tmp_path: Path) -> None:
+def test_the_command_measures_and_compares_sets_without_parallel_text(
+    prompted: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
     random_set(tmp_path / "faq")
     random_set(tmp_path / "faq-de", seed=1)
     command = f"--model {prompted} --search {tmp_path}/faq {tmp_path}/faq-de"
@@ -119,7 +124,16 @@ def test_the_command_measures_sets_without_parallel_text(prompted: Path, tmp_pat
     ndcg = [report["search"][name]["ndcg@10"] for name in ("faq", "faq-de")]
     assert report["search"]["mean"]["ndcg@10"] == pytest.approx(sum(ndcg) / 2)
     assert report["settings"]["document_prompt"] == "raban: "
+    write_json(report, tmp_path / "before.json")
+    command += f" --before {tmp_path}/before.json"
     other = eval_retrieval.run([*command.split(), "--query_prompt", "kaban"])
+    before, now = (each["search"]["faq-de"] for each in (report, other))
+    pairs = zip(now["ndcg_of_questions"], before["ndcg_of_questions"], strict=True)
+    changes = [one - other for one, other in pairs]
+    change = now["ndcg@10"] - before["ndcg@10"]
+    error = stdev(changes) / len(changes) ** 0.5
+    line = rf"faq-de +{before['ndcg@10']:.1f} +{now['ndcg@10']:.1f} +{change:.1f} +{error:.1f}\n"
+    assert re.search(line, capsys.readouterr().out)
     assert other["settings"]["query_prompt"] == "kaban"
     assert other["search"] != expected
 
