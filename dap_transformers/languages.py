@@ -83,6 +83,12 @@ LANGUAGE_TAG = rf"(?:{_SMALL_REGION}|[a-z]{{2,3}}(?:{_REGION})*)"
 #: Script without spaces between words -> characters per English word, rounded from parallel text.
 CHARACTERS_PER_WORD: dict[str, float] = {"Han": 1.5, "Hiragana": 3.0, "Katakana": 3.0, "Thai": 5.0}
 
+#: Letters of scripts without spaces between words, for []: Thai, Lao, Burmese, Khmer, CJK.
+UNSPACED = (
+    "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2e80-\u2fff\u3040-\u312f\u31a0-\u31ff\u3400-\u9fff"
+    "\uf900-\ufaff\U00020000-\U0003ffff"
+)
+
 #: Other codes of these languages: ISO 639-3 of single varieties, ISO 639-2/B, and outdated ones.
 _OTHER_CODES = (
     "arb:ar ekk:et fas:fa per:fa fil:tl iw:he in:id jw:jv swa:sw zho:zh chi:zh ger:de fre:fr baq:eu"

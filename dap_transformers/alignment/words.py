@@ -1,24 +1,29 @@
 """Where the words of a sentence stand: at spaces and punctuation, or as the tokenizer sees them."""
 
-import unicodedata
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any
 
 import regex
 from regex import Pattern
 
+from dap_transformers.languages import UNSPACED
+
 #: First character of a word or token, and the character after its last one.
 Span = tuple[int, int]
 
-#: How the Unicode names of letters begin in scripts that put no spaces between words.
-_WITHOUT_SPACES = ("CJK", "HIRAGANA", "KATAKANA", "BOPOMOFO", "THAI", "LAO", "KHMER", "MYANMAR")
+#: A letter of a script that puts no spaces between words.
+_UNSPACED = regex.compile(f"[{UNSPACED}]")
 #: Letters of such a script in one word. Words of these languages are shorter.
 LONGEST_WORD = 12
 #: Words between spaces, as SimAlign and fast_align count them.
 SPACED = regex.compile(r"\S+")
-#: Words between spaces, with the punctuation around them split off.
-PUNCTUATED = regex.compile(r"\p{P}+|[^\p{P}\s](\S*[^\p{P}\s])?")
+#: Brackets that open and close, also with others inside.
+BRACKETS = r"(?<brackets>\p{Ps}([^\s\p{Ps}\p{Pe}]|(?&brackets))*\p{Pe})"
+#: Words between spaces, with the punctuation around them split off. A word may end in brackets that
+#: it opens itself, such as "chmod(1)".
+PUNCTUATED = regex.compile(
+    r"\p{P}+|[^\p{P}\s]((?>" + BRACKETS + r"|\S)*([^\p{P}\s]|(?&brackets)))?"
+)
 
 
 def words_like(pattern: Pattern, sentence: str, *_: Any) -> list[Span]:
@@ -26,6 +31,8 @@ def words_like(pattern: Pattern, sentence: str, *_: Any) -> list[Span]:
 
     >>> words_like(SPACED, "Ya, Caín's..."), words_like(PUNCTUATED, "Ya, Caín's...")
     ([(0, 3), (4, 13)], [(0, 2), (2, 3), (4, 10), (10, 13)])
+    >>> words_like(PUNCTUATED, "(see f(x(1)))")
+    [(0, 1), (1, 4), (5, 12), (12, 13)]
     """
     return [match.span() for match in pattern.finditer(sentence)]
 
@@ -54,7 +61,7 @@ def tokenizer_words(
 
         begins = not words or start > words[-1][1] or number != last_number
         if not begins and start == words[-1][1]:
-            begins = _needs_no_space(sentence[start]) or _needs_no_space(sentence[start - 1])
+            begins = bool(_UNSPACED.search(sentence[start - 1 : start + 1]))
         if begins and not (words and start < words[-1][1]):
             words.append((start, end))
         else:  # also a token that shares a character with the one before
@@ -82,13 +89,4 @@ def is_unsegmented(sentence: str) -> bool:
     >>> is_unsegmented("他们 在 车站"), is_unsegmented("火车八点钟从车站出发前往北京")
     (False, True)
     """
-    for word in sentence.split():
-        if len(word) > LONGEST_WORD and sum(map(_needs_no_space, word)) > LONGEST_WORD:
-            return True
-    return False
-
-
-@lru_cache(100_000)
-def _needs_no_space(character: str) -> bool:
-    """Tell whether a character belongs to a script without spaces between words."""
-    return unicodedata.name(character, "").startswith(_WITHOUT_SPACES)
+    return any(len(_UNSPACED.findall(word)) > LONGEST_WORD for word in sentence.split())
