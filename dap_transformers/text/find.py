@@ -34,6 +34,8 @@ _warn_once = cache(logger.warning)
 
 #: Formats whose file names do not tell both languages.
 OTHER_FORMATS = ("moses", "tmx", "po", "hub")
+#: Endings of bilingual files that are not read.
+XLIFF = ("xlf", "xliff", "sdlxliff")
 #: Endings of two or three letters that are not the language of a Moses side, unless the name before
 #: them has the code, too, as in `X.en-sh.sh`.
 NOT_A_LANGUAGE = (
@@ -128,7 +130,7 @@ def _files_in_folder(folder: Path, target: str) -> list[BitextFile]:
     if not files and (folder / "train").is_dir():  # the layout of `prepare-data` and `datasets`
         return _files_in_folder(folder / "train", target)
     if not files:
-        names = ", ".join(path.name for path in paths[:QUOTED_ERRORS]) or "nothing"
+        names = _listed(folder, paths) or "nothing"
         raise UserError(
             f"{folder}: no file is named for a language and the target {target!r}, such as "
             f"de-{target}.tsv; it holds {names}; expected {describe_layouts()}; subfolders are not "
@@ -143,10 +145,30 @@ def _files_in_folder(folder: Path, target: str) -> list[BitextFile]:
         plain = _unpacked(path)
         if plain != path and plain in used:
             raise UserError(f"{plain} and {path} may be one text: remove one, or rename one")
-    for path in dict.fromkeys([*map(disk_path, paths), *paths]):
-        if path not in used and _looks_parallel(path.name):
-            logger.warning("%s is left out: expected %s", path, describe_layouts())
+    found = dict.fromkeys([*map(disk_path, paths), *paths])
+    left_out = [path for path in found if path not in used and _looks_parallel(path.name)]
+    if left_out:
+        names = _listed(folder, left_out)
+        _warn_once("%s: left out: %s; expected %s", folder, names, describe_layouts())
     return _without_other_splits(files)
+
+
+def _listed(folder: Path, paths: Sequence[Path]) -> str:
+    """Return the names of the first files with their faults, and the number of the others."""
+    names = [f"{path.relative_to(folder)}{_fault(path)}" for path in paths[:QUOTED_ERRORS]]
+    if others := paths[QUOTED_ERRORS:]:
+        names.append(f"{len(others)} more")
+    return ", ".join(names)
+
+
+def _fault(path: Path) -> str:
+    """Return in brackets why a file is not read, or an empty text if only its name tells."""
+    kind = plain_suffix(path)[1:]
+    if kind in XLIFF:
+        return " (XLIFF: convert it, such as with xliff2po of the Translate Toolkit)"
+    if kind == "po" and not catalogue_languages(path)[0]:
+        return " (its header has no Language: line)"
+    return ""
 
 
 def _unpacked(path: Path) -> Path:
@@ -199,7 +221,7 @@ def _looks_parallel(name: str) -> bool:
 
     Such forms are unknown packing (`.bz2`) and other text (`de-en.txt`).
     """
-    known = {"zip", *FORMATS}
+    known = {"zip", *FORMATS, *XLIFF}
     if _PAIR.fullmatch(name):
         known |= {"txt", "json"}
     side = _moses_side(name)
@@ -232,8 +254,8 @@ def _files_at(path: Path, all_paths: Collection[Path], target: str) -> list[Bite
         files = [file for file in pairs if str(path) in file.paths]
     if not files:
         raise UserError(
-            f"{path}: neither name nor content tells a language beside {target!r}, or its other "
-            f"side is absent. Expected {describe_layouts()}"
+            f"{path}{_fault(path)}: neither name nor content tells a language beside {target!r}, "
+            f"or its other side is absent. Expected {describe_layouts()}"
         )
     given = [file for file in files if Path(file.paths[0]) in all_paths]
     return given or files

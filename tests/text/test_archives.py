@@ -10,6 +10,7 @@ from unittest.mock import Mock, patch
 import pytest
 from written import json_of, many, pairs_of, read, read_folder, text_of, write, zip_of
 
+from dap_transformers.errors import UserError
 from dap_transformers.text.archives import read_lines, read_sentences
 from dap_transformers.text.corpus import load_bitext
 
@@ -45,8 +46,8 @@ def test_an_archive_is_read_as_a_folder(tmp_path: Path, caplog: pytest.LogCaptur
     zip_of(tmp_path / "notes.zip", {"notes.txt": b"none"})
     for given in (path, tmp_path):
         assert read_folder(given) == expected
-    for name in ("all.zip/more.zip", "all.zip/ur-en.parquet", "notes.zip"):
-        assert f"{name} is left out" in caplog.text
+    assert f"{path}: left out: more.zip, ur-en.parquet; expected" in caplog.text
+    assert "left out: notes.zip, all.zip/more.zip, all.zip/ur-en.parquet;" in caplog.text
     assert pairs_of(load_bitext(tmp_path)["de"]) == expected["de"]
     assert list(read_sentences(path / "packed.sw.gz")) == ["tatu"]
     with pytest.raises(FileNotFoundError, match=r"none\.de"):
@@ -68,3 +69,9 @@ def test_an_archive_is_opened_once_and_again_when_it_has_changed(tmp_path: Path)
 def test_a_folder_may_be_named_like_an_archive(tmp_path: Path) -> None:
     write(tmp_path / "folder.zip/de-en.tsv", text_of(many(3)))
     assert read(tmp_path / "folder.zip") == many(3)
+
+
+def test_a_line_that_is_not_utf_8_is_named(tmp_path: Path) -> None:
+    path = write(tmp_path / "x", "a\nü\n".encode("cp1252"))
+    with pytest.raises(UserError, match=r"x, line 2: not UTF-8 \(byte 0xfc\)"):
+        list(read_sentences(path))

@@ -69,17 +69,19 @@ def test_a_name_that_tells_no_language_is_refused_or_left_out_of_a_folder(
         find_bitext(tmp_path)
     with pytest.raises(UserError, match="no parallel text is given"):
         find_bitext([])
-    left_out = {"train.tsv", "en-en.tsv", "en-de.tsv", "lonely.de"}
-    left_out |= {"no-en.tsv.GZ", "fr-en.tsv.bz2", "sw-en.txt", "it-en.json"}
-    for name in (*left_out, "notes.log"):
-        write(tmp_path / name, "x")
+    left_out = ["a.po", "app.XLF", "en-de.tsv", "en-en.tsv", "fr-en.tsv.bz2"]
+    more = ["it-en.json", "lonely.de", "no-en.tsv.GZ", "sw-en.txt", "train.tsv"]
+    for name in (*left_out, *more, "notes.log"):
+        write(tmp_path / name, 'msgid "x"\nmsgstr "y"\n')
     write_format(tmp_path, "x.XX", PAIRS)
     write(tmp_path / "x.xh", "umbala\n")
     caplog.clear()
     for _ in range(2):
         assert list(find_bitext(tmp_path)) == ["de", "xh"]
-    warned = [record.args[0] for record in caplog.records if "is left out" in record.msg]
-    assert {Path(path).name for path in warned} == left_out
+    [listed] = [record.args[1] for record in caplog.records if "left out" in record.msg]
+    left_out[0] += " (its header has no Language: line)"
+    left_out[1] += " (XLIFF: convert it, such as with xliff2po of the Translate Toolkit)"
+    assert listed == ", ".join([*left_out, "5 more"])
     assert caplog.text.count("unknown language 'xh'") == 1
 
 
