@@ -91,7 +91,7 @@ class MiningArguments:
     split_lines: bool | None = arg(
         None,
         "With --in_order: split lines into sentences. It needs --pair. Default: only subtitles, "
-        "and lines if many are long.",
+        "wrapped text, and lines if many are long.",
     )
     score_only: bool = arg(
         False, "Score line i of one text with line i of the other instead of mining."

@@ -1,30 +1,52 @@
 """Read a text as sentences: one per line, out of paragraphs, or out of subtitles."""
 
-import itertools
+import logging
 import re
-from collections.abc import Iterator
+import unicodedata
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from html import unescape
+from itertools import filterfalse, pairwise
 from typing import NamedTuple
 
 from transformers.utils.versions import require_version
 
 from dap_transformers.errors import UserError, reading
 from dap_transformers.files import plain_suffix
-from dap_transformers.languages import base_language
+from dap_transformers.languages import UNSPACED, base_language
 from dap_transformers.text.archives import decoded_lines, read_sentences
 from dap_transformers.text_keys import is_blank
+
+logger = logging.getLogger(__name__)
 
 #: A line of more bytes is rarely one sentence.
 LONG_LINE = 500
 #: Lines are taken for paragraphs if long ones hold more than this share of the text.
 LONG_SHARE = 0.2
+#: A text is wrapped if at least so many lines, and such a share of all, break at one width. Lines
+#: of fewer columns than `NARROW` do not count.
+LEAST_WRAPPED = 15
+WRAPPED_SHARE = 2 / 3
+NARROW = 30
+#: A line that fills this share of the width is joined to the next one.
+FILLED = 0.7
 #: Endings of the names of subtitles.
 SUBTITLES = (".srt", ".vtt")
 #: Opening quotation marks: any mark before a word and behind a blank, a French one before a blank,
-#: and those that open a quotation in every language.
-OPENING = re.compile(r"""(?<!\S)(?:["'“”„‟‘’‚«»‹›]+(?=[\w¿¡])|«)|[“‘「『《]+(?=\w)""")
+#: those that open a quotation in every language, and " directly behind a sentence if an odd number
+#: of such marks follows.
+OPENING = re.compile(
+    r"""(?<!\S)(?:["'“”„‟‘’‚«»‹›]+(?=[\w¿¡])|«)|[“‘「『《]+(?=\w)"""
+    r"""|(?<=[。！？])"(?=\w[^"]*"(?:[^"]*"[^"]*")*[^"]*$)"""
+)
 #: Other quotation marks. Apostrophes are none.
 CLOSING = re.compile(r"""["“”‟«»‹›」』》]|(?<=[.!?])'""")
+#: A letter or mark of text without blanks, what stays together at the start of a line, and a line
+#: break that stands for no blank.
+_CHARACTER = f"[{UNSPACED}\u3000-\u303f\uff00-\uff60]"
+FIRST_WORD = re.compile(rf"{_CHARACTER}{{1,3}}|\S{{1,50}}")
+BREAK_IN_WORD = re.compile(rf"(?<={_CHARACTER})\s*\n\s*(?={_CHARACTER})")
+SENTENCE_END = re.compile(r"[.!?…。！？]\W*$")
 INSTALL = "pip install 'dap-transformers[sentences]', or give one sentence per line"
 
 
@@ -32,8 +54,8 @@ class Sentence(NamedTuple):
     """A sentence and its place in a file.
 
     Attributes:
-        line: the line, from 1, or the number of the first of the subtitles that were joined.
-        number: which sentence of the line, or of these subtitles, it is, from 1.
+        line: the line, from 1, or the first of the lines or subtitles that were joined.
+        number: which sentence of these lines or subtitles it is, from 1.
         time: when the first of these subtitles is shown, such as "0:01:02".
     """
 
@@ -48,14 +70,19 @@ def read_text(path: str, language: str, split: bool | None = None) -> Iterator[S
 
     Args:
         language: code of the text's language, which is needed to split lines.
-        split: whether to split lines into sentences. None splits subtitles, and other lines if
-            long ones (`LONG_LINE`) hold more than a fifth of the text.
+        split: whether to split lines into sentences. None splits subtitles, wrapped text
+            (`join_wrapped`), and other lines if long ones (`LONG_LINE`) hold more than a fifth of
+            the text.
     """
     is_subtitles = plain_suffix(path) in SUBTITLES
     if is_subtitles:
         lines = read_subtitles(path)
     else:
         lines = [Sentence(*line) for line in enumerate(read_sentences(path), 1)]
+        if split is not False and (paragraphs := join_wrapped(lines)):
+            logger.warning("%s is wrapped: the lines of each paragraph are joined and split", path)
+            lines = paragraphs
+            split = True
     if split is None:
         sizes = [len(line.text.encode()) for line in lines]
         long = sum(size for size in sizes if size > LONG_LINE)
@@ -71,10 +98,54 @@ def read_text(path: str, language: str, split: bool | None = None) -> Iterator[S
         raise UserError(f"{path}: its lines are split into sentences: name the languages by --pair")
     code = base_language(language)
     for line in lines:
-        bounds = get_sentence_boundaries(code, unpair_quotation_marks(line.text))
-        parts = (line.text[bound["start_index"] : bound["end_index"]] for bound in bounds)
-        for number, part in enumerate(itertools.filterfalse(is_blank, parts), 1):
+        parts = [""]
+        for bound in get_sentence_boundaries(code, unpair_quotation_marks(line.text)):
+            if any(map(str.isalpha, parts[-1])):  # otherwise a number, such as "1.2."
+                parts.append("")
+            parts[-1] += line.text[bound["start_index"] : bound["end_index"]]
+        for number, part in enumerate(filterfalse(is_blank, parts), 1):
             yield line._replace(text=part.strip(), number=number)
+
+
+def join_wrapped(lines: Sequence[Sentence]) -> list[Sentence]:
+    """Join the lines of each paragraph of a text that is wrapped, such as at 70 columns.
+
+    A line breaks at a width if it fits into it, but not together with the next word. Most verses do
+    not, nor does a line that ends a sentence. A paragraph ends at a short or a blank line. So
+    headings, verses and lists within a wrapped text stay unchanged.
+
+    Returns:
+        The paragraphs, or an empty list if the text is not wrapped.
+    """
+    breaks: Counter[int] = Counter()  # width -> lines that break there
+    judged = 0
+    for line, following in pairwise(lines):
+        width = columns(line.text)
+        if width < NARROW or is_blank(following.text):
+            continue
+        judged += 1
+        if not SENTENCE_END.search(line.text):
+            word = FIRST_WORD.match(following.text.strip())[0]
+            breaks.update(range(width, width + columns(word) + 1))
+    wrapped_at = max(breaks, key=breaks.get, default=0)
+    if breaks[wrapped_at] < max(LEAST_WRAPPED, WRAPPED_SHARE * judged):
+        return []
+
+    joined: list[Sentence] = []
+    continues = False
+    for line in lines:
+        if continues and not is_blank(line.text):
+            text = BREAK_IN_WORD.sub("", f"{joined[-1].text}\n{line.text}")
+            joined[-1] = joined[-1]._replace(text=re.sub(r"\s*\n\s*", " ", text))
+        else:
+            joined.append(line)
+        continues = columns(line.text) >= FILLED * wrapped_at
+    return joined
+
+
+def columns(text: str) -> int:
+    """Return the width of a text in a terminal, where Chinese and the like takes two columns."""
+    return sum(1 + (unicodedata.east_asian_width(character) in "WF") for character in text.rstrip())
 
 
 def unpair_quotation_marks(text: str) -> str:

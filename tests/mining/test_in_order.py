@@ -1,6 +1,7 @@
 """The alignment of two translations in order, against a naive dynamic programme, and its files."""
 
 import json
+import re
 from collections.abc import Sequence
 from itertools import pairwise, product
 from pathlib import Path
@@ -10,7 +11,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from conftest import synthetic_pairs
-from written import pairs_of
+from written import lines_of, pairs_of
 from written import write as write_text
 
 from dap_transformers.commands.mine_bitext import run
@@ -309,6 +310,8 @@ def test_paragraphs_and_subtitles_become_sentences_with_their_places(
         ("sv", ["”Jag kom.", "Jag såg.”", "Han gick."]),
         ("es", ["«¡Ven!", "¡Ya!»", '"¿Por qué?', 'Porque sí."', "Fue."]),
         ("ja", ["「来た。", "見た。」", "彼は言った。", "「帰る。」"]),
+        ("ja", ["違う。", '"来た。"', "彼は言った。", '"A" と "B"は違う。']),
+        ("de", ["1.2. Das Haus.", "Es ist alt."]),
     ],
 )
 def test_a_speech_is_split_into_its_sentences(
@@ -317,6 +320,64 @@ def test_a_speech_is_split_into_its_sentences(
     blank = "" if language == "ja" else " "
     path = write_text(tmp_path / "a.txt", blank.join(sentences))
     assert [each.text for each in read_text(str(path), language, split=True)] == sentences
+
+
+GERMAN = [f"Der Brief mit der Nummer {each} kam gestern aus der Stadt an." for each in range(40)]
+JAPANESE = [f"手紙 {each} は{' Debian' * (each // 4)} の家から届いた。" for each in range(40)]
+VERSES = [f"{first}, {second}," for first, second in pairwise(TARGET)]
+
+
+def wrap(text: str) -> list[str]:
+    """Wrap a text at 70 columns. In Shift JIS, a character has as many bytes as columns."""
+    lines = [""]
+    for word in re.findall("[!-~]+|.", text):
+        if len(f"{lines[-1]}{word}".encode("cp932")) > 70:
+            lines.append("")
+        lines[-1] += word
+    return lines
+
+
+def blocks_of(lines: list[str], size: int) -> list[list[str]]:
+    return [lines[first : first + size] for first in range(0, len(lines), size)]
+
+
+@pytest.mark.parametrize(
+    ("language", "blank", "sentences"), [("de", " ", GERMAN), ("ja", "", JAPANESE)]
+)
+def test_a_wrapped_text_is_split_into_its_sentences(
+    language: str, blank: str, sentences: list, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    lines = ["1. Wort", ""]
+    starts = []
+    for block in blocks_of(sentences, 5):
+        starts += [len(lines) + 1] * 5
+        lines += [*(f"  \u00a0 {line}" for line in wrap(blank.join(block))), ""]
+    lines += ["Ein Vers", "Ein Ende"]
+    path = str(write_text(tmp_path / "a.txt", lines_of(lines)))
+    first, *found, verse, end = read_text(path, language)
+    assert (first.text, verse.text, end.text) == ("1. Wort", "Ein Vers", "Ein Ende")
+    assert [each.text for each in found] == sentences
+    assert [each.line for each in found] == starts
+    assert [each.number for each in found] == [1, 2, 3, 4, 5] * 8
+    assert "a.txt is wrapped" in caplog.text
+    assert [each.text for each in read_text(path, "", split=False)] == lines
+    with pytest.raises(UserError, match="--pair"):
+        list(read_text(path, ""))
+
+
+@pytest.mark.parametrize(
+    "blocks",
+    [
+        blocks_of(GERMAN, 4),
+        blocks_of(VERSES, 4),
+        blocks_of([f"{number}. Der Brief" for number in range(40)], 10),
+    ],
+    ids=["one sentence per line", "verses", "headings"],
+)
+def test_lines_of_other_texts_are_not_joined(blocks: list[list[str]], tmp_path: Path) -> None:
+    lines = [line for block in blocks for line in [*block, ""]]
+    path = str(write_text(tmp_path / "a.txt", lines_of(lines)))
+    assert [each.text for each in read_text(path, "")] == lines
 
 
 CUES = """WEBVTT - a film
