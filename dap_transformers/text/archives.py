@@ -158,9 +158,12 @@ def decode_line(line: bytes) -> str:
     Web crawls have stray ones in millions of lines. Splitting such a line would tear a sentence.
     """
     if b"\r" in line:
-        offset = line.index(b"\r")
-        raise UserError(f"carriage return at offset {offset}, within the line: tr '\\r' ' '")
-    return line.decode()
+        raise UserError("carriage return within the line: tr '\\r' ' '")
+    try:
+        return line.decode()
+    except UnicodeDecodeError as error:
+        advice = "if it is Windows-1252, iconv -f WINDOWS-1252 -t UTF-8"
+        raise UserError(f"not UTF-8 (byte {line[error.start]:#x}): {advice}") from None
 
 
 def read_sentences(path: str | Path) -> Iterator[str]:
@@ -183,5 +186,5 @@ def decoded_lines(path: str | Path) -> Iterator[str]:
     for number, line in enumerate(read_lines(path), 1):
         try:
             yield decode_line(line)
-        except ValueError as error:
-            raise UserError(f"{path}, line {number}: {error}; repair the line") from error
+        except UserError as error:
+            raise UserError(f"{path}, line {number}: {error}") from error

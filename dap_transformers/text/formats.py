@@ -36,6 +36,7 @@ from dap_transformers.text.tmx_po import catalogue_pairs, memory_pairs
 from dap_transformers.text.tsv_csv import (
     JUDGED,
     NO_TEXT_SHARE,
+    UNDETERMINED,
     is_no_text,
     language_of,
     parse_row,
@@ -53,6 +54,9 @@ _warn_once = cache(logger.warning)  # a second pass over a file repeats no warni
 JUDGE_AFTER = 100_000
 #: Most rows of a table.
 BATCH = 10_000
+#: Words that hardly any other language has, and how many of them tell that a side is English.
+ENGLISH = r"(?i)\b(the|and|with|this|that)\b"
+LEAST_ENGLISH = 5
 SIDES = ("source", "target")
 #: Columns of the tables. `line` counts from 1: lines, units of TMX, or rows of Parquet and the Hub.
 TABLE = pa.schema({"line": pa.int64(), "source": pa.string(), "target": pa.string()})
@@ -133,8 +137,8 @@ class LineAudit:
             return
         raise UserError(
             f"{self.file}: {self.bad} of the first {self.lines} lines are bad, more than "
-            f"max_bad_lines={self.limit:g} allows ({'; '.join(self._quoted)}); repair the file, or "
-            "allow more"
+            f"max_bad_lines={self.limit:g} allows ({'; '.join(self._quoted)}); repair the file: "
+            "a higher limit drops these lines"
         )
 
     def finish(self) -> None:
@@ -210,13 +214,21 @@ def _require_text(file: BitextFile, table: pa.Table) -> None:
 
 
 def _require_order(file: BitextFile, table: pa.Table) -> None:
-    """Raise `UserError` if each side of the first pairs is in the script of the other language."""
+    """Raise `UserError` if each side of the first pairs is in the language of the other one.
+
+    Scripts and frequent English words tell.
+    """
     first, second = file.language, file.target_language
-    if not {first, second} <= SCRIPTS.keys():
-        return
     source, target = table["source"], table["target"]
-    is_other = _letters(source, first) < _letters(source, second)
-    if is_other and _letters(target, second) < _letters(target, first):
+    is_swapped = (
+        {first, second} <= SCRIPTS.keys()
+        and _letters(source, first) < _letters(source, second)
+        and _letters(target, second) < _letters(target, first)
+    )
+    if second == "en" and first != UNDETERMINED:
+        least = max(LEAST_ENGLISH, 3 * _count(target, ENGLISH))
+        is_swapped |= _count(source, ENGLISH) >= least
+    if is_swapped:
         raise UserError(
             f"{file}: the two sides are swapped: {first} comes first, then {second}; swap them"
         )
@@ -232,7 +244,12 @@ def is_in_other_script(texts: pa.Array, language: str) -> bool:
 def _letters(texts: pa.Array | pa.ChunkedArray, language: str | None = None) -> int:
     """Return how many letters of a language's scripts, or of all, are in all texts together."""
     scripts = "".join(rf"\p{{{script}}}" for script in SCRIPTS.get(language, ("L",)))
-    return pc.sum(pc.count_substring_regex(texts, f"[{scripts}]")).as_py()
+    return _count(texts, f"[{scripts}]")
+
+
+def _count(texts: pa.Array | pa.ChunkedArray, pattern: str) -> int:
+    """Return how many matches of a pattern are in all texts together."""
+    return pc.sum(pc.count_substring_regex(texts, pattern)).as_py()
 
 
 # ------------------------------------------------------------------------------ lines of text

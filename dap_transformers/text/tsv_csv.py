@@ -16,7 +16,7 @@ from typing import NamedTuple
 from dap_transformers.errors import UserError, counted, reading
 from dap_transformers.files import plain_suffix
 from dap_transformers.languages import ISO3, LANGUAGE_TAG, NAMES, language_in
-from dap_transformers.text.archives import read_lines
+from dap_transformers.text.archives import decode_line, read_lines
 from dap_transformers.text_keys import is_blank
 
 logger = logging.getLogger(__name__)
@@ -245,8 +245,8 @@ def parse_row(row: Row) -> tuple[str, str]:
             return "", ""
         raise UserError(f"{counted(len(cells), 'column')}, expected {width}")
     source, target = cells[columns.source], cells[columns.target]
-    if "\r" in source + target and has_text(cells):
-        raise UserError("carriage return within the line: tr '\\r' ' '")
+    if has_text(cells):
+        decode_line((source + target).encode(errors="surrogateescape"))  # raises for a bad line
     return source, target
 
 

@@ -36,6 +36,8 @@ REFUSED = [
     ("de-en.jsonl", CODES * 2, "source side holds 'de'"),
     ("de.po", KEYS, "target side holds 'menu"),
     ("ru-en.tsv", text_of(SWAPPED), "swapped"),
+    ("xh-en.tsv", "This and that\tOku naoko\n" * 3, "swapped"),
+    ("de-en.csv", "Größe,size\n".encode("cp1252"), r"byte 0xf6\): if it is Windows-1252, iconv"),
     ("de-en.tsv", "eins\tone\nzwei\ttwo\ndrei\tx\tthree\n", "line 3: 3 columns, expected 2"),
     ("de-en.tsv", "\n", "holds no pair"),
     ("customers.csv", "texte,anglais\nOui,Yes\n", "first line is {xx},en"),
@@ -50,6 +52,8 @@ REFUSED = [
     ("m.tmx", '<?xml version="1.0" encoding="klingon"?><tmx/>', "encoding"),
     ("m.tmx", TMX.format("x", "../evil"), "'../evil'"),
     ("x.po", PO.format("German"), "'German'"),
+    ("x.po", PO.format(""), "no Language: line"),
+    ("de.xlf.gz", "<xliff/>", "XLIFF: convert it"),
     ("de.po", b'msgid "a"\nmsgstr "\xff"\n', "0xff"),
     ("de.po", 'msgid "a"\nmsgstr "b"c"\n', "line 2"),
 ]
