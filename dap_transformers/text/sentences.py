@@ -98,11 +98,14 @@ def read_text(path: str, language: str, split: bool | None = None) -> Iterator[S
         raise UserError(f"{path}: its lines are split into sentences: name the languages by --pair")
     code = base_language(language)
     for line in lines:
-        parts = [""]
+        parts: list[str] = []
         for bound in get_sentence_boundaries(code, unpair_quotation_marks(line.text)):
-            if any(map(str.isalpha, parts[-1])):  # otherwise a number, such as "1.2."
-                parts.append("")
-            parts[-1] += line.text[bound["start_index"] : bound["end_index"]]
+            part = line.text[bound["start_index"] : bound["end_index"]]
+            # Marks alone end the sentence before, and a number such as "1.2." begins the next one.
+            if parts and not (any(map(str.isalnum, part)) and any(map(str.isalpha, parts[-1]))):
+                parts[-1] += part
+            else:
+                parts.append(part)
         for number, part in enumerate(filterfalse(is_blank, parts), 1):
             yield line._replace(text=part.strip(), number=number)
 

@@ -311,7 +311,7 @@ def test_paragraphs_and_subtitles_become_sentences_with_their_places(
         ("es", ["«¡Ven!", "¡Ya!»", '"¿Por qué?', 'Porque sí."', "Fue."]),
         ("ja", ["「来た。", "見た。」", "彼は言った。", "「帰る。」"]),
         ("ja", ["違う。", '"来た。"', "彼は言った。", '"A" と "B"は違う。']),
-        ("de", ["1.2. Das Haus.", "Es ist alt."]),
+        ("de", ["1.2. Das Haus.", "Es ist alt ... !", "Ja."]),
     ],
 )
 def test_a_speech_is_split_into_its_sentences(
