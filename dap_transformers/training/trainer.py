@@ -78,7 +78,10 @@ class DAPTrainer(ResumableTrainer):
             raise UserError("DAPTrainer takes DAPTrainingArguments, not TrainingArguments")
         require_evaluators(self.eval_dataset or ())
         if self.compute_metrics or self.compute_loss_func:
-            raise UserError("DAPTrainer takes evaluators and objectives, no functions of these")
+            raise UserError(
+                "compute_metrics and compute_loss_func have no effect on DAPTrainer: give "
+                "evaluators, or an objective of your own"
+            )
         if self.pop_callback(ProgressCallback):
             self.add_callback(ShortProgress)
         if self.pop_callback(PrinterCallback):
