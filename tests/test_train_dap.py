@@ -78,7 +78,7 @@ def test_a_file_of_the_user_adds_an_objective(flags: str, here: Path) -> None:
     # The card has the options, and code that loads the heads after the file is imported.
     card = (here / "user/bag/README.md").read_text()
     assert "| bag longest | 32 |\n| bag weight | 0.25 |" in card
-    assert "the Python file that defines the objective `bag`" in card
+    assert "the Python file of the objective `bag`" in card
     names: dict = {}
     exec(re.findall(r"```python\n(.*?)```", card, re.DOTALL)[-1], names)
     assert names["model"].prediction_head is not None

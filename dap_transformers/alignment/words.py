@@ -17,10 +17,10 @@ _UNSPACED = regex.compile(f"[{UNSPACED}]")
 LONGEST_WORD = 12
 #: Words between spaces, as SimAlign and fast_align count them.
 SPACED = regex.compile(r"\S+")
-#: Brackets that open and close, also with others inside.
+#: An opening bracket, text without blanks, and a closing bracket. There may be others inside.
 BRACKETS = r"(?<brackets>\p{Ps}([^\s\p{Ps}\p{Pe}]|(?&brackets))*\p{Pe})"
-#: Words between spaces, with the punctuation around them split off. A word may end in brackets that
-#: it opens itself, such as "chmod(1)".
+#: Words between spaces, with the punctuation around them split off. Brackets that a word opens and
+#: ends with belong to it, such as "chmod(1)".
 PUNCTUATED = regex.compile(
     r"\p{P}+|[^\p{P}\s]((?>" + BRACKETS + r"|\S)*([^\p{P}\s]|(?&brackets)))?"
 )

@@ -30,7 +30,7 @@ class QuestionSet:
     """Questions, passages, and which passages answer which question.
 
     Attributes:
-        questions: questions that at least one passage answers.
+        questions: questions that at least one passage answers, by ascending id.
         passages: title and text of each passage, by ascending id.
         grades: of each question, row of a passage -> its grade, above 0.
     """
@@ -62,11 +62,6 @@ class Search(Evaluator):
         self.sets: dict[str, QuestionSet] = {}
         for name, folder in by_name(self.folders).items():
             self.sets[name] = read_questions(folder)
-
-    def size(self) -> float:
-        """Return how many questions the means are worth. Sets of few questions make it less."""
-        shares = [1 / len(each.questions) for each in self.sets.values()]
-        return len(shares) ** 2 / sum(shares)
 
     def __call__(self, encoder: SentenceEncoder) -> Numbers:
         """Return the numbers of each set, and their means over the sets under "mean"."""
@@ -100,9 +95,11 @@ class Search(Evaluator):
 def search_quality(
     questions: np.ndarray, passages: np.ndarray, grades: Sequence[Mapping[int, int]]
 ) -> tuple[np.ndarray, float]:
-    """Return nDCG@10 of each question (N,) and accuracy@1, in percent.
+    """Return nDCG@10 of each question (N,), and accuracy@1 over all questions, in percent.
 
-    Vectors are (N, D) of the questions and (M, D) of the passages.
+    Vectors are (N, D) of the questions and (M, D) of the passages. `grades` has for each question
+    the rows of its passages and their grades. accuracy@1 is the share of questions whose first
+    passage has a grade above 0.
 
     The passage at rank i, from 1, has the gain of its grade divided by log2(i + 1). nDCG is the
     sum of the gains divided by the highest possible sum.
@@ -124,9 +121,9 @@ def search_quality(
 
 
 def changes_table(before: Numbers, now: Numbers) -> str:
-    """Format nDCG@10 of each set in two reports of `Search`, and the change.
+    """Format nDCG@10 of each set before and now, its mean change, and the change's standard error.
 
-    The standard error is that of the mean change per question, so it is of paired questions.
+    Question by question is compared. Sets whose number of questions differs are left out.
     """
     rows = []
     for name, each in now.items():
@@ -136,6 +133,8 @@ def changes_table(before: Numbers, now: Numbers) -> str:
             error = changes.std(ddof=1) / len(changes) ** 0.5
             means = (before[name]["ndcg@10"], each["ndcg@10"])
             rows.append([name, *means, float(changes.mean()), float(error)])
+    if not rows:
+        return "nothing is compared: no set has the same name and number of questions as before"
     return text_table(["nDCG@10", "before", "now", "change", "standard error"], rows)
 
 
@@ -172,7 +171,10 @@ def read_questions(folder: Path) -> QuestionSet:
     if not grades:
         raise UserError(f"{path}: no line has a grade above 0, so no question has an answer")
     passages = [corpus[name] for name in row_of]
-    return QuestionSet([questions[name] for name in grades], passages, list(grades.values()))
+    names = sorted(grades)  # so that reports have the same order
+    return QuestionSet(
+        [questions[name] for name in names], passages, [grades[name] for name in names]
+    )
 
 
 def read_texts(path: Path) -> dict[str, str]:

@@ -154,7 +154,7 @@ def _files_in_folder(folder: Path, target: str) -> list[BitextFile]:
 
 
 def _listed(folder: Path, paths: Sequence[Path]) -> str:
-    """Return the names of the first files with their faults, and the number of the others."""
+    """Format names of files for a message: the first ones with their faults, then a count."""
     names = [f"{path.relative_to(folder)}{_fault(path)}" for path in paths[:QUOTED_ERRORS]]
     if others := paths[QUOTED_ERRORS:]:
         names.append(f"{len(others)} more")
@@ -162,12 +162,12 @@ def _listed(folder: Path, paths: Sequence[Path]) -> str:
 
 
 def _fault(path: Path) -> str:
-    """Return in brackets why a file is not read, or an empty text if only its name tells."""
+    """Return in brackets why a file is not read, or "" if only its name is at fault."""
     kind = plain_suffix(path)[1:]
     if kind in XLIFF:
         return " (XLIFF: convert it, such as with xliff2po of the Translate Toolkit)"
     if kind == "po" and not catalogue_languages(path)[0]:
-        return " (its header has no Language: line)"
+        return " (its header names no Language)"
     return ""
 
 

@@ -214,9 +214,10 @@ def _require_text(file: BitextFile, table: pa.Table) -> None:
 
 
 def _require_order(file: BitextFile, table: pa.Table) -> None:
-    """Raise `UserError` if each side of the first pairs is in the language of the other one.
+    """Raise `UserError` if the two sides of the first pairs seem to be swapped.
 
-    Scripts and frequent English words tell.
+    Each side then has more letters of the other language's scripts. If the target is English, it
+    is also enough that the source has three times as many frequent English words as the target.
     """
     first, second = file.language, file.target_language
     source, target = table["source"], table["target"]
@@ -249,7 +250,7 @@ def _letters(texts: pa.Array | pa.ChunkedArray, language: str | None = None) -> 
 
 def _count(texts: pa.Array | pa.ChunkedArray, pattern: str) -> int:
     """Return how many matches of a pattern are in all texts together."""
-    return pc.sum(pc.count_substring_regex(texts, pattern)).as_py()
+    return pc.sum(pc.count_substring_regex(texts, pattern), min_count=0).as_py()
 
 
 # ------------------------------------------------------------------------------ lines of text

@@ -21,10 +21,10 @@ logger = logging.getLogger(__name__)
 
 #: A line of more bytes is rarely one sentence.
 LONG_LINE = 500
-#: Lines are taken for paragraphs if long ones hold more than this share of the text.
+#: Lines are taken for paragraphs if long ones hold more than this share of the text's bytes.
 LONG_SHARE = 0.2
-#: A text is wrapped if at least so many lines, and such a share of all, break at one width. Lines
-#: of fewer columns than `NARROW` do not count.
+#: A text is wrapped if at least so many lines break at one width, and at least such a share of the
+#: lines that count. These have `NARROW` columns or more, and no blank line follows them.
 LEAST_WRAPPED = 15
 WRAPPED_SHARE = 2 / 3
 NARROW = 30
@@ -32,21 +32,21 @@ NARROW = 30
 FILLED = 0.7
 #: Endings of the names of subtitles.
 SUBTITLES = (".srt", ".vtt")
-#: Opening quotation marks: any mark before a word and behind a blank, a French one before a blank,
-#: those that open a quotation in every language, and " directly behind a sentence if an odd number
-#: of such marks follows.
+#: Opening quotation marks: any mark after a blank and before a word, « after a blank, those that
+#: open a quotation in every language, and " after a sentence if an odd number of " follows it.
 OPENING = re.compile(
     r"""(?<!\S)(?:["'“”„‟‘’‚«»‹›]+(?=[\w¿¡])|«)|[“‘「『《]+(?=\w)"""
     r"""|(?<=[。！？])"(?=\w[^"]*"(?:[^"]*"[^"]*")*[^"]*$)"""
 )
-#: Other quotation marks. Apostrophes are none.
+#: Other quotation marks. ' counts only after the end of a sentence, else it is an apostrophe.
 CLOSING = re.compile(r"""["“”‟«»‹›」』》]|(?<=[.!?])'""")
-#: A letter or mark of text without blanks, what stays together at the start of a line, and a line
-#: break that stands for no blank.
+#: A letter or punctuation mark of a script without blanks between words.
 _CHARACTER = f"[{UNSPACED}\u3000-\u303f\uff00-\uff60]"
+#: What no line break may divide at the start of a line.
 FIRST_WORD = re.compile(rf"{_CHARACTER}{{1,3}}|\S{{1,50}}")
+#: A line break that does not stand for a blank.
 BREAK_IN_WORD = re.compile(rf"(?<={_CHARACTER})\s*\n\s*(?={_CHARACTER})")
-SENTENCE_END = re.compile(r"[.!?…。！？]\W*$")
+SENTENCE_END = re.compile(r"[.!?…。！？।؟۔።།]\W*$")
 INSTALL = "pip install 'dap-transformers[sentences]', or give one sentence per line"
 
 
@@ -101,7 +101,7 @@ def read_text(path: str, language: str, split: bool | None = None) -> Iterator[S
         parts: list[str] = []
         for bound in get_sentence_boundaries(code, unpair_quotation_marks(line.text)):
             part = line.text[bound["start_index"] : bound["end_index"]]
-            # Marks alone end the sentence before, and a number such as "1.2." begins the next one.
+            # A part of marks belongs to the sentence before it, and "1.2." to the one behind it.
             if parts and not (any(map(str.isalnum, part)) and any(map(str.isalpha, parts[-1]))):
                 parts[-1] += part
             else:
@@ -113,9 +113,9 @@ def read_text(path: str, language: str, split: bool | None = None) -> Iterator[S
 def join_wrapped(lines: Sequence[Sentence]) -> list[Sentence]:
     """Join the lines of each paragraph of a text that is wrapped, such as at 70 columns.
 
-    A line breaks at a width if it fits into it, but not together with the next word. Most verses do
-    not, nor does a line that ends a sentence. A paragraph ends at a short or a blank line. So
-    headings, verses and lists within a wrapped text stay unchanged.
+    A line breaks at a width if the line fits, but the line and the next word do not. Lines that end
+    a sentence are not counted as breaks. A paragraph ends at a blank line, or at a line that is
+    shorter than 70% of the width. So short headings, verses and items of lists stay unchanged.
 
     Returns:
         The paragraphs, or an empty list if the text is not wrapped.
@@ -147,7 +147,7 @@ def join_wrapped(lines: Sequence[Sentence]) -> list[Sentence]:
 
 
 def columns(text: str) -> int:
-    """Return the width of a text in a terminal, where Chinese and the like takes two columns."""
+    """Return the number of characters, wide ones (East Asian) twice, without blanks at the end."""
     return sum(1 + (unicodedata.east_asian_width(character) in "WF") for character in text.rstrip())
 
 

@@ -6,7 +6,7 @@
 import logging
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
@@ -291,12 +291,8 @@ def finish(
     write_json(metrics | made, folder / FINISHED)
 
     names = [trainer.best_name, *(f"eval_{each.primary}" for each in trainer.evaluators)]
-    now, before = (
-        readable({name: numbers[name] for name in names if name in numbers})
-        for numbers in (found, evaluation_at(0, state))
-    )
-    text = now or "not evaluated"
-    if before:
+    text = main_numbers(found, names) or "not evaluated"
+    if before := main_numbers(evaluation_at(0, state), names):
         text += f"; before training: {before}"
     logger.info("kept step %d of %d: %s; written to %s", step, state.global_step, text, folder)
     if training.push_to_hub:
@@ -307,12 +303,17 @@ def finish(
 
 
 def evaluation_at(step: int, state: TrainerState) -> dict[str, float]:
-    """Return the numbers of the last evaluation at a step, or an empty dictionary."""
+    """Return the metrics that were logged at a step, the latest ones if it has several."""
     found = {}
     for line in state.log_history:
         if line["step"] == step and "eval_seconds" in line:
             found = {name: value for name, value in line.items() if name.startswith("eval_")}
     return found
+
+
+def main_numbers(numbers: Mapping[str, float], names: Iterable[str]) -> str:
+    """Format those of the named numbers that there are."""
+    return readable({name: numbers[name] for name in names if name in numbers})
 
 
 def warn_of_idle_heads(metrics: dict[str, float]) -> None:

@@ -68,7 +68,7 @@ class DAPTrainer(ResumableTrainer):
         self.prefix = prefix
         self.prompts = prompts
         self.saved_length = saved_length
-        self.measured_on: dict[str, float] = {}  # accuracy, error or nDCG over all -> `size`
+        self.measured_on: dict[str, float] = {}  # accuracy or error over all languages -> `size`
         self.meter = StepMeter()
         if self.evaluators:
             # `Trainer` does not evaluate without a dataset.
@@ -217,7 +217,7 @@ class DAPTrainer(ResumableTrainer):
             metrics |= own
             for key in own:
                 # "de-en_accuracy" is of fewer sentences.
-                if key.endswith(("accuracy", "error", "ndcg")) and "-" not in key:
+                if key.endswith(("accuracy", "error")) and "-" not in key:
                     self.measured_on[f"eval_{key}"] = each.size()
         metrics["seconds"] = round(time.perf_counter() - started, 2)
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in metrics.items()}
@@ -238,8 +238,8 @@ class DAPTrainer(ResumableTrainer):
     def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
         """Tell whether this evaluation is the best so far.
 
-        An accuracy, error or nDCG over all languages also counts as best if it is nearly as good as
-        the best so far: within two standard errors of the difference of both. So of nearly equal
+        An accuracy or error over all languages also counts as best if it is nearly as good as the
+        best so far: within two standard errors of the difference of both. So of nearly equal
         ones, the last is kept. With `load_best_model_at_end`, a best model is saved at once.
         """
         name = self.best_name
@@ -329,7 +329,7 @@ class DAPTrainer(ResumableTrainer):
 
 
 def require_evaluators(evaluators: Iterable[Any]) -> None:
-    """Raise `UserError` for anything else, such as a dataset."""
+    """Raise `UserError` if one of them is no `Evaluator`, as if a dataset is given."""
     for each in evaluators:
         if not isinstance(each, Evaluator):
             raise UserError("DAPTrainer measures by evaluators, such as Retrieval, no datasets")

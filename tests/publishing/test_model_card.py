@@ -66,7 +66,7 @@ def test_a_card_without_records_states_no_numbers() -> None:
     ("made", "objective", "said"),
     [
         ({"heads": True}, "tr", 'subfolder="pretraining", trust_remote_code=True'),
-        ({"heads": True}, "tr+mine", "the Python file that defines the objective `mine`"),
+        ({"heads": True}, "tr+mine", "the Python file of the objective `mine`"),
         ({}, "tr+bow_of_mine", "| bow of mine weight | 0.5 |"),
         ({}, "mlm", "an encoder to start training from (`bert`, 12 layers)"),
         ({}, "tr+mine", "by translation ranking (TR) and mine, objective"),

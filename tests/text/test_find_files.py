@@ -79,7 +79,7 @@ def test_a_name_that_tells_no_language_is_refused_or_left_out_of_a_folder(
     for _ in range(2):
         assert list(find_bitext(tmp_path)) == ["de", "xh"]
     [listed] = [record.args[1] for record in caplog.records if "left out" in record.msg]
-    left_out[0] += " (its header has no Language: line)"
+    left_out[0] += " (its header names no Language)"
     left_out[1] += " (XLIFF: convert it, such as with xliff2po of the Translate Toolkit)"
     assert listed == ", ".join([*left_out, "5 more"])
     assert caplog.text.count("unknown language 'xh'") == 1

@@ -52,7 +52,7 @@ REFUSED = [
     ("m.tmx", '<?xml version="1.0" encoding="klingon"?><tmx/>', "encoding"),
     ("m.tmx", TMX.format("x", "../evil"), "'../evil'"),
     ("x.po", PO.format("German"), "'German'"),
-    ("x.po", PO.format(""), "no Language: line"),
+    ("x.po", PO.format(""), "names no Language"),
     ("de.xlf.gz", "<xliff/>", "XLIFF: convert it"),
     ("de.po", b'msgid "a"\nmsgstr "\xff"\n', "0xff"),
     ("de.po", 'msgid "a"\nmsgstr "b"c"\n', "line 2"),

@@ -165,7 +165,6 @@ def test_the_pace_leaves_out_saving_and_waiting(
         ("accuracy", (90, 79, 79, 78), (True, False, False, False)),
         ("accuracy", (100, 100, 99.9, 100), (True, True, True, True)),
         ("error", (30, 10, 21, 10), (True, True, False, True)),
-        ("ndcg", (90, 90, 70, 84), (True, True, False, True)),
     ],
 )
 def test_the_last_evaluation_within_two_standard_errors_of_the_best_is_kept(
