@@ -315,10 +315,12 @@ def has_type_of(default: Any, value: Any) -> bool:
 
     >>> has_type_of(1.0, 2), has_type_of(1.0, True), has_type_of((1,), [2]), has_type_of([1], ["2"])
     (True, False, True, False)
+    >>> has_type_of([0, 0.5], [0.5, 1])
+    True
     """
     if isinstance(default, (list, tuple)):
         is_list = isinstance(value, (list, tuple))
-        return is_list and all(has_type_of(default[0], each) for each in value)
+        return is_list and all(any(has_type_of(own, each) for own in default) for each in value)
     kinds = (float, int) if isinstance(default, float) else (type(default),)
     return default is None or type(value) in kinds
 

@@ -9,12 +9,10 @@ from its last checkpoint. docs/training.md describes all recipes.
 import logging
 import sys
 from collections.abc import Sequence
-from pathlib import Path
-
-from transformers.trainer_utils import get_last_checkpoint
 
 from dap_transformers.commands.recipes import parse_arguments
 from dap_transformers.commands.safeguards import command, guarded
+from dap_transformers.training.resume import find_resumable
 from dap_transformers.training.run import train
 
 
@@ -33,9 +31,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         with guarded(folders=outputs, inputs=inputs, is_writer=is_writer):
             train(model, data, training)
     except KeyboardInterrupt:
-        folder = Path(training.output_dir)
-        last = get_last_checkpoint(folder) if folder.is_dir() else None
-        resumes = f"resumes from {last}" if last else "begins anew, because there is no checkpoint"
+        last = find_resumable(training)
+        resumes = f"resumes from {last}" if last else "begins anew, without a checkpoint"
         raise KeyboardInterrupt(f"the same command {resumes}") from None
 
 

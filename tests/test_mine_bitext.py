@@ -76,7 +76,7 @@ def test_pairs_are_written_best_first_and_filtered_anew_without_encoding(
     assert made["settings"]["data"] == ["a.de", "a.en"]
     assert json.loads((tmp_path / "pairs.tsv.json").read_text()) == made
 
-    shards = sorted((tmp_path / "a.de-a.en.embeddings").glob("*/*.npy"))
+    shards = sorted(tmp_path.glob("a.de-a.en.????????.embeddings/*/*.npy"))
     before = [path.stat().st_mtime_ns for path in shards]
     assert [path.parent.name[:11] for path in shards] == ["source.a.de", "target.a.en"]
 

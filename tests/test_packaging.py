@@ -92,6 +92,13 @@ def test_no_module_imports_from_a_higher_layer_and_no_file_imports_a_command(
         assert is_lower, f"{name} imports {other}"
 
 
+def test_there_are_no_import_cycles(files: nx.DiGraph) -> None:
+    between = [(room_of(name), room_of(other)) for name, other in files.edges]
+    rooms = nx.DiGraph([edge for edge in between if edge[0] != edge[1]])
+    for graph in (files, rooms):
+        assert not [*nx.simple_cycles(graph)]
+
+
 def test_the_library_reads_no_flags_and_prints_nothing() -> None:
     for name, path in own_modules().items():
         if layer_of(name) == "library" and name not in SHARED:

@@ -16,9 +16,7 @@ from encoder_dap import build_encoder
 from states_dap import (
     PACKED,
     POOLINGS,
-    Attention,
     attention_arguments,
-    attention_by_length,
     first_tokens,
     last_states,
     layer_stack,
@@ -35,6 +33,13 @@ def packed_encoder(model_type: str) -> PreTrainedModel:
     encoder = build_encoder(tiny_config(model_type)).eval()
     use_packing(encoder)
     return encoder
+
+
+def one_by_one(encoder: torch.nn.Module, ids: Tensor, mask: Tensor) -> Tensor:
+    expected = torch.zeros(*ids.shape, 32, dtype=encoder.dtype)
+    for row, real in enumerate(mask.bool()):
+        expected[row, real] = encoder(input_ids=ids[row, real][None]).last_hidden_state[0]
+    return expected
 
 
 def mask_of(lengths: list[int]) -> Tensor:
@@ -75,9 +80,7 @@ def test_states_are_those_of_each_row_alone(
         asked = (torch.rand(mask.shape) < 0.3) | first_tokens(mask)
         real = real & asked
     weight = torch.randn(*mask.shape, 32, dtype=dtype) * real.unsqueeze(-1)
-    expected = torch.zeros(*ids.shape, 32, dtype=dtype)
-    for row, own in enumerate(mask.bool()):
-        expected[row, own] = encoder(input_ids=ids[row, own][None]).last_hidden_state[0]
+    expected = one_by_one(encoder, ids, mask)
     (expected * weight).sum().backward()
     gradient = gradients(encoder)
     encoder.zero_grad()
@@ -92,28 +95,58 @@ def test_states_are_those_of_each_row_alone(
     assert distance(gradients(encoder), gradient) < near
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=on_cuda)])
+def naive_attention(
+    query: Tensor, key: Tensor, value: Tensor, window: int, is_causal: bool, scale: float = 0.5
+) -> Tensor:
+    """(H, T, d) of one row."""
+    key, value = (part.repeat_interleave(len(query) // len(key), 0) for part in (key, value))
+    distance = torch.arange(query.shape[1])[:, None] - torch.arange(key.shape[1])
+    hidden = (distance.abs() >= window) | (is_causal & (distance < 0))
+    scores = (query @ key.mT * scale).masked_fill(hidden, float("-inf"))
+    return scores.softmax(-1) @ value
+
+
 @pytest.mark.parametrize(
-    ("queries", "window", "is_causal", "key_heads"),
-    [(QUERIES, None, False, 4), (KEYS, 2, False, 2), (KEYS, None, True, 1), (KEYS, 5, True, 2)],
+    ("device", "dtype"),
+    [
+        ("cpu", torch.float64),
+        pytest.param("cuda", torch.bfloat16, marks=on_cuda),
+        pytest.param("cuda", torch.float32, marks=on_cuda),
+    ],
 )
-def test_packed_attention_is_that_of_float64_on_a_cpu(
-    device: str, queries: list, window: int | None, is_causal: bool, key_heads: int
+@pytest.mark.parametrize(
+    ("queries", "window", "is_causal"),
+    [(QUERIES, None, False), (KEYS, 2, False), (KEYS, None, True), (KEYS, 5, True)],
+)
+@pytest.mark.parametrize("key_heads", [4, 2, 1])
+def test_packed_attention_is_that_of_each_row(
+    device: str,
+    dtype: torch.dtype,
+    queries: list,
+    window: int | None,
+    is_causal: bool,
+    key_heads: int,
 ) -> None:
-    dtype, tolerance = (torch.bfloat16, 0.02) if device == "cuda" else (torch.float32, 1e-4)
+    packings = pack(mask_of(KEYS).to(device), mask_of(queries).to(device))
+    arguments = attention_arguments(packed_encoder("bert"), *packings)
     sizes = ((4, queries), (key_heads, KEYS), (key_heads, KEYS))
     states = [torch.randn(1, heads, sum(part), 8, dtype=dtype) for heads, part in sizes]
-    weight = torch.randn(1, sum(queries), 4, 8)
-    found = []
-    for place, kind in (("cpu", torch.float64), (device, dtype)):
-        packings = pack(mask_of(KEYS).to(place), mask_of(queries).to(place))
-        given = [part.to(place, kind).requires_grad_() for part in states]
-        arguments = attention_arguments(packed_encoder("bert"), *packings)
-        arguments |= {"scaling": 0.5, "is_causal": is_causal, "sliding_window": window}
-        out, _ = packed_attention(None, *given, **arguments)
-        (of_keys,) = torch.autograd.grad((out * weight.to(place)).sum(), given[1:2])
-        found.append((out.cpu().double(), of_keys.cpu().double()))
-    assert_close(*found, rtol=tolerance, atol=tolerance)
+    given = [part.to(device).requires_grad_() for part in states]
+    module = torch.nn.Module()
+    module.is_causal = is_causal
+    found, _ = packed_attention(module, *given, scaling=0.5, sliding_window=window, **arguments)
+
+    query, key, value = (part[0].double().requires_grad_() for part in states)
+    rows = zip(query.split(queries, 1), key.split(KEYS, 1), value.split(KEYS, 1))
+    alone = [naive_attention(*row, window or 99, is_causal) for row in rows]
+    expected = torch.cat(alone, 1).transpose(0, 1)
+    tolerance = 0.02 if device == "cuda" else 1e-9
+    near = {"rtol": tolerance, "atol": tolerance}
+    assert_close(found[0].cpu().double(), expected, **near)
+    weight = torch.randn_like(expected)
+    ours = torch.autograd.grad((found[0] * weight.to(device)).sum(), given[1])[0]
+    theirs = torch.autograd.grad((expected * weight).sum(), key)[0]
+    assert_close(ours[0].cpu().double(), theirs, **near)
 
 
 @pytest.mark.parametrize("model_type", ["bert", "gemma3_text", "mistral", "modernbert", "qwen3"])
@@ -127,17 +160,20 @@ def test_flash_attention_is_told_rows_windows_and_order(
     expected = last_states(encoder, mask, asked, input_ids=ids)
     calls = []
 
-    def flash(*given: Any, **more: Any) -> list[Tensor]:
+    def flash(query: Tensor, key: Tensor, value: Tensor, *limits: Any, **more: Any) -> list[Tensor]:
         """Compute `aten._flash_attention_forward` row by row."""
-        *states, query_ends, key_ends, most_queries, most_keys, _, is_causal, _ = given
+        query_ends, key_ends, most_queries, most_keys, _, is_causal, *_ = limits
         assert query_ends.dtype == key_ends.dtype == torch.int32
-        lengths = query_ends.diff().tolist(), key_ends.diff().tolist()
-        assert (most_queries, most_keys) == tuple(map(max, lengths))
+        lengths = query_ends.diff(), key_ends.diff()
+        assert (most_queries, most_keys) == tuple(each.max() for each in lengths)
         before, after = more["window_size_left"], more["window_size_right"]
         assert after == (0 if is_causal else before)
-        calls.append(given)
-        kind = Attention(0.0, more["scale"], is_causal, None if before < 0 else before + 1)
-        return [attention_by_length(*states, *lengths, kind)]
+        calls.append(limits)
+        states = zip((query, key, value), (lengths[0], lengths[1], lengths[1]))
+        rows = zip(*(part.transpose(0, 1).split(own.tolist(), 1) for part, own in states))
+        window = 99 if before < 0 else before + 1
+        alone = [naive_attention(*row, window, is_causal, more["scale"]) for row in rows]
+        return [torch.cat(alone, 1).transpose(0, 1)]
 
     monkeypatch.setattr(states_dap, "can_use_flash", lambda *_: True)
     monkeypatch.setattr(torch.ops.aten, "_flash_attention_forward", flash)

@@ -20,7 +20,7 @@ from conftest import (
     state,
     synthetic_pairs,
 )
-from transformers import AutoModel
+from transformers import AutoModel, TrainerState
 
 import train_dap
 from dap_transformers.commands import push_to_hub
@@ -89,8 +89,14 @@ def test_a_file_of_the_user_adds_an_objective(flags: str, here: Path) -> None:
 def test_ctrl_c_tells_where_the_same_command_begins(
     flags: str, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    for folder, says in (("new", "begins anew"), ("out", "resumes from .*checkpoint-30$")):
-        (tmp_path / "out/checkpoint-30").mkdir(parents=True, exist_ok=True)
+    for step in (20, 30):
+        checkpoint = tmp_path / f"out/checkpoint-{step}"
+        checkpoint.mkdir(parents=True)
+        for name in ("rng_state.pth", "optimizer.pt", "scheduler.pt"):
+            (checkpoint / name).touch()
+    TrainerState().save_to_json(str(tmp_path / "out/checkpoint-20/trainer_state.json"))
+    # The checkpoint of step 30 is incomplete.
+    for folder, says in (("new", "begins anew"), ("out", "resumes from .*checkpoint-20$")):
         argv = f"{flags} --output_dir {tmp_path / folder}".split()
         with patch("train_dap.train", side_effect=KeyboardInterrupt), pytest.raises(SystemExit):
             train_dap.main(argv)

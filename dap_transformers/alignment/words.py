@@ -17,13 +17,12 @@ _UNSPACED = regex.compile(f"[{UNSPACED}]")
 LONGEST_WORD = 12
 #: Words between spaces, as SimAlign and fast_align count them.
 SPACED = regex.compile(r"\S+")
-#: An opening bracket, text without blanks, and a closing bracket. There may be others inside.
-BRACKETS = r"(?<brackets>\p{Ps}([^\s\p{Ps}\p{Pe}]|(?&brackets))*\p{Pe})"
+#: An opening bracket, up to 50 characters without blanks, and a closing bracket. There may be other
+#: brackets inside.
+BRACKETS = r"\p{Ps}(?>[^\s\p{Ps}\p{Pe}]|\p{Ps}[^\s\p{Ps}\p{Pe}]{0,50}\p{Pe}){0,50}\p{Pe}"
 #: Words between spaces, with the punctuation around them split off. Brackets that a word opens and
 #: ends with belong to it, such as "chmod(1)".
-PUNCTUATED = regex.compile(
-    r"\p{P}+|[^\p{P}\s]((?>" + BRACKETS + r"|\S)*([^\p{P}\s]|(?&brackets)))?"
-)
+PUNCTUATED = regex.compile(rf"\p{{P}}+|[^\p{{P}}\s]((?>{BRACKETS}|\S)*([^\p{{P}}\s]|{BRACKETS}))?")
 
 
 def words_like(pattern: Pattern, sentence: str, *_: Any) -> list[Span]:

@@ -12,14 +12,15 @@
   says the format: `.tsv`, `.jsonl`, `.parquet` or `.tmx`.
 - Threshold: chosen from the scores (`dap_transformers.mining.threshold`). A table shows how many
   pairs other thresholds keep, and their estimated precision.
-- Resuming: sentence vectors are kept in shards beside the output, by the names of the texts. If a
-  run was stopped, the same command continues it. With another threshold or output, nothing is
-  encoded.
+- Resuming: sentence vectors are kept in shards beside the output, for these two texts. If a run was
+  stopped, the same command continues it. With another threshold or output, nothing is encoded.
 - Several processes: `accelerate launch` shares the encoding among processes. `--ray` encodes and
   searches on a cluster.
 """
 
+import hashlib
 import logging
+import os
 import re
 import time
 from collections.abc import Sequence
@@ -106,7 +107,7 @@ class MiningArguments:
         None, "Faiss index for approximate search, such as IVF4096,PQ64. Default: exact search."
     )
     embeddings_dir: str | None = arg(
-        None, "Folder that keeps the vectors. Default: SOURCE-TARGET.embeddings beside the output."
+        None, "Folder that keeps the vectors. Default: one for these two texts, beside the output."
     )
     report_file: str | None = arg(None, "JSON report. Default: OUTPUT.json.")
 
@@ -149,8 +150,10 @@ def parse(
             "side"
         )
     if not args.embeddings_dir:
+        paths = "\n".join(map(os.path.abspath, files))
         names = "-".join(Path(path).name for path in files)
-        args.embeddings_dir = str(Path(args.output).with_name(f"{names}.embeddings"))
+        names += f".{hashlib.sha256(paths.encode()).hexdigest()[:8]}.embeddings"
+        args.embeddings_dir = str(Path(args.output).with_name(names))
     is_memory = plain_suffix(args.output) == MEMORY
     for name in WITHOUT_EFFECT[args.mode]:
         if name == "pair" and is_memory:

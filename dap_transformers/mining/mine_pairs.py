@@ -324,7 +324,8 @@ def encode_texts(
     for pair in texts:
         vectors = []
         for role, text in pair.sides().items():
-            place = Path(folder, f"{role}.{Path(text.name).name}.{options['fingerprint'][:8]}")
+            options["name"] = f"{role}.{Path(text.name).name}"
+            place = Path(folder, f"{options['name']}.{options['fingerprint'][:8]}")
             vectors.append(embed_to_disk(encoder, text, place, where=text.place, **options))
         found.append(tuple(vectors))
     return found

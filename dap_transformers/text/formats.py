@@ -55,8 +55,10 @@ JUDGE_AFTER = 100_000
 #: Most rows of a table.
 BATCH = 10_000
 #: Words that hardly any other language has, and how many of them tell that a side is English.
-ENGLISH = r"(?i)\b(the|and|with|this|that)\b"
-LEAST_ENGLISH = 5
+ENGLISH = r"(?i)(?:^|[^\pL])(the|and|with|this|that)(?:$|[^\pL])"
+LEAST_ENGLISH = 8
+#: Such words per pair of a swapped file, at least.
+ENGLISH_SHARE = 1 / 10
 SIDES = ("source", "target")
 #: Columns of the tables. `line` counts from 1: lines, units of TMX, or rows of Parquet and the Hub.
 TABLE = pa.schema({"line": pa.int64(), "source": pa.string(), "target": pa.string()})
@@ -227,7 +229,7 @@ def _require_order(file: BitextFile, table: pa.Table) -> None:
         and _letters(target, second) < _letters(target, first)
     )
     if second == "en" and first != UNDETERMINED:
-        least = max(LEAST_ENGLISH, 3 * _count(target, ENGLISH))
+        least = max(LEAST_ENGLISH, ENGLISH_SHARE * len(table), 3 * _count(target, ENGLISH))
         is_swapped |= _count(source, ENGLISH) >= least
     if is_swapped:
         raise UserError(

@@ -245,8 +245,9 @@ def parse_row(row: Row) -> tuple[str, str]:
             return "", ""
         raise UserError(f"{counted(len(cells), 'column')}, expected {width}")
     source, target = cells[columns.source], cells[columns.target]
-    if has_text(cells):
-        decode_line((source + target).encode(errors="surrogateescape"))  # raises for a bad line
+    for text in (source, target):
+        if not text.isprintable() and has_text(cells):
+            decode_line(text.encode(errors="surrogateescape"))  # raises for a bad line
     return source, target
 
 
