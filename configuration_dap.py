@@ -79,9 +79,10 @@ class DAPConfig(PreTrainedConfig):
             (= DAP, section 3.3), `"tr"`, `"tr+tlm"`, `"tr+bow"`, ... `"mlm"` by itself makes an
             encoder from which the others can start. Heads that no objective uses are not built.
         pooling: `"cls"`, the first token's last state (section 3.2), `"mean"` over the real tokens,
-            or `"lasttoken"`, the last real token's state. None takes that of the folder to start
-            from, else the mean, or `"lasttoken"` for a causal decoder, whose first token sees
-            nothing else. Without a folder, None means `"cls"` instead of the mean.
+            or `"lasttoken"`, the last real token's state. None takes the pooling of the folder to
+            start from. If the folder does not say, or there is none, a causal decoder gets
+            `"lasttoken"`, because its first token sees nothing else. Any other encoder then gets
+            `"mean"` if there is a folder, and `"cls"` if there is none.
         modules: what follows the pooling, as in sentence-transformers: a dict with `"type"`
             `"Dense"` or `"Normalize"` and its settings for each module. They are trained.
         projection: `"mlp"` puts dense + tanh between the sentence vector and the TR loss, in
@@ -133,8 +134,9 @@ class DAPConfig(PreTrainedConfig):
             such as CLS. No objective predicts them.
         special_tokens_after: the same number behind a sentence. BOW, TLM and MLM do not predict
             these tokens.
-        kwargs: fields of `PreTrainedConfig`. Fields of an objective of your own are also
-            accepted, if they begin with its name: `mine_weight` for an objective called `mine`.
+        given: these fields, and those of `PreTrainedConfig`. Fields of an objective of your own are
+            also accepted, if they begin with its name: `mine_weight` for an objective called
+            `mine`.
     """
 
     model_type = "dap"
@@ -194,7 +196,11 @@ class DAPConfig(PreTrainedConfig):
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
-        """Build a configuration from a saved `config.json`. Warn of keys that are unknown here."""
+        """Build a configuration from a saved `config.json`. Warn of keys that are unknown here.
+
+        Raises:
+            ValueError: if the file is of another model, or holds a value that is not allowed.
+        """
         model_type = config_dict.get("model_type", cls.model_type)
         if model_type != cls.model_type:
             raise ValueError(
@@ -211,11 +217,11 @@ class DAPConfig(PreTrainedConfig):
 
     def to_dict(self) -> dict[str, Any]:
         """Return all fields, without the name of the folder that the encoder was loaded from."""
-        fields = super().to_dict()
-        encoder = fields.get("encoder_config")
+        content = super().to_dict()
+        encoder = content.get("encoder_config")
         if isinstance(encoder, dict):
             encoder.pop("_name_or_path", None)
-        return fields
+        return content
 
     @property
     def vector_size(self) -> int:
@@ -256,7 +262,7 @@ class DAPConfig(PreTrainedConfig):
 
 
 def is_causal(encoder_config: PreTrainedConfig) -> bool:
-    """Tell whether a token of this model sees only the tokens before it, as in a decoder."""
+    """Tell whether a token of this model sees no later tokens, as in a decoder."""
     name = encoder_config.model_type
     if name not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES or name in MODEL_FOR_MASKED_LM_MAPPING_NAMES:
         return False
@@ -273,8 +279,8 @@ def default_pooling(encoder_config: PreTrainedConfig) -> str:
 def unknown_keys(keys: Iterable[str], objective: str = "") -> list[str]:
     """Return the keys of a configuration that nobody knows, sorted.
 
-    Known are the fields, names that begin with "_", and all names that begin with that of a
-    plug-in's objective, which checks them itself.
+    Known are the fields, `SAVED_KEYS`, and names that begin with "_". If `objective` names one of a
+    plug-in, all names that begin with it are known as well, because it checks them itself.
     """
     known = {each.name for each in fields(DAPConfig)} | SAVED_KEYS
     others = [name for name in str(objective).split("+") if f"{name}_weight" not in FIELDS]

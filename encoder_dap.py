@@ -75,7 +75,9 @@ def build_encoder(config: PreTrainedConfig) -> PreTrainedModel:
 def depends_on_padding(
     encoder: PreTrainedModel, states_of: Callable[[Tensor, Tensor], Tensor]
 ) -> bool:
-    """Tell whether an untested encoder computes other states beside padding than without it.
+    """Tell whether an encoder computes other states beside padding than without it.
+
+    Encoders in `TESTED` do not, so nothing is computed for them.
 
     Args:
         states_of: function that runs the encoder in the caller's way. It returns token states
@@ -113,7 +115,8 @@ def adapter_base(name_or_path: str, **hub: Any) -> str | None:
     """Return the folder or Hub id that a LoRA adapter was trained on. None for other checkpoints.
 
     Raises:
-        ValueError: if peft is not installed, without which an adapter would be left out.
+        ValueError: if the adapter cannot be loaded, because it does not name that model, or because
+            peft is not installed. Transformers would leave it out without a word.
     """
     where = {key: hub[key] for key in ("revision", "subfolder") if hub.get(key)}
     path = cached_file(

@@ -5,12 +5,12 @@ embeddings.
 
 Shapes in the comments: `B` pairs, `D` hidden size, `E` width of the word embeddings, `V`
 vocabulary, `V'` target vocabulary, `T` tokens with a label, `C` context tokens, `Q` query tokens,
-`K` layers.
+`K` layers, `R` rows of text, `S` tokens of a row.
 """
 
 import copy
 from collections.abc import Collection
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -62,8 +62,9 @@ class RTLHead(nn.Module):
         self.reembeds = config.rtl_reembed
         self.blocks = self._build_blocks(config)
         self.mask_token = None
-        if config.mask_token_id is None:  # (1, E)
-            self.mask_token = nn.Parameter(torch.zeros(1, word_width(config.encoder_config)))
+        if config.mask_token_id is None:
+            width = word_width(config.encoder_config)
+            self.mask_token = nn.Parameter(torch.zeros(1, width))  # (1, E)
         self.language_embeddings = None
         if config.rtl_direction != "source-to-target":
             # Row 0 is the target language, row i + 1 is rtl_languages[i].
@@ -94,7 +95,10 @@ class RTLHead(nn.Module):
 
     @torch.no_grad()
     def copy_last_layers(self, encoder: PreTrainedModel) -> None:
-        """Copy the encoder's last K layers and norms into the head's blocks (section 4.2)."""
+        """Copy the encoder's last K layers into the head's blocks (section 4.2).
+
+        A final norm is also copied and, with `rtl_reembed`, positions, token type and norm.
+        """
         prefix, layers = layer_stack(encoder)
         dropped = len(layers) - self.blocks.config.num_hidden_layers
         copied = {}
@@ -177,11 +181,18 @@ def look_up(
     head: "PredictionHead | None" = None,
     mask_token_id: int | None = None,
 ) -> tuple[Words, Tensor]:
-    """Look up the word embeddings (R, S, E) of sentences, and the word embeddings for the heads.
+    """Look up word embeddings for the heads, and those of sentences.
 
-    One look-up serves all of them, because each has a dense gradient of the table's size (V, E):
-    0.8 GB for XLM-R base. Only an adapted embedding layer runs a second time, for the sentences.
-    `head` is given if the embeddings of its target vocabulary are needed.
+    One look-up serves both, because each has a dense gradient of the table's size (V, E): 0.8 GB
+    for XLM-R base. Only an adapted embedding layer runs a second time, for the sentences.
+
+    Args:
+        ids: (R, S) token ids of the sentences.
+        head: given if the embeddings of its target vocabulary are needed.
+        mask_token_id: given if the embedding of [MASK] is needed.
+
+    Returns:
+        The embeddings for the heads, and those of the sentences: (R, S, E).
     """
     table = whole(embeddings.weight)  # (V, E)
 
@@ -252,8 +263,8 @@ def word_width(encoder_config: PreTrainedConfig) -> int:
     return getattr(encoder_config, "embedding_size", None) or encoder_config.hidden_size
 
 
-def _activation_of(encoder_config: Any) -> nn.Module:
-    """Return the activation of an encoder's masked-LM head, whose field has many names."""
+def _activation_of(encoder_config: PreTrainedConfig) -> nn.Module:
+    """Return the activation of an encoder's masked-LM head. Its field has several names."""
     for name in ("classifier_activation", "hidden_act", "activation"):  # the first is ModernBERT's
         activation = getattr(encoder_config, name, None)
         if activation:
@@ -272,6 +283,10 @@ class PredictionHead(PredictionTransform):
     - A *target vocabulary* (`target_vocab_size`): RTL and BOW predict only V' ids. `token_ids`
       holds these ids in ascending order.
     - `rtl_tied=False`: RTL and BOW predict with a matrix of their own, `decoder`.
+
+    Args:
+        predicts: what the objectives that share the head predict (`Objective.predicts`).
+        reads_vectors: whether they predict from sentence vectors only, and from no token states.
     """
 
     def __init__(
@@ -302,7 +317,7 @@ class PredictionHead(PredictionTransform):
         return vocabulary_cross_entropy(self.transform(hidden), table, self.bias, labels)
 
     def target_loss_sum(self, hidden: Tensor, labels: Tensor, words: Words) -> Tensor:
-        """Return the same sum as `loss_sum`, among the target vocabulary if there is one."""
+        """Return the same sum as `loss_sum`, but among the target vocabulary, if there is one."""
         weight, bias = self._target_output(words)
         return vocabulary_cross_entropy(self.transform(hidden), weight, bias, self._rows(labels))
 
@@ -334,7 +349,10 @@ class PredictionHead(PredictionTransform):
         return rows.clamp(max=len(self.token_ids) - 1)
 
     def _target_output(self, words: Words) -> tuple[Tensor, Tensor]:
-        """Return output matrix (V', E) and bias (V',) of the target vocabulary."""
+        """Return output matrix (V', E) and bias (V',) of RTL and BOW.
+
+        V' is V if there is no target vocabulary.
+        """
         weight = words.predicted if self.decoder is None else whole(self.decoder.weight)
         if self.token_ids is None or self.is_narrow:
             return weight, self.bias
@@ -368,7 +386,11 @@ class PredictionHead(PredictionTransform):
 
     @torch.no_grad()
     def start_bias(self, counts: Tensor) -> None:
-        """Set the bias to the log of each id's share, by counts (N,) plus 1. Later ids count 0."""
+        """Set the bias to the log of each id's share of the tokens.
+
+        `counts` (N,) says how often the ids 0 to N - 1 occur. Other ids do not occur. 1 is added to
+        each count.
+        """
         counts = F.pad(counts, (0, self.config.vocab_size - len(counts)))
         if self.is_narrow:
             counts = counts.to(self.token_ids.device)[self.token_ids]
@@ -383,7 +405,13 @@ class PredictionHead(PredictionTransform):
 
     @torch.no_grad()
     def resize(self, table: Tensor) -> None:
-        """Resize the bias (0 for new ids) and the head's own matrix to word embeddings (V, E)."""
+        """Resize the bias and the head's own matrix to word embeddings (V, E).
+
+        The bias of new ids is 0, and their rows of the matrix are their word embeddings.
+
+        Raises:
+            ValueError: if an id of the target vocabulary would be lost.
+        """
         if self.token_ids is not None:
             last = int(self.token_ids.max())
             if last >= len(table):

@@ -153,9 +153,12 @@ def vocabulary_cross_entropy(
 ) -> Tensor:
     """Sum the cross entropy of softmax(hidden @ weight.T + bias) over T tokens (CE of eq. L_RTL).
 
+    `hidden` is (T, E), `weight` (V, E), `bias` (V,). `labels` (T,) are rows of `weight`. The sum is
+    in nats.
+
     The logits (T, V) are never held at once. A chunk of rows at a time gives its loss and, in the
-    same pass, its gradients. Logits of labels and all sums are float32, and the sum is in nats.
-    `hidden` is (T, E), `weight` (V, E), `bias` (V,). `labels` (T,) are rows of `weight`.
+    same pass, its gradients. On CUDA this is Liger's kernel, if it is installed. Otherwise the
+    logits of labels and all sums are float32, also under autocast.
 
     >>> hidden, weight = torch.zeros(3, 2), torch.ones(4, 2)
     >>> vocabulary_cross_entropy(hidden, weight, torch.zeros(4), torch.tensor([0, 1, 3]))
@@ -309,6 +312,11 @@ def bag_cross_entropy(
     >>> bag_cross_entropy(torch.zeros(1, 2), torch.ones(4, 2), torch.zeros(4), labels, labels >= 0)
     tensor(4.1589)
     """
+    device = hidden.device.type
+    is_half = torch.is_autocast_enabled(device) and (
+        torch.get_autocast_dtype(device) is torch.bfloat16
+    )
+    half = torch.bfloat16 if is_half and hidden.is_cuda else None
 
     def block_sum(
         hidden: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, counted: Tensor
@@ -317,21 +325,14 @@ def bag_cross_entropy(
             logits = torch.addmm(bias, hidden, weight.T)  # (b, V)
         else:
             logits = _HalfProduct.apply(hidden, weight, half) + bias  # (b, V)
-        counts = torch.zeros_like(logits)
-        counts.scatter_add_(
-            1, labels, counted.to(logits.dtype)
-        )  # (b, V): how often each label occurs
+        counts = torch.zeros_like(logits)  # (b, V): how often each label occurs
+        counts.scatter_add_(1, labels, counted.to(logits.dtype))
         return F.cross_entropy(logits, counts, reduction="sum")
 
-    device = hidden.device.type
-    is_half = torch.is_autocast_enabled(device) and (
-        torch.get_autocast_dtype(device) is torch.bfloat16
-    )
     with torch.autocast(device, enabled=False):
         hidden = at_least_float32(hidden)
         weight = at_least_float32(weight)
         bias = at_least_float32(bias)
-        half = torch.bfloat16 if is_half and hidden.is_cuda else None
         rows = rows_per_chunk(weight)
         total = hidden.new_zeros(())
         for start in range(0, len(hidden), rows):

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import (
     AutoModel,
@@ -67,6 +66,7 @@ try:
         Pairs,
         needs_of,
         objectives_of,
+        pad_to,
         pairs_of,
     )
     from .states_dap import (
@@ -105,6 +105,7 @@ except ImportError:  # a checkout, where these files are top-level modules
         Pairs,
         needs_of,
         objectives_of,
+        pad_to,
         pairs_of,
     )
     from states_dap import (
@@ -258,9 +259,9 @@ class DAPForPreTrainingOutput(ModelOutput):
     Args:
         loss: float32 scalar, the weighted sum of the objectives' losses. None in the first pass of
             GradCache.
-        source_embeds: (B, D) sentence vectors, neither projected nor normalised. None if no
-            objective needs them, as with `"mlm"`.
-        target_embeds: (B, D) sentence vectors of the targets, also not projected or normalised.
+        source_embeds: (B, D') sentence vectors, as `DAPModel` returns them: without the projection.
+            None if no objective needs them, as with `"mlm"`.
+        target_embeds: (B, D') the same of the targets.
         measures: scalars by name.
             `tr_loss`: translation ranking, eq. L_TR, nats per pair.
             `rtl_loss`: representation translation learning, eq. L_RTL, nats per token.
@@ -641,9 +642,9 @@ class DAPForPreTraining(DAPPreTrainedModel):
             self.has_random_head = True
 
     def _require_padding_without_effect(self, name: str) -> None:
-        """Raise `ValueError` if an untested encoder computes a row otherwise than by itself.
+        """Raise `ValueError` if a sentence beside padding gets other states than by itself.
 
-        This is so if its states depend on padding, or if it embeds ids in another way than words.
+        This also finds encoders that compute other states from word embeddings than from token ids.
         """
 
         def states_of(ids: Tensor, mask: Tensor) -> Tensor:
@@ -700,9 +701,8 @@ def _stack(pairs: Pairs) -> tuple[Tensor, Tensor]:
     if len(set(counts)) > 1:
         raise ValueError(f"{counts} sources, targets and hard negatives: give as many of each")
     length = max(side.ids.shape[1] for side in sides)
-    missing = [length - side.ids.shape[1] for side in sides]
-    ids = torch.cat([F.pad(side.ids, (0, count)) for side, count in zip(sides, missing)])
-    mask = torch.cat([F.pad(side.mask, (0, count)) for side, count in zip(sides, missing)])
+    ids = torch.cat([pad_to(side.ids, length) for side in sides])
+    mask = torch.cat([pad_to(side.mask, length) for side in sides])
     mask[:, 0] = 1
     return ids, mask
 

@@ -118,6 +118,7 @@ class LibrarySettings:
         max_seq_length: most tokens per sentence. None if the files do not say.
         modules: the modules behind the pooling, as in `DAPConfig.modules`.
         folders: subfolder of each of these modules.
+        prompts: name -> text to put before a sentence, such as "query".
         similarity: name of the similarity function, such as "cosine". None if the files do not say.
     """
 
@@ -189,7 +190,7 @@ def library_settings(name_or_path: str, revision: str | None = None) -> LibraryS
             f"{name_or_path} has the modules {', '.join(kinds)}, which cannot run here: Dense and "
             "Normalize may follow Transformer and Pooling"
         )
-    subfolder, place, *folders = (module["path"] for module in listed)
+    subfolder, pooling_folder, *folders = (module["path"] for module in listed)
 
     for kind in TRANSFORMER_KINDS:
         file = f"{subfolder}/sentence_{kind}_config.json".lstrip("/")
@@ -199,7 +200,7 @@ def library_settings(name_or_path: str, revision: str | None = None) -> LibraryS
     length = _longest_text(transformer)
     transformer.close()
 
-    pooling = Settings(name_or_path, f"{place}/config.json", revision)
+    pooling = Settings(name_or_path, f"{pooling_folder}/config.json", revision)
     mode = pooling_mode(pooling.values)
     if mode not in POOLINGS:
         raise ValueError(f"{name_or_path} pools by {mode!r}, which cannot run here")
@@ -224,7 +225,8 @@ def library_settings(name_or_path: str, revision: str | None = None) -> LibraryS
 
 
 def _longest_text(transformer: Settings) -> int | None:
-    """Take the settings that limit the length of text. Return it, None if the file is silent."""
+    """Take the settings about text. Return the most tokens per sentence, None if none says so."""
+    # Token states are what the pooling reads. A module that returns something else is refused.
     if transformer.values.get("module_output_name") == "token_embeddings":
         transformer.take("module_output_name")
     modalities = transformer.take_all("modality_config.")
@@ -241,7 +243,7 @@ def _longest_text(transformer: Settings) -> int | None:
 
 
 def _read_dense(settings: Settings) -> dict[str, Any]:
-    """Read the settings of a Dense module. Its activation must be one of torch."""
+    """Read the settings of a Dense module, for `Dense`. Its activation must be one of torch."""
     activation = settings.take("activation_function", "torch.nn.modules.activation.Tanh")
     if not activation.startswith("torch.nn."):  # as the library, run no code but torch's
         raise ValueError(f"{settings.place}: {activation} is not an activation function of torch")
@@ -366,23 +368,20 @@ def _write_json(content: Any, path: Path) -> None:
     path.write_text(text, encoding="utf-8")
 
 
-def write_modules(
-    encoder: Any,
-    folder: Path,
-    similarity: str | None = None,
-) -> None:
+def write_modules(encoder: Any, folder: Path, similarity: str | None = None) -> None:
     """Write the files that make `SentenceTransformer(folder)` give the encoder's vectors.
 
     The folder must already hold the model and the tokenizer. For a DAP model, the user has to give
     `trust_remote_code=True` or import `modeling_dap`.
 
     Args:
+        encoder: a `SentenceEncoder`.
         similarity: "cosine" or "dot". None takes a DAP model's own, or else "cosine".
     """
     save_modules(folder, encoder.pooling, encoder.hidden_size, encoder.after)
 
-    cut = {"max_seq_length": encoder.max_seq_length, "do_lower_case": False}
-    _write_json(cut, folder / TRANSFORMER)
+    transformer = {"max_seq_length": encoder.max_seq_length, "do_lower_case": False}
+    _write_json(transformer, folder / TRANSFORMER)
 
     prompts = dict(encoder.prompts)
     default = None

@@ -201,7 +201,7 @@ class Objective:
     masks: bool = False
     #: Whether it puts the mask token into the text, so that the tokenizer must have one.
     masks_text: bool = False
-    #: Groups of labels that are predicted from the other side. None: it does no such thing.
+    #: Groups of labels that are predicted from the other side, G' of G. None: there are none.
     from_source: slice | None = None
     #: Modules that the model has beside the encoder: attribute -> function that builds it.
     heads: dict[str, Callable[[DAPConfig], nn.Module]] = {}
@@ -286,7 +286,7 @@ class Objective:
     def loss_from_source(
         self, pairs: Pairs, encoded: Encoded, model: nn.Module
     ) -> tuple[Tensor, Tensor]:
-        """Return the sums (G',) and label counts (G',) of predicting one side from the other."""
+        """Return loss sums and label counts of the groups `from_source`, (G',) each."""
         labels = self.labels(pairs, model)[self.from_source]
         sums, _ = self.loss_sum(pairs, encoded, model, labels)
         return sums, labels.flatten(1).sum(1)
@@ -517,9 +517,8 @@ class RepresentationTranslation(Objective):
         chosen = self.chosen(answer)  # (B, Q): CLS takes no part on either side
         ids = answer.ids[:, self.first_token :]  # (B, Q)
         # The context is the other side: the source's, if the target is reconstructed.
-        context = self.by_direction(
-            pairs, encoded.source_states, encoded.target_states
-        )  # (B, C, D)
+        # context: (B, C, D)
+        context = self.by_direction(pairs, encoded.source_states, encoded.target_states)
         context_mask = self.by_direction(pairs, pairs.source.mask, pairs.target.mask)  # (B, C)
 
         # One [MASK] embedding per answer token. CLS is cut off afterwards, so that the other tokens
@@ -721,7 +720,7 @@ class BagOfWords(Objective):
         transform = head if model.bow_transform is None else model.bow_transform
         sums = []
         for embeds, counted in zip((encoded.source_embeds, encoded.target_embeds), labels):
-            # Length 1, as retrieval compares vectors, then as large as a token's state.
+            # Cosines compare vectors of length 1. Token states have about the length sqrt(D).
             vectors = F.normalize(embeds, dim=-1) * embeds.shape[-1] ** 0.5  # (B, D)
             states = transform.transform(vectors)  # (B, E)
             sums.append(head.bag_loss_sum(states, pairs.target.ids, counted, encoded.words))
@@ -845,9 +844,8 @@ def text_hash(input_ids: Tensor, attention_mask: Tensor) -> Tensor:
     tensor([ True, False])
     """
     position = torch.arange(1, input_ids.shape[1] + 1, device=input_ids.device)  # (S,)
-    mixed = (
-        input_ids * -7046029254386353131 + position * -4417276706812531889
-    )  # (B, S), modulo 2^64
+    # (B, S). The products and sums are modulo 2^64.
+    mixed = input_ids * -7046029254386353131 + position * -4417276706812531889
     mixed = (mixed ^ (mixed >> 31)) * -49064778989728563
     mixed = mixed ^ (mixed >> 29)
     return (mixed * attention_mask.long()).sum(-1)

@@ -11,7 +11,7 @@ encoder allows:
 - *Padded*: one batch with padding, as in Transformers.
 
 Shapes in the comments: `B` rows, `S` tokens of the longest row, `T` real tokens of all rows, `D`
-hidden size, `H` attention heads, `d` size of a head.
+hidden size, `E` width of the word embeddings, `H` attention heads, `d` size of a head.
 """
 
 from collections.abc import Callable
@@ -122,7 +122,7 @@ def last_states(
         mask: (B, S), 1 for real tokens, which may stand anywhere in their row.
         read: (B, S) bool, the tokens whose states the caller reads. None means all tokens. The
             states of other tokens may be zeros, which saves work in the last layer.
-        inputs: `input_ids` (B, S) or `inputs_embeds` (B, S, D), and further inputs of the encoder
+        inputs: `input_ids` (B, S) or `inputs_embeds` (B, S, E), and further inputs of the encoder
             with a value per token, such as `position_ids` (B, S).
     """
     if takes_packed(encoder):
@@ -139,7 +139,7 @@ def last_states(
 def sentence_vectors(
     encoder: PreTrainedModel, mask: Tensor, pooling: str, **inputs: Tensor
 ) -> Tensor:
-    """Return sentence vectors (B, D). The last layer computes only the tokens that are read."""
+    """Return sentence vectors (B, D) from `packed_states` of the tokens that the pooling reads."""
     kind = POOLINGS[pooling]
     read = None if kind.reads is None else kind.reads(mask)
     return kind.pool(packed_states(encoder, mask, inputs, read), mask)
@@ -175,7 +175,10 @@ def position_offset(encoder: PreTrainedModel) -> int | None:
 
 
 def absolute_positions(encoder: PreTrainedModel, columns: Tensor | None) -> dict[str, Tensor]:
-    """Return `position_ids` of tokens at `columns` (B, S), from 0. Empty if there are none."""
+    """Return `position_ids` (B, S) of tokens whose places in the sentence are `columns`, from 0.
+
+    The dictionary is empty if `columns` is None, or if the encoder has no absolute positions.
+    """
     offset = position_offset(encoder)
     if offset is None or columns is None:
         return {}
@@ -200,8 +203,10 @@ def use_packing(encoder: PreTrainedModel, trains: bool = True) -> None:
 
 
 def takes_packed(encoder: PreTrainedModel) -> bool:
-    """Tell whether an encoder takes packed rows: by its attention, and with no other mixing."""
-    # Other kinds of layers, such as convolutions, would mix the tokens of neighbouring rows.
+    """Tell whether an encoder takes packed rows: its attention can tell rows apart.
+
+    Other kinds of layers, such as convolutions, would mix the tokens of neighbouring rows.
+    """
     kinds = set(getattr(encoder.config, "layer_types", None) or ())
     takes_lengths = encoder.config._attn_implementation.startswith((PACKED, "flash_attention"))
     return takes_lengths and kinds <= {"full_attention", "sliding_attention"}
@@ -264,8 +269,8 @@ def packed_states(
 ) -> Tensor:
     """Return the last hidden states (B, S, D), computed without padding. Padding has zeros.
 
-    The encoder must be one for which `takes_packed` is true. Position ids are added to the inputs,
-    (B, S) or (B, S, D), if there are none. `mask` and `read` are as in `last_states`.
+    The encoder must be one for which `takes_packed` is true. Position ids are added to the inputs
+    if they have none. `mask`, `inputs` and `read` are as in `last_states`.
     """
     if read is None or not can_skip_tokens(encoder):
         (packing,) = pack(mask)
@@ -367,13 +372,14 @@ def self_attention(
     past_key_values: Any = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """Compute the self-attention of BERT. In training it is one product for queries, keys, values.
+    """Compute the self-attention of BERT. It replaces the `forward` of that class.
 
-    One large product instead of three takes fewer operations, also for the gradients.
+    For packed rows in training, one product gives queries, keys and values. This takes fewer
+    operations than three, also for the gradients.
     """
     linears = (attention.query, attention.key, attention.value)
     is_fused = attention.training and "cu_seq_lens_q" in kwargs
-    for linear in linears:  # an adapter or a hook is called
+    for linear in linears:  # an adapter or a hook must be called, so it excludes the one product
         is_called = linear._forward_pre_hooks or linear._forward_hooks
         is_fused = is_fused and type(linear) is nn.Linear and not is_called
     if not is_fused:
@@ -480,13 +486,13 @@ def _attention_of_rows(
 
     It stays outside compiled graphs, which cannot hold the lengths of the rows.
     """
-    states = (query, key, value)
-    query, key, value = (part.squeeze(0).transpose(0, 1) for part in states)  # (T, H, d)
+    parts = (query, key, value)
+    query, key, value = (part.squeeze(0).transpose(0, 1) for part in parts)  # (T, H, d)
     device = query.device.type
     if torch.is_autocast_enabled(device):
         # Rotary positions leave queries and keys in float32, for which there is no flash attention.
         half = torch.get_autocast_dtype(device)
-        query, key, value = (states.to(half) for states in (query, key, value))
+        query, key, value = (part.to(half) for part in (query, key, value))
 
     if can_use_flash(query, key, value, kind):
         out = flash_attention(query, key, value, kind, **kwargs)
@@ -548,7 +554,10 @@ def within_window(length: int, kind: Attention, device: torch.device) -> Tensor:
 
 
 def can_use_flash(query: Tensor, key: Tensor, value: Tensor, kind: Attention) -> bool:
-    """Tell whether `flash_attention` can run: on CUDA, with a head size that is a multiple of 8."""
+    """Tell whether `flash_attention` can run on this device, type and head size.
+
+    It needs CUDA and heads whose size is a multiple of 8. Torch knows the other limits.
+    """
     if query.device.type != "cuda" or query.shape[-1] % 8:
         return False
     batches = [states.transpose(0, 1).unsqueeze(0) for states in (query, key, value)]
