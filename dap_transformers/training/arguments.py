@@ -33,7 +33,6 @@ FROM_FILES = (
 LESS_IS_BETTER = ("loss", "error", "aer")
 
 CONFIG_FIELDS = {name: field for name, field in FIELDS.items() if name != "encoder_config"}
-CONFIG_DEFAULTS = {name: field.default for name, field in CONFIG_FIELDS.items()}
 
 
 def config_arguments() -> Iterator[tuple[str, Any, dataclasses.Field]]:
@@ -181,7 +180,8 @@ class PretrainingDataArguments(EvaluationData):
 class DAPTrainingArguments(TrainingArguments):
     """`TrainingArguments` with the paper's defaults (section 4.2) and options for large batches.
 
-    What the losses rest on is set: equal batches of all processes, all columns, one loss per pair.
+    What the losses rest on cannot be changed: all processes have equal batches, and the collator
+    gets all columns.
     """
 
     _argument_group_name = "training"

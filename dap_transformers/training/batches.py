@@ -125,6 +125,7 @@ class BitextCollator:
       mask of a pair without a negative is all 0.
 
     Attributes:
+        pad_token_id: fills up the shorter sentences of a side.
         languages: all source languages of the run.
         negatives: function that returns the token ids of a hard negative for each row, such as
             `HardNegativeMaker`. An empty list stands for no negative. None adds no hard negatives.

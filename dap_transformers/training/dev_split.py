@@ -39,6 +39,9 @@ def split_validation(
     Returns:
         The training sets and the dev sets, each by language. They have a new column `row`, the row
         number before the split.
+
+    Raises:
+        UserError: if no training pair of a language is left.
     """
     if dev_pairs <= 0:
         return dict(datasets), {}
@@ -68,6 +71,9 @@ def drop_targets(datasets: Datasets, targets: Iterable[str]) -> dict[str, Datase
     Returns:
         The remaining pairs by language. A dataset that loses pairs has a new column `row`, the row
         number before the removal.
+
+    Raises:
+        UserError: if no pair of a language is left.
     """
     held_out = text_keys(normalise_all(list(targets)))
     keys = {language: _target_keys(dataset) for language, dataset in datasets.items()}

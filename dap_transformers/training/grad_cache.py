@@ -2,7 +2,7 @@
 
 It works with all objectives, in three steps:
 
-1. The vectors that translation ranking compares are computed for all chunks, without a graph.
+1. The vectors that objectives such as TR compare are computed for all chunks, without a graph.
 2. The loss of the whole batch gives the gradients of these vectors.
 3. Each chunk runs again, with the same dropout, and back-propagates from these gradients to the
    weights.
@@ -43,10 +43,10 @@ class Part:
 class CachedBatch:
     """A batch that runs in chunks. The gradients of all chunks add up to those of a plain step.
 
-    Creating the object computes the vectors of all chunks without a graph, then the ranking loss
-    of the whole batch and its gradients with respect to these vectors. After that, the caller
-    calls `run` once for each of `parts`, and back-propagates from its result before the next call.
-    Then `output` returns the loss of the batch.
+    Creating the object computes the vectors of all chunks without a graph, then the losses of the
+    whole batch that compare them, and the gradients with respect to these vectors. After that, call
+    `run` once for each of `parts`, and back-propagate from its result before the next call. Then
+    `output` returns the loss of the batch.
 
     Args:
         model: the model without wrappers, for its objectives and heads.

@@ -81,7 +81,11 @@ def train_missing_heads(trainer: DAPTrainer) -> None:
 def train_heads(
     trainer: DAPTrainer, token_objectives: Sequence[Objective], heads: Sequence[Parameter]
 ) -> dict[str, float]:
-    """Train the heads. Return the numbers of pairs and steps, the loss and the seconds."""
+    """Train the heads. Return the numbers of pairs and steps, the loss and the seconds.
+
+    Raises:
+        FloatingPointError: if the loss is not finite.
+    """
     args = trainer.args
     model = trainer.model
     steps = args.head_steps

@@ -77,6 +77,9 @@ def find_resumable(args: TrainingArguments) -> str | None:
     This is the one that `resume_from_checkpoint` names, or else the last complete one of the run
     in `output_dir`. Incomplete checkpoints, and those of an earlier run in the same folder, are
     skipped with a warning. With `resume_from_checkpoint="false"` the run begins anew.
+
+    Raises:
+        UserError: if the run in `output_dir` is finished, or if the named checkpoint is incomplete.
     """
     folder = Path(args.output_dir)
     if (folder / FINISHED).exists():
@@ -125,7 +128,8 @@ def saved_state(checkpoint: str | Path) -> TrainerState:
 class ResumableTrainer(Trainer):
     """A `Trainer` that loads no weights that do not fit, and saves none that are not finite.
 
-    It raises `UserError` instead. `Trainer` itself only warns of missing weights.
+    It raises `UserError` instead. `Trainer` itself only warns of missing weights. Each checkpoint
+    also gets the run's record, and what begins with a run or an epoch is set (`Beginnings`).
 
     Args:
         train_sampler: draws the training rows. None takes the shuffle of `Trainer`.
@@ -175,9 +179,9 @@ class ResumableTrainer(Trainer):
 def train_to_end(trainer: Trainer, checkpoint: str | None) -> dict[str, float]:
     """Train to the last step, from the start or from a checkpoint, and return metrics by name.
 
-    If the checkpoint is already of the last step, only the model is loaded. With
-    `load_best_model_at_end` it is the best model. This happens if a run was killed after its last
-    step, before it had saved everything. The metrics are then `steps` and `epoch`.
+    The checkpoint is already of the last step if a run was killed before it had saved everything.
+    Then only the model is loaded, the best one with `load_best_model_at_end`. The metrics are then
+    `steps` and `epoch`.
     """
     args = trainer.args
     state = TrainerState() if checkpoint is None else saved_state(checkpoint)
@@ -255,11 +259,14 @@ def describe_text(part: Dataset, most: int = PAIRS_IN_DIGEST) -> str:
 
 
 def record_run(run: dict[str, Any], training: TrainingArguments, folder: str | None) -> None:
-    """Raise `UserError` if a checkpoint is of another run, else write the record to `run.json`.
+    """Write the record of a run to `run.json` of the output folder, in the first process.
 
     Args:
         run: the record, names and values that must all stay the same.
-        folder: checkpoint that the run resumes from, or None.
+        folder: what the run resumes from, a checkpoint or an output folder. None for a new run.
+
+    Raises:
+        UserError: if `folder` has the record of another run.
     """
     # Compare what a JSON file gives back, such as lists instead of tuples.
     run = json.loads(json.dumps(run, default=str))

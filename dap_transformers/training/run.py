@@ -97,8 +97,8 @@ def build_trainer(
 ) -> tuple[DAPTrainer, dict[str, Any]]:
     """Read the text, load the model, and make a trainer of them.
 
-    The prefix and the length of `data` are filled in if they are None. Also return the record of
-    the run (`describe_run`).
+    The prefix, the prompts and the length of `data` are filled in if they are None. Also return the
+    record of the run (`describe_run`).
     """
     # First what fails in seconds: the arguments and the test data.
     evaluators = [*data.evaluators(), *evaluators]
@@ -178,7 +178,11 @@ def complete_data_arguments(data: PretrainingDataArguments, start: Start) -> Non
     """Fill in the prefix, the prompts and the length that the user did not give.
 
     They are those of a sentence-transformers folder if training starts from one. Otherwise there is
-    no prefix, the prompts are the prefix, and the length is 32 tokens.
+    no prefix, the prompts are the prefix, and the length is 32 tokens. A given prefix also replaces
+    the folder's prompts.
+
+    Raises:
+        UserError: if the length is above the encoder's number of positions.
     """
     library = start.checkpoint.library
     prompts = library.prompts if data.prefix is None else {}
@@ -221,7 +225,7 @@ def build_datasets(
         train = drop_targets(train, targets)
     else:
         train, dev = split_validation(train, data.dev_pairs, training.seed_of_text)
-    tokenized = tokenize_bitext(train, tokenizer, data.max_seq_length, data.prefix or "")
+    tokenized = tokenize_bitext(train, tokenizer, data.max_seq_length, data.prefix)
     return tokenized, dev, train
 
 

@@ -4,7 +4,8 @@ A head that only knows the target language also reaches a low loss, and then tea
 nothing. So the loss on dev pairs is compared with the loss with sources of other pairs. The
 difference is the *information from the source*, in nats per token.
 
-Shapes in the comments: `N` pairs, `n` of them, `S` tokens, `D` hidden size, `G` groups of labels.
+Shapes in the comments: `N` pairs, `n` pairs of a batch, `S` tokens, `D` hidden size, `G` groups of
+labels.
 """
 
 from collections.abc import Sequence
@@ -161,6 +162,7 @@ class KeptPairs:
     """N pairs with those outputs of the encoder that heads read.
 
     Attributes:
+        model: has the heads.
         pairs: the pairs. If they have no noise, each batch draws its own.
         words: word embeddings for the heads.
         states: "source_states" or "target_states" -> (S, D) of each pair, in main memory. Only

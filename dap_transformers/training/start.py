@@ -19,7 +19,7 @@ from dap_transformers.encoding.checkpoint import Checkpoint, longest_input
 from dap_transformers.errors import UserError, reading
 from dap_transformers.tokenizer import never_predicted, require_padding
 from dap_transformers.training.arguments import (
-    CONFIG_DEFAULTS,
+    CONFIG_FIELDS,
     PretrainingModelArguments,
     given_fields,
 )
@@ -41,9 +41,10 @@ class Start:
             masked language modelling ("mlm") counts as a plain encoder for other objectives.
         planned: the model's configuration, except what the text decides. Given values come first,
             then those of the checkpoint, then the defaults.
-        max_seq_length: tokens per sentence that a sentence-transformers folder gives as default.
-        positions: tokens that the encoder has positions for. None if there is no limit.
-        has_vectors: whether its sentence vectors may be good before any training.
+        max_seq_length: most tokens per sentence, of a sentence-transformers folder. None for other
+            checkpoints.
+        positions: most tokens that the encoder has positions for. None if there is no limit.
+        has_vectors: whether the sentence vectors may be good before any training.
     """
 
     checkpoint: Checkpoint
@@ -113,7 +114,7 @@ def read_start(args: PretrainingModelArguments) -> Start:
     if continues:
         with reading(name):
             objectives_of(config)  # checks that plug-ins are given
-        saved = {field: getattr(config, field) for field in CONFIG_DEFAULTS}
+        saved = {field: getattr(config, field) for field in CONFIG_FIELDS}
     elif args.config_name is not None:
         saved = special_tokens(checkpoint.tokenizer)
     else:
@@ -171,8 +172,8 @@ def load_model(
     """Load a DAP checkpoint, or build a new model around an encoder.
 
     Args:
-        train: tokenised pairs by language. A new model may take its languages and the token ids
-            that it predicts from them.
+        train: tokenised pairs by language. A new model takes from them its languages, or the token
+            ids that it predicts.
         teacher_size: size of the vectors of a teacher, or None without one.
     """
     checkpoint = start.checkpoint
@@ -216,7 +217,7 @@ def load_model(
 def check_changes(
     start: Start, given: Mapping[str, Any], train: Mapping[str, Any], teacher_size: int | None
 ) -> None:
-    """Refuse settings, text, a tokenizer or a teacher that do not fit a checkpoint's heads."""
+    """Raise `UserError` if settings, text, tokenizer or teacher do not fit a checkpoint's heads."""
     name = start.checkpoint.name
     config = start.checkpoint.config
     for key, value in given.items():

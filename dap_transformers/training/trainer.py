@@ -6,7 +6,7 @@ Beside what `Trainer` does, it
 - evaluates with any evaluators of `dap_transformers.evaluation`,
 - trains a batch in chunks (GradCache, `mini_batch_size`),
 - freezes parts of the model, trains LoRA adapters, and gives heads a learning rate of their own,
-- stops with the pairs' names if a loss is not finite. It looks when a line is logged.
+- stops with the pairs' names if a loss is not finite. It looks before it logs a line or saves.
 """
 
 import time
@@ -123,7 +123,7 @@ class DAPTrainer(ResumableTrainer):
         return_outputs: bool = False,
         num_items_in_batch: Tensor | int | None = None,
     ) -> Tensor | tuple[Tensor, DAPForPreTrainingOutput]:
-        """Compute the loss of a batch of `BitextCollator`. It is checked when a line is logged."""
+        """Compute the loss of a batch of `BitextCollator`. `StepMeter.check` looks at it later."""
         self.meter.start()
         inputs = dict(inputs)
         pairs = inputs.pop("pair_ids")
@@ -266,7 +266,7 @@ class DAPTrainer(ResumableTrainer):
 
     @property
     def best_name(self) -> str:
-        """Name of the logged metric that chooses the best checkpoint."""
+        """Return the name of the logged metric that chooses the best checkpoint."""
         return "eval_" + self.args.metric_for_best_model.removeprefix("eval_")
 
     def encoder(self) -> EncoderWithHeads:
@@ -329,7 +329,7 @@ class DAPTrainer(ResumableTrainer):
 
 
 def require_evaluators(evaluators: Iterable[Any]) -> None:
-    """Raise `UserError` if one of them is no `Evaluator`, as if a dataset is given."""
+    """Raise `UserError` if one of them is no `Evaluator`, for example a dataset."""
     for each in evaluators:
         if not isinstance(each, Evaluator):
             raise UserError("DAPTrainer measures by evaluators, such as Retrieval, no datasets")
