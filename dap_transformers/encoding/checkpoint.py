@@ -24,6 +24,7 @@ class Checkpoint:
         name: folder or Hub id.
         hub: arguments of `from_pretrained`: `revision` and `trust_remote_code`.
         library: settings of a sentence-transformers folder. Other checkpoints have the defaults.
+        config: of the model, or of the model that a LoRA adapter was trained on.
         commit: hash of the commit on the Hub. None for a folder.
     """
 
@@ -92,7 +93,11 @@ class Checkpoint:
             return model, load_modules(self.name, self.library, self.hub.get("revision"))
 
     def load(self, kind: type, **options: Any) -> PreTrainedModel:
-        """Load the model in float32 as the class `kind`, and require all weights that it has."""
+        """Load the model in float32 as the class `kind`.
+
+        Raises:
+            UserError: if the checkpoint lacks weights of that class, except those of a pooler.
+        """
         with reading(f"the weights of {self.name}"):
             options |= self.hub | {"subfolder": self.library.subfolder, "dtype": torch.float32}
             model, missing = load_pretrained(self.name, kind, **options)
@@ -104,10 +109,10 @@ class Checkpoint:
     def library_length(self, model: PreTrainedModel) -> int | None:
         """Return how many tokens per sentence the sentence-transformers library keeps.
 
-        It takes the length in the folder's files or, if they do not say, the smaller of the limits
-        in the tokenizer and the model's config. Limits of 0 or below mean no limit, as in XLNet's
-        config. The result is never above the model's number of positions. XLM-R's folders say 514,
-        but the model takes 512. None if this is no folder of that library.
+        None if this is no folder of that library. It takes the length in the folder's files or, if
+        they do not say, the smaller of the limits in the tokenizer and the model's config. Limits
+        of 0 or below mean no limit, as in XLNet's config. The result is never above the model's
+        number of positions: XLM-R's folders say 514, but the model takes 512.
 
         Args:
             model: the encoder, or one without weights (on the device "meta").
@@ -136,7 +141,7 @@ def longest_input(model: PreTrainedModel) -> int | None:
     RoBERTa's family counts positions from the padding id on, so its table of 514 holds 512 tokens.
     """
     for name, module in model.named_modules():
-        if name.endswith("position_embeddings") and isinstance(module, torch.nn.Embedding):
+        if name.endswith("position_embeddings") and isinstance(module, nn.Embedding):
             unused = 0 if module.padding_idx is None else module.padding_idx + 1
             return module.num_embeddings - unused
     return None

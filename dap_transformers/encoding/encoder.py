@@ -250,6 +250,7 @@ class SentenceEncoder:
         """Encode N sentences into vectors (N, E), each distinct sentence once.
 
         Args:
+            normalize: divide each vector by its Euclidean length.
             batch_size: number of the longest possible sentences per batch. None takes
                 `TOKENS_PER_BATCH`. Beyond rounding, the vectors do not depend on it.
         """
@@ -320,7 +321,7 @@ class SentenceEncoder:
         return states, places
 
     def _own_tokens(self, sentences: Sequence[str]) -> tuple[list[list[int]], list[TokenPlaces]]:
-        """Return all token ids of each sentence, and where those of the sentence itself stand."""
+        """Return the token ids of each sentence with its prefix, and where its own tokens stand."""
         tokens = self._tokenize(
             sentences, return_special_tokens_mask=True, return_offsets_mapping=True
         )
@@ -369,7 +370,7 @@ class SentenceEncoder:
     def _batches(
         self, input_ids: list[list[int]], batch_size: int | None = None
     ) -> Iterator[tuple[list[int], Tensor, Tensor]]:
-        """Yield rows (B), ids (B, S) and mask (B, S) of similar lengths, longest first."""
+        """Yield batches of similar lengths, longest first: row numbers, ids and mask (B, S)."""
         kind = self.model.device.type
         token_budget = TOKENS_PER_BATCH.get(kind, TOKENS_PER_BATCH["cpu"])
         if batch_size is not None:
@@ -398,7 +399,7 @@ class SentenceEncoder:
         return self._can_pack and is_on_cpu and takes_packed(self.backbone)
 
     def _states(self, ids: Tensor, mask: Tensor, layer: int | None = None) -> Tensor:
-        """Return the token states (B, S, D) of a layer, given token ids and mask (B, S)."""
+        """Return float32 token states (B, S, D) of a layer, None: the last, given ids and mask."""
         if layer is not None:
             outputs = self.backbone(input_ids=ids, attention_mask=mask, output_hidden_states=True)
             return outputs.hidden_states[layer].float()

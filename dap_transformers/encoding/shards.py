@@ -186,7 +186,7 @@ def write_shards(
     """Encode sentences into the shards of a folder. Return them in order, in every process.
 
     Complete shards of an earlier run with the same model and text are not encoded again. Memory
-    holds the text of one shard. If no shard fails, shards of another model or text
+    holds the text and the vectors of one shard. If no shard fails, shards of another model or text
     are removed.
 
     The processes of a launch share the shards and wait for each other. All of them need the same
@@ -198,6 +198,9 @@ def write_shards(
             given its number from 0.
         fingerprint: the encoder's `model_fingerprint`. None computes it.
         name: what the progress bar calls the sentences. Default: the folder's name.
+
+    Raises:
+        SentenceError: if a vector has NaN or infinity, in every process.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -228,7 +231,8 @@ def write_shards(
                 except SentenceError as error:
                     failed.append(error)
                     break
-                write_vectors(vectors, shard)
+                with whole_file(shard) as file:
+                    np.save(file, vectors)
             first += len(text)
 
     # Here all processes wait for each other, and learn what failed in any.
@@ -286,9 +290,3 @@ def require_finite(
             f"{where(first + row)}: NaN or infinity in the vector of {text[row][:60]!r} (one of "
             f"{len(bad)} such vectors): check the model's weights, or leave bf16 out"
         )
-
-
-def write_vectors(vectors: np.ndarray, path: Path) -> None:
-    """Write vectors (n, D) as a .npy file, which gets its name once it is whole."""
-    with whole_file(path) as file:
-        np.save(file, vectors)

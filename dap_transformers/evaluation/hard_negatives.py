@@ -320,7 +320,7 @@ def _lower_case_words(sentences: Sequence[str]) -> set[str]:
 
 
 def _names_by_class(sentences: Sequence[str], lower_words: set[str]) -> dict[str, set[str]]:
-    """Return the names in `NAMES` and in the sentences, by class, without first words."""
+    """Return the names in `NAMES` and in the sentences by class, without words that begin one."""
     names = {kind: set(listed.split(", ")) for kind, listed in NAMES.items()}
     for text in sentences:
         for found, is_first in _capitalised(text):
@@ -350,7 +350,10 @@ def _class(name: str) -> str:
 
 
 def _pick(options: Sequence[str], without: str, text: str, place: re.Match[str]) -> str:
-    """Pick an option by a hash of the text and the place. Return "" if all occur in `without`."""
+    """Pick an option that is no part of the text `without`, by a hash of the text and the place.
+
+    Return "" if there is none.
+    """
     digest = hashlib.sha256(f"{place.start()} {text}".encode(errors="surrogatepass")).digest()
     start = int.from_bytes(digest[:8], "big")
     for step in range(len(options)):

@@ -26,7 +26,7 @@ class KeptNeighbours(Evaluator):
 
     Attributes:
         pairs: language code -> (source, target) sentences. The first 1,000 distinct targets count.
-        before: the encoder. It is called only now, before training changes it.
+        before: the encoder before training. It is called when the evaluator is made, not later.
     """
 
     pairs: PairsByLanguage
@@ -43,12 +43,14 @@ class KeptNeighbours(Evaluator):
         return self.targets
 
     def neighbours(self, encoder: Encoder) -> np.ndarray:
-        """Return the rows of each target's nearest targets, (N, 10)."""
+        """Return the rows of each target's ten nearest other targets, best first: (N, 10)."""
         if not self.targets:
             return np.empty((0, NEIGHBOURS))
         vectors = encoder.encode(self.targets)  # (N, D)
         _, found = nearest_neighbours(vectors, vectors, NEIGHBOURS + 1)  # (N, 11)
-        rows = [without(own, row) for own, row in enumerate(found.tolist())]
+        rows = []
+        for own, near in enumerate(found.tolist()):
+            rows.append([row for row in near if row != own][:NEIGHBOURS])
         return np.array(rows)
 
     def __call__(self, encoder: Encoder) -> Numbers:
@@ -57,8 +59,3 @@ class KeptNeighbours(Evaluator):
         now = self.neighbours(encoder)
         is_kept = (self.kept[:, :, None] == now[:, None, :]).any(2)  # (N, 10)
         return {"kept_neighbours": 100 * float(is_kept.mean())}
-
-
-def without(own: int, rows: list[int]) -> list[int]:
-    """Return the first ten rows, best first, without a sentence's own row."""
-    return [row for row in rows if row != own][:NEIGHBOURS]

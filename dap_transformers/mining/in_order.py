@@ -162,7 +162,8 @@ class Gains:
 def nearest_pairs(gains: Gains, search: NeighbourSearch) -> np.ndarray:
     """Find the sentences that are each other's nearest neighbours: (pairs, 2), by source.
 
-    Lines that are much more frequent in one text (`ONE_SIDED`) get no translation from now on.
+    Lines that are much more frequent in one text (`ONE_SIDED`) are marked in `gains.ungrouped`, so
+    that they get no translation.
     """
     singles = [rows[:, 0] for rows in gains.groups]
     first = [np.unique(rows, return_index=True)[1] for rows in singles]
@@ -205,9 +206,10 @@ def longest_ascending(values: Sequence[int]) -> list[int]:
 
 
 def band_around(anchors: np.ndarray, n: int, m: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the first and the last column (N + 1,) of each row, given places (A, 2) in order.
+    """Return the first and the last column (N + 1,) of each row, given the anchors (A, 2).
 
-    All rows together have about 2 · `MARGIN` · (N + M) columns, wherever the anchors are.
+    `n` and `m` are the numbers of sentences N and M. All rows together have about 2 · `MARGIN` ·
+    (N + M) columns, wherever the anchors are.
     """
     corners = np.concatenate([[(0, 0)], anchors, [(n, m)]])
     rows = np.arange(n + 1)
@@ -219,7 +221,7 @@ def band_around(anchors: np.ndarray, n: int, m: int) -> tuple[np.ndarray, np.nda
 def cost_of_skipping(gains: Gains, anchors: np.ndarray) -> float:
     """Estimate what a sentence without a translation costs, given the anchors (A, 2).
 
-    Looks at each place where one text has exactly one extra sentence between two anchors. Such a
+    It looks at each place where one text has exactly one extra sentence between two anchors. Such a
     sentence joins the group of one of them if the group's gain does not fall. In texts where most
     join, the others are probably free translations, so skipping costs more.
     """
@@ -252,9 +254,9 @@ def best_groups(gains: Gains, skip: float, low: np.ndarray, high: np.ndarray) ->
     n, m = len(low) - 1, high[-1]
     moves = [*product(gains.sizes, repeat=2), (1, 0), (0, 1)]  # of equal gains the first
     sizes = np.array(gains.sizes)[:, None]  # (S, 1)
-    largest = margin = len(sizes)
-    # highest gains of the last rows, behind a margin of columns that no path reaches
-    best = np.full((largest + 1, margin + m + 1), -np.inf)
+    largest = len(sizes)
+    # highest gains of the last rows, behind `largest` columns that no path reaches
+    best = np.full((largest + 1, largest + m + 1), -np.inf)
     steps = []  # for each row and column the number of the move that leads there
 
     for row in range(n + 1):
@@ -266,7 +268,7 @@ def best_groups(gains: Gains, skip: float, low: np.ndarray, high: np.ndarray) ->
             block = gains.of(sources, targets).reshape(largest, len(rows), largest, -1)
 
         # come from an earlier row: add a group, or skip a source sentence
-        start, end = low[row] + margin, high[row] + margin + 1
+        start, end = low[row] + largest, high[row] + largest + 1
         before = [best[(row - a) % len(best), start - b : end - b] for a, b in moves[:-1]]
         own = slice(low[row] - columns[0], high[row] - columns[0] + 1)
         total = np.stack(before)  # (moves - 1, C)
@@ -281,7 +283,7 @@ def best_groups(gains: Gains, skip: float, low: np.ndarray, high: np.ndarray) ->
         way = skip * np.arange(len(total))
         highest = np.maximum.accumulate(total + way)
         step[highest > total + way] = len(moves) - 1
-        best[row % len(best), start - margin : start] = -np.inf
+        best[row % len(best), start - largest : start] = -np.inf
         best[row % len(best), start:end] = highest - way
         steps.append(step.astype(np.min_scalar_type(len(moves))))
 

@@ -73,7 +73,7 @@ def candidate_pairs(neighbours: Neighbours) -> np.ndarray:
 
 
 def turned(near: Neighbours) -> Neighbours:
-    """Exchange source and target."""
+    """Return the same neighbours with source and target exchanged."""
     return Neighbours(
         near.backward_scores, near.backward_indices, near.forward_scores, near.forward_indices
     )
@@ -116,7 +116,7 @@ def score_pairs(
     target_rows: np.ndarray,
     neighbours: Neighbours,
 ) -> np.ndarray:
-    """Score given pairs (P,) of rows by their margin over the neighbourhoods in both texts.
+    """Return the margins (P,) of given pairs of rows, over the neighbourhoods in both texts.
 
     Vectors (N, D) and (M, D) need not be normalised. Those of all P pairs are in memory.
     """
@@ -127,7 +127,11 @@ def score_pairs(
 
 
 def select(pairs: np.ndarray, threshold: float | None) -> np.ndarray:
-    """Keep the pairs (P,) that score at least `threshold`, in their order. None keeps all."""
+    """Keep the pairs (P,) that score at least `threshold`, in their order. None keeps all.
+
+    Raises:
+        UserError: if no pair is left.
+    """
     if threshold is None:
         return pairs
     kept = pairs[pairs["score"] >= threshold]

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from dap_transformers.encoding.encoder import Encoder, listed
+from dap_transformers.encoding.encoder import Encoder, SentenceEncoder, listed
 from dap_transformers.encoding.shards import embed_to_disk, model_fingerprint
 from dap_transformers.errors import UserError, counted
 from dap_transformers.mining.margin import (
@@ -124,8 +124,9 @@ class MiningResult:
         protocol: what was done, for a report.
         neighbours: the nearest neighbours of all sentences, with which the margin compares. None
             if no margin is computed.
-        candidates: number of all pairs.
-        kept: pairs of lines, from 0, that reach the threshold.
+        candidates: number of pairs before the threshold.
+        kept: pairs of lines (`PAIR`), from 0, that reach the threshold. An alignment of texts in
+            order has groups (`in_order.GROUP`), also those without a translation.
         summary: text that says how many pairs are kept and why.
         numbers: further numbers by name, for a report.
     """
@@ -221,7 +222,10 @@ def choose(
 ) -> Choice:
     """Choose the threshold unless it is given, and estimate the precision if the scores allow it.
 
-    This takes the `k` + 1 nearest neighbours. Scores (K,) of known translations calibrate it.
+    `neighbours` are the `k` + 1 nearest ones. Scores (K,) of known translations calibrate it.
+
+    Raises:
+        UserError: if a threshold has to be chosen, and the scores do not allow it.
     """
     count = len(candidates)
     is_auto = options.threshold == "auto"
@@ -285,7 +289,7 @@ def remark_on(model: ScoreModel, precision: float | None) -> str:
 
 
 def score_known(known: Vectors, vectors: Vectors, k: int = 4) -> np.ndarray:
-    """Score known translations by their margin, as if their sentences were in the two texts.
+    """Return the margins of known translations, as if their sentences were in the two texts.
 
     Each sentence's neighbours are those in the other text and its own translation, which is counted
     once if the other text also holds it.
@@ -362,8 +366,6 @@ def mine(
     if isinstance(chosen.threshold, str) and chosen.threshold != "auto":
         raise ValueError(f"threshold={chosen.threshold!r}: give a number, 'auto' or None")
     if isinstance(model, str):
-        from dap_transformers.encoding.encoder import SentenceEncoder
-
         model = SentenceEncoder.from_pretrained(model)
     texts = []
     vectors = []

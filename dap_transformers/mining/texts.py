@@ -96,6 +96,8 @@ class DistinctSentences(Sequence[str]):
 class GroupedText(DistinctSentences):
     """The distinct groups of 1 to S neighbouring sentences of a text, single sentences first.
 
+    A group counts as a line of `DistinctSentences`. S is the argument `largest`.
+
     Attributes:
         singles: the N sentences of the text in order, with their places in the file.
         groups: (N, S) for each sentence the numbers of the groups that begin with it, by size. The

@@ -48,6 +48,7 @@ CLEAR_DISTANCE = 5.0
 LOW_PRECISION = 0.86
 #: Precisions of the table's rows. All pairs have the last one.
 TABLE_ROWS = (0.99, 0.95, 0.9, 0.8, 0.7, 0.5, 0.0)
+#: Most steps of EM.
 STEPS = 300
 
 
@@ -97,7 +98,7 @@ class ScoreModel:
         return self.probabilities.cumsum()[self.kept - 1] / self.kept
 
     def row(self, threshold: float) -> dict[str, Any]:
-        """Return a row of `table`, for a threshold."""
+        """Return a row of `table`, for a threshold that at least one pair reaches."""
         count = int((self.scores >= threshold).sum())
         return {
             # rounded down, so that a pair with exactly this score is kept
@@ -176,8 +177,8 @@ def _runner_ups(near: Neighbours, rows: np.ndarray, partners: np.ndarray, k: int
 def fit_scores(
     scores: np.ndarray,
     runner_ups: np.ndarray,
-    known: np.ndarray | None = None,
-    candidates: int | None = None,
+    known: np.ndarray | None,
+    candidates: int,
 ) -> ScoreModel:
     """Fit the distributions of translations' scores and of other pairs' scores.
 
@@ -185,8 +186,8 @@ def fit_scores(
     Scores (K,) of `known` translations, if given, fix the translations' distribution.
     """
     order = np.argsort(scores)
-    scores, runner_ups = scores[order], runner_ups[order]
-    runner_ups = runner_ups - RUNNER_UP_LEAD * _spread(runner_ups)
+    scores = scores[order]
+    runner_ups = runner_ups[order] - RUNNER_UP_LEAD * _spread(runner_ups)
 
     probabilities = []
     distances = []
@@ -196,14 +197,17 @@ def fit_scores(
         distances.append(distance)
     mean = np.mean(probabilities, axis=0)  # (P,)
     distance = float(np.mean(distances))
-    count = len(scores) if candidates is None else candidates
-    return ScoreModel(count, scores[::-1], mean[::-1], distance, known is not None)
+    return ScoreModel(candidates, scores[::-1], mean[::-1], distance, known is not None)
 
 
 def _fit(
     scores: np.ndarray, runner_ups: np.ndarray, known: np.ndarray | None, tail: float
 ) -> tuple[np.ndarray, float]:
-    """Fit both groups by EM for a tail. Return ascending probabilities (P,) and the distance."""
+    """Fit both groups by EM for a tail. `scores` (P,) ascend.
+
+    Returns:
+        The probability (P,) that each pair is a translation, and the distance of the two means.
+    """
     # start with what lies far above the runner-ups
     spread = max(1.2 * _spread(runner_ups), 1e-6)
     likely = np.clip((scores - np.median(runner_ups)) / spread - 3, 0, 1)
@@ -281,7 +285,10 @@ def _log_normal(values: np.ndarray, mean: float, deviation: float) -> np.ndarray
 
 
 def _log_skewed(values: np.ndarray, mean: float, deviation: float, tail: float) -> np.ndarray:
-    """Return the log density of the sum of a normal and an exponential variable at each value."""
+    """Return the log density of the sum of a normal and an exponential variable at each value.
+
+    `mean` and `deviation` are of the sum. `tail` is one of `TAILS`.
+    """
     normal = deviation / math.sqrt(1 + tail**2)  # standard deviation of the normal part
     exponential = tail * normal  # mean and standard deviation of the exponential part
     z = (values - mean + exponential) / normal

@@ -92,7 +92,10 @@ def _search(
     name: str,
     bar: tqdm,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return cosines (n, k) and rows (n, k) of approximately nearest keys of each query."""
+    """Return cosines (N, k) and rows (N, k) of the keys (M, D) near each query (N, D).
+
+    `name` is the name of the index, as in `approximate_neighbours`.
+    """
     index = _build(keys, key_name, name, bar)
     scores = np.empty((len(queries), k), np.float32)
     indices = np.empty((len(queries), k), np.int64)
@@ -117,7 +120,7 @@ def _search(
 
 
 def _build(keys: Array, key_name: str, name: str, bar: tqdm) -> Any:
-    """Return a faiss index that is trained on a sample of the keys and holds all of them."""
+    """Return the faiss index `name`, trained on a sample of the keys, which holds all of them."""
     factory, _, parameters = name.partition(":")
     with reading(f"faiss index {name} of {len(keys)} {key_name} rows"):
         import faiss
@@ -142,7 +145,10 @@ def _build(keys: Array, key_name: str, name: str, bar: tqdm) -> Any:
 
 
 def _training_step(rows: int, factory: str, lists: int) -> int:
-    """Return n such that every n-th row trains the index, as all rows would take too long."""
+    """Return n such that every n-th row trains the index. All rows would take too long.
+
+    `lists` is the number of lists of an IVF index, 0 for others.
+    """
     # An IVF index learns the centres of its lists. `PQ16x12` learns 2^12 codes of each part.
     bits = max([8, *map(int, re.findall(r"x(\d+)", factory))])
     clusters = max(lists, 2**bits)

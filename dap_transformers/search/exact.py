@@ -157,7 +157,10 @@ def unit_rows(
 
 
 def require_searchable(sides: dict[str, Array], k: int, most: int) -> None:
-    """Check the named arrays of a search, and that k is 1 to `most`, before hours of search."""
+    """Raise `UserError` if an array has NaN or infinity, or if k is not 1 to `most`.
+
+    Arrays are given by their names in messages. Such an error would come after hours of search.
+    """
     for name, array in sides.items():
         for start in range(0, len(array), CHECKED_ROWS):
             unit_rows(array[start : start + CHECKED_ROWS], name, start)

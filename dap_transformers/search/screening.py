@@ -80,7 +80,7 @@ def whole_float32(device: torch.device) -> Iterator[None]:
 
 
 def _bfloat16(rows: Tensor, columns: Tensor, out: Tensor) -> None:
-    """Multiply bfloat16 matrices."""
+    """Multiply bfloat16 matrices, as `PRODUCTS` asks."""
     torch.mm(rows, columns.T, out=out)
 
 
@@ -259,7 +259,7 @@ class Bounds:
             # Until the numbers are in order, a negative maximum becomes a wrong negative number or
             # NaN. Neither raises a positive limit.
             known = ordered(tops).view(torch.bfloat16).float()
-            # Rounding changed a bound by at most 1/256 of it.
+            # Rounding changed a bound by at most 1/256 of it. Twice as much is taken off.
             known -= known.abs() / 128 + 2 * (errors + self.slack)
             bits = _bits(limits.fmax(known))
             is_hit = maxima >= bits[:, None]
