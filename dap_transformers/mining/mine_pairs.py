@@ -272,7 +272,7 @@ def remark_on(model: ScoreModel, precision: float | None) -> str:
         return "almost all candidates look like translations"
     few = None
     if model.calibrated and model.translations < CLEAR_PAIRS:
-        few = f"about {model.translations:.0f}"
+        few = f"about {model.share * model.candidates:,.0f}"
     elif not model.calibrated and model.share < CLEAR_SHARE:
         few = f"{100 * model.share:.0f}%"
     if few is not None:

@@ -10,7 +10,13 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from dap_transformers.errors import UserError
 from dap_transformers.mining.margin import PAIR, neighbourhoods, score_pairs
-from dap_transformers.mining.mine_pairs import MiningOptions, mine, mine_vectors, score_known
+from dap_transformers.mining.mine_pairs import (
+    MiningOptions,
+    mine,
+    mine_vectors,
+    remark_on,
+    score_known,
+)
 from dap_transformers.mining.threshold import ScoreModel, runner_up_scores
 
 
@@ -62,6 +68,8 @@ def test_texts_without_translations_are_not_given_a_threshold_unless_calibrated(
     assert (candidates["score"] >= choice.threshold).sum() < 15
     few = mine_vectors(texts(600, 12), MiningOptions(), known=known)[2]
     assert "check a few pairs" in few.remark
+    sample = ScoreModel(5_000, np.linspace(2, 1, 100), np.repeat([1.0, 0.0], [40, 60]), 9.0, True)
+    assert "only about 2,000 of the candidates" in remark_on(sample, None)
 
 
 def test_a_low_estimate_of_a_chosen_threshold_is_remarked_on() -> None:
