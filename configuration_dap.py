@@ -324,7 +324,7 @@ RULES: dict[str, tuple[Callable[[Any, DAPConfig], bool], str]] = {
     ),
     "tr_temperature": (lambda value, _: 0 < value < math.inf, "a number above 0"),
     "tr_hard_negatives": (
-        lambda value, config: 0 <= value <= ("tr" in config.objectives),
+        lambda value, config: value == 0 or (0 < value <= 1 and "tr" in config.objectives),
         "a number from 0 to 1, and 0 without TR",
     ),
     "tr_matryoshka_dims": (are_sizes, "sizes below the whole one, for TR without a projection"),

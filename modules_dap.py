@@ -67,7 +67,7 @@ WITHOUT_EFFECT = {
 
 
 class Dense(nn.Module):
-    """Linear layer and activation on vectors (B, D), with the weights' names of the library.
+    """Linear layer and activation on vectors (B, D). The weights have the names of the library.
 
     Args:
         config: `in_features`, `out_features`, `bias` (default true), and `activation_function`, the
@@ -197,7 +197,7 @@ def library_settings(name_or_path: str, revision: str | None = None) -> LibraryS
         transformer = Settings(name_or_path, file, revision)
         if transformer.values:
             break
-    length = _longest_text(transformer)
+    length = _max_seq_length(transformer)
     transformer.close()
 
     pooling = Settings(name_or_path, f"{pooling_folder}/config.json", revision)
@@ -224,7 +224,7 @@ def library_settings(name_or_path: str, revision: str | None = None) -> LibraryS
     )
 
 
-def _longest_text(transformer: Settings) -> int | None:
+def _max_seq_length(transformer: Settings) -> int | None:
     """Take the settings about text. Return the most tokens per sentence, None if none says so."""
     # Token states are what the pooling reads. A module that returns something else is refused.
     if transformer.values.get("module_output_name") == "token_embeddings":

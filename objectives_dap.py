@@ -219,6 +219,8 @@ class Objective:
         self.config = config
         prefix = f"{self.name}_"
         defaults = self.default_fields()
+
+        # Refuse unknown options. Those of an objective "bag_of" are none of an objective "bag".
         longer = tuple(f"{name}_" for name in OBJECTIVES if name.startswith(prefix))
         for key in unknown_keys(vars(config)):
             if key.startswith(prefix) and not key.startswith(longer) and key not in defaults:
@@ -234,6 +236,7 @@ class Objective:
                     f"{key}={value!r}: give a value like its default {defaults[key]!r}"
                 )
         self.options = {key.removeprefix(prefix): value for key, value in self.fields.items()}
+
         weight = f"{prefix}weight"
         #: Factor of this loss in the total loss.
         self.weight: float = getattr(config, weight, defaults.get(weight))
@@ -424,7 +427,7 @@ class TranslationRanking(Comparison):
     def rank(self, vectors: tuple[Tensor, ...], hashes: list[Tensor]) -> list[RankingResult]:
         """Rank targets for each source and, if `tr_bidirectional`, sources for each target."""
         config = self.config
-        similarity = (config.tr_similarity, config.tr_temperature)
+        options = (config.tr_similarity, config.tr_temperature)
         source, target, *_ = vectors
         of_pairs = hashes[0]
 
@@ -433,14 +436,12 @@ class TranslationRanking(Comparison):
         if config.tr_same_side_negatives:  # by its hash, a source is no negative of itself
             candidates.append(source)
             of_candidates.append(of_pairs)
-        results = [ranking_loss_over_processes(source, candidates, of_candidates, *similarity)]
+        results = [ranking_loss_over_processes(source, candidates, of_candidates, *options)]
 
         if config.tr_bidirectional:
             candidates = [source, target] if config.tr_same_side_negatives else [source]
             of_candidates = [of_pairs] * len(candidates)
-            results.append(
-                ranking_loss_over_processes(target, candidates, of_candidates, *similarity)
-            )
+            results.append(ranking_loss_over_processes(target, candidates, of_candidates, *options))
         return results
 
     def hashes(self, pairs: Pairs) -> list[Tensor]:

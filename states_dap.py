@@ -7,7 +7,7 @@ encoder allows:
 - *Packed*: all rows stand one behind the other in one long row without padding. Attention gets the
   length of each row, so that no token sees another row. Within a row, attention may be causal, have
   a window, or share keys between heads. This needs an attention that takes packed rows:
-  `use_packing` registers one for every encoder that runs torch's `sdpa` attention.
+  `use_packing` gives ours to any encoder that runs torch's `sdpa` attention.
 - *Padded*: one batch with padding, as in Transformers.
 
 Shapes in the comments: `B` rows, `S` tokens of the longest row, `T` real tokens of all rows, `D`

@@ -115,11 +115,13 @@ class SentenceEncoder:
         if after is None:
             after = getattr(model, "after", nn.Sequential())
         self.after = after.to(self.model.device)
+
         self.tokenizer = tokenizer
         pooling = pooling or getattr(model.config, "pooling", None)
         self.pooling: str = pooling or default_pooling(model.config)
         self.prefix = prefix or ""
         self.prompts = dict(prompts or {})
+
         positions = longest_input(model) or math.inf
         if max_seq_length is None:
             max_seq_length = min(DEFAULT_MAX_SEQ_LENGTH, positions)
@@ -130,12 +132,14 @@ class SentenceEncoder:
             )
         self.max_seq_length = max_seq_length
         require_room(tokenizer, self.max_seq_length, self.prefix)
+
         self.bf16 = bf16
         backbone = self.backbone
         is_known = type(backbone).__module__.startswith("transformers.")
         self._can_pack = is_known and can_skip_tokens(backbone)
         if self._can_pack:
             use_packing(backbone, trains=False)
+
         #: How many sentences `encode` has cut so far.
         self.cut = 0
         #: Commit of the Hub repository that the model was loaded from, if any.

@@ -128,6 +128,7 @@ class Gains:
         counts = (places >= 0) & (places <= last)
         counts |= ~counts.any(0)  # of a group that is the whole text, its first and last sentence
         weights = torch.from_numpy(counts / counts.sum(0) / 2).float()  # (4, R)
+        # the weighted sum of the vectors of a group's neighbours
         near = embedding_bag(
             torch.from_numpy(places.clip(0, last)).T,
             self.singles[side],
@@ -165,7 +166,8 @@ def nearest_pairs(gains: Gains, search: NeighbourSearch) -> np.ndarray:
     Lines that are much more frequent in one text (`ONE_SIDED`) are marked in `gains.ungrouped`, so
     that they get no translation.
     """
-    singles = [rows[:, 0] for rows in gains.groups]
+    # the number of each sentence's text, and the first sentence with each text
+    singles = [rows[:, 0] for rows in gains.groups]  # (N,) and (M,)
     first = [np.unique(rows, return_index=True)[1] for rows in singles]
     near = search(*(side[: len(own)] for side, own in zip(gains.vectors, first)), 1)
     forward = near.forward_indices[:, 0]
@@ -174,7 +176,8 @@ def nearest_pairs(gains: Gains, search: NeighbourSearch) -> np.ndarray:
     rows = np.flatnonzero(backward[forward] == np.arange(len(forward)))
     pairs = np.stack([first[0][rows], first[1][forward[rows]]], 1)
 
-    counts = [np.bincount(kinds)[kinds] for kinds in gains.kinds]  # (N,) and (M,)
+    # how often each sentence occurs, but for its digits: (N,) and (M,)
+    counts = [np.bincount(kinds)[kinds] for kinds in gains.kinds]
     for side, nearest in enumerate((forward, backward)):
         kinds = gains.kinds[side]
         paired = np.bincount(kinds[pairs[:, side]], minlength=len(kinds))[kinds]

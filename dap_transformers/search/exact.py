@@ -261,17 +261,21 @@ class Best:
     def add(self, rows: Tensor, keys: Tensor, scores: Tensor) -> None:
         """Add keys (H,) with their scores (H,) to queries (H,), and keep the k best of each."""
         packed = _packed(scores, keys)
-        for _ in self.packed:  # each time the best one that is left of every query goes in
+        for _ in self.packed:  # each time, the best new key of every query goes in
             is_better = packed > self.packed[-1, rows]
             rows = rows[is_better]
             packed = packed[is_better]
             if not len(rows):
                 break
+
+            # take the best new key of each query, and leave the others for the next time
             new = torch.full_like(self.packed[0], torch.iinfo(torch.int64).min)
             new.scatter_reduce_(0, rows, packed, "amax")
             is_left = packed != new[rows]
             rows = rows[is_left]
             packed = packed[is_left]
+
+            # insert it: a key that it displaces moves one place down
             for place in self.packed:
                 lower = torch.minimum(place, new)
                 torch.maximum(place, new, out=place)

@@ -68,7 +68,8 @@ class DAPTrainer(ResumableTrainer):
         self.prefix = prefix
         self.prompts = prompts
         self.saved_length = saved_length
-        self.measured_on: dict[str, float] = {}  # accuracy or error over all languages -> `size`
+        #: Name of an accuracy or error over all languages -> `Evaluator.size`.
+        self.measured_on: dict[str, float] = {}
         self.meter = StepMeter()
         if self.evaluators:
             # `Trainer` does not evaluate without a dataset.
