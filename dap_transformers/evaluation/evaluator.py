@@ -132,6 +132,12 @@ def both_sides(pairs: PairsByLanguage) -> Iterator[str]:
             yield from side
 
 
+def pairs_of_mean(pairs: PairsByLanguage) -> float:
+    """Return how many pairs a mean over languages is worth. Languages of few pairs make it less."""
+    shares = [1 / len(rows) for rows in pairs.values()]
+    return len(shares) ** 2 / sum(shares)
+
+
 def evaluate(
     encoder: Encoder, evaluators: Sequence[Evaluator], progress: bool = False
 ) -> dict[str, Numbers]:

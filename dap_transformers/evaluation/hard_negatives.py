@@ -28,6 +28,7 @@ from dap_transformers.evaluation.evaluator import (
     Numbers,
     PairsByLanguage,
     both_sides,
+    pairs_of_mean,
 )
 from dap_transformers.evaluation.retrieval import require_pairs
 from dap_transformers.search.exact import nearest
@@ -142,6 +143,9 @@ class HardNegatives(Evaluator):
         yield from both_sides(self.pairs)
         for copies in self.copies.values():
             yield from (copy.text for copy in copies)
+
+    def size(self) -> float:
+        return pairs_of_mean(self.pairs)
 
     def __call__(self, encoder: Encoder) -> Numbers:
         """Return the results by language code, and "mean" -> {"error": means over the languages}.

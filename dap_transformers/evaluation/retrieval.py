@@ -22,6 +22,7 @@ from dap_transformers.evaluation.evaluator import (
     both_sides,
     card_rows,
     console_tables,
+    pairs_of_mean,
 )
 from dap_transformers.evaluation.paper import (
     DIRECTIONS,
@@ -74,9 +75,7 @@ class Retrieval(Evaluator):
         return both_sides(self.pairs)
 
     def size(self) -> float:
-        """Return how many sentences the mean is worth. Languages of few pairs make it less."""
-        shares = [1 / len(rows) for rows in self.pairs.values()]
-        return 2 * len(shares) ** 2 / sum(shares)
+        return 2 * pairs_of_mean(self.pairs)  # of both directions
 
     def __call__(self, encoder: Encoder) -> Numbers:
         languages = {}

@@ -97,7 +97,7 @@ def _best_candidates(near: Neighbours, own: str, other: str) -> np.ndarray:
 def _without_repeated_sentences(
     pairs: np.ndarray, source_count: int, target_count: int
 ) -> np.ndarray:
-    """Keep the pairs in their order, without those of sentences that were kept before."""
+    """Keep the pairs in their order, each sentence only in the first one that can be kept."""
     source_taken = bytearray(source_count)
     target_taken = bytearray(target_count)
     is_kept = np.zeros(len(pairs), bool)

@@ -251,7 +251,7 @@ class Best:
         return cls(_packed(scores, -1).repeat(k, 1))
 
     def part(self, start: int, count: int) -> "Best":
-        """Return the neighbours of some queries. What is added to them is added here."""
+        """Return the neighbours of some queries as a view: what the view adds is added here."""
         return Best(self.packed[:, start : start + count])
 
     def worst(self) -> Tensor:

@@ -43,8 +43,6 @@ SLICE = 2**16
 PAIRS = 2**18
 #: Rows that are centred, multiplied or put in order at a time: few, so that they stay in the cache.
 PART = 512
-#: If more than k times this many groups per row reach their limit, closer limits are computed.
-GROUPS_PER_ROW = 1
 #: Columns that are appended to the rows of both sides: two terms and two ones.
 APPENDED = 4
 #: Added to all bounds, so that nearly all limits are positive. A larger number loses precision.
@@ -252,9 +250,9 @@ class Bounds:
         maxima = maxima_of_groups()[: len(limits)]  # without the rows that fill a group up
         bits = _bits(limits)
         is_hit = maxima >= bits[:, None]
-        many = GROUPS_PER_ROW * self.k * len(limits)
-        if is_hit.count_nonzero() > many and maxima.shape[1] >= self.k:
-            # the groups hold different pairs, so k pairs are as good as the k-th maximum
+        if is_hit.count_nonzero() > self.k * len(limits) and maxima.shape[1] >= self.k:
+            # More than k groups per row reach their limit, so a closer limit saves work.
+            # The groups hold different pairs, so k pairs are as good as the k-th maximum.
             tops = maxima.topk(self.k).values[:, -1]
             # Until the numbers are in order, a negative maximum becomes a wrong negative number or
             # NaN. Neither raises a positive limit.

@@ -94,7 +94,7 @@ def train_heads(
     started = time.perf_counter()
 
     # 1. The first pairs that the joint training will draw.
-    numbers = list(islice(iter(trainer.train_sampler), args.head_pairs))
+    numbers = list(islice(trainer.train_sampler, args.head_pairs))
     rows = trainer.train_dataset.select(numbers).to_list()
     start_bias(model, rows)
 

@@ -316,7 +316,7 @@ def evaluation_at(step: int, state: TrainerState) -> dict[str, float]:
 
 
 def main_numbers(numbers: Mapping[str, float], names: Iterable[str]) -> str:
-    """Format those of the named numbers that there are."""
+    """Format the numbers with these names. Missing ones are left out."""
     return readable({name: numbers[name] for name in names if name in numbers})
 
 

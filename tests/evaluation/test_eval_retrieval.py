@@ -134,6 +134,7 @@ def test_hard_negatives_are_candidates_of_the_english_side(
     assert numbers["error"] == pytest.approx(error)
     assert found["mean"] == {"error": numbers["error"]}
     assert evaluator.logged(found) == {"hard_negative_error": numbers["error"]["error"]}
+    assert evaluator.size() == 10  # the error is of the sources only
 
 
 @pytest.mark.parametrize("spelling", ["fr", "fra"])
