@@ -180,7 +180,7 @@ class DAPConfig(PreTrainedConfig):
         if unknown:
             names = ", ".join(unknown)
             raise ValueError(f"no field {names} in DAPConfig or objective {objective!r}")
-        values = {name: own.default for name, own in FIELDS.items()} | given
+        values = {name: each.default for name, each in FIELDS.items()} | given
         if encoder_config is None:
             encoder_config = BertConfig()
         if isinstance(encoder_config, dict):

@@ -74,11 +74,12 @@ class RTLHead(nn.Module):
     @staticmethod
     def _build_blocks(config: DAPConfig) -> PreTrainedModel:
         """Return K random layers for embedded tokens, with own embeddings if `rtl_reembed`."""
-        own = copy.deepcopy(config.encoder_config)
-        own.vocab_size = (getattr(own, "pad_token_id", None) or 0) + 1  # the table is removed below
-        if own.model_type == "deberta-v2":
-            own.conv_kernel_size = 0  # its convolution follows the first layer only
-        blocks = build_encoder(own)
+        block_config = copy.deepcopy(config.encoder_config)
+        padding = getattr(block_config, "pad_token_id", None) or 0
+        block_config.vocab_size = padding + 1  # the table is removed below
+        if block_config.model_type == "deberta-v2":
+            block_config.conv_kernel_size = 0  # its convolution follows the first layer only
+        blocks = build_encoder(block_config)
 
         _, layers = layer_stack(blocks)
         del layers[: len(layers) - config.rtl_layers]
@@ -107,8 +108,8 @@ class RTLHead(nn.Module):
                 number, rest = key[len(prefix) + 1 :].split(".", 1)
                 key = f"{prefix}.{int(number) - dropped}.{rest}"
             copied[key] = value
-        own = {key: copied[key] for key in self.blocks.state_dict()}
-        self.blocks.load_state_dict(own)
+        weights = {key: copied[key] for key in self.blocks.state_dict()}
+        self.blocks.load_state_dict(weights)
 
     def forward(
         self,

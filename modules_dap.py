@@ -391,8 +391,8 @@ def write_modules(encoder: Any, folder: Path, similarity: str | None = None) -> 
         prompts[default] = encoder.prefix
     if prompts:
         # encode_query and encode_document use only prompts of these names
-        own = {task: prompt_for(task, prompts, encoder.prefix) for task in PROMPTS_OF}
-        prompts = own | prompts
+        of_tasks = {task: prompt_for(task, prompts, encoder.prefix) for task in PROMPTS_OF}
+        prompts = of_tasks | prompts
     own_similarity = getattr(encoder.model.config, "tr_similarity", "cosine")
     settings = {
         "prompts": prompts,

@@ -323,7 +323,7 @@ def has_type_of(default: Any, value: Any) -> bool:
     """
     if isinstance(default, (list, tuple)):
         is_list = isinstance(value, (list, tuple))
-        return is_list and all(any(has_type_of(own, each) for own in default) for each in value)
+        return is_list and all(any(has_type_of(item, each) for item in default) for each in value)
     kinds = (float, int) if isinstance(default, float) else (type(default),)
     return default is None or type(value) in kinds
 

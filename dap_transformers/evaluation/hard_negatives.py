@@ -154,22 +154,22 @@ class HardNegatives(Evaluator):
         sentence has no copy), "copies" (kind of change -> number of copies) and "error" (the result
         of `hard_negative_errors`).
         """
-        numbers: Numbers = {}
+        results: Numbers = {}
         for code, copies in self.copies.items():
             source, english = zip(*self.pairs[code], strict=True)
             texts = (source, english, [copy.text for copy in copies])
             kinds = [copy.kind for copy in copies]
             found = hard_negative_errors(*(encoder.encode(list(text)) for text in texts), kinds)
             have_copies = {copy.sentence for copy in copies}
-            numbers[code] = {
+            results[code] = {
                 "pairs": len(english),
                 "without_copies": sum(sentence not in have_copies for sentence in english),
                 "copies": {kind: kinds.count(kind) for kind in COPY_KINDS},
                 "error": found,
             }
-        errors = [each["error"] for each in numbers.values()]
+        errors = [each["error"] for each in results.values()]
         mean = {name: float(np.mean([error[name] for error in errors])) for name in errors[0]}
-        return numbers | {"mean": {"error": mean}}
+        return results | {"mean": {"error": mean}}
 
     def logged(self, numbers: Numbers) -> dict[str, float]:
         return {self.primary: numbers["mean"]["error"]["error"]}

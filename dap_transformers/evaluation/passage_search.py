@@ -72,9 +72,13 @@ class Search(Evaluator):
             questions = query_encoder.encode(each.questions)
             passages = document_encoder.encode(each.passages)
             ndcg, accuracy = search_quality(questions, passages, each.grades)
-            counts = {"questions": len(questions), "passages": len(passages)}
-            means = {"ndcg@10": float(ndcg.mean()), "accuracy@1": accuracy}
-            numbers[name] = counts | means | {"ndcg_of_questions": ndcg.round(4).tolist()}
+            numbers[name] = {
+                "questions": len(questions),
+                "passages": len(passages),
+                "ndcg@10": float(ndcg.mean()),
+                "accuracy@1": accuracy,
+                "ndcg_of_questions": ndcg.round(4).tolist(),
+            }
         means = {}
         for key in ("ndcg@10", "accuracy@1"):
             means[key] = float(np.mean([each[key] for each in numbers.values()]))

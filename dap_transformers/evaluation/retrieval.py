@@ -89,6 +89,7 @@ class Retrieval(Evaluator):
 
         averages: Numbers = {}
         for group, codes in groups_of(languages).items():
+            # all languages have the same values
             averages[group] = {name: _mean(languages, name, codes) for name in values}
         return {"languages": languages, "averages": averages}
 

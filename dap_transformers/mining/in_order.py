@@ -273,9 +273,9 @@ def best_groups(gains: Gains, skip: float, low: np.ndarray, high: np.ndarray) ->
         # come from an earlier row: add a group, or skip a source sentence
         start, end = low[row] + largest, high[row] + largest + 1
         before = [best[(row - a) % len(best), start - b : end - b] for a, b in moves[:-1]]
-        own = slice(low[row] - columns[0], high[row] - columns[0] + 1)
+        in_row = slice(low[row] - columns[0], high[row] - columns[0] + 1)
         total = np.stack(before)  # (moves - 1, C)
-        total[:-1] += block[:, row % BLOCK, :, own].reshape(-1, total.shape[1])
+        total[:-1] += block[:, row % BLOCK, :, in_row].reshape(-1, total.shape[1])
         total[-1] -= skip
         step = total.argmax(0)
         total = total.max(0)

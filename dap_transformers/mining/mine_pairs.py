@@ -301,8 +301,8 @@ def score_known(known: Vectors, vectors: Vectors, k: int = 4) -> np.ndarray:
     cosine = products.sum(1).numpy().astype(np.float64)  # (K,)
     means = []
     is_nearest = np.zeros(len(cosine), bool)
-    for own, text in ((known[0], vectors[1]), (known[1], vectors[0])):
-        near, _ = nearest_neighbours(own, text, min(k, len(text)))  # (K, k)
+    for sentences, text in ((known[0], vectors[1]), (known[1], vectors[0])):
+        near, _ = nearest_neighbours(sentences, text, min(k, len(text)))  # (K, k)
         is_nearest |= cosine >= near[:, 0] - 1e-6
         is_in_text = np.isclose(near, cosine[:, None], atol=1e-6).any(1)
         partner = np.where(is_in_text, -np.inf, cosine)

@@ -80,9 +80,9 @@ def mutual_neighbours(
             neighbours, and the places of missing ones have index -1.
     """
     require_searchable({"source": source, "target": target}, k, min(len(source), len(target)))
-    above, target_above = above or (None, None)
+    source_above, target_above = above or (None, None)
     forward, backward = _search(
-        source, target, k, progress=progress, above=above, keys_above=target_above
+        source, target, k, progress=progress, above=source_above, keys_above=target_above
     )
     return Neighbours(*forward, *backward)
 

@@ -59,9 +59,9 @@ def tokenize_bitext(
     backend.enable_truncation(max_seq_length, direction=tokenizer.truncation_side)
     state = hashlib.sha256(backend.to_str().encode()).hexdigest()
     ids = List(Value("int32"))
-    text = Value("string")
+    string = Value("string")
     features = Features(
-        {"source_input_ids": ids, "target_input_ids": ids, "language": text, "pair_id": text}
+        {"source_input_ids": ids, "target_input_ids": ids, "language": string, "pair_id": string}
     )
 
     disable_progress_bars()  # there would be one for each language

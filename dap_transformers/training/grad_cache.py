@@ -79,10 +79,10 @@ class CachedBatch:
 
         for number, part in enumerate(self.parts):
             rows = slice(number * size, (number + 1) * size)
-            own = {}
+            share = {}
             for name, found in gradients.items():
-                own[name] = tuple(gradient[rows] for gradient in found)
-            part.chunk = replace(part.chunk, gradients=own, label_counts=counts)
+                share[name] = tuple(gradient[rows] for gradient in found)
+            part.chunk = replace(part.chunk, gradients=share, label_counts=counts)
 
     def _compare(self, pairs: Pairs) -> tuple[dict[str, tuple[Tensor, ...]], dict[str, Tensor]]:
         """Compute the losses of the objectives that compare sentences, such as translation ranking.
@@ -92,13 +92,13 @@ class CachedBatch:
         """
         gradients, measures = {}, {}
         comparisons = [each for each in self.objectives if isinstance(each, Comparison)]
-        chunks = []
+        compared = []
         if comparisons:
             with torch.no_grad():
-                chunks = [self._forward(part).compared for part in self.parts]
+                compared = [self._forward(part).compared for part in self.parts]
         for objective in comparisons:
             vectors = []
-            for rows in zip(*(chunk[objective.name] for chunk in chunks)):
+            for rows in zip(*(each[objective.name] for each in compared)):
                 vectors.append(at_least_float32(torch.cat(rows)).requires_grad_())
             with torch.enable_grad():
                 loss, found = objective.loss_of(tuple(vectors), pairs)
@@ -155,14 +155,14 @@ def split(
     parts = []
     for number, seed in enumerate(seeds):
         rows = slice(number * size, (number + 1) * size)
-        own = {name: value[rows] for name, value in per_pair.items()}
+        part_inputs = {name: value[rows] for name, value in per_pair.items()}
         noise = []
         for name, side in sides.items():
-            own[f"{name}_input_ids"] = side.ids[rows]
-            own[f"{name}_attention_mask"] = side.mask[rows]
+            part_inputs[f"{name}_input_ids"] = side.ids[rows]
+            part_inputs[f"{name}_attention_mask"] = side.mask[rows]
             noise.append(None if side.noise is None else side.noise[rows])
         chunk = Chunk(first_pair=first + rows.start, noise=(noise[0], noise[1]))
-        parts.append(Part(own, chunk, seed))
+        parts.append(Part(part_inputs, chunk, seed))
     return pairs, parts
 
 

@@ -63,7 +63,7 @@ def train_missing_heads(trainer: DAPTrainer) -> None:
         return
 
     names = tuple(f"{head}." for objective in token_objectives for head in objective.heads)
-    heads = [own for name, own in model.named_parameters() if name.startswith(names)]
+    heads = [parameter for name, parameter in model.named_parameters() if name.startswith(names)]
     if args.process_index == 0:
         home = model.device
         model.to(args.device)

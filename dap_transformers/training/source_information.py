@@ -139,8 +139,8 @@ def sample_pairs(
     rows: list[dict[str, Any]] = []
     others: list[int] = []
     for language, own_pairs in pairs.items():
-        own = min(len(own_pairs), max(2, MEASURED_PAIRS // len(pairs)))
-        chosen = np.linspace(0, len(own_pairs) - 1, own).astype(int)
+        count = min(len(own_pairs), max(2, MEASURED_PAIRS // len(pairs)))
+        chosen = np.linspace(0, len(own_pairs) - 1, count).astype(int)
         first = len(rows)
         for row in chosen:
             source, target = (tokenize(encoder.prefix + text).input_ids for text in own_pairs[row])
@@ -183,9 +183,9 @@ class KeptPairs:
         for name, kept in self.states.items():
             is_source = name == "source_states"
             rows, side = (sources, pairs.source) if is_source else (targets, pairs.target)
-            own = pad_sequence([kept[row] for row in rows.tolist()], batch_first=True)
-            own = own[:, : side.ids.shape[1]]  # (n, S, D)
-            states[name] = own.to(self.model.device, self.model.dtype, non_blocking=True)
+            padded = pad_sequence([kept[row] for row in rows.tolist()], batch_first=True)
+            padded = padded[:, : side.ids.shape[1]]  # (n, S, D)
+            states[name] = padded.to(self.model.device, self.model.dtype, non_blocking=True)
         return pairs, Encoded(self.words, source_embeds=self.embeds[sources], **states)
 
     def mean_loss(self, objective: Objective, sources: Tensor, targets: Tensor) -> float:

@@ -97,9 +97,9 @@ def add_teacher(
             places = np.flatnonzero(is_drawn[first : first + len(part)])
         first += len(part)
         rows[language] = np.full((2, len(part)), NO_ROW)  # of the source's and the target's vector
-        for own, side in zip(rows[language], sides):
+        for numbers, side in zip(rows[language], sides):
             sentences = part[side][:]
-            own[places] = [row_of.setdefault(sentences[place], len(row_of)) for place in places]
+            numbers[places] = [row_of.setdefault(sentences[place], len(row_of)) for place in places]
 
     paths = write_shards(
         teacher,

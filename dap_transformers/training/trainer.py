@@ -212,11 +212,11 @@ class DAPTrainer(ResumableTrainer):
         found = evaluate(self.encoder(), evaluators)
         metrics = {}
         for each in evaluators:
-            own = each.logged(found[each.name])
-            if same := metrics.keys() & own.keys():
+            logged = each.logged(found[each.name])
+            if same := metrics.keys() & logged.keys():
                 raise ValueError(f"two evaluators log {min(same)}: rename one of them")
-            metrics |= own
-            for key in own:
+            metrics |= logged
+            for key in logged:
                 # "de-en_accuracy" is of fewer sentences.
                 if key.endswith(("accuracy", "error")) and "-" not in key:
                     self.measured_on[f"eval_{key}"] = each.size()
