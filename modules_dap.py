@@ -155,7 +155,10 @@ class Settings:
         return {name.removeprefix(prefix): self.values.pop(name) for name in names}
 
     def close(self) -> None:
-        """Raise `ValueError` for a setting that would change the vectors but has no effect here."""
+        """Raise `ValueError` for a setting that would change the vectors but has no effect here.
+
+        A precision other than float32 only causes a warning.
+        """
         for name, value in self.values.items():
             last = name.rpartition(".")[2]
             is_expected = value is None or value == EXPECTED.get(last)
@@ -229,6 +232,7 @@ def _max_seq_length(transformer: Settings) -> int | None:
     # Token states are what the pooling reads. A module that returns something else is refused.
     if transformer.values.get("module_output_name") == "token_embeddings":
         transformer.take("module_output_name")
+    # Settings of other modalities, such as images, do not concern text.
     modalities = transformer.take_all("modality_config.")
     for name, value in modalities.items():
         if name.startswith("text."):

@@ -220,7 +220,8 @@ class Objective:
         prefix = f"{self.name}_"
         defaults = self.default_fields()
 
-        # Refuse unknown options. Those of an objective "bag_of" are none of an objective "bag".
+        # Refuse unknown options. "bag_of_weight" is no option of "bag" if there is an objective
+        # "bag_of".
         longer = tuple(f"{name}_" for name in OBJECTIVES if name.startswith(prefix))
         for key in unknown_keys(vars(config)):
             if key.startswith(prefix) and not key.startswith(longer) and key not in defaults:

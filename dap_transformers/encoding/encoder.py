@@ -87,7 +87,7 @@ class SentenceEncoder:
         max_seq_length: tokens per sentence, special tokens included. Longer sentences are cut. None
             takes 128, or less if the model has fewer positions.
         device: where to move the model. None leaves it where it is.
-        bf16: run the encoder under bfloat16 autocast. Pooling stays in float32.
+        bf16: run the encoder and Dense modules under bfloat16 autocast. Pooling stays in float32.
         after: modules that turn the pooled vectors (B, D) into sentence vectors (B, E). None takes
             a DAP model's own.
         prompts: name -> text to put before a sentence instead of `prefix`, such as "query" (see

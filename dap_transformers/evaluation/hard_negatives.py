@@ -306,7 +306,7 @@ def name_rule(sentences: Sequence[str]) -> Callable[[str], Iterator[str]]:
         for found, is_first in _capitalised(text):
             name = found[0]
             if is_first and name.split()[0] not in name_words:
-                name = name.partition(" ")[2]
+                name = name.partition(" ")[2]  # "" if there is no other word
             kind = _class(name)
             is_name = name in names[kind] or (name and name_words.issuperset(name.split()))
             if is_name and (other := _pick(pools[kind], text, text, found)):
