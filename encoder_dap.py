@@ -134,7 +134,7 @@ def adapter_base(name_or_path: str, **hub: Any) -> str | None:
 
 
 def load_config(name_or_path: str, **hub: Any) -> PreTrainedConfig:
-    """Load a configuration. For a LoRA adapter, load that of the model it was trained on."""
+    """Load a configuration. For a LoRA adapter, load the one of its base model."""
     base = adapter_base(name_or_path, **hub)
     if base is None:
         config = AutoConfig.from_pretrained(name_or_path, **hub)

@@ -182,7 +182,7 @@ def look_up(
     head: "PredictionHead | None" = None,
     mask_token_id: int | None = None,
 ) -> tuple[Words, Tensor]:
-    """Look up word embeddings for the heads, and those of sentences.
+    """Look up word embeddings for the heads, and word embeddings of sentences.
 
     One look-up serves both, because each has a dense gradient of the table's size (V, E): 0.8 GB
     for XLM-R base. Only an adapted embedding layer runs a second time, for the sentences.

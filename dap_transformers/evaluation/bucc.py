@@ -53,10 +53,6 @@ PROTOCOLS: dict[str, tuple[str, tuple[tuple[str, ...], ...]]] = {
 }
 
 
-#: The files of a split: source, target and gold.
-Split = Sequence[Path]
-
-
 @dataclass
 class Bucc(Evaluator):
     """Precision, recall and F1 of the pairs that are mined in language pairs of BUCC.
@@ -83,8 +79,7 @@ class Bucc(Evaluator):
         self.description = f"BUCC {self.protocol}: {meaning}"
         self.texts: dict[str, list[TextPair]] = {}
         for pair, folder in folders.items():
-            files = [_find_split(folder, names) for names in splits]
-            self.texts[pair] = [read_split(split) for split in files]
+            self.texts[pair] = [read_split(_find_split(folder, names)) for names in splits]
 
     def sentences(self) -> Iterator[str]:
         for splits in self.texts.values():
@@ -140,8 +135,8 @@ def _has_gold(folder: Path, names: tuple[str, ...]) -> bool:
     return any((place / f"{folder.name}.{name}.gold").is_file() for place, name in places)
 
 
-def _find_split(folder: Path, names: tuple[str, ...]) -> Split:
-    """Find the three files of a split in a pair's folder or above it."""
+def _find_split(folder: Path, names: tuple[str, ...]) -> list[Path]:
+    """Find the files of a split in a pair's folder or above it: source, target and gold."""
     pair = folder.name
     for place, name in product((folder, folder.parent), names):
         endings = (*pair.split("-"), "gold")
@@ -154,16 +149,16 @@ def _find_split(folder: Path, names: tuple[str, ...]) -> Split:
     )
 
 
-def read_split(split: Split) -> TextPair:
-    """Read the two texts and the gold pairs of a split."""
-    source, target, gold = split
+def read_split(files: Sequence[Path]) -> TextPair:
+    """Read the two texts and the gold pairs of a split, given its files in this order."""
+    source, target, gold = files
     ids: tuple[dict[str, int], dict[str, int]] = {}, {}
     texts = TextPair(
         DistinctSentences(read_text(source, ids[0]), source),
         DistinctSentences(read_text(target, ids[1]), target),
         read_gold(gold, *ids),
     )
-    for path, part in zip(split, (texts.source, texts.target, texts.gold), strict=True):
+    for path, part in zip(files, (texts.source, texts.target, texts.gold), strict=True):
         if not len(part):
             raise UserError(f"{path} is empty")
     return texts
