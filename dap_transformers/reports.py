@@ -100,5 +100,5 @@ def read_report(path: str | Path) -> dict[str, Any]:
     with reading(path):
         content = read_json(path)
     if not {"model", "protocol"} <= content.keys():
-        raise UserError(f"{path} is no report of an evaluation: it names no model and protocol")
+        raise UserError(f"{path} is no report of eval-retrieval, run-xnli or mine-bitext")
     return content

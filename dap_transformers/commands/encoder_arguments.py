@@ -3,14 +3,13 @@
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from dap_transformers.encoding.encoder import Encoder, SentenceEncoder
 from dap_transformers.options import arg
 from dap_transformers.ray.connection import Cluster
 from dap_transformers.ray.encoder import ClusterEncoder
-from dap_transformers.reports import read_record, report
+from dap_transformers.reports import report
 from states_dap import POOLINGS
 
 
@@ -70,11 +69,9 @@ class EncoderArguments(BaseEncoderArguments):
     ) -> dict[str, Any]:
         """Return the report of an evaluation, a dictionary that can be written as JSON.
 
-        To the given settings it adds those of the encoder, such as pooling and prefix. If the model
-        folder has a record of its training, the report also has the seed.
+        To the given settings it adds those of the encoder, such as pooling and prefix.
         """
         names = ("pooling", "prefix", "max_seq_length", "bf16")
         own = {name: getattr(encoder, name) for name in names} | dict(settings)
-        seed = read_record(Path(self.model_name_or_path)).get("seed")
         revision = encoder.revision or self.revision
-        return report(self.model_name_or_path, protocol, numbers, own, seconds, revision, seed)
+        return report(self.model_name_or_path, protocol, numbers, own, seconds, revision)

@@ -12,8 +12,11 @@ from collections.abc import Sequence
 from dataclasses import MISSING, dataclass
 from pathlib import Path
 
+from huggingface_hub.utils import validate_repo_id
+
 from dap_transformers.commands.arguments import ArgumentParser
 from dap_transformers.commands.safeguards import command, guarded
+from dap_transformers.errors import UserError
 from dap_transformers.options import arg
 from dap_transformers.publishing.publish import PublishOptions, publish
 from dap_transformers.training.plugins import load_plugin
@@ -32,6 +35,11 @@ class PushArguments:
     plugin: list[str] = arg(
         [], "Files of the objectives of your own, for --with_heads.", action="extend"
     )
+
+    def __post_init__(self) -> None:
+        validate_repo_id(self.repo_id)
+        if "/" not in self.repo_id:
+            raise UserError(f"--repo_id {self.repo_id}: give USER/NAME, which the model card shows")
 
 
 def run(argv: Sequence[str] | None = None) -> str | None:

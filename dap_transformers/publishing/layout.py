@@ -58,7 +58,7 @@ POOLER_TOLERANCE = 1e-6
 class FolderOptions:
     """What the published folder holds, and how it pools and cuts. None is the checkpoint's own."""
 
-    with_heads: bool = arg(False, "Add the whole DAP checkpoint in pretraining/.")
+    with_heads: bool = arg(False, "Add the DAP checkpoint in pretraining/, if it has heads.")
     pooling: str | None = arg(
         None, "How to pool a plain encoder. Default: the checkpoint's.", choices=tuple(POOLINGS)
     )
@@ -115,9 +115,10 @@ def build(source: Path, folder: Path, options: FolderOptions | None = None) -> P
     if checkpoint.config.model_type == DAPConfig.model_type:
         similarity = checkpoint.config.tr_similarity
     has_pooler = write_backbone(encoder.backbone, encoder.pooling, folder)
-    published = Published(encoder, options.with_heads, similarity, has_pooler)
-    if published.heads:
-        model = checkpoint.load(DAPForPreTraining)
+    model = checkpoint.load(DAPForPreTraining) if options.with_heads else None
+    has_heads = model is not None and any(name != "dap" for name, _ in model.named_children())
+    published = Published(encoder, has_heads, similarity, has_pooler)
+    if has_heads:
         model.config.auto_map = dict(configuration_dap.AUTO_MAP)
         model.save_pretrained(folder / HEADS_FOLDER)
         _remove_local_path(folder / HEADS_FOLDER / "config.json")
@@ -151,6 +152,8 @@ def _require_publishable(checkpoint: Checkpoint, options: FolderOptions) -> None
     require_padding(checkpoint.tokenizer, name)
     if "DAPForSequenceClassification" in (checkpoint.config.architectures or []):
         raise UserError(f"{name} is a classifier: push it by its own push_to_hub method")
+    if options.with_heads and checkpoint.config.model_type != DAPConfig.model_type:
+        raise UserError(f"{name} has no heads: give the DAP checkpoint, or leave out with_heads")
     if options.pooling is None and checkpoint.pooling is None:
         raise UserError(f"{name} does not say how it pools: give a pooling")
 

@@ -15,6 +15,7 @@ from huggingface_hub import DatasetCard, EvalResult, ModelCard, ModelCardData
 from configuration_dap import FIELDS, unknown_keys
 from dap_transformers.errors import UserError, reading
 from dap_transformers.evaluation.evaluator import tables_of
+from dap_transformers.files import public_name
 from dap_transformers.languages import NAMES
 from dap_transformers.publishing.layout import Published
 from dap_transformers.reports import read_record
@@ -177,7 +178,7 @@ def model_card(repo_id: str, published: Published, sources: Sources) -> ModelCar
         prefix=repr(published.encoder.prefix) if published.encoder.prefix else "",
         sources=sources,
         objective=objective,
-        method=method(objective),
+        method=method(objective, sources.run.get("distill_from", "") is None),
         plugins=[name for name in objective.split("+") if f"{name}_weight" not in FIELDS],
         languages=[NAMES.get(code, code) for code in codes],
         pairs=pairs,
@@ -200,7 +201,7 @@ def _require_same_encoding(report: Mapping[str, Any], published: Published) -> N
         if settings.get(name, own) != own:
             raise UserError(
                 f"results on {dataset_name(report)} were measured with {name}={settings[name]!r}, "
-                f"but the model is published with {own!r}: evaluate the folder that is published"
+                f"but the model is published with {own!r}: measure again with the same"
             )
 
 
@@ -213,16 +214,20 @@ def languages(sources: Sources) -> list[str]:
     return [*sorted(set(found) - {target}), target]
 
 
-def method(objective: str) -> str:
+def method(objective: str, is_anchored: bool = False) -> str:
     """Say in words what a model was trained by. Objectives of a plugin have only their names.
 
-    >>> method("tr+bow")
-    'translation ranking (TR) and bag-of-words prediction (BOW)'
+    `is_anchored` tells that "distill" had no teacher but the model before the training.
+
+    >>> method("tr+distill", is_anchored=True)
+    'translation ranking (TR) and the anchor (its own vectors before the training)'
     """
     names = objective.split("+")
     if set(names) == {"tr", "rtl"}:
         return "dual-alignment pre-training (DAP)"
     titles = {name: each.title for name, each in OBJECTIVES.items()}
+    if is_anchored:
+        titles["distill"] = "the anchor (its own vectors before the training)"
     return " and ".join(titles.get(name) or name for name in names)
 
 
@@ -239,6 +244,8 @@ def _recipe_table(sources: Sources) -> str:
     if shape := sources.run.get("config_name"):
         name = Path(shape).name
         rows.append(["started from", f"random weights, configuration `{name}`"])
+    if teacher := sources.run.get("distill_from"):
+        rows.append(["teacher", f"`{public_name(teacher)}`"])
     if sources.steps is not None:
         rows.append(["optimizer steps", sources.steps])
 

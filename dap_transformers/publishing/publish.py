@@ -72,6 +72,11 @@ def _write(checkpoint: str | Path, folder: Path, repo_id: str, options: PublishO
     for report in reports:
         _warn_about_another_model(report, {str(checkpoint), repo_id}, local)
     sources = read_sources(local, reports, options.dataset_info, options.license)
+    if not sources.config and (local / "README.md").is_file():
+        logger.warning(
+            "the model card of %s is not read: the new one says nothing about its training",
+            checkpoint,
+        )
     with whole_folder(folder) as new:
         published = build(local, new, options)
         model_card(repo_id, published, sources).save(new / "README.md")

@@ -5,6 +5,7 @@
 
 import logging
 import math
+import shlex
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.util import find_spec
@@ -302,8 +303,9 @@ def finish(
     if training.push_to_hub:
         push(training, trainer.hub_model_id)
     else:
-        evaluation = f"eval-retrieval --model {folder} --data_dir FOLDER"
-        logger.info("next: %s, or push-to-hub %s --repo_id USER/NAME", evaluation, folder)
+        place = shlex.quote(str(folder))
+        evaluation = f"eval-retrieval --model {place} --data_dir FOLDER"
+        logger.info("next: %s, or push-to-hub %s --repo_id USER/NAME", evaluation, place)
 
 
 def evaluation_at(step: int, state: TrainerState) -> dict[str, float]:
@@ -341,7 +343,8 @@ def push(training: DAPTrainingArguments, repo_id: str) -> None:
     try:
         commit = publish(training.output_dir, repo_id, options, branch=training.hub_revision)
     except ValueError as error:
-        later = f"push-to-hub {training.output_dir} --repo_id {repo_id} --with_heads"
+        place = shlex.quote(training.output_dir)
+        later = f"push-to-hub {place} --repo_id {repo_id} --with_heads"
         raise UserError(
             f"the training is finished and saved, but {error}; push it by {later}"
         ) from error

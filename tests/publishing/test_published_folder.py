@@ -166,7 +166,7 @@ def test_publishing_again_keeps_similarity_and_prompts(
 
 def test_the_subfolder_with_heads_keeps_prefix_prompts_and_length(tmp_path: Path) -> None:
     settings = {"prefix": "ka ", "max_seq_length": 7, "prompts": {"query": "lo "}}
-    source = save(tmp_path / "dap", tiny_model(objective="tr", pooling="mean"))
+    source = save(tmp_path / "dap", tiny_model(objective="tr+bow", pooling="mean"))
     write_modules(SentenceEncoder(load_encoder(source).model, tiny_tokenizer(), **settings), source)
     build(source, tmp_path / "out", FolderOptions(with_heads=True, normalize=True))
     heads = tmp_path / "out/pretraining"
@@ -219,7 +219,7 @@ def saved(folder: Path, kind: str) -> None:
     ("kind", "own", "says"),
     [
         ("plain", {}, "does not say how it pools"),
-        ("plain", {"pooling": "cls", "with_heads": True}, "plain 'bert' checkpoint"),
+        ("plain", {"pooling": "cls", "with_heads": True}, "has no heads"),
         ("classifier", {}, "is a classifier"),
         ("without heads", {"with_heads": True}, r"lacks \d+ weights, such as"),
         ("pickle", {}, "no weights as safetensors"),
