@@ -140,12 +140,15 @@ def _temporary_name(path: Path) -> Path:
 def claimed(path: str | Path, name: str = "") -> Iterator[None]:
     """Lock a file or folder until the block ends, to keep other runs away from it.
 
-    The lock is the file `.NAME.lock` beside the path. The system frees it when the process ends,
-    even if the process is killed. If the file system has no locks, only a warning is logged.
+    The lock is the file `.NAME.lock` beside the path, or `.lock` in a folder beside which nothing
+    can be written, such as a mounted one. The system frees it when the process ends, even if the
+    process is killed. If the file system has no locks, only a warning is logged.
     """
     absolute = Path(path).resolve()
     absolute.parent.mkdir(parents=True, exist_ok=True)
     lock_file = absolute.with_name(f".{absolute.name}.lock")
+    if absolute.is_dir() and not os.access(absolute.parent, os.W_OK):
+        lock_file = absolute / ".lock"
     lock = FileLock(lock_file)
     try:
         lock.acquire(blocking=False)

@@ -242,6 +242,17 @@ def test_the_process_that_writes_has_the_folder_to_itself(tmp_path: Path) -> Non
     assert list(folder.parent.iterdir()) == []
 
 
+def test_a_folder_is_locked_inside_if_nothing_can_be_written_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with claimed(tmp_path):
+        assert [path.name for path in tmp_path.iterdir()] == [".lock"]
+        with pytest.raises(UserError, match="in use"), claimed(tmp_path):
+            pass
+    assert list(tmp_path.iterdir()) == []
+
+
 # ------------------------------------------------------------------------------------------ files
 
 

@@ -194,8 +194,8 @@ class DAPTrainingArguments(TrainingArguments):
     )
     total_train_batch_size: int | None = arg(
         None,
-        "Pairs per step over all processes. Each pair is a negative for all others. This sets "
-        "the batch size per device.",
+        "Pairs per step, over all processes and accumulated batches. This sets the batch size per "
+        "device. Each pair is a negative for the others of its batch in all processes.",
     )
     freeze_word_embeddings: bool = arg(
         False, "Do not train the word embeddings. Saves memory and time."
@@ -273,11 +273,12 @@ class DAPTrainingArguments(TrainingArguments):
         check_launched(self)
         require_least(self, mini_batch_size=1, head_steps=0, head_pairs=2, peft_lora_rank=1)
         if self.total_train_batch_size is not None:
-            share, rest = divmod(self.total_train_batch_size, self.world_size)
+            batches = self.world_size * self.gradient_accumulation_steps
+            share, rest = divmod(self.total_train_batch_size, batches)
             if rest:
                 raise UserError(
                     f"total_train_batch_size={self.total_train_batch_size} is no multiple of "
-                    f"{self.world_size} processes"
+                    f"{batches}, the processes times gradient_accumulation_steps"
                 )
             self.per_device_train_batch_size = share
 

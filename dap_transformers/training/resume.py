@@ -159,6 +159,10 @@ class ResumableTrainer(Trainer):
             # A checkpoint tells which run made it, even if another is begun in the same folder.
             if record := read_record(folder):
                 write_json(record, folder / f"checkpoint-{self.state.global_step}" / RECORD)
+        is_early = self.state.global_step < self.state.max_steps
+        if self.args.enable_jit_checkpoint and self.control.should_training_stop and is_early:
+            # After SIGTERM. `Trainer` would go on as if the run was finished.
+            raise KeyboardInterrupt
 
     def _issue_warnings_after_load(self, load_result: Any) -> None:
         """Raise `UserError` for weights that are missing or too many, except tied ones."""

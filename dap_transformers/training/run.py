@@ -79,6 +79,8 @@ def train(
     record_run(record, training, checkpoint)
     if checkpoint is None:
         train_missing_heads(trainer)
+    else:
+        logger.info("resumes from %s", checkpoint)
     metrics = train_to_end(trainer, checkpoint)
     # With the text, the teacher's vectors and the heads: what a comparison of methods needs.
     metrics["total_seconds"] = round(time.perf_counter() - started, 1)
@@ -297,9 +299,15 @@ def finish(
 
     names = [trainer.best_name, *(f"eval_{each.primary}" for each in trainer.evaluators)]
     text = main_numbers(found, names) or "not evaluated"
-    if before := main_numbers(evaluation_at(0, state), names):
+    start = evaluation_at(0, state)
+    if before := main_numbers(start, names):
         text += f"; before training: {before}"
     logger.info("kept step %d of %d: %s; written to %s", step, state.global_step, text, folder)
+    name = trainer.best_name
+    if name in start and name in found:
+        gain = found[name] - start[name]
+        if (gain if training.greater_is_better else -gain) < 0:
+            logger.warning("%s is worse than before training: lower the learning rate", name)
     if training.push_to_hub:
         push(training, trainer.hub_model_id)
     else:
@@ -330,8 +338,8 @@ def warn_of_idle_heads(metrics: dict[str, float]) -> None:
     for name, nats in metrics.items():
         if name.endswith("_source_nats") and nats < LEAST_INFORMATION:
             logger.warning(
-                "%s is only %.2f per token, so this head teaches the encoder little: give more "
-                "head_steps, or a higher head_learning_rate",
+                "%s is only %.2f per token, so this head teaches the encoder little: give a higher "
+                "head_learning_rate, or more steps",
                 name.removeprefix("eval_"),
                 nats,
             )

@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 from transformers import PrinterCallback, ProgressCallback, TrainingArguments
 from transformers.trainer_utils import SaveStrategy
 
-from dap_transformers.encoding.encoder import SentenceEncoder
+from dap_transformers.encoding.encoder import DEFAULT_MAX_SEQ_LENGTH, SentenceEncoder
 from dap_transformers.errors import UserError, counted
 from dap_transformers.evaluation.evaluator import Evaluator, evaluate
 from dap_transformers.training.arguments import DAPTrainingArguments
@@ -49,6 +49,7 @@ class DAPTrainer(ResumableTrainer):
         prefix: text to put before every dev sentence. The saved model has it as its default prompt.
         prompts: name -> prompt of the saved model, such as "query" (`SentenceEncoder.prompts`).
         saved_length: most tokens of a sentence for the saved model. None: 128, if it allows them.
+            The saved model allows at least `max_seq_length`.
     """
 
     args: DAPTrainingArguments
@@ -285,11 +286,14 @@ class DAPTrainer(ResumableTrainer):
 
     def saved_encoder(self, model: DAPForPreTraining) -> SentenceEncoder:
         """Return the sentence encoder that is saved of a model."""
+        length = self.saved_length
+        if self.max_seq_length > (length or DEFAULT_MAX_SEQ_LENGTH):
+            length = self.max_seq_length
         return SentenceEncoder(
             model.dap,
             self.processing_class,
             prefix=self.prefix,
-            max_seq_length=self.saved_length,
+            max_seq_length=length,
             bf16=self.args.bf16,
             prompts=self.prompts,
         )

@@ -13,7 +13,8 @@ from conftest import LANGUAGES, synthetic_pairs, tiny_tokenizer, weights
 from datasets import Dataset, concatenate_datasets
 from tiny_models import start_from, tiny_model
 from torch.testing import assert_close
-from transformers import Trainer, TrainingArguments
+from transformers import Trainer, TrainerCallback, TrainerState, TrainingArguments
+from transformers.trainer_jit_checkpoint import JITCheckpointCallback
 
 from dap_transformers.errors import UserError
 from dap_transformers.evaluation.retrieval import Retrieval
@@ -21,6 +22,7 @@ from dap_transformers.text.corpus import load_bitext
 from dap_transformers.training.arguments import DAPTrainingArguments
 from dap_transformers.training.batches import BitextCollator, tokenize_bitext
 from dap_transformers.training.mixing import LanguageMixSampler
+from dap_transformers.training.resume import find_resumable
 from dap_transformers.training.source_information import SourceInformation
 from dap_transformers.training.step_log import StepMeter
 from dap_transformers.training.trainer import DAPTrainer
@@ -98,6 +100,31 @@ def test_an_own_evaluator_is_enough_unless_the_best_model_is_wanted(make_trainer
         else:
             trainer.train()
             assert len(lines_with("eval_rtl_loss", trainer)) == 2
+
+
+def test_a_run_that_sigterm_stops_is_not_finished(make_trainer: Callable) -> None:
+    trainer = make_trainer("tr", enable_jit_checkpoint=True, max_steps=4, save_total_limit=1)
+    (callback,) = (
+        each
+        for each in trainer.callback_handler.callbacks
+        if isinstance(each, JITCheckpointCallback)
+    )
+
+    class Stop(TrainerCallback):
+        def on_step_begin(self, _: object, state: TrainerState, *__: object, **___: object) -> None:
+            callback.jit_manager.is_checkpoint_requested = state.global_step == 2
+
+    trainer.add_callback(Stop)
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train()
+    assert find_resumable(trainer.args).endswith("checkpoint-2")
+
+
+def test_the_saved_model_takes_sentences_of_the_training_whole(make_trainer: Callable) -> None:
+    trainer = make_trainer("tr")
+    assert trainer.saved_encoder(trainer.model).max_seq_length == 80  # its positions
+    trainer.max_seq_length, trainer.saved_length = 16, 8
+    assert trainer.saved_encoder(trainer.model).max_seq_length == 16
 
 
 def test_two_evaluators_that_log_the_same_name_are_refused(make_trainer: Callable) -> None:
