@@ -1,8 +1,10 @@
 """Errors that the user can fix, with a message of one line, and helpers that make messages."""
 
+import logging
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 
 #: In an address: what stands before the login, and what stands before the query.
 _LOGIN = re.compile(r"(\b(?!abfs|wasb)[a-z][a-z0-9+.]*://)[^/\s'\"?#]*@")
@@ -32,6 +34,12 @@ def one_line(error: object) -> str:
         text = f"{error.filename}: {error.strerror}"
     line = _QUERY.sub(r"\1", _LOGIN.sub(r"\1", " ".join(text.split())))
     return "".join(map(_escaped, line))
+
+
+@cache
+def warn_once(text: str, *values: object) -> None:
+    """Log a warning, unless it was logged before: a second pass over a file repeats none."""
+    logging.getLogger(__name__).warning(text, *values)
 
 
 def counted(count: int, noun: str) -> str:

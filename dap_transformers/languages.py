@@ -90,8 +90,10 @@ UNSPACED = (
 )
 
 #: Other codes of these languages: ISO 639-3 of single varieties, ISO 639-2/B, and outdated ones.
+#: OPUS calls Bokmål both nb and no.
 _OTHER_CODES = (
     "arb:ar ekk:et fas:fa per:fa fil:tl iw:he in:id jw:jv swa:sw zho:zh chi:zh ger:de fre:fr baq:eu"
+    " nb:no nob:no nor:no"
 )
 _TO_ISO1: dict[str, str] = dict(pair.split(":") for pair in _OTHER_CODES.split())
 _TO_ISO1 |= {code: code for code in ISO3}

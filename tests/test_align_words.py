@@ -99,6 +99,14 @@ def test_parallel_text_keeps_a_line_for_each_of_its_lines(
     assert made["pairs"] == 10
 
 
+def test_the_header_of_a_table_is_no_pair(options: str, expected: list, tmp_path: Path) -> None:
+    rows = ["de\ten", *(f"{source}\t{target}" for source, target in PAIRS), "no tab"]
+    table = write(tmp_path / "news.tsv", lines_of(rows))
+    made = run(f"{table} --words spaces {options} --max_bad_lines 0.5")
+    assert (tmp_path / "links.pharaoh").read_text().splitlines() == [*expected, ""]
+    assert made["pairs"] == 9
+
+
 def test_punctuation_is_split_off_words(texts: str, options: str, tmp_path: Path) -> None:
     write(tmp_path / "a.de", "Caín, (el l'eau z.B. «¿qué?» हिन्दी -- $5.\n")
     write(tmp_path / "a.en", "Cain\n")

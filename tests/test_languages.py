@@ -22,7 +22,14 @@ def test_codes_of_a_language_lead_to_its_iso_1_code(code: str, expected: str) ->
 
 @pytest.mark.parametrize(
     ("code", "expected"),
-    [("xh-ZA", "xh"), (" SRP_Cyrl", "srp"), ("sr@latin", "sr"), ("de_DE.UTF-8@euro", "de")],
+    [
+        ("xh-ZA", "xh"),
+        (" SRP_Cyrl", "srp"),
+        ("sr@latin", "sr"),
+        ("nb_NO", "no"),
+        ("nn", "nn"),
+        ("de_DE.UTF-8@euro", "de"),
+    ],
 )
 def test_another_language_keeps_the_first_part_of_its_code(code: str, expected: str) -> None:
     assert base_language(code) == expected

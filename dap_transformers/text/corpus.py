@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pyarrow as pa
 
 from dap_transformers.files import content_digest, whole_file
@@ -54,6 +55,11 @@ def load_bitext(
         parts = [_load_cached(file, max_bad_lines, folder) for file in files]
         loaded[language] = concatenate_datasets(parts)
     return loaded
+
+
+def spread_rows(part: "Dataset", most: int) -> "Dataset":
+    """Return at most `most` rows of a text, evenly spread."""
+    return part.select(np.linspace(0, len(part) - 1, min(len(part), most)).astype(int))
 
 
 def _load_cached(file: BitextFile, max_bad_lines: float, folder: Path) -> "Dataset":

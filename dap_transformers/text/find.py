@@ -14,23 +14,18 @@ A TMX file states its languages itself. A PO file states its language in its hea
 otherwise in its name (`de.po`, `de/LC_MESSAGES/app.po`), and its target side is English.
 """
 
-import logging
 import os
 import re
 from collections.abc import Collection, Iterable, Sequence
-from functools import cache
 from pathlib import Path
 
-from dap_transformers.errors import QUOTED_ERRORS, UserError, reading
+from dap_transformers.errors import QUOTED_ERRORS, UserError, reading, warn_once
 from dap_transformers.files import COMPRESSORS, plain_suffix
 from dap_transformers.languages import LANGUAGE_TAG, NAMES, base_language, language_in
 from dap_transformers.text.archives import disk_path, list_archive, list_folder
 from dap_transformers.text.formats import FORMATS, BitextFile, hub_dataset
 from dap_transformers.text.tmx_po import catalogue_languages, memory_languages
 from dap_transformers.text.tsv_csv import table_languages
-
-logger = logging.getLogger(__name__)
-_warn_once = cache(logger.warning)
 
 #: Formats whose file names do not tell both languages.
 OTHER_FORMATS = ("moses", "tmx", "po", "hub")
@@ -109,7 +104,9 @@ def find_bitext(
         by_language.setdefault(file.language, []).append(file)
     for language in by_language.keys() - NAMES.keys():
         name = str(by_language[language][0])
-        _warn_once("%s is taken for text in the unknown language %r", name, language)
+        warn_once(
+            "%s: %r is not one of the 36 languages: its script is not checked", name, language
+        )
     return by_language
 
 
@@ -140,16 +137,18 @@ def _files_in_folder(folder: Path, target: str) -> list[BitextFile]:
     used = set()
     for file in files:
         for path in file.paths:
-            used |= {Path(path), disk_path(path)}
+            used |= {Path(path), disk_path(path), Path(f"{path}.json")}  # a report of `mine-bitext`
     for path in sorted(used):
         plain = _unpacked(path)
         if plain != path and plain in used:
             raise UserError(f"{plain} and {path} may be one text: remove one, or rename one")
     found = dict.fromkeys([*map(disk_path, paths), *paths])
-    left_out = [path for path in found if path not in used and _looks_parallel(path.name)]
+    nested = {path.parent for path in folder.glob("[!.]*/[!.]*") if _looks_parallel(path.name)}
+    left_out = sorted(nested - set(map(Path, find_dev([str(folder)]))))
+    left_out += [path for path in found if path not in used and _looks_parallel(path.name)]
     if left_out:
         names = _listed(folder, left_out)
-        _warn_once("%s: left out: %s; expected %s", folder, names, describe_layouts())
+        warn_once("%s: left out: %s; expected %s", folder, names, describe_layouts())
     return _without_other_splits(files)
 
 
@@ -164,6 +163,8 @@ def _listed(folder: Path, paths: Sequence[Path]) -> str:
 def _fault(path: Path) -> str:
     """Return in brackets why a file is not read, or "" if only its name is at fault."""
     kind = plain_suffix(path)[1:]
+    if path.is_dir():
+        return " (a subfolder: give it, too)"
     if kind in XLIFF:
         return " (XLIFF: convert it, such as with xliff2po of the Translate Toolkit)"
     if kind == "po" and not catalogue_languages(path)[0]:
@@ -187,7 +188,7 @@ def _without_other_splits(files: list[BitextFile]) -> list[BitextFile]:
         if split in ("train", None):
             kept.append(file)
         else:
-            logger.warning("%s holds %s pairs, so it is not read as training text", file, split)
+            warn_once("%s holds %s pairs, so it is not read as training text", file, split)
     return kept
 
 
@@ -203,13 +204,14 @@ def split_of(path: str | Path) -> str | None:
 def find_dev(folders: Iterable[str]) -> list[str]:
     """Return the files and folders with dev pairs, in those folders that also name training text.
 
-    Such as `dev/` beside `train/`, or `validation.csv` beside `train.csv`.
+    Such as `dev/` beside `train/`, or `validation.csv` beside `train.csv`. An empty folder is
+    no dev set.
     """
     found = []
     for folder in map(Path, folders):
         splits = {}
         for path in sorted(folder.iterdir()) if folder.is_dir() else ():
-            if path.is_dir() or _looks_parallel(path.name):
+            if any(path.glob("*")) or _looks_parallel(path.name):
                 splits[str(path)] = split_of(path)
         if "train" in splits.values():
             found += [path for path, split in splits.items() if split == "dev"]
@@ -224,7 +226,7 @@ def _looks_parallel(name: str) -> bool:
     known = {"zip", *FORMATS, *XLIFF}
     if _PAIR.fullmatch(name):
         known |= {"txt", "json"}
-    side = _moses_side(name)
+    side = _moses_side(name.lower())
     is_side = side is not None and side[1] in NAMES
     return is_side or not known.isdisjoint(name.lower().split(".")[1:])
 
@@ -269,7 +271,7 @@ def _classify(path: Path, target: str) -> list[BitextFile]:
     kind = plain_suffix(path)[1:]
     if kind == "parquet" and not path.is_file():
         return []  # the members of an archive are only read from start to end
-    match = _PAIR.fullmatch(path.name)
+    match = _PAIR.fullmatch(path.name) or _PAIR.fullmatch(path.name.lower())
     source, second = map(base_language, match.groups()) if match else ("", "")
     named = {source} - {target} if second == target else set()
     if kind == "tmx":

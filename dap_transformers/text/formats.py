@@ -17,11 +17,9 @@ A new format is one function and one entry in `FORMATS`. All commands then read 
 """
 
 import json
-import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Union
 
@@ -29,8 +27,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from dap_transformers.errors import QUOTED_ERRORS, UserError, counted, reading
-from dap_transformers.languages import SCRIPTS, base_language
+from dap_transformers.errors import QUOTED_ERRORS, UserError, counted, reading, warn_once
+from dap_transformers.languages import LANGUAGE_TAG, SCRIPTS, base_language
 from dap_transformers.text.archives import decode_line, read_lines
 from dap_transformers.text.tmx_po import catalogue_pairs, memory_pairs
 from dap_transformers.text.tsv_csv import (
@@ -46,9 +44,6 @@ from dap_transformers.text_keys import is_blank
 
 if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
-
-logger = logging.getLogger(__name__)
-_warn_once = cache(logger.warning)  # a second pass over a file repeats no warning
 
 #: Lines after which a file may be refused before its end.
 JUDGE_AFTER = 100_000
@@ -130,7 +125,7 @@ class LineAudit:
         self.bad += 1
         if self.bad <= QUOTED_ERRORS:
             self._quoted.append(f"line {self.lines}: {reason}")
-            _warn_once("%s, line %d skipped: %s", self.file, self.lines, str(reason))
+            warn_once("%s, line %d skipped: %s", self.file, self.lines, str(reason))
         self.judge(max(self.lines, JUDGE_AFTER))
 
     def judge(self, lines: int) -> None:
@@ -148,7 +143,7 @@ class LineAudit:
         self.judge(self.lines)
         if self.bad:
             text = "%s: %d of %d lines skipped (limit %g)"
-            _warn_once(text, self.file, self.bad, self.lines, self.limit)
+            warn_once(text, self.file, self.bad, self.lines, self.limit)
 
 
 def read_pairs(file: BitextFile, max_bad_lines: float = 0.001) -> Iterator[dict[str, str]]:
@@ -263,17 +258,32 @@ def read_numbered_lines(file: BitextFile) -> Numbered:
     return enumerate(read_lines(file.paths[0]), 1)
 
 
-def parse_json(line: bytes) -> Sequence[str]:
-    """Return [source, target] of a line that holds a JSON object with fields of these names."""
+def read_json_lines(file: BitextFile) -> Numbered:
+    """Yield (number, (bytes of the line, file)) of each line of a file, from 1."""
+    return ((number, (line, file)) for number, line in read_numbered_lines(file))
+
+
+def parse_json(content: tuple[bytes, BitextFile]) -> Sequence[str]:
+    """Return [source, target] of a line that holds a JSON object, as `sides_of` takes it."""
+    line, file = content
     text = decode_line(line)
-    if is_blank(text):
-        return "", ""
-    record = json.loads(text)
+    return ("", "") if is_blank(text) else texts_of(sides_of(json.loads(text), file))
+
+
+def sides_of(row: Any, file: BitextFile) -> Sequence[Any]:
+    """Return (source, target) of a row: its fields of these names, or those of the two languages.
+
+    The fields of the languages may lie in a field `translation`, as in datasets of the Hub.
+    """
     try:
-        sides = record["source"], record["target"]
-    except (KeyError, TypeError):
-        raise UserError('expected an object {"source": …, "target": …}') from None
-    return texts_of(sides)
+        if "source" in row and "target" in row:
+            return row["source"], row["target"]
+        texts = row.get("translation", row)
+        names = {base_language(name): name for name in texts if re.fullmatch(LANGUAGE_TAG, name)}
+        return [texts[names[code]] for code in (file.language, file.target_language)]
+    except (AttributeError, KeyError, TypeError):
+        expected = f"{SIDES} or {file.language, file.target_language}"
+        raise ValueError(f"expected fields {expected}, found {str(row)[:99]}") from None
 
 
 def texts_of(sides: Sequence[Any]) -> Sequence[str]:
@@ -314,9 +324,13 @@ def read_parquet(file: BitextFile) -> Numbered:
     """
     with reading(file), pq.ParquetFile(file.paths[0]) as table:
         first = 1
-        for block in table.iter_batches(BATCH, columns=list(SIDES)):
-            texts = [block[side].cast(pa.large_binary()).to_pylist() for side in SIDES]
-            yield from enumerate(zip(*texts), first)
+        columns = list(SIDES) if {*SIDES} <= {*table.schema_arrow.names} else None
+        for block in table.iter_batches(BATCH, columns=columns):
+            if columns:
+                rows = zip(*(block[side].cast(pa.large_binary()).to_pylist() for side in SIDES))
+            else:
+                rows = (sides_of(row, file) for row in block.to_pylist())
+            yield from enumerate(rows, first)
             first += len(block)
 
 
@@ -333,21 +347,17 @@ def hub_dataset(
 def read_hub(file: BitextFile) -> Numbered:
     """Yield (number, (source, target)) of each row of a Hub dataset. Numbers start at 1.
 
-    Rows have a column `translation` (language code -> text), or the columns `source` and
-    `target`. These are swapped if the configuration names the target language first, as `en-de`.
+    The columns `source` and `target` are swapped if the configuration names the target language
+    first, as `en-de`.
     """
     dataset = hub_dataset(file.paths[0], file.config, file.streaming)
     first_language = re.match(r"([A-Za-z]{2,3})[-_]", file.config or "")
     is_swapped = bool(first_language) and base_language(first_language[1]) == file.target_language
-    source, target = reversed(SIDES) if is_swapped else SIDES
 
     with reading(f"the rows of {file}"):  # the Hub's client raises any error if a stream breaks off
         for number, row in enumerate(dataset, 1):
-            if "translation" in row:
-                texts = {base_language(code): text for code, text in row["translation"].items()}
-                yield number, (texts.get(file.language), texts.get(file.target_language))
-            else:
-                yield number, (row[source], row[target])
+            texts = sides_of(row, file)
+            yield number, texts[::-1] if is_swapped and row.keys() >= {*SIDES} else texts
 
 
 # ----------------------------------------------------------------------------------- formats
@@ -372,7 +382,7 @@ def read_po(file: BitextFile) -> Numbered:
 FORMATS: dict[str, Format] = {
     "tsv": Format(read_columns, parse_row),
     "csv": Format(read_columns, parse_row),
-    "jsonl": Format(read_numbered_lines, parse_json),
+    "jsonl": Format(read_json_lines, parse_json),
     "parquet": Format(read_parquet, texts_of),
     "moses": Format(read_moses, parse_moses),
     "tmx": Format(read_tmx, tuple),

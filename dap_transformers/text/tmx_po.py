@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, BinaryIO
 from xml.etree.ElementTree import Element, iterparse
 from xml.sax.saxutils import escape
 
-from dap_transformers.errors import UserError, reading
+from dap_transformers.errors import UserError, reading, warn_once
 from dap_transformers.languages import language_in
 from dap_transformers.text.archives import open_file
 from dap_transformers.text_keys import is_blank
@@ -164,13 +164,22 @@ def catalogue_languages(path: str | Path) -> tuple[str, str]:
 def catalogue_pairs(path: str) -> Iterator[NumberedPair]:
     """Yield (line number, (translation, original)) of each pair in a PO file. Lines start at 1.
 
-    Fuzzy, obsolete and untranslated entries are left out.
+    Fuzzy, obsolete and untranslated entries are left out. A warning counts all but obsolete ones.
     """
-    for entry in _parse_po(path):
-        if entry.translated():
-            line = max(1, entry.linenum)  # without a header, polib says 0 for the first entry
-            for translation, original in _pairs_of_entry(entry):
-                yield line, (unwrap(translation), unwrap(original))
+    catalogue = _parse_po(path)
+    fuzzy, untranslated = len(catalogue.fuzzy_entries()), len(catalogue.untranslated_entries())
+    left_out = f"{fuzzy} fuzzy and {untranslated} untranslated entries are left out"
+    translated = catalogue.translated_entries()
+    if not translated:
+        raise UserError(
+            f"{path}: holds no pair: {left_out}; msgattrib --clear-fuzzy accepts fuzzy ones"
+        )
+    if fuzzy or untranslated:
+        warn_once("%s: %s", path, left_out)
+    for entry in translated:
+        line = max(1, entry.linenum)  # without a header, polib says 0 for the first entry
+        for translation, original in _pairs_of_entry(entry):
+            yield line, (unwrap(translation), unwrap(original))
 
 
 def _pairs_of_entry(entry: "polib.POEntry") -> list[tuple[str, str]]:

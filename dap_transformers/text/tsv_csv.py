@@ -4,23 +4,19 @@ TSV is literal: quotes are text. CSV has commas, semicolons or tabs between its 
 """
 
 import csv
-import logging
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
-from functools import cache, lru_cache
+from functools import lru_cache
 from itertools import chain, dropwhile, islice
 from statistics import mode
 from typing import NamedTuple
 
-from dap_transformers.errors import UserError, counted, reading
+from dap_transformers.errors import UserError, counted, reading, warn_once
 from dap_transformers.files import plain_suffix
 from dap_transformers.languages import ISO3, LANGUAGE_TAG, NAMES, language_in
 from dap_transformers.text.archives import decode_line, read_lines
 from dap_transformers.text_keys import is_blank
-
-logger = logging.getLogger(__name__)
-_warn_once = cache(logger.warning)  # a second pass over a file repeats no warning
 
 #: Roles of columns that hold texts of any language, or the language of each row.
 WITHOUT_LANGUAGE = ["source", "source language", "target language"]
@@ -205,7 +201,7 @@ def table_languages(path: str, target: str, named: set[str]) -> set[str]:
         else:
             left_out["-".join([first, *second])] = count
     if left_out:
-        _warn_once("%s: rows of other languages are left out: %s", path, str(left_out))
+        warn_once("%s: rows of other languages are left out: %s", path, str(left_out))
     return sources
 
 
@@ -276,7 +272,6 @@ def _all_rows(path: str) -> Iterator[list[str]]:
         delimiter = _delimiter([line for line in head if line.strip()])
         if head and (stated := re.fullmatch('"?sep=(.)"?', head[0])):  # Excel's word for it
             delimiter = stated[1]
-            yield []
             next(whole_lines)
         yield from csv.reader(whole_lines, delimiter=delimiter, strict=True)
 

@@ -69,20 +69,23 @@ def test_a_name_that_tells_no_language_is_refused_or_left_out_of_a_folder(
         find_bitext(tmp_path)
     with pytest.raises(UserError, match="no parallel text is given"):
         find_bitext([])
-    left_out = ["a.po", "app.XLF", "en-de.tsv", "en-en.tsv", "fr-en.tsv.bz2"]
-    more = ["it-en.json", "lonely.de", "no-en.tsv.GZ", "sw-en.txt", "train.tsv"]
+    left_out = ["a.po", "app.XLF", "en-de.tsv", "en-en.tsv"]
+    more = ["fr-en.tsv.bz2", "it-en.json", "lonely.de", "no-en.tsv.GZ", "sw-en.txt", "train.tsv"]
     for name in (*left_out, *more, "notes.log"):
         write(tmp_path / name, 'msgid "x"\nmsgstr "y"\n')
     write_format(tmp_path, "x.XX", PAIRS)
     write(tmp_path / "x.xh", "umbala\n")
+    write(tmp_path / "x.xh.json", "{}")  # a report of mine-bitext
+    write(tmp_path / "sub/NEWS.DE", "of another folder\n")
+    write(tmp_path / "other/notes.log", "no text")
     caplog.clear()
     for _ in range(2):
         assert list(find_bitext(tmp_path)) == ["de", "xh"]
     [listed] = [record.args[1] for record in caplog.records if "left out" in record.msg]
     left_out[0] += " (its header names no Language)"
     left_out[1] += " (XLIFF: convert it, such as with xliff2po of the Translate Toolkit)"
-    assert listed == ", ".join([*left_out, "5 more"])
-    assert caplog.text.count("unknown language 'xh'") == 1
+    assert listed == ", ".join(["sub (a subfolder: give it, too)", *left_out, "6 more"])
+    assert caplog.text.count("'xh' is not one of the 36 languages") == 1
 
 
 def test_a_subfolder_train_stands_for_its_folder(tmp_path: Path) -> None:
@@ -140,7 +143,8 @@ def test_hidden_files_are_left_out_of_a_folder_but_read_if_they_are_given(tmp_pa
 LANGUAGES = {
     "news.pt_br-en.tsv.gz": "pt", "zh-CN-en.tsv": "zh", "zho_Hans-eng_Latn.tsv": "zh",
     "es-419-en.tsv": "es", "xh-ZA-en.tsv": "xh", "de-en-us.tsv": "de", "br-en.tsv": "br",
-    "it-da-en.tsv": "da", "a.pt-br": "pt", "a.zh-CN.gz": "zh",
+    "it-da-en.tsv": "da", "FI-EN.TSV": "fi", "News.DE-EN.tsv": "de",
+    "a.pt-br": "pt", "a.zh-CN.gz": "zh",
 }  # fmt: skip
 
 

@@ -123,6 +123,20 @@ def test_all_types_of_text_in_parquet_columns_are_read(
     assert {line: source for line, (source, _) in numbered(file).items()} == read_back
 
 
+def test_fields_of_the_two_languages_are_read_as_in_hub_datasets(tmp_path: Path) -> None:
+    flat = [{"id": 7, "en": target, "de": source} for source, target in PAIRS]
+    nested = [{"translation": {"en_GB": target, "de": source}} for source, target in PAIRS]
+    for layout in (flat, nested):
+        lines = write(tmp_path / "de-en.jsonl", lines_of(map(json.dumps, layout)))
+        assert read(lines) == PAIRS
+        table = tmp_path / "de-en.parquet"
+        pq.write_table(pa.Table.from_pylist(layout), table)
+        assert read(table) == PAIRS
+    fields = b'{"de": "a", "fr": "b"}\n[1]\n{"translation": null}\n"source, target"\n'
+    with pytest.raises(UserError, match=r"4 of the first 4 .*expected fields .*'de', 'en'"):
+        read(write(lines, fields))
+
+
 @pytest.mark.parametrize(
     ("name", "text"),
     [
@@ -151,7 +165,7 @@ BAD = [
     ("de-en.tsv", b"empty\t \xe2\x80\xa8", "empty target side"),
     ("de-en.tsv", b"ab\xffc\td", "not UTF-8"),
     ("de-en.jsonl", b'{"source": "a"', "Expecting"),
-    ("de-en.jsonl", b'{"source": "a"}', "expected an object"),
+    ("de-en.jsonl", b'{"source": "a"}', "expected fields"),
     ("de-en.jsonl", b'{"source": "a", "target": 1}', "target side is 1"),
     ("de-en.jsonl", b'{"source": "a", "target": null}', "empty target side"),
     ("de-en.jsonl", b'{"source": "\\ud800", "target": "b"}', "'utf-8' codec"),

@@ -15,6 +15,7 @@ from dap_transformers.text.formats import read_pairs
 UNIT = '<tu><tuv xml:lang="en"><seg>{}</seg></tuv><tuv xml:lang="{}"><seg>y</seg></tuv></tu>\n'
 TMX = "<tmx>\n<body>\n" + UNIT
 PO = 'msgid ""\nmsgstr ""\n"Language: {}\\n"\n\nmsgid "a"\nmsgstr "b"\n'
+FUZZY = '#, fuzzy\nmsgid "a"\nmsgstr "b"\n\nmsgid "c"\nmsgstr ""\n'
 
 KEYS = "".join(f'msgid "menu.file.{n}"\nmsgstr "Datei {n}"\n\n' for n in "abc")
 CODES = '{"source": "de", "target": "en", "source_text": "Ja"}\n'
@@ -52,6 +53,7 @@ REFUSED = [
     ("m.tmx", '<?xml version="1.0" encoding="klingon"?><tmx/>', "encoding"),
     ("m.tmx", TMX.format("x", "../evil"), "'../evil'"),
     ("x.po", PO.format("German"), "'German'"),
+    ("de.po", FUZZY, "no pair: 1 fuzzy and 1 untr"),
     ("x.po", PO.format(""), "names no Language"),
     ("de.xlf.gz", "<xliff/>", "XLIFF: convert it"),
     ("de.po", b'msgid "a"\nmsgstr "\xff"\n', "0xff"),
@@ -84,7 +86,7 @@ def test_a_packed_file_that_is_cut_off_is_refused(tmp_path: Path, name: str, cut
         read(path, 1.0)
 
 
-@pytest.mark.parametrize("names", [["de", "en"], ["source", "target", "source"]])
+@pytest.mark.parametrize("names", [["de", "text"], ["source", "target", "source"]])
 def test_a_table_without_the_two_columns_is_refused(tmp_path: Path, names: list) -> None:
     path = tmp_path / "de-en.parquet"
     pq.write_table(pa.table([pa.array(["a"])] * len(names), names=names), path)

@@ -152,10 +152,16 @@ def write_po(path: Path, language: str = "de", charset: str = "utf-8") -> Path:
     ],
 )
 def test_translated_entries_of_a_catalogue_are_read(
-    tmp_path: Path, name: str, header: str, charset: str, language: str
+    tmp_path: Path,
+    name: str,
+    header: str,
+    charset: str,
+    language: str,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     path = write_po(tmp_path / name, header, charset)
     assert read_folder(path) == {language: PO_PAIRS}
+    assert f"{path}: 1 fuzzy and 1 untranslated entries are left out" in caplog.text
 
 
 def test_the_header_tells_the_languages_of_a_catalogue(tmp_path: Path) -> None:
