@@ -17,8 +17,10 @@ from dap_transformers.commands.prepare_data import main
 from dap_transformers.errors import UserError
 from dap_transformers.files import read_json, write_json
 from dap_transformers.prepare import opus, prepare_text
+from dap_transformers.prepare.data_card import LOSSES
 from dap_transformers.prepare.options import PrepareOptions, RawText
 from dap_transformers.text.corpus import load_bitext
+from dap_transformers.text.find import find_dev
 from dap_transformers.text_keys import normalise
 
 OPTIONS = {field.name for field in fields(PrepareOptions)}
@@ -96,10 +98,13 @@ def test_leaks_are_counted_and_listed(raw: Path, tmp_path: Path) -> None:
 
 def test_bad_lines_are_counted_and_languages_chosen(raw: Path, tmp_path: Path) -> None:
     with (raw / "de-en.tsv").open("ab") as file:
-        file.write(b"no tab\n\xff\tx\nDer Zug steht noch da.\tThe train still stands there.\n")
+        file.write(b"no tab\n\n\xff\tx\nDer Zug steht noch da.\tThe train still stands there.\n")
     report = prepared(raw, tmp_path / "out", languages=["deu"], max_bad_lines=0.1)
     assert list(report["languages"]) == ["de"]
-    assert (report["languages"]["de"]["read"], report["languages"]["de"]["unreadable"]) == (81, 2)
+    counts = report["languages"]["de"]
+    assert (counts["read"], counts["unreadable"]) == (83, 2)
+    assert counts["read"] == sum(counts[name] for name in (*LOSSES, "train", "dev"))
+    assert "| unreadable | 2 |" in (tmp_path / "out/README.md").read_text()
 
 
 def test_a_finished_run_is_only_replaced_if_told(raw: Path, tmp_path: Path) -> None:
@@ -114,6 +119,9 @@ def test_a_finished_run_is_only_replaced_if_told(raw: Path, tmp_path: Path) -> N
     assert again["languages"]["de"]["train"] == 10
     assert not (out / ".prepare_data").exists()
     assert not list((out / "dev").iterdir())
+    assert find_dev([str(out)]) == []  # the folder of an earlier run
+    prepared(raw, tmp_path / "new", dev_pairs=0)
+    assert not (tmp_path / "new/dev").exists()
 
 
 def test_a_changed_file_is_cleaned_again_and_a_touched_one_is_not(
@@ -187,6 +195,24 @@ def test_text_from_opus_is_mixed_with_other_text_and_named(
     assert "| WikiMatrix v1 | 36 | CC-BY-SA 4.0. (https://" in card
 
 
+def test_files_of_the_same_name_are_corpora_of_their_own(raw: Path, tmp_path: Path) -> None:
+    archive = zip_of(tmp_path / "a.zip", {"de-en.tsv": text_of(long_pairs("de", 160)[80:])})
+    licences = tmp_path / "licences.json"
+    write_json({"a.zip/de-en.tsv": "CC0", "fr-en.tsv": "CC-BY"}, licences)
+    given = {
+        "data": [str(raw), str(archive)],
+        "licences": str(licences),
+        "languages": ["de"],
+        "dev_pairs": 0,
+    }
+    report = prepared(raw, tmp_path / "out", max_corpus_pairs=30, **given)
+    assert report["languages"]["de"]["origins"] == {"a.zip/de-en.tsv": 30, "raw/de-en.tsv": 30}
+    assert "| a.zip/de-en.tsv | 30 | CC0 |" in (tmp_path / "out/README.md").read_text()
+    write_json({"de-en.tsv": "CC0"}, licences)
+    with pytest.raises(UserError, match="called de-en.tsv, .*'raw/de-en.tsv'"):
+        prepared(raw, tmp_path / "again", **given)
+
+
 def test_a_recipe_of_the_command_sets_the_steps_of_the_released_code(
     raw: Path, tmp_path: Path
 ) -> None:
@@ -207,6 +233,7 @@ def test_a_recipe_of_the_command_sets_the_steps_of_the_released_code(
         ({"min_tokens": 99}, "nothing is left of 160 pairs"),
         ({"leak_threshold": 70}, "leak_threshold=70"),
         ({"dev_pairs": -1}, "dev_pairs=-1"),
+        ({"url_pattern": "("}, r"url_pattern='\(': .* unclosed group"),
     ],
 )
 def test_what_is_refused(raw: Path, tmp_path: Path, options: dict, says: str) -> None:

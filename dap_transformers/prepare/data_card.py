@@ -18,7 +18,9 @@ from dap_transformers.tables import markdown_table, text_table
 SPLITS = {"train": "train", "dev": "validation"}
 #: Why pairs are not in the training set, in the order of the steps. These counts, with `train` and
 #: `dev`, add up to `read`.
-LOSSES = REASONS | {
+LOSSES = {
+    "unreadable": "malformed line, such as one with an empty side",
+    **REASONS,
     "leak": "a side equals, or nearly equals, an evaluation sentence",
     "duplicate": "the same pair again, except for case, punctuation and spaces",
     "not_sampled": "beyond the number of pairs for a language",
@@ -42,7 +44,7 @@ def counts_table(languages: Counts, table: Callable[..., str] = text_table) -> s
     Reasons that concern no pair have no column.
     """
     sums = total(languages)
-    used = [name for name in ("unreadable", *LOSSES) if sums[name]]
+    used = [name for name in LOSSES if sums[name]]
     columns = ["read", *used, *SPLITS]
     rows = []
     for code, counts in [*languages.items(), ("all", sums)]:

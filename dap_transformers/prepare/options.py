@@ -92,7 +92,7 @@ class RawText:
         choices=["release"],
     )
     licences: str | None = arg(
-        None, "JSON file for the data card: name of an input file -> its licence."
+        None, "JSON file for the data card: origin, as the card names it -> its licence."
     )
     evaluation_data: list[str] = arg(
         [],

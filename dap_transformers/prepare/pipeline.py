@@ -95,7 +95,7 @@ def clean_file(plan: Plan, raw: RawFile) -> None:
 
     - `pairs.parquet` has all pairs that pass, without the text of those that no sample needs.
     - `leaks.jsonl` lists the leaks.
-    - `counts.json` has the counts of `clean_table`, and `unreadable` (lines).
+    - `counts.json` has the counts of `clean_table`, and `unreadable` lines, which also are `read`.
     """
     if plan.cleaned(raw).exists():  # by a run that was stopped
         return
@@ -120,7 +120,8 @@ def clean_file(plan: Plan, raw: RawFile) -> None:
             is_admitted = pl.Series(admission(passed.select(admission_rank).to_series().to_numpy()))
             passed = passed.with_columns(pl.when(is_admitted).then(pl.col(*SIDES)))
             writer.write_table(passed.select(_PAIRS.names).to_arrow().cast(_PAIRS))
-        write_json(counts | {"unreadable": audit.bad}, folder / "counts.json")
+        counts.update(read=audit.bad, unreadable=audit.bad)
+        write_json(counts, folder / "counts.json")
 
 
 def clean_table(
@@ -227,7 +228,6 @@ def write_language(plan: Plan, files: Sequence[RawFile], kept: pl.DataFrame) -> 
         "held_out": len(kept) - len(train) - len(dev),
     }
     for split, pairs in (("train", train), ("dev", dev)):
-        (plan.output_dir / split).mkdir(exist_ok=True)
         shards = list(pairs.iter_slices(plan.options.shard_size))
         for number, shard in enumerate(shards):
             _write_shard(plan.shard(split, language, number), rows, shard)

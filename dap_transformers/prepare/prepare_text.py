@@ -8,12 +8,13 @@ import time
 from collections.abc import Iterable
 from dataclasses import asdict, replace
 from importlib.metadata import version
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 
-from dap_transformers.errors import UserError, counted
+from dap_transformers.errors import UserError, counted, reading
 from dap_transformers.files import content_digest, public_name, read_json, whole_file
 from dap_transformers.languages import base_language
 from dap_transformers.prepare.data_card import LOSSES, describe, total
@@ -26,11 +27,12 @@ from dap_transformers.prepare.run_folder import LEAKS, WORK, Plan, RawFile, begi
 from dap_transformers.reports import versions
 from dap_transformers.text.archives import disk_path
 from dap_transformers.text.find import find_bitext
+from dap_transformers.text.formats import BitextFile
 
 #: What shapes the result, apart from `PrepareOptions`.
 SHAPING = ("data", "opus", "recipe", "languages", "evaluation_data")
 #: Version of the work folder and of the result. A run does not continue one of another version.
-VERSION = 15
+VERSION = 16
 
 
 def prepare_text(
@@ -48,6 +50,8 @@ def prepare_text(
     started = time.perf_counter()
     output_dir = Path(text.output_dir)
     require_outside(output_dir, text.inputs(options))
+    with reading(f"url_pattern={options.url_pattern!r}"):
+        pl.Series([""]).str.contains(options.url_pattern)
     files, licences = find_files(text, options)
 
     # Read everything, so that a wrong name is found before an earlier result is removed.
@@ -113,25 +117,31 @@ def find_files(text: RawText, options: PrepareOptions) -> tuple[list[RawFile], d
     if absent:
         raise UserError(f"languages {' '.join(absent)}: there is text only in {' '.join(found)}")
 
+    # Name the corpus of each file. Files of the same name are told apart by their folders.
+    paths = {file: Path(file.paths[0]) for file in chain(*found.values())}
+    origins: dict[BitextFile, str] = {}
+    for file, path in paths.items():
+        folders = [other.parent for other in paths.values() if other.name == path.name]
+        name = path.relative_to(os.path.commonpath(folders))
+        corpus = corpora.get(disk_path(path))
+        origins[file] = str(corpus or (file if file.format == "hub" else name))
+
+    licences = {str(corpus): f"{corpus.licence} ({corpus.home})" for corpus in corpora.values()}
+    given = read_json(text.licences) if text.licences else {}
+    known = set(origins.values())
+    if unknown := given.keys() - known:
+        raise UserError(f"{text.licences}: no input is called {min(unknown)}, only {sorted(known)}")
+
     others = filter(None, [*text.evaluation_data, options.tokenizer])
     states_of_others = [_file_state(path) for path in others]
     files = []
-    licences = {}
     for language in sorted(wanted):
         for file in found[language]:
-            origin = Path(file.paths[0]).name
-            if file.format == "hub":
-                file = replace(file, streaming=True)
-                origin = str(file)
-            corpus = corpora.get(disk_path(file.paths[0]))
-            if corpus:
-                origin = str(corpus)
-                licences[origin] = f"{corpus.licence} ({corpus.home})"
+            origin = origins[file]
+            file = replace(file, streaming=file.format == "hub")
             states = [_file_state(path) for path in file.paths]
             key = _fingerprint(asdict(options), states_of_others, asdict(file), origin, states)
             files.append(RawFile(file, origin, key))
-
-    given = read_json(text.licences) if text.licences else {}
     return files, licences | given
 
 
