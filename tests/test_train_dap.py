@@ -143,7 +143,9 @@ def test_a_checkpoint_needs_teachers_whose_vectors_have_one_size(
     assert built(f"{command} --distill_from {teacher}").model.config.distill_size == 8
 
 
-def test_english_of_validation_data_is_not_trained_on(flags: str, tmp_path: Path) -> None:
+def test_english_of_validation_data_is_not_trained_on(
+    flags: str, bitext_dir: Path, tmp_path: Path
+) -> None:
     pairs = synthetic_pairs("de")[:30]
     file = tmp_path / "sw-en.tsv"
     file.write_text("".join(f"{source}\t{target}.\n" for source, target in pairs))
@@ -152,3 +154,13 @@ def test_english_of_validation_data_is_not_trained_on(flags: str, tmp_path: Path
     sizes = {language: languages.count(language) for language in LANGUAGES}
     assert sizes == {"de": 170, "fr": 200, "sw": 200}
     assert len(trainer.evaluators[0].pairs["sw"]) == 30
+
+    # Of a dev set beside the text, --dev_pairs 20 takes 20, and none of its targets is trained on.
+    corpus = tmp_path / "corpus"
+    shutil.copytree(bitext_dir, corpus / "train")
+    (corpus / "dev").mkdir()
+    file.rename(corpus / "dev" / file.name)
+    trainer = built(f"{flags} --train_data {corpus} --output_dir {tmp_path}/again")
+    assert len(trainer.train_dataset) == sum(sizes.values())
+    found = [source for source, _ in trainer.evaluators[0].pairs["sw"]]
+    assert found == [pairs[row * 29 // 19][0] for row in range(20)]

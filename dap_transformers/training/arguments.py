@@ -144,7 +144,9 @@ class PretrainingDataArguments(EvaluationData):
         [], "Dev pairs. Default: those beside the training text (dev/), or some are held out."
     )
     dev_pairs: int = arg(
-        1000, "Pairs per language to hold out, at most a twentieth of them. 0 holds out none."
+        1000,
+        "Most dev pairs per language: of those beside the training text, evenly spread, or held "
+        "out, at most a twentieth. --validation_data is not cut. 0: none.",
     )
     target_language: str = arg("en", "Language code of the target side.")
     max_seq_length: int | None = arg(

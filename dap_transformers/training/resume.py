@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from datasets import Dataset
 from torch.nn.utils import get_total_norm
@@ -20,6 +19,7 @@ from transformers.trainer_utils import align_special_tokens, sort_checkpoints
 from dap_transformers.errors import UserError
 from dap_transformers.files import write_json
 from dap_transformers.reports import RECORD, read_record
+from dap_transformers.text.corpus import spread_rows
 from dap_transformers.training.arguments import CONFIG_FIELDS, Arguments
 from heads_dap import whole
 from modeling_dap import DAPConfig
@@ -257,8 +257,7 @@ def describe_text(part: Dataset, most: int = PAIRS_IN_DIGEST) -> str:
     >>> describe_text(Dataset.from_dict({"source": ["Ja", "Nein"], "target": ["Yes", "No"]}))
     '2 pairs, 9b96b64269e1'
     """
-    rows = np.linspace(0, len(part) - 1, min(len(part), most)).astype(int).tolist()
-    digest = hashlib.sha256(json.dumps(part[rows] if rows else {}).encode())
+    digest = hashlib.sha256(json.dumps(spread_rows(part, most)[:]).encode())
     return f"{len(part)} pairs, {digest.hexdigest()[:12]}"
 
 

@@ -27,7 +27,7 @@ from dap_transformers.files import write_json
 from dap_transformers.pictures import CURVES, plot_curves
 from dap_transformers.publishing.publish import PublishOptions, publish
 from dap_transformers.search.screening import fastest_product
-from dap_transformers.text.corpus import load_bitext
+from dap_transformers.text.corpus import load_bitext, spread_rows
 from dap_transformers.text.find import find_dev
 from dap_transformers.training.arguments import (
     DAPTrainingArguments,
@@ -211,8 +211,9 @@ def build_datasets(
 ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
     """Read the text, hold out or read the dev set, and tokenise the training pairs.
 
-    The dev set is `validation_data`, or lies in the folder of the training text. Training pairs
-    whose target is in it are removed. Without one, dev pairs are held out of the training text.
+    The dev set is `validation_data`, or `dev_pairs` rows of each language from the folder of the
+    training text. Training pairs with a target of all its rows are removed. Without one, dev pairs
+    are held out of the training text.
 
     Returns:
         The tokenised training pairs, the dev pairs as text, and the training pairs as text. All
@@ -226,6 +227,9 @@ def build_datasets(
         dev = load_bitext(validation, **options)
         targets = [text for part in dev.values() for text in part["target"][:]]
         train = drop_targets(train, targets)
+        if not data.validation_data:
+            most = data.dev_pairs
+            dev = {code: spread_rows(part, most) for code, part in dev.items() if most}
     else:
         train, dev = split_validation(train, data.dev_pairs, training.seed_of_text)
     tokenized = tokenize_bitext(train, tokenizer, data.max_seq_length, data.prefix)
