@@ -125,6 +125,13 @@ def by_name(paths: Iterable[str | Path]) -> dict[str, Path]:
     return found
 
 
+def several(numbers: Numbers) -> Numbers:
+    """Return the numbers by the name of the data. Their "mean" is left out if it has only one."""
+    if len(numbers) > 2:
+        return numbers
+    return {name: value for name, value in numbers.items() if name != "mean"}
+
+
 def both_sides(pairs: PairsByLanguage) -> Iterator[str]:
     """Yield the sentences of each language: all sources, then all targets."""
     for rows in pairs.values():
