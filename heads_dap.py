@@ -394,7 +394,7 @@ class PredictionHead(PredictionTransform):
         """
         counts = F.pad(counts, (0, self.config.vocab_size - len(counts)))
         if self.is_narrow:
-            counts = counts.to(self.token_ids.device)[self.token_ids]
+            counts = counts[self.token_ids.cpu()]
         smoothed = counts.double() + 1
         self.bias.copy_((smoothed / smoothed.sum()).log())
 

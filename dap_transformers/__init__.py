@@ -12,9 +12,12 @@ PUBLIC = {
     "BitextCollator": "dap_transformers.training.batches",
     "DAPConfig": "configuration_dap",
     "DAPForPreTraining": "modeling_dap",
+    "DAPForSequenceClassification": "modeling_dap",
     "DAPLoss": "dap_transformers.dap_loss",
+    "DAPModel": "modeling_dap",
     "DAPTrainer": "dap_transformers.training.trainer",
     "DAPTrainingArguments": "dap_transformers.training.arguments",
+    "Evaluator": "dap_transformers.evaluation.evaluator",
     "HardNegatives": "dap_transformers.evaluation.hard_negatives",
     "KeepHeads": "dap_transformers.dap_loss",
     "Retrieval": "dap_transformers.evaluation.retrieval",
@@ -24,9 +27,16 @@ PUBLIC = {
     "align_words": "dap_transformers.alignment.word_alignment",
     "evaluate": "dap_transformers.evaluation.evaluator",
     "heat_map": "dap_transformers.alignment.heat_map",
+    "load_bitext": "dap_transformers.text.corpus",
     "mine": "dap_transformers.mining.mine_pairs",
+    "tokenize_bitext": "dap_transformers.training.batches",
 }
 __all__ = ["__version__", *PUBLIC]
+
+
+def __dir__() -> list[str]:
+    """Return the public names, so that editors complete them."""
+    return __all__
 
 
 def __getattr__(name: str) -> Any:

@@ -28,8 +28,6 @@ USAGE = "%(prog)s [RECIPE] --train_data PATH [PATH ...] --output_dir FOLDER [arg
 def parse_arguments(argv: list[str]) -> Arguments:
     """Parse the command line of a training.
 
-    Epochs and steps exclude each other, so `--num_train_epochs` sets `max_steps` to -1.
-
     Args:
         argv: flags, which may stand after a recipe (`find_recipe`).
     """
@@ -41,10 +39,6 @@ def parse_arguments(argv: list[str]) -> Arguments:
     for first, second in RIVALS:
         if given(first, argv) and given(second, argv):
             raise UserError(f"--{first} and --{second} say the same: give one of them.")
-
-    # The default of max_steps would win over the epochs.
-    if given("num_train_epochs", argv):
-        argv = [*argv, "--max_steps", "-1"]
 
     # The options of plug-ins are arguments, so find these files first.
     finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)

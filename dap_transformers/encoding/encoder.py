@@ -76,8 +76,9 @@ class TokenPlaces(NamedTuple):
 class SentenceEncoder:
     """An encoder with its tokenizer and pooling. `encode` returns a float32 vector per sentence.
 
-    During a call, `encode` puts the model into evaluation mode and afterwards back into the mode it
-    had. Threads that share a model must therefore put it into evaluation mode before they start.
+    During a call, `encode` puts the model into evaluation mode, and afterwards each module back
+    into the mode it had. So threads that share a model must put it into evaluation mode before they
+    start.
 
     Args:
         model: any encoder that returns `last_hidden_state` (B, S, D). Of an encoder-decoder only
@@ -157,6 +158,7 @@ class SentenceEncoder:
         revision: str | None = None,
         trust_remote_code: bool = False,
         bf16: bool = False,
+        prompts: Mapping[str, str] | None = None,
     ) -> "SentenceEncoder":
         """Load a DAP checkpoint, any checkpoint of `AutoModel`, or a sentence-transformers folder.
 
@@ -175,6 +177,7 @@ class SentenceEncoder:
             max_seq_length: None takes the length in the sentence-transformers files. Without these
                 it is 128, or less if the model has fewer positions.
             device: None takes CUDA if there is any.
+            prompts: None takes the checkpoint's own, unless a prefix is given.
         """
         checkpoint = name_or_path
         if not isinstance(checkpoint, Checkpoint):
@@ -195,7 +198,7 @@ class SentenceEncoder:
             device=device or ("cuda" if torch.cuda.is_available() else "cpu"),
             bf16=bf16,
             after=after,
-            prompts=library.prompts if prefix is None else None,
+            prompts=library.prompts if prefix is None and prompts is None else prompts,
         )
         encoder.revision = checkpoint.commit
         if pooling is None:
@@ -363,13 +366,14 @@ class SentenceEncoder:
         # One context for all batches: autocast keeps its bfloat16 copies of the weights in it.
         autocast = torch.autocast(device.type, torch.bfloat16, enabled=self.bf16)
         products = nullcontext() if self.bf16 else fast_linear(device)
-        was_training = self.model.training
+        training = [module for module in self.model.modules() if module.training]
         self.model.eval()
         try:
             with torch.inference_mode(), autocast, products:
                 yield
         finally:
-            self.model.train(was_training)
+            for module in training:
+                module.training = True
 
     def _batches(
         self, input_ids: list[list[int]], batch_size: int | None = None
@@ -413,10 +417,15 @@ class SentenceEncoder:
 
 
 def listed(sentences: Iterable[str]) -> list[str]:
-    """Return sentences as a list. A single string is refused: its characters are no sentences."""
-    if isinstance(sentences, str):
-        raise UserError(f"sentences is the string {sentences[:40]!r}: pass a list of strings")
-    return list(sentences)
+    """Return sentences as a list. Only a string is a sentence. A string or a table is no list."""
+    if isinstance(sentences, str | Mapping) or getattr(sentences, "ndim", 1) > 1:
+        what = "string" if isinstance(sentences, str) else "table"
+        raise UserError(f"sentences is the {what} {str(sentences)[:40]!r}: pass a list of strings")
+    found = sentences.to_pylist() if hasattr(sentences, "to_pylist") else list(sentences)
+    for number, sentence in enumerate(found):
+        if not isinstance(sentence, str):
+            raise UserError(f"sentence {number} is {sentence!r}: pass a list of strings")
+    return found
 
 
 def length_batches(lengths: Sequence[int], token_budget: int, full: int) -> list[list[int]]:

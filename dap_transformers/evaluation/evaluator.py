@@ -113,10 +113,10 @@ def tables_of(rows: Iterable[Mapping[str, Any]]) -> dict[tuple[str, ...], list[l
     return tables
 
 
-def by_name(paths: Iterable[str | Path]) -> dict[str, Path]:
+def by_name(paths: str | Path | Iterable[str | Path]) -> dict[str, Path]:
     """Return test data by its name: the last part of its path, without .tsv, .gz and .xz."""
     found: dict[str, Path] = {}
-    for path in map(Path, paths):
+    for path in map(Path, [paths] if isinstance(paths, str | Path) else paths):
         name = re.sub(r"(\.tsv)?(\.gz|\.xz)?$", "", path.resolve().name)
         if name in found or name == "mean":
             other = found.get(name, "the average")
@@ -130,6 +130,17 @@ def several(numbers: Numbers) -> Numbers:
     if len(numbers) > 2:
         return numbers
     return {name: value for name, value in numbers.items() if name != "mean"}
+
+
+def as_pairs(text: Mapping[str, Iterable[Any]]) -> PairsByLanguage:
+    """Return language -> pairs, given pairs, or rows with the fields "source" and "target"."""
+    pairs = {}
+    for language, rows in text.items():
+        pairs[language] = [
+            (row["source"], row["target"]) if isinstance(row, Mapping) else tuple(row)
+            for row in rows
+        ]
+    return pairs
 
 
 def both_sides(pairs: PairsByLanguage) -> Iterator[str]:

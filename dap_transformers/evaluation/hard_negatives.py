@@ -27,6 +27,7 @@ from dap_transformers.evaluation.evaluator import (
     Metric,
     Numbers,
     PairsByLanguage,
+    as_pairs,
     both_sides,
     pairs_of_mean,
 )
@@ -135,6 +136,7 @@ class HardNegatives(Evaluator):
     primary = "hard_negative_error"
 
     def __post_init__(self) -> None:
+        self.pairs = as_pairs(self.pairs)
         self.copies = {}
         for code, rows in self.pairs.items():
             self.copies[code] = hard_negative_copies([english for _, english in rows])

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dap_transformers.encoding.encoder import Encoder
-from dap_transformers.evaluation.evaluator import Evaluator, Numbers, PairsByLanguage
+from dap_transformers.evaluation.evaluator import Evaluator, Numbers, PairsByLanguage, as_pairs
 from dap_transformers.search.exact import nearest_neighbours
 
 #: Neighbours of a sentence that are compared.
@@ -35,6 +35,7 @@ class KeptNeighbours(Evaluator):
     primary = "kept_neighbours"
 
     def __post_init__(self) -> None:
+        self.pairs = as_pairs(self.pairs)
         targets = dict.fromkeys(target for rows in self.pairs.values() for _, target in rows)
         self.targets = list(targets)[:MOST] if len(targets) >= FEWEST else []
         self.kept = self.neighbours(self.before)

@@ -19,6 +19,7 @@ from dap_transformers.evaluation.evaluator import (
     Metric,
     Numbers,
     PairsByLanguage,
+    as_pairs,
     both_sides,
     card_rows,
     console_tables,
@@ -53,7 +54,8 @@ class Retrieval(Evaluator):
     """Accuracy of retrieval in both directions, by language and averaged over the paper's groups.
 
     Attributes:
-        pairs: language code -> (source, target) sentences. The numbers call the targets English.
+        pairs: language code -> (source, target) sentences, or a dataset with these columns. The
+            numbers call the targets English.
         pool: also measure the pool that holds the other sentences of the query's language.
         target_language: code of the targets' language, for the names in a training's log.
         is_tatoeba: whether the table shows the paper's numbers, which are of this text.
@@ -70,6 +72,9 @@ class Retrieval(Evaluator):
         "bitext retrieval: nearest neighbour by cosine over the other side, accuracy by line, "
         "macro averages"
     )
+
+    def __post_init__(self) -> None:
+        self.pairs = as_pairs(self.pairs)
 
     def sentences(self) -> Iterator[str]:
         return both_sides(self.pairs)

@@ -49,7 +49,8 @@ def cluster_neighbours(
     kind = "GPU" if resources.get("GPU") else "CPU"
     at_once = AHEAD * max(1, int(resources.get(kind, 1)))
 
-    options = {f"num_{kind.lower()}s": 1, "max_retries": RETRIES}
+    # With GPUs, Ray would start a new process for each tile.
+    options = {f"num_{kind.lower()}s": 1, "max_retries": RETRIES, "max_calls": 0}
     search_tile = ray.remote(**options)(lambda *tile: _search_tile(k, *tile))
     forward = _nothing_found(len(source), k)
     backward = _nothing_found(len(target), k)

@@ -182,7 +182,7 @@ def _search(
     Scores and indices are (N, k), and (M, k) or, unless `both`, (0, k). A missing one has index -1.
     """
     device = _device_of(queries, keys)
-    height, width = BLOCKS[device.type]
+    height, width = BLOCKS.get(device.type, BLOCKS["cpu"])
     forward = Best.of(len(queries), k, device, above)
     backward = Best.of(len(keys) if both else 0, k, device, keys_above)
     total = len(queries) * len(keys)

@@ -222,12 +222,14 @@ class DAPTrainingArguments(TrainingArguments):
         "Pairs that these steps learn from. They are encoded once. RTL keeps their token states "
         "in memory, about 0.2 GB for 8,000 pairs at a hidden size of 384 and 32 tokens.",
     )
-    max_steps: int = arg(100_000, "Number of optimizer steps.")
+    num_train_epochs: float | None = arg(None, "Passes over the text, instead of max_steps.")
+    max_steps: int | None = arg(None, "Number of optimizer steps. Default: 100,000.")
     per_device_train_batch_size: int = arg(128, "Pairs per process and step.")
     logging_nan_inf_filter: bool = arg(False, "A loss that is not finite stops the run.")
     metric_for_best_model: str | None = arg(
         "eval_mean_accuracy", "Metric that chooses the best checkpoint."
     )
+    ddp_timeout: int = arg(86_400, "Seconds that processes wait, as for the one that reads text.")
     ddp_find_unused_parameters: bool | None = arg(
         False, "Can stay false: every parameter of the model is used."
     )
@@ -242,6 +244,10 @@ class DAPTrainingArguments(TrainingArguments):
     )
 
     def __post_init__(self) -> None:
+        if self.max_steps is None:
+            self.max_steps = 100_000 if self.num_train_epochs is None else -1
+        epochs = self.num_train_epochs
+        self.num_train_epochs = 3.0 if epochs is None else epochs  # the steps count, if given
         if self.report_to is None:
             self.report_to = ["tensorboard"] if find_spec("tensorboard") else []
         if self.greater_is_better is None:
@@ -253,6 +259,8 @@ class DAPTrainingArguments(TrainingArguments):
         self.auto_find_batch_size = False
         # The model is published once, after training.
         self.hub_strategy = HubStrategy.END
+        # `Trainer` would compute float32 products in TF32 if it compiles.
+        self.tf32 = False if self.torch_compile and self.tf32 is None else self.tf32
         super().__post_init__()
         self.accelerator_config.dispatch_batches = False
         self.accelerator_config.split_batches = False

@@ -20,7 +20,7 @@ from transformers import PreTrainedTokenizerBase, TrainerState, set_seed
 from dap_transformers.encoding.checkpoint import hub_commit
 from dap_transformers.encoding.encoder import SentenceEncoder
 from dap_transformers.errors import UserError, counted
-from dap_transformers.evaluation.evaluator import Evaluator
+from dap_transformers.evaluation.evaluator import Evaluator, as_pairs
 from dap_transformers.evaluation.kept_neighbours import KeptNeighbours
 from dap_transformers.evaluation.retrieval import Retrieval
 from dap_transformers.files import write_json
@@ -153,10 +153,8 @@ def build_trainer(
         negatives = HardNegativeMaker(start.tokenizer, length, share, seed, data.prefix)
     languages = model.config.rtl_languages or sorted(train)
     collator = BitextCollator(start.tokenizer.pad_token_id, languages, negatives, goals)
-    pairs = {}
-    for code, part in dev.items():
-        pairs[code] = list(zip(part["source"][:], part["target"][:], strict=True))
     if dev:
+        pairs = as_pairs(dev)
         retrieval = Retrieval(pairs, True, data.target_language)
         evaluators = [retrieval, SourceInformation(pairs), *evaluators]
         if before is not None:

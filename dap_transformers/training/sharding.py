@@ -5,11 +5,12 @@ from contextlib import contextmanager
 
 import torch
 from accelerate.utils import FullyShardedDataParallelPlugin
-from torch import nn
 from transformers import Trainer
 
 from dap_transformers.errors import UserError
+from heads_dap import whole
 from modeling_dap import DAPForPreTraining
+from modules_dap import build_modules
 from states_dap import layer_stack
 
 
@@ -44,18 +45,22 @@ def adjust(plugin: FullyShardedDataParallelPlugin) -> None:
 
 
 @contextmanager
-def own_class(model: nn.Module) -> Iterator[None]:
-    """Give a sharded model its own class back until the block ends.
+def ready_to_save(model: DAPForPreTraining) -> Iterator[None]:
+    """Give a sharded model its own class and whole Dense modules until the block ends.
 
     FSDP replaces the class by one of torch's. `save_pretrained` would then copy torch's file into
-    the checkpoint instead of ours.
+    the checkpoint instead of ours. All processes must call this together.
     """
-    sharded = type(model)
-    model.__class__ = next(kind for kind in sharded.__mro__ if not hasattr(kind, "unshard"))
+    sharded, after = type(model), model.dap.after
+    if hasattr(sharded, "unshard"):
+        model.__class__ = next(kind for kind in sharded.__mro__ if not hasattr(kind, "unshard"))
+        model.dap.after = build_modules(model.config.modules)
+        weights = {name: whole(value).detach() for name, value in after.state_dict().items()}
+        model.dap.after.load_state_dict(weights)
     try:
         yield
     finally:
-        model.__class__ = sharded
+        model.__class__, model.dap.after = sharded, after
 
 
 @torch.no_grad()
@@ -68,11 +73,9 @@ def whole_model(model: DAPForPreTraining) -> DAPForPreTraining:
     if not any(hasattr(value, "full_tensor") for value in state.values()):
         return model
 
-    whole = {}
-    for name, value in state.items():
-        whole[name] = value.full_tensor() if hasattr(value, "full_tensor") else value
+    weights = {name: whole(value) for name, value in state.items()}
     # The copy draws random weights first. That must not change the random numbers of the training.
     with torch.random.fork_rng(devices=[]):
         copy = DAPForPreTraining(model.config).to(model.device, model.dtype)
-    copy.load_state_dict(whole)
+    copy.load_state_dict(weights)
     return copy

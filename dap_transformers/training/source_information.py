@@ -22,7 +22,7 @@ from tqdm.auto import tqdm
 from transformers import BatchEncoding, PreTrainedTokenizerBase
 
 from dap_transformers.encoding.encoder import SentenceEncoder
-from dap_transformers.evaluation.evaluator import Evaluator, PairsByLanguage
+from dap_transformers.evaluation.evaluator import Evaluator, PairsByLanguage, as_pairs
 from dap_transformers.training.batches import BitextCollator
 from modeling_dap import DAPForPreTraining
 from objectives_dap import (
@@ -83,7 +83,7 @@ class SourceInformation(Evaluator):
     primary = "rtl_loss"
 
     def __init__(self, pairs: PairsByLanguage) -> None:
-        self.pairs = pairs
+        self.pairs = as_pairs(pairs)
 
     @torch.no_grad()
     def __call__(self, encoder: EncoderWithHeads) -> dict[str, float]:

@@ -9,6 +9,7 @@ Beside what `Trainer` does, it
 - stops with the pairs' names if a loss is not finite. It looks before it logs a line or saves.
 """
 
+import gc
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -28,7 +29,7 @@ from dap_transformers.training.arguments import DAPTrainingArguments
 from dap_transformers.training.grad_cache import CachedBatch
 from dap_transformers.training.lora import add_adapters, load_adapters, save_adapters
 from dap_transformers.training.resume import ResumableTrainer
-from dap_transformers.training.sharding import own_class, prepare_sharding, whole_model
+from dap_transformers.training.sharding import prepare_sharding, ready_to_save, whole_model
 from dap_transformers.training.source_information import EncoderWithHeads
 from dap_transformers.training.step_log import ShortLines, ShortProgress, StepMeter
 from losses_dap import world_size
@@ -84,12 +85,13 @@ class DAPTrainer(ResumableTrainer):
                 "compute_metrics and compute_loss_func have no effect on DAPTrainer: give "
                 "evaluators, or an objective of your own"
             )
+        if self.model.config.tr_hard_negatives and not getattr(self.data_collator, "negatives", 0):
+            raise UserError("tr_hard_negatives: give BitextCollator negatives (HardNegativeMaker)")
         if self.pop_callback(ProgressCallback):
             self.add_callback(ShortProgress)
         if self.pop_callback(PrinterCallback):
             self.add_callback(ShortLines)
-        if hasattr(self.train_dataset, "__len__"):
-            require_batch(len(self.train_dataset), self.args)
+        require_batch(self.train_dataset, self.args)
         prepare_sharding(self)
         if self.args.dataloader_pin_memory:
             # The next batch is copied and prepared while the GPU still computes this step.
@@ -234,6 +236,8 @@ class DAPTrainer(ResumableTrainer):
         self.control = self.callback_handler.on_evaluate(
             self.args, self.state, self.control, metrics
         )
+        if self.is_fsdp_enabled:
+            gc.collect()  # the layers of the whole copy refer to themselves
         self.meter.leave_out(time.perf_counter() - started)
         return metrics
 
@@ -321,16 +325,15 @@ class DAPTrainer(ResumableTrainer):
     ) -> None:
         """Save the model, and the files that sentence-transformers needs to pool it correctly."""
         self.meter.check()
-        with own_class(self.model):
+        model = self.accelerator.unwrap_model(self.model, keep_torch_compile=False)
+        with ready_to_save(model):  # under FSDP, all processes come here
             super()._save(output_dir, state_dict)
-        # Under FSDP all processes come here.
-        if self.args.should_save:
-            model = self.accelerator.unwrap_model(self.model, keep_torch_compile=False)
-            folder = Path(output_dir or self.args.output_dir)
-            write_modules(self.saved_encoder(model), folder)
-            # The final model is complete without them, because its weights are merged.
-            if self.args.peft_lora_rank is not None and folder != Path(self.args.output_dir):
-                save_adapters(model.dap.encoder, folder)
+            if self.args.should_save:
+                folder = Path(output_dir or self.args.output_dir)
+                write_modules(self.saved_encoder(model), folder)
+                # The final model is complete without them, because its weights are merged.
+                if self.args.peft_lora_rank is not None and folder != Path(self.args.output_dir):
+                    save_adapters(model.dap.encoder, folder)
 
 
 def require_evaluators(evaluators: Iterable[Any]) -> None:
@@ -340,11 +343,11 @@ def require_evaluators(evaluators: Iterable[Any]) -> None:
             raise UserError("DAPTrainer measures by evaluators, such as Retrieval, no datasets")
 
 
-def require_batch(pairs: int, args: TrainingArguments) -> None:
-    """Raise `UserError` if there are too few training pairs for one batch of all processes."""
+def require_batch(train: Any, args: TrainingArguments) -> None:
+    """Raise `UserError` if a dataset has too few pairs for one batch of all processes."""
     batch = args.per_device_train_batch_size * args.world_size
-    if pairs < batch:
+    if hasattr(train, "__len__") and len(train) < batch:
         raise UserError(
-            f"{counted(pairs, 'training pair')} cannot fill one batch of {batch}: lower the batch "
-            "size"
+            f"{counted(len(train), 'training pair')} cannot fill one batch of {batch}: lower the "
+            "batch size"
         )

@@ -152,8 +152,10 @@ def test_the_model_returns_to_training_mode(load: Callable) -> None:
     encoder = load()
     encoder.model.train()
     encoder.model.embeddings.dropout.p = 0.5
+    encoder.model.encoder.eval()
     np.testing.assert_array_equal(encoder.encode(["ka lo"]), encoder.encode(["ka lo"]))
     assert encoder.model.training
+    assert not encoder.model.encoder.layer[0].training
 
 
 @pytest.mark.parametrize(

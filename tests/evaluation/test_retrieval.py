@@ -4,6 +4,7 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
+from datasets import Dataset
 from naive import cosines
 
 from dap_transformers.evaluation.evaluator import evaluate
@@ -107,7 +108,8 @@ def test_evaluators_share_vectors_and_their_numbers_have_names() -> None:
     encoder = Mock()
     encoder.encode.side_effect = vectors_of
     pairs = {"de": [(f"de {i}", f"en {i}") for i in range(20)]}
-    retrieval = Retrieval(pairs, pool=True, target_language="fr")
+    rows = Dataset.from_list([{"source": one, "target": other} for one, other in pairs["de"]])
+    retrieval = Retrieval({"de": rows}, pool=True, target_language="fr")
     without_pool = Retrieval(pairs)
     without_pool.name = "other"
     found = evaluate(encoder, [retrieval, without_pool])

@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable
 
 import numpy as np
+import pandas as pd
 import pytest
 from naive import cosines
 from numpy.testing import assert_allclose, assert_array_equal
@@ -174,6 +175,8 @@ EYE = np.eye(3)
         (lambda: mine(EYE, EYE, min_precision=0.9, threshold=1), "min_precision"),
         (lambda: mine([], ["1"], Encoder()), "0 rows"),
         (lambda: mine("one", ["1"], Encoder()), "is the string"),
+        (lambda: mine(pd.DataFrame({"text": ["1"]}), ["1"], Encoder()), "is the table"),
+        (lambda: mine(["1", float("nan")], ["1"], Encoder()), "sentence 1 is nan"),
     ],
 )
 def test_what_is_refused(call: Callable, says: str) -> None:

@@ -92,6 +92,12 @@ def test_a_flag_replaces_the_argument_of_the_recipe_that_says_the_same() -> None
     assert (model.model_name_or_path, model.config_name) == (None, "b")
 
 
+def test_epochs_replace_the_default_of_the_steps() -> None:
+    for given, steps, epochs in (({}, 100_000, 3), ({"num_train_epochs": 1}, -1, 1)):
+        training = DAPTrainingArguments("out", **given)
+        assert (training.max_steps, training.num_train_epochs) == (steps, epochs)
+
+
 def test_the_total_batch_counts_accumulated_batches() -> None:
     _, _, training = parse(f"xlmr {START} --gradient_accumulation_steps 4")
     assert training.per_device_train_batch_size == 256  # 1,024 pairs per step

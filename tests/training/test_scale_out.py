@@ -23,6 +23,7 @@ from conftest import (
     results,
     run,
     save_bert,
+    save_with_modules,
     state,
     synthetic_pairs,
     weights,
@@ -51,8 +52,9 @@ LOSSES = ("loss", "tr_loss", "rtl_loss", "grad_norm", "negatives", "ignored_toke
 
 @pytest.fixture(scope="module")
 def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A BERT of two layers."""
-    return save_bert(tmp_path_factory.mktemp("encoder"), num_hidden_layers=2)
+    """A BERT of two layers, and Dense and Normalize."""
+    plain = save_bert(tmp_path_factory.mktemp("plain"), num_hidden_layers=2)
+    return save_with_modules(tmp_path_factory.mktemp("encoder"), plain)
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +66,7 @@ def flags(encoder: Path, short_bitext_dir: Path, tmp_path_factory: pytest.TempPa
 
     # An epoch of 180 pairs has two steps.
     options = (
-        "--max_seq_length 16 --total_train_batch_size 44 --max_steps 4 "
+        "--max_seq_length 16 --total_train_batch_size 88 --max_steps 4 "
         "--gradient_accumulation_steps 2 --learning_rate 1e-4 --head_learning_rate 5e-4 "
         "--rtl_layers 1 --head_steps 3 --report_to none --disable_tqdm true --logging_steps 1 "
         "--ddp_timeout 300"

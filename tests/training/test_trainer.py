@@ -75,6 +75,8 @@ def test_arguments_of_transformers_are_refused(tmp_path: Path) -> None:
             DAPTrainer(model=tiny_model(), args=args, **{name: value})
     with pytest.raises(UserError, match="evaluators"):
         DAPTrainer(model=tiny_model(), args=args).evaluate(rows)
+    with pytest.raises(UserError, match="give BitextCollator negatives"):
+        DAPTrainer(model=tiny_model(tr_hard_negatives=0.5), args=args)
 
 
 # The log
