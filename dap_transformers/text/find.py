@@ -211,7 +211,7 @@ def find_dev(folders: Iterable[str]) -> list[str]:
     for folder in map(Path, folders):
         splits = {}
         for path in sorted(folder.iterdir()) if folder.is_dir() else ():
-            if any(path.glob("*")) or _looks_parallel(path.name):
+            if any(path.glob("[!.]*")) or _looks_parallel(path.name):
                 splits[str(path)] = split_of(path)
         if "train" in splits.values():
             found += [path for path, split in splits.items() if split == "dev"]

@@ -16,7 +16,7 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import align_special_tokens, sort_checkpoints
 
-from dap_transformers.errors import UserError
+from dap_transformers.errors import UserError, reading
 from dap_transformers.files import write_json
 from dap_transformers.reports import RECORD, read_record
 from dap_transformers.text.corpus import spread_rows
@@ -142,6 +142,10 @@ class ResumableTrainer(Trainer):
 
     def _get_train_sampler(self, train_dataset: Dataset | None = None) -> Sampler | None:
         return self.train_sampler or super()._get_train_sampler(train_dataset)
+
+    def init_hf_repo(self, *args: Any, **kwargs: Any) -> None:
+        with reading("push_to_hub"):  # the Hub's client raises errors of its HTTP library
+            super().init_hf_repo(*args, **kwargs)
 
     def save_model(self, *args: Any, **kwargs: Any) -> None:
         # A run could not resume from such weights, and older checkpoints are removed.

@@ -111,6 +111,7 @@ def test_splits_in_a_folder_are_kept_apart(
     for name in (dev, test):
         write(tmp_path / name, f"de{mark}en\n{name}{mark}x\n")
     write(tmp_path / "train.log", "no text")
+    write(tmp_path / "validation" / ".hidden", "")
     assert find_dev([str(tmp_path)]) == []
     write(tmp_path / train, f"de{mark}en\n{train}{mark}x\n")
     assert read_folder(tmp_path) == {"de": [(train, "x")]}
