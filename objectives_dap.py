@@ -762,7 +762,7 @@ class Distillation(Objective):
     ) -> tuple[Tensor, Measures]:
         """Sum 1 - cosine of each side's vectors and the teacher's: (2,)."""
         if pairs.teacher is None:
-            raise ValueError("distill needs teacher_embeds, such as of BitextCollator(teacher=…)")
+            raise ValueError("distill needs teacher_embeds: give BitextCollator a teacher")
         source, target = at_least_float32(pairs.teacher).unbind(1)  # (B, T) each
         sums = []
         for embeds, goal in ((encoded.source_embeds, source), (encoded.target_embeds, target)):

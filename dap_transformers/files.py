@@ -21,6 +21,8 @@ from dap_transformers.errors import UserError, one_line
 
 logger = logging.getLogger(__name__)
 
+#: Name of the lock in a folder, if nothing can be written beside it.
+LOCK = ".lock"
 #: Ending of a compressed file's name -> function that opens a stream which compresses.
 COMPRESSORS = {".gz": partial(gzip.open, mode="wb"), ".xz": partial(lzma.open, mode="wb")}
 
@@ -148,7 +150,7 @@ def claimed(path: str | Path, name: str = "") -> Iterator[None]:
     absolute.parent.mkdir(parents=True, exist_ok=True)
     lock_file = absolute.with_name(f".{absolute.name}.lock")
     if absolute.is_dir() and not os.access(absolute.parent, os.W_OK):
-        lock_file = absolute / ".lock"
+        lock_file = absolute / LOCK
     lock = FileLock(lock_file)
     try:
         lock.acquire(blocking=False)

@@ -133,13 +133,15 @@ def several(numbers: Numbers) -> Numbers:
 
 
 def as_pairs(text: Mapping[str, Iterable[Any]]) -> PairsByLanguage:
-    """Return language -> pairs, given pairs, or rows with the fields "source" and "target"."""
+    """Return language -> pairs, given pairs, or datasets with the columns "source" and "target"."""
     pairs = {}
     for language, rows in text.items():
-        pairs[language] = [
-            (row["source"], row["target"]) if isinstance(row, Mapping) else tuple(row)
-            for row in rows
-        ]
+        if hasattr(rows, "column_names"):
+            rows = zip(rows["source"][:], rows["target"][:], strict=True)
+        pairs[language] = list(rows)
+        for row in pairs[language]:
+            if isinstance(row, str | Mapping) or len(row) != 2:
+                raise UserError(f"{language}: {row!r} is no pair of a source and a target")
     return pairs
 
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import asdict, replace
 from importlib.metadata import version
-from itertools import chain
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -117,13 +117,14 @@ def find_files(text: RawText, options: PrepareOptions) -> tuple[list[RawFile], d
     if absent:
         raise UserError(f"languages {' '.join(absent)}: there is text only in {' '.join(found)}")
 
-    # Name the corpus of each file. Files of the same name are told apart by their folders.
+    # Name the corpus of each file. Files of the same name also show as many folders as they need.
     paths = {file: Path(file.paths[0]) for file in chain(*found.values())}
     origins: dict[BitextFile, str] = {}
     for file, path in paths.items():
-        folders = [other.parent for other in paths.values() if other.name == path.name]
-        name = path.relative_to(os.path.commonpath(folders))
+        same = {other.parts for other in paths.values() if other.name == path.name}
+        size = next(n for n in count(1) if len({parts[-n:] for parts in same}) == len(same))
         corpus = corpora.get(disk_path(path))
+        name = Path(*path.parts[-size:])
         origins[file] = str(corpus or (file if file.format == "hub" else name))
 
     licences = {str(corpus): f"{corpus.licence} ({corpus.home})" for corpus in corpora.values()}

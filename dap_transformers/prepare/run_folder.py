@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dap_transformers.errors import UserError
-from dap_transformers.files import read_json
+from dap_transformers.files import LOCK, read_json
 from dap_transformers.prepare.options import PrepareOptions
 from dap_transformers.text.formats import BitextFile
 
@@ -64,7 +64,7 @@ def begin(plan: Plan, files: Sequence[RawFile], overwrite: bool = False) -> None
         UserError: the folder holds other files, or a finished run that is not to be overwritten.
     """
     output = plan.output_dir
-    names = {path.name for path in output.glob("*")}
+    names = {path.name for path in output.glob("*")} - {LOCK}
     report = read_json(output / REPORT) if REPORT in names else {}
     if names and WORK not in names and "evaluation_sentences" not in report:
         raise UserError(f"{output} holds other files, such as {min(names)}: give another folder")

@@ -201,7 +201,7 @@ def _require_same_encoding(report: Mapping[str, Any], published: Published) -> N
         if settings.get(name, own) != own:
             raise UserError(
                 f"results on {dataset_name(report)} were measured with {name}={settings[name]!r}, "
-                f"but the model is published with {own!r}: measure again with the same"
+                f"but the model is published with {own!r}: measure again with that"
             )
 
 

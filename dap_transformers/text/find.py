@@ -144,7 +144,7 @@ def _files_in_folder(folder: Path, target: str) -> list[BitextFile]:
             raise UserError(f"{plain} and {path} may be one text: remove one, or rename one")
     found = dict.fromkeys([*map(disk_path, paths), *paths])
     nested = {path.parent for path in folder.glob("[!.]*/[!.]*") if _looks_parallel(path.name)}
-    left_out = sorted(nested - set(map(Path, find_dev([str(folder)]))))
+    left_out = sorted(path for path in nested if split_of(path) in ("train", None))
     left_out += [path for path in found if path not in used and _looks_parallel(path.name)]
     if left_out:
         names = _listed(folder, left_out)
@@ -164,7 +164,7 @@ def _fault(path: Path) -> str:
     """Return in brackets why a file is not read, or "" if only its name is at fault."""
     kind = plain_suffix(path)[1:]
     if path.is_dir():
-        return " (a subfolder: give it, too)"
+        return " (a subfolder, which is not searched)"
     if kind in XLIFF:
         return " (XLIFF: convert it, such as with xliff2po of the Translate Toolkit)"
     if kind == "po" and not catalogue_languages(path)[0]:
@@ -198,7 +198,7 @@ def split_of(path: str | Path) -> str | None:
     >>> split_of("corpus/valid.de-en.tsv"), split_of("news.de")
     ('dev', None)
     """
-    return SPLITS.get(re.split("[._-]", Path(path).name)[0])
+    return SPLITS.get(re.split("[._-]", Path(path).name.lower())[0])
 
 
 def find_dev(folders: Iterable[str]) -> list[str]:

@@ -18,7 +18,7 @@ A new format is one function and one entry in `FORMATS`. All commands then read 
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Union
@@ -279,11 +279,25 @@ def sides_of(row: Any, file: BitextFile) -> Sequence[Any]:
         if "source" in row and "target" in row:
             return row["source"], row["target"]
         texts = row.get("translation", row)
-        names = {base_language(name): name for name in texts if re.fullmatch(LANGUAGE_TAG, name)}
-        return [texts[names[code]] for code in (file.language, file.target_language)]
-    except (AttributeError, KeyError, TypeError):
+        return [text_in(texts, code) for code in (file.language, file.target_language)]
+    except (AttributeError, ValueError, TypeError):
         expected = f"{SIDES} or {file.language, file.target_language}"
         raise ValueError(f"expected fields {expected}, found {str(row)[:99]}") from None
+
+
+def text_in(texts: Mapping[str, Any], code: str) -> Any:
+    """Return the text whose field has a language's code, or is the only one of its variants."""
+    if code in texts:
+        return texts[code]
+    tags = (name for name in texts if re.fullmatch(LANGUAGE_TAG, name))
+    (name,) = [name for name in tags if base_language(name) == code]
+    return texts[name]
+
+
+def parse_fields(content: Sequence[Any]) -> Sequence[str]:
+    """Return [source, target] of (source, target), or of (row, file), as `sides_of` takes it."""
+    first, second = content
+    return texts_of(sides_of(first, second) if isinstance(second, BitextFile) else content)
 
 
 def texts_of(sides: Sequence[Any]) -> Sequence[str]:
@@ -319,8 +333,9 @@ def parse_moses(lines: Sequence[bytes]) -> Sequence[str]:
 def read_parquet(file: BitextFile) -> Numbered:
     """Yield (number, (source, target)) of each row of a Parquet file. Numbers start at 1.
 
-    Texts are bytes that are not decoded yet, so that one text of invalid UTF-8 does not stop the
-    reading of the whole block. A missing text is None.
+    Without such columns, it is (number, (row, file)). Texts are bytes that are not decoded yet, so
+    that one text of invalid UTF-8 does not stop the reading of the whole block. A missing text is
+    None.
     """
     with reading(file), pq.ParquetFile(file.paths[0]) as table:
         first = 1
@@ -329,7 +344,7 @@ def read_parquet(file: BitextFile) -> Numbered:
             if columns:
                 rows = zip(*(block[side].cast(pa.large_binary()).to_pylist() for side in SIDES))
             else:
-                rows = (sides_of(row, file) for row in block.to_pylist())
+                rows = ((row, file) for row in block.to_pylist())
             yield from enumerate(rows, first)
             first += len(block)
 
@@ -345,7 +360,7 @@ def hub_dataset(
 
 
 def read_hub(file: BitextFile) -> Numbered:
-    """Yield (number, (source, target)) of each row of a Hub dataset. Numbers start at 1.
+    """Yield (number, (row, file)) of each row of a Hub dataset. Numbers start at 1.
 
     The columns `source` and `target` are swapped if the configuration names the target language
     first, as `en-de`.
@@ -356,8 +371,10 @@ def read_hub(file: BitextFile) -> Numbered:
 
     with reading(f"the rows of {file}"):  # the Hub's client raises any error if a stream breaks off
         for number, row in enumerate(dataset, 1):
-            texts = sides_of(row, file)
-            yield number, texts[::-1] if is_swapped and row.keys() >= {*SIDES} else texts
+            if is_swapped and row.keys() >= {*SIDES}:
+                yield number, (row["target"], row["source"])
+            else:
+                yield number, (row, file)
 
 
 # ----------------------------------------------------------------------------------- formats
@@ -383,9 +400,9 @@ FORMATS: dict[str, Format] = {
     "tsv": Format(read_columns, parse_row),
     "csv": Format(read_columns, parse_row),
     "jsonl": Format(read_json_lines, parse_json),
-    "parquet": Format(read_parquet, texts_of),
+    "parquet": Format(read_parquet, parse_fields),
     "moses": Format(read_moses, parse_moses),
     "tmx": Format(read_tmx, tuple),
     "po": Format(read_po, tuple),
-    "hub": Format(read_hub, texts_of),
+    "hub": Format(read_hub, parse_fields),
 }

@@ -171,9 +171,8 @@ def catalogue_pairs(path: str) -> Iterator[NumberedPair]:
     left_out = f"{fuzzy} fuzzy and {untranslated} untranslated entries are left out"
     translated = catalogue.translated_entries()
     if not translated:
-        raise UserError(
-            f"{path}: holds no pair: {left_out}; msgattrib --clear-fuzzy accepts fuzzy ones"
-        )
+        advice = "; msgattrib --clear-fuzzy accepts fuzzy ones" if fuzzy else ""
+        raise UserError(f"{path}: holds no pair: {left_out}{advice}")
     if fuzzy or untranslated:
         warn_once("%s: %s", path, left_out)
     for entry in translated:

@@ -145,8 +145,8 @@ class PretrainingDataArguments(EvaluationData):
     )
     dev_pairs: int = arg(
         1000,
-        "Most dev pairs per language: of those beside the training text, evenly spread, or held "
-        "out, at most a twentieth. --validation_data is not cut. 0: none.",
+        "Most dev pairs per language. A dev set beside the training text is thinned to them. "
+        "Without one they are held out, at most a twentieth. --validation_data is not cut. 0: none",
     )
     target_language: str = arg("en", "Language code of the target side.")
     max_seq_length: int | None = arg(
@@ -282,6 +282,7 @@ class DAPTrainingArguments(TrainingArguments):
 
         check_launched(self)
         require_least(self, mini_batch_size=1, head_steps=0, head_pairs=2, peft_lora_rank=1)
+        require_least(self, gradient_accumulation_steps=1)
         if self.total_train_batch_size is not None:
             batches = self.world_size * self.gradient_accumulation_steps
             share, rest = divmod(self.total_train_batch_size, batches)

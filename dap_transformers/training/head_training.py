@@ -61,7 +61,7 @@ def train_missing_heads(trainer: DAPTrainer) -> None:
     token_objectives = [each for each in model.objectives if each.from_source is not None]
     if not model.has_random_head or not token_objectives or args.head_steps == 0:
         if args.head_steps:
-            logger.warning("head_steps has no effect: no head has random weights")
+            logger.warning("head_steps has no effect: no head of RTL or BOW has random weights")
         return
 
     names = tuple(f"{head}." for objective in token_objectives for head in objective.heads)

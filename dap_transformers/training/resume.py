@@ -14,6 +14,7 @@ from torch.nn.utils import get_total_norm
 from torch.utils.data import Sampler
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer_jit_checkpoint import CheckpointManager, JITCheckpointCallback
 from transformers.trainer_utils import align_special_tokens, sort_checkpoints
 
 from dap_transformers.errors import UserError, reading
@@ -139,6 +140,9 @@ class ResumableTrainer(Trainer):
         self.train_sampler = train_sampler
         super().__init__(*args, **kwargs)
         self.add_callback(Beginnings(train_sampler))
+        for callback in self.callback_handler.callbacks:
+            if isinstance(callback, JITCheckpointCallback):
+                leave_after_saving(callback.jit_manager)
 
     def _get_train_sampler(self, train_dataset: Dataset | None = None) -> Sampler | None:
         return self.train_sampler or super()._get_train_sampler(train_dataset)
@@ -163,10 +167,6 @@ class ResumableTrainer(Trainer):
             # A checkpoint tells which run made it, even if another is begun in the same folder.
             if record := read_record(folder):
                 write_json(record, folder / f"checkpoint-{self.state.global_step}" / RECORD)
-        is_early = self.state.global_step < self.state.max_steps
-        if self.args.enable_jit_checkpoint and self.control.should_training_stop and is_early:
-            # After SIGTERM. `Trainer` would go on as if the run was finished.
-            raise KeyboardInterrupt
 
     def _issue_warnings_after_load(self, load_result: Any) -> None:
         """Raise `UserError` for weights that are missing or too many, except tied ones."""
@@ -312,6 +312,17 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
             now = {key: now[key] for key in keys if key in now}
         found.append(f"{name}={before!r}, now {now!r}")
     return found
+
+
+def leave_after_saving(manager: CheckpointManager) -> None:
+    """Make SIGTERM end a run once it has saved. `Trainer` would end it as if it was finished."""
+    save = manager.execute_jit_checkpoint
+
+    def save_and_leave() -> None:
+        save()
+        raise KeyboardInterrupt
+
+    manager.execute_jit_checkpoint = save_and_leave
 
 
 class Beginnings(TrainerCallback):

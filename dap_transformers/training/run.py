@@ -210,8 +210,8 @@ def build_datasets(
     """Read the text, hold out or read the dev set, and tokenise the training pairs.
 
     The dev set is `validation_data`, or `dev_pairs` rows of each language from the folder of the
-    training text. Training pairs with a target of all its rows are removed. Without one, dev pairs
-    are held out of the training text.
+    training text. Training pairs whose target is in any row of it, also one that is not taken, are
+    removed. Without a dev set, dev pairs are held out of the training text.
 
     Returns:
         The tokenised training pairs, the dev pairs as text, and the training pairs as text. All
@@ -307,8 +307,9 @@ def finish(
     logger.info("kept step %d of %d: %s; written to %s", step, state.global_step, text, folder)
     name = trainer.best_name
     if name in start and name in found:
-        gain = found[name] - start[name]
-        if (gain if training.greater_is_better else -gain) < 0:
+        is_less = found[name] < start[name]
+        is_equal = trainer.are_nearly_equal(name, found[name], start[name])
+        if is_less == training.greater_is_better and not is_equal:
             logger.warning("%s is worse than before training: lower the learning rate", name)
     if training.push_to_hub:
         push(training, trainer.hub_model_id)

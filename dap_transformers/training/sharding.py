@@ -52,12 +52,13 @@ def ready_to_save(model: DAPForPreTraining) -> Iterator[None]:
     the checkpoint instead of ours. All processes must call this together.
     """
     sharded, after = type(model), model.dap.after
-    if hasattr(sharded, "unshard"):
-        model.__class__ = next(kind for kind in sharded.__mro__ if not hasattr(kind, "unshard"))
-        model.dap.after = build_modules(model.config.modules)
-        weights = {name: whole(value).detach() for name, value in after.state_dict().items()}
-        model.dap.after.load_state_dict(weights)
     try:
+        if hasattr(sharded, "unshard"):
+            model.__class__ = next(kind for kind in sharded.__mro__ if not hasattr(kind, "unshard"))
+            with torch.random.fork_rng(devices=[]):  # the random numbers of the training stay
+                model.dap.after = build_modules(model.config.modules)
+            weights = {name: whole(value).detach() for name, value in after.state_dict().items()}
+            model.dap.after.load_state_dict(weights)
         yield
     finally:
         model.__class__, model.dap.after = sharded, after

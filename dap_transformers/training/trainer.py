@@ -85,7 +85,8 @@ class DAPTrainer(ResumableTrainer):
                 "compute_metrics and compute_loss_func have no effect on DAPTrainer: give "
                 "evaluators, or an objective of your own"
             )
-        if self.model.config.tr_hard_negatives and not getattr(self.data_collator, "negatives", 0):
+        needs_negatives = self.train_dataset and self.model.config.tr_hard_negatives
+        if needs_negatives and not getattr(self.data_collator, "negatives", None):
             raise UserError("tr_hard_negatives: give BitextCollator negatives (HardNegativeMaker)")
         if self.pop_callback(ProgressCallback):
             self.add_callback(ShortProgress)
@@ -251,19 +252,26 @@ class DAPTrainer(ResumableTrainer):
         name = self.best_name
         if name not in metrics:
             return False
-        if name in self.measured_on:
-            value = metrics[name]
-            lines = self.state.log_history
-            best_of = max if self.args.greater_is_better else min
-            best = best_of(line[name] for line in lines if name in line and line["step"])
-            shares = torch.tensor([value, best]) / 100
-            error = 100 * float((shares * (1 - shares)).sum() / self.measured_on[name]) ** 0.5
-            if abs(best - value) <= 2 * error:
-                self.state.best_metric = None  # so that `Trainer` takes this one
+        lines = self.state.log_history
+        best_of = max if self.args.greater_is_better else min
+        best = best_of(line[name] for line in lines if name in line and line["step"])
+        if self.are_nearly_equal(name, metrics[name], best):
+            self.state.best_metric = None  # so that `Trainer` takes this one
         is_best = super()._determine_best_metric(metrics, trial)
         if is_best and self.args.load_best_model_at_end:
             self.control.should_save = True  # also between the steps of `save_steps`
         return is_best
+
+    def are_nearly_equal(self, name: str, value: float, other: float) -> bool:
+        """Tell whether two values of a metric are within two standard errors of their difference.
+
+        Metrics other than an accuracy or error over all languages must be equal.
+        """
+        if name not in self.measured_on:
+            return value == other
+        shares = torch.tensor([value, other]) / 100
+        error = 100 * float((shares * (1 - shares)).sum() / self.measured_on[name]) ** 0.5
+        return abs(other - value) <= 2 * error
 
     @property
     def keeps_best(self) -> bool:

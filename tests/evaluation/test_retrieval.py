@@ -115,6 +115,9 @@ def test_evaluators_share_vectors_and_their_numbers_have_names() -> None:
     found = evaluate(encoder, [retrieval, without_pool])
     assert [len(call.args[0]) for call in encoder.encode.call_args_list] == [40]
     assert "mean_pool_accuracy" not in without_pool.logged(found["other"])
+    for wrong in (rows[:], [{"source": "ja", "target": "yes"}], ["ja", "yes"]):
+        with pytest.raises(ValueError, match="is no pair"):
+            Retrieval({"de": wrong})
 
     numbers = found["retrieval"]
     forward, backward = retrieval_accuracy(source, target)

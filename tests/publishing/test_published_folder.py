@@ -176,6 +176,12 @@ def test_the_subfolder_with_heads_keeps_prefix_prompts_and_length(tmp_path: Path
         assert_allclose(queries, own_vectors(source, prefix="lo "), atol=1e-5)
 
 
+def test_a_model_without_heads_gets_no_subfolder(tmp_path: Path) -> None:
+    source = save(tmp_path / "dap", tiny_model(objective="tr+distill"))
+    assert not build(source, tmp_path / "out", FolderOptions(with_heads=True)).heads
+    assert not (tmp_path / "out/pretraining").exists()
+
+
 def test_heads_load_from_the_subfolder_and_can_be_trained(tmp_path: Path) -> None:
     model, out = tiny_model(target_vocab_size=100), tmp_path / "out"
     model.set_target_vocabulary(list(range(50, 150)))

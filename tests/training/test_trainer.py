@@ -76,7 +76,7 @@ def test_arguments_of_transformers_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="evaluators"):
         DAPTrainer(model=tiny_model(), args=args).evaluate(rows)
     with pytest.raises(UserError, match="give BitextCollator negatives"):
-        DAPTrainer(model=tiny_model(tr_hard_negatives=0.5), args=args)
+        DAPTrainer(model=tiny_model(tr_hard_negatives=0.5), args=args, train_dataset=rows)
 
 
 # The log
@@ -119,7 +119,19 @@ def test_a_run_that_sigterm_stops_is_not_finished(make_trainer: Callable) -> Non
     trainer.add_callback(Stop)
     with pytest.raises(KeyboardInterrupt):
         trainer.train()
-    assert find_resumable(trainer.args).endswith("checkpoint-2")
+    checkpoint = Path(find_resumable(trainer.args))
+    assert checkpoint.name == "checkpoint-2"
+    assert not list(checkpoint.glob("*incomplete*"))
+
+    # Stopping early is an end.
+    trainer = make_trainer("tr", enable_jit_checkpoint=True, save_steps=1)
+
+    class StopEarly(TrainerCallback):
+        def on_step_end(self, *inputs: Any, **_: object) -> None:
+            inputs[2].should_training_stop = True
+
+    trainer.add_callback(StopEarly)
+    assert trainer.train().global_step == 1
 
 
 def test_the_saved_model_takes_sentences_of_the_training_whole(make_trainer: Callable) -> None:
