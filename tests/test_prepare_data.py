@@ -153,6 +153,7 @@ def test_files_of_others_are_left_alone(raw: Path, tmp_path: Path) -> None:
     assert (out / "README.md").read_text() == "of others"
     for name in ("README.md", "report.json"):
         (out / name).unlink()
+    (out / ".lock").touch()  # this command's own, in a mounted folder
     prepared(raw, out)
     (out / "dev/mine.txt").touch()
     shutil.copytree(out / "train", out / "train-old")

@@ -50,6 +50,16 @@ def test_training_improves_retrieval_and_saves_the_best_model(flags: str, tmp_pa
 
 
 @patch.dict(OBJECTIVES)
+def test_a_run_says_if_its_model_is_worse_than_before(
+    flags: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    more = "--objective tr --max_steps 2 --learning_rate 1e-2 --eval_strategy steps --eval_steps 2"
+    more += " --eval_on_start --metric_for_best_model eval_kept_neighbours"
+    run(f"{flags} {more} --output_dir {tmp_path}/out")
+    assert results(tmp_path / "out")["eval_kept_neighbours"] < 100  # as before training
+    assert "eval_kept_neighbours is worse than before training" in caplog.text
+
+
 def test_a_file_of_the_user_adds_an_objective(flags: str, here: Path) -> None:
     page = (REPOSITORY / "docs" / "architecture.md").read_text()
     code = re.search(r"```py\n(.*?)```", page.split("### An objective")[1], re.DOTALL)[1]

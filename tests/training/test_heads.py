@@ -79,18 +79,21 @@ def test_a_loss_of_the_heads_that_is_not_finite_stops_the_run(
         run(f"{command(tmp_path / 'nan', tmp_path)} {more}")
 
 
-def test_only_missing_heads_are_trained(encoder: Path, tmp_path: Path) -> None:
+def test_only_missing_heads_are_trained(
+    encoder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     flags = command(encoder, tmp_path)
     has_head = save(tmp_path / "mlm", BertForMaskedLM(tiny_config("bert", 250)))
     first = tmp_path / "off"
     for name, more in (
         ("off", "--head_steps 0"),
-        ("tr", "--objective tr"),
+        ("tr", "--objective tr --head_steps 2"),
         ("has-head", f"--model_name_or_path {has_head}"),
         ("continued", f"--model_name_or_path {first}"),
     ):
         run(f"{flags} {more} --output_dir {tmp_path / name}")
         assert not (tmp_path / name / RESULTS_FILE).exists(), name
+    assert caplog.text.count("head_steps has no effect") == 1
 
 
 def test_the_bias_of_a_new_head_starts_from_token_frequencies(
