@@ -92,7 +92,7 @@ def read_wheels(wheels: Iterable[Path]) -> Corpus:
             names = archive.namelist()
         for language, pairs in by_english.items():
             for name in catalogues(names, language):
-                for _, (source, english) in catalogue_pairs(f"{wheel}/{name}"):
+                for _, (source, english) in catalogue_pairs(f"{wheel}/{name}", tells_fuzzy=False):
                     pair = clean(source), clean(english)
                     if usable(*pair):
                         pairs.setdefault(normalise(pair[1]), pair)

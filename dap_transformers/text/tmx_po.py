@@ -161,21 +161,18 @@ def catalogue_languages(path: str | Path) -> tuple[str, str]:
     return translation and language_in(path, translation), language_in(path, original)
 
 
-def catalogue_pairs(path: str) -> Iterator[NumberedPair]:
+def catalogue_pairs(path: str, tells_fuzzy: bool = True) -> Iterator[NumberedPair]:
     """Yield (line number, (translation, original)) of each pair in a PO file. Lines start at 1.
 
-    Fuzzy, obsolete and untranslated entries are left out. A warning counts all but obsolete ones.
+    Fuzzy, obsolete and untranslated entries are left out. With `tells_fuzzy`, a warning counts the
+    fuzzy ones.
     """
     catalogue = _parse_po(path)
-    fuzzy, untranslated = len(catalogue.fuzzy_entries()), len(catalogue.untranslated_entries())
-    left_out = f"{fuzzy} fuzzy and {untranslated} untranslated entries are left out"
-    translated = catalogue.translated_entries()
-    if not translated:
-        advice = "; msgattrib --clear-fuzzy accepts fuzzy ones" if fuzzy else ""
-        raise UserError(f"{path}: holds no pair: {left_out}{advice}")
-    if fuzzy or untranslated:
-        warn_once("%s: %s", path, left_out)
-    for entry in translated:
+    fuzzy = catalogue.fuzzy_entries()
+    if fuzzy and tells_fuzzy:
+        text = "%s: fuzzy entries left out: %d (msgattrib --clear-fuzzy accepts them)"
+        warn_once(text, path, len(fuzzy))
+    for entry in catalogue.translated_entries():
         line = max(1, entry.linenum)  # without a header, polib says 0 for the first entry
         for translation, original in _pairs_of_entry(entry):
             yield line, (unwrap(translation), unwrap(original))

@@ -54,13 +54,17 @@ def wheel(path: Path, files: dict[str, str]) -> Path:
     return zip_of(path, {place.format(locale): text for locale, text in files.items()})
 
 
-def test_po_entries_are_cleaned_and_chosen(tmp_path: Path) -> None:
-    assert bitext.read_wheels([wheel(tmp_path / "a.whl", {"de": PO})])["de"] == [
+def test_po_entries_are_cleaned_and_chosen(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = wheel(tmp_path / "a.whl", {"de": PO, "fr": po(("Save all of it", ""))})
+    assert bitext.read_wheels([path])["de"] == [
         ("Eine neue Seite hinzufügen", "Add a new page"),
         ("eine offene Aufgabe", "one open task"),
         ("alle offenen Aufgaben", "all open tasks"),
         ("Erste Zeile zweite & letzte", "First line second & last"),
     ]
+    assert not caplog.text
 
 
 @pytest.mark.parametrize(

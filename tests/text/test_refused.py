@@ -53,7 +53,7 @@ REFUSED = [
     ("m.tmx", '<?xml version="1.0" encoding="klingon"?><tmx/>', "encoding"),
     ("m.tmx", TMX.format("x", "../evil"), "'../evil'"),
     ("x.po", PO.format("German"), "'German'"),
-    ("de.po", FUZZY, "no pair: 1 fuzzy and 1 untr"),
+    ("de.po", FUZZY, "holds no pair"),
     ("x.po", PO.format(""), "names no Language"),
     ("de.xlf.gz", "<xliff/>", "XLIFF: convert it"),
     ("de.po", b'msgid "a"\nmsgstr "\xff"\n', "0xff"),

@@ -161,7 +161,7 @@ def test_translated_entries_of_a_catalogue_are_read(
 ) -> None:
     path = write_po(tmp_path / name, header, charset)
     assert read_folder(path) == {language: PO_PAIRS}
-    assert f"{path}: 1 fuzzy and 1 untranslated entries are left out" in caplog.text
+    assert f"{path}: fuzzy entries left out: 1" in caplog.text
 
 
 def test_the_header_tells_the_languages_of_a_catalogue(tmp_path: Path) -> None:
