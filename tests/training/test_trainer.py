@@ -141,6 +141,11 @@ def test_the_saved_model_takes_sentences_of_the_training_whole(make_trainer: Cal
     assert trainer.saved_encoder(trainer.model).max_seq_length == 16
 
 
+def test_a_hub_that_cannot_be_reached_ends_the_run_before_it_begins(make_trainer: Callable) -> None:
+    with pytest.raises(UserError, match="push_to_hub: "):
+        make_trainer("tr", push_to_hub=True, hub_model_id="user/model")
+
+
 def test_two_evaluators_that_log_the_same_name_are_refused(make_trainer: Callable) -> None:
     trainer = make_trainer()
     other = copy.copy(trainer.evaluators[0])
