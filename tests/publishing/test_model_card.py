@@ -63,6 +63,17 @@ def test_a_card_without_records_states_no_numbers() -> None:
 
 
 @pytest.mark.parametrize(
+    ("teacher", "said"),
+    [(None, "(TR) and the anchor (its own vectors"), ("/data/labse", "| teacher | `labse` |")],
+)
+def test_the_card_names_the_teacher_or_the_anchor(teacher: str | None, said: str) -> None:
+    config, run = CONFIG | {"objective": "tr+distill"}, RUN | {"distill_from": teacher}
+    card = model_card("user/a", PLAIN, Sources(config=config, run=run)).text
+    assert said in re.sub(" +", " ", card)
+    assert "/data" not in card
+
+
+@pytest.mark.parametrize(
     ("made", "objective", "said"),
     [
         ({"heads": True}, "tr", 'subfolder="pretraining", trust_remote_code=True'),
