@@ -140,10 +140,10 @@ def _temporary_name(path: Path) -> Path:
 
 @contextmanager
 def claimed(path: str | Path, name: str = "") -> Iterator[None]:
-    """Lock a file or folder until the block ends, to keep other runs away from it.
+    """Lock a file or folder until the block ends. If another run has it, raise `UserError` at once.
 
-    The lock is the file `.NAME.lock` beside the path, or `.lock` in a folder beside which nothing
-    can be written, such as a mounted one. The system frees it when the process ends, even if the
+    The lock is the file `.NAME.lock` beside the path, or `.lock` inside a folder whose parent is
+    not writable, such as a mounted one. The system frees it when the process ends, even if the
     process is killed. If the file system has no locks, only a warning is logged.
     """
     absolute = Path(path).resolve()

@@ -76,9 +76,9 @@ class TokenPlaces(NamedTuple):
 class SentenceEncoder:
     """An encoder with its tokenizer and pooling. `encode` returns a float32 vector per sentence.
 
-    During a call, `encode` puts the model into evaluation mode, and afterwards each module back
-    into the mode it had. So threads that share a model must put it into evaluation mode before they
-    start.
+    During a call, `encode` puts the model into evaluation mode. Afterwards it restores the mode of
+    each module, while another thread may still encode. So call `model.eval()` before threads share
+    a model.
 
     Args:
         model: any encoder that returns `last_hidden_state` (B, S, D). Of an encoder-decoder only
@@ -417,7 +417,11 @@ class SentenceEncoder:
 
 
 def listed(sentences: Iterable[str]) -> list[str]:
-    """Return sentences as a list. Only a string is a sentence. A string or a table is no list."""
+    """Return sentences as a list.
+
+    Raises:
+        UserError: for a single string, a table, or a sentence that is no string.
+    """
     if isinstance(sentences, str | Mapping) or getattr(sentences, "ndim", 1) > 1:
         what = "string" if isinstance(sentences, str) else "table"
         raise UserError(f"sentences is the {what} {str(sentences)[:40]!r}: pass a list of strings")

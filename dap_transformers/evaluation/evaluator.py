@@ -125,15 +125,19 @@ def by_name(paths: str | Path | Iterable[str | Path]) -> dict[str, Path]:
     return found
 
 
-def several(numbers: Numbers) -> Numbers:
-    """Return the numbers by the name of the data. Their "mean" is left out if it has only one."""
+def without_lone_mean(numbers: Numbers) -> Numbers:
+    """Return the numbers without "mean" if there is only one other."""
     if len(numbers) > 2:
         return numbers
     return {name: value for name, value in numbers.items() if name != "mean"}
 
 
 def as_pairs(text: Mapping[str, Iterable[Any]]) -> PairsByLanguage:
-    """Return language -> pairs, given pairs, or datasets with the columns "source" and "target"."""
+    """Return language -> pairs, given pairs, or datasets with the columns "source" and "target".
+
+    Raises:
+        UserError: if a row is no pair.
+    """
     pairs = {}
     for language, rows in text.items():
         if hasattr(rows, "column_names"):

@@ -16,7 +16,13 @@ import numpy as np
 
 from dap_transformers.encoding.encoder import SentenceEncoder
 from dap_transformers.errors import UserError, counted, reading
-from dap_transformers.evaluation.evaluator import Evaluator, Metric, Numbers, by_name, several
+from dap_transformers.evaluation.evaluator import (
+    Evaluator,
+    Metric,
+    Numbers,
+    by_name,
+    without_lone_mean,
+)
 from dap_transformers.search.exact import nearest_neighbours
 from dap_transformers.tables import text_table
 from dap_transformers.text.archives import decoded_lines
@@ -89,7 +95,7 @@ class Search(Evaluator):
 
     def metrics(self, numbers: Numbers) -> list[Metric]:
         found = []
-        for name, each in several(numbers).items():
+        for name, each in without_lone_mean(numbers).items():
             count = f" ({counted(each['questions'], 'question')})" if "questions" in each else ""
             found.append(Metric("nDCG@10", each["ndcg@10"], name + count, "ndcg_at_10"))
             found.append(Metric("accuracy@1", each["accuracy@1"], name + count, "accuracy_at_1"))

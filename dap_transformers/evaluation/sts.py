@@ -15,7 +15,13 @@ import pandas as pd
 
 from dap_transformers.encoding.encoder import Encoder
 from dap_transformers.errors import UserError, reading
-from dap_transformers.evaluation.evaluator import Evaluator, Metric, Numbers, by_name, several
+from dap_transformers.evaluation.evaluator import (
+    Evaluator,
+    Metric,
+    Numbers,
+    by_name,
+    without_lone_mean,
+)
 from dap_transformers.search.exact import unit_rows
 from dap_transformers.text.archives import decoded_lines
 
@@ -67,7 +73,7 @@ class STS(Evaluator):
         return {f"{name}_spearman": value for name, value in numbers.items()}
 
     def metrics(self, numbers: Numbers) -> list[Metric]:
-        shown = several(numbers)
+        shown = without_lone_mean(numbers)
         return [Metric("Spearman", value, name, "spearman") for name, value in shown.items()]
 
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import asdict, replace
 from importlib.metadata import version
-from itertools import chain, count
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -122,7 +122,9 @@ def find_files(text: RawText, options: PrepareOptions) -> tuple[list[RawFile], d
     origins: dict[BitextFile, str] = {}
     for file, path in paths.items():
         same = {other.parts for other in paths.values() if other.name == path.name}
-        size = next(n for n in count(1) if len({parts[-n:] for parts in same}) == len(same))
+        size = 1
+        while len({parts[-size:] for parts in same}) < len(same):
+            size += 1
         corpus = corpora.get(disk_path(path))
         name = Path(*path.parts[-size:])
         origins[file] = str(corpus or (file if file.format == "hub" else name))

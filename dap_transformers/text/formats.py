@@ -271,9 +271,9 @@ def parse_json(content: tuple[bytes, BitextFile]) -> Sequence[str]:
 
 
 def sides_of(row: Any, file: BitextFile) -> Sequence[Any]:
-    """Return (source, target) of a row: its fields of these names, or those of the two languages.
+    """Return the two texts of a row, from `source` and `target` or from fields named by languages.
 
-    The fields of the languages may lie in a field `translation`, as in datasets of the Hub.
+    The latter may be inside a field `translation`, as in datasets of the Hub.
     """
     try:
         if "source" in row and "target" in row:
@@ -286,7 +286,11 @@ def sides_of(row: Any, file: BitextFile) -> Sequence[Any]:
 
 
 def text_in(texts: Mapping[str, Any], code: str) -> Any:
-    """Return the text whose field has a language's code, or is the only one of its variants."""
+    """Return the text in the field `code`, or else in the only variant of it, such as `de-AT`.
+
+    Raises:
+        ValueError: if there is no such field, or several variants.
+    """
     if code in texts:
         return texts[code]
     tags = (name for name in texts if re.fullmatch(LANGUAGE_TAG, name))
@@ -295,7 +299,7 @@ def text_in(texts: Mapping[str, Any], code: str) -> Any:
 
 
 def parse_fields(content: Sequence[Any]) -> Sequence[str]:
-    """Return [source, target] of (source, target), or of (row, file), as `sides_of` takes it."""
+    """Return [source, target] as text, given both, or a row and its file for `sides_of`."""
     first, second = content
     return texts_of(sides_of(first, second) if isinstance(second, BitextFile) else content)
 
@@ -331,11 +335,10 @@ def parse_moses(lines: Sequence[bytes]) -> Sequence[str]:
 
 
 def read_parquet(file: BitextFile) -> Numbered:
-    """Yield (number, (source, target)) of each row of a Parquet file. Numbers start at 1.
+    """Yield (number, (source, target)) of each row of a Parquet file with these columns, from 1.
 
-    Without such columns, it is (number, (row, file)). Texts are bytes that are not decoded yet, so
-    that one text of invalid UTF-8 does not stop the reading of the whole block. A missing text is
-    None.
+    Of any other file, yield (number, (row, file)). Source and target are bytes that are not decoded
+    yet, so that one text of invalid UTF-8 does not stop the whole block. A missing one is None.
     """
     with reading(file), pq.ParquetFile(file.paths[0]) as table:
         first = 1

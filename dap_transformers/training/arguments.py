@@ -145,8 +145,8 @@ class PretrainingDataArguments(EvaluationData):
     )
     dev_pairs: int = arg(
         1000,
-        "Most dev pairs per language. A dev set beside the training text is thinned to them. "
-        "Without one they are held out, at most a twentieth. --validation_data is not cut. 0: none",
+        "Most dev pairs per language, from the dev set beside the training text, or else held out "
+        "of the text (at most a twentieth). --validation_data is used whole. 0: none but that.",
     )
     target_language: str = arg("en", "Language code of the target side.")
     max_seq_length: int | None = arg(
@@ -196,8 +196,8 @@ class DAPTrainingArguments(TrainingArguments):
     )
     total_train_batch_size: int | None = arg(
         None,
-        "Pairs per step, over all processes and accumulated batches. This sets the batch size per "
-        "device. Each pair is a negative for the others of its batch in all processes.",
+        "Pairs per optimizer step, over all processes and accumulated batches. This sets the batch "
+        "size per device. Accumulated batches add no negatives.",
     )
     freeze_word_embeddings: bool = arg(
         False, "Do not train the word embeddings. Saves memory and time."
@@ -222,14 +222,20 @@ class DAPTrainingArguments(TrainingArguments):
         "Pairs that these steps learn from. They are encoded once. RTL keeps their token states "
         "in memory, about 0.2 GB for 8,000 pairs at a hidden size of 384 and 32 tokens.",
     )
-    num_train_epochs: float | None = arg(None, "Passes over the text, instead of max_steps.")
-    max_steps: int | None = arg(None, "Number of optimizer steps. Default: 100,000.")
+    num_train_epochs: float | None = arg(
+        None, "Passes over the text. Ignored if max_steps is given."
+    )
+    max_steps: int | None = arg(
+        None, "Optimizer steps. Default: 100,000, unless num_train_epochs is given."
+    )
     per_device_train_batch_size: int = arg(128, "Pairs per process and step.")
     logging_nan_inf_filter: bool = arg(False, "A loss that is not finite stops the run.")
     metric_for_best_model: str | None = arg(
         "eval_mean_accuracy", "Metric that chooses the best checkpoint."
     )
-    ddp_timeout: int = arg(86_400, "Seconds that processes wait, as for the one that reads text.")
+    ddp_timeout: int = arg(
+        86_400, "Seconds that processes wait for each other, as while one reads the text."
+    )
     ddp_find_unused_parameters: bool | None = arg(
         False, "Can stay false: every parameter of the model is used."
     )

@@ -315,7 +315,10 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
 
 
 def leave_after_saving(manager: CheckpointManager) -> None:
-    """Make SIGTERM end a run once it has saved. `Trainer` would end it as if it was finished."""
+    """Make SIGTERM save a checkpoint, and then end the run as Ctrl-C does.
+
+    `Trainer` alone would return as if the training was finished.
+    """
     save = manager.execute_jit_checkpoint
 
     def save_and_leave() -> None:

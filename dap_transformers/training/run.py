@@ -209,9 +209,9 @@ def build_datasets(
 ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
     """Read the text, hold out or read the dev set, and tokenise the training pairs.
 
-    The dev set is `validation_data`, or `dev_pairs` rows of each language from the folder of the
-    training text. Training pairs whose target is in any row of it, also one that is not taken, are
-    removed. Without a dev set, dev pairs are held out of the training text.
+    The dev set is all of `validation_data`, or at most `dev_pairs` rows per language of the dev set
+    beside the training text. Training pairs are removed if their target is anywhere in that text,
+    also in a row that is left out. Without either, dev pairs are held out of the training text.
 
     Returns:
         The tokenised training pairs, the dev pairs as text, and the training pairs as text. All
@@ -307,9 +307,9 @@ def finish(
     logger.info("kept step %d of %d: %s; written to %s", step, state.global_step, text, folder)
     name = trainer.best_name
     if name in start and name in found:
-        is_less = found[name] < start[name]
-        is_equal = trainer.are_nearly_equal(name, found[name], start[name])
-        if is_less == training.greater_is_better and not is_equal:
+        gain = found[name] - start[name]
+        is_worse = gain < 0 if training.greater_is_better else gain > 0
+        if is_worse and not trainer.are_nearly_equal(name, found[name], start[name]):
             logger.warning("%s is worse than before training: lower the learning rate", name)
     if training.push_to_hub:
         push(training, trainer.hub_model_id)

@@ -49,8 +49,8 @@ class DAPTrainer(ResumableTrainer):
         max_seq_length: largest number of tokens of a dev sentence, with special tokens.
         prefix: text to put before every dev sentence. The saved model has it as its default prompt.
         prompts: name -> prompt of the saved model, such as "query" (`SentenceEncoder.prompts`).
-        saved_length: most tokens of a sentence for the saved model. None: 128, if it allows them.
-            The saved model allows at least `max_seq_length`.
+        saved_length: largest number of tokens of a sentence for the saved model. None takes 128, or
+            less if the model has fewer positions. If `max_seq_length` is larger, it is taken.
     """
 
     args: DAPTrainingArguments
@@ -265,10 +265,10 @@ class DAPTrainer(ResumableTrainer):
     def are_nearly_equal(self, name: str, value: float, other: float) -> bool:
         """Tell whether two values of a metric are within two standard errors of their difference.
 
-        Metrics other than an accuracy or error over all languages must be equal.
+        Only an accuracy or error over all languages has a standard error. False for other metrics.
         """
         if name not in self.measured_on:
-            return value == other
+            return False
         shares = torch.tensor([value, other]) / 100
         error = 100 * float((shares * (1 - shares)).sum() / self.measured_on[name]) ** 0.5
         return abs(other - value) <= 2 * error
