@@ -4,6 +4,7 @@ The names of `PUBLIC` are imported at their first use, so that `import dap_trans
 """
 
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 __version__ = "0.1.0"
@@ -32,6 +33,8 @@ PUBLIC = {
     "tokenize_bitext": "dap_transformers.training.batches",
 }
 __all__ = ["__version__", *PUBLIC]
+if find_spec("sentence_transformers") is None:  # it comes with an extra
+    __all__ = [name for name in __all__ if PUBLIC.get(name) != "dap_transformers.dap_loss"]
 
 
 def __dir__() -> list[str]:

@@ -313,6 +313,7 @@ def test_every_help_works_without_optional_packages() -> None:
         "fcntl",
     )
     script = f"import importlib, sys\nsys.modules.update(dict.fromkeys({extras}))\n"
+    script += "from dap_transformers import *\n"
     for name in COMMANDS:
         script += f"try: importlib.import_module({name!r}).main(['--help'])\n"
         script += "except SystemExit as end: print('ended', end.code)\n"
