@@ -16,14 +16,13 @@ from conftest import REPOSITORY, load_encoder, synthetic_pairs
 from naive import cosines
 from tokenizers import Tokenizer
 from transformers import AutoModel
-from written import lines_of, write
+from written import lines_of, read, write
 
 from dap_transformers.encoding.encoder import SentenceEncoder
 from dap_transformers.errors import UserError
 from dap_transformers.files import read_json
 from dap_transformers.mining.mine_pairs import MiningOptions, mine_vectors
 from dap_transformers.publishing.layout import FolderOptions, build
-from dap_transformers.text.formats import BitextFile, read_pairs
 
 spec = importlib.util.spec_from_file_location("example_app", REPOSITORY / "examples" / "app.py")
 app = sys.modules["example_app"] = importlib.util.module_from_spec(spec)
@@ -79,8 +78,7 @@ def test_the_chosen_threshold_keeps_the_pairs_that_the_command_keeps(tmp_path: P
     _, candidates, choice = mine_vectors(sides, MiningOptions())
     kept = int((candidates["score"] >= choice.threshold).sum())
     assert line.startswith(f"{kept} of {len(candidates)} pairs")
-    found = read_pairs(BitextFile("de", (path,), "tsv"))
-    assert [tuple(pair.values()) for pair in found] == [row[1:3] for row in rows[:kept]]
+    assert read(Path(path)) == [row[1:3] for row in rows[:kept]]
 
 
 @pytest.mark.parametrize(

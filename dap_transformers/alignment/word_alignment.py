@@ -35,7 +35,6 @@ from dap_transformers.options import arg
 from dap_transformers.text.archives import read_sentences
 from dap_transformers.text.find import find_bitext
 from dap_transformers.text.formats import BitextFile, LineAudit, read_tables
-from dap_transformers.text.tsv_csv import find_columns
 from dap_transformers.text_keys import is_blank
 
 logger = logging.getLogger(__name__)
@@ -216,10 +215,7 @@ def _pairs_of_file(file: BitextFile, max_bad_lines: float) -> Iterator[Pair]:
     """
     has_lines = file.format not in NOT_LINES
     audit = LineAudit(file, max_bad_lines)
-    number = 0
-    if file.format in ("tsv", "csv"):
-        has_header = find_columns(file.paths[0], file.target_language, {file.language}) != {}
-        number = int(has_header)
+    number = int(file.columns.has_header)
     for table in read_tables(file, audit):
         columns = (table[name].to_pylist() for name in ("line", "source", "target"))
         for line, source, target in zip(*columns, strict=True):

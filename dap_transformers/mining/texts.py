@@ -24,7 +24,7 @@ from dap_transformers.text.archives import read_sentences
 from dap_transformers.text.formats import BitextFile, read_pairs
 from dap_transformers.text.sentences import Sentence, read_text
 from dap_transformers.text.tmx_po import write_memory
-from dap_transformers.text.tsv_csv import UNDETERMINED, language_of
+from dap_transformers.text.tsv_csv import UNDETERMINED, find_columns, language_of
 from dap_transformers.text_keys import is_blank
 
 #: Vectors of source and target.
@@ -244,7 +244,9 @@ def read_known(path: str | Path) -> TextPair:
 
     A first line that names two languages, such as "de" and "en", is left out as a header.
     """
-    rows = read_pairs(BitextFile(UNDETERMINED, (str(path),), "tsv"), max_bad_lines=0.0)
+    columns = find_columns(str(path), "en", {UNDETERMINED})[UNDETERMINED]
+    file = BitextFile(UNDETERMINED, (str(path),), "tsv", columns=columns)
+    rows = read_pairs(file, max_bad_lines=0.0)
     pairs = dict.fromkeys((row["source"], row["target"]) for row in rows)
     first = next(iter(pairs), ("",))
     if all(map(language_of, first)):

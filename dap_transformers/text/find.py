@@ -25,7 +25,7 @@ from dap_transformers.languages import LANGUAGE_TAG, NAMES, base_language, langu
 from dap_transformers.text.archives import disk_path, list_archive, list_folder
 from dap_transformers.text.formats import FORMATS, BitextFile, hub_dataset
 from dap_transformers.text.tmx_po import catalogue_languages, memory_languages
-from dap_transformers.text.tsv_csv import table_languages
+from dap_transformers.text.tsv_csv import find_columns
 
 #: Formats whose file names do not tell both languages.
 OTHER_FORMATS = ("moses", "tmx", "po", "hub")
@@ -274,15 +274,16 @@ def _classify(path: Path, target: str) -> list[BitextFile]:
     match = _PAIR.fullmatch(path.name) or _PAIR.fullmatch(path.name.lower())
     source, second = map(base_language, match.groups()) if match else ("", "")
     named = {source} - {target} if second == target else set()
+    if kind in ("tsv", "csv"):
+        tables = find_columns(str(path), target, named)
+        return [BitextFile(code, (str(path),), kind, target, tables[code]) for code in tables]
     if kind == "tmx":
         languages = memory_languages(path, target)
     elif kind == "po":
         languages = _po_languages(path, target)
-    elif kind in ("tsv", "csv"):
-        languages = table_languages(str(path), target, named)
     else:
         languages = named if kind in _named_formats() else set()
-    return [BitextFile(code, (str(path),), kind, target) for code in sorted(languages)]
+    return [BitextFile(code, (str(path),), kind, target) for code in languages]
 
 
 def _po_languages(path: Path, target: str) -> set[str]:
@@ -356,7 +357,7 @@ def find_hub_files(name: str, target: str) -> list[BitextFile]:
     for each, pair in languages.items():
         others = set(pair) - {target}
         if target in pair and len(others) == 1:
-            files.append(BitextFile(others.pop(), (dataset,), "hub", target, each))
+            files.append(BitextFile(others.pop(), (dataset,), "hub", target, config=each))
     if not files:
         raise UserError(
             f"{name}: no configuration of {configs} pairs a language with {target!r}; a "

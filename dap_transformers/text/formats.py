@@ -35,6 +35,7 @@ from dap_transformers.text.tsv_csv import (
     JUDGED,
     NO_TEXT_SHARE,
     UNDETERMINED,
+    Columns,
     is_no_text,
     language_of,
     parse_row,
@@ -70,6 +71,7 @@ class BitextFile:
         paths: one path. For `"moses"`, the source side and the target side. For `"hub"`, the id
             of a dataset.
         format: a key of `FORMATS`.
+        columns: where the texts are in a table.
         config: the configuration of a Hub dataset. None for files.
         streaming: read a Hub dataset without downloading it first.
     """
@@ -78,6 +80,7 @@ class BitextFile:
     paths: tuple[str, ...]
     format: str
     target_language: str = "en"
+    columns: Columns = Columns()
     config: str | None = None
     streaming: bool = False
 
@@ -385,7 +388,7 @@ def read_hub(file: BitextFile) -> Numbered:
 
 def read_columns(file: BitextFile) -> Numbered:
     """Yield (number, row) of each row of a TSV or CSV file in the file's language."""
-    return read_table(file.paths[0], file.language, file.target_language)
+    return read_table(file.paths[0], file.columns, (file.language, file.target_language))
 
 
 def read_tmx(file: BitextFile) -> Numbered:

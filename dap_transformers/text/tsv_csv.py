@@ -54,18 +54,26 @@ _NO_TEXT = re.compile(
 
 
 class Columns(NamedTuple):
-    """The numbers of columns, from 0.
+    """Where the texts of a table are. Columns count from 0.
 
-    `languages` are those that hold the source language of each row, or both languages.
+    Attributes:
+        width: number of cells that a row should have.
+        languages: the columns with the source language of each row, or with both languages.
+        has_header: whether the first line names the columns.
+        may_be_empty: whether a row with an empty side is no fault. Of several source languages, and
+            of texts that `mine-bitext` has aligned, some sentences have no translation.
     """
 
+    width: int = 2
     source: int = 0
     target: int = 1
     languages: tuple[int, ...] = ()
+    has_header: bool = False
+    may_be_empty: bool = False
 
 
-#: The cells of a row, the number of cells that it should have, and which of them to take.
-Row = tuple[list[str], int, Columns]
+#: The cells of a row, and which of them to take.
+Row = tuple[list[str], Columns]
 
 
 def is_no_text(text: str) -> bool:
@@ -109,34 +117,46 @@ def language_of(name: str) -> str | None:
 
 
 def find_columns(path: str, target: str, named: set[str]) -> dict[str, Columns]:
-    """Return the columns of the texts for each source language that the first row names.
+    """Return the source languages of a table, and the columns of their texts.
 
-    The key is "" if the row names the texts, but not their language. The result is empty if the
-    row is no header. The first row of a TSV file with two columns may be a pair that looks like
-    names, such as "Finnisch" and "Finnish". So it is no error.
+    The first line of a TSV file with two columns may be a pair that looks like names, such as
+    "Finnisch" and "Finnish". So it is no error there.
 
     Args:
-        named: the source languages that the file name tells, or the one to read.
+        named: the source language that the file name tells, if any.
 
     Raises:
-        UserError: if the row names columns, but not one target and its sources.
+        UserError: if the first line names columns, but not one target and its sources.
     """
-    header, roles = _roles(path, {*named, target})
-    targets = [role for role in roles if role in (target, "target")]
-    others = sorted(role for role in roles if role and role not in targets)
-    columns = [roles.index(role) for role in others]
-    languages = set(others)
-    if len(targets) == 1 and others:
-        second = roles.index(targets[0])
-        if others == WITHOUT_LANGUAGE[: len(others)]:
-            return {"": Columns(columns[0], second, tuple(columns[1:]))}
-        is_clear = len(languages) == len(others) and languages.isdisjoint(WITHOUT_LANGUAGE)
-        if is_clear and (languages & named or not named):
-            return {code: Columns(column, second) for code, column in zip(others, columns)}
+    head = list(islice(read_rows(path), JUDGED))
+    header = head[0] if head else []
+    roles = _roles(head, {*named, target})
+    places = {role: column for column, role in enumerate(roles) if role}
+    targets = places.keys() & {target, "target"}
+    sources = sorted(places.keys() - targets)
+    is_clear = len(targets) == 1 and sources and len(places) == len(roles) - roles.count(None)
+    if is_clear:
+        second = places[min(targets)]
+        first, *stated = (places[role] for role in sources)
+        if sources == WITHOUT_LANGUAGE[: len(sources)]:
+            is_mined = header[:3] == MINED
+            columns = Columns(len(header), first, second, tuple(stated), True, is_mined)
+            if stated:
+                named = _stated_sources(path, columns, target)
+            elif is_mined:
+                named = named or {UNDETERMINED}
+            return dict.fromkeys(named, columns)
+        if named <= set(sources) and not set(sources) & set(WITHOUT_LANGUAGE):
+            found = {}
+            for code in sources:
+                columns = Columns(len(header), places[code], second, (), True, len(sources) > 1)
+                if code in named or next(read_table(path, columns, (code, target)), None):
+                    found[code] = columns
+            return found
 
-    is_pair = plain_suffix(path) == ".tsv" and len(header) == 2 and roles[0] not in targets
-    is_likely = named or (targets and others)
-    if any(roles) and is_likely and not is_pair:
+    is_pair = plain_suffix(path) == ".tsv" and len(header) == 2 and not {roles[0]} & targets
+    is_likely = named or (targets and sources)
+    if places and is_likely and not is_pair:
         shown = ", ".join(f"{name!r} ({role})" for name, role in zip(header, roles) if role)
         pair = f"{min(named, default='de')},{target}"
         raise UserError(
@@ -144,54 +164,39 @@ def find_columns(path: str, target: str, named: set[str]) -> dict[str, Columns]:
             f"these two {pair} and the others differently. If the line is a pair, write {pair} "
             "above it"
         )
-    return {}
+    widths = [len(cells) for cells in head if len(cells) > 1]
+    return dict.fromkeys(named, Columns(mode(widths or [2])))
 
 
-def _roles(path: str, codes: Collection[str]) -> tuple[list[str], list[str | None]]:
-    """Return the first row of a table, and the role of each of its columns.
+def _roles(head: Sequence[list[str]], codes: Collection[str]) -> list[str | None]:
+    """Return the role of each column, or None, by the first rows of a table.
 
     Args:
         codes: the languages of the file, which may be others than the 36.
     """
-    rows = read_rows(path)
-    header = next(rows, [])
     roles = []
+    header, *rows = head or [[]]
     for name in header:
         code = name.strip().lower()
         roles.append(role_of(name) or (code if code in codes else None))
-    if "id" not in roles:
-        return header, roles
 
     # A column "id" holds numbers or keys of the rows. It is Indonesian if the file name says so, or
     # if some of its cells have several words.
     is_key = is_no_text if "id" in codes else lambda cell: " " not in cell
-    whole = [row for row in islice(rows, JUDGED) if len(row) == len(header)]
     for column, name in enumerate(header):
         if roles[column] == "id" and name.strip().lower().endswith("id"):
+            whole = (row for row in rows if len(row) == len(header))
             cells = [row[column].strip() for row in whole if row[column].strip()]
             if sum(map(is_key, cells)) >= NO_TEXT_SHARE * len(cells):
                 roles[column] = None
-    return header, roles
+    return roles
 
 
-def table_languages(path: str, target: str, named: set[str]) -> set[str]:
-    """Return the source languages of a table. `named` are those of the file name, if any.
-
-    If the rows state their languages, a warning counts those of other languages.
-    """
-    found = find_columns(path, target, named)
-    if "" not in found:
-        filled = {code for code in found if next(read_table(path, code, target), None)}
-        return filled or named
-    columns = found[""]
+def _stated_sources(path: str, columns: Columns, target: str) -> set[str]:
+    """Return the source languages that the rows state. A warning counts rows of others."""
     rows = read_rows(path)
-    header = next(rows)
-    if header[:3] == MINED:
-        named = named or {UNDETERMINED}
-    if not columns.languages:
-        return named
-
-    whole = (row for row in rows if len(row) == len(header))
+    next(rows)  # the header
+    whole = (row for row in rows if len(row) == columns.width)
     counts = Counter(_stated_languages(path, row, columns) for row in whole)
     sources = set()
     left_out = {}
@@ -205,41 +210,35 @@ def table_languages(path: str, target: str, named: set[str]) -> set[str]:
     return sources
 
 
-def read_table(path: str, language: str, target: str) -> Iterator[tuple[int, Row]]:
-    """Yield (number, row) of the rows of a table in one source language.
+def read_table(
+    path: str, columns: Columns, languages: tuple[str, str]
+) -> Iterator[tuple[int, Row]]:
+    """Yield (number, row) of the rows of a table in a source and a target language.
 
-    The first row of the file has the number 1. Rows that are blank or have a wrong number of cells
-    are yielded as well. Rows with an empty side are left out if several columns hold source texts,
-    or if `mine-bitext` has written the table, because some texts have no translation.
+    The first line of the file has the number 1. Rows that are blank or have a wrong number of cells
+    are yielded as well.
     """
-    found = find_columns(path, target, {language})
-    columns = found.get(language) or found.get("", Columns())
     rows = dropwhile(lambda row: not has_text(row[1]), enumerate(_all_rows(path), 1))
-    head = list(islice(rows, JUDGED))
-    width = mode([len(cells) for _, cells in head if len(cells) > 1] or [2])
-    has_gaps = len(found) > 1
-    if found:
-        header = head.pop(0)[1]
-        width = len(header)
-        has_gaps |= header[:3] == MINED
-
-    stated = (language, target)[: len(columns.languages)]
-    for number, cells in chain(head, rows):
-        if (stated or has_gaps) and len(cells) == width and has_text(cells):
+    if columns.has_header:
+        next(rows, None)
+    stated = languages[: len(columns.languages)]
+    for number, cells in rows:
+        if (stated or columns.may_be_empty) and len(cells) == columns.width and has_text(cells):
             if stated and _stated_languages(path, cells, columns) != stated:
                 continue
-            if has_gaps and any(is_blank(cells[column]) for column in columns[:2]):
+            sides = cells[columns.source], cells[columns.target]
+            if columns.may_be_empty and any(map(is_blank, sides)):
                 continue
-        yield number, (cells, width, columns)
+        yield number, (cells, columns)
 
 
 def parse_row(row: Row) -> tuple[str, str]:
     """Return (source, target) of a row. Both are empty if the row is blank."""
-    cells, width, columns = row
-    if len(cells) != width:
+    cells, columns = row
+    if len(cells) != columns.width:
         if not has_text(cells):
             return "", ""
-        raise UserError(f"{counted(len(cells), 'column')}, expected {width}")
+        raise UserError(f"{counted(len(cells), 'column')}, expected {columns.width}")
     source, target = cells[columns.source], cells[columns.target]
     for text in (source, target):
         if not text.isprintable() and has_text(cells):

@@ -67,6 +67,11 @@ TABLES = [
     ("all.csv", "id,en,de\ngreeting,Good day,Guten Tag\n", {"de": [("Guten Tag", "Good day")]}),
     ("de-en.csv", "source_id,source,target_id,target\na,Ja,b,Yes\n", {"de": [("Ja", "Yes")]}),
     ("id-en.csv", "id,en\nYa,Yes\nBukan,No\n", {"id": [("Ya", "Yes"), ("Bukan", "No")]}),
+    (
+        "id-en.csv",
+        "id,de,en\nYa,Ja,Yes\nBukan,,No\n",
+        {"de": [("Ja", "Yes")], "id": [("Ya", "Yes"), ("Bukan", "No")]},
+    ),
     ("de-en.csv", "Ja, gut;Yes, fine\n" * 2, {"de": [("Ja, gut", "Yes, fine")] * 2}),
     ("de-en.csv", "sep=;\r\nde;en\r\nJa, gut;Yes\r\n", {"de": [("Ja, gut", "Yes")]}),
     ("de-en.tsv", "Finnisch\tFinnish\nes\tit\n", {"de": [("Finnisch", "Finnish"), ("es", "it")]}),
