@@ -105,21 +105,6 @@ _CODE = re.compile(
 )
 
 
-def to_iso1(code: str) -> str:
-    """Return the ISO 639-1 code of English or one of the paper's 36 languages, in any spelling.
-
-    >>> to_iso1("deu"), to_iso1("ZH-Hans"), to_iso1("arb_Arab"), to_iso1("eng")
-    ('de', 'zh', 'ar', 'en')
-    """
-    base = base_language(code)
-    if base not in NAMES:
-        known = " ".join(TATOEBA_36)
-        raise UserError(
-            f"unknown language code {code!r}: give en or one of {known} (or their ISO 639-3 codes)"
-        )
-    return base
-
-
 def base_language(code: str) -> str:
     """Return a language code without region, script, encoding and modifier.
 

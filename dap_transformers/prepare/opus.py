@@ -13,7 +13,7 @@ from typing import NamedTuple
 from urllib.error import HTTPError
 
 from dap_transformers.errors import UserError, reading
-from dap_transformers.languages import TATOEBA_36, to_iso1
+from dap_transformers.languages import TATOEBA_36, base_language
 
 logger = logging.getLogger(__name__)
 
@@ -102,7 +102,7 @@ def download_corpora(
             "corpus from https://opus.nlpl.eu, and give its files as data"
         )
     found = {}
-    codes = dict.fromkeys(map(to_iso1, languages or TATOEBA_36))
+    codes = dict.fromkeys(map(base_language, languages or TATOEBA_36))
     for name, language in product(names, codes):
         if (name, language) in without:
             continue
