@@ -10,7 +10,7 @@ import polars as pl
 
 from dap_transformers.errors import UserError, reading
 from dap_transformers.files import plain_suffix
-from dap_transformers.prepare.filters import tidy
+from dap_transformers.prepare.filters import repair
 from dap_transformers.text.archives import (
     decoded_lines,
     disk_path,
@@ -41,7 +41,7 @@ def read_evaluation(paths: Sequence[str | Path], target_language: str = "en") ->
         for file in list_folder(path) if path.is_dir() else [path]:
             texts += _sentences(file, target_language)
 
-    repaired = tidy(pl.Series(texts, dtype=pl.String).str.normalize("NFC"))
+    repaired = repair(pl.Series(texts, dtype=pl.String))
     visible = repaired.filter(repaired.str.contains(f"[^{BLANKS}]"))
     sentences = visible.unique(maintain_order=True).to_list()
     if paths and not sentences:

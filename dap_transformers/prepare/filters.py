@@ -61,7 +61,7 @@ def clean(
     languages = {"source": language, "target": options.target_language}
     if options.strip_quotes:
         pairs = pairs.with_columns(pl.col(*SIDES).str.replace_all('"', "", literal=True))
-    pairs = repair(pairs)
+    pairs = pairs.with_columns(repair(pairs[side]) for side in SIDES)
 
     measured = pairs
     for side, code in languages.items():
@@ -120,20 +120,14 @@ def _reason(measured: pl.DataFrame, options: PrepareOptions) -> pl.Series:
     return measured.select(reason=first).to_series()
 
 
-def repair(pairs: pl.DataFrame) -> pl.DataFrame:
+def repair(texts: pl.Series) -> pl.Series:
     """Compose characters (Unicode NFC) and tidy white space.
 
     Each run of white space and control characters becomes one space, and none stays at the ends.
     """
-    for side in SIDES:
-        texts = [normalize("NFC", text) for text in pairs[side]]  # polars takes twice the time
-        pairs = pairs.with_columns(tidy(pl.Series(side, texts, pl.String)))
-    return pairs
-
-
-def tidy(texts: Any) -> Any:
-    """Tidy the white space of a series or expression of polars (see `repair`)."""
-    return texts.str.replace_all(_UNTIDY, " ").str.strip_chars(" ")
+    composed = [normalize("NFC", text) for text in texts]  # polars takes twice the time
+    tidied = pl.Series(texts.name, composed, pl.String).str.replace_all(_UNTIDY, " ")
+    return tidied.str.strip_chars(" ")
 
 
 def words(texts: pl.Series, scripts: Sequence[str]) -> tuple[pl.Series, pl.Series]:

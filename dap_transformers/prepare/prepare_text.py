@@ -52,10 +52,10 @@ def prepare_text(
     require_outside(output_dir, text.inputs(options))
     with reading(f"url_pattern={options.url_pattern!r}"):
         pl.Series([""]).str.contains(options.url_pattern)
-    files, licences = find_files(text, options)
 
-    # Read everything, so that a wrong name is found before an earlier result is removed.
+    # Try the filters and read everything, before text is downloaded and an earlier result removed.
     clean(pl.DataFrame({"source": [""], "target": [""]}), "en", options)
+    files, licences = find_files(text, options)
     evaluation = read_evaluation(text.evaluation_data, options.target_language)
     plan = Plan(output_dir, options, tuple(evaluation))
     begin(plan, files, text.overwrite)

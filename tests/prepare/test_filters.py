@@ -62,15 +62,16 @@ def test_the_limits_are_those_of_the_released_code(
 
 
 def test_text_is_repaired() -> None:
-    pairs = frame(
-        ("Cafe\u0301\tund\x00  Tee\u2028bitte ", "coffee and tea please"),
-        ("क\u093c", "\ufeffone"),
-        ("می\u200cخواهم", "\u1112\u1161\u11ab"),
-        ("Å\u2126", "plain"),
-    )
-    repaired = repair(pairs)
-    assert repaired["source"].to_list() == ["Café und Tee bitte", "क\u093c", "می\u200cخواهم", "ÅΩ"]
-    assert repaired["target"].to_list() == ["coffee and tea please", "one", "한", "plain"]
+    texts = {
+        "Cafe\u0301\tund\x00  Tee\u2028bitte ": "Café und Tee bitte",
+        "क\u093c": "क\u093c",
+        "\ufeffone": "one",
+        "می\u200cخواهم": "می\u200cخواهم",
+        "\u1112\u1161\u11ab": "한",
+        "Å\u2126": "ÅΩ",
+        "plain": "plain",
+    }
+    assert repair(pl.Series(list(texts))).to_list() == list(texts.values())
 
 
 def test_other_columns_stay_and_quotes_go_if_wanted() -> None:

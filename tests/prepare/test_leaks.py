@@ -146,7 +146,7 @@ def test_evaluation_sets_are_read_in_every_form(tmp_path: Path) -> None:
     "text", ["সে আজ সারা\u09dfই বাড়ি যাবে না।", "Die Bäume blühen schöner über dem Fluß."]
 )
 def test_evaluation_sentences_are_repaired_as_training_text_is(text: str, tmp_path: Path) -> None:
-    trained = repair(pl.DataFrame({"source": [text], "target": ["x"]}))["source"].to_list()
+    trained = repair(pl.Series([text])).to_list()
     for form in (text, unicodedata.normalize("NFD", text)):
         assert read_evaluation([write(tmp_path / "a.txt", f"{form}\n\ufeff\n")]) == trained
 
