@@ -104,9 +104,12 @@ def plain_suffix(path: str | Path) -> str:
     >>> plain_suffix("pairs.tsv.gz"), plain_suffix("pairs.TSV"), plain_suffix("pairs.gz")
     ('.tsv', '.tsv', '')
     """
-    path = Path(path)
-    plain = path.with_suffix("") if path.suffix in COMPRESSORS else path
-    return plain.suffix.lower()
+    return unpacked(Path(path)).suffix.lower()
+
+
+def unpacked(path: Path) -> Path:
+    """Return a path without `.gz` or `.xz` at its end."""
+    return path.with_suffix("") if path.suffix in COMPRESSORS else path
 
 
 @contextmanager

@@ -25,19 +25,8 @@ _IGNORED = regex.compile(r"(?V1)[\p{Default_Ignorable_Code_Point}--\U000E0020-\U
 #: Combining classes of the points of Hebrew, Arabic and Syriac, and of accents.
 _MARKS = (*range(10, 37), 200, 202, *range(214, 234, 2), 233, 234, 240)
 _OMITTED = "".join(rf"\p{{ccc={number}}}" for number in _MARKS)
+#: What can distinguish two words: letters, digits and vowel signs (of Indic and other scripts).
 _LETTERS = regex.compile(rf"(?:[\p{{L}}\p{{N}}]|(?![{_OMITTED}])[\p{{Mc}}\p{{Mn}}])+")
-
-
-def is_letter(character: str) -> bool:
-    """Tell whether `normalise` keeps a character, because it can distinguish two words.
-
-    It keeps letters, digits and vowel signs (of Indic and other scripts). It drops combining
-    accents and the points of Arabic and Hebrew, because many texts leave them out.
-
-    >>> [is_letter(character) for character in ("ß", "7", "ी", "ื", "-", "\u0301", "\u064b")]
-    [True, True, True, True, False, False, False]
-    """
-    return _LETTERS.fullmatch(character) is not None
 
 
 def is_blank(text: str) -> bool:
@@ -53,12 +42,13 @@ def normalise(text: str) -> str:
     """Return only the letters and digits of a text, in one case and width, to compare texts.
 
     Two texts with the same form count as the same text, for example when the dev set is kept out
-    of the training set. Unicode's NFKC makes variants of a character equal. Spaces, punctuation
-    and accents that are separate characters are dropped. A text without any letter or digit
-    (`is_letter`), such as an emoji, keeps its other characters.
+    of the training set. Unicode's NFKC makes variants of a character equal. Spaces and punctuation
+    are dropped. So are combining accents and the points of Arabic and Hebrew, because many texts
+    leave them out. Vowel signs are kept. A text without any letter or digit, such as an emoji,
+    keeps its other characters.
 
-    >>> normalise("It's 5 o'clock!"), normalise("Ｗｉｄｅ"), normalise("…")
-    ('its5oclock', 'wide', '...')
+    >>> normalise("It's 5 o'clock!"), normalise("Ｗｉｄｅ"), normalise("पी"), normalise("…")
+    ('its5oclock', 'wide', 'पी', '...')
     """
     return normalise_all([text])[0]
 

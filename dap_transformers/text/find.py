@@ -20,7 +20,7 @@ from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 from dap_transformers.errors import QUOTED_ERRORS, UserError, reading, warn_once
-from dap_transformers.files import COMPRESSORS, plain_suffix
+from dap_transformers.files import plain_suffix, unpacked
 from dap_transformers.languages import LANGUAGE_TAG, NAMES, base_language, language_in
 from dap_transformers.text.archives import disk_path, list_archive, list_folder
 from dap_transformers.text.formats import FORMATS, BitextFile, hub_dataset
@@ -139,7 +139,7 @@ def _files_in_folder(folder: Path, target: str) -> list[BitextFile]:
         for path in file.paths:
             used |= {Path(path), disk_path(path), Path(f"{path}.json")}  # a report of `mine-bitext`
     for path in sorted(used):
-        plain = _unpacked(path)
+        plain = disk_path(path).with_name(unpacked(path).name)  # beside itself or its archive
         if plain != path and plain in used:
             raise UserError(f"{plain} and {path} may be one text: remove one, or rename one")
     found = dict.fromkeys([*map(disk_path, paths), *paths])
@@ -170,12 +170,6 @@ def _fault(path: Path) -> str:
     if kind == "po" and not catalogue_languages(path)[0]:
         return " (its header names no Language)"
     return ""
-
-
-def _unpacked(path: Path) -> Path:
-    """Return the path that a packed file has if it is unpacked beside itself or its archive."""
-    plain = path.with_suffix("") if path.suffix in COMPRESSORS else path
-    return disk_path(path).with_name(plain.name)
 
 
 def _without_other_splits(files: list[BitextFile]) -> list[BitextFile]:

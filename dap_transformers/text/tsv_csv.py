@@ -41,7 +41,7 @@ JUDGED = 100
 #: Share of texts without words that makes a column or a side one of numbers, keys or addresses.
 NO_TEXT_SHARE = 0.9
 #: Characters of a text by which it is judged.
-_JUDGED = 200
+LONGEST_JUDGED = 200
 #: No text: a number, one ASCII "word" with a digit (2019-05-01, de-000017), an address, or a key
 #: (menu.file.open, ERR_NOT_FOUND).
 _NO_TEXT = re.compile(
@@ -82,7 +82,7 @@ def is_no_text(text: str) -> bool:
     >>> is_no_text("1.25"), is_no_text("menu.file.open"), is_no_text("Hello")
     (True, True, False)
     """
-    return _NO_TEXT.fullmatch(text.strip()[:_JUDGED]) is not None
+    return _NO_TEXT.fullmatch(text.strip()[:LONGEST_JUDGED]) is not None
 
 
 def role_of(name: str) -> str | None:
@@ -91,7 +91,7 @@ def role_of(name: str) -> str | None:
     >>> role_of("# English (US)"), role_of("de-AT"), role_of("target_text"), role_of("texte")
     ('en', 'de', 'target', None)
     """
-    if len(name) > _JUDGED:
+    if len(name) > LONGEST_JUDGED:
         return None  # a text
     words = re.findall(r"[^\W_]+", name)
     words = [SHORT_WORDS.get(word.lower(), word) for word in words]

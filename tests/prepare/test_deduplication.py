@@ -7,7 +7,7 @@ import polars as pl
 import pytest
 
 from dap_transformers.prepare.deduplication import Admission, count_distinct, pair_keys, sample
-from dap_transformers.text_keys import _IGNORED, is_letter, normalise_all, ranks, text_keys
+from dap_transformers.text_keys import _IGNORED, _LETTERS, normalise_all, ranks, text_keys
 
 
 def frame(different: int, count: int = 3500) -> pl.LazyFrame:
@@ -22,7 +22,7 @@ def normalised(text: str) -> str:
     """Normalise one text character by character."""
     visible = "".join(each for each in text.replace("\n", " ") if not _IGNORED.match(each))
     folded = normalize("NFKC", normalize("NFKC", visible).casefold())
-    return "".join(each for each in folded if is_letter(each)) or folded.strip()
+    return "".join(each for each in folded if _LETTERS.match(each)) or folded.strip()
 
 
 def test_texts_are_normalised_as_by_a_loop_over_characters() -> None:
