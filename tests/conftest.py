@@ -35,6 +35,17 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 LANGUAGES = ("de", "fr", "sw")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the tests that fork, so that all are on one worker, which needs one server."""
+    forks = {"run_two", "run_killed", "run_python"}
+
+    def is_other(item: pytest.Item) -> bool:
+        called = item.function.__code__.co_names if isinstance(item, pytest.Function) else ()
+        return forks.isdisjoint(called)
+
+    items.sort(key=is_other)
+
+
 def pytest_collection_finish() -> None:
     gc.freeze()  # otherwise each training's garbage collection visits all imported modules
 
