@@ -10,7 +10,8 @@ def cosines(queries: np.ndarray, keys: np.ndarray) -> np.ndarray:
     """
     queries = queries.astype(np.float64)
     found = np.zeros((len(queries), len(keys)))
+    query_lengths = np.linalg.norm(queries, axis=1)
     for column, key in enumerate(keys.astype(np.float64)):
-        lengths = np.linalg.norm(queries, axis=1) * np.linalg.norm(key)
+        lengths = query_lengths * np.linalg.norm(key)
         np.divide((queries * key).sum(1), lengths, out=found[:, column], where=lengths > 0)
     return found

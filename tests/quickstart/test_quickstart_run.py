@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from conftest import write_bitext
 
 from dap_transformers.files import read_json
 from quickstart import __main__ as run
@@ -22,8 +23,8 @@ def home(
     monkeypatch.setattr(run, "FIGURE_LANGUAGE", "de")
     monkeypatch.setattr(run, "prepare_text", lambda: None)
     monkeypatch.setattr(run, "prepare_encoder", lambda: tiny_bert_dir)
-    for folder in ("train", "test"):
-        shutil.copytree(short_bitext_dir, tmp_path / folder)
+    shutil.copytree(short_bitext_dir, tmp_path / "train")
+    write_bitext(tmp_path / "test", 9)
     return tmp_path
 
 
