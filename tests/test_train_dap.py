@@ -33,8 +33,8 @@ from objectives_dap import OBJECTIVES
 def test_training_improves_retrieval_and_saves_the_best_model(flags: str, tmp_path: Path) -> None:
     out = tmp_path / "out"
     more = (
-        "--objective tr --learning_rate 5e-3 --max_steps 80 --eval_strategy steps --eval_steps 40 "
-        "--save_strategy steps --save_steps 40 --load_best_model_at_end --eval_on_start"
+        "--objective tr --learning_rate 1e-2 --max_steps 20 --eval_strategy steps --eval_steps 10 "
+        "--save_strategy steps --save_steps 10 --load_best_model_at_end --eval_on_start"
     )
     run(f"{flags} {more} --output_dir {out}")
     means = logged(out, "eval_mean_accuracy")
@@ -120,8 +120,8 @@ def test_a_teacher_is_encoded_once_and_pulls_the_vectors(
     shutil.copytree(tiny_bert_dir, teacher)
     out = tmp_path / "out"
     more = (
-        "--objective distill --max_steps 24 --logging_steps 8 --mini_batch_size 8 "
-        f"--learning_rate 3e-3 --distill_from {teacher}"
+        "--objective distill --max_steps 12 --logging_steps 4 --mini_batch_size 8 "
+        f"--learning_rate 6e-3 --distill_from {teacher}"
     )
     run(f"{flags} {more} --output_dir {out}")
     losses = logged(out, "distill_loss")

@@ -16,7 +16,7 @@ def home(
     tiny_bert_dir: Path, short_bitext_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Path:
     """A folder that has text and encoder, beside a recipe of two steps."""
-    recipe = run.RECIPE.read_text().replace("max_steps: 60", "max_steps: 2")
+    recipe = run.RECIPE.read_text().replace("max_steps: 60", "max_steps: 2\nhead_steps: 2")
     (tmp_path / "quickstart.yaml").write_text(recipe)
     monkeypatch.setattr(run, "RECIPE", tmp_path / "quickstart.yaml")
     monkeypatch.setattr(run, "HOME", tmp_path)
