@@ -255,8 +255,9 @@ class DAPConfig(PreTrainedConfig):
 
     def validate_rules(self) -> None:
         """Raise `ValueError` for a value that breaks its rule. Transformers calls this."""
-        for name, (holds, allowed) in RULES.items():
-            value = getattr(self, name)
+        weights = {f"{name}_weight": FACTOR for name in self.objectives}  # also of plug-ins
+        for name, (holds, allowed) in (RULES | weights).items():
+            value = getattr(self, name, 1.0)  # a plug-in's weight may be left to its default
             if not holds(value, self):
                 raise ValueError(f"{name}={value!r}: give {allowed}")
 
@@ -345,7 +346,6 @@ RULES: dict[str, tuple[Callable[[Any, DAPConfig], bool], str]] = {
     ),
     "tlm_probability": SHARE,
     "mlm_probability": SHARE,
-    **dict.fromkeys((name for name in FIELDS if name.endswith("_weight")), FACTOR),
 }
 
 # Not for a checkpoint's own code: a process may load checkpoints of several versions, and each

@@ -28,7 +28,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 try:
-    from .configuration_dap import FACTOR, FIELDS, DAPConfig, unknown_keys
+    from .configuration_dap import FIELDS, DAPConfig, unknown_keys
     from .heads_dap import (
         PredictionHead,
         PredictionTransform,
@@ -47,7 +47,7 @@ try:
     )
     from .states_dap import embed, gather_columns, real_tokens_first
 except ImportError:  # a checkout, where these files are top-level modules
-    from configuration_dap import FACTOR, FIELDS, DAPConfig, unknown_keys
+    from configuration_dap import FIELDS, DAPConfig, unknown_keys
     from heads_dap import (
         PredictionHead,
         PredictionTransform,
@@ -217,33 +217,14 @@ class Objective:
 
     def __init__(self, config: DAPConfig) -> None:
         self.config = config
-        prefix = f"{self.name}_"
         defaults = self.default_fields()
-
-        # Refuse unknown options. "bag_of_weight" is no option of "bag" if there is an objective
-        # "bag_of".
-        longer = tuple(f"{name}_" for name in OBJECTIVES if name.startswith(prefix))
-        for key in unknown_keys(vars(config)):
-            if key.startswith(prefix) and not key.startswith(longer) and key not in defaults:
-                raise ValueError(
-                    f"objective {self.name} has no {key}: it has {', '.join(defaults)}"
-                )
-
         #: The configuration's fields of an objective of your own, with the defaults filled in.
         self.fields = {key: getattr(config, key, default) for key, default in defaults.items()}
-        for key, value in self.fields.items():
-            if not has_type_of(defaults[key], value):
-                raise ValueError(
-                    f"{key}={value!r}: give a value like its default {defaults[key]!r}"
-                )
+        prefix = f"{self.name}_"
         self.options = {key.removeprefix(prefix): value for key, value in self.fields.items()}
-
         weight = f"{prefix}weight"
         #: Factor of this loss in the total loss.
         self.weight: float = getattr(config, weight, defaults.get(weight))
-        is_allowed, allowed = FACTOR
-        if not is_allowed(self.weight, config):
-            raise ValueError(f"{weight}={self.weight!r}: give {allowed}")
 
     @classmethod
     def default_fields(cls) -> dict[str, Any]:
@@ -310,23 +291,6 @@ class Objective:
                 "for G groups of labels, such as (1, B)"
             )
         return mean_over_processes(labels.flatten(1).sum(1))
-
-
-def has_type_of(default: Any, value: Any) -> bool:
-    """Tell whether a value has the type of a default. None allows all types.
-
-    An int may stand for a float, and a tuple for a list. The items of a list are checked, too.
-
-    >>> has_type_of(1.0, 2), has_type_of(1.0, True), has_type_of((1,), [2]), has_type_of([1], ["2"])
-    (True, False, True, False)
-    >>> has_type_of([0, 0.5], [0.5, 1])
-    True
-    """
-    if isinstance(default, (list, tuple)):
-        is_list = isinstance(value, (list, tuple))
-        return is_list and all(any(has_type_of(item, each) for item in default) for each in value)
-    kinds = (float, int) if isinstance(default, float) else (type(default),)
-    return default is None or type(value) in kinds
 
 
 class Comparison(Objective):
@@ -799,7 +763,44 @@ def objectives_of(config: DAPConfig) -> list[Objective]:
         own = OBJECTIVES[name].name
         if own != name:
             raise ValueError(f"OBJECTIVES[{name!r}] has the name {own!r}: give it one name")
+    check_options(config)
     return [kind(config) for name, kind in OBJECTIVES.items() if name in config.objectives]
+
+
+def check_options(config: DAPConfig) -> None:
+    """Raise `ValueError` if an option of a plug-in has a wrong name or type.
+
+    `DAPConfig` accepts every field that begins with the name of a plug-in's objective, because it
+    can be loaded without the plug-in.
+    """
+    defaults = {}
+    for kind in OBJECTIVES.values():
+        defaults |= kind.default_fields()
+    prefixes = tuple(f"{name}_" for name in config.objectives)
+    given = [key for key in unknown_keys(vars(config)) if key.startswith(prefixes)]
+    for key in given:
+        if key not in defaults:
+            raise ValueError(f"no objective has an option {key}: there are {', '.join(defaults)}")
+        value = getattr(config, key)
+        if not has_type_of(defaults[key], value):
+            raise ValueError(f"{key}={value!r}: give a value like its default {defaults[key]!r}")
+
+
+def has_type_of(default: Any, value: Any) -> bool:
+    """Tell whether a value has the type of a default. None allows all types.
+
+    An int may stand for a float, and a tuple for a list. The items of a list are checked, too.
+
+    >>> has_type_of(1.0, 2), has_type_of(1.0, True), has_type_of((1,), [2]), has_type_of([1], ["2"])
+    (True, False, True, False)
+    >>> has_type_of([0, 0.5], [0.5, 1])
+    True
+    """
+    if isinstance(default, (list, tuple)):
+        is_list = isinstance(value, (list, tuple))
+        return is_list and all(any(has_type_of(item, each) for item in default) for each in value)
+    kinds = (float, int) if isinstance(default, float) else (type(default),)
+    return default is None or type(value) in kinds
 
 
 def needs_of(objectives: Sequence[Objective]) -> frozenset[str]:
