@@ -310,11 +310,6 @@ class DAPForPreTraining(DAPPreTrainedModel):
         super().__init__(config)
         self.dap = DAPModel(config)
         use_packing(self.dap.encoder)
-        masks_text = any(each.masks_text for each in self.objectives)
-        if masks_text and config.mask_token_id is None:
-            raise ValueError(
-                f"objective {config.objective!r} needs a mask token: mask_token_id=None"
-            )
         self.projection = self.rtl_head = self.prediction_head = self.bow_transform = None
         self.teacher_projection = None
         self.has_random_head = False

@@ -197,17 +197,13 @@ class Objective:
     #: What its head predicts: "targets" (only tokens of the target side, so that a smaller target
     #: vocabulary is enough), "tokens" (any tokens), or None.
     predicts: Literal["targets", "tokens"] | None = "tokens"
-    #: Whether it uses the embedding of the mask token.
-    masks: bool = False
-    #: Whether it puts the mask token into the text, so that the tokenizer must have one.
-    masks_text: bool = False
     #: Groups of labels that are predicted from the other side, G' of G. None: there are none.
     from_source: slice | None = None
     #: Modules that the model has beside the encoder: attribute -> function that builds it.
     heads: dict[str, Callable[[DAPConfig], nn.Module]] = {}
     #: What the model prepares: "source_states", "target_states" (all token states of a side),
-    #: "embeds" (sentence vectors), "noise" (for masking). `needs_of` adds what `masks` and
-    #: `predicts` imply.
+    #: "embeds" (sentence vectors), "noise" (for masking), "mask_token" (its embedding). `needs_of`
+    #: adds "target_vocabulary", which `predicts` implies.
     needs: frozenset[str] = frozenset({"source_states", "target_states", "embeds"})
 
     #: Options of an objective of your own: option -> default. The default gives the type: a number,
@@ -440,13 +436,12 @@ class RepresentationTranslation(Objective):
     name = "rtl"
     title = "representation translation learning (RTL)"
     predicts = "targets"
-    masks = True
     from_source = slice(None)
     heads = {"rtl_head": RTLHead, "prediction_head": shared_prediction_head}
 
     def __init__(self, config: DAPConfig) -> None:
         super().__init__(config)
-        needs = set()
+        needs = {"mask_token"}
         if config.rtl_direction != "target-to-source":
             needs.add("source_states")
         if config.rtl_direction != "source-to-target":
@@ -579,10 +574,13 @@ class MaskedLanguageModelling(Objective):
 
     name = "mlm"
     title = "masked language modelling (MLM)"
-    masks = True
-    masks_text = True
     heads = {"prediction_head": shared_prediction_head}
     needs = frozenset({"noise"})
+
+    def __init__(self, config: DAPConfig) -> None:
+        super().__init__(config)
+        if config.mask_token_id is None:
+            raise ValueError(f"objective {self.name} needs a mask token: mask_token_id=None")
 
     @property
     def probability(self) -> float:
@@ -808,8 +806,6 @@ def needs_of(objectives: Sequence[Objective]) -> frozenset[str]:
     needs = set()
     for objective in objectives:
         needs |= objective.needs
-        if objective.masks:
-            needs.add("mask_token")
         if objective.predicts == "targets":
             needs.add("target_vocabulary")
     return frozenset(needs)
