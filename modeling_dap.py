@@ -379,8 +379,6 @@ class DAPForPreTraining(DAPPreTrainedModel):
             return_loss: has no effect. Its presence tells the `Trainer` of Transformers that the
                 model can be evaluated by its loss.
         """
-        if chunk is not None:
-            source_noise, target_noise = chunk.noise
         objectives = self.objectives
         needs = needs_of(objectives)
         inputs = {

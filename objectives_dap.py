@@ -162,8 +162,6 @@ class Chunk:
 
     Attributes:
         first_pair: number, from 0, of the chunk's first pair in the batch of all processes.
-        noise: random numbers that choose masked tokens, of sources (B, S_x) and targets (B, S_y).
-            Both are None if no objective masks a part of the tokens.
         gradients: name of each objective that compares vectors -> gradients of its loss with
             respect to the chunk's vectors. None in the first pass, which returns these vectors.
         label_counts: name of each other objective -> number of its labels in the batch of a
@@ -171,7 +169,6 @@ class Chunk:
     """
 
     first_pair: int
-    noise: tuple[Tensor | None, Tensor | None]
     gradients: dict[str, tuple[Tensor, ...]] | None = None
     label_counts: dict[str, Tensor] | None = None
 

@@ -156,12 +156,12 @@ def split(
     for number, seed in enumerate(seeds):
         rows = slice(number * size, (number + 1) * size)
         part_inputs = {name: value[rows] for name, value in per_pair.items()}
-        noise = []
         for name, side in sides.items():
             part_inputs[f"{name}_input_ids"] = side.ids[rows]
             part_inputs[f"{name}_attention_mask"] = side.mask[rows]
-            noise.append(None if side.noise is None else side.noise[rows])
-        chunk = Chunk(first_pair=first + rows.start, noise=(noise[0], noise[1]))
+            if side.noise is not None:
+                part_inputs[f"{name}_noise"] = side.noise[rows]
+        chunk = Chunk(first_pair=first + rows.start)
         parts.append(Part(part_inputs, chunk, seed))
     return pairs, parts
 
