@@ -32,6 +32,14 @@ logger = logging.get_logger(__name__)
 TRANSFORMER = "sentence_bert_config.json"
 #: The kinds of encoders in the names that this file has had. As in the library, the first is read.
 TRANSFORMER_KINDS = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+#: Settings of the most tokens per sentence. As in the library, the last one wins.
+LENGTHS = (
+    "max_seq_length",
+    "tokenizer_args.model_max_length",
+    "processor_kwargs.model_max_length",
+    "processing_kwargs.common.max_length",
+    "processing_kwargs.text.max_length",
+)
 #: Settings by the last part of their name, and the only value that changes no vector here.
 EXPECTED = {
     "add_special_tokens": True,
@@ -87,6 +95,8 @@ class Dense(nn.Module):
 
 class Normalize(nn.Module):
     """Divides vectors (B, D) by their Euclidean length, in float32. A zero vector stays zero."""
+
+    config: Mapping[str, Any] = {}
 
     def forward(self, vectors: Tensor) -> Tensor:
         return F.normalize(at_least_float32(vectors), dim=-1)
@@ -188,7 +198,7 @@ def library_settings(name_or_path: str, revision: str | None = None) -> LibraryS
         return LibrarySettings()
     listed = json.loads(Path(found).read_text(encoding="utf-8"))
     kinds = [module_kind(module["type"]) for module in listed]
-    if kinds[:2] != ["Transformer", "Pooling"] or {*kinds[2:]} - {"Dense", "Normalize"}:
+    if not can_run(kinds):
         raise ValueError(
             f"{name_or_path} has the modules {', '.join(kinds)}, which cannot run here: Dense and "
             "Normalize may follow Transformer and Pooling"
@@ -237,13 +247,10 @@ def _max_seq_length(transformer: Settings) -> int | None:
     for name, value in modalities.items():
         if name.startswith("text."):
             transformer.values[name] = value
-    # As in the library, the last of these wins.
-    names = ["max_seq_length"]
-    names += ("tokenizer_args.model_max_length", "processor_kwargs.model_max_length")
-    names += ("processing_kwargs.common.max_length", "processing_kwargs.text.max_length")
-    lengths = [transformer.take(name) for name in names]
-    given = [length for length in lengths if length is not None]
-    return given[-1] if given else None
+    length = None
+    for name in LENGTHS:
+        length = transformer.take(name, default=length)
+    return length
 
 
 def _read_dense(settings: Settings) -> dict[str, Any]:
@@ -295,6 +302,11 @@ def prompt_for(task: str, prompts: Mapping[str, str], default: str) -> str:
     return default
 
 
+def can_run(kinds: list[str]) -> bool:
+    """Tell whether a list of modules can run here, given the names of their classes."""
+    return kinds[:2] == ["Transformer", "Pooling"] and {*kinds[2:]} <= {"Dense", "Normalize"}
+
+
 def module_kind(dotted: str) -> str:
     """Return the class name of a module of sentence-transformers, or a foreign module's full path.
 
@@ -343,16 +355,15 @@ def save_modules(folder: Path, pooling: str, hidden_size: int, modules: nn.Seque
     for flag in flags:
         settings[f"pooling_mode_{flag}"] = flag == POOLINGS[pooling].flag
     settings["include_prompt"] = True
+    _write_json(settings, folder / "1_Pooling" / "config.json")
 
     listed = [("", "Transformer"), ("1_Pooling", "Pooling")]
-    files = {"1_Pooling/config.json": settings}
     for number, module in enumerate(modules, start=2):
         kind = type(module).__name__
         place = f"{number}_{kind}"
         listed.append((place, kind))
-        files[f"{place}/config.json"] = getattr(module, "config", {})
+        _write_json(module.config, folder / place / "config.json")
         if isinstance(module, Dense):
-            (folder / place).mkdir(exist_ok=True)
             weights = {name: value.contiguous() for name, value in module.state_dict().items()}
             save_file(weights, folder / place / "model.safetensors")
 
@@ -360,9 +371,7 @@ def save_modules(folder: Path, pooling: str, hidden_size: int, modules: nn.Seque
     for number, (place, kind) in enumerate(listed):
         dotted = f"sentence_transformers.models.{kind}"
         entries.append({"idx": number, "name": str(number), "path": place, "type": dotted})
-    files["modules.json"] = entries
-    for name, content in files.items():
-        _write_json(content, folder / name)
+    _write_json(entries, folder / "modules.json")
 
 
 def _write_json(content: Any, path: Path) -> None:

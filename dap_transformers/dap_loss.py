@@ -15,7 +15,7 @@ from transformers import TrainerCallback, TrainerState, TrainingArguments
 
 from losses_dap import world_size
 from modeling_dap import DAPForPreTraining
-from modules_dap import EXPECTED, build_modules, pooling_mode
+from modules_dap import EXPECTED, build_modules, can_run, pooling_mode
 from objectives_dap import Sentences
 from states_dap import use_packing
 
@@ -73,11 +73,7 @@ class DAPLoss(nn.Module):
             raise ValueError("DAPLoss has no vectors of a teacher for distill: use train-dap")
         kinds = [type(module).__name__ for module in model]
         pooling = model[1].get_config_dict()
-        is_known = kinds[:2] == ["Transformer", "Pooling"] and {*kinds[2:]} <= {
-            "Dense",
-            "Normalize",
-        }
-        if not is_known or not pooling.get("include_prompt", True):
+        if not can_run(kinds) or not pooling.get("include_prompt", True):
             raise ValueError(
                 f"the model consists of {', '.join(kinds)} with {pooling}: give Transformer, "
                 "Pooling that includes the prompt and, if you like, Dense and Normalize"
