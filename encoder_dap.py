@@ -111,16 +111,18 @@ def special_tokens(tokenizer: PreTrainedTokenizerBase) -> dict[str, int | None]:
     }
 
 
-def adapter_base(name_or_path: str, **hub: Any) -> str | None:
+def adapter_base(name_or_path: str, **place: str | None) -> str | None:
     """Return the folder or Hub id that a LoRA adapter was trained on. None for other checkpoints.
+
+    Args:
+        place: `revision` and `subfolder`.
 
     Raises:
         ValueError: if the adapter cannot be loaded, because it does not name that model, or because
             peft is not installed. Transformers would leave it out without a word.
     """
-    where = {key: hub[key] for key in ("revision", "subfolder") if hub.get(key)}
     path = cached_file(
-        name_or_path, "adapter_config.json", _raise_exceptions_for_missing_entries=False, **where
+        name_or_path, "adapter_config.json", _raise_exceptions_for_missing_entries=False, **place
     )
     if path is None:
         return None
@@ -133,19 +135,29 @@ def adapter_base(name_or_path: str, **hub: Any) -> str | None:
     return base
 
 
-def load_config(name_or_path: str, **hub: Any) -> PreTrainedConfig:
+def load_config(
+    name_or_path: str,
+    revision: str | None = None,
+    subfolder: str = "",
+    trust_remote_code: bool | None = None,
+) -> PreTrainedConfig:
     """Load a configuration. For a LoRA adapter, load the one of its base model."""
-    base = adapter_base(name_or_path, **hub)
-    if base is None:
-        config = AutoConfig.from_pretrained(name_or_path, **hub)
-        if config.dtype not in (None, torch.float32):
-            logger.warning_once("%s holds %s, but float32 runs", name_or_path, config.dtype)
-        return config
-    return AutoConfig.from_pretrained(base, trust_remote_code=hub.get("trust_remote_code"))
+    place = {"revision": revision, "subfolder": subfolder}
+    base = adapter_base(name_or_path, **place)
+    if base is not None:
+        return AutoConfig.from_pretrained(base, trust_remote_code=trust_remote_code)
+    config = AutoConfig.from_pretrained(name_or_path, trust_remote_code=trust_remote_code, **place)
+    if config.dtype not in (None, torch.float32):
+        logger.warning_once("%s holds %s, but float32 runs", name_or_path, config.dtype)
+    return config
 
 
 def load_pretrained(
-    name_or_path: str, kind: type, **options: Any
+    name_or_path: str,
+    kind: type,
+    revision: str | None = None,
+    subfolder: str = "",
+    **options: Any,
 ) -> tuple[PreTrainedModel, set[str]]:
     """Load a checkpoint as a model of the class `kind`, and name the weights that it lacks.
 
@@ -153,29 +165,27 @@ def load_pretrained(
     Weights of the encoder are never missing, because that is a `ValueError`. The weights of a LoRA
     adapter are added to those of the model that it was trained on.
     """
-    hub = {key: options.get(key) for key in ("revision", "subfolder")}
-    base = adapter_base(name_or_path, **hub)
+    place = {"revision": revision, "subfolder": subfolder}
+    base = adapter_base(name_or_path, **place)
     if base is not None:
         from peft import PeftModel
 
-        others = {key: value for key, value in options.items() if key not in hub}
-        model, missing = load_pretrained(base, kind, **others)
-        PeftModel.from_pretrained(model.base_model, name_or_path, **hub).merge_and_unload()
+        model, missing = load_pretrained(base, kind, **options)
+        PeftModel.from_pretrained(model.base_model, name_or_path, **place).merge_and_unload()
         return model, missing
 
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()
     try:
-        model, report = kind.from_pretrained(name_or_path, output_loading_info=True, **options)
+        model, report = kind.from_pretrained(
+            name_or_path, output_loading_info=True, **place, **options
+        )
     finally:
         logging.set_verbosity(verbosity)
 
     missing = set(report["missing_keys"])
-    prefix = model.base_model_prefix + "."  # files of plain encoders have names without it
-    if model.base_model is model:
-        prefix = ""
-    lost = [key.removeprefix(prefix) for key in missing if key.startswith(prefix)]
-    lost = sorted(key for key in lost if "pooler" not in key)
+    prefix = "" if model.base_model is model else f"{model.base_model_prefix}."
+    lost = sorted(key for key in missing if key.startswith(prefix) and "pooler" not in key)
     if lost:
         raise ValueError(
             f"{name_or_path} lacks {len(lost)} weights of its encoder, the first is {lost[0]!r}: "

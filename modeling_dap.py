@@ -119,15 +119,15 @@ except ImportError:  # a checkout, where these files are top-level modules
 
 logger = logging.get_logger(__name__)
 
-#: Arguments of `save_pretrained` that concern only the upload to the Hub.
+#: Arguments of `save_pretrained` that `push_to_hub` also takes.
 HUB_OPTIONS = (
-    "repo_id",
     "commit_message",
     "commit_description",
     "private",
     "revision",
     "create_pr",
     "tags",
+    "token",
 )
 
 
@@ -156,16 +156,16 @@ class DAPPreTrainedModel(PreTrainedModel):
         The Hub's `push_to_hub` uses this method. Only the main process writes these files, and
         uploads.
         """
-        hub = {name: kwargs.pop(name) for name in HUB_OPTIONS if name in kwargs}
         super().save_pretrained(save_directory, is_main_process, state_dict, **kwargs)
         if is_main_process:
-            encoder = self if isinstance(self, DAPModel) else self.dap
             config = self.config
-            save_modules(Path(save_directory), config.pooling, config.hidden_size, encoder.after)
+            after = self.base_model.after
+            save_modules(Path(save_directory), config.pooling, config.hidden_size, after)
         # Not in `super()`, which would upload before the files of sentence-transformers are there.
         if push_to_hub and is_main_process:
-            repo_id = hub.pop("repo_id", Path(save_directory).name)
-            self.push_to_hub(repo_id, token=kwargs.get("token"), **hub)
+            repo_id = kwargs.get("repo_id", Path(save_directory).name)
+            hub = {name: kwargs[name] for name in HUB_OPTIONS if name in kwargs}
+            self.push_to_hub(repo_id, **hub)
 
 
 class DAPModel(DAPPreTrainedModel):
