@@ -13,27 +13,26 @@ weights. At the encoder's learning rate such a head learns too slowly to teach t
 import logging
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import torch
 from accelerate.utils import broadcast
 from torch.nn import Parameter
 from torch.nn.utils import clip_grad_norm_
+from torch.utils.data import BatchSampler, RandomSampler
 from tqdm.auto import tqdm
 from transformers import BatchEncoding, get_linear_schedule_with_warmup
 
 from dap_transformers.files import write_json
-from dap_transformers.training.batches import BitextCollator
+from dap_transformers.training.encoded_pairs import encode_once, take_batch
 from dap_transformers.training.grad_cache import seeded
-from dap_transformers.training.source_information import KeptPairs, encode_once
 from dap_transformers.training.step_log import readable
 from dap_transformers.training.trainer import DAPTrainer
 from modeling_dap import DAPForPreTraining
-from objectives_dap import Objective, pairs_of
+from objectives_dap import Objective, Pairs, maskable, needs_of, pairs_of
 
 logger = logging.getLogger(__name__)
 
@@ -83,7 +82,11 @@ def train_missing_heads(trainer: DAPTrainer) -> None:
 def train_heads(
     trainer: DAPTrainer, token_objectives: Sequence[Objective], heads: Sequence[Parameter]
 ) -> dict[str, float]:
-    """Train the heads. Return the numbers of pairs and steps, the loss and the seconds.
+    """Train the heads. The losses of several objectives are added up.
+
+    Returns:
+        The numbers of pairs and steps, the mean loss of the last tenth of the steps in nats per
+        token, and the seconds.
 
     Raises:
         FloatingPointError: if the loss is not finite.
@@ -93,81 +96,37 @@ def train_heads(
     steps = args.head_steps
     if steps is None:
         steps = 200 if "rtl" in model.config.objectives else 400
+    shows_progress = not args.disable_tqdm
     started = time.perf_counter()
 
     # 1. The first pairs that the joint training will draw.
     numbers = list(islice(trainer.train_sampler, args.head_pairs))
-    rows = trainer.train_dataset.select(numbers).to_list()
-    start_bias(model, rows)
+    collator = replace(trainer.data_collator, negatives=None, teacher=None)
+    rows = collator(trainer.train_dataset.select(numbers).to_list())
+    pairs = pairs_of(BatchEncoding(rows).to(args.device))
+    start_bias(model, pairs)
 
     # 2. Encode them once.
-    collator = BitextCollator(trainer.data_collator.pad_token_id, trainer.data_collator.languages)
-    pairs = pairs_of(BatchEncoding(collator(rows)).to(args.device))
-    shows_progress = not args.disable_tqdm
+    model.eval()
     with mixed_precision(args.device):
-        model.eval()
-        kept = encode_once(model, token_objectives, pairs, torch.bfloat16, shows_progress)
+        needs = needs_of(token_objectives)
+        encoded = encode_once(model, pairs, needs, torch.bfloat16, shows_progress)
 
     # 3. Train on what was kept.
-    loss = train_on_kept(kept, token_objectives, heads, steps, shows_progress)
-    if not math.isfinite(loss):
-        raise FloatingPointError(
-            f"the loss of the heads is {loss}: check the start model's weights"
-        )
-    seconds = round(time.perf_counter() - started, 1)
-    return {"pairs": len(rows), "steps": steps, "loss": round(loss, 4), "seconds": seconds}
-
-
-def start_bias(model: DAPForPreTraining, rows: Sequence[dict[str, Any]]) -> None:
-    """Set the bias of the head's output to the logarithm of the targets' token frequencies.
-
-    The head then does not spend its first steps on learning them. Nothing is done if the bias is
-    not all zeros, because it was copied, or if the head also predicts source tokens.
-
-    Args:
-        rows: tokenised pairs, as `tokenize_bitext` makes them.
-    """
-    config = model.config
-    predicts_sources = any(each.predicts == "tokens" for each in model.objectives)
-    if predicts_sources or config.reconstructs_sources or model.prediction_head.bias.any():
-        return
-
-    # Only RTL predicts the token that ends a sentence.
-    first = config.special_tokens_before
-    behind = 0 if "rtl" in config.objectives else config.special_tokens_after
-    targets = [row["target_input_ids"] for row in rows]
-    ids = np.concatenate([ids[first : len(ids) - behind] for ids in targets]).astype(np.int64)
-    counts = np.bincount(ids, minlength=config.vocab_size)
-    model.prediction_head.start_bias(torch.from_numpy(counts))
-
-
-def train_on_kept(
-    kept: KeptPairs,
-    token_objectives: Sequence[Objective],
-    heads: Sequence[Parameter],
-    steps: int,
-    shows_progress: bool,
-) -> float:
-    """Train the heads, and return the mean loss of the last tenth of the steps, in nats per token.
-
-    Losses of several objectives are added up.
-    """
-    model = kept.model
     optimizer = torch.optim.AdamW(heads, lr=LEARNING_RATE, betas=BETAS)
     warmup = min(WARMUP_STEPS, steps // 4)
     schedule = get_linear_schedule_with_warmup(optimizer, warmup, steps)
-    draws = islice(endless_batches(len(kept.embeds)), steps)
+    drawn = RandomSampler(numbers, False, steps * PAIRS_PER_STEP, torch.default_generator)
+    batches = BatchSampler(drawn, PAIRS_PER_STEP, drop_last=False)
     losses = []
-
     model.train()
     model.dap.eval()
-    for draw in tqdm(draws, "train the heads", steps, disable=not shows_progress):
-        rows = torch.tensor(draw)
-        pairs, encoded = kept.batch(rows, rows)
-        with mixed_precision(model.device):
+    for batch in tqdm(batches, "train the heads", disable=not shows_progress):
+        part = take_batch(pairs, encoded, torch.tensor(batch))
+        with mixed_precision(args.device):
             loss = 0.0
             for objective in token_objectives:
-                loss += objective.mean(*objective.loss_from_source(pairs, encoded, model))
+                loss += objective.mean(*objective.loss_from_source(*part, model))
         loss.backward()
         clip_grad_norm_(heads, LARGEST_GRADIENT_NORM)
         optimizer.step()
@@ -175,21 +134,32 @@ def train_on_kept(
         optimizer.zero_grad()
         losses.append(loss.detach())
 
-    return torch.stack(losses[-max(1, steps // 10) :]).mean().item()
+    loss = torch.stack(losses[-max(1, steps // 10) :]).mean().item()
+    if not math.isfinite(loss):
+        raise FloatingPointError(
+            f"the loss of the heads is {loss}: check the start model's weights"
+        )
+    seconds = round(time.perf_counter() - started, 1)
+    return {"pairs": len(numbers), "steps": steps, "loss": round(loss, 4), "seconds": seconds}
 
 
-def endless_batches(count: int) -> Iterator[list[int]]:
-    """Yield random batches of `PAIRS_PER_STEP` numbers from 0 to `count - 1`, without end.
+def start_bias(model: DAPForPreTraining, pairs: Pairs) -> None:
+    """Set the bias of the head's output to the logarithm of the targets' token frequencies.
 
-    Every number is drawn once before any is drawn again. A batch may hold a number twice where
-    one round ends and the next begins.
+    The head then does not spend its first steps on learning them. Nothing is done if the bias is
+    not all zeros, because it was copied, or if the head also predicts source tokens.
     """
-    waiting: list[int] = []
-    while True:
-        while len(waiting) < PAIRS_PER_STEP:
-            waiting += torch.randperm(count).tolist()
-        yield waiting[:PAIRS_PER_STEP]
-        del waiting[:PAIRS_PER_STEP]
+    config = model.config
+    predicts_sources = any(each.predicts == "tokens" for each in model.objectives)
+    if predicts_sources or config.reconstructs_sources or model.prediction_head.bias.any():
+        return
+
+    ids, mask, _ = pairs.target  # (N, S)
+    counted = maskable(mask, config)
+    if "rtl" in config.objectives:  # it also predicts the token that ends a sentence
+        counted = mask.bool()
+        counted[:, : config.special_tokens_before] = False
+    model.prediction_head.start_bias(torch.bincount(ids[counted]).cpu())
 
 
 def mixed_precision(device: torch.device) -> torch.autocast:

@@ -4,42 +4,28 @@ A head that only knows the target language also reaches a low loss, and then tea
 nothing. So the loss on dev pairs is compared with the loss with sources of other pairs. The
 difference is the *information from the source*, in nats per token.
 
-Shapes in the comments: `N` pairs, `n` pairs of a batch, `S` tokens, `D` hidden size, `G` groups of
-labels.
+Shapes in the comments: `N` pairs, `G` groups of labels.
 """
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
-from tqdm.auto import tqdm
 from transformers import BatchEncoding, PreTrainedTokenizerBase
 
 from dap_transformers.encoding.encoder import SentenceEncoder
 from dap_transformers.evaluation.evaluator import Evaluator, PairsByLanguage, as_pairs
 from dap_transformers.training.batches import BitextCollator
+from dap_transformers.training.encoded_pairs import PAIRS_AT_A_TIME, encode_once, take_batch
 from modeling_dap import DAPForPreTraining
-from objectives_dap import (
-    Encoded,
-    Objective,
-    Pairs,
-    Sentences,
-    Words,
-    draw_noise,
-    needs_of,
-    pairs_of,
-)
+from objectives_dap import Encoded, Objective, Pairs, Sentences, needs_of, pairs_of
 
 #: About how many dev pairs are measured over all languages.
 MEASURED_PAIRS = 512
-#: Number of pairs that are encoded at a time.
-PAIRS_AT_A_TIME = 128
 #: Information from the source, in nats per token, below which a head hardly uses it.
 LEAST_INFORMATION = 0.1
 
@@ -105,18 +91,18 @@ class SourceInformation(Evaluator):
             return {}
 
         inputs, others = sample_pairs(used, encoder, known or list(used))
-        rows = torch.arange(len(others))
         found = {}
         device = model.device.type  # a GPU without bfloat16 refuses even the context
         with torch.autocast(device, torch.bfloat16) if encoder.bf16 else nullcontext():
             pairs = pairs_of(BatchEncoding(inputs).to(model.device))
-            kept = encode_once(model, token_objectives, pairs, model.dtype)
+            encoded = encode_once(model, pairs, needs_of(token_objectives), model.dtype)
+            shuffled = exchange_sources(pairs, encoded, others)
             for objective in token_objectives:
-                loss = kept.mean_loss(objective, rows, rows)
-                shuffled = kept.mean_loss(objective, others, rows)
+                loss = mean_loss(model, objective, pairs, encoded)
+                loss_shuffled = mean_loss(model, objective, *shuffled)
                 found[f"{objective.name}_loss"] = loss
-                found[f"{objective.name}_loss_shuffled"] = shuffled
-                found[f"{objective.name}_source_nats"] = shuffled - loss
+                found[f"{objective.name}_loss_shuffled"] = loss_shuffled
+                found[f"{objective.name}_source_nats"] = loss_shuffled - loss
         return {name: round(value, 4) + 0.0 for name, value in found.items()}
 
 
@@ -157,88 +143,29 @@ def sample_pairs(
     return inputs, torch.tensor(others)
 
 
-@dataclass
-class KeptPairs:
-    """N pairs with those outputs of the encoder that heads read.
+def exchange_sources(pairs: Pairs, encoded: Encoded, rows: Tensor) -> tuple[Pairs, Encoded]:
+    """Give each of N targets the source of another pair of its language, given their rows (N,)."""
+    states = encoded.source_states
+    return (
+        pairs._replace(source=Sentences(*(values[rows] for values in pairs.source))),
+        encoded._replace(
+            source_embeds=encoded.source_embeds[rows],
+            source_states=None if states is None else states[rows],
+        ),
+    )
 
-    Attributes:
-        model: has the heads.
-        pairs: the pairs. If they have no noise, each batch draws its own.
-        words: word embeddings for the heads.
-        states: "source_states" or "target_states" -> (S, D) of each pair, in main memory. Only
-            those that a head reads.
-        embeds: sentence vectors of the sources, (N, D).
+
+def mean_loss(
+    model: DAPForPreTraining, objective: Objective, pairs: Pairs, encoded: Encoded
+) -> float:
+    """Compute the mean loss of predicting the targets of N pairs, in nats per token.
+
+    For RTL in both directions, sources are predicted from targets as well.
     """
-
-    model: DAPForPreTraining
-    pairs: Pairs
-    words: Words
-    states: dict[str, list[Tensor]]
-    embeds: Tensor
-
-    def batch(self, sources: Tensor, targets: Tensor) -> tuple[Pairs, Encoded]:
-        """Combine the sources of some pairs, rows (n,), with the targets of others, rows (n,)."""
-        pairs = take_rows(self.pairs, sources, targets)
-        states = {}
-        for name, kept in self.states.items():
-            is_source = name == "source_states"
-            rows, side = (sources, pairs.source) if is_source else (targets, pairs.target)
-            padded = pad_sequence([kept[row] for row in rows.tolist()], batch_first=True)
-            padded = padded[:, : side.ids.shape[1]]  # (n, S, D)
-            states[name] = padded.to(self.model.device, self.model.dtype, non_blocking=True)
-        return pairs, Encoded(self.words, source_embeds=self.embeds[sources], **states)
-
-    def mean_loss(self, objective: Objective, sources: Tensor, targets: Tensor) -> float:
-        """Compute the mean loss of predicting targets from sources, in nats per token.
-
-        For RTL in both directions, sources are predicted from targets as well. `sources` and
-        `targets` are rows of pairs, as for `batch`.
-        """
-        totals = []  # loss and tokens of each part
-        for rows in zip(sources.split(PAIRS_AT_A_TIME), targets.split(PAIRS_AT_A_TIME)):
-            sums, counts = objective.loss_from_source(*self.batch(*rows), self.model)
-            loss_and_tokens = torch.stack([sums, counts]).cpu().double()  # (2, G)
-            totals.append(loss_and_tokens.sum(1))
-        loss, tokens = torch.stack(totals).sum(0).tolist()
-        return loss / max(tokens, 1)
-
-
-def take_rows(pairs: Pairs, sources: Tensor, targets: Tensor) -> Pairs:
-    """Combine the sources of some of N pairs with the targets of others, as `KeptPairs.batch`.
-
-    Each side is cut to its longest sentence.
-    """
-    sides = []
-    for side, rows in ((pairs.source, sources), (pairs.target, targets)):
-        longest = int(side.mask[rows].sum(1).max())
-        ids = side.ids[rows, :longest]
-        noise = draw_noise(ids) if side.noise is None else side.noise[rows, :longest]
-        sides.append(Sentences(ids, side.mask[rows, :longest], noise))
-    return Pairs(*sides, language_ids=pairs.language_ids[sources])
-
-
-@torch.no_grad()
-def encode_once(
-    model: DAPForPreTraining,
-    token_objectives: Sequence[Objective],
-    pairs: Pairs,
-    dtype: torch.dtype,
-    shows_progress: bool = False,
-) -> KeptPairs:
-    """Encode N pairs, and keep the token states that these objectives' heads need, as `dtype`."""
-    needs = needs_of(token_objectives)
-    states = {name: [] for name in ("source_states", "target_states") if name in needs}
-    embeds = []
-    chunks = torch.arange(len(pairs.source.ids)).split(PAIRS_AT_A_TIME)
-    for rows in tqdm(chunks, desc="encode pairs for the heads", disable=not shows_progress):
-        part = take_rows(pairs, rows, rows)
-        if "target_states" not in needs:
-            # Do not spend time on targets that nobody reads: encode only their first token.
-            part = part._replace(target=Sentences(*(value[:, :1] for value in part.target)))
-        found = model.encode(part, needs)
-        embeds.append(found.source_embeds.to(model.dtype))
-        for name, kept in states.items():
-            kept += getattr(found, name).to("cpu", dtype)
-
-    words = found.words._replace(table=found.words.table.detach())  # only heads have gradients
-    return KeptPairs(model, pairs, words, states, torch.cat(embeds))
+    totals = []  # loss and tokens of each batch
+    for rows in torch.arange(len(pairs.source.ids)).split(PAIRS_AT_A_TIME):
+        sums, counts = objective.loss_from_source(*take_batch(pairs, encoded, rows), model)
+        loss_and_tokens = torch.stack([sums, counts]).cpu().double()  # (2, G)
+        totals.append(loss_and_tokens.sum(1))
+    loss, tokens = torch.stack(totals).sum(0).tolist()
+    return loss / max(tokens, 1)

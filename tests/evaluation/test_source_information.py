@@ -6,6 +6,7 @@ from conftest import tiny_config, tiny_tokenizer
 from tiny_models import MASK, cipher
 
 from dap_transformers.evaluation.evaluator import PairsByLanguage
+from dap_transformers.training import encoded_pairs, source_information
 from dap_transformers.training.source_information import (
     EncoderWithHeads,
     SourceInformation,
@@ -29,7 +30,8 @@ def new_encoder(**config: object) -> EncoderWithHeads:
 def test_losses_are_those_of_all_pairs_in_one_batch(
     ratio: float, vocabulary: list | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dap_transformers.training.source_information.PAIRS_AT_A_TIME", 16)
+    for module in (encoded_pairs, source_information):
+        monkeypatch.setattr(module, "PAIRS_AT_A_TIME", 16)
     size = vocabulary and len(vocabulary)
     encoder = new_encoder(rtl_ratio=ratio, target_vocab_size=size)
     model = encoder.with_heads.double()
