@@ -17,6 +17,7 @@ from dap_transformers.errors import UserError
 from dap_transformers.evaluation.evaluation_data import EvaluationData
 from dap_transformers.languages import base_language
 from dap_transformers.options import arg, require_least
+from objectives_dap import objectives_of
 
 #: Fields of `DAPConfig` that are read from folders and text, so that nobody chooses them.
 FROM_FILES = (
@@ -128,6 +129,14 @@ def given_fields(args: PretrainingModelArguments) -> dict[str, Any]:
         if name in CONFIG_FIELDS and value is not None:
             given[name] = value
     return given | args.own_fields
+
+
+def fields_of(config: DAPConfig) -> dict[str, Any]:
+    """Return the fields of a configuration by name, with those of plug-ins, without the encoder."""
+    fields = {name: getattr(config, name) for name in CONFIG_FIELDS}
+    for objective in objectives_of(config):
+        fields |= objective.fields
+    return fields
 
 
 @dataclass

@@ -21,10 +21,9 @@ from dap_transformers.errors import UserError, reading
 from dap_transformers.files import write_json
 from dap_transformers.reports import RECORD, read_record
 from dap_transformers.text.corpus import spread_rows
-from dap_transformers.training.arguments import CONFIG_FIELDS, Arguments
+from dap_transformers.training.arguments import Arguments, fields_of
 from heads_dap import whole
 from modeling_dap import DAPConfig
-from objectives_dap import objectives_of
 
 logger = logging.getLogger(__name__)
 
@@ -240,10 +239,7 @@ def describe_run(
             record[name] = value
 
     # The configuration has the defaults filled in.
-    for name in CONFIG_FIELDS:
-        record[name] = getattr(config, name)
-    for objective in objectives_of(config):
-        record |= objective.fields
+    record |= fields_of(config)
     # Stored records of runs have this key, so it keeps its name.
     record["pairs a step"] = training.per_device_train_batch_size * training.world_size
     record["processes"] = training.world_size

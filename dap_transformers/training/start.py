@@ -14,13 +14,14 @@ import torch
 from datasets import Dataset
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
-from configuration_dap import FIELDS, unknown_keys
+from configuration_dap import unknown_keys
 from dap_transformers.encoding.checkpoint import Checkpoint, longest_input
 from dap_transformers.errors import UserError, reading
 from dap_transformers.tokenizer import never_predicted, require_padding
 from dap_transformers.training.arguments import (
     CONFIG_FIELDS,
     PretrainingModelArguments,
+    fields_of,
     given_fields,
 )
 from encoder_dap import auto_class, special_tokens
@@ -107,24 +108,27 @@ def read_start(args: PretrainingModelArguments) -> Start:
     has_vectors = continues
     if not is_dap:
         has_vectors = library.pooling is not None or is_sentence_encoder(config)
+    given = given_fields(args)
     if args.distill_from is None and not has_vectors:
-        leave_out_anchor(args, name)
+        leave_out_anchor(given, name)
 
     # Build the model's configuration now, because reading the text may take minutes.
     if continues:
         with reading(name):
-            objectives_of(config)  # checks that plug-ins are given
-        saved = {field: getattr(config, field) for field in CONFIG_FIELDS}
+            saved = fields_of(config)
+        for key in unknown_keys(saved, given.get("objective", config.objective)):
+            del saved[key]  # an option of a plug-in whose objective is no longer trained
     elif args.config_name is not None:
         saved = special_tokens(checkpoint.tokenizer)
     else:
         saved = fields_of_checkpoint(config, library, checkpoint.tokenizer)
-    settings = saved | given_fields(args)
+    languages = saved.get("rtl_languages")
     # The text decides the languages. This placeholder makes the configuration valid until then.
-    settings["rtl_languages"] = settings.get("rtl_languages") or ["of the text"]
+    settings = saved | given | {"rtl_languages": languages or ["of the text"]}
     with reading("the settings of the model"):
         planned = DAPConfig(getattr(config, "encoder_config", config), **settings)
         objectives_of(planned)  # checks the options of plug-ins
+    planned.rtl_languages = languages
     if continues and planned.objectives != config.objectives:
         logger.info("%s: objective %s, before %s", name, planned.objective, config.objective)
 
@@ -141,23 +145,24 @@ def is_sentence_encoder(config: PreTrainedConfig) -> bool:
     return all(name.endswith("Model") and not name.endswith("LMHeadModel") for name in classes)
 
 
-def leave_out_anchor(args: PretrainingModelArguments, name: str) -> None:
-    """Remove "distill" from the objective, because the encoder has no sentence vectors to keep.
+def leave_out_anchor(given: dict[str, Any], name: str) -> None:
+    """Remove "distill" from the given objective: the encoder has no sentence vectors to keep.
 
     Raises:
         UserError: if there is no other objective.
     """
-    parts = (args.objective or "").split("+")
-    if "distill" in parts:
-        parts.remove("distill")
-        if not parts:
-            raise UserError(f"{name} is no sentence encoder: give a teacher (distill_from)")
-        args.objective = "+".join(parts)
-        logger.info(
-            "%s is no sentence encoder yet, so there are no vectors to keep: the objective is %s",
-            name,
-            args.objective,
-        )
+    parts = given.get("objective", "").split("+")
+    if "distill" not in parts:
+        return
+    parts.remove("distill")
+    if not parts:
+        raise UserError(f"{name} is no sentence encoder: give a teacher (distill_from)")
+    given["objective"] = "+".join(parts)
+    logger.info(
+        "%s is no sentence encoder yet, so there are no vectors to keep: the objective is %s",
+        name,
+        given["objective"],
+    )
 
 
 # ---------------------------------------------------------------------------------------- the model
@@ -177,20 +182,14 @@ def load_model(
         teacher_size: size of the vectors of a teacher, or None without one.
     """
     checkpoint = start.checkpoint
-    given = given_fields(args)
     attention = {"attn_implementation": args.attn_implementation}
 
     if start.continues:
-        check_changes(start, given, train, teacher_size)
-        model = checkpoint.load(DAPForPreTraining, **attention)
-        for key, value in given.items():
-            setattr(model.config, key, value)
-        for key in unknown_keys(vars(model.config), model.config.objective):
-            delattr(model.config, key)  # an option of an objective that is no longer trained
-        model.config.validate()
+        check_changes(start, train, teacher_size)
+        model = checkpoint.load(DAPForPreTraining, config=start.planned, **attention)
     else:
-        fields = given | attention | {"distill_size": teacher_size}
-        if "targets" in start.predicts and start.planned.reconstructs_sources:
+        fields = fields_of(start.planned) | attention | {"distill_size": teacher_size}
+        if start.planned.reconstructs_sources:
             fields["rtl_languages"] = sorted(train)
         elif "targets" in start.predicts:
             # The softmax is smaller if RTL and BOW only predict what occurs in the text.
@@ -198,7 +197,6 @@ def load_model(
         if not start.predicts:
             fields["mask_token_id"] = None  # no head needs it
         if args.config_name is not None:
-            fields = special_tokens(start.tokenizer) | fields
             model = DAPForPreTraining.from_scratch(checkpoint.config, **fields)
         else:
             fields |= checkpoint.hub
@@ -214,16 +212,14 @@ def load_model(
     return model
 
 
-def check_changes(
-    start: Start, given: Mapping[str, Any], train: Mapping[str, Any], teacher_size: int | None
-) -> None:
+def check_changes(start: Start, train: Mapping[str, Any], teacher_size: int | None) -> None:
     """Raise `UserError` if settings, text, tokenizer or teacher do not fit a checkpoint's heads."""
     name = start.checkpoint.name
     config = start.checkpoint.config
-    for key, value in given.items():
-        saved = getattr(config, key, None)
-        # Options of plug-ins are not in FIELDS. They may change.
-        is_fixed = key in FIELDS and not FIELDS[key].metadata.get("changeable", False)
+    for key, field in CONFIG_FIELDS.items():
+        saved = getattr(config, key)
+        value = getattr(start.planned, key)
+        is_fixed = not field.metadata.get("changeable", False)
         if key == "objective":
             is_fixed = heads_of(start.planned) != heads_of(config)
         if value != saved and is_fixed:
