@@ -137,10 +137,12 @@ def build_trainer(
     sampler = LanguageMixSampler(sizes, data.language_mix, data.mix_alpha, training.seed_of_text)
     goals = None
     if distills:
-        # Without a teacher, the model teaches itself to stay where it is now.
-        is_drawn = None if teacher else drawn_pairs(sampler, training)
+        sides, is_drawn = ("target", "target"), np.ones(len(sampler), bool)
+        if teacher is None:
+            # The model teaches itself to stay where it is now.
+            sides, is_drawn = ("source", "target"), drawn_pairs(sampler, training)
         folder = Path(training.output_dir, "teacher")
-        train, goals = add_teacher(teacher or before, text, train, folder, is_drawn)
+        train, goals = add_teacher(teacher or before, sides, text, train, is_drawn, folder)
     logger.info("%s", summary(model.config, train, dev, training, data.max_seq_length))
     is_float32 = training.device.type == "cpu" and not training.bf16
     if is_float32 and fastest_product(training.device) == "bfloat16":
@@ -148,9 +150,9 @@ def build_trainer(
 
     negatives = None
     if share := model.config.tr_hard_negatives:
-        seed = training.seed_of_text
-        length = data.max_seq_length
-        negatives = HardNegativeMaker(start.tokenizer, length, share, seed, data.prefix)
+        negatives = HardNegativeMaker(
+            start.tokenizer, data.max_seq_length, share, training.seed_of_text, data.prefix
+        )
     languages = model.config.rtl_languages or sorted(train)
     collator = BitextCollator(start.tokenizer.pad_token_id, languages, negatives, goals)
     if dev:
@@ -306,11 +308,8 @@ def finish(
         text += f"; before training: {before}"
     logger.info("kept step %d of %d: %s; written to %s", step, state.global_step, text, folder)
     name = trainer.best_name
-    if name in start and name in found:
-        gain = found[name] - start[name]
-        is_worse = gain < 0 if training.greater_is_better else gain > 0
-        if is_worse and not trainer.are_nearly_equal(name, found[name], start[name]):
-            logger.warning("%s is worse than before training: lower the learning rate", name)
+    if name in start and name in found and trainer.is_worse(name, found[name], start[name]):
+        logger.warning("%s is worse than before training: lower the learning rate", name)
     if training.push_to_hub:
         push(training, trainer.hub_model_id)
     else:

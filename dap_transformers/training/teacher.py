@@ -62,22 +62,24 @@ def vectors_of(shards: Sequence[np.ndarray], rows: Sequence[int]) -> np.ndarray:
 
 def add_teacher(
     teacher: SentenceEncoder,
+    sides: tuple[str, str],
     text: Mapping[str, Dataset],
     train: Mapping[str, Dataset],
+    is_drawn: np.ndarray,
     folder: Path,
-    is_drawn: np.ndarray | None = None,
 ) -> tuple[dict[str, Dataset], Teacher]:
     """Encode the distinct sentences with the teacher, and give each pair the rows of its vectors.
 
-    Without `is_drawn`, both sides of a pair get the vector of the target. With it, the teacher is
-    the model itself, as the anchor. The goal of a target is then its own vector. The goal of a
-    source is its own vector plus the mean of (target - source) in its language. So sources keep
-    their places relative to each other, and move to the region of the targets.
+    With the sides ("target", "target"), both sides of a pair get the vector of the target. With
+    ("source", "target"), the goal of a target is its own vector. The goal of a source is its own
+    vector plus the mean of (target - source) in its language. So sources keep their places relative
+    to each other, and move to the region of the targets. The anchor does so.
 
     If the folder has the vectors of this teacher for exactly these sentences, they are read. The
     processes of a launch share the work.
 
     Args:
+        sides: whose vectors are the goals of a source and of a target.
         text: training pairs by language, as text.
         train: the same pairs, tokenised, in the same order.
         is_drawn: (number of pairs,) whether the run may draw a pair, languages in the order of
@@ -87,14 +89,11 @@ def add_teacher(
         The tokenised pairs with the columns `ROWS`, and the `Teacher`, which returns the goals of a
         batch.
     """
-    sides = ("target" if is_drawn is None else "source", "target")
     row_of: dict[str, int] = {}
     rows = {}
     first = 0
     for language, part in text.items():
-        places = range(len(part))
-        if is_drawn is not None:
-            places = np.flatnonzero(is_drawn[first : first + len(part)])
+        places = np.flatnonzero(is_drawn[first : first + len(part)])
         first += len(part)
         rows[language] = np.full((2, len(part)), NO_ROW)  # of the source's and the target's vector
         for numbers, side in zip(rows[language], sides):

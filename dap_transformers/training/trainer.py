@@ -130,10 +130,8 @@ class DAPTrainer(ResumableTrainer):
     ) -> Tensor | tuple[Tensor, DAPForPreTrainingOutput]:
         """Compute the loss of a batch of `BitextCollator`. `StepMeter.check` looks at it later."""
         self.meter.start()
-        inputs = dict(inputs)
-        pairs = inputs.pop("pair_ids")
         out = model(**inputs)
-        self.meter.add(self.state.global_step + 1, out, pairs)
+        self.meter.add(self.state.global_step + 1, out, inputs["pair_ids"])
         return (out.loss, out) if return_outputs else out.loss
 
     def training_step(
@@ -156,7 +154,6 @@ class DAPTrainer(ResumableTrainer):
             self.optimizer.train()
         self.meter.start()
         inputs = self._prepare_inputs(inputs)
-        pairs = inputs.pop("pair_ids")
 
         def forward(**arguments: Any) -> DAPForPreTrainingOutput:
             with self.compute_loss_context_manager():
@@ -177,7 +174,7 @@ class DAPTrainer(ResumableTrainer):
                 self.accelerator.backward(loss)
 
         out = batch.output()
-        self.meter.add(self.state.global_step + 1, out, pairs)
+        self.meter.add(self.state.global_step + 1, out, inputs["pair_ids"])
         return out.loss / self.current_gradient_accumulation_steps
 
     def autocast_smart_context_manager(
@@ -245,9 +242,8 @@ class DAPTrainer(ResumableTrainer):
     def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
         """Tell whether this evaluation is the best so far.
 
-        An accuracy or error over all languages also counts as best if it is nearly as good as the
-        best so far: within two standard errors of the difference of both. So of nearly equal
-        ones, the last is kept. With `load_best_model_at_end`, a best model is saved at once.
+        It counts as best if it `is_worse` than no other one. So of nearly equal ones, the last is
+        kept. With `load_best_model_at_end`, a best model is saved at once.
         """
         name = self.best_name
         if name not in metrics:
@@ -255,23 +251,25 @@ class DAPTrainer(ResumableTrainer):
         lines = self.state.log_history
         best_of = max if self.args.greater_is_better else min
         best = best_of(line[name] for line in lines if name in line and line["step"])
-        if self.are_nearly_equal(name, metrics[name], best):
+        if not self.is_worse(name, metrics[name], best):
             self.state.best_metric = None  # so that `Trainer` takes this one
         is_best = super()._determine_best_metric(metrics, trial)
         if is_best and self.args.load_best_model_at_end:
             self.control.should_save = True  # also between the steps of `save_steps`
         return is_best
 
-    def are_nearly_equal(self, name: str, value: float, other: float) -> bool:
-        """Tell whether two values of a metric are within two standard errors of their difference.
+    def is_worse(self, name: str, value: float, other: float) -> bool:
+        """Tell whether a value of a metric is worse than another value.
 
-        Only an accuracy or error over all languages has a standard error. False for other metrics.
+        An accuracy or error over all languages has a standard error. It is only worse beyond two
+        standard errors of the difference.
         """
-        if name not in self.measured_on:
-            return False
-        shares = torch.tensor([value, other]) / 100
-        error = 100 * float((shares * (1 - shares)).sum() / self.measured_on[name]) ** 0.5
-        return abs(other - value) <= 2 * error
+        error = 0.0
+        if name in self.measured_on:
+            shares = torch.tensor([value, other]) / 100
+            error = 100 * float((shares * (1 - shares)).sum() / self.measured_on[name]) ** 0.5
+        loss = other - value if self.args.greater_is_better else value - other
+        return not loss <= 2 * error  # NaN is worse than any number
 
     @property
     def keeps_best(self) -> bool:

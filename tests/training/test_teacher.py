@@ -26,7 +26,8 @@ def test_the_anchor_moves_the_sources_of_each_language_to_the_centre_of_their_ta
         "fr": Dataset.from_dict({"source": ["kaban", "o"], "target": ["fin", "ban"]}),
     }
     is_drawn = np.array([True, True, False, True, True])
-    with_rows, teacher = add_teacher(encoder, text, text, tmp_path, is_drawn)
+    sides = ("source", "target")
+    with_rows, teacher = add_teacher(encoder, sides, text, text, is_drawn, tmp_path)
     for language, part in text.items():
         rows = rows_of(with_rows[language], language)[:2]
         source, target = (encoder.encode(part[side][:2], normalize=True) for side in part.features)
