@@ -34,8 +34,9 @@ from dap_transformers.commands.encoder_arguments import EncoderArguments
 from dap_transformers.encoding.encoder import Encoder
 from dap_transformers.encoding.shards import SharedEncoder
 from dap_transformers.evaluation.retrieval import read_languages
-from dap_transformers.mining.in_order import Gains, align
+from dap_transformers.mining.in_order import align
 from dap_transformers.mining.texts import GroupedText, joined
+from dap_transformers.search.exact import unit_rows
 from dap_transformers.text.find import find_bitext
 from dap_transformers.text.sentences import Sentence, read_text
 
@@ -44,6 +45,8 @@ RUNS = 5  # of vecalign
 PARAGRAPH = 5  # lines, at least
 #: Pairs of groups: the numbers of the source sentences and of the target sentences.
 Groups = list[list[list[int]]]
+#: Vectors of the distinct groups of source and target, and the two texts.
+Encoded = tuple[list[np.ndarray], list[GroupedText]]
 #: Source sentences, target sentences and their groups.
 Book = tuple[list[str], list[str], Groups]
 
@@ -141,7 +144,7 @@ def paragraphs(encoder: Encoder, books: list[Book]) -> dict[str, float]:
     found, gold, possible = [], [], []
     for *sides, groups in books:
         again = [split_again(lines, code) for lines, code in zip(sides, ("de", "fr"))]
-        found.append(covered(ours(gains_of(encoder, *again)), *again))
+        found.append(covered(ours(*encoded(encoder, *again)), *again))
         gold.append(covered(groups, *sides))
         possible.append(merged(gold[-1], *again))
     numbers = {}
@@ -152,31 +155,31 @@ def paragraphs(encoder: Encoder, books: list[Book]) -> dict[str, float]:
     return numbers
 
 
-def gains_of(encoder: Encoder, *sides: list[str]) -> Gains:
+def encoded(encoder: Encoder, *sides: list[str]) -> Encoded:
     """Encode the sentences of two texts and their groups of neighbours."""
     texts = [GroupedText(starmap(Sentence, enumerate(lines)), "text", SIZE) for lines in sides]
     vectors = [encoder.encode(list(text)) for text in texts]
-    return Gains(vectors, texts)
+    return vectors, texts
 
 
-def ours(gains: Gains) -> Groups:
+def ours(vectors: list[np.ndarray], texts: list[GroupedText]) -> Groups:
     """Align by this project. Each sentence without a translation is a group of its own."""
     found = []
-    for _, i, j, a, b in align(gains)[0].tolist():
+    for _, i, j, a, b in align(vectors, texts)[0].tolist():
         found.append([list(range(i, i + a)), list(range(j, j + b))])
     return found
 
 
-def vecalign(gains: Gains) -> Groups:
+def vecalign(vectors: list[np.ndarray], texts: list[GroupedText]) -> Groups:
     """Align by vecalign's own algorithm with its defaults: groups of at most 4 sentences."""
     from vecalign import dp_utils
 
     blocks = []
-    for side, rows in enumerate(gains.groups):
-        block = np.zeros((SIZE, len(rows), gains.vectors[side].shape[1]), np.float32)
+    for side, text in zip(vectors, texts):
+        block = np.zeros((SIZE, len(text.groups), side.shape[1]), np.float32)
         for before in range(SIZE):  # a group stands at its last sentence
-            starts = np.arange(len(rows) - before)
-            block[before, before:] = gains.units(side, starts, before + 1)
+            rows = text.groups[: len(text.groups) - before, before]
+            block[before, before:] = unit_rows(side[rows])
         blocks.append(block)
     kinds = dp_utils.make_alignment_types(4)
     return dp_utils.vecalign(*blocks, kinds, 0.2, 7, 300, 20_000, 100)[0]["final_alignments"]
@@ -186,11 +189,11 @@ def quality(encoder: Encoder, books: list[Book]) -> dict[str, float]:
     """Return strict and lax F1 of both methods over all texts, and what ours leaves out."""
     from vecalign.score import score_multiple
 
-    gains = [gains_of(encoder, *sides) for *sides, _ in books]
+    both = [encoded(encoder, *sides) for *sides, _ in books]
     gold = [groups for *_, groups in books]
-    own = [ours(each) for each in gains]
+    own = list(starmap(ours, both))
     np.random.seed(0)
-    runs = {"ours": [own], "vecalign": [map(vecalign, gains) for _ in range(RUNS)]}
+    runs = {"ours": [own], "vecalign": [starmap(vecalign, both) for _ in range(RUNS)]}
     numbers = {}
     for method, found in runs.items():
         scores = [score_multiple(gold, list(groups)) for groups in found]
@@ -227,7 +230,7 @@ def speed(rows: int, dimensions: int = 384) -> dict[str, float]:
     del longer
     with peak_memory("cpu") as peak:
         started = time.perf_counter()
-        align(Gains(vectors, texts))
+        align(vectors, texts)
         seconds = time.perf_counter() - started
     return {"seconds": seconds, "memory": 1 + peak["bytes"] / sum(v.nbytes for v in vectors)}
 

@@ -20,7 +20,12 @@ from dap_transformers.encoding.encoder import SentenceEncoder
 from dap_transformers.errors import UserError
 from dap_transformers.mining.margin import PAIR, neighbourhoods, score_pairs
 from dap_transformers.mining.mine_pairs import mine
-from dap_transformers.mining.texts import DistinctSentences, TextPair, read_known, write_pairs
+from dap_transformers.mining.texts import (
+    DistinctSentences,
+    pair_table,
+    read_known,
+    write_pairs,
+)
 from dap_transformers.text.corpus import load_bitext
 
 SOURCE, TARGET = map(list, zip(*synthetic_pairs("de", 40)))
@@ -122,7 +127,7 @@ def test_what_is_written_is_read_back_as_parallel_text(name: str, tmp_path: Path
     pairs = np.zeros(len(text), PAIR)
     pairs["source"] = np.arange(len(text))
     pairs["target"] = pairs["source"][::-1]
-    write_pairs(pairs, TextPair(text, text), tmp_path / name)
+    write_pairs(pair_table(pairs, {"source": text, "target": text}), tmp_path / name)
     loaded = load_bitext(tmp_path / name, cache_dir=tmp_path)["de"]
     if "tsv" in name:
         sentences = [sentence.replace("\t", " ") for sentence in sentences]
@@ -154,7 +159,7 @@ def test_the_threshold_is_chosen_and_reported_and_the_function_finds_the_same(
     calibrated = run(f"{command} --calibrate {write(tmp_path / 'known.tsv', known)}")
     assert calibrated["threshold_choice"]["calibrated"]
     pairs = read_known(tmp_path / "known.tsv")
-    assert len(pairs.source) == 30  # a header is no pair
+    assert len(pairs["known_source"]) == 30  # a header is no pair
 
 
 def test_languages_of_a_translation_memory_are_codes_and_fit_the_scripts(

@@ -23,11 +23,13 @@ import logging
 import os
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from dap_transformers.commands.arguments import ArgumentParser
 from dap_transformers.commands.encoder_arguments import EncoderArguments
@@ -45,8 +47,7 @@ from dap_transformers.mining.mine_pairs import (
 )
 from dap_transformers.mining.texts import (
     MEMORY,
-    TextPair,
-    Vectors,
+    Texts,
     read_known,
     read_texts,
     read_texts_in_order,
@@ -165,22 +166,9 @@ def parse(
         raise UserError("--index and --ray do not go together: leave one out")
     if not all(args.languages) and (is_memory or args.pair):
         raise UserError("--pair takes two language codes, such as fr-en, and .tmx needs it")
-    options.threshold = threshold_of(options.threshold)
     if (args.score_only or args.in_order) and options.threshold == "auto":
         options.threshold = None
     return model_args, args, options, cluster, files
-
-
-def threshold_of(text: str) -> float | str | None:
-    """Return what `--threshold` says: a number, "auto", or None for "none"."""
-    if text == "auto":
-        return text
-    if text == "none":
-        return None
-    try:
-        return float(text)
-    except ValueError as error:
-        raise UserError(f"--threshold {text}: give a number, 'auto' or 'none'") from error
 
 
 def search_of(args: MiningArguments, cluster: Cluster) -> NeighbourSearch:
@@ -192,29 +180,25 @@ def search_of(args: MiningArguments, cluster: Cluster) -> NeighbourSearch:
     return partial(mutual_neighbours, progress=True)
 
 
-def read(args: MiningArguments, files: Sequence[str]) -> list[TextPair]:
-    """Read the known translations, if any, and the two texts, which come last."""
-    if args.in_order:
-        options = (args.languages, args.split_lines, args.largest_group)
-        return [read_texts_in_order(files, *options)]
-    known = [read_known(args.calibrate)] if args.calibrate else []
-    return [*known, read_texts(*files, is_parallel=args.score_only)]
-
-
 def find(
     args: MiningArguments,
     options: MiningOptions,
-    texts: Sequence[TextPair],
-    vectors: Sequence[Vectors],
+    texts: Texts,
+    known: Texts,
+    vectors: Mapping[str, np.ndarray],
     search: NeighbourSearch,
 ) -> MiningResult:
-    """Mine the two texts, score their lines, or align them in order."""
+    """Mine the two texts, score their lines, or align them in order.
+
+    `vectors` are those of the texts and of the known translations.
+    """
+    sides = vectors["source"], vectors["target"]
     if args.in_order:
-        return align_texts(texts[0], vectors[0], options.threshold, search)
+        return align_texts(texts, sides, options.threshold, search)
     if args.score_only:
-        return score_texts(texts[0], vectors[0], options, search)
-    known = texts[0].vectors_of_lines(vectors[0]) if args.calibrate else None
-    return mine_texts(texts[-1], vectors[-1], options, search, known)
+        return score_texts(texts, sides, options, search)
+    of_pairs = tuple(vectors[name][text.rows] for name, text in known.items())
+    return mine_texts(texts, sides, options, search, of_pairs or None)
 
 
 def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
@@ -236,31 +220,36 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
         guarded(outputs, folders, inputs, model_args.model_name_or_path, is_main),
         cluster.connect(),
     ):
-        texts = read(args, files)
-        for code, text in zip(args.languages, texts[-1].sides().values()):
+        if args.in_order:
+            grouping = args.languages, args.split_lines, args.largest_group
+            texts = read_texts_in_order(files, *grouping)
+        else:
+            texts = read_texts(files, is_parallel=args.score_only)
+        known = read_known(args.calibrate) if args.calibrate else {}
+        for code, text in zip(args.languages, texts.values()):
             if code and is_in_other_script(text.sentences, code):
                 logger.warning("%s is not in the script of --pair's language %s", text.name, code)
         started = time.perf_counter()
         encoder = model_args.load(cluster)
-        vectors = encode_texts(encoder, texts, args.embeddings_dir, progress=is_main)
+        vectors = encode_texts(encoder, texts | known, args.embeddings_dir, progress=is_main)
         if cluster.ray:
             encoder.end()  # the search needs its memory
         if not is_main:
             return {}
-        found = find(args, options, texts, vectors, search_of(args, cluster))
-        recall = recall_at_k(found.neighbours, *vectors[-1]) if args.index else None
+        found = find(args, options, texts, known, vectors, search_of(args, cluster))
+        recall = None
+        if args.index:
+            recall = recall_at_k(found.neighbours, vectors["source"], vectors["target"])
         seconds = time.perf_counter() - started
 
-        write_pairs(found.kept, texts[-1], args.output, args.languages)
-        numbers = {side: text.counts() for side, text in texts[-1].sides().items()}
-        numbers |= {"candidates": found.candidates, "kept": len(found.kept)} | found.numbers
+        write_pairs(found.table, args.output, args.languages)
+        numbers = {side: text.counts() for side, text in texts.items()} | found.numbers
         numbers["recall_at_k"] = recall
         settings = settings_of(args, options, files)
         report = model_args.report(encoder, found.protocol, numbers, settings, seconds)
         write_json(report, args.report_file)
 
-    for pair in texts:
-        print(*pair.sides().values(), sep="\n")
+    print(*known.values(), *texts.values(), sep="\n")
     print(model_args.summary(encoder))
     if recall is not None:
         k = found.neighbours.forward_scores.shape[1]

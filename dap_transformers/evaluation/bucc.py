@@ -20,6 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, product
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -28,7 +29,7 @@ from dap_transformers.errors import UserError, reading
 from dap_transformers.evaluation.evaluator import Evaluator, Metric, Numbers, by_name
 from dap_transformers.evaluation.paper import bucc_table
 from dap_transformers.mining.margin import candidate_pairs, neighbourhoods
-from dap_transformers.mining.texts import DistinctSentences, TextPair
+from dap_transformers.mining.texts import DistinctSentences
 from dap_transformers.text.archives import decoded_lines
 
 SAMPLE = ("sample", "dev")
@@ -51,6 +52,18 @@ PROTOCOLS: dict[str, tuple[str, tuple[tuple[str, ...], ...]]] = {
         (TRAINING,),
     ),
 }
+
+
+class Split(NamedTuple):
+    """The two texts of a split, and its true pairs.
+
+    Attributes:
+        gold: (G, 2) int64, source line and target line of each true pair, from 0.
+    """
+
+    source: DistinctSentences
+    target: DistinctSentences
+    gold: np.ndarray
 
 
 @dataclass
@@ -77,14 +90,14 @@ class Bucc(Evaluator):
             self.protocol = "training-optimal" if has_training else "sample"
         meaning, splits = PROTOCOLS[self.protocol]
         self.description = f"BUCC {self.protocol}: {meaning}"
-        self.texts: dict[str, list[TextPair]] = {}
+        self.texts: dict[str, list[Split]] = {}
         for pair, folder in folders.items():
             self.texts[pair] = [read_split(_find_split(folder, names)) for names in splits]
 
     def sentences(self) -> Iterator[str]:
         for splits in self.texts.values():
             for split in splits:
-                yield from chain(*split.sides().values())
+                yield from chain(split.source, split.target)
 
     def __call__(self, encoder: Encoder) -> Numbers:
         """Mine each split, and score its pairs at the best threshold of the first split.
@@ -98,7 +111,7 @@ class Bucc(Evaluator):
             threshold = None
             names = ("threshold_split", "pairs")[-len(splits) :]
             for name, split in zip(names, splits, strict=True):
-                source, target = (encoder.encode(list(side)) for side in split.sides().values())
+                source, target = (encoder.encode(list(side)) for side in split[:2])
                 neighbours = neighbourhoods(source, target)
                 pairs = candidate_pairs(neighbours)
                 counts = pairs["score"], *count_gold(pairs, split), len(split.gold)
@@ -149,19 +162,19 @@ def _find_split(folder: Path, names: tuple[str, ...]) -> list[Path]:
     )
 
 
-def read_split(files: Sequence[Path]) -> TextPair:
+def read_split(files: Sequence[Path]) -> Split:
     """Read the two texts and the gold pairs of a split, given its files in this order."""
     source, target, gold = files
     ids: tuple[dict[str, int], dict[str, int]] = {}, {}
-    texts = TextPair(
+    split = Split(
         DistinctSentences(read_text(source, ids[0]), source),
         DistinctSentences(read_text(target, ids[1]), target),
         read_gold(gold, *ids),
     )
-    for path, part in zip(files, (texts.source, texts.target, texts.gold), strict=True):
+    for path, part in zip(files, split, strict=True):
         if not len(part):
             raise UserError(f"{path} is empty")
-    return texts
+    return split
 
 
 def read_text(path: Path, ids: dict[str, int]) -> Iterator[str]:
@@ -193,7 +206,7 @@ def read_gold(
 # From pairs to numbers
 
 
-def count_gold(pairs: np.ndarray, split: TextPair) -> tuple[np.ndarray, np.ndarray]:
+def count_gold(pairs: np.ndarray, split: Split) -> tuple[np.ndarray, np.ndarray]:
     """Return how many pairs of ids each mined pair (P,) stands for, and how many are gold (P,).
 
     A sentence may be on several lines, each of which has an id.

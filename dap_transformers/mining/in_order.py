@@ -23,19 +23,21 @@ of the dynamic programme stand for i source and j target sentences that are alig
 
 import logging
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import product
 from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.lib.stride_tricks import sliding_window_view
 from torch import Tensor
 from torch.nn.functional import embedding_bag
 
 from dap_transformers.errors import counted
 from dap_transformers.mining.margin import PAIR, select
 from dap_transformers.mining.mine_pairs import MiningResult
-from dap_transformers.mining.texts import GroupedText, TextsInOrder, Vectors
+from dap_transformers.mining.texts import GroupedText, Vectors, group_table
 from dap_transformers.search.exact import NeighbourSearch, mutual_neighbours, unit_rows
 
 logger = logging.getLogger(__name__)
@@ -66,7 +68,7 @@ ONE_SIDED = 5
 LONGER_BY = 3
 
 
-class Side(NamedTuple):
+class Groups(NamedTuple):
     """What a gain needs of R groups of one text.
 
     Attributes:
@@ -80,50 +82,41 @@ class Side(NamedTuple):
     length: np.ndarray
 
 
-class Gains:
-    """Computes what a group of source sentences and a group of target sentences gain.
+class Side:
+    """The source or the target, with the vectors of all its groups.
 
     Args:
-        vectors: of the distinct groups of both texts, (V, D) each. Single sentences come first, in
-            the order of the text.
-        texts: source and target.
+        vectors: (V, D) of the distinct groups. Single sentences come first, in the order of the
+            text.
+        is_ungrouped: (N,) which sentences may be in no group.
+        scale: factor of the numbers of characters.
     """
 
-    def __init__(self, vectors: Vectors, texts: Sequence[GroupedText]) -> None:
+    def __init__(
+        self, vectors: np.ndarray, text: GroupedText, is_ungrouped: np.ndarray, scale: float = 1.0
+    ) -> None:
         self.vectors = vectors
-        self.groups = [text.groups for text in texts]  # (N, S) and (M, S)
-        self.kinds = [text.kinds for text in texts]  # (N,) and (M,)
-        self.sizes = range(1, self.groups[0].shape[1] + 1)  # of a group, on a side
-        # unit vectors of the sentences, (N, D) and (M, D)
-        self.singles = [self.units(side, slice(None), 1) for side in (0, 1)]
-        # number of characters before each sentence, (N + 1,) and (M + 1,)
-        self.ends = [np.append(0, text.lengths.cumsum()) for text in texts]
-        # number of sentences that may be in no group before each sentence, (N + 1,) and (M + 1,)
-        self.ungrouped = [np.zeros(len(ends), np.int64) for ends in self.ends]
+        self.rows = text.groups  # (N, S)
+        self.singles = self.units(slice(None), 1)  # (N, D) unit vectors of the sentences
+        most = self.rows.shape[1]
+        self.sizes = range(1, most + 1)
+        lengths = np.where(is_ungrouped, np.nan, text.lengths)
+        padded = np.append(lengths, np.zeros(most - 1))  # the text ends
+        # number of characters of each group, (N, S). It is NaN if one of the sentences is ungrouped
+        self.lengths = sliding_window_view(padded, most).cumsum(1) * scale
 
-    def scale_by(self, anchors: np.ndarray) -> None:
-        """Scale the target such that both texts are equally long from the first anchor to the last.
-
-        `anchors` (A, 2) are pairs of sentences in order.
-        """
-        places = zip(self.ends, anchors[0], anchors[-1])
-        source, target = (end[last + 1] - end[first] for end, first, last in places)
-        self.ends[1] = self.ends[1] * (source / target)
-
-    def units(self, side: int, starts: np.ndarray | slice, sizes: np.ndarray | int) -> Tensor:
+    def units(self, starts: np.ndarray | slice, sizes: np.ndarray | int) -> Tensor:
         """Return the unit vectors (R, D) of groups, given their first sentences and sizes."""
-        rows = self.groups[side][starts, sizes - 1]
-        return unit_rows(self.vectors[side][rows], "vectors")
+        return unit_rows(self.vectors[self.rows[starts, sizes - 1]])
 
-    def side(self, side: int, starts: np.ndarray, sizes: np.ndarray | int) -> Side:
+    def groups(self, starts: np.ndarray, sizes: np.ndarray | int) -> Groups:
         """Return what a gain needs of R groups, given their first sentences and sizes.
 
-        `side` is 0 for the source and 1 for the target. At an end of the text, the mean is of the
-        sentences there are. If the group is the whole text, it is of its first and last sentence.
+        At an end of the text, the mean is of the sentences there are. If the group is the whole
+        text, it is of its first and last sentence.
         """
         starts, sizes = (array.ravel() for array in np.broadcast_arrays(starts.clip(0), sizes))
-        ends = self.ends[side]
-        last = len(ends) - 2
+        last = len(self.rows) - 1
         places = starts + NEAR[:, None] + sizes * (NEAR >= 0)[:, None]  # (4, R)
         counts = (places >= 0) & (places <= last)
         counts |= ~counts.any(0)  # of a group that is the whole text, its first and last sentence
@@ -131,45 +124,48 @@ class Gains:
         # the weighted sum of the vectors of a group's neighbours
         near = embedding_bag(
             torch.from_numpy(places.clip(0, last)).T,
-            self.singles[side],
+            self.singles,
             per_sample_weights=weights.T,
             mode="sum",
         )
-        after = (starts + sizes).clip(0, last + 1)
-        length = (ends[after] - ends[starts]).astype(np.float32)
-        length[self.ungrouped[side][after] > self.ungrouped[side][starts]] = np.nan
-        return Side(self.units(side, starts, sizes), near, length)
+        length = self.lengths[starts, sizes - 1].astype(np.float32)
+        return Groups(self.units(starts, sizes), near, length)
 
-    def of(self, source: Side, target: Side) -> np.ndarray:
-        """Return the gains (R, C) of R groups of the source with C groups of the target."""
-        ratio = source.length[:, None] / target.length
-        agreement = np.log2(1 + np.minimum(ratio, 1 / ratio))
-        gain = source.units @ (target.units - target.near).T - source.near @ target.units.T
-        return np.nan_to_num(gain.numpy() * agreement, copy=False, nan=-np.inf)
 
-    def of_pairs(self, pairs: np.ndarray, sources: int = 1, targets: int = 1) -> np.ndarray:
-        """Return the gains of groups with these sizes, given their first sentences (A, 2).
+def gains(source: Groups, target: Groups) -> np.ndarray:
+    """Return what each of R groups of the source gains with each of C groups of the target."""
+    ratio = source.length[:, None] / target.length  # (R, C)
+    agreement = np.log2(1 + np.minimum(ratio, 1 / ratio))
+    gain = source.units @ (target.units - target.near).T - source.near @ target.units.T
+    return np.nan_to_num(gain.numpy() * agreement, copy=False, nan=-np.inf)
 
-        Of many pairs, it takes at most `SAMPLE`, at equal distances.
-        """
-        pairs = pairs[:: len(pairs) // SAMPLE + 1]
-        source, target = pairs.T
-        return self.of(self.side(0, source, sources), self.side(1, target, targets)).diagonal()
+
+def gains_of_pairs(
+    source: Side, target: Side, pairs: np.ndarray, sources: int = 1, targets: int = 1
+) -> np.ndarray:
+    """Return the gains of groups with these sizes, given their first sentences (A, 2).
+
+    Of many pairs, it takes at most `SAMPLE`, at equal distances.
+    """
+    first, second = pairs[:: len(pairs) // SAMPLE + 1].T
+    return gains(source.groups(first, sources), target.groups(second, targets)).diagonal()
 
 
 # ---------------------------------------------------------------------------- where the path may be
 
 
-def nearest_pairs(gains: Gains, search: NeighbourSearch) -> np.ndarray:
+def nearest_pairs(
+    vectors: Vectors, texts: Sequence[GroupedText], search: NeighbourSearch
+) -> tuple[np.ndarray, list[np.ndarray]]:
     """Find the sentences that are each other's nearest neighbours: (pairs, 2), by source.
 
-    Lines that are much more frequent in one text (`ONE_SIDED`) are marked in `gains.ungrouped`, so
-    that they get no translation.
+    Also tell which sentences, (N,) and (M,), may be in no group, because their lines are much more
+    frequent in one text (`ONE_SIDED`).
     """
     # the number of each sentence's text, and the first sentence with each text
-    singles = [rows[:, 0] for rows in gains.groups]  # (N,) and (M,)
+    singles = [text.groups[:, 0] for text in texts]  # (N,) and (M,)
     first = [np.unique(rows, return_index=True)[1] for rows in singles]
-    near = search(*(side[: len(own)] for side, own in zip(gains.vectors, first)), 1)
+    near = search(*(side[: len(own)] for side, own in zip(vectors, first)), 1)
     forward = near.forward_indices[:, 0]
     backward = near.backward_indices[:, 0]
 
@@ -177,14 +173,14 @@ def nearest_pairs(gains: Gains, search: NeighbourSearch) -> np.ndarray:
     pairs = np.stack([first[0][rows], first[1][forward[rows]]], 1)
 
     # how often each sentence occurs, but for its digits: (N,) and (M,)
-    counts = [np.bincount(kinds)[kinds] for kinds in gains.kinds]
+    counts = [np.bincount(text.kinds)[text.kinds] for text in texts]
+    is_one_sided = []
     for side, nearest in enumerate((forward, backward)):
-        kinds = gains.kinds[side]
+        kinds = texts[side].kinds
         paired = np.bincount(kinds[pairs[:, side]], minlength=len(kinds))[kinds]
         of_nearest = counts[1 - side][first[1 - side][nearest]][singles[side]]
-        is_one_sided = counts[side] >= ONE_SIDED * np.maximum(paired, of_nearest)
-        gains.ungrouped[side] = np.append(0, is_one_sided.cumsum())
-    return pairs
+        is_one_sided.append(counts[side] >= ONE_SIDED * np.maximum(paired, of_nearest))
+    return pairs, is_one_sided
 
 
 def longest_ascending(values: Sequence[int]) -> list[int]:
@@ -221,30 +217,33 @@ def band_around(anchors: np.ndarray, n: int, m: int) -> tuple[np.ndarray, np.nda
     return np.maximum(low, 0), np.minimum(high, m)
 
 
-def cost_of_skipping(gains: Gains, anchors: np.ndarray) -> float:
+def cost_of_skipping(source: Side, target: Side, anchors: np.ndarray) -> float:
     """Estimate what a sentence without a translation costs, given the anchors (A, 2).
 
     It looks at each place where one text has exactly one extra sentence between two anchors. Such a
     sentence joins the group of one of them if the group's gain does not fall. In texts where most
     join, the others are probably free translations, so skipping costs more.
     """
+    gain_of = partial(gains_of_pairs, source, target)
     gaps = np.diff(anchors, axis=0)
     joins = [True]  # without such sentences, the cost is high
-    for sizes in ((2, 1), (1, 2)) if 2 in gains.sizes else ():
+    for sizes in ((2, 1), (1, 2)) if 2 in source.sizes else ():
         pairs = anchors[:-1][(gaps == sizes).all(1)]
-        with_first = gains.of_pairs(pairs, *sizes)
-        joins_first = with_first >= gains.of_pairs(pairs)
-        joins_second = gains.of_pairs(pairs + 1, *sizes) >= gains.of_pairs(pairs + sizes)
+        with_first = gain_of(pairs, *sizes)
+        joins_first = with_first >= gain_of(pairs)
+        joins_second = gain_of(pairs + 1, *sizes) >= gain_of(pairs + sizes)
         may_join = np.isfinite(with_first)  # not a line that is in no group
         joins += (joins_first | joins_second)[may_join].tolist()
-    typical = max(0.0, float(np.median(gains.of_pairs(anchors))))
+    typical = max(0.0, float(np.median(gain_of(anchors))))
     return max(0.0, SKIP_SHARE * (np.mean(joins) - SKIPPED) * typical)
 
 
 # --------------------------------------------------------------------------------- the best groups
 
 
-def best_groups(gains: Gains, skip: float, low: np.ndarray, high: np.ndarray) -> np.ndarray:
+def best_groups(
+    source: Side, target: Side, skip: float, low: np.ndarray, high: np.ndarray
+) -> np.ndarray:
     """Find the groups (G,) of `GROUP` with the highest total gain less costs, in order.
 
     Each sentence is in one group. A sentence without a translation is a group whose other side is
@@ -255,8 +254,8 @@ def best_groups(gains: Gains, skip: float, low: np.ndarray, high: np.ndarray) ->
             Neither falls from row to row.
     """
     n, m = len(low) - 1, high[-1]
-    moves = [*product(gains.sizes, repeat=2), (1, 0), (0, 1)]  # of equal gains the first
-    sizes = np.array(gains.sizes)[:, None]  # (S, 1)
+    moves = [*product(source.sizes, repeat=2), (1, 0), (0, 1)]  # of equal gains the first
+    sizes = np.array(source.sizes)[:, None]  # (S, 1)
     largest = len(sizes)
     # highest gains of the last rows, behind `largest` columns that no path reaches
     best = np.full((largest + 1, largest + m + 1), -np.inf)
@@ -266,9 +265,9 @@ def best_groups(gains: Gains, skip: float, low: np.ndarray, high: np.ndarray) ->
         if row % BLOCK == 0:
             rows = np.arange(row, min(row + BLOCK, n + 1))
             columns = np.arange(low[row], high[rows[-1]] + 1)
-            sources = gains.side(0, rows - sizes, sizes)  # the groups that end before each row
-            targets = gains.side(1, columns - sizes, sizes)
-            block = gains.of(sources, targets).reshape(largest, len(rows), largest, -1)
+            sources = source.groups(rows - sizes, sizes)  # the groups that end before each row
+            targets = target.groups(columns - sizes, sizes)
+            block = gains(sources, targets).reshape(largest, len(rows), largest, -1)
 
         # come from an earlier row: add a group, or skip a source sentence
         start, end = low[row] + largest, high[row] + largest + 1
@@ -301,20 +300,34 @@ def best_groups(gains: Gains, skip: float, low: np.ndarray, high: np.ndarray) ->
     return np.array(found[::-1], GROUP)
 
 
+def sides_of(
+    vectors: Vectors,
+    texts: Sequence[GroupedText],
+    is_ungrouped: Sequence[np.ndarray],
+    anchors: np.ndarray,
+) -> tuple[Side, Side]:
+    """Return both sides. From the first to the last of the anchors (A, 2) they are equally long."""
+    places = zip(texts, anchors[0], anchors[-1])
+    own, other = (text.lengths[first : last + 1].sum() for text, first, last in places)
+    source = Side(vectors[0], texts[0], is_ungrouped[0])
+    return source, Side(vectors[1], texts[1], is_ungrouped[1], scale=own / other)
+
+
 def align(
-    gains: Gains, search: NeighbourSearch = mutual_neighbours
+    vectors: Vectors, texts: Sequence[GroupedText], search: NeighbourSearch = mutual_neighbours
 ) -> tuple[np.ndarray, list[str]]:
     """Align two texts, near the pairs of nearest sentences that `search` finds.
+
+    `vectors` are of the distinct groups.
 
     Returns:
         Groups (G,) of `GROUP` in order, which hold each sentence once. The score is the cosine of a
         group's two vectors, and NaN if a side is empty. Also remarks on what may be wrong with the
         texts.
     """
-    pairs = nearest_pairs(gains, search)
+    pairs, is_ungrouped = nearest_pairs(vectors, texts, search)
     anchors = pairs[longest_ascending(pairs[:, 1].tolist())]
-    gains.scale_by(anchors)
-    lengths = [len(rows) for rows in gains.groups]
+    lengths = [len(text.groups) for text in texts]
     remarks = []
     if len(anchors) < IN_ORDER * len(pairs):
         remarks.append(
@@ -325,12 +338,13 @@ def align(
     if max(lengths) > LONGER_BY * min(lengths):
         remarks.append(f"one text has {max(lengths):,} sentences, the other {min(lengths):,}")
 
-    skip = cost_of_skipping(gains, anchors)
-    groups = best_groups(gains, skip, *band_around(anchors, *lengths))
+    source, target = sides_of(vectors, texts, is_ungrouped, anchors)
+    skip = cost_of_skipping(source, target, anchors)
+    groups = best_groups(source, target, skip, *band_around(anchors, *lengths))
     has_both = (groups["sources"] > 0) & (groups["targets"] > 0)
     found = groups[has_both]
-    x = gains.units(0, found["source"], found["sources"])
-    y = gains.units(1, found["target"], found["targets"])
+    x = source.units(found["source"], found["sources"])
+    y = target.units(found["target"], found["targets"])
     groups["score"][has_both] = (x * y).sum(1)
     return groups, remarks
 
@@ -345,7 +359,7 @@ def single_sentences(groups: np.ndarray) -> np.ndarray:
 
 
 def align_texts(
-    texts: TextsInOrder,
+    texts: Mapping[str, GroupedText],
     vectors: Vectors,
     lowest: float | None = None,
     search: NeighbourSearch = mutual_neighbours,
@@ -355,8 +369,7 @@ def align_texts(
     `vectors` are of the distinct groups. Groups with a cosine below `lowest` are not kept. The
     result also holds every other sentence, as a group with an empty side.
     """
-    sides = texts.sides()
-    groups, remarks = align(Gains(vectors, list(sides.values())), search)
+    groups, remarks = align(vectors, list(texts.values()), search)
     for remark in remarks:
         logger.warning("%s", remark)
     found = groups[~np.isnan(groups["score"])]
@@ -365,13 +378,13 @@ def align_texts(
     rows = np.concatenate([kept, single_sentences(groups[~is_kept])])
     rows.sort(order=["source", "target"])
 
-    numbers = {"remarks": remarks, "kept": len(kept)}
+    numbers = {"candidates": len(found), "kept": len(kept), "remarks": remarks}
     left = []
-    for name, text in sides.items():
+    for name, text in texts.items():
         count = len(text.groups) - int(kept[f"{name}s"].sum())
         numbers[f"{name}_without_translation"] = count
         left.append(counted(count, f"{name} sentence"))
     summary = f"{counted(len(kept), 'group')} kept of {len(found):,}; without a translation: "
     summary += ", ".join(left)
     protocol = "alignment of sentences in order"
-    return MiningResult(protocol, None, len(found), rows, summary, numbers)
+    return MiningResult(protocol, None, group_table(rows, texts), summary, numbers)

@@ -26,7 +26,7 @@ from dap_transformers.mining.margin import (
     score_pairs,
     select,
 )
-from dap_transformers.mining.texts import DistinctSentences, TextPair, Vectors
+from dap_transformers.mining.texts import DistinctSentences, Texts, Vectors, pair_table
 from dap_transformers.mining.threshold import (
     CLEAR_PAIRS,
     CLEAR_SHARE,
@@ -56,10 +56,7 @@ VECTOR_BLOCK = 4096
 
 @dataclass
 class MiningOptions:
-    """How pairs are scored, and which are kept.
-
-    `threshold` is a number, "auto", or None to keep all pairs.
-    """
+    """How pairs are scored, and which are kept."""
 
     k: int = arg(4, "Number of neighbours of each sentence.")
     threshold: float | str | None = arg(
@@ -75,6 +72,10 @@ class MiningOptions:
         require_least(self, k=1)
         if self.min_precision is not None and self.threshold != "auto":
             raise ValueError("min_precision chooses the threshold: leave threshold out")
+        if self.threshold == "none":
+            self.threshold = None
+        elif self.threshold not in (None, "auto"):
+            self.threshold = float(self.threshold)
 
 
 @dataclass(frozen=True)
@@ -124,23 +125,21 @@ class MiningResult:
         protocol: what was done, for a report.
         neighbours: the nearest neighbours of all sentences, with which the margin compares. None
             if no margin is computed.
-        candidates: number of pairs before the threshold.
-        kept: pairs of lines (`PAIR`), from 0, that reach the threshold. An alignment of texts in
-            order has groups (`in_order.GROUP`), also those without a translation.
+        table: the pairs of lines that reach the threshold (`pair_table`). An alignment of texts in
+            order has groups, also those without a translation (`group_table`).
         summary: text that says how many pairs are kept and why.
-        numbers: further numbers by name, for a report.
+        numbers: numbers by name, for a report.
     """
 
     protocol: str
     neighbours: Neighbours | None
-    candidates: int
-    kept: np.ndarray
+    table: pa.Table
     summary: str
     numbers: dict[str, Any]
 
 
 def mine_texts(
-    texts: TextPair,
+    texts: Texts,
     vectors: Vectors,
     options: MiningOptions,
     search: NeighbourSearch = mutual_neighbours,
@@ -151,16 +150,18 @@ def mine_texts(
     The arguments are those of `mine_vectors`, with the vectors of the distinct sentences.
     """
     neighbours, candidates, choice = mine_vectors(vectors, options, search, known)
-    kept = texts.first_lines(select(candidates, choice.threshold))
-    count = len(candidates)
-    summary = f"{counted(len(kept), 'pair')} kept of {counted(count, 'candidate')}: {choice}"
-    numbers = {"threshold_choice": asdict(choice)}
+    kept = select(candidates, choice.threshold)
+    for name, text in texts.items():  # from sentences to the first lines that hold them
+        kept[name] = text.first_line[kept[name]] - 1
+    numbers = {"candidates": len(candidates), "kept": len(kept), "threshold_choice": asdict(choice)}
+    summary = f"{counted(len(kept), 'pair')} kept of {counted(len(candidates), 'candidate')}"
     protocol = "bitext mining by margin over nearest neighbours"
-    return MiningResult(protocol, neighbours, count, kept, summary, numbers)
+    table = pair_table(kept, texts)
+    return MiningResult(protocol, neighbours, table, f"{summary}: {choice}", numbers)
 
 
 def score_texts(
-    texts: TextPair,
+    texts: Texts,
     vectors: Vectors,
     options: MiningOptions,
     search: NeighbourSearch = mutual_neighbours,
@@ -169,7 +170,7 @@ def score_texts(
 
     `vectors` are of the distinct sentences. Lines that are empty on one side are left out.
     """
-    source, target = texts.source.rows, texts.target.rows  # (L,) each
+    source, target = (text.rows for text in texts.values())  # (L,) each
     neighbours = neighbourhoods(*vectors, options.k, search)
     lines = np.flatnonzero((source >= 0) & (target >= 0))
     pairs = np.empty(len(lines), PAIR)
@@ -179,10 +180,11 @@ def score_texts(
         rows = source[lines[block]], target[lines[block]]
         pairs["score"][block] = score_pairs(*vectors, *rows, neighbours)
 
-    kept = select(pairs, None if options.threshold == "auto" else options.threshold)
+    kept = select(pairs, options.threshold)
+    numbers = {"candidates": len(pairs), "kept": len(kept)}
     summary = f"{counted(len(kept), 'pair')} kept of {len(pairs):,} given ones"
     protocol = "margin of given pairs over nearest neighbours"
-    return MiningResult(protocol, neighbours, len(pairs), kept, summary, {})
+    return MiningResult(protocol, neighbours, pair_table(kept, texts), summary, numbers)
 
 
 def mine_vectors(
@@ -312,9 +314,9 @@ def score_known(known: Vectors, vectors: Vectors, k: int = 4) -> np.ndarray:
 
 
 def encode_texts(
-    encoder: Encoder, texts: Sequence[TextPair], folder: str | Path, **options: Any
-) -> list[Vectors]:
-    """Encode the distinct sentences of all texts. Vectors of an earlier run are read instead.
+    encoder: Encoder, texts: Texts, folder: str | Path, **options: Any
+) -> dict[str, np.ndarray]:
+    """Encode the distinct sentences of texts. Vectors of an earlier run are read instead.
 
     Several processes share the work, and only the first one gets the vectors (N, D). In the others
     they have no rows.
@@ -324,15 +326,12 @@ def encode_texts(
         options: `shard_size` and `progress` of `embed_to_disk`.
     """
     options["fingerprint"] = model_fingerprint(encoder)
-    found = []
-    for pair in texts:
-        vectors = []
-        for role, text in pair.sides().items():
-            options["name"] = f"{role}.{Path(text.name).name}"
-            place = Path(folder, f"{options['name']}.{options['fingerprint'][:8]}")
-            vectors.append(embed_to_disk(encoder, text, place, where=text.place, **options))
-        found.append(tuple(vectors))
-    return found
+    vectors = {}
+    for role, text in texts.items():
+        name = f"{role}.{Path(text.name).name}"
+        place = Path(folder, f"{name}.{options['fingerprint'][:8]}")
+        vectors[role] = embed_to_disk(encoder, text, place, where=text.place, name=name, **options)
+    return vectors
 
 
 def mine(
@@ -363,23 +362,18 @@ def mine(
         `Choice` as JSON under "mining".
     """
     chosen = MiningOptions(**options)
-    if isinstance(chosen.threshold, str) and chosen.threshold != "auto":
-        raise ValueError(f"threshold={chosen.threshold!r}: give a number, 'auto' or None")
     if isinstance(model, str):
         model = SentenceEncoder.from_pretrained(model)
-    texts = []
+    texts = {}
     vectors = []
     for name, side in (("source", source), ("target", target)):
-        text = None
         if torch.is_tensor(side):
             side = side.numpy(force=True)
         if not isinstance(side, np.ndarray) or side.dtype.kind != "f":
-            text = DistinctSentences(listed(side), name)
-            side = np.asarray(model.encode(list(text)))
-        texts.append(text)
+            texts[name] = DistinctSentences(listed(side), name)
+            side = np.asarray(model.encode(list(texts[name])))
         vectors.append(side)
 
-    pair = TextPair(*texts)
-    found = mine_texts(pair, (vectors[0], vectors[1]), chosen)
+    found = mine_texts(texts, (vectors[0], vectors[1]), chosen)
     choice = json.dumps(found.numbers["threshold_choice"])
-    return pair.table(found.kept).replace_schema_metadata({"mining": choice})
+    return found.table.replace_schema_metadata({"mining": choice})

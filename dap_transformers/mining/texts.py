@@ -3,13 +3,12 @@
 A repeated sentence must be mined only once. Otherwise its copies would fill up the neighbourhoods
 of other sentences.
 
-Legend: `N` distinct sentences of a text, `D` dimensions, `P` pairs, `L` lines, `G` gold pairs.
+Legend: `N` distinct sentences of a text, `D` dimensions, `L` lines.
 """
 
 import json
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain, product
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -21,7 +20,7 @@ import pyarrow.parquet as pq
 from dap_transformers.errors import UserError, counted
 from dap_transformers.files import compressed_file, plain_suffix
 from dap_transformers.text.archives import read_sentences
-from dap_transformers.text.formats import BitextFile, read_pairs
+from dap_transformers.text.formats import SIDES, BitextFile, read_pairs
 from dap_transformers.text.sentences import Sentence, read_text
 from dap_transformers.text.tmx_po import write_memory
 from dap_transformers.text.tsv_csv import UNDETERMINED, find_columns, language_of
@@ -125,6 +124,10 @@ class GroupedText(DistinctSentences):
         return {"file": Path(self.name).name, "sentences": len(self.singles)}
 
 
+#: The texts by "source" and "target".
+Texts = Mapping[str, DistinctSentences]
+
+
 def joined(sentences: Iterable[str]) -> str:
     """Join sentences by blanks, but without one behind Chinese or Japanese characters.
 
@@ -137,112 +140,49 @@ def joined(sentences: Iterable[str]) -> str:
     return text
 
 
-@dataclass(frozen=True)
-class TextPair:
-    """Two texts to mine and, if they are a split of BUCC, their true pairs.
-
-    Attributes:
-        source: None if only its vectors are known. The same holds for the target.
-        gold: (G, 2) int64, source line and target line of each true pair, from 0. None if unknown.
-    """
-
-    source: DistinctSentences | None
-    target: DistinctSentences | None
-    gold: np.ndarray | None = None
-
-    def sides(self) -> dict[str, DistinctSentences]:
-        """Return the texts that are known, by "source" and "target"."""
-        sides = {"source": self.source, "target": self.target}
-        return {name: text for name, text in sides.items() if text is not None}
-
-    def vectors_of_lines(self, vectors: Vectors) -> Vectors:
-        """Return the vectors (L, D) of all lines, given the vectors of the distinct sentences."""
-        source, target = vectors
-        return source[self.source.rows], target[self.target.rows]
-
-    def first_lines(self, pairs: np.ndarray) -> np.ndarray:
-        """Turn pairs of distinct sentences into pairs of the first lines that hold them, from 0."""
-        lines = pairs.copy()
-        for name, text in self.sides().items():
-            lines[name] = text.first_line[pairs[name]] - 1
-        return lines
-
-    def table(self, pairs: np.ndarray) -> pa.Table:
-        """Return pairs of lines, which count from 0, with their sentences and lines from 1."""
-        columns = {"score": pairs["score"].round(6)}
-        for name, text in self.sides().items():
-            sentences = [text[row] for row in text.rows[pairs[name]].tolist()]
-            columns[name] = pa.array(sentences, pa.string())
-        for name in ("source", "target"):
-            columns[f"{name}_line"] = pairs[name] + 1
-        return pa.table(columns)
+# ---------------------------------------------------------------------------- from files to texts
 
 
-class TextsInOrder(TextPair):
-    """Two texts (`GroupedText`) whose pairs are pairs of groups."""
-
-    def table(self, pairs: np.ndarray) -> pa.Table:
-        """Return pairs of groups (`in_order.GROUP`) with their text and its places, from 1.
-
-        The numbers of sentences in their lines, and the times of subtitles, are columns only where
-        the text has them. A group without sentences has an empty text.
-        """
-        columns = {"score": pa.array(pairs["score"].round(6), from_pandas=True)}  # NaN is null
-        places = {}
-        for name, text in self.sides().items():
-            shown = ["line"]
-            for kind in ("number", "time"):
-                if len({getattr(each, kind) for each in text.singles}) > 1:
-                    shown.append(kind)
-            texts = []
-            places |= {f"{name}_{kind}s": [] for kind in shown}
-            for first, size in zip(pairs[name], pairs[f"{name}s"]):
-                group = text.singles[first : first + size]
-                texts.append(joined(each.text for each in group))
-                for kind in shown:
-                    places[f"{name}_{kind}s"].append([getattr(each, kind) for each in group])
-            columns[name] = pa.array(texts, pa.string())
-        return pa.table(columns | places)
-
-
-# -------------------------------------------------------------------------- from files to vectors
-
-
-def read_texts(source_file: str, target_file: str, is_parallel: bool = False) -> TextPair:
+def read_texts(files: Sequence[str], is_parallel: bool = False) -> dict[str, DistinctSentences]:
     """Read two texts with one sentence per line, and equally many lines if `is_parallel`."""
-    files = source_file, target_file
-    source, target = (DistinctSentences(read_sentences(path), path) for path in files)
-    require_sentences(source, target)
-    if is_parallel and len(source.rows) != len(target.rows):
+    texts = {}
+    for name, path in zip(SIDES, files):
+        texts[name] = DistinctSentences(read_sentences(path), path)
+    require_sentences(texts)
+    lines, target_lines = (len(text.rows) for text in texts.values())
+    if is_parallel and lines != target_lines:
         raise UserError(
-            f"{source_file} has {counted(len(source.rows), 'line')}, {target_file} has "
-            f"{len(target.rows)}: line i of one must belong to line i of the other"
+            f"{files[0]} has {counted(lines, 'line')}, {files[1]} has {target_lines}: line i of "
+            "one must belong to line i of the other"
         )
-    return TextPair(source, target)
+    return texts
 
 
 def read_texts_in_order(
     files: Sequence[str], languages: Sequence[str], split: bool | None, largest: int
-) -> TextsInOrder:
+) -> dict[str, GroupedText]:
     """Read two texts by `read_text`, and make groups of at most `largest` sentences."""
-    texts = []
-    for path, language in zip(files, languages):
-        texts.append(GroupedText(read_text(path, language, split), path, largest))
-    require_sentences(*texts)
-    return TextsInOrder(*texts)
+    texts = {}
+    for name, path, language in zip(SIDES, files, languages):
+        texts[name] = GroupedText(read_text(path, language, split), path, largest)
+    require_sentences(texts)
+    return texts
 
 
-def require_sentences(*texts: DistinctSentences) -> None:
+def require_sentences(texts: Texts) -> None:
     """Raise `UserError` for a text without sentences."""
-    for text in texts:
+    for text in texts.values():
         if not len(text):
             raise UserError(f"{text.name}: none of its lines holds a sentence")
 
 
-def read_known(path: str | Path) -> TextPair:
+def read_known(path: str | Path) -> dict[str, DistinctSentences]:
     """Read known translations, a TSV file with source and target, without repeated pairs.
 
     A first line that names two languages, such as "de" and "en", is left out as a header.
+
+    Returns:
+        The texts "known_source" and "known_target", whose lines are the pairs.
     """
     columns = find_columns(str(path), "en", {UNDETERMINED})[UNDETERMINED]
     file = BitextFile(UNDETERMINED, (str(path),), "tsv", columns=columns)
@@ -253,16 +193,51 @@ def read_known(path: str | Path) -> TextPair:
         del pairs[first]
     source = DistinctSentences((source for source, _ in pairs), path)
     target = DistinctSentences((target for _, target in pairs), path)
-    return TextPair(source, target)
+    return {"known_source": source, "known_target": target}
 
 
 # ------------------------------------------------------------------------------ the file of pairs
 
 
-def write_pairs(
-    pairs: np.ndarray, texts: TextPair, path: str | Path, languages: Sequence[str] = ()
-) -> None:
-    """Write pairs of lines, which count from 0, as a table in the format that the name says.
+def pair_table(pairs: np.ndarray, texts: Texts) -> pa.Table:
+    """Return pairs of lines, which count from 0, with their sentences and lines from 1.
+
+    A side of which only vectors are known has no text, and no column for it.
+    """
+    columns = {"score": pairs["score"].round(6)}
+    for name, text in texts.items():
+        columns[name] = text.sentences.take(pa.array(text.rows[pairs[name]]))
+    for name in SIDES:
+        columns[f"{name}_line"] = pairs[name] + 1
+    return pa.table(columns)
+
+
+def group_table(groups: np.ndarray, texts: Mapping[str, GroupedText]) -> pa.Table:
+    """Return groups (`in_order.GROUP`) with their text and its places, from 1.
+
+    The numbers of sentences in their lines, and the times of subtitles, are columns only where the
+    text has them. A group without sentences has an empty text.
+    """
+    columns = {"score": pa.array(groups["score"].round(6), from_pandas=True)}  # NaN is null
+    places = {}
+    for name, text in texts.items():
+        shown = ["line"]
+        for kind in ("number", "time"):
+            if len({getattr(each, kind) for each in text.singles}) > 1:
+                shown.append(kind)
+        sentences = []
+        places |= {f"{name}_{kind}s": [] for kind in shown}
+        for first, size in zip(groups[name], groups[f"{name}s"]):
+            group = text.singles[first : first + size]
+            sentences.append(joined(each.text for each in group))
+            for kind in shown:
+                places[f"{name}_{kind}s"].append([getattr(each, kind) for each in group])
+        columns[name] = pa.array(sentences, pa.string())
+    return pa.table(columns | places)
+
+
+def write_pairs(table: pa.Table, path: str | Path, languages: Sequence[str] = ()) -> None:
+    """Write a table of pairs or groups in the format that the name says.
 
     `.parquet`, `.jsonl` and `.tmx` keep every sentence unchanged. All other names give a table with
     tabs, where only a tab in a sentence becomes a space. Quotation marks are text there, as in
@@ -272,7 +247,6 @@ def write_pairs(
     Args:
         languages: codes of source and target, for `.tmx`.
     """
-    table = texts.table(pairs)
     batches = table.to_batches(GROUP_ROWS)
     rows = chain.from_iterable(batch.to_pylist() for batch in batches)
     suffix = plain_suffix(path)

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from written import lines_of, write
 
-from dap_transformers.evaluation.bucc import Bucc, best_threshold, count_gold, score_at
+from dap_transformers.evaluation.bucc import Bucc, Split, best_threshold, count_gold, score_at
 from dap_transformers.mining.margin import PAIR
-from dap_transformers.mining.texts import DistinctSentences, TextPair
+from dap_transformers.mining.texts import DistinctSentences
 
 
 def write_split(folder: Path, name: str = "training", **sides: str) -> Path:
@@ -110,7 +110,7 @@ def test_every_copy_of_a_repeated_sentence_can_be_found() -> None:
         rows = np.unique(rng.integers(0, min(len(source), len(target)), (2, 6)), axis=1)
         mined = np.empty(rows.shape[1], PAIR)
         mined["source"], mined["target"] = rows
-        extracted, correct = count_gold(mined, TextPair(source, target, gold))
+        extracted, correct = count_gold(mined, Split(source, target, gold))
         for number, (i, j) in enumerate(rows.T):
             lines = np.flatnonzero(source.rows == i), np.flatnonzero(target.rows == j)
             ids = set(product(*lines))

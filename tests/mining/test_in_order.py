@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from conftest import synthetic_pairs
+from naive import cosines
 from written import lines_of, pairs_of
 from written import write as write_text
 
@@ -21,13 +22,17 @@ from dap_transformers.mining.in_order import (
     MARGIN,
     SKIP_SHARE,
     SKIPPED,
-    Gains,
     align,
     band_around,
     cost_of_skipping,
+    gains,
+    gains_of_pairs,
     longest_ascending,
+    nearest_pairs,
+    sides_of,
 )
 from dap_transformers.mining.texts import GroupedText
+from dap_transformers.search.exact import mutual_neighbours
 from dap_transformers.text.corpus import load_bitext
 from dap_transformers.text.sentences import Sentence, read_text
 
@@ -36,14 +41,14 @@ Sides = Sequence[np.ndarray]
 SOURCE, TARGET = zip(*synthetic_pairs("de", 40), strict=True)
 
 
-def gains_of(*texts: np.ndarray, noise: float = 0.3, most: int = 3) -> Gains:
-    """Return the gains of texts of meanings (N, D), in groups of at most `most` sentences.
+def texts_of(*meanings: np.ndarray, noise: float = 0.3, most: int = 3) -> tuple[list, list]:
+    """Return vectors and texts of sentences with meanings (N, D), in groups of at most `most`.
 
     A group's vector is a noisy sum of meanings.
     """
     rng = np.random.default_rng(0)
     vectors = []
-    for text in texts:
+    for text in meanings:
         sums = [text[i : i + size].sum(0) for size in range(1, most + 1) for i in range(len(text))]
         vectors.append(sums + noise * rng.normal(size=(len(sums), text.shape[1])))
     grouped = []
@@ -51,11 +56,11 @@ def gains_of(*texts: np.ndarray, noise: float = 0.3, most: int = 3) -> Gains:
         groups = np.arange(len(side)).reshape(most, -1).T
         lengths = rng.integers(9, 12, len(groups))
         grouped.append(SimpleNamespace(groups=groups, lengths=lengths, kinds=groups[:, 0]))
-    return Gains(vectors, grouped)
+    return vectors, grouped
 
 
-def two_books(n: int, seed: int, most: int) -> Gains:
-    """Return the gains of two texts. In the second, sentences are left out, added and merged."""
+def two_books(n: int, seed: int, most: int) -> tuple[list, list]:
+    """Return two texts. In the second, sentences are left out, added and merged."""
     rng = np.random.default_rng(seed)
     meanings = rng.normal(size=(n, 16)) + 0.7
     other = [meanings[0]]
@@ -67,10 +72,12 @@ def two_books(n: int, seed: int, most: int) -> Gains:
             other.append(meaning)
         if kind == "added":
             other.append(rng.normal(size=16))
-    return gains_of(meanings, np.array(other), most=most)
+    return texts_of(meanings, np.array(other), most=most)
 
 
-def naive(vectors: Sides, lengths: Sides) -> tuple[list[tuple[int, ...]], list[list[float]]]:
+def naive(
+    vectors: Sides, lengths: Sides
+) -> tuple[list[tuple[int, ...]], list[list[float]], np.ndarray]:
     """Find the groups (i, j, a, b) of highest gain by a full table in float64.
 
     A sentence without a translation is a group with an empty side.
@@ -80,7 +87,7 @@ def naive(vectors: Sides, lengths: Sides) -> tuple[list[tuple[int, ...]], list[l
         lengths: (N,) and (M,)
 
     Returns:
-        The groups, and the gains (N, M) of single sentences.
+        The groups, the gains (N, M) of single sentences, and the anchors (A, 2).
     """
     x, y = (side / np.linalg.norm(side, axis=-1, keepdims=True) for side in vectors)
     n, m = map(len, lengths)
@@ -132,7 +139,8 @@ def naive(vectors: Sides, lengths: Sides) -> tuple[list[tuple[int, ...]], list[l
         a, b = step[i, j]
         i, j = i - a, j - b
         groups.append((i, j, a, b))
-    return groups[::-1], [[gain(i, j, 1, 1) for j in range(m)] for i in range(n)]
+    of_sentences = [[gain(i, j, 1, 1) for j in range(m)] for i in range(n)]
+    return groups[::-1], of_sentences, np.array(chain)
 
 
 @pytest.mark.parametrize(("n", "seed", "most"), [(80, 1, 3), (2, 2, 3), (1, 3, 3), (80, 1, 1)])
@@ -140,24 +148,25 @@ def test_the_groups_are_those_of_a_full_table_in_float64(
     n: int, seed: int, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(in_order, "BLOCK", 32)
-    gains = two_books(n, seed, most)
-    groups, remarks = align(gains)
-    vectors = [side.reshape(most, -1, side.shape[1]) for side in gains.vectors]
-    expected, of_sentences = naive(vectors, [np.diff(ends) for ends in gains.ends])
-    sides = (gains.side(side, np.arange(len(vectors[side][0])), 1) for side in (0, 1))
-    np.testing.assert_allclose(gains.of(*sides), of_sentences, atol=1e-6)
+    vectors, texts = two_books(n, seed, most)
+    groups, remarks = align(vectors, texts)
+    by_size = [side.reshape(most, -1, side.shape[1]) for side in vectors]
+    expected, of_sentences, anchors = naive(by_size, [text.lengths for text in texts])
+    sides = sides_of(vectors, texts, [np.zeros(len(text.groups), bool) for text in texts], anchors)
+    singles = (side.groups(np.arange(len(side.rows)), 1) for side in sides)
+    np.testing.assert_allclose(gains(*singles), of_sentences, atol=1e-6)
     assert groups[["source", "target", "sources", "targets"]].tolist() == expected
     assert not remarks
     for score, i, j, a, b in groups[~np.isnan(groups["score"])].tolist():
-        x, y = gains.units(0, [i], a)[0], gains.units(1, [j], b)[0]
-        assert score == pytest.approx(float(x @ y), abs=1e-6)
+        [[cosine]] = cosines(by_size[0][a - 1, [i]], by_size[1][b - 1, [j]])
+        assert score == pytest.approx(cosine, abs=1e-6)
 
 
 @pytest.mark.parametrize(("sentences", "of"), [(5, 30), (1, 5), (1, 1)])
 def test_few_sentences_find_their_translations_in_a_longer_text(sentences: int, of: int) -> None:
     book = np.random.default_rng(3).normal(size=(of, 16)) + 2  # as alike as vectors of encoders
     middle = (of - sentences) // 2
-    groups, _ = align(gains_of(book[middle : middle + sentences], book))
+    groups, _ = align(*texts_of(book[middle : middle + sentences], book))
     groups = groups[groups["sources"] > 0]
     expected = [(place, middle + place, 1, 1) for place in range(sentences)]
     assert groups[["source", "target", "sources", "targets"]].tolist() == expected
@@ -169,23 +178,26 @@ def test_a_line_that_one_text_repeats_is_in_no_group(numbered: bool) -> None:
     book = rng.normal(size=(60, 16)) + 0.7
     foot = rng.normal(size=16) + 0.7
     places = np.arange(5, 60, 9)
-    printed = gains_of(np.insert(book, places, foot, axis=0), book)
+    vectors, texts = texts_of(np.insert(book, places, foot, axis=0), book)
     feet = places + np.arange(len(places))
-    printed.kinds[0] = np.arange(60 + len(feet))
-    printed.kinds[0][feet] = feet[0]
+    printed = texts[0]
+    printed.kinds = np.arange(60 + len(feet))
+    printed.kinds[feet] = feet[0]
     if not numbered:  # one line of the text
-        printed.groups[0][:, 0] = np.unique(printed.kinds[0], return_inverse=True)[1]
-        printed.groups[0][:, 1:] -= len(feet) - 1
-        printed.vectors[0] = np.delete(printed.vectors[0], feet[1:], axis=0)
-    groups, _ = align(printed)
+        printed.groups[:, 0] = np.unique(printed.kinds, return_inverse=True)[1]
+        printed.groups[:, 1:] -= len(feet) - 1
+        vectors[0] = np.delete(vectors[0], feet[1:], axis=0)
+    groups, _ = align(vectors, texts)
     of_feet = groups[np.isin(groups["source"], feet) & (groups["sources"] > 0)]
     assert of_feet["targets"].tolist() == [0] * len(feet)
     assert of_feet["sources"].tolist() == [1] * len(feet)
     assert (groups["sources"] * groups["targets"] == 1).sum() == 60
     # They are no sign that skipping is cheap.
     anchors = np.stack([np.delete(np.arange(60 + len(feet)), feet), np.arange(60)], 1)
-    highest = SKIP_SHARE * (1 - SKIPPED) * np.median(printed.of_pairs(anchors))
-    assert cost_of_skipping(printed, anchors) == pytest.approx(highest)
+    _, is_ungrouped = nearest_pairs(vectors, texts, mutual_neighbours)
+    sides = sides_of(vectors, texts, is_ungrouped, anchors)
+    highest = SKIP_SHARE * (1 - SKIPPED) * np.median(gains_of_pairs(*sides, anchors))
+    assert cost_of_skipping(*sides, anchors) == pytest.approx(highest)
 
 
 def test_the_band_holds_the_best_groups_beside_a_long_run_without_translation(
@@ -194,12 +206,12 @@ def test_the_band_holds_the_best_groups_beside_a_long_run_without_translation(
     rng = np.random.default_rng(0)
     book = rng.normal(size=(400, 16))
     longer = np.concatenate([book[:150], rng.normal(size=(3 * MARGIN, 16)), book[150:]])
-    both = [gains_of(longer, book), gains_of(book, longer)]
-    found = [align(gains)[0].tobytes() for gains in both]
+    both = [texts_of(longer, book), texts_of(book, longer)]
+    found = [align(*texts)[0].tobytes() for texts in both]
     monkeypatch.setattr(
         in_order, "band_around", lambda _, n, m: (np.zeros(n + 1, int), np.full(n + 1, m))
     )
-    assert [align(gains)[0].tobytes() for gains in both] == found
+    assert [align(*texts)[0].tobytes() for texts in both] == found
 
 
 @pytest.mark.parametrize("share", [1.0, 0.5, 0.01])
@@ -214,7 +226,7 @@ def test_the_band_grows_with_the_length_wherever_the_anchors_are(share: float) -
 def test_texts_in_another_order_and_of_another_length_are_reported() -> None:
     meanings = np.random.default_rng(0).normal(size=(60, 16))
     for other, expected in ((meanings[::-1], "in one order"), (meanings[:5], "60 sentences")):
-        _, remarks = align(gains_of(meanings, other, noise=0.1))
+        _, remarks = align(*texts_of(meanings, other, noise=0.1))
         assert any(expected in remark for remark in remarks)
 
 
