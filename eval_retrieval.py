@@ -116,12 +116,10 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
     model_args, args, cluster = parser.parse_args_into_dataclasses(args=argv)
     files = {"--output_file": args.output_file, "--plot": args.plot}
     inputs = [*args.data_dir, *args.text_files(), *args.test_data(), args.before]
+    inputs.append(model_args.model_name_or_path)
     is_main = launched().is_main_process
 
-    with (
-        guarded(files, None, inputs, model_args.model_name_or_path, is_main),
-        cluster.connect(),
-    ):
+    with guarded(files, {}, inputs, is_main), cluster.connect():
         # read the text and load the model
         before = read_report(args.before) if args.before else {}
         draws_before = args.plot and "languages" in before

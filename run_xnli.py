@@ -34,9 +34,9 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
     folder = Path(training.output_dir)
     is_writer = training.process_index == 0
     logging.basicConfig(format="%(message)s", level=logging.INFO if is_writer else logging.ERROR)
-    inputs = [text.data_dir, *filter(None, [text.train_data])]
     model = args.model_name_or_path
-    with guarded(None, {"--output_dir": folder}, inputs, model, is_writer):
+    inputs = [text.data_dir, text.train_data, model]
+    with guarded({}, {"--output_dir": folder}, inputs, is_writer):
         encoder = SentenceEncoder.from_pretrained(
             model,
             args.pooling,

@@ -25,10 +25,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     models = (model.model_name_or_path, model.config_name, model.tokenizer_name, model.distill_from)
     texts = [*data.train_data, *data.validation_data, *data.test_data()]
-    inputs = [*texts, *filter(None, models)]
-    outputs = {"--output_dir": training.output_dir}
     try:
-        with guarded(folders=outputs, inputs=inputs, is_writer=is_writer):
+        with guarded({}, {"--output_dir": training.output_dir}, [*texts, *models], is_writer):
             train(model, data, training)
     except KeyboardInterrupt:
         last = find_resumable(training)

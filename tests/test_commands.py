@@ -232,10 +232,10 @@ def test_the_process_that_writes_has_the_folder_to_itself(tmp_path: Path) -> Non
     folder = tmp_path / "a" / "b"
     outputs = {"--output_dir": folder}
     with (
-        guarded(folders=outputs),
-        guarded(folders=outputs, is_writer=False),
+        guarded({}, outputs),
+        guarded({}, outputs, is_writer=False),
         pytest.raises(UserError, match="in use"),
-        guarded(folders=outputs),
+        guarded({}, outputs),
     ):
         raise AssertionError("claimed twice")
     assert list(folder.parent.iterdir()) == []

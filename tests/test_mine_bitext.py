@@ -213,7 +213,6 @@ def test_processes_share_the_encoding_and_give_the_same_pairs_and_numbers(
     [
         ("--threshold 9", "no pair scores so high"),
         ("more.en", r"not used .*more\.en"),
-        ("--pair de-en", "--pair has no effect on two texts"),
         ("--score_only --min_precision 0.9", "--min_precision has no effect on given pairs"),
         ("--index Flat --ray local", "--index and --ray do not go together"),
         ("--in_order --score_only", "--score_only has no effect on texts in order"),

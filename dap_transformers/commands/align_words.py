@@ -109,8 +109,9 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
     outputs = {
         "--output": args.output, "--lexicon": args.lexicon, "--report_file": args.report_file
     }  # fmt: skip
+    inputs = [*files, args.gold, model_args.model_name_or_path]
 
-    with guarded(outputs, inputs=[*files, args.gold], model=model_args.model_name_or_path):
+    with guarded(outputs, {}, inputs):
         # read everything before the model is loaded, so that faults are found early
         if len(files) == 2:
             pairs = list(read_lines(*files))

@@ -23,13 +23,11 @@ import logging
 import os
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import MISSING, asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from dap_transformers.commands.arguments import ArgumentParser
 from dap_transformers.commands.encoder_arguments import EncoderArguments
@@ -40,14 +38,12 @@ from dap_transformers.languages import LANGUAGE_TAG
 from dap_transformers.mining.in_order import align_texts
 from dap_transformers.mining.mine_pairs import (
     MiningOptions,
-    MiningResult,
     encode_texts,
     mine_texts,
     score_texts,
 )
 from dap_transformers.mining.texts import (
     MEMORY,
-    Texts,
     read_known,
     read_texts,
     read_texts_in_order,
@@ -71,8 +67,8 @@ WRITTEN = re.compile(r"\.(parquet|(tsv|jsonl|tmx)(\.gz|\.xz)?)$", re.IGNORECASE)
 PAIR = re.compile(rf"({LANGUAGE_TAG}|[A-Z]{{2,3}})-({LANGUAGE_TAG}|[A-Z]{{2,3}})")
 #: What is mined -> options that would have no effect there.
 WITHOUT_EFFECT = {
-    "given pairs": ("largest_group", "split_lines", "min_precision", "calibrate", "pair"),
-    "two texts": ("largest_group", "split_lines", "pair"),
+    "given pairs": ("largest_group", "split_lines", "min_precision", "calibrate"),
+    "two texts": ("largest_group", "split_lines"),
     "texts in order": ("score_only", "k", "min_precision", "calibrate", "index"),
 }
 
@@ -98,7 +94,11 @@ class MiningArguments:
     score_only: bool = arg(
         False, "Score line i of one text with line i of the other instead of mining."
     )
-    pair: str | None = arg(None, "Languages for .tmx and --split_lines, such as fr-en or pt-BR-en.")
+    pair: str | None = arg(
+        None,
+        "Languages of the texts, such as fr-en or pt-BR-en: for .tmx, for --split_lines, and to "
+        "check the scripts.",
+    )
     calibrate: str | None = arg(
         None,
         "Known translations, a line each: source, tab, target. They show how translations score, "
@@ -155,16 +155,13 @@ def parse(
         names = "-".join(Path(path).name for path in files)
         names += f".{hashlib.sha256(paths.encode()).hexdigest()[:8]}.embeddings"
         args.embeddings_dir = str(Path(args.output).with_name(names))
-    is_memory = plain_suffix(args.output) == MEMORY
     for name in WITHOUT_EFFECT[args.mode]:
-        if name == "pair" and is_memory:
-            continue
         group = options if hasattr(options, name) else args
         if getattr(group, name) != getattr(type(group), name):
             raise UserError(f"--{name} has no effect on {args.mode}: leave it out")
     if args.index and cluster.ray:
         raise UserError("--index and --ray do not go together: leave one out")
-    if not all(args.languages) and (is_memory or args.pair):
+    if not all(args.languages) and (args.pair or plain_suffix(args.output) == MEMORY):
         raise UserError("--pair takes two language codes, such as fr-en, and .tmx needs it")
     if (args.score_only or args.in_order) and options.threshold == "auto":
         options.threshold = None
@@ -180,27 +177,6 @@ def search_of(args: MiningArguments, cluster: Cluster) -> NeighbourSearch:
     return partial(mutual_neighbours, progress=True)
 
 
-def find(
-    args: MiningArguments,
-    options: MiningOptions,
-    texts: Texts,
-    known: Texts,
-    vectors: Mapping[str, np.ndarray],
-    search: NeighbourSearch,
-) -> MiningResult:
-    """Mine the two texts, score their lines, or align them in order.
-
-    `vectors` are those of the texts and of the known translations.
-    """
-    sides = vectors["source"], vectors["target"]
-    if args.in_order:
-        return align_texts(texts, sides, options.threshold, search)
-    if args.score_only:
-        return score_texts(texts, sides, options, search)
-    of_pairs = tuple(vectors[name][text.rows] for name, text in known.items())
-    return mine_texts(texts, sides, options, search, of_pairs or None)
-
-
 def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
     """Mine translations, score given pairs or align texts, as the command line says.
 
@@ -212,14 +188,12 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
     is_main = launched().is_main_process
     level = "WARNING" if is_main else "ERROR"
     logging.basicConfig(format="%(levelname)s: %(message)s", level=level)
-    inputs = list(filter(None, [*files, args.calibrate]))
+    inputs = [*files, args.calibrate, model_args.model_name_or_path]
     outputs = {"--output": args.output, "--report_file": args.report_file}
     folders = {"--embeddings_dir": args.embeddings_dir}
 
-    with (
-        guarded(outputs, folders, inputs, model_args.model_name_or_path, is_main),
-        cluster.connect(),
-    ):
+    with guarded(outputs, folders, inputs, is_main), cluster.connect():
+        # read everything before the model is loaded, so that faults are found early
         if args.in_order:
             grouping = args.languages, args.split_lines, args.largest_group
             texts = read_texts_in_order(files, *grouping)
@@ -229,6 +203,8 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
         for code, text in zip(args.languages, texts.values()):
             if code and is_in_other_script(text.sentences, code):
                 logger.warning("%s is not in the script of --pair's language %s", text.name, code)
+
+        # encode
         started = time.perf_counter()
         encoder = model_args.load(cluster)
         vectors = encode_texts(encoder, texts | known, args.embeddings_dir, progress=is_main)
@@ -236,12 +212,21 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
             encoder.end()  # the search needs its memory
         if not is_main:
             return {}
-        found = find(args, options, texts, known, vectors, search_of(args, cluster))
-        recall = None
-        if args.index:
-            recall = recall_at_k(found.neighbours, vectors["source"], vectors["target"])
+
+        # search
+        search = search_of(args, cluster)
+        sides = vectors["source"], vectors["target"]
+        if args.in_order:
+            found = align_texts(texts, sides, options.threshold, search)
+        elif args.score_only:
+            found = score_texts(texts, sides, options, search)
+        else:
+            of_known = tuple(vectors[name][text.rows] for name, text in known.items())
+            found = mine_texts(texts, sides, options, search, of_known or None)
+        recall = recall_at_k(found.neighbours, *sides) if args.index else None
         seconds = time.perf_counter() - started
 
+        # write the pairs and the report
         write_pairs(found.table, args.output, args.languages)
         numbers = {side: text.counts() for side, text in texts.items()} | found.numbers
         numbers["recall_at_k"] = recall
@@ -255,8 +240,8 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
         k = found.neighbours.forward_scores.shape[1]
         print(f"{args.index}: recall@{k} {recall:.4f} of the exact search, on a sample")
     print(found.summary)
-    print(f"written to {args.output} and {args.report_file}; vectors are kept in", end=" ")
-    print(args.embeddings_dir)
+    print(f"written to {args.output} and {args.report_file}")
+    print(f"vectors are kept in {args.embeddings_dir}")
     return report
 
 

@@ -36,9 +36,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     from dap_transformers.prepare.prepare_text import prepare_text
     from dap_transformers.ray.connection import Cluster, each_on_cluster
 
-    outputs = {"--output_dir": text.output_dir}
     inputs = [Path(path).expanduser() for path in text.inputs(options)]
-    with guarded(folders=outputs, inputs=inputs), Cluster(text.ray).connect():
+    with guarded({}, {"--output_dir": text.output_dir}, inputs), Cluster(text.ray).connect():
         report = prepare_text(text, options, each_on_cluster if text.ray else None)
     print(f"{counts_table(report['languages'])}\n")
     print(f"written to {text.output_dir}; README.md there explains the columns")

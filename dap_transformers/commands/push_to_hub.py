@@ -64,7 +64,7 @@ def run(argv: Sequence[str] | None = None) -> str | None:
         folder = f"{name.rstrip('/')}-hub"
 
     folder = Path(folder) if folder else None
-    with guarded(folders={"--output_dir": folder}, model=rest.checkpoint):
+    with guarded({}, {"--output_dir": folder}, [rest.checkpoint]):
         commit = publish(rest.checkpoint, args.repo_id, options, folder)
 
     if commit is None:

@@ -84,10 +84,9 @@ def _leave_process_group() -> None:
 
 @contextmanager
 def guarded(
-    files: Outputs | None = None,
-    folders: Outputs | None = None,
+    files: Outputs,
+    folders: Outputs,
     inputs: Iterable[AnyPath | None] = (),
-    model: AnyPath | None = None,
     is_writer: bool = True,
 ) -> Iterator[None]:
     """Check all outputs of a run before the block starts, and lock them until it ends.
@@ -95,12 +94,13 @@ def guarded(
     Outputs and inputs that are None are left out.
 
     Args:
-        folders: output folders.
+        files, folders: output files and output folders.
+        inputs: texts and models. An id of the Hub is no path, and is left out.
         is_writer: False for processes of a distributed run that write nothing. They take no lock.
     """
-    files = {name: path for name, path in (files or {}).items() if path}
-    folders = {name: path for name, path in (folders or {}).items() if path}
-    refuse_changes(files, folders, list(filter(None, [*inputs, model])))
+    files = {name: path for name, path in files.items() if path}
+    folders = {name: path for name, path in folders.items() if path}
+    refuse_changes(files, folders, list(filter(None, inputs)))
     with ExitStack() as stack:
         if is_writer:
             for name, path in (folders | files).items():

@@ -122,7 +122,7 @@ def score_pairs(
     """
     source_means = neighbours.forward_scores[source_rows].mean(1, dtype=np.float64)
     target_means = neighbours.backward_scores[target_rows].mean(1, dtype=np.float64)
-    products = unit_rows(source[source_rows], "source") * unit_rows(target[target_rows], "target")
+    products = unit_rows(source[source_rows]) * unit_rows(target[target_rows])
     return margin_of(products.sum(1).numpy(), source_means, target_means)
 
 

@@ -299,7 +299,7 @@ def score_known(known: Vectors, vectors: Vectors, k: int = 4) -> np.ndarray:
     A pair is left out if each of its sentences has a neighbour in the other text with a higher
     cosine. Mining seldom finds such a pair, so its low score would mislead.
     """
-    products = unit_rows(known[0], "known source") * unit_rows(known[1], "known target")
+    products = unit_rows(known[0]) * unit_rows(known[1])
     cosine = products.sum(1).numpy().astype(np.float64)  # (K,)
     means = []
     is_nearest = np.zeros(len(cosine), bool)

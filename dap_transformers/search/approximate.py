@@ -14,6 +14,7 @@ from tqdm.auto import tqdm
 from dap_transformers.errors import reading
 from dap_transformers.search.exact import (
     Array,
+    Found,
     Neighbours,
     nearest_neighbours,
     require_searchable,
@@ -53,8 +54,8 @@ def approximate_neighbours(
     with tqdm(
         total=total, desc=f"faiss {index}", unit=" rows", unit_scale=True, disable=not progress
     ) as bar:
-        forward = _search(source, "source", target, "target", k, index, bar)
-        backward = _search(target, "target", source, "source", k, index, bar)
+        forward = _search(source, target, k, index, bar)
+        backward = _search(target, source, k, index, bar)
     return Neighbours(*forward, *backward)
 
 
@@ -83,30 +84,22 @@ def _recall(found: np.ndarray, queries: Array, keys: Array) -> float:
     return float(is_found.mean())
 
 
-def _search(
-    queries: Array,
-    query_name: str,
-    keys: Array,
-    key_name: str,
-    k: int,
-    name: str,
-    bar: tqdm,
-) -> tuple[np.ndarray, np.ndarray]:
+def _search(queries: Array, keys: Array, k: int, name: str, bar: tqdm) -> Found:
     """Return cosines (N, k) and rows (N, k) of the keys (M, D) near each query (N, D).
 
     `name` is the name of the index, as in `approximate_neighbours`.
     """
-    index = _build(keys, key_name, name, bar)
+    index = _build(keys, name, bar)
     scores = np.empty((len(queries), k), np.float32)
     indices = np.empty((len(queries), k), np.int64)
     for start in range(0, len(queries), BLOCK_ROWS):
         end = start + BLOCK_ROWS
-        block = unit_rows(queries[start:end], query_name, start).cpu().numpy()  # (B, D)
+        block = unit_rows(queries[start:end]).cpu().numpy()  # (B, D)
         with reading(f"faiss index {name}"):
             found = np.sort(index.search(block, k)[1], axis=1)  # (B, k), -1 if nothing was found
 
         # compute the cosines exactly, and sort by them
-        near = unit_rows(keys[np.maximum(found, 0).ravel()], key_name).cpu().numpy()  # (B·k, D)
+        near = unit_rows(keys[np.maximum(found, 0).ravel()]).cpu().numpy()  # (B·k, D)
         exact = np.einsum("bd,bkd->bk", block, near.reshape(*found.shape, -1))
         order = np.argsort(-exact, axis=1, kind="stable")
         scores[start:end] = np.take_along_axis(exact, order, 1)
@@ -119,10 +112,10 @@ def _search(
     return scores, indices
 
 
-def _build(keys: Array, key_name: str, name: str, bar: tqdm) -> Any:
+def _build(keys: Array, name: str, bar: tqdm) -> Any:
     """Return the faiss index `name`, trained on a sample of the keys, which holds all of them."""
     factory, _, parameters = name.partition(":")
-    with reading(f"faiss index {name} of {len(keys)} {key_name} rows"):
+    with reading(f"faiss index {name} of {len(keys)} rows"):
         import faiss
 
         index = faiss.index_factory(keys.shape[1], factory, faiss.METRIC_INNER_PRODUCT)
@@ -130,7 +123,7 @@ def _build(keys: Array, key_name: str, name: str, bar: tqdm) -> Any:
 
         if not index.is_trained:
             step = _training_step(len(keys), factory, lists)
-            index.train(unit_rows(keys[::step], key_name).cpu().numpy())
+            index.train(unit_rows(keys[::step]).cpu().numpy())
 
         if lists and not parameters:
             parameters = f"nprobe={max(1, round(lists**0.5))}"
@@ -138,7 +131,7 @@ def _build(keys: Array, key_name: str, name: str, bar: tqdm) -> Any:
             faiss.ParameterSpace().set_index_parameters(index, parameters)
 
         for start in range(0, len(keys), BLOCK_ROWS):
-            block = unit_rows(keys[start : start + BLOCK_ROWS], key_name, start).cpu().numpy()
+            block = unit_rows(keys[start : start + BLOCK_ROWS]).cpu().numpy()
             index.add(block)
             bar.update(len(block))
     return index

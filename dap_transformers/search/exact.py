@@ -108,18 +108,18 @@ def nearest(queries: Array, keys: Array) -> np.ndarray:
     >>> nearest(np.array([[0.1, 0.7]]), np.array([[1.0, 0.0], [0.2, 0.5], [0.2, 0.5]])).tolist()
     [1]
     """
-    distinct = np.unique(first_equal_rows(keys, "keys"))  # rows of keys that equal no earlier key
+    distinct = np.unique(first_equal_rows(keys))  # rows of keys that equal no earlier key
     _, found = nearest_neighbours(queries, keys[distinct])  # (N, 1)
     return distinct[found[:, 0]]
 
 
-def first_equal_rows(array: Array, name: str = "rows") -> np.ndarray:
+def first_equal_rows(array: Array) -> np.ndarray:
     """Return for every row (N, D) the first row (N,) of its direction, which may be the row itself.
 
     >>> first_equal_rows(np.array([[1.0, 0.0], [0.0, 1.0], [2.0, 0.0]])).tolist()
     [0, 1, 0]
     """
-    _, group = unit_rows(array, name).unique(dim=0, return_inverse=True)  # (N,)
+    _, group = unit_rows(array).unique(dim=0, return_inverse=True)  # (N,)
     _, first_of_group, group = np.unique(group.cpu(), return_index=True, return_inverse=True)
     return first_of_group[group]
 

@@ -54,7 +54,7 @@ def test_scores_are_true_cosines_of_different_rows(rows: int, index: str) -> Non
 
 @pytest.mark.parametrize("index", ["IVF16,Nonsense", "IVF16,Flat:probes=3"])
 def test_what_faiss_refuses_is_named(index: str) -> None:
-    with pytest.raises(ValueError, match=f"^faiss index {index} of 1000 target rows: "):
+    with pytest.raises(ValueError, match=f"^faiss index {index} of 1000 rows: "):
         approximate_neighbours(*sides(), 4, index)
 
 
