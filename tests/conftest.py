@@ -46,10 +46,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=is_other)
 
 
-def pytest_collection_finish() -> None:
-    gc.freeze()  # otherwise each training's garbage collection visits all imported modules
-
-
 def synthetic_pairs(language: str, count: int = 200, seed: int = 0) -> list[tuple[str, str]]:
     """Make pairs whose sources are English sentences, word by word in a made-up language."""
     rng = random.Random(f"{language}-{seed}")
@@ -221,6 +217,11 @@ def bitext_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def short_bitext_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """60 pairs of each language, of which 6 become dev pairs, for runs of more than one epoch."""
     return write_bitext(tmp_path_factory.mktemp("short"), 60)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _frozen() -> None:
+    gc.freeze()  # otherwise each training's garbage collection visits all imported modules
 
 
 @pytest.fixture(autouse=True)

@@ -89,18 +89,9 @@ def test_the_last_layer_computes_the_tokens_that_are_read(options: dict, whole_s
     assert found == [expected]
 
 
-@pytest.mark.parametrize(
-    ("model_type", "options"),
-    [
-        *((name, {"objective": ALL}) for name in ENCODERS),
-        ("bert", {"objective": ALL, "rtl_layers": 1}),
-        ("xlm-roberta", {"objective": ALL, "rtl_layers": 3}),
-        ("bert", {"objective": "tr"}),
-    ],
-    ids=str,
-)
-def test_padded_rows_equal_packed_rows(model_type: str, options: dict) -> None:
-    model, batch = tiny_model(model_type, **options), make_batch()
+@pytest.mark.parametrize(("model_type", "layers"), [*zip(ENCODERS, (1, 2, 3, 2, 1, 3))])
+def test_padded_rows_equal_packed_rows(model_type: str, layers: int) -> None:
+    model, batch = tiny_model(model_type, objective=ALL, rtl_layers=layers), make_batch()
     expected = step(model, batch)  # packed, where the encoder's attention takes it
     model.set_attn_implementation("eager")
     parts = [part for part in model.modules() if isinstance(part, PreTrainedModel)]

@@ -70,33 +70,30 @@ def run_fresh(*command: object, **options: Any) -> str:
     return done.stdout
 
 
-def run_python(arguments: list[str], env: dict[str, str], cwd: Path) -> subprocess.CompletedProcess:
-    """Run `python -c CODE`, without this repository on its path, and wait for its end.
+def run_python(code: str, cwd: Path = TESTS.parent, env: dict[str, str] | None = None) -> str:
+    """Run `python -c CODE`, without this repository on its path, and return what it prints.
 
-    The modules that the server has imported read `HF_HOME`, `HF_ENDPOINT` and `OMP_NUM_THREADS`
-    from the environment of the tests. A test that needs other values must start a new Python
-    process.
+    It must succeed. The modules that the server has imported read `HF_HOME`, `HF_ENDPOINT` and
+    `OMP_NUM_THREADS` from the environment of the tests. A test that needs other values must start
+    a new Python process.
 
     Args:
-        arguments: `-c` and the code.
-        env: the environment.
+        code: the code.
         cwd: the working directory.
-
-    Returns:
-        The exit status, and what was printed, as text.
+        env: the environment, instead of that of the tests.
     """
     with tempfile.TemporaryDirectory(prefix="dap-python-") as folder:
         printed = [Path(folder) / name for name in ("stdout", "stderr")]
-        process = processes.Process(target=_run_arguments, args=(arguments, env, cwd, printed))
+        arguments = (code, cwd, env or dict(os.environ), printed)
+        process = processes.Process(target=_run_code, args=arguments)
         process.start()
         process.join()
         stdout, stderr = (path.read_text() for path in printed)
-        return subprocess.CompletedProcess(arguments, process.exitcode, stdout, stderr)
+    assert process.exitcode == 0, stderr
+    return stdout
 
 
-def _run_arguments(
-    arguments: list[str], env: dict[str, str], cwd: Path, printed: list[Path]
-) -> None:
+def _run_code(code: str, cwd: Path, env: dict[str, str], printed: list[Path]) -> None:
     for number, path in enumerate(printed, 1):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), number)
     os.environ.clear()
@@ -108,7 +105,6 @@ def _run_arguments(
         is_ours = Path(path) == TESTS.parent or Path(path).is_relative_to(TESTS)
         if not is_ours:
             installed.append(path)
-    option, code = arguments
-    sys.argv = [option]
+    sys.argv = ["-c"]
     sys.path[:] = [str(cwd), *installed]
     exec(code, types.ModuleType("__main__").__dict__)

@@ -167,7 +167,7 @@ def random_pairs(language: str, count: int) -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize("language", GOOD)
 def test_the_filters_equal_a_plain_loop(language: str) -> None:
-    pairs = random_pairs(language, 600)
+    pairs = random_pairs(language, 300)
     expected = [naive_reason(language, *pair) for pair in pairs]
     kept, counts = clean(frame(*pairs), language, PrepareOptions())
     for reason in REASONS:

@@ -220,6 +220,5 @@ for name in ("first", "second", "first"):
     print(name, type(model).version, type(model.config).version)
 """
     environment = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path), "PATH": ""}
-    done = run_python(["-c", script], environment, tmp_path)
     lines = [f"{name} {name} {name}" for name in ("first", "second", "first")]
-    assert done.stdout.splitlines() == lines, done.stderr
+    assert run_python(script, tmp_path, environment).splitlines() == lines

@@ -1,13 +1,11 @@
 """Nearest neighbours in blocks against a naive float64 loop: exactness, ties, bad rows, memory."""
 
-import os
 from collections.abc import Callable
 from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
-from conftest import REPOSITORY
 from forked import run_python
 from naive import cosines
 from numpy.testing import assert_allclose, assert_array_equal
@@ -308,9 +306,7 @@ exact.BLOCKS["cpu"] = (512, 8192)  # all cosines of a block are computed
 exact.mutual_neighbours(np.ones((512, 8)), np.ones((8192, 8)), 2)
 print(peak() - before)
 """
-    done = run_python(["-c", code], dict(os.environ), REPOSITORY)
-    assert done.returncode == 0, done.stderr
-    of_blocks, of_equal_rows = map(float, done.stdout.split())  # MiB
+    of_blocks, of_equal_rows = map(float, run_python(code).split())  # MiB
     assert of_blocks < 60
     assert of_equal_rows < 120
 
