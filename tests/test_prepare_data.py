@@ -127,12 +127,14 @@ def test_a_finished_run_is_only_replaced_if_told(raw: Path, tmp_path: Path) -> N
 def test_a_changed_file_is_cleaned_again_and_a_touched_one_is_not(
     raw: Path, tmp_path: Path
 ) -> None:
-    def keys() -> list[str]:
-        files, _ = prepare_text.find_files(RawText("out", data=[str(raw)]), PrepareOptions())
+    def keys(*evaluation: str) -> list[str]:
+        text = RawText("out", data=[str(raw)])
+        files, _ = prepare_text.find_files(text, PrepareOptions(), evaluation)
         return [file.key for file in files]
 
     file = raw / "de-en.tsv"
     before = keys()
+    assert not set(before) & set(keys("A sentence of a test set."))
     os.utime(file, ns=(1, 1))
     assert keys() == before
     file.write_bytes(b"".join(file.read_bytes().splitlines(keepends=True)[::-1]))

@@ -5,7 +5,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 from importlib.metadata import version
 from itertools import chain
@@ -19,7 +19,7 @@ from dap_transformers.files import content_digest, public_name, read_json, whole
 from dap_transformers.languages import base_language
 from dap_transformers.prepare.data_card import LOSSES, describe, total
 from dap_transformers.prepare.evaluation_sets import read_evaluation
-from dap_transformers.prepare.filters import clean
+from dap_transformers.prepare.filters import clean, plain_tokenizer
 from dap_transformers.prepare.options import PrepareOptions, RawText
 from dap_transformers.prepare.opus import NOT_IN_RELEASE, OpusCorpus, download_corpora
 from dap_transformers.prepare.pipeline import OnCluster, prepare
@@ -55,8 +55,8 @@ def prepare_text(
 
     # Try the filters and read everything, before text is downloaded and an earlier result removed.
     clean(pl.DataFrame({"source": [""], "target": [""]}), "en", options)
-    files, licences = find_files(text, options)
     evaluation = read_evaluation(text.evaluation_data, options.target_language)
+    files, licences = find_files(text, options, evaluation)
     plan = Plan(output_dir, options, tuple(evaluation))
     begin(plan, files, text.overwrite)
     languages = prepare(plan, files, text.num_workers, on_cluster)
@@ -97,8 +97,13 @@ def require_outside(output: Path, inputs: Iterable[str]) -> None:
             raise UserError(f"the input {path} lies in the output folder {output}")
 
 
-def find_files(text: RawText, options: PrepareOptions) -> tuple[list[RawFile], dict[str, str]]:
+def find_files(
+    text: RawText, options: PrepareOptions, evaluation: Sequence[str] = ()
+) -> tuple[list[RawFile], dict[str, str]]:
     """Find the input files, and download those from OPUS.
+
+    Args:
+        evaluation: the sentences for the leak check, with which the files will be cleaned.
 
     Returns:
         The files, sorted by language, and the licences by the name of the corpus or file. Known
@@ -135,15 +140,17 @@ def find_files(text: RawText, options: PrepareOptions) -> tuple[list[RawFile], d
     if unknown := given.keys() - known:
         raise UserError(f"{text.licences}: no input is called {min(unknown)}, only {sorted(known)}")
 
-    others = filter(None, [*text.evaluation_data, options.tokenizer])
-    states_of_others = [_file_state(path) for path in others]
+    tokenizer = options.tokenizer and plain_tokenizer(options.tokenizer).backend_tokenizer.to_str()
+    shared = _fingerprint(asdict(options), tokenizer, evaluation)
     files = []
     for language in sorted(wanted):
         for file in found[language]:
             origin = origins[file]
             file = replace(file, streaming=file.format == "hub")
-            states = [_file_state(path) for path in file.paths]
-            key = _fingerprint(asdict(options), states_of_others, asdict(file), origin, states)
+            # The content of a Hub dataset is not known before it is read.
+            places = filter(Path.is_file, map(disk_path, file.paths))
+            contents = [content_digest(place) for place in places]
+            key = _fingerprint(shared, asdict(file), origin, contents)
             files.append(RawFile(file, origin, key))
     return files, licences | given
 
@@ -152,14 +159,3 @@ def _fingerprint(*content: Any) -> str:
     """Return a hash (16 hexadecimal digits) of JSON values, `VERSION` and the version of polars."""
     joined = json.dumps([VERSION, version("polars"), *content], sort_keys=True)
     return hashlib.sha256(joined.encode()).hexdigest()[:16]
-
-
-def _file_state(path: str | Path) -> Any:
-    """Return a hash of a file's content, or (name, hash) of each file in a folder.
-
-    For a member of an archive it is the hash of the archive. None if there is no such file.
-    """
-    place = disk_path(path)
-    if place.is_dir():
-        return [(child.name, _file_state(child)) for child in sorted(place.iterdir())]
-    return content_digest(place) if place.is_file() else None
