@@ -213,9 +213,9 @@ def write_language(plan: Plan, files: Sequence[RawFile], kept: pl.DataFrame) -> 
     """Write the kept pairs (`mark_held`) of a language to `train/` and `dev/`, in their order.
 
     Returns:
-        Counts by name: pairs (`train`, `dev`), files (`train_shards`, `dev_shards`), and
-        `held_out`, the pairs left out of both because a dev set of any language has their English
-        sentence. `origins` has the training pairs by corpus.
+        Counts of pairs by name: `train`, `dev`, and `held_out`, those left out of both because a
+        dev set of any language has their English sentence. `origins` has the training pairs by
+        corpus.
     """
     rows = _scan(plan, files)
     language = files[0].file.language
@@ -228,10 +228,8 @@ def write_language(plan: Plan, files: Sequence[RawFile], kept: pl.DataFrame) -> 
         "held_out": len(kept) - len(train) - len(dev),
     }
     for split, pairs in (("train", train), ("dev", dev)):
-        shards = list(pairs.iter_slices(plan.options.shard_size))
-        for number, shard in enumerate(shards):
+        for number, shard in enumerate(pairs.iter_slices(plan.options.shard_size)):
             _write_shard(plan.shard(split, language, number), rows, shard)
-        counts[f"{split}_shards"] = len(shards)
 
     of_train = rows.join(train.lazy(), on="row", how="semi")
     origins = of_train.group_by("origin").len().sort("origin").collect(engine="streaming")

@@ -135,24 +135,25 @@ def find_columns(path: str, target: str, named: set[str]) -> dict[str, Columns]:
     targets = places.keys() & {target, "target"}
     sources = sorted(places.keys() - targets)
     is_clear = len(targets) == 1 and sources and len(places) == len(roles) - roles.count(None)
-    if is_clear:
-        second = places[min(targets)]
+    second = places[min(targets)] if is_clear else None
+
+    if is_clear and sources == WITHOUT_LANGUAGE[: len(sources)]:
         first, *stated = (places[role] for role in sources)
-        if sources == WITHOUT_LANGUAGE[: len(sources)]:
-            is_mined = header[:3] == MINED
-            columns = Columns(len(header), first, second, tuple(stated), True, is_mined)
-            if stated:
-                named = _stated_sources(path, columns, target)
-            elif is_mined:
-                named = named or {UNDETERMINED}
-            return dict.fromkeys(named, columns)
-        if named <= set(sources) and not set(sources) & set(WITHOUT_LANGUAGE):
-            found = {}
-            for code in sources:
-                columns = Columns(len(header), places[code], second, (), True, len(sources) > 1)
-                if code in named or next(read_table(path, columns, (code, target)), None):
-                    found[code] = columns
-            return found
+        is_mined = header[:3] == MINED
+        columns = Columns(len(header), first, second, tuple(stated), True, is_mined)
+        if stated:
+            named = _stated_sources(path, columns, target)
+        elif is_mined:
+            named = named or {UNDETERMINED}
+        return dict.fromkeys(named, columns)
+
+    if is_clear and named <= set(sources) and not set(sources) & set(WITHOUT_LANGUAGE):
+        found = {}
+        for code in sources:
+            columns = Columns(len(header), places[code], second, (), True, len(sources) > 1)
+            if code in named or next(read_table(path, columns, (code, target)), None):
+                found[code] = columns
+        return found
 
     is_pair = plain_suffix(path) == ".tsv" and len(header) == 2 and not {roles[0]} & targets
     is_likely = named or (targets and sources)
