@@ -11,7 +11,7 @@ import pytest
 import yaml
 from conftest import synthetic_pairs, tiny_tokenizer
 from datasets import load_dataset
-from written import lines_of, text_of, write, zip_of
+from written import json_rows, lines_of, text_of, write, zip_of
 
 from dap_transformers.commands.prepare_data import main
 from dap_transformers.errors import UserError
@@ -83,7 +83,7 @@ def test_leaks_are_counted_and_listed(raw: Path, tmp_path: Path) -> None:
     (tmp_path / "test.txt").write_text(f"{target.upper()}!\n{source}\tnothing else of this kind\n")
     out = tmp_path / "out"
     report = prepared(raw, out, evaluation_data=[str(tmp_path / "test.txt")])
-    leaks = [json.loads(line) for line in (out / "leaks.jsonl").read_text().splitlines()]
+    leaks = json_rows(out / "leaks.jsonl")
     assert report["evaluation_sentences"] == 3
     assert report["languages"]["de"]["leak"] == 1
     of_line = [leak for leak in leaks if leak["line"] == 8 and leak["language"] == "de"]

@@ -72,6 +72,11 @@ def zip_of(path: Path, members: dict[str, bytes | str]) -> Path:
     return path
 
 
+def json_rows(path: Path) -> list[dict]:
+    """Read the objects of a file of JSON lines."""
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
 def text_of(pairs: list[tuple[str, ...]]) -> bytes:
     return lines_of(map("\t".join, pairs)).encode()
 

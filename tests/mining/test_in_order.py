@@ -1,6 +1,5 @@
 """The alignment of two translations in order, against a naive dynamic programme, and its files."""
 
-import json
 import re
 from collections.abc import Sequence
 from itertools import pairwise, product
@@ -12,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from conftest import synthetic_pairs
 from naive import cosines
-from written import lines_of, pairs_of
+from written import json_rows, lines_of, pairs_of
 from written import write as write_text
 
 from dap_transformers.commands.mine_bitext import run
@@ -257,7 +256,7 @@ def test_two_books_become_a_file_from_which_both_texts_can_be_read_back(
         made = run([*argv, "--output", str(output)])
     assert made["source"]["sentences"] == made["target"]["sentences"] + 12 == 52
 
-    rows = [json.loads(line) for line in outputs[-1].read_text().splitlines()]
+    rows = json_rows(outputs[-1])
     assert pq.read_table(outputs[1]).to_pylist() == rows
     table = [line.split("\t") for line in outputs[0].read_text().splitlines()[1:]]
     assert [cells[1:3] for cells in table] == [[row["source"], row["target"]] for row in rows]
@@ -275,7 +274,7 @@ def test_two_books_become_a_file_from_which_both_texts_can_be_read_back(
     # The sentences of groups below a threshold are listed as well.
     lowest = sorted(row["score"] for row in rows if row["score"] is not None)[len(pairs) // 2]
     made = run([*argv, "--output", str(outputs[-1]), "--threshold", str(lowest)])
-    rows = [json.loads(line) for line in outputs[-1].read_text().splitlines()]
+    rows = json_rows(outputs[-1])
     assert made["kept"] == sum(row["score"] is not None for row in rows) < len(pairs)
     assert made["source_without_translation"] == sum(not row["target"] for row in rows)
     for side, lines in sides.items():
@@ -299,7 +298,7 @@ def test_paragraphs_and_subtitles_become_sentences_with_their_places(
         run(argv)
     made = run([*argv, "--pair", "de-en"])
     assert (made["source"]["sentences"], made["target"]["sentences"]) == (42, 3)
-    rows = [json.loads(line) for line in output.read_text().splitlines()]
+    rows = json_rows(output)
     places = {name: sum((row[name] for row in rows), []) for name in rows[0] if name[-1] == "s"}
     assert places["source_lines"] == [1] * 40 + [2] * 2
     assert places["source_numbers"] == [*range(1, 41), 1, 2]

@@ -1,10 +1,10 @@
 """A question set holds only prose, only translated pages, and no translation of a mixed answer."""
 
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from written import json_rows
 
 from study.question_sets import (
     Page,
@@ -119,11 +119,6 @@ def languages(tmp_path: Path) -> dict[str, Pages]:
     return read_set(source, tmp_path)
 
 
-def read_jsonl(path: Path) -> dict[str, dict]:
-    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    return {row["_id"]: row for row in rows}
-
-
 def test_a_mixed_index_has_translated_pages_but_not_those_of_its_answers(
     languages: dict[str, Pages], tmp_path: Path
 ) -> None:
@@ -131,8 +126,8 @@ def test_a_mixed_index_has_translated_pages_but_not_those_of_its_answers(
     assert list(languages["de"]) == [f"page{number}" for number in range(6)]
     write_set(tmp_path, "gnome", languages)
     folder = tmp_path / "gnome-de-mixed"
-    corpus = read_jsonl(folder / "corpus.jsonl")
-    queries = read_jsonl(folder / "queries.jsonl")
+    corpus = [row["_id"] for row in json_rows(folder / "corpus.jsonl")]
+    queries = [row["_id"] for row in json_rows(folder / "queries.jsonl")]
     header, *lines = (folder / "qrels" / "test.tsv").read_text().splitlines()
     assert header == "query-id\tcorpus-id\tscore"
     assert [line.split("\t") for line in lines] == [[key, f"en:{key}", "1"] for key in queries]
@@ -140,4 +135,4 @@ def test_a_mixed_index_has_translated_pages_but_not_those_of_its_answers(
     english = {key.removeprefix("en:") for key in corpus if key.startswith("en:")}
     german = {key.removeprefix("de:") for key in corpus if key.startswith("de:")}
     assert english == languages["en"].keys()
-    assert german == languages["de"].keys() - queries.keys()
+    assert german == languages["de"].keys() - {*queries}
