@@ -1,13 +1,12 @@
 """The command that aligns words: files in every format, links, reference and refusals."""
 
-import csv
 import json
 from pathlib import Path
 
 import pandas as pd
 import pytest
 from conftest import synthetic_pairs
-from written import lines_of, write
+from written import lines_of, read_table, write
 
 from dap_transformers.alignment.word_alignment import align_words
 from dap_transformers.commands import align_words as align_command
@@ -61,8 +60,7 @@ def test_every_format_has_the_links_of_the_function(
     assert objects.cosines.map(len).tolist() == objects.links.map(len).tolist()
 
     run(f"{command} --output {tmp_path}/links.tsv")
-    options = {"sep": "\t", "quoting": csv.QUOTE_NONE, "keep_default_na": False}
-    table = pd.read_csv(tmp_path / "links.tsv", **options)
+    table = read_table(tmp_path / "links.tsv")
     assert len(table) == made["links"]
     for row in table.itertuples():
         assert SOURCE[row.pair - 1].split()[row.source_position] == row.source_word
@@ -70,11 +68,10 @@ def test_every_format_has_the_links_of_the_function(
 
 
 def test_the_word_list_counts_the_links_of_the_table(command: str, tmp_path: Path) -> None:
-    words = {"sep": "\t", "quoting": csv.QUOTE_NONE, "keep_default_na": False}
     both = ["source_word", "target_word"]
     run(f"{command} --output {tmp_path}/links.tsv --lexicon {tmp_path}/words.tsv")
-    table = pd.read_csv(tmp_path / "links.tsv", **words)
-    found = pd.read_csv(tmp_path / "words.tsv", **words)
+    table = read_table(tmp_path / "links.tsv")
+    found = read_table(tmp_path / "words.tsv")
     assert len(found) == len(table[both].drop_duplicates())
     assert found.links.is_monotonic_decreasing
     for row in found.itertuples():
@@ -84,7 +81,7 @@ def test_the_word_list_counts_the_links_of_the_table(command: str, tmp_path: Pat
     run(f"{command} --lexicon {tmp_path}/few.tsv --min_count 2")
     frequent = found[found.links >= 2]
     assert 0 < len(frequent) < len(found)
-    assert pd.read_csv(tmp_path / "few.tsv", **words).equals(frequent)
+    assert read_table(tmp_path / "few.tsv").equals(frequent)
 
 
 @pytest.mark.parametrize(("name", "header"), [("news.de-en.tsv.gz", []), ("news.tsv", ["de\ten"])])

@@ -12,26 +12,14 @@ from dap_transformers.languages import (
 from dap_transformers.text_keys import BLANKS, is_blank, normalise_all
 
 OTHERS = [("zho", "zh"), ("fas", "fa"), ("FRA", "fr"), ("pt_BR", "pt"), ("iw", "he")]
+#: Codes of other languages keep their first part.
+OTHERS += [("xh-ZA", "xh"), (" SRP_Cyrl", "srp"), ("sr@latin", "sr"), ("nb_NO", "no")]
+OTHERS += [("nn", "nn"), ("de_DE.UTF-8@euro", "de")]
 
 
 @pytest.mark.parametrize(("code", "expected"), [(ISO3[code], code) for code in NAMES] + OTHERS)
-def test_codes_of_a_language_lead_to_its_iso_1_code(code: str, expected: str) -> None:
+def test_the_codes_and_locales_of_a_language_lead_to_one_code(code: str, expected: str) -> None:
     assert base_language(code) == base_language(expected) == expected
-
-
-@pytest.mark.parametrize(
-    ("code", "expected"),
-    [
-        ("xh-ZA", "xh"),
-        (" SRP_Cyrl", "srp"),
-        ("sr@latin", "sr"),
-        ("nb_NO", "no"),
-        ("nn", "nn"),
-        ("de_DE.UTF-8@euro", "de"),
-    ],
-)
-def test_another_language_keeps_the_first_part_of_its_code(code: str, expected: str) -> None:
-    assert base_language(code) == expected
 
 
 @pytest.mark.parametrize("text", ["", " \t", "\u200b", "\u00ad\ufeff", "\u3164", "\u2800", "\x1b"])

@@ -1,6 +1,5 @@
 """The mining command from files to pairs and report, with a tiny real model."""
 
-import csv
 import json
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import torch
 from conftest import synthetic_pairs
 from forked import run_two
 from numpy.testing import assert_allclose
-from written import lines_of, pairs_of
+from written import lines_of, pairs_of, read_table
 from written import write as write_text
 
 import eval_retrieval
@@ -34,11 +33,6 @@ TARGET.reverse()
 
 def write(path: Path, lines: list[str]) -> Path:
     return write_text(path, lines_of(lines))
-
-
-def read(path: Path) -> pd.DataFrame:
-    """Read a written table, which is literal text."""
-    return pd.read_csv(path, sep="\t", quoting=csv.QUOTE_NONE, keep_default_na=False)
 
 
 def line_pairs(table: pd.DataFrame) -> list[tuple[int, int]]:
@@ -69,7 +63,7 @@ def test_pairs_are_written_best_first_and_filtered_anew_without_encoding(
     command: str, tmp_path: Path
 ) -> None:
     made = run(command)
-    rows = read(tmp_path / "pairs.tsv")
+    rows = read_table(tmp_path / "pairs.tsv")
     assert 10 < len(rows) <= 40
     assert rows.source.tolist() == [SOURCE[line - 1] for line in rows.source_line]
     assert rows.target.tolist() == [TARGET[line - 1] for line in rows.target_line]
@@ -88,7 +82,7 @@ def test_pairs_are_written_best_first_and_filtered_anew_without_encoding(
     run(f"{command} --bf16")  # has vectors of its own
     lowest = rows.score[4] - 1e-5
     made = run(f"{command} --threshold {lowest} --output {tmp_path}/best.tsv")
-    kept = read(tmp_path / "best.tsv")
+    kept = read_table(tmp_path / "best.tsv")
     assert kept.equals(rows[rows.score >= lowest])
     assert made["kept"] == len(kept) < made["candidates"]
     assert [path.stat().st_mtime_ns for path in shards] == before
@@ -104,7 +98,7 @@ def test_given_pairs_are_scored_in_their_order(
     write(tmp_path / "a.de", source)
     write(tmp_path / "a.en", target)
     made = run(f"{command} --score_only")
-    rows = read(tmp_path / "pairs.tsv")
+    rows = read_table(tmp_path / "pairs.tsv")
     assert line_pairs(rows) == [(line, line) for line in [*range(1, 10), 11]]
     assert rows.target.tolist() == target[:9] + target[10:]
     assert made["candidates"] == 10
@@ -148,7 +142,7 @@ def test_the_threshold_is_chosen_and_reported_and_the_function_finds_the_same(
     choice = made["threshold_choice"]
     assert choice["table"][-1]["kept"] == made["candidates"]
 
-    rows = read(tmp_path / "pairs.tsv")
+    rows = read_table(tmp_path / "pairs.tsv")
     table = mine(*sides, encoder)
     assert made["kept"] == len(rows)
     assert line_pairs(rows) == line_pairs(table.to_pandas())
@@ -182,9 +176,9 @@ def test_languages_of_a_translation_memory_are_codes_and_fit_the_scripts(
 def test_an_index_states_its_recall(command: str, tmp_path: Path) -> None:
     pytest.importorskip("faiss")
     run(command)
-    exact = line_pairs(read(tmp_path / "pairs.tsv"))
+    exact = line_pairs(read_table(tmp_path / "pairs.tsv"))
     assert run(f"{command} --index Flat")["recall_at_k"] == 1.0
-    assert line_pairs(read(tmp_path / "pairs.tsv")) == exact
+    assert line_pairs(read_table(tmp_path / "pairs.tsv")) == exact
     assert 0.1 < run(f"{command} --index IVF8,Flat:nprobe=1")["recall_at_k"] < 1.0
 
 

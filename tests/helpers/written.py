@@ -12,6 +12,7 @@ from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 from datasets import Dataset, IterableDataset
@@ -75,6 +76,11 @@ def zip_of(path: Path, members: dict[str, bytes | str]) -> Path:
 def json_rows(path: Path) -> list[dict]:
     """Read the objects of a file of JSON lines."""
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def read_table(path: Path) -> pd.DataFrame:
+    """Read a written table, which is literal text."""
+    return pd.read_csv(path, sep="\t", quoting=csv.QUOTE_NONE, keep_default_na=False)
 
 
 def text_of(pairs: list[tuple[str, ...]]) -> bytes:
