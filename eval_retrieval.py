@@ -29,7 +29,7 @@ from dap_transformers.commands.encoder_arguments import EncoderArguments
 from dap_transformers.commands.safeguards import command, guarded
 from dap_transformers.errors import UserError
 from dap_transformers.evaluation.evaluation_data import EvaluationData
-from dap_transformers.evaluation.evaluator import Evaluator, card_rows, evaluate
+from dap_transformers.evaluation.evaluator import Evaluator, card_rows, data_name, evaluate
 from dap_transformers.evaluation.hard_negatives import HardNegatives
 from dap_transformers.evaluation.passage_search import changes_table
 from dap_transformers.evaluation.retrieval import Retrieval, read_languages
@@ -157,14 +157,10 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
             settings |= {f"{task}_prompt": encoder.for_task(task).prefix for task in PROMPTS_OF}
         protocol = "; ".join(each.description for each in evaluators if each.description)
         metrics = []
-        settings["tasks"] = {}
         for each in evaluators:
-            metrics += card_rows(each.task, each.metrics(numbers[each.name]))
             own = getattr(args, f"{each.name}_data", None)  # else the pairs of --data_dir
-            settings["tasks"][each.task] = {
-                "data": [public_name(path) for path in own or args.data_dir],
-                "pairs_per_language": None if own else args.max_pairs,
-            }
+            data = data_name(own) if own else data_name(args.data_dir, args.max_pairs)
+            metrics += card_rows(each.task, each.metrics(numbers[each.name]), data)
         numbers = numbers.pop("retrieval", {}) | numbers | {"metrics": metrics}
         content = model_args.report(encoder, protocol, numbers, settings, seconds)
         if args.output_file:

@@ -125,9 +125,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.manual_seed(0)
     save(folder / "dap", tiny_model())
     (folder / "de-en.tsv").write_bytes(text_of(synthetic_pairs("de", 60)))
-    metric = {"name": "accuracy xx→en", "value": 66.6667, "place": "de", "kind": "accuracy"}
-    numbers = {"metrics": [{"task": "bitext retrieval"} | metric]}
-    settings = {"pooling": "cls", "prefix": "", "data": ["/somewhere/tatoeba"]}
+    metric = {"data": "tatoeba", "place": "de", "name": "accuracy xx→en", "value": 66.6667}
+    numbers = {"metrics": [{"task": "bitext retrieval", "kind": "accuracy"} | metric]}
+    settings = {"pooling": "cls", "prefix": ""}
     made = report(str(folder / "dap"), "retrieval", numbers, settings, 1.0)
     write_json(made, folder / "results.json")
     return folder

@@ -85,11 +85,30 @@ class Evaluator:
         return console_tables(card_rows(self.task, self.metrics(numbers)))
 
 
-def card_rows(task: str, metrics: Iterable[Metric]) -> list[dict[str, Any]]:
-    """Return the metrics of a task as a report holds them for the model card."""
+def data_name(paths: Iterable[str | Path], max_pairs: int | None = None) -> str:
+    """Return the names of test data for the model card, without folders of this machine.
+
+    >>> data_name(["/data/tatoeba", "facebook/xnli"], max_pairs=100)
+    'tatoeba, facebook/xnli, first 100 pairs per language'
+    """
+    names = []
+    for path in map(Path, paths):
+        is_here = path.is_absolute() or path.exists()  # else the id of a Hub dataset
+        names.append(path.resolve().name if is_here else str(path))
+    if max_pairs is not None:
+        names.append(f"first {max_pairs} pairs per language")
+    return ", ".join(names)
+
+
+def card_rows(task: str, metrics: Iterable[Metric], data: str = "") -> list[dict[str, Any]]:
+    """Return the metrics of a task as a report holds them for the model card.
+
+    Args:
+        data: what they were measured on (`data_name`).
+    """
     rows = []
     for each in metrics:
-        rows.append({"task": task} | each._asdict() | {"value": round(each.value, 4)})
+        rows.append({"task": task, "data": data} | each._asdict() | {"value": round(each.value, 4)})
     return rows
 
 

@@ -63,9 +63,8 @@ WIDGET = {
 }
 #: Task of a metric -> its type on the Hub, if that is not its own name.
 TASK_TYPES = {"natural language inference": "text-classification"}
-HUB_DATASETS = ("facebook/xnli",)  # default data of an evaluation
 LONGEST_TABLE = 8  # rows of a table that is not folded
-NOT_SHOWN = ("data", "pairs_per_language")  # the heading names them
+NOT_SHOWN = ("data", "pairs_per_language")  # settings that the heading has
 
 
 @dataclass(frozen=True)
@@ -137,7 +136,7 @@ def model_card(repo_id: str, published: Published, sources: Sources) -> ModelCar
     """Make the model card: metadata with a `model-index` of the results, and a text."""
     results = []
     for report in sources.reports:
-        if "metrics" not in report:
+        if any("data" not in each for each in report.get("metrics", [{}])):
             raise UserError(
                 f"the report on {report['protocol']} has no metrics for the card: give reports of "
                 "eval-retrieval or run-xnli, made anew"
@@ -200,7 +199,7 @@ def _require_same_encoding(report: Mapping[str, Any], published: Published) -> N
     for name, own in ours.items():
         if settings.get(name, own) != own:
             raise UserError(
-                f"results on {dataset_name(report)} were measured with {name}={settings[name]!r}, "
+                f"results on {data_names(report)} were measured with {name}={settings[name]!r}, "
                 f"but the model is published with {own!r}: measure again with that"
             )
 
@@ -274,12 +273,11 @@ def eval_results(report: Mapping[str, Any]) -> list[EvalResult]:
     for each in report["metrics"]:
         if each["kind"] is None:
             continue
-        name = dataset_name(report, each["task"])
         result = EvalResult(
             task_type=TASK_TYPES.get(each["task"], each["task"].replace(" ", "-")),
             task_name=each["task"],
-            dataset_type=name,
-            dataset_name=name,
+            dataset_type=each["data"],
+            dataset_name=each["data"],
             dataset_config=each["place"] or None,
             metric_type=each["kind"],
             metric_name=each["name"],
@@ -289,23 +287,9 @@ def eval_results(report: Mapping[str, Any]) -> list[EvalResult]:
     return results
 
 
-def dataset_name(report: Mapping[str, Any], task: str = "") -> str:
-    """Return the names of a report's data without folders of this machine, or else its protocol.
-
-    With a `task`, only its own data are named. Older reports do not know them.
-
-    >>> settings = {"data": ["/data/tatoeba"], "pairs_per_language": 100}
-    >>> dataset_name({"protocol": "retrieval", "settings": settings})
-    'tatoeba, first 100 pairs per language'
-    """
-    settings = report.get("settings", {})
-    settings = settings | settings.get("tasks", {}).get(task, {})
-    data = settings.get("data") or report["protocol"]
-    paths = [data] if isinstance(data, str) else list(data)
-    names = [path if path in HUB_DATASETS else Path(path).name for path in paths]
-    if limit := settings.get("pairs_per_language"):
-        names.append(f"first {limit} pairs per language")
-    return ", ".join(names)
+def data_names(report: Mapping[str, Any]) -> str:
+    """Return the names of all data that the metrics of a report were measured on."""
+    return "; ".join(dict.fromkeys(each["data"] for each in report["metrics"]))
 
 
 def report_text(report: Mapping[str, Any]) -> str:
@@ -313,8 +297,7 @@ def report_text(report: Mapping[str, Any]) -> str:
 
     A table of more than `LONGEST_TABLE` rows is folded.
     """
-    names = dict.fromkeys(dataset_name(report, row["task"]) for row in report["metrics"])
-    parts = [f"### {'; '.join(names)}", _measured_text(report)]
+    parts = [f"### {data_names(report)}", _measured_text(report)]
     for columns, rows in tables_of(report["metrics"]).items():
         cells = [[place, *map(_cell, values)] for place, *values in rows]
         table = markdown_table(columns, cells, numbers=True)

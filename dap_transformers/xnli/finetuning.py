@@ -29,7 +29,7 @@ from configuration_dap import DAPConfig
 from dap_transformers.encoding.encoder import SentenceEncoder
 from dap_transformers.encoding.shards import model_fingerprint
 from dap_transformers.errors import UserError
-from dap_transformers.evaluation.evaluator import Metric, card_rows
+from dap_transformers.evaluation.evaluator import Metric, card_rows, data_name
 from dap_transformers.files import public_name, read_json, write_json
 from dap_transformers.options import arg
 from dap_transformers.reports import report
@@ -252,7 +252,7 @@ def fine_tune_and_test(
         "search": tried,
     }
     revision = encoder.revision
-    numbers = report_numbers(best, data)
+    numbers = report_numbers(best, data, data_name([text.data_dir]))
     content = report(model, PROTOCOL, numbers, settings, best["seconds"], revision, training.seed)
     if training.process_index == 0:
         write_json(content, Path(training.output_dir, "xnli.json"))
@@ -321,8 +321,11 @@ def fine_tune(
     return result
 
 
-def report_numbers(result: Mapping[str, Any], data: NLIData) -> dict[str, Any]:
-    """Return the numbers of a report: accuracies in percent by language, and their mean."""
+def report_numbers(result: Mapping[str, Any], data: NLIData, name: str) -> dict[str, Any]:
+    """Return the numbers of a report: accuracies in percent by language, and their mean.
+
+    `name` is that of the test data.
+    """
     accuracies = result["test"]
     mean = sum(accuracies.values()) / len(accuracies)
     metrics = [Metric("accuracy", mean, "mean", "accuracy")]
@@ -334,5 +337,5 @@ def report_numbers(result: Mapping[str, Any], data: NLIData) -> dict[str, Any]:
         "languages": languages,
         "mean": {"languages": len(languages), "accuracy": mean},
         "dev": {code: {"accuracy": accuracy} for code, accuracy in result["dev"].items()},
-        "metrics": card_rows("natural language inference", metrics),
+        "metrics": card_rows("natural language inference", metrics, name),
     }

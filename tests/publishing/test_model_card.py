@@ -44,7 +44,8 @@ def test_results_of_several_tasks_at_one_place_keep_their_tasks() -> None:
     tasks = {"ndcg_at_10": "search", "spearman": "semantic textual similarity", "f1": "my task"}
     metrics = []
     for kind, task in tasks.items():
-        metrics.append({"task": task, "name": kind, "value": 50.0, "place": "mean", "kind": kind})
+        row = {"task": task, "data": "x", "value": 50.0, "place": "mean"}
+        metrics.append(row | {"name": kind, "kind": kind})
     report = TATOEBA | {"metrics": metrics}
     card = str(model_card("user/dap-e5", PLAIN, replace(KNOWN, reports=[report])))
     _, results = model_index_to_eval_results(ModelCard(card).data.to_dict()["model-index"])
