@@ -16,6 +16,7 @@ error.
 Legend: `P` mined pairs, `G` gold pairs, `L` lines.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, product
@@ -86,13 +87,13 @@ class Bucc(Evaluator):
     def __post_init__(self) -> None:
         folders = by_name(self.folders)
         if self.protocol is None:
-            has_training = all(_has_gold(folder, TRAINING) for folder in folders.values())
+            has_training = all(find_split(folder, TRAINING) for folder in folders.values())
             self.protocol = "training-optimal" if has_training else "sample"
         meaning, splits = PROTOCOLS[self.protocol]
         self.description = f"BUCC {self.protocol}: {meaning}"
         self.texts: dict[str, list[Split]] = {}
         for pair, folder in folders.items():
-            self.texts[pair] = [read_split(_find_split(folder, names)) for names in splits]
+            self.texts[pair] = [read_split(folder, names) for names in splits]
 
     def sentences(self) -> Iterator[str]:
         for splits in self.texts.values():
@@ -142,64 +143,66 @@ class Bucc(Evaluator):
 # The files
 
 
-def _has_gold(folder: Path, names: tuple[str, ...]) -> bool:
-    """Tell whether a split has gold pairs. BUCC's own "test" has none."""
-    places = product((folder, folder.parent), names)
-    return any((place / f"{folder.name}.{name}.gold").is_file() for place, name in places)
+def find_split(folder: Path, names: tuple[str, ...]) -> list[Path]:
+    """Find the files of a split in a pair's folder or above it: source, target and gold.
 
-
-def _find_split(folder: Path, names: tuple[str, ...]) -> list[Path]:
-    """Find the files of a split in a pair's folder or above it: source, target and gold."""
-    pair = folder.name
+    Return [] if one of them is missing. BUCC's own "test" has no gold pairs.
+    """
+    endings = (*folder.name.split("-"), "gold")
     for place, name in product((folder, folder.parent), names):
-        endings = (*pair.split("-"), "gold")
-        files = [place / f"{pair}.{name}.{ending}" for ending in endings]
+        files = [place / f"{folder.name}.{name}.{ending}" for ending in endings]
         if all(file.is_file() for file in files):
             return files
-    raise FileNotFoundError(
-        f"{folder} has no {pair}.{names[0]}.gold with its two texts: name the languages as well, "
-        "such as bucc/fr-en"
-    )
+    return []
 
 
-def read_split(files: Sequence[Path]) -> Split:
-    """Read the two texts and the gold pairs of a split, given its files in this order."""
-    source, target, gold = files
-    ids: tuple[dict[str, int], dict[str, int]] = {}, {}
-    split = Split(
-        DistinctSentences(read_text(source, ids[0]), source),
-        DistinctSentences(read_text(target, ids[1]), target),
-        read_gold(gold, *ids),
-    )
+def read_split(folder: Path, names: tuple[str, ...]) -> Split:
+    """Read the two texts and the gold pairs of a split that `find_split` finds."""
+    files = find_split(folder, names)
+    if not files:
+        raise FileNotFoundError(
+            f"{folder} has no {folder.name}.{names[0]}.gold with its two texts: name the languages "
+            "as well, such as bucc/fr-en"
+        )
+    *texts, gold = files
+    sides = []
+    lines = []
+    for path in texts:
+        sentences = read_text(path)
+        sides.append(DistinctSentences(sentences.values(), path))
+        lines.append({name: line for line, name in enumerate(sentences)})
+    split = Split(*sides, read_gold(gold, *lines))
     for path, part in zip(files, split, strict=True):
         if not len(part):
             raise UserError(f"{path} is empty")
     return split
 
 
-def read_text(path: Path, ids: dict[str, int]) -> Iterator[str]:
-    """Yield the sentences of lines `id<TAB>sentence`, and fill `ids`: id -> index of its line."""
-    for index, line in enumerate(decoded_lines(path)):
+def read_text(path: Path) -> dict[str, str]:
+    """Read lines `id<TAB>sentence`: id -> sentence, in the order of the lines."""
+    sentences: dict[str, str] = {}
+    for number, line in enumerate(decoded_lines(path), 1):
         name, tab, sentence = line.partition("\t")
         if not name or not tab:
-            raise UserError(f"{path}, line {index + 1}: {line[:60]!r} is no id, tab and sentence")
-        if ids.setdefault(name, index) != index:
-            raise UserError(f"{path}, line {index + 1}: the id {name} is repeated")
-        yield sentence
+            raise UserError(f"{path}, line {number}: {line[:60]!r} is no id, tab and sentence")
+        if name in sentences:
+            raise UserError(f"{path}, line {number}: the id {name} is repeated")
+        sentences[name] = sentence
+    return sentences
 
 
 def read_gold(
-    path: Path, source_ids: Mapping[str, int], target_ids: Mapping[str, int]
+    path: Path, source_lines: Mapping[str, int], target_lines: Mapping[str, int]
 ) -> np.ndarray:
     """Read source and target lines, from 0, of the gold pairs (G, 2). Repeated pairs count once.
 
-    `source_ids` and `target_ids` give the line of each id.
+    `source_lines` and `target_lines` give the line of each id.
     """
     pairs: dict[tuple[int, int], None] = {}
     for number, line in enumerate(decoded_lines(path), 1):
         with reading(f"{path}, line {number}"):
             source, target = line.split("\t")
-            pairs[source_ids[source], target_ids[target]] = None
+            pairs[source_lines[source], target_lines[target]] = None
     return np.array(list(pairs), np.int64).reshape(-1, 2)
 
 
@@ -217,19 +220,11 @@ def count_gold(pairs: np.ndarray, split: Split) -> tuple[np.ndarray, np.ndarray]
     target_copies = np.bincount(target_rows[target_rows >= 0])
     extracted = source_copies[pairs["source"]] * target_copies[pairs["target"]]
 
-    # count the gold pairs of each pair of sentences, which is numbered by one integer key
-    width = len(target_copies)
-    gold_source = source_rows[split.gold[:, 0]]
-    gold_target = target_rows[split.gold[:, 1]]
-    is_filled = (gold_source >= 0) & (gold_target >= 0)
-    gold_keys = gold_source[is_filled] * width + gold_target[is_filled]
-    keys, counts = np.unique(gold_keys, return_counts=True)
-
-    # look up the count of each mined pair
-    mined_keys = pairs["source"] * width + pairs["target"]
-    position = np.searchsorted(keys, mined_keys)  # len(keys) if all keys are smaller
-    is_found = np.append(keys, -1)[position] == mined_keys
-    return extracted, np.where(is_found, np.append(counts, 0)[position], 0)
+    # gold pairs with an empty sentence have a row of -1, which is never mined
+    source_lines, target_lines = split.gold.T
+    gold = Counter(zip(source_rows[source_lines].tolist(), target_rows[target_lines].tolist()))
+    mined = zip(pairs["source"].tolist(), pairs["target"].tolist())
+    return extracted, np.array([gold[pair] for pair in mined], int)
 
 
 def best_threshold(
