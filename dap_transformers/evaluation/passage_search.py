@@ -137,9 +137,10 @@ def changes_table(before: Numbers, now: Numbers) -> str:
     """
     rows = []
     for name, each in now.items():
-        pair = [before.get(name, {}).get("ndcg_of_questions"), each.get("ndcg_of_questions")]
-        if all(pair) and len(pair[0]) == len(pair[1]) > 1:
-            changes = np.subtract(pair[1], pair[0])
+        old = before.get(name, {}).get("ndcg_of_questions", [])
+        new = each.get("ndcg_of_questions", [])
+        if len(old) == len(new) > 1:
+            changes = np.subtract(new, old)
             error = changes.std(ddof=1) / len(changes) ** 0.5
             means = (before[name]["ndcg@10"], each["ndcg@10"])
             rows.append([name, *means, float(changes.mean()), float(error)])
@@ -161,34 +162,29 @@ def read_questions(folder: Path) -> QuestionSet:
     """Read a set of questions in BEIR's layout."""
     corpus = read_texts(folder / "corpus.jsonl")
     questions = read_texts(folder / "queries.jsonl")
-    row_of = {name: row for row, name in enumerate(sorted(corpus))}
+    row_of = {name: row for row, name in enumerate(corpus)}
 
     path = folder / "qrels/test.tsv"
-    grades: dict[str, dict[int, int]] = {}
+    grades: dict[str, dict[int, int]] = {name: {} for name in questions}
     for number, line in enumerate(decoded_lines(path), 1):
         place = f"{path}, line {number}"
         if line.count("\t") != 2:
             raise UserError(f"{place}: give question, passage and grade, with tabs between them")
-        with reading(place):
+        with reading(place):  # an unknown id is a KeyError
             question, passage, grade = line.split("\t")
             if number == 1 and not grade.isdecimal():
                 continue  # the header
-            for name, known in ((question, questions), (passage, row_of)):
-                if name not in known:
-                    raise UserError(f"{place}: {folder} has no text with the id {name}")
             if int(grade) > 0:
-                grades.setdefault(question, {})[row_of[passage]] = int(grade)
-    if not grades:
+                grades[question][row_of[passage]] = int(grade)
+    answered = {name: own for name, own in grades.items() if own}
+    if not answered:
         raise UserError(f"{path}: no line has a grade above 0, so no question has an answer")
-    passages = [corpus[name] for name in row_of]
-    names = sorted(grades)  # so that reports have the same order
-    return QuestionSet(
-        [questions[name] for name in names], passages, [grades[name] for name in names]
-    )
+    asked = [questions[name] for name in answered]
+    return QuestionSet(asked, list(corpus.values()), list(answered.values()))
 
 
 def read_texts(path: Path) -> dict[str, str]:
-    """Read the texts of a JSON Lines file by id. A title goes before the text."""
+    """Read the texts of a JSON Lines file by ascending id. A title goes before the text."""
     texts: dict[str, str] = {}
     for number, line in enumerate(decoded_lines(path), 1):
         place = f"{path}, line {number}"
@@ -199,4 +195,4 @@ def read_texts(path: Path) -> dict[str, str]:
         if name in texts:
             raise UserError(f"{place}: the id {name} is repeated")
         texts[name] = text
-    return texts
+    return dict(sorted(texts.items()))
