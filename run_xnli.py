@@ -18,8 +18,8 @@ from dap_transformers.commands.arguments import ArgumentParser
 from dap_transformers.commands.encoder_arguments import BaseEncoderArguments
 from dap_transformers.commands.safeguards import command, guarded
 from dap_transformers.encoding.encoder import SentenceEncoder
+from dap_transformers.evaluation.evaluator import console_tables
 from dap_transformers.evaluation.paper import xnli_table
-from dap_transformers.languages import NAMES, XNLI_LANGUAGES
 from dap_transformers.tables import text_table
 from dap_transformers.xnli.data import TextOptions
 from dap_transformers.xnli.finetuning import XNLITrainingArguments, fine_tune_and_test
@@ -60,14 +60,7 @@ def summary(content: Mapping[str, Any]) -> str:
     if tried := content["settings"]["search"]:
         rows = [[f"{each['learning_rate']:g}", each["dev_accuracy"]] for each in tried]
         parts.append(text_table(["learning rate", "dev accuracy"], rows))
-
-    rows = []
-    for code, numbers in content["languages"].items():
-        rows.append([f"{code}  {NAMES[code]}", numbers["pairs"], numbers["accuracy"]])
-    mean = content["mean"]["accuracy"]
-    rows.append([f"mean of {len(rows)} of {len(XNLI_LANGUAGES)} languages", "", mean])
-    parts.append(text_table(["language", "pairs", "accuracy"], rows))
-
+    parts.append(console_tables(content["metrics"]))
     accuracies = {code: numbers["accuracy"] for code, numbers in content["languages"].items()}
     parts.append(xnli_table(accuracies))
     return "\n\n".join(parts)

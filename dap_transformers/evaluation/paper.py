@@ -21,9 +21,6 @@ TATOEBA_GROUPS = ("14 languages", "28 languages", "36 languages")
 #: The models that the paper proposes.
 PAPER_MODELS = ("mBERT+DAP", "XLM-R+DAP")
 DIRECTIONS = {"xx-en": "xx→en", "en-xx": "en→xx"}
-#: Names of the multilingual pool's numbers in a report, first those of xx→en: queries that find
-#: their translation, and queries that find a sentence of their own language.
-POOL_KEYS = ("pool_xx-en", "own_xx-en", "pool_en-xx", "own_en-xx")
 
 
 def _rows(table: str) -> dict[str, list[float | None]]:

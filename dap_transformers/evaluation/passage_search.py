@@ -65,9 +65,8 @@ class Search(Evaluator):
     description = "search: nDCG@10 and accuracy@1 by cosine"
 
     def __post_init__(self) -> None:
-        self.sets: dict[str, QuestionSet] = {}
-        for name, folder in by_name(self.folders).items():
-            self.sets[name] = read_questions(folder)
+        folders = by_name(self.folders)
+        self.sets = {name: read_questions(folder) for name, folder in folders.items()}
 
     def __call__(self, encoder: SentenceEncoder) -> Numbers:
         """Return the numbers of each set, and their means over the sets under "mean"."""

@@ -29,7 +29,6 @@ from dap_transformers.evaluation.paper import (
     DIRECTIONS,
     PAPER_MODELS,
     PAPER_TATOEBA_PLACES,
-    POOL_KEYS,
     tatoeba_averages,
 )
 from dap_transformers.languages import TATOEBA_14, TATOEBA_28, TATOEBA_36, base_language
@@ -88,8 +87,10 @@ class Retrieval(Evaluator):
             source, target = (encoder.encode(list(side)) for side in zip(*rows, strict=True))
             values = dict(zip(DIRECTIONS, retrieval_accuracy(source, target), strict=True))
             if self.pool:
-                to_target, to_source = multilingual_pool_accuracy(source, target)
-                values |= zip(POOL_KEYS, (*to_target, *to_source), strict=True)
+                in_pool = multilingual_pool_accuracy(source, target)
+                for direction, each in zip(DIRECTIONS, in_pool, strict=True):
+                    values[f"pool_{direction}"] = each.accuracy
+                    values[f"own_{direction}"] = each.own_language
             languages[code] = {"pairs": len(rows)} | values
 
         averages: Numbers = {}

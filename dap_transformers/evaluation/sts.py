@@ -49,9 +49,8 @@ class STS(Evaluator):
     description = "semantic textual similarity: Spearman's rank correlation of cosines and scores"
 
     def __post_init__(self) -> None:
-        self.pairs: dict[str, list[ScoredPair]] = {}
-        for name, file in by_name(self.files).items():
-            self.pairs[name] = read_scored_pairs(file)
+        files = by_name(self.files)
+        self.pairs = {name: read_scored_pairs(file) for name, file in files.items()}
 
     def sentences(self) -> Iterator[str]:
         for pairs in self.pairs.values():

@@ -241,8 +241,7 @@ def fine_tune_and_test(
         for rate, result in zip(rates, results, strict=True):
             tried.append({"learning_rate": rate, "dev_accuracy": result["dev"]["en"]})
     settings = {"learning_rate": best["learning_rate"]}
-    for name in SHOWN:
-        settings[name] = getattr(training, name)
+    settings |= {name: getattr(training, name) for name in SHOWN}
     settings |= {
         "pooling": encoder.pooling,
         "max_seq_length": text.max_seq_length,
