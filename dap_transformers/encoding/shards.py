@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 import torch
 from accelerate.utils import gather_object
+from torch import nn
 from tqdm.auto import tqdm
 
 from dap_transformers.encoding.encoder import Encoder, SentenceEncoder
@@ -43,8 +44,6 @@ SHARD_SIZE = 16384
 PIECE = 1024
 #: Names of shards, and of the unfinished files that a kill leaves (`whole_file`).
 OUR_NAMES = re.compile(r"\.?shard-\d{6,}-[0-9a-f]{16}\.npy(\.[0-9a-f]{8}\.tmp)?")
-#: Part of every fingerprint. Another version makes all shards anew.
-FINGERPRINT_VERSION = "1"
 #: Fields of a config that say where it came from, and not what the model computes.
 ORIGIN = ("_name_or_path", "_commit_hash", "transformers_version", "architectures", "auto_map")
 
@@ -112,24 +111,16 @@ def model_fingerprint(encoder: SentenceEncoder) -> str:
     pooler: no vector comes from it, and its weights are random at each loading if the checkpoint
     lacks them.
     """
-    model = encoder.model
-    settings = [
-        encoder.pooling,
-        encoder.prefix,
-        encoder.max_seq_length,
-        encoder.bf16,
-        str(model),
-    ]
-    if len(encoder.after):
-        settings.append(str(encoder.after))
-    config = model.config.to_dict()
+    modules = nn.ModuleList([encoder.model, encoder.after])
+    names = ("pooling", "prefix", "max_seq_length", "bf16")
+    settings = [getattr(encoder, name) for name in names]
+    config = encoder.model.config.to_dict()
     config = {key: value for key, value in config.items() if key not in ORIGIN}
-    weights = sorted(model.state_dict().items()) + sorted(encoder.after.state_dict().items())
 
-    digest = hashlib.sha256(FINGERPRINT_VERSION.encode())
-    for part in (settings, config, tokenizer_state(encoder.tokenizer)):
+    digest = hashlib.sha256()
+    for part in (settings, str(modules), config, tokenizer_state(encoder.tokenizer)):
         digest.update(json.dumps(part, sort_keys=True, default=str).encode())
-    for name, tensor in weights:
+    for name, tensor in sorted(modules.state_dict().items()):
         if "pooler" not in name.split("."):
             digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
             values = tensor.detach().cpu().contiguous().flatten()
@@ -208,7 +199,6 @@ def write_shards(
     state = launched()
     shards: list[Path] = []
     failed: list[SentenceError] = []
-    first = 0  # number of the shard's first sentence
     with tqdm(
         total=length_hint(sentences) or None,
         desc=f"encoding {name or folder.name}",
@@ -227,13 +217,12 @@ def write_shards(
             else:
                 try:
                     vectors = encode_pieces(encoder, text, bar)  # (n, D)
-                    require_finite(vectors, text, where, first)
+                    require_finite(vectors, text, where, number * shard_size)
                 except SentenceError as error:
                     failed.append(error)
                     break
                 with whole_file(shard) as file:
                     np.save(file, vectors)
-            first += len(text)
 
     # Here all processes wait for each other, and learn what failed in any.
     failed = gather_object(failed)
