@@ -3,7 +3,6 @@
 import copy
 import logging
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -70,9 +69,7 @@ def as_in_file(
 
 def _agree(tokenizer: PreTrainedTokenizerBase, own_file: str) -> bool:
     """Tell whether a tokenizer and a `tokenizer.json` give the same tokens for the text `PROBE`."""
-    own = Tokenizer.from_file(own_file)
-    own.no_truncation()
-    own.no_padding()
+    own = _unlimited(Tokenizer.from_file(own_file))
     # Tokens that only tokenizer_config.json names.
     own.add_tokens(list(tokenizer.added_tokens_decoder.values()))
     adds_special = own.num_special_tokens_to_add(is_pair=False) > 0
@@ -89,17 +86,12 @@ def require_room(tokenizer: PreTrainedTokenizerBase, max_seq_length: int, prefix
     """
     # A fast tokenizer cuts as its last call has asked. Another thread may be encoding with it, so
     # this call asks for the same.
-    limit = longest_cut(max_seq_length)
-    if len(tokenizer(prefix, truncation=True, max_length=limit).input_ids) >= max_seq_length:
+    tokens = tokenizer(prefix, truncation=True, max_length=max_seq_length)
+    if len(tokens.input_ids) >= max_seq_length:
         raise UserError(
             f"max_seq_length={max_seq_length} leaves no token of the text behind "
             f"prefix={prefix!r}: give more"
         )
-
-
-def longest_cut(max_seq_length: int) -> int:
-    """Return a length that tokenizers accept. They call "no limit" 1e30, but do not take it."""
-    return min(max_seq_length, sys.maxsize)
 
 
 def require_padding(tokenizer: PreTrainedTokenizerBase, name: str | Path) -> None:
@@ -121,13 +113,16 @@ def forget_calls(tokenizer: PreTrainedTokenizerBase) -> None:
     changed, because they keep no such settings.
     """
     if tokenizer.is_fast:
-        tokenizer.backend_tokenizer.no_padding()
-        tokenizer.backend_tokenizer.no_truncation()
+        _unlimited(tokenizer.backend_tokenizer)
 
 
 def plain_backend(tokenizer: PreTrainedTokenizerBase) -> Tokenizer:
     """Return a copy of a fast tokenizer's Rust tokenizer, without truncation and padding."""
-    backend = copy.deepcopy(tokenizer.backend_tokenizer)
+    return _unlimited(copy.deepcopy(tokenizer.backend_tokenizer))
+
+
+def _unlimited(backend: Tokenizer) -> Tokenizer:
+    """Switch off the padding and truncation of a Rust tokenizer, and return it."""
     backend.no_padding()
     backend.no_truncation()
     return backend

@@ -1,5 +1,6 @@
 """A checkpoint in a folder or on the Hub: its settings, and methods that load its weights."""
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -120,7 +121,8 @@ class Checkpoint:
         if self.library.pooling is None:
             return None
         named = self.library.max_seq_length
-        lengths = [named or self.tokenizer.model_max_length, longest_input(model)]
+        # Tokenizers call "no limit" 1e30, but do not take that number.
+        lengths = [named or self.tokenizer.model_max_length, longest_input(model), sys.maxsize]
         if not named:
             lengths.append(getattr(model.config, "max_position_embeddings", None))
         return min(length for length in lengths if length is not None and length > 0)

@@ -27,7 +27,7 @@ from dap_transformers.encoding.checkpoint import Checkpoint, longest_input
 from dap_transformers.encoding.onednn import fast_linear
 from dap_transformers.errors import UserError, reading
 from dap_transformers.search.exact import unit_rows
-from dap_transformers.tokenizer import longest_cut, require_room
+from dap_transformers.tokenizer import require_room
 from encoder_dap import depends_on_padding
 from modeling_dap import DAPModel
 from modules_dap import prompt_for
@@ -353,7 +353,7 @@ class SentenceEncoder:
         return self.tokenizer(
             text,
             truncation=True,
-            max_length=longest_cut(self.max_seq_length),
+            max_length=self.max_seq_length,
             return_attention_mask=False,
             verbose=False,
             **outputs,
