@@ -56,14 +56,11 @@ def run(argv: Sequence[str] | None = None) -> str | None:
     args, options, rest = parser.parse_args_into_dataclasses(args=argv)
     for path in args.plugin:
         load_plugin(path)
-    folder = args.output_dir
-    if options.dry_run and not folder:
-        name = rest.checkpoint
-        if Path(name).is_dir():
-            name = os.path.abspath(name)  # "." has no name to add "-hub" to
-        folder = f"{name.rstrip('/')}-hub"
+    folder = Path(args.output_dir) if args.output_dir else None
+    if options.dry_run and folder is None:
+        # "." and "out/" have no name to add "-hub" to
+        folder = Path(f"{os.path.abspath(rest.checkpoint)}-hub")
 
-    folder = Path(folder) if folder else None
     with guarded({}, {"--output_dir": folder}, [rest.checkpoint]):
         commit = publish(rest.checkpoint, args.repo_id, options, folder)
 

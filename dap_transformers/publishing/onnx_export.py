@@ -41,15 +41,15 @@ class _Graph(nn.Module):
         return states, F.normalize(self.after(self.pool(states, attention_mask)), dim=1)
 
 
-def export_onnx(checkpoint: str | Path, folder: str | Path) -> Path:
-    """Export the encoder of a checkpoint to `onnx/model.onnx` in a folder, and return the path.
+def export_onnx(folder: str | Path) -> Path:
+    """Export the encoder in a folder to `onnx/model.onnx` in the same folder. Return the path.
 
     Nothing is written unless the graph gives the encoder's vectors.
     """
     import onnx_ir
     from onnx_ir.passes.common import ClearMetadataAndDocStringPass
 
-    encoder = SentenceEncoder.from_pretrained(str(checkpoint), device="cpu")
+    encoder = SentenceEncoder.from_pretrained(str(folder), device="cpu")
     if takes_packed(encoder.backbone):  # ONNX has no such attention
         encoder.backbone.set_attn_implementation("sdpa")
     # Any ids will do, but sizes of 0 or 1 would be taken for constants.

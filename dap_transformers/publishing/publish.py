@@ -82,7 +82,7 @@ def _write(checkpoint: str | Path, folder: Path, repo_id: str, options: PublishO
         model_card(repo_id, published, sources).save(new / "README.md")
         if options.onnx:
             with reading("the export to ONNX"):
-                export_onnx(new, new)
+                export_onnx(new)
 
 
 def _warn_about_another_model(report: Mapping[str, Any], names: set[str], local: Path) -> None:

@@ -21,8 +21,8 @@ def test_the_graph_gives_the_models_vectors_with_length_1(pooling: str, tmp_path
     # XLM-R's positions begin after the padding id.
     model = tiny_model("xlm-roberta", objective="tr", pooling=pooling)
     folder = save(tmp_path / "dap", model)
-    path = export_onnx(folder, tmp_path)
-    assert path == tmp_path / "onnx" / "model.onnx"
+    path = export_onnx(folder)
+    assert path == folder / "onnx" / "model.onnx"
     assert [file.name for file in path.parent.iterdir()] == ["model.onnx"]
     assert str(REPOSITORY).encode() not in path.read_bytes()
 

@@ -111,7 +111,7 @@ def published(
     source = save(work / "checkpoint", tiny_model("xlm-roberta", pooling=pooling))
     folder = work / "folder"
     build(source, folder, FolderOptions(prefix=prefix, max_seq_length=LENGTH))
-    export_onnx(folder, folder)
+    export_onnx(folder)
     names = {
         "folder": str(folder),
         "sentences": SENTENCES,
