@@ -11,7 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from dap_transformers.errors import UserError, reading
+from dap_transformers.errors import UserError
 from dap_transformers.files import read_json
 
 RECORD = "run.json"  # arguments of a training (dap_transformers/training/resume.py)
@@ -97,8 +97,7 @@ def read_record(checkpoint: Path, name: str = RECORD) -> dict[str, Any]:
 
 def read_report(path: str | Path) -> dict[str, Any]:
     """Read a report from a JSON file."""
-    with reading(path):
-        content = read_json(path)
+    content = read_json(path)
     if not {"model", "protocol"} <= content.keys():
         raise UserError(f"{path} is no report of eval-retrieval, run-xnli or mine-bitext")
     return content

@@ -252,9 +252,9 @@ def _recipe_table(sources: Sources) -> str:
     if known.get("language_mix") != "temperature":
         known["mix_alpha"] = None
     objectives = (known.get("objective") or "").split("+")
+    unused = tuple(start for start, user in USED_BY.items() if user not in objectives)
     for name in (*RECIPE, *unknown_keys(sources.config)):  # and fields of plug-ins
-        users = [objective for start, objective in USED_BY.items() if name.startswith(start)]
-        is_used = name not in FIELDS or not users or users[0] in objectives
+        is_used = name not in FIELDS or not name.startswith(unused)
         if is_used and known.get(name) is not None:
             rows.append([name.replace("_", " "), known[name]])
     return markdown_table(["", ""], rows)
