@@ -48,10 +48,6 @@ OUR_NAMES = re.compile(r"\.?shard-\d{6,}-[0-9a-f]{16}\.npy(\.[0-9a-f]{8}\.tmp)?"
 ORIGIN = ("_name_or_path", "_commit_hash", "transformers_version", "architectures", "auto_map")
 
 
-class SentenceError(UserError):
-    """Raised if a sentence cannot be encoded."""
-
-
 # ------------------------------------------------------------------------------ several processes
 
 
@@ -191,14 +187,14 @@ def write_shards(
         name: what the progress bar calls the sentences. Default: the folder's name.
 
     Raises:
-        SentenceError: if a vector has NaN or infinity, in every process.
+        UserError: if a vector has NaN or infinity, in every process.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     fingerprint = fingerprint or model_fingerprint(encoder)
     state = launched()
     shards: list[Path] = []
-    failed: list[SentenceError] = []
+    failed: list[UserError] = []
     with tqdm(
         total=length_hint(sentences) or None,
         desc=f"encoding {name or folder.name}",
@@ -218,7 +214,7 @@ def write_shards(
                 try:
                     vectors = encode_pieces(encoder, text, bar)  # (n, D)
                     require_finite(vectors, text, where, number * shard_size)
-                except SentenceError as error:
+                except UserError as error:
                     failed.append(error)
                     break
                 with whole_file(shard) as file:
@@ -271,11 +267,11 @@ def require_finite(
     where: Callable[[int], str] = "sentence {}".format,
     first: int = 0,
 ) -> None:
-    """Raise `SentenceError` if a vector (n, D) has NaN or infinity. `where` takes `first` + i."""
+    """Raise `UserError` if a vector (n, D) has NaN or infinity. `where` takes `first` + i."""
     bad = np.flatnonzero(~np.isfinite(vectors).all(1))
     if len(bad):
         row = int(bad[0])
-        raise SentenceError(
+        raise UserError(
             f"{where(first + row)}: NaN or infinity in the vector of {text[row][:60]!r} (one of "
             f"{len(bad)} such vectors): check the model's weights, or leave bf16 out"
         )
