@@ -32,7 +32,7 @@ from dap_transformers.evaluation.evaluation_data import EvaluationData
 from dap_transformers.evaluation.evaluator import Evaluator, card_rows, data_name, evaluate
 from dap_transformers.evaluation.hard_negatives import HardNegatives
 from dap_transformers.evaluation.passage_search import changes_table
-from dap_transformers.evaluation.retrieval import Retrieval, read_languages
+from dap_transformers.evaluation.retrieval import Retrieval, Tatoeba, read_languages
 from dap_transformers.files import public_name, write_json
 from dap_transformers.options import arg, require_least
 from dap_transformers.pictures import plot_accuracies
@@ -91,8 +91,8 @@ class EvaluationArguments(EvaluationData):
             pairs = read_languages(find_bitext(self.data_dir), self.languages, self.max_pairs)
             is_tatoeba = all(path.name.startswith("tatoeba.") for path in self.text_files())
             is_whole = self.max_pairs is None  # fewer candidates are easier than the paper's
-            in_pool = self.pool == "multilingual"
-            chosen.append(Retrieval(pairs, in_pool, is_tatoeba=is_tatoeba and is_whole))
+            kind = Tatoeba if is_tatoeba and is_whole else Retrieval
+            chosen.append(kind(pairs, self.pool == "multilingual"))
             if self.hard_negatives:
                 chosen.append(HardNegatives(pairs))
         elif self.hard_negatives or self.plot or self.languages or self.max_pairs:

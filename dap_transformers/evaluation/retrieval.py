@@ -57,13 +57,11 @@ class Retrieval(Evaluator):
             numbers call the targets English.
         pool: also measure the pool that holds the other sentences of the query's language.
         target_language: code of the targets' language, for the names in a training's log.
-        is_tatoeba: whether the table shows the paper's numbers, which are of this text.
     """
 
     pairs: PairsByLanguage
     pool: bool = False
     target_language: str = "en"
-    is_tatoeba: bool = False
     name = "retrieval"
     task = "bitext retrieval"
     primary = "mean_accuracy"
@@ -120,26 +118,20 @@ class Retrieval(Evaluator):
                     found.append(Metric(name, values[key], place, kind))
         return found
 
+
+class Tatoeba(Retrieval):
+    """Retrieval on Tatoeba, whose table also has the paper's numbers."""
+
     def table(self, numbers: Numbers) -> str:
-        """Format accuracy by language, beside the paper's numbers if they are of this text."""
-        if not self.is_tatoeba:
-            return super().table(numbers)
         metrics = self.metrics(numbers)
-        metrics += metrics_of_the_paper(each.place for each in metrics)
+        for place in numbers["averages"] | numbers["languages"]:
+            for model, (direction, arrow) in product(PAPER_MODELS, DIRECTIONS.items()):
+                value = PAPER_TATOEBA_PLACES[model][direction].get(place)
+                if value is not None:
+                    metrics.append(Metric(f"paper: {model} {arrow}", value, place))
         table = console_tables(card_rows(self.task, metrics))
         averages = tatoeba_averages(numbers["averages"])
         return f"{table}\n\n{averages}" if averages else table
-
-
-def metrics_of_the_paper(places: Iterable[str]) -> list[Metric]:
-    """Return the paper's Tatoeba accuracies in those languages and groups that it has."""
-    found = []
-    for place in places:
-        for model, (direction, arrow) in product(PAPER_MODELS, DIRECTIONS.items()):
-            value = PAPER_TATOEBA_PLACES[model][direction].get(place)
-            if value is not None:
-                found.append(Metric(f"paper: {model} {arrow}", value, place))
-    return found
 
 
 def _mean(languages: Numbers, name: str, codes: Iterable[str]) -> float:

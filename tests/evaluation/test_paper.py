@@ -16,7 +16,7 @@ from dap_transformers.evaluation.paper import (
     tatoeba_averages,
     xnli_table,
 )
-from dap_transformers.evaluation.retrieval import GROUPS, Retrieval
+from dap_transformers.evaluation.retrieval import GROUPS, Retrieval, Tatoeba
 from dap_transformers.languages import TATOEBA_36
 
 
@@ -78,7 +78,7 @@ def test_tatoeba_table_has_the_papers_number_of_each_language_and_group() -> Non
             "all 2": {"xx-en": 3.0, "en-xx": 4.0},
         },
     }
-    table = Retrieval({}, is_tatoeba=True).table(numbers)
+    table = Tatoeba({}).table(numbers)
     assert cells(table, "German") == ["80.0", "70.0", "1000", "99.1", "98.9", "99.2", "98.9"]
     assert cells(table, "gsw") == ["1.0", "2.0", "5"]
     assert cells(table, "36 languages") == ["50.0", "40.0", "90.9", "91.2", "91.3", "92.7"]
