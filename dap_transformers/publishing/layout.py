@@ -31,12 +31,10 @@ from modules_dap import Normalize, write_modules
 from states_dap import POOLINGS
 
 HEADS_FOLDER = "pretraining"  # in the published folder, with the whole DAP checkpoint
-#: Entries that loading and encoding leave in a tokenizer_config.json: paths and lengths of
-#: training.
+#: Entries that loading and encoding leave in a tokenizer_config.json, such as a training's length.
 LEFT_BY_USE = (
     "is_local",
     "local_files_only",
-    "name_or_path",
     "max_length",
     "stride",
     "truncation_strategy",
@@ -111,9 +109,8 @@ def build(source: Path, folder: Path, options: FolderOptions | None = None) -> P
     checkpoint = Checkpoint.read(source)
     _require_publishable(checkpoint, options)
     encoder = _load_encoder(checkpoint, options)
-    similarity = checkpoint.library.similarity or "cosine"
-    if checkpoint.config.model_type == DAPConfig.model_type:
-        similarity = checkpoint.config.tr_similarity
+    own_similarity = getattr(checkpoint.config, "tr_similarity", None)
+    similarity = own_similarity or checkpoint.library.similarity or "cosine"
     has_pooler = write_backbone(encoder.backbone, encoder.pooling, folder)
     model = checkpoint.load(DAPForPreTraining) if options.with_heads else None
     has_heads = model is not None and any(name != "dap" for name, _ in model.named_children())
@@ -121,7 +118,6 @@ def build(source: Path, folder: Path, options: FolderOptions | None = None) -> P
     if has_heads:
         model.config.auto_map = dict(configuration_dap.AUTO_MAP)
         model.save_pretrained(folder / HEADS_FOLDER)
-        _remove_local_path(folder / HEADS_FOLDER / "config.json")
         own_length = encoder.tokenizer.model_max_length
         length = min(own_length, longest_input(model) or own_length)
         save_tokenizer(encoder.tokenizer, length, folder / HEADS_FOLDER)
@@ -199,7 +195,6 @@ def write_backbone(backbone: PreTrainedModel, pooling: str, folder: Path) -> boo
         # vLLM wants this of XLM-R, but Transformers 5 does not write it
         backbone.config.position_embedding_type = "absolute"
     backbone.save_pretrained(folder)
-    _remove_local_path(folder / "config.json")
     return pooler is not None
 
 
@@ -219,14 +214,6 @@ def save_tokenizer(tokenizer: PreTrainedTokenizerBase, max_length: int, folder: 
         config["additional_special_tokens"] = config.pop("extra_special_tokens")
     if config.get("tokenizer_class") == "TokenizersBackend":  # unknown to Transformers 4
         config["tokenizer_class"] = "PreTrainedTokenizerFast"
-    write_json(config, path)
-
-
-def _remove_local_path(path: Path) -> None:
-    """Remove the path of the folder that the training started from out of a config.json."""
-    config = read_json(path)
-    config.pop("_name_or_path", None)
-    config.get("encoder_config", {}).pop("_name_or_path", None)
     write_json(config, path)
 
 
