@@ -169,10 +169,13 @@ def read_questions(folder: Path) -> QuestionSet:
         place = f"{path}, line {number}"
         if line.count("\t") != 2:
             raise UserError(f"{place}: give question, passage and grade, with tabs between them")
-        with reading(place):  # an unknown id is a KeyError
-            question, passage, grade = line.split("\t")
-            if number == 1 and not grade.isdecimal():
-                continue  # the header
+        question, passage, grade = line.split("\t")
+        if number == 1 and not grade.isdecimal():
+            continue  # the header
+        for name, known in ((question, questions), (passage, corpus)):
+            if name not in known:
+                raise UserError(f"{place}: {folder} has no text with the id {name}")
+        with reading(place):
             if int(grade) > 0:
                 grades[question][row_of[passage]] = int(grade)
     answered = {name: own for name, own in grades.items() if own}
