@@ -137,8 +137,7 @@ class SentenceEncoder:
         self.bf16 = bf16
         backbone = self.backbone
         is_known = type(backbone).__module__.startswith("transformers.")
-        self._can_pack = is_known and can_skip_tokens(backbone)
-        if self._can_pack:
+        if is_known and can_skip_tokens(backbone):
             use_packing(backbone, trains=False)
 
         #: How many sentences `encode` has cut so far.
@@ -404,7 +403,7 @@ class SentenceEncoder:
     def _packs(self) -> bool:
         """Tell whether rows are put one behind another: on CPUs, for encoders that we know."""
         is_on_cpu = self.model.device.type == "cpu"
-        return self._can_pack and is_on_cpu and takes_packed(self.backbone)
+        return is_on_cpu and can_skip_tokens(self.backbone) and takes_packed(self.backbone)
 
     def _states(self, ids: Tensor, mask: Tensor, layer: int | None = None) -> Tensor:
         """Return float32 token states (B, S, D) of a layer, None: the last, given ids and mask."""
