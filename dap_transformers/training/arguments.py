@@ -296,8 +296,8 @@ class DAPTrainingArguments(TrainingArguments):
             self.dataloader_pin_memory = self.device.type == "cuda"
 
         check_launched(self)
-        require_least(self, mini_batch_size=1, head_steps=0, head_pairs=2, peft_lora_rank=1)
-        require_least(self, gradient_accumulation_steps=1)
+        require_least(self, mini_batch_size=1, gradient_accumulation_steps=1)
+        require_least(self, head_steps=0, head_pairs=2, peft_lora_rank=1)
         if self.total_train_batch_size is not None:
             batches = self.world_size * self.gradient_accumulation_steps
             share, rest = divmod(self.total_train_batch_size, batches)

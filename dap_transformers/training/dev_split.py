@@ -49,17 +49,17 @@ def split_validation(
     rest: dict[str, Dataset] = {}
     dev: dict[str, Dataset] = {}
     keys: dict[str, np.ndarray] = {}
-    held_out: set[int] = set()
+    held_out = [np.empty(0, np.uint64)]
     for language, dataset in datasets.items():
         rest[language] = _numbered(dataset)
         keys[language] = _target_keys(dataset)
         rows = _rows_to_hold_out(keys[language], dev_pairs, seed)
         if rows:
             dev[language] = rest[language].select(rows)
-            held_out.update(keys[language][rows].tolist())
+            held_out.append(keys[language][rows])
         else:
             logger.warning("%s: too few pairs for a dev set (%d)", language, len(dataset))
-    return _without(rest, held_out, keys), dev
+    return _without(rest, np.concatenate(held_out), keys), dev
 
 
 def drop_targets(datasets: Datasets, targets: Iterable[str]) -> dict[str, Dataset]:
@@ -77,7 +77,7 @@ def drop_targets(datasets: Datasets, targets: Iterable[str]) -> dict[str, Datase
     """
     held_out = text_keys(normalise_all(list(targets)))
     keys = {language: _target_keys(dataset) for language, dataset in datasets.items()}
-    return _without(datasets, set(held_out.tolist()), keys)
+    return _without(datasets, held_out, keys)
 
 
 def _target_keys(dataset: Dataset) -> np.ndarray:
@@ -100,13 +100,12 @@ def _rows_to_hold_out(keys: np.ndarray, dev_pairs: int, seed: int) -> list[int]:
 
 
 def _without(
-    datasets: Datasets, held_out: set[int], keys: Mapping[str, np.ndarray]
+    datasets: Datasets, held_out: np.ndarray, keys: Mapping[str, np.ndarray]
 ) -> dict[str, Dataset]:
-    """Remove the pairs whose target is held out, as `drop_targets` describes."""
+    """Remove the pairs whose target has one of the keys `held_out`, as `drop_targets` describes."""
     left: dict[str, Dataset] = {}
-    known = np.fromiter(held_out, np.uint64, len(held_out))
     for language, dataset in datasets.items():
-        rows = np.flatnonzero(~np.isin(keys[language], known))
+        rows = np.flatnonzero(~np.isin(keys[language], held_out))
         if len(rows) < len(dataset):
             dataset = _numbered(dataset).select(rows)
         if not len(rows):

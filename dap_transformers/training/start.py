@@ -59,11 +59,6 @@ class Start:
     def tokenizer(self) -> PreTrainedTokenizerBase:
         return self.checkpoint.tokenizer
 
-    @property
-    def predicts(self) -> set[str]:
-        """Return what the heads predict: "targets", "tokens" or both (`Objective.predicts`)."""
-        return {each.predicts for each in objectives_of(self.planned)} - {None}
-
 
 # ---------------------------------------------------------------------- tokenizer and configuration
 
@@ -189,12 +184,13 @@ def load_model(
         model = checkpoint.load(DAPForPreTraining, config=start.planned, **attention)
     else:
         fields = fields_of(start.planned) | attention | {"distill_size": teacher_size}
+        predicts = {each.predicts for each in objectives_of(start.planned)}
         if start.planned.reconstructs_sources:
             fields["rtl_languages"] = sorted(train)
-        elif "targets" in start.predicts:
+        elif "targets" in predicts:
             # The softmax is smaller if RTL and BOW only predict what occurs in the text.
             fields["target_token_ids"] = target_vocabulary(train, start.tokenizer)
-        if not start.predicts:
+        if predicts == {None}:
             fields["mask_token_id"] = None  # no head needs it
         if args.config_name is not None:
             model = DAPForPreTraining.from_scratch(checkpoint.config, **fields)

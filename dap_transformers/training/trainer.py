@@ -288,7 +288,6 @@ class DAPTrainer(ResumableTrainer):
             model,
             self.processing_class,
             self.saved_encoder(model),
-            pooling=model.config.pooling,
             prefix=self.prefix,
             max_seq_length=self.max_seq_length,
             bf16=self.args.bf16,
