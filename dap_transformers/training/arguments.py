@@ -261,8 +261,8 @@ class DAPTrainingArguments(TrainingArguments):
     def __post_init__(self) -> None:
         if self.max_steps is None:
             self.max_steps = 100_000 if self.num_train_epochs is None else -1
-        epochs = self.num_train_epochs
-        self.num_train_epochs = 3.0 if epochs is None else epochs  # the steps count, if given
+        if self.num_train_epochs is None:
+            self.num_train_epochs = 3.0  # has no effect, because the steps count
         if self.report_to is None:
             self.report_to = ["tensorboard"] if find_spec("tensorboard") else []
         if self.greater_is_better is None:
@@ -299,19 +299,23 @@ class DAPTrainingArguments(TrainingArguments):
         require_least(self, mini_batch_size=1, gradient_accumulation_steps=1)
         require_least(self, head_steps=0, head_pairs=2, peft_lora_rank=1)
         if self.total_train_batch_size is not None:
-            batches = self.world_size * self.gradient_accumulation_steps
-            share, rest = divmod(self.total_train_batch_size, batches)
-            if rest:
-                raise UserError(
-                    f"total_train_batch_size={self.total_train_batch_size} is no multiple of "
-                    f"{batches}, the processes times gradient_accumulation_steps"
-                )
-            self.per_device_train_batch_size = share
+            set_batch_size(self, self.total_train_batch_size)
 
     @property
     def seed_of_text(self) -> int:
         """Return the seed that chooses and orders text: `data_seed`, or `seed` if it is None."""
         return self.seed if self.data_seed is None else self.data_seed
+
+
+def set_batch_size(args: TrainingArguments, total: int) -> None:
+    """Set the batch size per device, given the pairs of an optimizer step over all processes."""
+    batches = args.world_size * args.gradient_accumulation_steps
+    args.per_device_train_batch_size, rest = divmod(total, batches)
+    if rest:
+        raise UserError(
+            f"total_train_batch_size={total} is no multiple of {batches}, the processes times "
+            "gradient_accumulation_steps"
+        )
 
 
 def set_precision(args: TrainingArguments) -> None:

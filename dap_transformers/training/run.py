@@ -116,12 +116,15 @@ def build_trainer(
     with training.main_process_first(desc="reading and tokenising"):
         train, dev, text = build_datasets(data, training, start.tokenizer)
 
+    # The model has a head for the teacher if their vectors have different sizes.
     teacher = None
     if model_args.distill_from is not None:
         teacher = SentenceEncoder.from_pretrained(model_args.distill_from)
 
     set_seed(training.seed)
     model = load_model(model_args, start, train, teacher and teacher.dimensions)
+
+    # The encoder before the training: an anchor, and what dev pairs are compared with.
     before = None
     if start.has_vectors:
         # It shares the weights of the model, so it must be used before they are trained.
@@ -133,6 +136,8 @@ def build_trainer(
             device=training.device,
             bf16=training.bf16,
         )
+
+    # Which pairs are drawn, and where their vectors should point.
     sizes = [len(part) for part in train.values()]
     sampler = LanguageMixSampler(sizes, data.language_mix, data.mix_alpha, training.seed_of_text)
     goals = None
@@ -143,11 +148,13 @@ def build_trainer(
             sides, is_drawn = ("source", "target"), drawn_pairs(sampler, training)
         folder = Path(training.output_dir, "teacher")
         train, goals = add_teacher(teacher or before, sides, text, train, is_drawn, folder)
+
     logger.info("%s", summary(model.config, train, dev, training, data.max_seq_length))
     is_float32 = training.device.type == "cpu" and not training.bf16
     if is_float32 and fastest_product(training.device) == "bfloat16":
         logger.info("this CPU trains faster with --bf16 --use_cpu")
 
+    # What a batch has, and what is measured.
     negatives = None
     if share := model.config.tr_hard_negatives:
         negatives = HardNegativeMaker(
@@ -161,6 +168,7 @@ def build_trainer(
         evaluators = [retrieval, SourceInformation(pairs), *evaluators]
         if before is not None:
             evaluators.append(KeptNeighbours(pairs, before))
+
     trainer = DAPTrainer(
         model=model,
         args=training,
@@ -292,22 +300,19 @@ def finish(
     if not trainer.is_world_process_zero():
         return
 
-    made = {"model_step": step}
-    base = model_args.model_name_or_path
-    commit = None if base is None else hub_commit(base, model_args.revision)
-    if commit:
-        made["base_commit"] = commit
     if find_spec("matplotlib"):
         plot_curves(state.log_history, folder / CURVES, kept=step)
-    write_json(metrics | made, folder / FINISHED)
+    base = model_args.model_name_or_path
+    commit = base and hub_commit(base, model_args.revision)
+    write_json(metrics | {"model_step": step, "base_commit": commit}, folder / FINISHED)
 
-    names = [trainer.best_name, *(f"eval_{each.primary}" for each in trainer.evaluators)]
+    name = trainer.best_name
+    names = [name, *(f"eval_{each.primary}" for each in trainer.evaluators)]
     text = main_numbers(found, names) or "not evaluated"
     start = evaluation_at(0, state)
     if before := main_numbers(start, names):
         text += f"; before training: {before}"
     logger.info("kept step %d of %d: %s; written to %s", step, state.global_step, text, folder)
-    name = trainer.best_name
     if name in start and name in found and trainer.is_worse(name, found[name], start[name]):
         logger.warning("%s is worse than before training: lower the learning rate", name)
     if training.push_to_hub:
