@@ -71,7 +71,7 @@ def _load_cached(file: BitextFile, max_bad_lines: float, folder: Path) -> "Datas
     from datasets import Dataset
 
     if file.format == "hub":
-        state = [hub_dataset(file.paths[0], file.config, False)._fingerprint]
+        state = [hub_dataset(file.paths[0], streaming=False)._fingerprint]
     else:
         state = [content_digest(disk_path(path)) for path in file.paths]
     shaping = repr((CACHE_VERSION, file, max_bad_lines, state))

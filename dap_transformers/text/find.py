@@ -47,7 +47,7 @@ _PO = re.compile(rf"{_BEFORE}{_TAG}(?:@[A-Za-z0-9]+)?\.po{_PACKED}")
 _MOSES = re.compile(rf"(.+)\.(?!gz$|xz$){_TAG}{_PACKED}")
 #: A Hub dataset, and its configuration for two languages.
 _HUB = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*(:[\w.-]+)?")
-_CONFIGURATION = re.compile(f"{_TAG}-{_TAG}")
+_CONFIGURATION = re.compile(f":{_TAG}-{_TAG}$")
 #: Beginnings of the names of files and folders that hold a split of the text.
 SPLITS = {"train": "train", "validation": "dev", "valid": "dev", "dev": "dev", "test": "test"}
 
@@ -345,13 +345,13 @@ def find_hub_files(name: str, target: str) -> list[BitextFile]:
     dataset, _, config = name.partition(":")
     with reading(f"{name}: no such file or folder, and no Hub dataset that can be read"):
         configs = [config] if config else get_dataset_config_names(dataset)
-        languages = {each: _hub_languages(dataset, each) for each in configs}
+        languages = {each: _hub_languages(f"{dataset}:{each}") for each in configs}
 
     files = []
     for each, pair in languages.items():
         others = set(pair) - {target}
         if target in pair and len(others) == 1:
-            files.append(BitextFile(others.pop(), (dataset,), "hub", target, config=each))
+            files.append(BitextFile(others.pop(), (f"{dataset}:{each}",), "hub", target))
     if not files:
         raise UserError(
             f"{name}: no configuration of {configs} pairs a language with {target!r}; a "
@@ -361,10 +361,10 @@ def find_hub_files(name: str, target: str) -> list[BitextFile]:
     return files
 
 
-def _hub_languages(dataset: str, config: str) -> list[str]:
+def _hub_languages(name: str) -> list[str]:
     """Return the codes in the configuration's name, such as "de-en", or of its `translation`."""
-    if match := _CONFIGURATION.fullmatch(config):
+    if match := _CONFIGURATION.search(name):
         return [base_language(code) for code in match.groups()]
-    features = hub_dataset(dataset, config, streaming=True).features or {}
+    features = hub_dataset(name, streaming=True).features or {}
     codes = getattr(features.get("translation"), "languages", [])
     return [base_language(code) for code in codes]

@@ -69,10 +69,9 @@ class BitextFile:
 
     Attributes:
         paths: one path. For `"moses"`, the source side and the target side. For `"hub"`, the id
-            of a dataset.
+            of a dataset and its configuration, `user/name:config`.
         format: a key of `FORMATS`.
         columns: where the texts are in a table.
-        config: the configuration of a Hub dataset. None for files.
         streaming: read a Hub dataset without downloading it first.
     """
 
@@ -81,12 +80,10 @@ class BitextFile:
     format: str
     target_language: str = "en"
     columns: Columns = Columns()
-    config: str | None = None
     streaming: bool = False
 
     def __str__(self) -> str:
-        name = " + ".join(self.paths)
-        return f"{name}:{self.config}" if self.config else name
+        return " + ".join(self.paths)
 
 
 @dataclass(frozen=True)
@@ -355,13 +352,12 @@ def read_parquet(file: BitextFile) -> Numbered:
             first += len(block)
 
 
-def hub_dataset(
-    dataset: str, config: str | None, streaming: bool
-) -> Union["Dataset", "IterableDataset"]:
-    """Load the training split of a Hub dataset. Without a `config`, take the default one."""
+def hub_dataset(name: str, streaming: bool) -> Union["Dataset", "IterableDataset"]:
+    """Load the training split of a Hub dataset, given its name `user/name:config`."""
     from datasets import load_dataset
 
-    with reading(f"the training split of {dataset}" + (f":{config}" if config else "")):
+    dataset, _, config = name.partition(":")
+    with reading(f"the training split of {name}"):
         return load_dataset(dataset, config, split="train", streaming=streaming)
 
 
@@ -371,8 +367,9 @@ def read_hub(file: BitextFile) -> Numbered:
     The columns `source` and `target` are swapped if the configuration names the target language
     first, as `en-de`.
     """
-    dataset = hub_dataset(file.paths[0], file.config, file.streaming)
-    first_language = re.match(r"([A-Za-z]{2,3})[-_]", file.config or "")
+    [name] = file.paths
+    dataset = hub_dataset(name, file.streaming)
+    first_language = re.search(r":([A-Za-z]{2,3})[-_]", name)
     is_swapped = bool(first_language) and base_language(first_language[1]) == file.target_language
 
     with reading(f"the rows of {file}"):  # the Hub's client raises any error if a stream breaks off

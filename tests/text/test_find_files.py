@@ -180,7 +180,7 @@ def test_hub_datasets_have_columns_of_sides_or_of_translations(
     assert find_hub_files(f"{name}:de-en", "en") == found[:1]
     write(tmp_path / "hub/de-fr.jsonl", '{"de": "a", "fr": "b"}\n')
     with pytest.raises(UserError, match="hub:de-fr"):
-        read(replace(found[0], config="de-fr", streaming=streaming))
+        read(replace(found[0], paths=(f"{name}:de-fr",), streaming=streaming))
     for file in found:
         assert read(replace(file, streaming=streaming)) == PAIRS
     with pytest.raises(UserError, match=name):
