@@ -48,7 +48,7 @@ Search = Callable[[np.ndarray, np.ndarray], Indices]
 def ours(source: np.ndarray, target: np.ndarray) -> Indices:
     """Search by `mutual_neighbours`, in one pass for both directions."""
     found = mutual_neighbours(source, target, K)
-    return found.forward_indices, found.backward_indices
+    return found.forward.indices, found.backward.indices
 
 
 def faiss_flat(source: np.ndarray, target: np.ndarray) -> Indices:

@@ -142,14 +142,9 @@ def parse(
     types = (EncoderArguments, MiningArguments, MiningOptions, Cluster)
     parser = ArgumentParser(types, description=__doc__.splitlines()[0], usage=USAGE)
     text = "source text and target text with one sentence per line, before all options"
-    parser.add_argument("files", nargs="*", help=text)
+    parser.add_argument("files", nargs=2, help=text)
     model_args, args, options, cluster, positional = parser.parse_args_into_dataclasses(args=argv)
     files = positional.files
-    if len(files) != 2:
-        raise UserError(
-            f"{' '.join(files) or 'no text'}: name a source text and a target text first, side by "
-            "side"
-        )
     if not args.embeddings_dir:
         paths = "\n".join(map(os.path.abspath, files))
         names = "-".join(Path(path).name for path in files)
@@ -237,8 +232,7 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
     print(*known.values(), *texts.values(), sep="\n")
     print(model_args.summary(encoder))
     if recall is not None:
-        k = found.neighbours.forward_scores.shape[1]
-        print(f"{args.index}: recall@{k} {recall:.4f} of the exact search, on a sample")
+        print(f"{args.index}: recall {recall:.4f} of the exact search, on a sample")
     print(found.summary)
     print(f"written to {args.output} and {args.report_file}")
     print(f"vectors are kept in {args.embeddings_dir}")

@@ -166,8 +166,7 @@ def nearest_pairs(
     singles = [text.groups[:, 0] for text in texts]  # (N,) and (M,)
     first = [np.unique(rows, return_index=True)[1] for rows in singles]
     near = search(*(side[: len(own)] for side, own in zip(vectors, first)), 1)
-    forward = near.forward_indices[:, 0]
-    backward = near.backward_indices[:, 0]
+    forward, backward = (found.indices[:, 0] for found in near)
 
     rows = np.flatnonzero(backward[forward] == np.arange(len(forward)))
     pairs = np.stack([first[0][rows], first[1][forward[rows]]], 1)

@@ -10,7 +10,13 @@ import logging
 import numpy as np
 
 from dap_transformers.errors import UserError
-from dap_transformers.search.exact import Neighbours, NeighbourSearch, mutual_neighbours, unit_rows
+from dap_transformers.search.exact import (
+    Found,
+    Neighbours,
+    NeighbourSearch,
+    mutual_neighbours,
+    unit_rows,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -65,25 +71,22 @@ def candidate_pairs(neighbours: Neighbours) -> np.ndarray:
     >>> candidate_pairs(found).tolist()
     [(2.0, 0, 2), (2.0, 1, 0), (2.0, 2, 1)]
     """
-    forward = _best_candidates(neighbours, "source", "target")
-    backward = _best_candidates(turned(neighbours), "target", "source")
+    near_source, near_target = neighbours
+    forward = _best_candidates(near_source, near_target, "source", "target")
+    backward = _best_candidates(near_target, near_source, "target", "source")
     both = np.concatenate([forward, backward])
     both = both[np.lexsort((both["target"], both["source"], -both["score"]))]
     return _without_repeated_sentences(both, len(forward), len(backward))
 
 
-def turned(near: Neighbours) -> Neighbours:
-    """Return the same neighbours with source and target exchanged."""
-    return Neighbours(
-        near.backward_scores, near.backward_indices, near.forward_scores, near.forward_indices
-    )
+def _best_candidates(near: Found, near_other: Found, own: str, other: str) -> np.ndarray:
+    """Pair each row of the side `own` with its neighbour of best margin: (N,) of `PAIR`.
 
-
-def _best_candidates(near: Neighbours, own: str, other: str) -> np.ndarray:
-    """Pair each row of the side `own`, the source of `near`, with its neighbour of best margin."""
-    cosines, indices = near.forward_scores, near.forward_indices  # (N, k)
+    `near` are the neighbours (N, k) of its rows, and `near_other` those (M, k) of the other side.
+    """
+    cosines, indices = near
     own_means = cosines.mean(1, dtype=np.float64, keepdims=True)
-    other_means = near.backward_scores.mean(1, dtype=np.float64)  # (M,)
+    other_means = near_other.scores.mean(1, dtype=np.float64)  # (M,)
     scores = margin_of(cosines, own_means, other_means[indices])  # (N, k)
     rows = np.arange(len(scores))
     best = scores.argmax(1)
@@ -120,8 +123,8 @@ def score_pairs(
 
     Vectors (N, D) and (M, D) need not be normalised. Those of all P pairs are in memory.
     """
-    source_means = neighbours.forward_scores[source_rows].mean(1, dtype=np.float64)
-    target_means = neighbours.backward_scores[target_rows].mean(1, dtype=np.float64)
+    source_means = neighbours.forward.scores[source_rows].mean(1, dtype=np.float64)
+    target_means = neighbours.backward.scores[target_rows].mean(1, dtype=np.float64)
     products = unit_rows(source[source_rows]) * unit_rows(target[target_rows])
     return margin_of(products.sum(1).numpy(), source_means, target_means)
 

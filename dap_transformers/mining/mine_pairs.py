@@ -37,6 +37,7 @@ from dap_transformers.mining.threshold import (
 )
 from dap_transformers.options import arg, require_least
 from dap_transformers.search.exact import (
+    Found,
     Neighbours,
     NeighbourSearch,
     mutual_neighbours,
@@ -201,8 +202,8 @@ def mine_vectors(
         The k nearest neighbours of all rows, all candidates (best first), and the choice.
     """
     found = neighbourhoods(*vectors, options.k, search, extra=1)
-    k = min(options.k, found.forward_scores.shape[1])
-    neighbours = Neighbours(*(array[:, :k] for array in vars(found).values()))
+    k = min(options.k, found.forward.scores.shape[1])
+    neighbours = Neighbours(*(Found(*(each[:, :k] for each in near)) for near in found))
     candidates = candidate_pairs(neighbours)
     known_scores = None if known is None else score_known(known, vectors, k)
     if known_scores is not None and len(known_scores) < FEWEST_FOUND:
@@ -232,7 +233,7 @@ def choose(
     count = len(candidates)
     is_auto = options.threshold == "auto"
     threshold = None if is_auto else options.threshold
-    if count < FEWEST_CANDIDATES or neighbours.forward_scores.shape[1] <= k:
+    if count < FEWEST_CANDIDATES or neighbours.forward.scores.shape[1] <= k:
         note = f"too few candidates for an estimate of the precision ({count})"
         if options.min_precision is not None:
             raise UserError(f"min_precision={options.min_precision:g}: {note}; give a threshold")

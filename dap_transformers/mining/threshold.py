@@ -24,8 +24,8 @@ import numpy as np
 import torch
 
 from dap_transformers.errors import UserError, counted
-from dap_transformers.mining.margin import margin_of, turned
-from dap_transformers.search.exact import Neighbours
+from dap_transformers.mining.margin import margin_of
+from dap_transformers.search.exact import Found, Neighbours
 
 #: Tails that are fitted: mean of the exponential part, in standard deviations of the normal part.
 TAILS = (0.7, 1.0, 1.4, 1.8, 2.3)
@@ -152,15 +152,21 @@ def runner_up_scores(pairs: np.ndarray, neighbours: Neighbours, k: int) -> np.nd
     are the `k` + 1 nearest ones of all rows in both directions.
     """
     source, target = pairs["source"], pairs["target"]
-    of_source = _runner_ups(neighbours, source, target, k)
-    of_target = _runner_ups(turned(neighbours), target, source, k)
+    near_source, near_target = neighbours
+    of_source = _runner_ups(near_source, near_target, source, target, k)
+    of_target = _runner_ups(near_target, near_source, target, source, k)
     return np.maximum(of_source, of_target)
 
 
-def _runner_ups(near: Neighbours, rows: np.ndarray, partners: np.ndarray, k: int) -> np.ndarray:
-    """Score the best neighbour (P,) of the source row of each pair, other than its partner."""
-    cosines = near.forward_scores[rows, : k + 1].astype(np.float64)  # (P, k + 1)
-    indices = near.forward_indices[rows, : k + 1]
+def _runner_ups(
+    near: Found, near_other: Found, rows: np.ndarray, partners: np.ndarray, k: int
+) -> np.ndarray:
+    """Score the best neighbour (P,) of a row of each pair, other than its partner.
+
+    `near` are the neighbours of this side, and `near_other` those of the partners' side.
+    """
+    cosines = near.scores[rows, : k + 1].astype(np.float64)  # (P, k + 1)
+    indices = near.indices[rows, : k + 1]
 
     # leave the partner out or, if it is no neighbour, the last neighbour
     is_partner = indices == partners[:, None]
@@ -170,7 +176,7 @@ def _runner_ups(near: Neighbours, rows: np.ndarray, partners: np.ndarray, k: int
     indices = indices[kept].reshape(-1, k)
 
     own_means = cosines.mean(1, keepdims=True)  # (P, 1)
-    other_means = near.backward_scores[indices, :k].mean(2, dtype=np.float64)  # (P, k)
+    other_means = near_other.scores[indices, :k].mean(2, dtype=np.float64)  # (P, k)
     return margin_of(cosines, own_means, other_means).max(1)
 
 

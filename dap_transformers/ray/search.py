@@ -62,8 +62,8 @@ def cluster_neighbours(
         (ended,), _ = ray.wait([*running])
         rows, columns = running.pop(ended)
         found = ray.get(ended)
-        _merge(forward, rows, found.forward_scores, found.forward_indices + columns.start)
-        _merge(backward, columns, found.backward_scores, found.backward_indices + rows.start)
+        _merge(forward, rows, found.forward, columns.start)
+        _merge(backward, columns, found.backward, rows.start)
         bar.update()
 
     tasks = len(rows_of) * len(columns_of)
@@ -73,11 +73,11 @@ def cluster_neighbours(
             for columns, keys in strips:
                 if len(running) == at_once:
                     merge_next()
-                worst = np.array(forward[0][rows, -1]), np.array(backward[0][columns, -1])
+                worst = np.array(forward.scores[rows, -1]), np.array(backward.scores[columns, -1])
                 running[search_tile.remote(queries, keys, *worst)] = rows, columns
         while running:
             merge_next()
-    return Neighbours(*forward, *backward)
+    return Neighbours(forward, backward)
 
 
 def _strips(vectors: np.ndarray, height: int) -> list[slice]:
@@ -105,13 +105,16 @@ def _search_tile(
 
 def _nothing_found(rows: int, k: int) -> Found:
     """Return the scores -inf and the indices -1, (rows, k) each, which stand for none yet."""
-    return np.full((rows, k), -np.inf, np.float32), np.full((rows, k), -1, np.int64)
+    return Found(np.full((rows, k), -np.inf, np.float32), np.full((rows, k), -1, np.int64))
 
 
-def _merge(best: Found, rows: slice, scores: np.ndarray, indices: np.ndarray) -> None:
-    """Merge scores and indices (n, k) of a tile into the best of some rows, ties by index."""
-    scores = np.concatenate([best[0][rows], scores], 1)
-    indices = np.concatenate([best[1][rows], indices], 1)
-    order = np.lexsort((indices, -scores))[:, : best[0].shape[1]]
-    best[0][rows] = np.take_along_axis(scores, order, 1)
-    best[1][rows] = np.take_along_axis(indices, order, 1)
+def _merge(best: Found, rows: slice, found: Found, first: int) -> None:
+    """Merge what a tile found (n, k) into the best of some rows, ties by index.
+
+    `first` is the number of the tile's first key.
+    """
+    scores = np.concatenate([best.scores[rows], found.scores], 1)
+    indices = np.concatenate([best.indices[rows], found.indices + first], 1)
+    order = np.lexsort((indices, -scores))[:, : best.scores.shape[1]]
+    best.scores[rows] = np.take_along_axis(scores, order, 1)
+    best.indices[rows] = np.take_along_axis(indices, order, 1)

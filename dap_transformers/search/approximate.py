@@ -5,7 +5,6 @@ A query is a row whose neighbours are wanted. A key is a row that may be a neigh
 Legend: `N` source rows, `M` target rows, `D` dimensions, `k` neighbours, `B` rows of a block.
 """
 
-import re
 from typing import Any
 
 import numpy as np
@@ -23,10 +22,8 @@ from dap_transformers.search.exact import (
 
 #: Rows that are added to an index or searched in it at a time.
 BLOCK_ROWS = 4096
-#: Most rows that an index is trained on: in all, and per cluster. Faiss itself uses no more per
-#: cluster.
+#: Most rows that an index is trained on. Of these, faiss takes 256 per cluster.
 TRAINING_ROWS = 1_000_000
-ROWS_PER_CLUSTER = 256
 #: Rows of each side that are searched exactly to measure the recall.
 RECALL_SAMPLE = 1000
 
@@ -56,7 +53,7 @@ def approximate_neighbours(
     ) as bar:
         forward = _search(source, target, k, index, bar)
         backward = _search(target, source, k, index, bar)
-    return Neighbours(*forward, *backward)
+    return Neighbours(forward, backward)
 
 
 def recall_at_k(approximate: Neighbours, source: Array, target: Array) -> float:
@@ -65,12 +62,12 @@ def recall_at_k(approximate: Neighbours, source: Array, target: Array) -> float:
     At most `RECALL_SAMPLE` random rows per side are searched exactly, the same ones in every call.
 
     >>> rows = np.eye(3)
-    >>> found = np.array([[0], [1], [0]])
-    >>> recall_at_k(Neighbours(rows[:, :1], found, rows[:, :1], found), rows, rows) == 2 / 3
+    >>> near = Found(rows[:, :1], np.array([[0], [1], [0]]))
+    >>> recall_at_k(Neighbours(near, near), rows, rows) == 2 / 3
     True
     """
-    forward = _recall(approximate.forward_indices, source, target)
-    backward = _recall(approximate.backward_indices, target, source)
+    forward = _recall(approximate.forward.indices, source, target)
+    backward = _recall(approximate.backward.indices, target, source)
     return (forward + backward) / 2
 
 
@@ -109,7 +106,7 @@ def _search(queries: Array, keys: Array, k: int, name: str, bar: tqdm) -> Found:
     is_short = (indices < 0).any(1)  # the index has found fewer than k
     if is_short.any():
         scores[is_short], indices[is_short] = nearest_neighbours(queries[is_short], keys, k)
-    return scores, indices
+    return Found(scores, indices)
 
 
 def _build(keys: Array, name: str, bar: tqdm) -> Any:
@@ -122,7 +119,7 @@ def _build(keys: Array, name: str, bar: tqdm) -> Any:
         lists = getattr(faiss.try_extract_index_ivf(index), "nlist", 0)
 
         if not index.is_trained:
-            step = _training_step(len(keys), factory, lists)
+            step = -(-len(keys) // TRAINING_ROWS)
             index.train(unit_rows(keys[::step]).cpu().numpy())
 
         if lists and not parameters:
@@ -135,15 +132,3 @@ def _build(keys: Array, name: str, bar: tqdm) -> Any:
             index.add(block)
             bar.update(len(block))
     return index
-
-
-def _training_step(rows: int, factory: str, lists: int) -> int:
-    """Return n such that every n-th row trains the index. All rows would take too long.
-
-    `lists` is the number of lists of an IVF index, 0 for others.
-    """
-    # An IVF index learns the centres of its lists. `PQ16x12` learns 2^12 codes of each part.
-    bits = max([8, *map(int, re.findall(r"x(\d+)", factory))])
-    clusters = max(lists, 2**bits)
-    wanted = min(ROWS_PER_CLUSTER * clusters, TRAINING_ROWS)
-    return -(-rows // wanted)

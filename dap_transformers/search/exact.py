@@ -10,6 +10,7 @@ pairs of a block whose cosine is computed.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -27,8 +28,6 @@ from dap_transformers.search.screening import (
 )
 
 Array = np.ndarray | Tensor
-#: Scores (rows, k) and indices (rows, k) of the neighbours found for some rows.
-Found = tuple[np.ndarray, np.ndarray]
 
 #: Source rows and target rows of a block: 24 MiB of bfloat16 on a CPU, 512 MiB on a GPU.
 BLOCKS = {"cpu": (1024, 12288), "cuda": (8192, 32768)}
@@ -40,14 +39,18 @@ CENTRE_ROWS = 1024
 LARGEST_KEY = 2**32 - 2
 
 
-@dataclass(frozen=True)
-class Neighbours:
-    """The k nearest neighbours by cosine in both directions, best first and ties by index."""
+class Found(NamedTuple):
+    """The k nearest keys of each query by cosine, best first and ties by index."""
 
-    forward_scores: np.ndarray  # (N, k) float32, cosine of each source row and its neighbours
-    forward_indices: np.ndarray  # (N, k) int64, rows of the target
-    backward_scores: np.ndarray  # (M, k) float32, cosine of each target row and its neighbours
-    backward_indices: np.ndarray  # (M, k) int64, rows of the source
+    scores: np.ndarray  # (N, k) float32, cosine of each query and its neighbours
+    indices: np.ndarray  # (N, k) int64, rows of the keys
+
+
+class Neighbours(NamedTuple):
+    """The nearest neighbours in both directions."""
+
+    forward: Found  # of the source rows (N, k), which are rows of the target
+    backward: Found  # of the target rows (M, k), which are rows of the source
 
 
 #: Finds the k nearest neighbours of source (N, D) and target (M, D) in both directions.
@@ -71,7 +74,7 @@ def mutual_neighbours(
     because all of these are computed one by one.
 
     >>> found = mutual_neighbours(np.eye(2), np.array([[0.0, 2.0], [3.0, 0.0], [1.0, 0.0]]), k=1)
-    >>> found.forward_indices.tolist(), found.backward_indices.tolist()
+    >>> found.forward.indices.tolist(), found.backward.indices.tolist()
     ([[1], [0]], [[1], [0], [0]])
 
     Args:
@@ -81,10 +84,9 @@ def mutual_neighbours(
     """
     require_searchable({"source": source, "target": target}, k, min(len(source), len(target)))
     source_above, target_above = above or (None, None)
-    forward, backward = _search(
+    return _search(
         source, target, k, progress=progress, above=source_above, keys_above=target_above
     )
-    return Neighbours(*forward, *backward)
 
 
 def nearest_neighbours(queries: Array, keys: Array, k: int = 1) -> Found:
@@ -98,8 +100,7 @@ def nearest_neighbours(queries: Array, keys: Array, k: int = 1) -> Found:
     ([[1.0, 1.0]], [[1, 2]])
     """
     require_searchable({"queries": queries, "keys": keys}, k, len(keys))
-    forward, _ = _search(queries, keys, k, both=False)
-    return forward
+    return _search(queries, keys, k, both=False).forward
 
 
 def nearest(queries: Array, keys: Array) -> np.ndarray:
@@ -176,7 +177,7 @@ def _search(
     progress: bool = False,
     above: np.ndarray | None = None,
     keys_above: np.ndarray | None = None,
-) -> tuple[Found, Found]:
+) -> Neighbours:
     """Find the k best keys of every query and, if `both`, the k best queries of every key.
 
     Scores and indices are (N, k), and (M, k) or, unless `both`, (0, k). A missing one has index -1.
@@ -214,7 +215,7 @@ def _search(
                 bar.update(len(block.rows) * len(strip.rows))
                 del bounds  # frees its memory before the next ones are made
             del strip
-    return forward.found(), backward.found()
+    return Neighbours(forward.found(), backward.found())
 
 
 def _centre(array: Array, device: torch.device) -> Tensor:
@@ -284,7 +285,7 @@ class Best:
     def found(self) -> Found:
         """Return scores (N, k) and indices (N, k). The index of a missing key is -1."""
         scores, keys = _unpacked(self.packed.T.contiguous())
-        return scores.cpu().numpy(), keys.cpu().numpy()
+        return Found(scores.cpu().numpy(), keys.cpu().numpy())
 
 
 def _packed(scores: Tensor, keys: Tensor | int) -> Tensor:

@@ -26,8 +26,8 @@ def test_recall_grows_with_the_lists_that_are_visited_and_is_that_of_a_full_comp
     for index in ("IVF16,Flat:nprobe=1", "IVF16,Flat:nprobe=4", "Flat"):
         found = approximate_neighbours(source, target, 4, index)
         shares = []
-        for name in ("forward_indices", "backward_indices"):
-            for a, b in zip(getattr(found, name), getattr(exact, name)):
+        for one, other in zip(found, exact):
+            for a, b in zip(one.indices, other.indices):
                 shares.append(len(set(a) & set(b)) / 4)
         full = np.mean(shares)
         assert recall_at_k(found, source, target) == pytest.approx(full)
@@ -41,9 +41,7 @@ def test_scores_are_true_cosines_of_different_rows(rows: int, index: str) -> Non
     source, target = sides(rows)
     found = approximate_neighbours(source, target, 4, index)
     exact = mutual_neighbours(source, target)
-    for name, side in (("forward", (source, target)), ("backward", (target, source))):
-        scores = getattr(found, f"{name}_scores")
-        indices = getattr(found, f"{name}_indices")
+    for (scores, indices), side in zip(found, ((source, target), (target, source))):
         assert all(len(set(row)) == 4 for row in indices.tolist())
         assert_allclose(scores, np.take_along_axis(cosines(*side), indices, 1), atol=1e-5)
         assert (np.diff(scores) <= 0).all()

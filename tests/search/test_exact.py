@@ -1,6 +1,7 @@
 """Nearest neighbours in blocks against a naive float64 loop: exactness, ties, bad rows, memory."""
 
 from collections.abc import Callable
+from itertools import chain
 from unittest.mock import Mock
 
 import numpy as np
@@ -42,13 +43,11 @@ def assert_naive(source: np.ndarray, target: np.ndarray, k: int) -> Neighbours:
     above = expected[0][0][:, -1] - 1e-6, expected[1][0][:, -1] - 1e-6
     for limits in (above, None):
         found = mutual_neighbours(source, target, k, above=limits)
-        forward = found.forward_scores, found.forward_indices
-        backward = found.backward_scores, found.backward_indices
-        for (scores, indices), (naive_scores, naive_indices) in zip((forward, backward), expected):
+        for (scores, indices), (naive_scores, naive_indices) in zip(found, expected):
             assert_array_equal(indices, naive_indices)
             assert_allclose(scores, naive_scores, atol=1e-6)
             assert (scores.dtype, indices.dtype) == (np.float32, np.int64)
-    for one_direction, both in zip(nearest_neighbours(source, target, k), forward):
+    for one_direction, both in zip(nearest_neighbours(source, target, k), found.forward):
         assert_array_equal(one_direction, both)
     return found
 
@@ -237,10 +236,8 @@ def test_no_neighbour_is_missed_however_hard_rows_are_to_tell_apart(
     use_blocks(65, 67)
     found = mutual_neighbours(source, target, 4)
     forward = cosines(source, target)
-    for name, expected in (("forward", forward), ("backward", forward.T)):
+    for (scores, indices), expected in zip(found, (forward, forward.T)):
         best, _ = naive_neighbours(expected, 4)
-        indices = getattr(found, f"{name}_indices")
-        scores = getattr(found, f"{name}_scores")
         chosen = np.take_along_axis(expected, indices, 1)
         assert_allclose(chosen, best, atol=5e-7)
         assert_allclose(scores, best, atol=1e-6)
@@ -256,8 +253,8 @@ def test_neighbours_are_the_same_bits_whatever_the_blocks_and_the_kind_of_produc
     for blocks in [(64, 128), (37, 41), (200, 8)]:
         use_blocks(*blocks)
         other = mutual_neighbours(source, target, 4)
-        for name in vars(found):
-            assert_array_equal(getattr(found, name), getattr(other, name))
+        for one, two in zip(chain(*found), chain(*other)):
+            assert_array_equal(one, two)
 
 
 def test_only_neighbours_above_given_cosines_are_sought(use_blocks: Callable) -> None:
@@ -265,12 +262,12 @@ def test_only_neighbours_above_given_cosines_are_sought(use_blocks: Callable) ->
     source = rng.normal(size=(300, 32))
     target = rng.normal(size=(200, 32))
     whole = mutual_neighbours(source, target, 4)
-    above = whole.forward_scores[:, 2], whole.backward_scores[:, 0]
+    above = whole.forward.scores[:, 2], whole.backward.scores[:, 0]
     use_blocks(64, 128)
     found = mutual_neighbours(source, target, 4, above=above)
-    assert_array_equal(found.forward_indices[:, :2], whole.forward_indices[:, :2])
-    assert (found.forward_indices[:, 2:] == -1).all()
-    assert (found.backward_indices == -1).all()
+    assert_array_equal(found.forward.indices[:, :2], whole.forward.indices[:, :2])
+    assert (found.forward.indices[:, 2:] == -1).all()
+    assert (found.backward.indices == -1).all()
 
 
 def test_few_cosines_are_computed_one_by_one(
