@@ -59,7 +59,6 @@ class RTLHead(nn.Module):
 
     def __init__(self, config: DAPConfig) -> None:
         super().__init__()
-        self.reembeds = config.rtl_reembed
         self.blocks = self._build_blocks(config)
         self.mask_token = None
         if config.mask_token_id is None:
@@ -137,10 +136,8 @@ class RTLHead(nn.Module):
 
         states = torch.cat([context, queries], 1)  # (B, C+Q, D)
         mask = torch.cat([context_mask, query_mask], 1)  # (B, C+Q)
-        positions = {}
-        if self.reembeds:  # otherwise `PassThrough` ignores positions
-            columns = self._columns(context_mask, query_mask)  # (B, C+Q)
-            positions = absolute_positions(self.blocks, columns)
+        columns = self._columns(context_mask, query_mask)  # (B, C+Q)
+        positions = absolute_positions(self.blocks, columns)  # none without `rtl_reembed`
 
         # `last_states` moves each pair's real tokens side by side. Otherwise relative positions
         # would count the padding between context and queries.
@@ -266,12 +263,9 @@ def word_width(encoder_config: PreTrainedConfig) -> int:
 
 def _activation_of(encoder_config: PreTrainedConfig) -> nn.Module:
     """Return the activation of an encoder's masked-LM head. Its field has several names."""
-    for name in ("classifier_activation", "hidden_act", "activation"):  # the first is ModernBERT's
-        activation = getattr(encoder_config, name, None)
-        if activation:
-            break
-    else:
-        activation = "gelu"
+    fields = ("classifier_activation", "hidden_act", "activation")  # the first is ModernBERT's
+    given = [getattr(encoder_config, field, None) for field in fields]
+    activation = next(filter(None, given), "gelu")
     return ACT2FN[activation] if isinstance(activation, str) else activation
 
 

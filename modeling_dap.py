@@ -49,7 +49,7 @@ try:
         require_encoder,
         special_tokens,
     )
-    from .heads_dap import PredictionHead, RTLHead, Words, look_up
+    from .heads_dap import PredictionHead, RTLHead, look_up
     from .modules_dap import (
         LibrarySettings,
         build_modules,
@@ -88,7 +88,7 @@ except ImportError:  # a checkout, where these files are top-level modules
         require_encoder,
         special_tokens,
     )
-    from heads_dap import PredictionHead, RTLHead, Words, look_up
+    from heads_dap import PredictionHead, RTLHead, look_up
     from modules_dap import (
         LibrarySettings,
         build_modules,
@@ -425,11 +425,15 @@ class DAPForPreTraining(DAPPreTrainedModel):
         ids, mask = _stack(pairs)  # (2·B or 3·B, S)
 
         # Word embeddings of the sentences and for the heads.
-        if not needs & {"source_states", "target_states", "embeds"}:  # as with "mlm"
-            no_sentences = ids[:0]
-            words, _ = self.embed_words(no_sentences, needs)
+        reads_sentences = bool(needs & {"source_states", "target_states", "embeds"})
+        words, embedded = look_up(
+            self.get_input_embeddings(),
+            ids if reads_sentences else ids[:0],
+            self.prediction_head if "target_vocabulary" in needs else None,
+            self.config.mask_token_id if "mask_token" in needs else None,
+        )
+        if not reads_sentences:  # as with "mlm"
             return Encoded(words)
-        words, embedded = self.embed_words(ids, needs)
 
         # f(x), f(y): the last states of all tokens that are read.
         read = self._tokens_read(pairs, mask, needs)
@@ -463,12 +467,6 @@ class DAPForPreTraining(DAPPreTrainedModel):
         _, embedded = look_up(self.get_input_embeddings(), ids)  # (R, S, E)
         positions = absolute_positions(self.dap.encoder, columns)
         return last_states(self.dap.encoder, mask, read, inputs_embeds=embedded, **positions)
-
-    def embed_words(self, ids: Tensor, needs: frozenset[str]) -> tuple[Words, Tensor]:
-        """Look up the word embeddings for the heads, and those (R, S, E) of sentences (R, S)."""
-        head = self.prediction_head if "target_vocabulary" in needs else None
-        mask_token_id = self.config.mask_token_id if "mask_token" in needs else None
-        return look_up(self.get_input_embeddings(), ids, head, mask_token_id)
 
     def _vectors_to_compare(
         self, pairs: Pairs, objectives: list[Objective]
