@@ -277,6 +277,11 @@ def default_pooling(encoder_config: PreTrainedConfig) -> str:
     return "lasttoken" if is_causal(encoder_config) else "mean"
 
 
+def is_plugin(objective: str) -> bool:
+    """Tell whether an objective is one of a plug-in. All others have a weight in `DAPConfig`."""
+    return f"{objective}_weight" not in FIELDS
+
+
 def unknown_keys(keys: Iterable[str], objective: str = "") -> list[str]:
     """Return the keys of a configuration that nobody knows, sorted.
 
@@ -284,8 +289,8 @@ def unknown_keys(keys: Iterable[str], objective: str = "") -> list[str]:
     plug-in, all names that begin with it are known as well, because it checks them itself.
     """
     known = {each.name for each in fields(DAPConfig)} | SAVED_KEYS
-    others = [name for name in str(objective).split("+") if f"{name}_weight" not in FIELDS]
-    free_prefixes = ("_", *(f"{name}_" for name in others))
+    plugins = [name for name in str(objective).split("+") if is_plugin(name)]
+    free_prefixes = ("_", *(f"{name}_" for name in plugins))
     return sorted(key for key in keys if key not in known and not key.startswith(free_prefixes))
 
 

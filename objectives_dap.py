@@ -28,7 +28,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 try:
-    from .configuration_dap import FIELDS, DAPConfig, unknown_keys
+    from .configuration_dap import DAPConfig, is_plugin, unknown_keys
     from .heads_dap import (
         PredictionHead,
         PredictionTransform,
@@ -47,7 +47,7 @@ try:
     )
     from .states_dap import embed, gather_columns, real_tokens_first
 except ImportError:  # a checkout, where these files are top-level modules
-    from configuration_dap import FIELDS, DAPConfig, unknown_keys
+    from configuration_dap import DAPConfig, is_plugin, unknown_keys
     from heads_dap import (
         PredictionHead,
         PredictionTransform,
@@ -225,9 +225,10 @@ class Objective:
 
         It is empty for an objective of this project, whose fields are in `DAPConfig`.
         """
+        if not is_plugin(cls.name):
+            return {}
         options = {"weight": 1.0, **cls.options}
-        fields = {f"{cls.name}_{option}": default for option, default in options.items()}
-        return {} if f"{cls.name}_weight" in FIELDS else fields
+        return {f"{cls.name}_{option}": default for option, default in options.items()}
 
     def labels(self, pairs: Pairs, model: nn.Module) -> Tensor:
         """Return True for each label that counts, (G, ...) for G groups of labels.

@@ -12,7 +12,7 @@ from typing import Any
 
 from huggingface_hub import DatasetCard, EvalResult, ModelCard, ModelCardData
 
-from configuration_dap import FIELDS, unknown_keys
+from configuration_dap import FIELDS, is_plugin, unknown_keys
 from dap_transformers.errors import UserError, reading
 from dap_transformers.evaluation.evaluator import tables_of
 from dap_transformers.files import public_name
@@ -178,7 +178,7 @@ def model_card(repo_id: str, published: Published, sources: Sources) -> ModelCar
         sources=sources,
         objective=objective,
         method=method(objective, sources.run.get("distill_from", "") is None),
-        plugins=[name for name in objective.split("+") if f"{name}_weight" not in FIELDS],
+        plugins=[name for name in objective.split("+") if is_plugin(name)],
         languages=[NAMES.get(code, code) for code in codes],
         pairs=pairs,
         pairs_table=markdown_table(["language", "pairs"], rows, numbers=True),
