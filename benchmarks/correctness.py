@@ -307,9 +307,8 @@ def compare_cached(name: str, args: argparse.Namespace) -> Iterator[Line]:
         model = build(name, objective, DROPOUT).to(args.device)
         cached = CachedBatch(model, model, batch, PAIRS)
         (part,) = cached.parts
-        noise = dict(zip(("source_noise", "target_noise"), part.chunk.noise, strict=True))
         with seeded(part.seed, torch.device(args.device)):
-            backward(model, part.inputs | noise)
+            backward(model, part.inputs)
         wanted = gradient(model)
         model.zero_grad()
         cached.run(part).backward()
