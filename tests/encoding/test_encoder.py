@@ -1,6 +1,7 @@
 """`SentenceEncoder` gives the vectors of sentence-transformers, whatever the batches are."""
 
 import copy
+import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ from conftest import (
     load_encoder,
     save,
     save_bert,
+    save_with_modules,
     synthetic_pairs,
     tiny_config,
     tiny_tokenizer,
@@ -267,6 +269,26 @@ CNN = [{"type": f"sentence_transformers.models.{kind}", "path": ""} for kind in 
 def test_what_is_refused(load: Callable, changed: Callable, call: Callable, says: str) -> None:
     with pytest.raises(ValueError, match=says):
         call(load, changed)
+
+
+@pytest.mark.parametrize(
+    ("file", "name", "value"),
+    [
+        ("1_Pooling/config.json", "include_prompt", False),  # of a folder with a prompt
+        ("2_Dense/config.json", "activation_function", "os.system"),  # only code of torch runs
+    ],
+)
+def test_modules_with_settings_that_cannot_run_are_refused(
+    file: str, name: str, value: object, tiny_bert_dir: Path, tmp_path: Path
+) -> None:
+    folder = save_with_modules(tmp_path, tiny_bert_dir)
+    prompts = {"prompts": {"query": "query: "}, "default_prompt_name": "query"}
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(prompts))
+    load_encoder(folder)
+    settings = json.loads((folder / file).read_text()) | {name: value}
+    (folder / file).write_text(json.dumps(settings))
+    with pytest.raises(ValueError, match=f"{name}=False|{value} is not an activation"):
+        load_encoder(folder)
 
 
 LATENTS = {"num_latents": 4, "d_latents": 16, "d_model": 16, "num_self_attends_per_block": 1}
