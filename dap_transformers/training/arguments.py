@@ -275,7 +275,8 @@ class DAPTrainingArguments(TrainingArguments):
         # The model is published once, after training.
         self.hub_strategy = HubStrategy.END
         # `Trainer` would compute float32 products in TF32 if it compiles.
-        self.tf32 = False if self.torch_compile and self.tf32 is None else self.tf32
+        compiles = self.torch_compile or self.torch_compile_backend or self.torch_compile_mode
+        self.tf32 = False if compiles and self.tf32 is None else self.tf32
         super().__post_init__()
         self.accelerator_config.dispatch_batches = False
         self.accelerator_config.split_batches = False
