@@ -5,6 +5,7 @@ A query is a row whose neighbours are wanted. A key is a row that may be a neigh
 Legend: `N` source rows, `M` target rows, `D` dimensions, `k` neighbours, `B` rows of a block.
 """
 
+import re
 from typing import Any
 
 import numpy as np
@@ -22,8 +23,10 @@ from dap_transformers.search.exact import (
 
 #: Rows that are added to an index or searched in it at a time.
 BLOCK_ROWS = 4096
-#: Most rows that an index is trained on. Of these, faiss takes 256 per cluster.
+#: Most rows that an index is trained on: in all, and per cluster. Faiss itself uses no more per
+#: cluster.
 TRAINING_ROWS = 1_000_000
+ROWS_PER_CLUSTER = 256
 #: Rows of each side that are searched exactly to measure the recall.
 RECALL_SAMPLE = 1000
 
@@ -119,7 +122,7 @@ def _build(keys: Array, name: str, bar: tqdm) -> Any:
         lists = getattr(faiss.try_extract_index_ivf(index), "nlist", 0)
 
         if not index.is_trained:
-            step = -(-len(keys) // TRAINING_ROWS)
+            step = _training_step(len(keys), factory, lists)
             index.train(unit_rows(keys[::step]).cpu().numpy())
 
         if lists and not parameters:
@@ -132,3 +135,20 @@ def _build(keys: Array, name: str, bar: tqdm) -> Any:
             index.add(block)
             bar.update(len(block))
     return index
+
+
+def _training_step(rows: int, factory: str, lists: int) -> int:
+    """Return n such that every n-th row trains the index. All rows would take time and memory.
+
+    `lists` is the number of lists of an IVF index, 0 for others.
+
+    >>> _training_step(2**22, "PQ16", 0), _training_step(2**22, "IVF1024,Flat", 1024)
+    (64, 16)
+    >>> _training_step(2**22, "PQ16x12", 0)
+    5
+    """
+    # An IVF index learns the centres of its lists. `PQ16x12` learns 2^12 codes of each part.
+    bits = max([8, *map(int, re.findall(r"x(\d+)", factory))])
+    clusters = max(lists, 2**bits)
+    wanted = min(ROWS_PER_CLUSTER * clusters, TRAINING_ROWS)
+    return -(-rows // wanted)
