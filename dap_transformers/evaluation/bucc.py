@@ -87,7 +87,7 @@ class Bucc(Evaluator):
     def __post_init__(self) -> None:
         folders = by_name(self.folders)
         if self.protocol is None:
-            has_training = all(find_split(folder, TRAINING) for folder in folders.values())
+            has_training = all(has_gold(folder, TRAINING) for folder in folders.values())
             self.protocol = "training-optimal" if has_training else "sample"
         meaning, splits = PROTOCOLS[self.protocol]
         self.description = f"BUCC {self.protocol}: {meaning}"
@@ -143,27 +143,31 @@ class Bucc(Evaluator):
 # The files
 
 
-def find_split(folder: Path, names: tuple[str, ...]) -> list[Path]:
-    """Find the files of a split in a pair's folder or above it: source, target and gold.
+def has_gold(folder: Path, names: tuple[str, ...]) -> bool:
+    """Tell whether a split has gold pairs. BUCC's own "test" has none.
 
-    Return [] if one of them is missing. BUCC's own "test" has no gold pairs.
+    Its two texts may be missing, which is an error: another split would give other numbers.
     """
+    places = product((folder, folder.parent), names)
+    return any((place / f"{folder.name}.{name}.gold").is_file() for place, name in places)
+
+
+def find_split(folder: Path, names: tuple[str, ...]) -> list[Path]:
+    """Find the files of a split in a pair's folder or above it: source, target and gold."""
     endings = (*folder.name.split("-"), "gold")
     for place, name in product((folder, folder.parent), names):
         files = [place / f"{folder.name}.{name}.{ending}" for ending in endings]
         if all(file.is_file() for file in files):
             return files
-    return []
+    raise FileNotFoundError(
+        f"{folder} has no {folder.name}.{names[0]}.gold with its two texts: name the languages as "
+        "well, such as bucc/fr-en"
+    )
 
 
 def read_split(folder: Path, names: tuple[str, ...]) -> Split:
     """Read the two texts and the gold pairs of a split that `find_split` finds."""
     files = find_split(folder, names)
-    if not files:
-        raise FileNotFoundError(
-            f"{folder} has no {folder.name}.{names[0]}.gold with its two texts: name the languages "
-            "as well, such as bucc/fr-en"
-        )
     *texts, gold = files
     sides = []
     lines = []

@@ -48,6 +48,10 @@ def test_the_protocol_follows_the_splits_that_have_gold_pairs(tmp_path: Path) ->
         assert Bucc(pair).protocol == "sample"
     with pytest.raises(FileNotFoundError, match=r"fr-en\.training\.gold"):
         Bucc(pair, "training-optimal")
+    write_split(tmp_path)
+    (tmp_path / "fr-en.training.fr").rename(tmp_path / "fr-en.training.fr.gz")
+    with pytest.raises(FileNotFoundError, match=r"fr-en\.training\.gold with its two texts"):
+        Bucc(pair)
 
 
 @pytest.mark.parametrize(
