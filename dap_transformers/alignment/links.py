@@ -31,8 +31,8 @@ def align_tokens(
         Links (L, 2) int64 in ascending order, and all cosines, (S, T) float32.
     """
     # float64 products, so that equal states have equal cosines
-    source = unit_rows(source_states).double().numpy()
-    target = unit_rows(target_states).double().numpy()
+    source = unit_rows(source_states, "source states").double().numpy()
+    target = unit_rows(target_states, "target states").double().numpy()
     similarity = (source @ target.T).astype(np.float32)  # (S, T)
     has_source = np.flatnonzero(source.any(1))
     has_target = np.flatnonzero(target.any(1))

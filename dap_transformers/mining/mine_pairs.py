@@ -76,7 +76,12 @@ class MiningOptions:
         if self.threshold == "none":
             self.threshold = None
         elif self.threshold not in (None, "auto"):
-            self.threshold = float(self.threshold)
+            try:
+                self.threshold = float(self.threshold)
+            except ValueError as error:
+                raise ValueError(
+                    f"threshold={self.threshold!r}: give a number, 'auto' or 'none'"
+                ) from error
 
 
 @dataclass(frozen=True)

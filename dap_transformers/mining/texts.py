@@ -206,7 +206,8 @@ def pair_table(pairs: np.ndarray, texts: Texts) -> pa.Table:
     """
     columns = {"score": pairs["score"].round(6)}
     for name, text in texts.items():
-        columns[name] = text.sentences.take(pa.array(text.rows[pairs[name]]))
+        sentences = text.sentences.take(pa.array(text.rows[pairs[name]]))
+        columns[name] = pa.array(sentences.to_pylist(), pa.string())
     for name in SIDES:
         columns[f"{name}_line"] = pairs[name] + 1
     return pa.table(columns)

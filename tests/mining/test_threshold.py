@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 from naive import cosines
 from numpy.testing import assert_allclose, assert_array_equal
@@ -153,6 +154,7 @@ class Encoder:
 def test_the_function_mines_sentences_or_vectors_into_a_table() -> None:
     table = mine(["0.1", "", "0.7", "0.1"], ["0.69", "0.11"], Encoder(), k=1)
     assert json.loads(table.schema.metadata[b"mining"])["threshold"] is None
+    assert {table.schema.field(name).type for name in ("source", "target")} == {pa.string()}
     rows = table.drop("score").to_pydict().values()
     assert set(zip(*rows)) == {("0.1", "0.11", 1, 2), ("0.7", "0.69", 3, 1)}
 
@@ -170,7 +172,7 @@ EYE = np.eye(3)
         (lambda: mine(*texts(200, 100), threshold=9), "no pair scores so high, the best of"),
         (lambda: mine(*texts(10, 10), min_precision=0.9), "too few candidates for an estimate"),
         (lambda: mine(np.array([[1.0, 2], [np.nan, 1]]), np.eye(2)), "row 1 .* NaN"),
-        (lambda: mine(EYE, EYE, threshold="high"), "high"),
+        (lambda: mine(EYE, EYE, threshold="high"), "threshold='high': give a number"),
         (lambda: mine(EYE, EYE, k=0), "k=0: at least 1"),
         (lambda: mine(EYE, EYE, min_precision=0.9, threshold=1), "min_precision"),
         (lambda: mine([], ["1"], Encoder()), "0 rows"),
