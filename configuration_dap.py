@@ -317,7 +317,10 @@ def _impossible(encoder_config: PreTrainedConfig) -> set[str]:
 
 
 SHARE = (lambda value, _: 0 < value <= 1, "a number above 0, and at most 1")
-FACTOR = (lambda value, _: 0 <= value < math.inf, "a number of 0 or more")
+FACTOR = (
+    lambda value, _: isinstance(value, Number) and 0 <= value < math.inf,
+    "a number of 0 or more",
+)
 #: What types cannot say: name -> condition on the value and the configuration, and what is allowed.
 RULES: dict[str, tuple[Callable[[Any, DAPConfig], bool], str]] = {
     "pooling": (

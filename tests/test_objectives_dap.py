@@ -82,6 +82,7 @@ def test_a_name_that_begins_with_another_name_has_options_of_its_own() -> None:
         {"tr_arc_angle": True},
         {"tr_arc_steps": [1, 2]},
         {"tr_arc_weight": -1},
+        {"tr_arc_weight": "1"},
     ],
 )
 @patch.dict(OBJECTIVES, {"tr_arc": Arc})

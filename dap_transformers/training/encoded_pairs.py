@@ -3,17 +3,32 @@
 Shapes in the comments: `N` pairs, `n` pairs of a batch, `S` tokens, `D` hidden size.
 """
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from tqdm.auto import tqdm
 
 from modeling_dap import DAPForPreTraining
-from objectives_dap import Encoded, Pairs, Sentences, draw_noise
+from objectives_dap import Encoded, Pairs, Sentences, Words, draw_noise
 
 #: Number of pairs that are encoded at a time.
 PAIRS_AT_A_TIME = 128
 #: Fields of `Encoded` with the token states of a pair's two sides.
 STATES = ("source_states", "target_states")
+
+
+class EncodedPairs(NamedTuple):
+    """N pairs after the encoder: what heads read.
+
+    The states of a pair are only as long as those it was encoded with. A tensor of all pairs would
+    be as long as the longest sentence of all.
+    """
+
+    words: Words  # word embeddings for the heads
+    source_embeds: Tensor  # (N, D) sentence vectors
+    states: dict[str, list[Tensor]]  # names in `STATES` -> (S, D) of each pair, in main memory
 
 
 @torch.no_grad()
@@ -23,17 +38,14 @@ def encode_once(
     needs: frozenset[str],
     dtype: torch.dtype,
     shows_progress: bool = False,
-) -> Encoded:
+) -> EncodedPairs:
     """Encode N pairs, and keep what heads read: token states and the sources' sentence vectors.
 
     Args:
         needs: the token states to keep, and what heads look up, as `needs_of` returns them.
-        dtype: type of the token states. They are kept in main memory.
+        dtype: type of the token states.
     """
-    states = {}
-    for name, side in zip(STATES, (pairs.source, pairs.target)):
-        if name in needs:
-            states[name] = torch.zeros(*side.ids.shape, model.config.hidden_size, dtype=dtype)
+    states = {name: [] for name in STATES if name in needs}
     embeds = []
     firsts = range(0, len(pairs.source.ids), PAIRS_AT_A_TIME)
     for first in tqdm(firsts, "encode pairs for the heads", disable=not shows_progress):
@@ -45,24 +57,23 @@ def encode_once(
         found = model.encode(part, needs)
         embeds.append(found.source_embeds.to(model.dtype))
         for name, kept in states.items():
-            values = getattr(found, name)  # (n, S, D)
-            kept[rows, : values.shape[1]] = values
+            kept += getattr(found, name).to("cpu", dtype)  # (n, S, D)
 
     words = found.words._replace(table=found.words.table.detach())  # only heads have gradients
-    return Encoded(words, source_embeds=torch.cat(embeds), **states)
+    return EncodedPairs(words, torch.cat(embeds), states)
 
 
-def take_batch(pairs: Pairs, encoded: Encoded, rows: Tensor) -> tuple[Pairs, Encoded]:
+def take_batch(pairs: Pairs, encoded: EncodedPairs, rows: Tensor) -> tuple[Pairs, Encoded]:
     """Return n of N pairs with their outputs, given their rows (n,)."""
     part = take_pairs(pairs, rows)
     embeds = encoded.source_embeds[rows]  # (n, D)
     states = {}
     for name, side in zip(STATES, (part.source, part.target)):
-        kept = getattr(encoded, name)
-        if kept is not None:
-            values = kept[rows, : side.ids.shape[1]]  # (n, S, D)
+        if name in encoded.states:
+            kept = [encoded.states[name][row] for row in rows.tolist()]
+            values = pad_sequence(kept, batch_first=True)[:, : side.ids.shape[1]]  # (n, S, D)
             states[name] = values.to(embeds.device, embeds.dtype, non_blocking=True)
-    return part, encoded._replace(source_embeds=embeds, **states)
+    return part, Encoded(encoded.words, source_embeds=embeds, **states)
 
 
 def take_pairs(pairs: Pairs, rows: Tensor | slice) -> Pairs:

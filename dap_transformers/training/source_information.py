@@ -20,9 +20,14 @@ from transformers import BatchEncoding, PreTrainedTokenizerBase
 from dap_transformers.encoding.encoder import SentenceEncoder
 from dap_transformers.evaluation.evaluator import Evaluator, PairsByLanguage, as_pairs
 from dap_transformers.training.batches import BitextCollator
-from dap_transformers.training.encoded_pairs import PAIRS_AT_A_TIME, encode_once, take_batch
+from dap_transformers.training.encoded_pairs import (
+    PAIRS_AT_A_TIME,
+    EncodedPairs,
+    encode_once,
+    take_batch,
+)
 from modeling_dap import DAPForPreTraining
-from objectives_dap import Encoded, Objective, Pairs, Sentences, needs_of, pairs_of
+from objectives_dap import Objective, Pairs, Sentences, needs_of, pairs_of
 
 #: About how many dev pairs are measured over all languages.
 MEASURED_PAIRS = 512
@@ -143,20 +148,21 @@ def sample_pairs(
     return inputs, torch.tensor(others)
 
 
-def exchange_sources(pairs: Pairs, encoded: Encoded, rows: Tensor) -> tuple[Pairs, Encoded]:
+def exchange_sources(
+    pairs: Pairs, encoded: EncodedPairs, rows: Tensor
+) -> tuple[Pairs, EncodedPairs]:
     """Give each of N targets the source of another pair of its language, given their rows (N,)."""
-    states = encoded.source_states
+    states = dict(encoded.states)
+    if "source_states" in states:
+        states["source_states"] = [states["source_states"][row] for row in rows.tolist()]
     return (
         pairs._replace(source=Sentences(*(values[rows] for values in pairs.source))),
-        encoded._replace(
-            source_embeds=encoded.source_embeds[rows],
-            source_states=None if states is None else states[rows],
-        ),
+        encoded._replace(source_embeds=encoded.source_embeds[rows], states=states),
     )
 
 
 def mean_loss(
-    model: DAPForPreTraining, objective: Objective, pairs: Pairs, encoded: Encoded
+    model: DAPForPreTraining, objective: Objective, pairs: Pairs, encoded: EncodedPairs
 ) -> float:
     """Compute the mean loss of predicting the targets of N pairs, in nats per token.
 

@@ -13,6 +13,7 @@ from dap_transformers.training.source_information import (
     sample_pairs,
 )
 from modeling_dap import DAPConfig, DAPForPreTraining
+from objectives_dap import Pairs, Sentences
 
 
 def new_encoder(**config: object) -> EncoderWithHeads:
@@ -96,3 +97,14 @@ def test_other_directions_leave_out_languages_that_the_head_does_not_know(direct
     assert found["rtl_loss"] > 0
     assert SourceInformation(unknown)(encoder) == {}
     assert SourceInformation({"de": cipher(1)})(encoder) == {}
+
+
+def test_states_are_kept_as_long_as_they_were_encoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(encoded_pairs, "PAIRS_AT_A_TIME", 2)
+    mask = torch.ones(4, 9, dtype=torch.long)
+    mask[:2, 3:] = 0
+    side = Sentences(torch.full_like(mask, 7), mask)
+    pairs = Pairs(side, side, language_ids=torch.zeros(4, dtype=torch.long))
+    needs = frozenset({"source_states"})
+    kept = encoded_pairs.encode_once(new_encoder().with_heads, pairs, needs, torch.float32)
+    assert [len(states) for states in kept.states["source_states"]] == [3, 3, 9, 9]
