@@ -4,6 +4,7 @@ A new evaluator is a class with the members of `Evaluator`, and two lines in `ev
 Trainings, `eval-retrieval` and the model card then know it.
 """
 
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
@@ -94,7 +95,7 @@ def data_name(paths: Iterable[str | Path], max_pairs: int | None = None) -> str:
     names = []
     for path in map(Path, paths):
         is_here = path.is_absolute() or path.exists()  # else the id of a Hub dataset
-        names.append(path.resolve().name if is_here else str(path))
+        names.append(Path(os.path.abspath(path)).name if is_here else str(path))
     if max_pairs is not None:
         names.append(f"first {max_pairs} pairs per language")
     return ", ".join(names)

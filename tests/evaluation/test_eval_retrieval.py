@@ -11,7 +11,7 @@ from written import text_of, write
 import eval_retrieval
 from dap_transformers.encoding.encoder import SentenceEncoder
 from dap_transformers.errors import UserError
-from dap_transformers.evaluation.evaluator import PairsByLanguage
+from dap_transformers.evaluation.evaluator import PairsByLanguage, data_name
 from dap_transformers.evaluation.hard_negatives import (
     COPY_KINDS,
     HardNegatives,
@@ -76,6 +76,16 @@ def test_tatoeba_stands_beside_the_papers_numbers(
         made = run(f"{argv} --data_dir {tmp_path} {more}")
         assert made["languages"]["de"]["pairs"] == pairs
         assert ("XLM-R+DAP" in capsys.readouterr().out) == is_comparable
+
+
+def test_data_are_named_as_given_even_if_they_are_links(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / "blobs/3fa9c0", "")  # as in the cache of the Hub
+    (tmp_path / "sts.tsv").symlink_to(tmp_path / "blobs/3fa9c0")
+    monkeypatch.chdir(tmp_path)
+    names = data_name(["sts.tsv", tmp_path / "sts.tsv", ".", "facebook/xnli"])
+    assert names == f"sts.tsv, sts.tsv, {tmp_path.name}, facebook/xnli"
 
 
 def test_a_card_names_the_data_of_each_result(argv: str, tmp_path: Path) -> None:
