@@ -262,7 +262,7 @@ class DAPTrainingArguments(TrainingArguments):
         if self.max_steps is None:
             self.max_steps = 100_000 if self.num_train_epochs is None else -1
         if self.num_train_epochs is None:
-            self.num_train_epochs = 3.0  # has no effect, because the steps count
+            self.num_train_epochs = 3.0  # has no effect if there are steps, which count
         if self.report_to is None:
             self.report_to = ["tensorboard"] if find_spec("tensorboard") else []
         if self.greater_is_better is None:
