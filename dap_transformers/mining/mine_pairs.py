@@ -37,7 +37,6 @@ from dap_transformers.mining.threshold import (
 )
 from dap_transformers.options import arg, require_least
 from dap_transformers.search.exact import (
-    Found,
     Neighbours,
     NeighbourSearch,
     mutual_neighbours,
@@ -208,7 +207,7 @@ def mine_vectors(
     """
     found = neighbourhoods(*vectors, options.k, search, extra=1)
     k = min(options.k, found.forward.scores.shape[1])
-    neighbours = Neighbours(*(Found(*(each[:, :k] for each in near)) for near in found))
+    neighbours = Neighbours(*(near.nearest(k) for near in found))
     candidates = candidate_pairs(neighbours)
     known_scores = None if known is None else score_known(known, vectors, k)
     if known_scores is not None and len(known_scores) < FEWEST_FOUND:

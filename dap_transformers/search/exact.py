@@ -45,6 +45,10 @@ class Found(NamedTuple):
     scores: np.ndarray  # (N, k) float32, cosine of each query and its neighbours
     indices: np.ndarray  # (N, k) int64, rows of the keys
 
+    def nearest(self, k: int) -> "Found":
+        """Return only the k nearest keys of each query."""
+        return Found(self.scores[:, :k], self.indices[:, :k])
+
 
 class Neighbours(NamedTuple):
     """The nearest neighbours in both directions."""

@@ -132,7 +132,7 @@ def given_fields(args: PretrainingModelArguments) -> dict[str, Any]:
 
 
 def fields_of(config: DAPConfig) -> dict[str, Any]:
-    """Return the fields of a configuration by name, with those of plug-ins, without the encoder."""
+    """Return a configuration's fields by name, also fields of plug-ins, but not the encoder."""
     fields = {name: getattr(config, name) for name in CONFIG_FIELDS}
     for objective in objectives_of(config):
         fields |= objective.fields
