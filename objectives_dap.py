@@ -194,7 +194,8 @@ class Objective:
     #: What its head predicts: "targets" (only tokens of the target side, so that a smaller target
     #: vocabulary is enough), "tokens" (any tokens), or None.
     predicts: Literal["targets", "tokens"] | None = "tokens"
-    #: Groups of labels that are predicted from the other side, G' of G. None: there are none.
+    #: Groups of labels that are predicted from the other side of the pair, such as the target's
+    #: tokens from the source: G' of G. None: there are none.
     from_source: slice | None = None
     #: Modules that the model has beside the encoder: attribute -> function that builds it.
     heads: dict[str, Callable[[DAPConfig], nn.Module]] = {}

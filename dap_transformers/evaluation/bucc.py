@@ -74,8 +74,8 @@ class Bucc(Evaluator):
     Attributes:
         folders: a folder per language pair, named after it, such as `bucc/fr-en`. The files may
             also lie in the folder above it.
-        protocol: one of `PROTOCOLS`. None is "training-optimal" if all pairs have gold pairs of a
-            training split, else "sample".
+        protocol: one of `PROTOCOLS`. None is "training-optimal" if every language pair has
+            the gold file of a training split, else "sample".
     """
 
     folders: Sequence[str | Path]
@@ -144,9 +144,10 @@ class Bucc(Evaluator):
 
 
 def has_gold(folder: Path, names: tuple[str, ...]) -> bool:
-    """Tell whether a split has gold pairs. BUCC's own "test" has none.
+    """Tell whether the gold file of a split exists. BUCC's own "test" has none.
 
-    Its two texts may be missing, which is an error: another split would give other numbers.
+    If only the texts are missing, `read_split` raises an error. Another split would give other
+    numbers.
     """
     places = product((folder, folder.parent), names)
     return any((place / f"{folder.name}.{name}.gold").is_file() for place, name in places)
@@ -234,11 +235,11 @@ def count_gold(pairs: np.ndarray, split: Split) -> tuple[np.ndarray, np.ndarray]
 def best_threshold(
     scores: np.ndarray, extracted: np.ndarray, correct: np.ndarray, gold: int
 ) -> float:
-    """Return the lowest score of pairs to extract that gives the highest F1, in O(P log P).
+    """Return the threshold with the highest F1. Pairs that score at least this are extracted.
 
     As in the paper's appendix "Scoring Function For BUCC", it lies in the middle between two
     consecutive different scores. If all pairs together have the highest F1, it is the lowest score.
-    Of thresholds with equal F1 the highest is chosen. Scores may be in any order.
+    Of thresholds with equal F1, the highest is returned. Scores may be in any order.
 
     >>> best_threshold(np.array([3.0, 2.0, 1.0]), np.ones(3), np.array([1, 1, 0]), gold=2)
     1.5

@@ -69,7 +69,7 @@ class Evaluator:
         """Return how many sentences an accuracy or error over all languages is measured on.
 
         A training computes the standard error from it, to compare evaluations
-        (`DAPTrainer._determine_best_metric`).
+        (`DAPTrainer.is_worse`).
         """
         return sum(1 for _ in self.sentences())
 
@@ -87,7 +87,7 @@ class Evaluator:
 
 
 def data_name(paths: Iterable[str | Path], max_pairs: int | None = None) -> str:
-    """Return the names of test data for the model card, without folders of this machine.
+    """Name test data for the model card: the last part of a local path, or the id on the Hub.
 
     >>> data_name(["/data/tatoeba", "facebook/xnli"], max_pairs=100)
     'tatoeba, facebook/xnli, first 100 pairs per language'

@@ -74,7 +74,8 @@ class Groups(NamedTuple):
     Attributes:
         units: (R, D) unit vectors of the groups.
         near: (R, D) half the mean of the unit vectors of the sentences before and after each group.
-        length: (R,) number of characters. It is NaN if one of the sentences may be in no group.
+        length: (R,) number of characters. It is NaN if one of the sentences must stay without
+            a translation.
     """
 
     units: Tensor
@@ -88,19 +89,19 @@ class Side:
     Args:
         vectors: (V, D) of the distinct groups. Single sentences come first, in the order of the
             text.
-        is_ungrouped: (N,) which sentences may be in no group.
+        is_one_sided: (N,) which sentences must stay without a translation.
         scale: factor of the numbers of characters.
     """
 
     def __init__(
-        self, vectors: np.ndarray, text: GroupedText, is_ungrouped: np.ndarray, scale: float = 1.0
+        self, vectors: np.ndarray, text: GroupedText, is_one_sided: np.ndarray, scale: float = 1.0
     ) -> None:
         self.vectors = vectors
         self.rows = text.groups  # (N, S)
         self.singles = self.units(slice(None), 1)  # (N, D) unit vectors of the sentences
         most = self.rows.shape[1]
         self.sizes = range(1, most + 1)
-        lengths = np.where(is_ungrouped, np.nan, text.lengths)
+        lengths = np.where(is_one_sided, np.nan, text.lengths)
         padded = np.append(lengths, np.zeros(most - 1))  # the text ends
         # number of characters of each group, (N, S). It is NaN if one of the sentences is ungrouped
         self.lengths = sliding_window_view(padded, most).cumsum(1) * scale
@@ -159,10 +160,10 @@ def nearest_pairs(
 ) -> tuple[np.ndarray, list[np.ndarray]]:
     """Find the sentences that are each other's nearest neighbours: (pairs, 2), by source.
 
-    Also tell which sentences, (N,) and (M,), may be in no group, because their lines are much more
-    frequent in one text (`ONE_SIDED`).
+    Also tell which sentences, (N,) and (M,), must stay without a translation, because their lines
+    are much more frequent in this text than in the other (`ONE_SIDED`).
     """
-    # the number of each sentence's text, and the first sentence with each text
+    # the number of each sentence's distinct string, and the first sentence with each string
     singles = [text.groups[:, 0] for text in texts]  # (N,) and (M,)
     first = [np.unique(rows, return_index=True)[1] for rows in singles]
     near = search(*(side[: len(own)] for side, own in zip(vectors, first)), 1)
@@ -171,7 +172,7 @@ def nearest_pairs(
     rows = np.flatnonzero(backward[forward] == np.arange(len(forward)))
     pairs = np.stack([first[0][rows], first[1][forward[rows]]], 1)
 
-    # how often each sentence occurs, but for its digits: (N,) and (M,)
+    # how often each sentence occurs if digits are ignored: (N,) and (M,)
     counts = [np.bincount(text.kinds)[text.kinds] for text in texts]
     is_one_sided = []
     for side, nearest in enumerate((forward, backward)):
@@ -302,14 +303,14 @@ def best_groups(
 def sides_of(
     vectors: Vectors,
     texts: Sequence[GroupedText],
-    is_ungrouped: Sequence[np.ndarray],
+    is_one_sided: Sequence[np.ndarray],
     anchors: np.ndarray,
 ) -> tuple[Side, Side]:
     """Return both sides. From the first to the last of the anchors (A, 2) they are equally long."""
     places = zip(texts, anchors[0], anchors[-1])
     own, other = (text.lengths[first : last + 1].sum() for text, first, last in places)
-    source = Side(vectors[0], texts[0], is_ungrouped[0])
-    return source, Side(vectors[1], texts[1], is_ungrouped[1], scale=own / other)
+    source = Side(vectors[0], texts[0], is_one_sided[0])
+    return source, Side(vectors[1], texts[1], is_one_sided[1], scale=own / other)
 
 
 def align(
@@ -324,7 +325,7 @@ def align(
         group's two vectors, and NaN if a side is empty. Also remarks on what may be wrong with the
         texts.
     """
-    pairs, is_ungrouped = nearest_pairs(vectors, texts, search)
+    pairs, is_one_sided = nearest_pairs(vectors, texts, search)
     anchors = pairs[longest_ascending(pairs[:, 1].tolist())]
     lengths = [len(text.groups) for text in texts]
     remarks = []
@@ -337,7 +338,7 @@ def align(
     if max(lengths) > LONGER_BY * min(lengths):
         remarks.append(f"one text has {max(lengths):,} sentences, the other {min(lengths):,}")
 
-    source, target = sides_of(vectors, texts, is_ungrouped, anchors)
+    source, target = sides_of(vectors, texts, is_one_sided, anchors)
     skip = cost_of_skipping(source, target, anchors)
     groups = best_groups(source, target, skip, *band_around(anchors, *lengths))
     has_both = (groups["sources"] > 0) & (groups["targets"] > 0)

@@ -152,7 +152,8 @@ def mine_texts(
 ) -> MiningResult:
     """Find the pairs of sentences of two texts that are translations, best first.
 
-    The arguments are those of `mine_vectors`, with the vectors of the distinct sentences.
+    `texts` may lack a side of which only the vectors are known. `vectors` are of the distinct
+    sentences. `mine_vectors` describes the other arguments.
     """
     neighbours, candidates, choice = mine_vectors(vectors, options, search, known)
     kept = select(candidates, choice.threshold)
@@ -200,7 +201,8 @@ def mine_vectors(
 ) -> tuple[Neighbours, np.ndarray, Choice]:
     """Find the pairs of two texts that may be translations, and choose the threshold.
 
-    `vectors` are (N, D) and (M, D). Those of K `known` translations, (K, D) each, calibrate it.
+    `vectors` are (N, D) and (M, D). Those of K `known` translations, (K, D) each, calibrate
+    the estimate of the precision.
 
     Returns:
         The k nearest neighbours of all rows, all candidates (best first), and the choice.
@@ -229,10 +231,12 @@ def choose(
 ) -> Choice:
     """Choose the threshold unless it is given, and estimate the precision if the scores allow it.
 
-    `neighbours` are the `k` + 1 nearest ones. Scores (K,) of known translations calibrate it.
+    "auto" keeps all candidates if there are fewer than `FEWEST_CANDIDATES`. `neighbours` are the
+    `k` + 1 nearest ones. Scores (K,) of known translations calibrate the estimate.
 
     Raises:
-        UserError: if a threshold has to be chosen, and the scores do not allow it.
+        UserError: if `min_precision` cannot be reached or estimated, or if "auto" finds no group of
+            translations among the scores.
     """
     count = len(candidates)
     is_auto = options.threshold == "auto"

@@ -98,11 +98,12 @@ class GroupedText(DistinctSentences):
     A group counts as a line of `DistinctSentences`. S is the argument `largest`.
 
     Attributes:
-        singles: the N sentences of the text in order, with their places in the file.
+        singles: all N sentences of the text in order, with their places in the file.
         groups: (N, S) for each sentence the numbers of the groups that begin with it, by size. The
             last groups are shorter, because the text ends.
-        lengths: (N,) characters of each sentence.
-        kinds: (N,) the same number for sentences that differ in digits only, such as "Page 7".
+        lengths: (N,) number of characters of each sentence.
+        kinds: (N,) a number for each sentence. Sentences that differ only in digits, such as "Page
+            7" and "Page 8", share it.
     """
 
     def __init__(self, sentences: Iterable[Sentence], name: str | Path, largest: int) -> None:

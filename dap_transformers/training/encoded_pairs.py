@@ -22,8 +22,8 @@ STATES = ("source_states", "target_states")
 class EncodedPairs(NamedTuple):
     """N pairs after the encoder: what heads read.
 
-    The states of a pair are only as long as those it was encoded with. A tensor of all pairs would
-    be as long as the longest sentence of all.
+    The token states are a tensor per pair, which is as long as the longest sentence that was
+    encoded with it. One tensor for all pairs would be as long as the longest sentence of all.
     """
 
     words: Words  # word embeddings for the heads

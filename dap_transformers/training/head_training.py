@@ -50,10 +50,10 @@ LARGEST_GRADIENT_NORM = 1.0
 def train_missing_heads(trainer: DAPTrainer) -> None:
     """Train the heads of RTL and BOW on the frozen encoder if they have random weights.
 
-    Nothing is done if `head_steps` is 0. With several processes, the first one trains and sends the
-    heads to the others. Neither the encoder's weights nor the random numbers of the joint training
-    change. So a run that is stopped before its first checkpoint trains the same heads again. The
-    results are written to the output folder.
+    Nothing is done if `head_steps` is 0 or no head has random weights. With several processes, the
+    first one trains and sends the heads to the others. Neither the encoder's weights nor the random
+    numbers of the joint training change. So a run that is stopped before its first checkpoint
+    trains the same heads again. The results are written to the output folder.
     """
     model = trainer.model
     args = trainer.args
@@ -146,8 +146,8 @@ def train_heads(
 def start_bias(model: DAPForPreTraining, pairs: Pairs) -> None:
     """Set the bias of the head's output to the logarithm of the targets' token frequencies.
 
-    The head then does not spend its first steps on learning them. Nothing is done if the bias is
-    not all zeros, because it was copied, or if the head also predicts source tokens.
+    The head then does not spend its first steps on learning them. A bias that is
+    not zero was copied, and stays. So does the bias of a head that also predicts source tokens.
     """
     config = model.config
     predicts_sources = any(each.predicts == "tokens" for each in model.objectives)

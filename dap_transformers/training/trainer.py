@@ -242,8 +242,8 @@ class DAPTrainer(ResumableTrainer):
     def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
         """Tell whether this evaluation is the best so far.
 
-        It counts as best if it `is_worse` than no other one. So of nearly equal ones, the last is
-        kept. With `load_best_model_at_end`, a best model is saved at once.
+        It is, if it is not worse than the best one before it (`is_worse`). So of nearly equal ones,
+        the last is kept. With `load_best_model_at_end`, it is saved at once.
         """
         name = self.best_name
         if name not in metrics:
@@ -261,15 +261,16 @@ class DAPTrainer(ResumableTrainer):
     def is_worse(self, name: str, value: float, other: float) -> bool:
         """Tell whether a value of a metric is worse than another value.
 
-        An accuracy or error over all languages has a standard error. It is only worse beyond two
-        standard errors of the difference.
+        Accuracies and error rates over all languages also vary by chance. Such a value is worse
+        only if it differs by more than two standard errors of the difference.
         """
-        error = 0.0
+        standard_error = 0.0
         if name in self.measured_on:
             shares = torch.tensor([value, other]) / 100
-            error = 100 * float((shares * (1 - shares)).sum() / self.measured_on[name]) ** 0.5
-        loss = other - value if self.args.greater_is_better else value - other
-        return not loss <= 2 * error  # NaN is worse than any number
+            variance = float((shares * (1 - shares)).sum() / self.measured_on[name])
+            standard_error = 100 * variance**0.5
+        drop = other - value if self.args.greater_is_better else value - other
+        return not drop <= 2 * standard_error  # NaN is worse than any number
 
     @property
     def keeps_best(self) -> bool:
