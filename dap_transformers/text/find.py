@@ -19,7 +19,7 @@ import re
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
-from dap_transformers.errors import QUOTED_ERRORS, UserError, reading, warn_once
+from dap_transformers.errors import UserError, reading, warn_once
 from dap_transformers.files import plain_suffix, unpacked
 from dap_transformers.languages import LANGUAGE_TAG, NAMES, base_language, language_in
 from dap_transformers.text.archives import disk_path, list_archive, list_folder
@@ -29,6 +29,8 @@ from dap_transformers.text.tsv_csv import find_columns
 
 #: Formats whose file names do not tell both languages.
 OTHER_FORMATS = ("moses", "tmx", "po", "hub")
+#: How many files a message names before it only counts.
+NAMED = 10
 #: Endings of bilingual files that are not read.
 XLIFF = ("xlf", "xliff", "sdlxliff")
 #: Endings of two or three letters that are not the language of a Moses side, unless the name before
@@ -144,8 +146,8 @@ def _files_in_folder(folder: Path, target: str) -> list[BitextFile]:
             raise UserError(f"{plain} and {path} may be one text: remove one, or rename one")
     found = dict.fromkeys([*map(disk_path, paths), *paths])
     nested = {path.parent for path in folder.glob("[!.]*/[!.]*") if _looks_parallel(path.name)}
-    left_out = sorted(path for path in nested if split_of(path) in ("train", None))
-    left_out += [path for path in found if path not in used and _looks_parallel(path.name)]
+    left_out = [path for path in found if path not in used and _looks_parallel(path.name)]
+    left_out += sorted(path for path in nested if split_of(path) in ("train", None))
     if left_out:
         names = _listed(folder, left_out)
         warn_once("%s: left out: %s; expected %s", folder, names, describe_layouts())
@@ -154,8 +156,8 @@ def _files_in_folder(folder: Path, target: str) -> list[BitextFile]:
 
 def _listed(folder: Path, paths: Sequence[Path]) -> str:
     """Format names of files for a message: the first ones with their faults, then a count."""
-    names = [f"{path.relative_to(folder)}{_fault(path)}" for path in paths[:QUOTED_ERRORS]]
-    if others := paths[QUOTED_ERRORS:]:
+    names = [f"{path.relative_to(folder)}{_fault(path)}" for path in paths[:NAMED]]
+    if others := paths[NAMED:]:
         names.append(f"{len(others)} more")
     return ", ".join(names)
 

@@ -228,7 +228,7 @@ def _require_order(file: BitextFile, table: pa.Table) -> None:
         is_swapped |= _count(source, ENGLISH) >= least
     if is_swapped:
         raise UserError(
-            f"{file}: the two sides are swapped: {first} comes first, then {second}; swap them"
+            f"{file}: the two sides are swapped: {first} must come first, then {second}"
         )
 
 

@@ -19,7 +19,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from transformers import PrinterCallback, ProgressCallback, TrainingArguments
+from transformers import (
+    PreTrainedModel,
+    PrinterCallback,
+    ProgressCallback,
+    TrainingArguments,
+)
 from transformers.trainer_utils import SaveStrategy
 
 from dap_transformers.encoding.encoder import DEFAULT_MAX_SEQ_LENGTH, SentenceEncoder
@@ -77,14 +82,7 @@ class DAPTrainer(ResumableTrainer):
             # `Trainer` does not evaluate without a dataset.
             kwargs.setdefault("eval_dataset", self.evaluators)
         super().__init__(*args, **kwargs)
-        if not isinstance(self.args, DAPTrainingArguments):
-            raise UserError("DAPTrainer takes DAPTrainingArguments, not TrainingArguments")
-        require_evaluators(self.eval_dataset or ())
-        if self.compute_metrics or self.compute_loss_func:
-            raise UserError(
-                "compute_metrics and compute_loss_func have no effect on DAPTrainer: give "
-                "evaluators, or an objective of your own"
-            )
+        self._require_supported()
         needs_negatives = self.train_dataset and self.model.config.tr_hard_negatives
         if needs_negatives and not getattr(self.data_collator, "negatives", None):
             raise UserError("tr_hard_negatives: give BitextCollator negatives (HardNegativeMaker)")
@@ -103,6 +101,22 @@ class DAPTrainer(ResumableTrainer):
         if self.args.freeze_word_embeddings:
             # The prediction head shares this matrix, so its output embeddings are frozen as well.
             self.model.get_input_embeddings().weight.requires_grad_(False)
+
+    def _require_supported(self) -> None:
+        """Refuse arguments without effect, and an encoder that could not be loaded again."""
+        if not isinstance(self.args, DAPTrainingArguments):
+            raise UserError("DAPTrainer takes DAPTrainingArguments, not TrainingArguments")
+        if not isinstance(self.model.dap.encoder, PreTrainedModel):  # such as a PeftModel
+            raise UserError(
+                f"the encoder is a {type(self.model.dap.encoder).__name__}, whose saved weights no "
+                "model loads; for LoRA, give DAPTrainingArguments(peft_lora_rank=16)"
+            )
+        require_evaluators(self.eval_dataset or ())
+        if self.compute_metrics or self.compute_loss_func:
+            raise UserError(
+                "compute_metrics and compute_loss_func have no effect on DAPTrainer: give "
+                "evaluators, or an objective of your own"
+            )
 
     def create_optimizer(self, model: nn.Module | None = None) -> Optimizer:
         """Create the optimizer. With `head_learning_rate`, the last groups have the heads."""

@@ -12,6 +12,7 @@ import torch
 from conftest import LANGUAGES, synthetic_pairs, tiny_tokenizer, weights
 from datasets import Dataset, concatenate_datasets
 from tiny_models import start_from, tiny_model
+from torch import nn
 from torch.testing import assert_close
 from transformers import Trainer, TrainerCallback, TrainerState, TrainingArguments
 from transformers.trainer_jit_checkpoint import JITCheckpointCallback
@@ -77,6 +78,10 @@ def test_arguments_of_transformers_are_refused(tmp_path: Path) -> None:
         DAPTrainer(model=tiny_model(), args=args).evaluate(rows)
     with pytest.raises(UserError, match="give BitextCollator negatives"):
         DAPTrainer(model=tiny_model(tr_hard_negatives=0.5), args=args, train_dataset=rows)
+    wrapped = tiny_model()
+    wrapped.dap.encoder = nn.Sequential(wrapped.dap.encoder)
+    with pytest.raises(UserError, match="encoder is a Sequential.*peft_lora_rank"):
+        DAPTrainer(model=wrapped, args=args)
 
 
 # The log
