@@ -96,11 +96,15 @@ def test_leaks_are_counted_and_listed(raw: Path, tmp_path: Path) -> None:
     assert "evaluation sets test.txt" in (out / "README.md").read_text()
 
 
-def test_bad_lines_are_counted_and_languages_chosen(raw: Path, tmp_path: Path) -> None:
+def test_bad_lines_are_counted_and_languages_chosen(
+    raw: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     with (raw / "de-en.tsv").open("ab") as file:
         file.write(b"no tab\n\n\xff\tx\nDer Zug steht noch da.\tThe train still stands there.\n")
-    report = prepared(raw, tmp_path / "out", languages=["deu"], max_bad_lines=0.1)
-    assert list(report["languages"]) == ["de"]
+    write(raw / "es-en.tsv", "1\t2\n")
+    report = prepared(raw, tmp_path / "out", languages=["deu", "es"], max_bad_lines=0.1)
+    assert "no training pairs are left of: es;" in caplog.text
+    assert list(report["languages"]) == ["de", "es"]
     counts = report["languages"]["de"]
     assert (counts["read"], counts["unreadable"]) == (83, 2)
     assert counts["read"] == sum(counts[name] for name in (*LOSSES, "train", "dev"))

@@ -14,7 +14,7 @@ from typing import Any
 
 import polars as pl
 
-from dap_transformers.errors import UserError, counted, reading
+from dap_transformers.errors import UserError, counted, reading, warn_once
 from dap_transformers.files import content_digest, public_name, read_json, whole_file
 from dap_transformers.languages import base_language
 from dap_transformers.prepare.data_card import LOSSES, describe, total
@@ -64,6 +64,8 @@ def prepare_text(
     if not sums["train"]:
         reasons = {name: sums[name] for name in LOSSES if sums[name]}
         raise UserError(f"nothing is left of {counted(sums['read'], 'pair')}: {reasons}")
+    if without := [language for language, counts in languages.items() if not counts["train"]]:
+        warn_once("no training pairs are left of: %s; the card counts why", ", ".join(without))
     if plan.evaluation:
         with whole_file(output_dir / LEAKS) as listed:
             for file in files:
