@@ -65,7 +65,7 @@ def prepare_text(
         reasons = {name: sums[name] for name in LOSSES if sums[name]}
         raise UserError(f"nothing is left of {counted(sums['read'], 'pair')}: {reasons}")
     if without := [language for language, counts in languages.items() if not counts["train"]]:
-        warn_once("no training pairs are left of: %s; the card counts why", ", ".join(without))
+        warn_once("no training pairs are left of: %s; README.md counts why", ", ".join(without))
     if plan.evaluation:
         with whole_file(output_dir / LEAKS) as listed:
             for file in files:
