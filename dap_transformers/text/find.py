@@ -33,6 +33,8 @@ OTHER_FORMATS = ("moses", "tmx", "po", "hub")
 NAMED = 10
 #: Endings of bilingual files that are not read.
 XLIFF = ("xlf", "xliff", "sdlxliff")
+#: Endings of packed files that are not read.
+OTHER_PACKING = ("bz2", "zst")
 #: Endings of two or three letters that are not the language of a Moses side, unless the name before
 #: them has the code, too, as in `X.en-sh.sh`.
 NOT_A_LANGUAGE = (
@@ -169,6 +171,8 @@ def _fault(path: Path) -> str:
         return " (a subfolder, which is not searched)"
     if kind in XLIFF:
         return " (XLIFF: convert it, such as with xliff2po of the Translate Toolkit)"
+    if kind in OTHER_PACKING:
+        return " (unpack it, or pack it as .gz)"
     if kind == "po" and not catalogue_languages(path)[0]:
         return " (its header names no Language)"
     return ""

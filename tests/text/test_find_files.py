@@ -84,6 +84,7 @@ def test_a_name_that_tells_no_language_is_refused_or_left_out_of_a_folder(
     [listed] = [record.args[1] for record in caplog.records if "left out" in record.msg]
     left_out[0] += " (its header names no Language)"
     left_out[1] += " (XLIFF: convert it, such as with xliff2po of the Translate Toolkit)"
+    more[0] += " (unpack it, or pack it as .gz)"
     assert listed == ", ".join([*left_out, *more, "1 more"])  # the folder sub
     assert caplog.text.count("'xh' is not one of the 36 languages") == 1
 
