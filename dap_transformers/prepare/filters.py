@@ -11,8 +11,11 @@ number of characters counts as one word (`CHARACTERS_PER_WORD`).
 Shapes: N pairs of the table.
 """
 
+import re
 from collections.abc import Sequence
 from functools import cache
+from html import unescape
+from html.entities import html5
 from typing import Any
 from unicodedata import normalize
 
@@ -35,6 +38,8 @@ REASONS = {
 }
 SIDES = ("source", "target")
 
+#: What stands for a character in HTML, such as `&amp;` or `&#39;`.
+_REFERENCE = re.compile(r"&(#\d+;|#[xX][0-9A-Fa-f]+;|\w+;)")
 #: Blanks, control characters and byte order marks. Zero-width joiners and direction marks are text.
 _BLANK = r"[\s\p{Cc}\x{FEFF}]"
 #: All runs of blanks except a single space.
@@ -121,13 +126,20 @@ def _reason(measured: pl.DataFrame, options: PrepareOptions) -> pl.Series:
 
 
 def repair(texts: pl.Series) -> pl.Series:
-    """Compose characters (Unicode NFC) and tidy white space.
+    """Decode HTML's character references, compose characters (Unicode NFC) and tidy white space.
 
     Each run of white space and control characters becomes one space, and none stays at the ends.
     """
-    composed = [normalize("NFC", text) for text in texts]  # polars takes twice the time
+    decoded = (_REFERENCE.sub(_character, text) if "&" in text else text for text in texts)
+    composed = [normalize("NFC", text) for text in decoded]  # polars takes twice the time
     tidied = pl.Series(texts.name, composed, pl.String).str.replace_all(_UNTIDY, " ")
     return tidied.str.strip_chars(" ")
+
+
+def _character(reference: re.Match[str]) -> str:
+    """Return the character of a reference of HTML. Others, such as DocBook's `&kde;`, stay."""
+    whole, name = reference.group(0, 1)
+    return unescape(whole) if name in html5 or name.startswith("#") else whole
 
 
 def words(texts: pl.Series, scripts: Sequence[str]) -> tuple[pl.Series, pl.Series]:

@@ -32,7 +32,7 @@ from dap_transformers.text.formats import BitextFile
 #: What shapes the result, apart from `PrepareOptions`.
 SHAPING = ("data", "opus", "recipe", "languages", "evaluation_data")
 #: Version of the work folder and of the result. A run does not continue one of another version.
-VERSION = 16
+VERSION = 17
 
 
 def prepare_text(

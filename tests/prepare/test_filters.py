@@ -70,6 +70,8 @@ def test_text_is_repaired() -> None:
         "\u1112\u1161\u11ab": "한",
         "Å\u2126": "ÅΩ",
         "plain": "plain",
+        "&quot;AT&amp;T&#39;s&#xA0;R&D&quot;": '"AT&T\'s R&D"',
+        "&kde; &regexp; &amp;lt; a=1&copy=2": "&kde; &regexp; &lt; a=1&copy=2",
     }
     assert repair(pl.Series(list(texts))).to_list() == list(texts.values())
 
