@@ -187,7 +187,7 @@ def _flattened(content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[s
             yield prefix + name, value
 
 
-def library_settings(name_or_path: str, revision: str | None = None) -> LibrarySettings:
+def library_settings(name_or_path: str, revision: str | None) -> LibrarySettings:
     """Read the sentence-transformers files of a folder or Hub id. Without them, all are defaults.
 
     Raises:
@@ -267,7 +267,7 @@ def _read_dense(settings: Settings) -> dict[str, Any]:
 
 
 def load_modules(
-    name_or_path: str, library: LibrarySettings, revision: str | None = None
+    name_or_path: str, library: LibrarySettings, revision: str | None
 ) -> nn.Sequential:
     """Load the modules that turn pooled vectors (B, D) into sentence vectors, in float32."""
     modules = build_modules(library.modules)
@@ -284,7 +284,7 @@ def load_modules(
     return modules.float().eval()
 
 
-def find_file(name_or_path: str, filename: str, revision: str | None = None) -> str | None:
+def find_file(name_or_path: str, filename: str, revision: str | None) -> str | None:
     """Return the local path of a file of a folder or Hub repository, or None if there is none."""
     return cached_file(
         name_or_path, filename, revision=revision, _raise_exceptions_for_missing_entries=False
@@ -391,6 +391,7 @@ def write_modules(encoder: Any, folder: Path, similarity: str | None = None) -> 
         encoder: a `SentenceEncoder`.
         similarity: "cosine" or "dot". None takes a DAP model's own, or else "cosine".
     """
+    # A plain encoder's `save_pretrained` has not written these.
     save_modules(folder, encoder.pooling, encoder.hidden_size, encoder.after)
 
     transformer = {"max_seq_length": encoder.max_seq_length, "do_lower_case": False}

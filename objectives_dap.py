@@ -196,7 +196,7 @@ class Objective:
     predicts: Literal["targets", "tokens"] | None = "tokens"
     #: Groups of labels that are predicted from the other side of the pair, such as the target's
     #: tokens from the source: G' of G. None: there are none.
-    from_source: slice | None = None
+    from_other_side: slice | None = None
     #: Modules that the model has beside the encoder: attribute -> function that builds it.
     heads: dict[str, Callable[[DAPConfig], nn.Module]] = {}
     #: What the model prepares: "source_states", "target_states" (all token states of a side),
@@ -263,11 +263,11 @@ class Objective:
         loss = self.mean(sums, counts)
         return loss, {f"{self.name}_loss": loss, **measures}
 
-    def loss_from_source(
+    def loss_from_other_side(
         self, pairs: Pairs, encoded: Encoded, model: nn.Module
     ) -> tuple[Tensor, Tensor]:
-        """Return loss sums and label counts of the groups `from_source`, (G',) each."""
-        labels = self.labels(pairs, model)[self.from_source]
+        """Return loss sums and label counts of the groups `from_other_side`, (G',) each."""
+        labels = self.labels(pairs, model)[self.from_other_side]
         sums, _ = self.loss_sum(pairs, encoded, model, labels)
         return sums, labels.flatten(1).sum(1)
 
@@ -435,7 +435,7 @@ class RepresentationTranslation(Objective):
     name = "rtl"
     title = "representation translation learning (RTL)"
     predicts = "targets"
-    from_source = slice(None)
+    from_other_side = slice(None)
     heads = {"rtl_head": RTLHead, "prediction_head": shared_prediction_head}
 
     def __init__(self, config: DAPConfig) -> None:
@@ -652,7 +652,7 @@ class BagOfWords(Objective):
     name = "bow"
     title = "bag-of-words prediction (BOW)"
     predicts = "targets"
-    from_source = slice(1)  # the second group predicts the target from itself
+    from_other_side = slice(1)  # the second group predicts the target from itself
     needs = frozenset({"embeds"})
 
     @property

@@ -77,7 +77,7 @@ def _agree(tokenizer: PreTrainedTokenizerBase, own_file: str) -> bool:
     return tokenizer(PROBE, add_special_tokens=adds_special, verbose=False).input_ids == expected
 
 
-def require_room(tokenizer: PreTrainedTokenizerBase, max_seq_length: int, prefix: str = "") -> None:
+def require_room(tokenizer: PreTrainedTokenizerBase, max_seq_length: int, prefix: str) -> None:
     """Raise `UserError` if special tokens and prefix leave no room for the text of a sentence.
 
     Args:

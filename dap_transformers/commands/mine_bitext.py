@@ -64,7 +64,7 @@ The two texts come first, side by side; what is below names the options."""
 #: Names of files that can be written.
 WRITTEN = re.compile(r"\.(parquet|(tsv|jsonl|tmx)(\.gz|\.xz)?)$", re.IGNORECASE)
 #: Two language codes, such as `pt-BR-en`.
-PAIR = re.compile(rf"({LANGUAGE_TAG}|[A-Z]{{2,3}})-({LANGUAGE_TAG}|[A-Z]{{2,3}})")
+LANGUAGE_PAIR = re.compile(rf"({LANGUAGE_TAG}|[A-Z]{{2,3}})-({LANGUAGE_TAG}|[A-Z]{{2,3}})")
 #: What is mined -> options that would have no effect there.
 WITHOUT_EFFECT = {
     "given pairs": ("largest_group", "split_lines", "min_precision", "calibrate"),
@@ -131,7 +131,7 @@ class MiningArguments:
     @property
     def languages(self) -> tuple[str, ...]:
         """Return the codes of source and target that `pair` names, or two empty ones."""
-        match = PAIR.fullmatch(self.pair or "")
+        match = LANGUAGE_PAIR.fullmatch(self.pair or "")
         return match.groups() if match else ("", "")
 
 
@@ -190,8 +190,7 @@ def run(argv: Sequence[str] | None = None) -> dict[str, Any]:
     with guarded(outputs, folders, inputs, is_main), cluster.connect():
         # read everything before the model is loaded, so that faults are found early
         if args.in_order:
-            grouping = args.languages, args.split_lines, args.largest_group
-            texts = read_texts_in_order(files, *grouping)
+            texts = read_texts_in_order(files, args.languages, args.split_lines, args.largest_group)
         else:
             texts = read_texts(files, is_parallel=args.score_only)
         known = read_known(args.calibrate) if args.calibrate else {}

@@ -128,7 +128,7 @@ class Checkpoint:
         return min(length for length in lengths if length is not None and length > 0)
 
 
-def hub_commit(name_or_path: str, revision: str | None = None) -> str | None:
+def hub_commit(name_or_path: str, revision: str | None) -> str | None:
     """Return the full hash of the commit of a model from the Hub's cache, or None."""
     if Path(name_or_path).exists():
         return None

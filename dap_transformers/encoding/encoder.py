@@ -157,7 +157,6 @@ class SentenceEncoder:
         revision: str | None = None,
         trust_remote_code: bool = False,
         bf16: bool = False,
-        prompts: Mapping[str, str] | None = None,
     ) -> "SentenceEncoder":
         """Load a DAP checkpoint, any checkpoint of `AutoModel`, or a sentence-transformers folder.
 
@@ -176,15 +175,17 @@ class SentenceEncoder:
             max_seq_length: None takes the length in the sentence-transformers files. Without these
                 it is 128, or less if the model has fewer positions.
             device: None takes CUDA if there is any.
-            prompts: None takes the checkpoint's own, unless a prefix is given.
         """
         checkpoint = name_or_path
         if not isinstance(checkpoint, Checkpoint):
             hub = {"revision": revision, "trust_remote_code": trust_remote_code}
             checkpoint = Checkpoint.read(name_or_path, **hub)
         name = checkpoint.name
-        library = checkpoint.library
         pooling = pooling or checkpoint.pooling
+        prompts = None
+        if prefix is None:
+            prefix = checkpoint.library.prefix
+            prompts = checkpoint.library.prompts
         model, after = checkpoint.load_encoder()
         if max_seq_length is None:
             max_seq_length = checkpoint.library_length(model)
@@ -192,12 +193,12 @@ class SentenceEncoder:
             model,
             checkpoint.tokenizer,
             pooling,
-            library.prefix if prefix is None else prefix,
+            prefix,
             max_seq_length,
             device=device or ("cuda" if torch.cuda.is_available() else "cpu"),
             bf16=bf16,
             after=after,
-            prompts=library.prompts if prefix is None and prompts is None else prompts,
+            prompts=prompts,
         )
         encoder.revision = checkpoint.commit
         if pooling is None:
@@ -281,7 +282,8 @@ class SentenceEncoder:
         tokens = self._tokenize(sentences)
         input_ids = tokens["input_ids"]
         for row in tokens.encodings or ():
-            self.cut += len(row) == self.max_seq_length and bool(row.overflowing)
+            was_cut = len(row) == self.max_seq_length and bool(row.overflowing)
+            self.cut += was_cut
         # The bar counts tokens, because the longest sentences come first.
         bar.total += sum(map(len, input_ids))
         device = self.model.device

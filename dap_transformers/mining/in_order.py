@@ -35,9 +35,9 @@ from torch import Tensor
 from torch.nn.functional import embedding_bag
 
 from dap_transformers.errors import counted
-from dap_transformers.mining.margin import PAIR, select
+from dap_transformers.mining.margin import PAIR, Vectors, select
 from dap_transformers.mining.mine_pairs import MiningResult
-from dap_transformers.mining.texts import GroupedText, Vectors, group_table
+from dap_transformers.mining.texts import GroupedText, group_table
 from dap_transformers.search.exact import NeighbourSearch, mutual_neighbours, unit_rows
 
 logger = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ logger = logging.getLogger(__name__)
 #: A pair of groups: the first sentence of each side, from 0, and the numbers of sentences.
 GROUP = np.dtype([*PAIR.descr, ("sources", np.int64), ("targets", np.int64)])
 #: The path may leave the line through the anchors by this many sentences of each text.
-MARGIN = 50
+BAND = 50
 #: Rows of the dynamic programme whose gains are computed at a time.
 BLOCK = 128
 #: Places of a group's neighbours: two before its first sentence and two after its last one. Places
@@ -207,13 +207,13 @@ def longest_ascending(values: Sequence[int]) -> list[int]:
 def band_around(anchors: np.ndarray, n: int, m: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the first and the last column (N + 1,) of each row, given the anchors (A, 2).
 
-    `n` and `m` are the numbers of sentences N and M. All rows together have about 2 · `MARGIN` ·
+    `n` and `m` are the numbers of sentences N and M. All rows together have about 2 · `BAND` ·
     (N + M) columns, wherever the anchors are.
     """
     corners = np.concatenate([[(0, 0)], anchors, [(n, m)]])
     rows = np.arange(n + 1)
-    low = np.interp(rows - MARGIN, *corners.T).astype(int) - MARGIN
-    high = np.interp(rows + MARGIN, *corners.T).astype(int) + MARGIN
+    low = np.interp(rows - BAND, *corners.T).astype(int) - BAND
+    high = np.interp(rows + BAND, *corners.T).astype(int) + BAND
     return np.maximum(low, 0), np.minimum(high, m)
 
 
@@ -361,8 +361,8 @@ def single_sentences(groups: np.ndarray) -> np.ndarray:
 def align_texts(
     texts: Mapping[str, GroupedText],
     vectors: Vectors,
-    lowest: float | None = None,
-    search: NeighbourSearch = mutual_neighbours,
+    lowest: float | None,
+    search: NeighbourSearch,
 ) -> MiningResult:
     """Find the groups of sentences of two texts that translate each other, in their order.
 

@@ -2,7 +2,8 @@
 
 Mined pairs are a structured array (P,) of `PAIR`.
 
-Legend: `N` source rows, `M` target rows, `D` dimensions, `k` neighbours, `P` pairs.
+Legend: `N` source rows, `M` target rows, `D` dimensions, `k` neighbours, `P` pairs, `K` known
+translations.
 """
 
 import logging
@@ -15,11 +16,14 @@ from dap_transformers.search.exact import (
     Neighbours,
     NeighbourSearch,
     mutual_neighbours,
+    nearest_neighbours,
     unit_rows,
 )
 
 logger = logging.getLogger(__name__)
 
+#: Vectors of source and target.
+Vectors = tuple[np.ndarray, np.ndarray]
 #: A pair of a source row and a target row (or line, from 0) with its margin score.
 PAIR = np.dtype([("score", np.float64), ("source", np.int64), ("target", np.int64)])
 
@@ -127,6 +131,29 @@ def score_pairs(
     target_means = neighbours.backward.scores[target_rows].mean(1, dtype=np.float64)
     products = unit_rows(source[source_rows]) * unit_rows(target[target_rows])
     return margin_of(products.sum(1).numpy(), source_means, target_means)
+
+
+def score_known(known: Vectors, vectors: Vectors, k: int = 4) -> np.ndarray:
+    """Return the margins of known translations, as if their sentences were in the two texts.
+
+    Each sentence's neighbours are those in the other text and its own translation, which is counted
+    once if the other text also holds it.
+
+    A pair is left out if each of its sentences has a neighbour in the other text with a higher
+    cosine. Mining seldom finds such a pair, so its low score would mislead.
+    """
+    products = unit_rows(known[0]) * unit_rows(known[1])
+    cosine = products.sum(1).numpy().astype(np.float64)  # (K,)
+    means = []
+    is_nearest = np.zeros(len(cosine), bool)
+    for sentences, text in ((known[0], vectors[1]), (known[1], vectors[0])):
+        near, _ = nearest_neighbours(sentences, text, min(k, len(text)))  # (K, k)
+        is_nearest |= cosine >= near[:, 0] - 1e-6
+        is_in_text = np.isclose(near, cosine[:, None], atol=1e-6).any(1)
+        partner = np.where(is_in_text, -np.inf, cosine)
+        with_partner = np.sort(np.column_stack([near, partner]))[:, ::-1]
+        means.append(with_partner[:, :k].mean(1))
+    return margin_of(cosine, *means)[is_nearest]
 
 
 def select(pairs: np.ndarray, threshold: float | None) -> np.ndarray:

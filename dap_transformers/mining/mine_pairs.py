@@ -20,34 +20,18 @@ from dap_transformers.encoding.shards import embed_to_disk, model_fingerprint
 from dap_transformers.errors import UserError, counted
 from dap_transformers.mining.margin import (
     PAIR,
+    Vectors,
     candidate_pairs,
-    margin_of,
     neighbourhoods,
+    score_known,
     score_pairs,
     select,
 )
-from dap_transformers.mining.texts import DistinctSentences, Texts, Vectors, pair_table
-from dap_transformers.mining.threshold import (
-    CLEAR_PAIRS,
-    CLEAR_SHARE,
-    LOW_PRECISION,
-    ScoreModel,
-    fit_scores,
-    runner_up_scores,
-)
+from dap_transformers.mining.texts import DistinctSentences, Texts, pair_table
+from dap_transformers.mining.threshold import FEWEST_CANDIDATES, Choice, choose
 from dap_transformers.options import arg, require_least
-from dap_transformers.search.exact import (
-    Neighbours,
-    NeighbourSearch,
-    mutual_neighbours,
-    nearest_neighbours,
-    unit_rows,
-)
+from dap_transformers.search.exact import Neighbours, NeighbourSearch, mutual_neighbours
 
-#: With fewer candidates nothing is estimated.
-FEWEST_CANDIDATES = 50
-#: At most this many candidates, evenly spread over the ranks, are used for the estimate.
-SAMPLE = 200_000
 #: Fewest known translations that mining must be able to find, to calibrate an estimate by them.
 FEWEST_FOUND = 10
 #: Given pairs whose vectors are in memory at a time.
@@ -84,45 +68,6 @@ class MiningOptions:
 
 
 @dataclass(frozen=True)
-class Choice:
-    """The chosen threshold, and what is estimated. None stands for what could not be estimated.
-
-    Attributes:
-        threshold: lowest score of a kept pair. None keeps all pairs.
-        precision: share of translations among the kept pairs, 0 to 1.
-        share: share of translations among all candidates, 0 to 1.
-        table: rows of `ScoreModel.table`.
-        note: one sentence on how the threshold was chosen.
-        calibrated: whether known translations were used for the estimate.
-        remark: what to know about the estimate, or an empty text.
-    """
-
-    threshold: float | None
-    precision: float | None
-    share: float | None
-    table: list[dict[str, Any]]
-    note: str
-    calibrated: bool = False
-    remark: str = ""
-
-    def __str__(self) -> str:
-        """Return the note, the estimate and the remark, and the table below them."""
-        text = self.note
-        if self.precision is not None:
-            text += f", estimated precision {100 * self.precision:.0f}%"
-        if self.remark:
-            text += f"; {self.remark}"
-        lines = [text]
-        if self.table:
-            lines.append("threshold   pairs kept   estimated precision")
-        for row in self.table:
-            mark = "  <- chosen" if row["threshold"] == self.threshold else ""
-            share = f"{100 * row['precision']:.0f}%"
-            lines.append(f"{row['threshold']:9.6f}   {row['kept']:10,}   {share:>19}{mark}")
-        return "\n".join(lines)
-
-
-@dataclass(frozen=True)
 class MiningResult:
     """What was found in two texts.
 
@@ -156,7 +101,7 @@ def mine_texts(
     sentences. `mine_vectors` describes the other arguments.
     """
     neighbours, candidates, choice = mine_vectors(vectors, options, search, known)
-    kept = select(candidates, choice.threshold)
+    kept = select(candidates, choice.threshold).copy()
     for name, text in texts.items():  # from sentences to the first lines that hold them
         kept[name] = text.first_line[kept[name]] - 1
     numbers = {"candidates": len(candidates), "kept": len(kept), "threshold_choice": asdict(choice)}
@@ -170,7 +115,7 @@ def score_texts(
     texts: Texts,
     vectors: Vectors,
     options: MiningOptions,
-    search: NeighbourSearch = mutual_neighbours,
+    search: NeighbourSearch,
 ) -> MiningResult:
     """Score line i of one text with line i of the other by margin, in their order.
 
@@ -207,10 +152,12 @@ def mine_vectors(
     Returns:
         The k nearest neighbours of all rows, all candidates (best first), and the choice.
     """
-    found = neighbourhoods(*vectors, options.k, search, extra=1)
-    k = min(options.k, found.forward.scores.shape[1])
-    neighbours = Neighbours(*(near.nearest(k) for near in found))
+    # one neighbour more than a margin needs, for the runner-ups
+    wider = neighbourhoods(*vectors, options.k, search, extra=1)
+    k = min(options.k, wider.forward.scores.shape[1])
+    neighbours = Neighbours(*(near.nearest(k) for near in wider))
     candidates = candidate_pairs(neighbours)
+
     known_scores = None if known is None else score_known(known, vectors, k)
     if known_scores is not None and len(known_scores) < FEWEST_FOUND:
         if options.threshold == "auto" and len(candidates) >= FEWEST_CANDIDATES:
@@ -219,111 +166,13 @@ def mine_vectors(
                 f"neighbours in the texts, at least {FEWEST_FOUND} are needed; give more, or none"
             )
         known_scores = None  # a given threshold does not depend on the estimate
-    return neighbours, candidates, choose(candidates, found, options, k, known_scores)
 
-
-def choose(
-    candidates: np.ndarray,
-    neighbours: Neighbours,
-    options: MiningOptions,
-    k: int,
-    known_scores: np.ndarray | None = None,
-) -> Choice:
-    """Choose the threshold unless it is given, and estimate the precision if the scores allow it.
-
-    "auto" keeps all candidates if there are fewer than `FEWEST_CANDIDATES`. `neighbours` are the
-    `k` + 1 nearest ones. Scores (K,) of known translations calibrate the estimate.
-
-    Raises:
-        UserError: if `min_precision` cannot be reached or estimated, or if "auto" finds no group of
-            translations among the scores.
-    """
-    count = len(candidates)
-    is_auto = options.threshold == "auto"
-    threshold = None if is_auto else options.threshold
-    if count < FEWEST_CANDIDATES or neighbours.forward.scores.shape[1] <= k:
-        note = f"too few candidates for an estimate of the precision ({count})"
-        if options.min_precision is not None:
-            raise UserError(f"min_precision={options.min_precision:g}: {note}; give a threshold")
-        if is_auto:
-            note += "; all are kept"
-        return Choice(threshold, None, None, [], note)
-
-    rows = np.linspace(0, count - 1, min(count, SAMPLE)).astype(np.int64)
-    sample = np.array(candidates[rows])
-    runner_ups = runner_up_scores(sample, neighbours, k)
-    model = fit_scores(sample["score"], runner_ups, known_scores, count)
-
-    if is_auto:
-        row = model.choose(options.min_precision)
-        threshold = row["threshold"]
-        wanted = options.min_precision
-        goal = "expected F1" if wanted is None else f"estimated precision of at least {wanted:g}"
-        note = f"threshold {threshold:.6f}, chosen by {goal}"
-    else:
-        row = model.row(model.scores[-1] if threshold is None else threshold)
-        note = "all are kept" if threshold is None else "threshold as given"
-        if not model.is_clear:
-            remark = "no group of translations stands out, so the precision cannot be estimated"
-            return Choice(threshold, None, None, [], note, remark=remark)
-    remark = remark_on(model, row["precision"] if is_auto else None)
-    share = round(model.share, 4)
-    table = model.table()
-    return Choice(threshold, row["precision"], share, table, note, model.calibrated, remark)
-
-
-def remark_on(model: ScoreModel, precision: float | None) -> str:
-    """Return what to know about the estimates, or an empty text.
-
-    `precision` is the estimate for a threshold that was chosen, None if it was given.
-    """
-    if model.translations < 1:
-        return "no candidate looks like a translation"
-    if model.share > 0.99:
-        return "almost all candidates look like translations"
-    few = None
-    if model.calibrated and model.translations < CLEAR_PAIRS:
-        few = f"about {model.share * model.candidates:,.0f}"
-    elif not model.calibrated and model.share < CLEAR_SHARE:
-        few = f"{100 * model.share:.0f}%"
-    if few is not None:
-        return (
-            f"only {few} of the candidates look like translations, and some may only be similar: "
-            "check a few pairs"
-        )
-    if precision is not None and precision < LOW_PRECISION and not model.calibrated:
-        return (
-            f"an estimate below {100 * LOW_PRECISION:.0f}% is often wrong by more than 5 points: "
-            "give known translations, a higher min_precision or more sentences"
-        )
-    return ""
-
-
-def score_known(known: Vectors, vectors: Vectors, k: int = 4) -> np.ndarray:
-    """Return the margins of known translations, as if their sentences were in the two texts.
-
-    Each sentence's neighbours are those in the other text and its own translation, which is counted
-    once if the other text also holds it.
-
-    A pair is left out if each of its sentences has a neighbour in the other text with a higher
-    cosine. Mining seldom finds such a pair, so its low score would mislead.
-    """
-    products = unit_rows(known[0]) * unit_rows(known[1])
-    cosine = products.sum(1).numpy().astype(np.float64)  # (K,)
-    means = []
-    is_nearest = np.zeros(len(cosine), bool)
-    for sentences, text in ((known[0], vectors[1]), (known[1], vectors[0])):
-        near, _ = nearest_neighbours(sentences, text, min(k, len(text)))  # (K, k)
-        is_nearest |= cosine >= near[:, 0] - 1e-6
-        is_in_text = np.isclose(near, cosine[:, None], atol=1e-6).any(1)
-        partner = np.where(is_in_text, -np.inf, cosine)
-        with_partner = np.sort(np.column_stack([near, partner]))[:, ::-1]
-        means.append(with_partner[:, :k].mean(1))
-    return margin_of(cosine, *means)[is_nearest]
+    choice = choose(candidates, wider, k, options.threshold, options.min_precision, known_scores)
+    return neighbours, candidates, choice
 
 
 def encode_texts(
-    encoder: Encoder, texts: Texts, folder: str | Path, **options: Any
+    encoder: Encoder, texts: Texts, folder: str | Path, progress: bool
 ) -> dict[str, np.ndarray]:
     """Encode the distinct sentences of texts. Vectors of an earlier run are read instead.
 
@@ -332,14 +181,21 @@ def encode_texts(
 
     Args:
         folder: keeps the vectors. Those of each model and its settings have subfolders.
-        options: `shard_size` and `progress` of `embed_to_disk`.
     """
-    options["fingerprint"] = model_fingerprint(encoder)
+    fingerprint = model_fingerprint(encoder)
     vectors = {}
     for role, text in texts.items():
         name = f"{role}.{Path(text.name).name}"
-        place = Path(folder, f"{name}.{options['fingerprint'][:8]}")
-        vectors[role] = embed_to_disk(encoder, text, place, where=text.place, name=name, **options)
+        place = Path(folder, f"{name}.{fingerprint[:8]}")
+        vectors[role] = embed_to_disk(
+            encoder,
+            text,
+            place,
+            fingerprint=fingerprint,
+            where=text.place,
+            name=name,
+            progress=progress,
+        )
     return vectors
 
 

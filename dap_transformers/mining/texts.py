@@ -26,8 +26,6 @@ from dap_transformers.text.tmx_po import write_memory
 from dap_transformers.text.tsv_csv import UNDETERMINED, find_columns, language_of
 from dap_transformers.text_keys import is_blank
 
-#: Vectors of source and target.
-Vectors = tuple[np.ndarray, np.ndarray]
 #: Pairs that are formatted at a time, a row group of Parquet.
 GROUP_ROWS = 2**16
 #: Ending of the name of a translation memory, which needs the languages.
@@ -73,8 +71,9 @@ class DistinctSentences(Sequence[str]):
         return self.sentences[row].as_py()
 
     def __str__(self) -> str:
-        _, *counts = self.counts().items()
-        return f"{self.name}: " + ", ".join(f"{number:,} {name}" for name, number in counts)
+        counts = self.counts()
+        del counts["file"]
+        return f"{self.name}: " + ", ".join(f"{counts[name]:,} {name}" for name in counts)
 
     def place(self, row: int) -> str:
         """Return the file and the line of a sentence, for messages."""

@@ -27,6 +27,10 @@ from dap_transformers.errors import UserError, counted
 from dap_transformers.mining.margin import margin_of
 from dap_transformers.search.exact import Found, Neighbours
 
+#: With fewer candidates nothing is estimated.
+FEWEST_CANDIDATES = 50
+#: At most this many candidates, evenly spread over the ranks, are used for the estimate.
+SAMPLE = 200_000
 #: Tails that are fitted: mean of the exponential part, in standard deviations of the normal part.
 TAILS = (0.7, 1.0, 1.4, 1.8, 2.3)
 #: How much higher runner-ups of translations score than candidates that are none, because each is
@@ -120,7 +124,7 @@ class ScoreModel:
                 rows[row["kept"]] = row
         return list(rows.values())
 
-    def choose(self, min_precision: float | None = None) -> dict[str, Any]:
+    def choose(self, min_precision: float | None) -> dict[str, Any]:
         """Return the row of the best expected F1, or the lowest with a precision, 0 to 1."""
         if not self.is_clear:
             parts = []
@@ -145,28 +149,148 @@ class ScoreModel:
         return self.row(reached[-1])
 
 
-def runner_up_scores(pairs: np.ndarray, neighbours: Neighbours, k: int) -> np.ndarray:
+@dataclass(frozen=True)
+class Choice:
+    """The chosen threshold, and what is estimated. None stands for what could not be estimated.
+
+    Attributes:
+        threshold: lowest score of a kept pair. None keeps all pairs.
+        precision: share of translations among the kept pairs, 0 to 1.
+        share: share of translations among all candidates, 0 to 1.
+        table: rows of `ScoreModel.table`.
+        note: one sentence on how the threshold was chosen.
+        calibrated: whether known translations were used for the estimate.
+        remark: what to know about the estimate, or an empty text.
+    """
+
+    threshold: float | None
+    precision: float | None
+    share: float | None
+    table: list[dict[str, Any]]
+    note: str
+    calibrated: bool = False
+    remark: str = ""
+
+    def __str__(self) -> str:
+        """Return the note, the estimate and the remark, and the table below them."""
+        text = self.note
+        if self.precision is not None:
+            text += f", estimated precision {100 * self.precision:.0f}%"
+        if self.remark:
+            text += f"; {self.remark}"
+        lines = [text]
+        if self.table:
+            lines.append("threshold   pairs kept   estimated precision")
+        for row in self.table:
+            mark = "  <- chosen" if row["threshold"] == self.threshold else ""
+            share = f"{100 * row['precision']:.0f}%"
+            lines.append(f"{row['threshold']:9.6f}   {row['kept']:10,}   {share:>19}{mark}")
+        return "\n".join(lines)
+
+
+def choose(
+    candidates: np.ndarray,
+    neighbours: Neighbours,
+    k: int,
+    threshold: float | str | None,
+    min_precision: float | None,
+    known_scores: np.ndarray | None,
+) -> Choice:
+    """Choose the threshold unless it is given, and estimate the precision if the scores allow it.
+
+    `threshold` and `min_precision` are those of `MiningOptions`. "auto" keeps all candidates if
+    there are fewer than `FEWEST_CANDIDATES`. `neighbours` are the `k` + 1 nearest ones, or all if a
+    text has no more than `k` sentences. Scores (K,) of known translations calibrate the estimate.
+
+    Raises:
+        UserError: if `min_precision` cannot be reached or estimated, or if "auto" finds no group of
+            translations among the scores.
+    """
+    count = len(candidates)
+    is_auto = threshold == "auto"
+    threshold = None if is_auto else threshold
+    if count < FEWEST_CANDIDATES or neighbours.forward.scores.shape[1] <= k:
+        note = f"too few candidates for an estimate of the precision ({count})"
+        if min_precision is not None:
+            raise UserError(f"min_precision={min_precision:g}: {note}; give a threshold")
+        if is_auto:
+            note += "; all are kept"
+        return Choice(threshold, None, None, [], note)
+
+    rows = np.linspace(0, count - 1, min(count, SAMPLE)).astype(np.int64)
+    sample = np.array(candidates[rows])
+    runner_ups = runner_up_scores(sample, neighbours)
+    model = fit_scores(sample["score"], runner_ups, known_scores, count)
+
+    if is_auto:
+        row = model.choose(min_precision)
+        threshold = row["threshold"]
+        goal = "expected F1"
+        if min_precision is not None:
+            goal = f"estimated precision of at least {min_precision:g}"
+        note = f"threshold {threshold:.6f}, chosen by {goal}"
+    else:
+        row = model.row(model.scores[-1] if threshold is None else threshold)
+        note = "all are kept" if threshold is None else "threshold as given"
+        if not model.is_clear:
+            remark = "no group of translations stands out, so the precision cannot be estimated"
+            return Choice(threshold, None, None, [], note, remark=remark)
+    remark = remark_on(model, row["precision"] if is_auto else None)
+    share = round(model.share, 4)
+    table = model.table()
+    return Choice(threshold, row["precision"], share, table, note, model.calibrated, remark)
+
+
+def remark_on(model: ScoreModel, precision: float | None) -> str:
+    """Return what to know about the estimates, or an empty text.
+
+    `precision` is the estimate for a threshold that was chosen, None if it was given.
+    """
+    if model.translations < 1:
+        return "no candidate looks like a translation"
+    if model.share > 0.99:
+        return "almost all candidates look like translations"
+    few = None
+    if model.calibrated and model.translations < CLEAR_PAIRS:
+        few = f"about {model.share * model.candidates:,.0f}"
+    elif not model.calibrated and model.share < CLEAR_SHARE:
+        few = f"{100 * model.share:.0f}%"
+    if few is not None:
+        return (
+            f"only {few} of the candidates look like translations, and some may only be similar: "
+            "check a few pairs"
+        )
+    if precision is not None and precision < LOW_PRECISION and not model.calibrated:
+        return (
+            f"an estimate below {100 * LOW_PRECISION:.0f}% is often wrong by more than 5 points: "
+            "give known translations, a higher min_precision or more sentences"
+        )
+    return ""
+
+
+def runner_up_scores(pairs: np.ndarray, neighbours: Neighbours) -> np.ndarray:
     """Score the runner-up of each pair (P,): the next best pair that has one of its two sentences.
 
     The mean cosine of a sentence's neighbourhood is also computed without its partner. `neighbours`
-    are the `k` + 1 nearest ones of all rows in both directions.
+    are the k + 1 nearest ones of all rows in both directions.
     """
     source, target = pairs["source"], pairs["target"]
     near_source, near_target = neighbours
-    of_source = _runner_ups(near_source, near_target, source, target, k)
-    of_target = _runner_ups(near_target, near_source, target, source, k)
+    of_source = _runner_ups(near_source, near_target, source, target)
+    of_target = _runner_ups(near_target, near_source, target, source)
     return np.maximum(of_source, of_target)
 
 
 def _runner_ups(
-    near: Found, near_other: Found, rows: np.ndarray, partners: np.ndarray, k: int
+    near: Found, near_other: Found, rows: np.ndarray, partners: np.ndarray
 ) -> np.ndarray:
     """Score the best neighbour (P,) of a row of each pair, other than its partner.
 
     `near` are the neighbours of this side, and `near_other` those of the partners' side.
     """
-    cosines = near.scores[rows, : k + 1].astype(np.float64)  # (P, k + 1)
-    indices = near.indices[rows, : k + 1]
+    cosines = near.scores[rows].astype(np.float64)  # (P, k + 1)
+    indices = near.indices[rows]
+    k = indices.shape[1] - 1
 
     # leave the partner out or, if it is no neighbour, the last neighbour
     is_partner = indices == partners[:, None]

@@ -52,7 +52,7 @@ STALE = (
 )
 
 
-def fetch_checkpoint(checkpoint: str | Path, revision: str | None = None) -> Path:
+def fetch_checkpoint(checkpoint: str | Path, revision: str | None) -> Path:
     """Return a checkpoint as a local folder, and download it to the cache if it is on the Hub.
 
     A folder of this name on the disk comes first. Pickles, and weights other than safetensors, are
@@ -65,7 +65,7 @@ def fetch_checkpoint(checkpoint: str | Path, revision: str | None = None) -> Pat
         return Path(snapshot_download(str(checkpoint), revision=revision, ignore_patterns=ignored))
 
 
-def upload(folder: Path, repo_id: str, private: bool = False, revision: str | None = None) -> str:
+def upload(folder: Path, repo_id: str, private: bool, revision: str | None) -> str:
     """Push a folder as one commit, so that a repository has all of it or nothing. Return its id.
 
     Files of an earlier push that could contradict the new ones (`STALE`) are deleted in this

@@ -111,28 +111,14 @@ def build(source: Path, folder: Path, options: FolderOptions | None = None) -> P
     encoder = _load_encoder(checkpoint, options)
     own_similarity = getattr(checkpoint.config, "tr_similarity", None)
     similarity = own_similarity or checkpoint.library.similarity or "cosine"
-    has_pooler = write_backbone(encoder.backbone, encoder.pooling, folder)
-    model = checkpoint.load(DAPForPreTraining) if options.with_heads else None
-    has_heads = model is not None and any(name != "dap" for name, _ in model.named_children())
-    published = Published(encoder, has_heads, similarity, has_pooler)
-    if has_heads:
-        model.config.auto_map = dict(configuration_dap.AUTO_MAP)
-        model.save_pretrained(folder / HEADS_FOLDER)
-        own_length = encoder.tokenizer.model_max_length
-        length = min(own_length, longest_input(model) or own_length)
-        save_tokenizer(encoder.tokenizer, length, folder / HEADS_FOLDER)
-        own = SentenceEncoder(
-            model,
-            encoder.tokenizer,
-            prefix=encoder.prefix,
-            max_seq_length=encoder.max_seq_length,
-            prompts=encoder.prompts,
-        )
-        write_modules(own, folder / HEADS_FOLDER)
-        custom_object_save(model, folder)  # Transformers looks for the code at the root
 
+    # the heads come first, because saving the tokenizer at the root changes its length
+    has_heads = options.with_heads and write_heads(checkpoint, encoder, folder)
+    has_pooler = write_backbone(encoder.backbone, encoder.pooling, folder)
     save_tokenizer(encoder.tokenizer, encoder.max_seq_length, folder)
     write_modules(encoder, folder, similarity)
+
+    published = Published(encoder, has_heads, similarity, has_pooler)
     _check_vectors(published, folder)
     return published
 
@@ -166,6 +152,35 @@ def _load_encoder(checkpoint: Checkpoint, options: FolderOptions) -> SentenceEnc
     if options.normalize and not any(isinstance(each, Normalize) for each in encoder.after):
         encoder.after.append(Normalize())
     return encoder
+
+
+def write_heads(checkpoint: Checkpoint, encoder: SentenceEncoder, folder: Path) -> bool:
+    """Save the whole DAP checkpoint in the subfolder `HEADS_FOLDER`, with its own pooling.
+
+    Prefix, prompts and length are those of `encoder`, the published one. Its code is also saved at
+    the root.
+
+    Returns:
+        Whether the checkpoint has heads. Without any, nothing is saved.
+    """
+    model = checkpoint.load(DAPForPreTraining)
+    if all(name == "dap" for name, _ in model.named_children()):
+        return False
+    model.config.auto_map = dict(configuration_dap.AUTO_MAP)
+    model.save_pretrained(folder / HEADS_FOLDER)
+    own_length = encoder.tokenizer.model_max_length
+    length = min(own_length, longest_input(model) or own_length)
+    save_tokenizer(encoder.tokenizer, length, folder / HEADS_FOLDER)
+    own = SentenceEncoder(
+        model,
+        encoder.tokenizer,
+        prefix=encoder.prefix,
+        max_seq_length=encoder.max_seq_length,
+        prompts=encoder.prompts,
+    )
+    write_modules(own, folder / HEADS_FOLDER)
+    custom_object_save(model, folder)  # Transformers looks for the code at the root
+    return True
 
 
 def write_backbone(backbone: PreTrainedModel, pooling: str, folder: Path) -> bool:

@@ -6,7 +6,7 @@ says "not stated".
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +88,22 @@ class Sources:
     licence: str | None = None
     datasets: Sequence[str] = ()
 
+    @property
+    def target(self) -> str:
+        """Return the code of the target language."""
+        return self.run.get("target_language") or "en"
+
+    @property
+    def languages(self) -> list[str]:
+        """Return the codes of the training languages, the target last. Empty if unknown."""
+        found = self.run.get("training text") or self.config.get("rtl_languages")
+        return [*sorted(set(found) - {self.target}), self.target] if found else []
+
+    @property
+    def is_anchored(self) -> bool:
+        """Tell whether "distill" had no teacher but the model before the training."""
+        return "distill_from" in self.run and self.run["distill_from"] is None
+
 
 # ------------------------------------------------------------------------------------- the sources
 
@@ -104,29 +120,38 @@ def read_sources(
     folder `checkpoint-N`, `run.json` and `train_results.json` may be in the folder above it.
     `dataset_info` is a Markdown file. Without a `licence`, that of the text is taken if it has one.
     """
-    known: dict[str, Any] = {"reports": reports, "licence": licence}
+    sources = Sources(reports=reports)
     if dataset_info is not None:
-        with reading(dataset_info):
-            card = DatasetCard.load(Path(dataset_info))
-        about = card.data.to_dict()
-        known["dataset_info"] = card.text.strip()
-        own = about.get("license", [])
-        own = [own] if isinstance(own, str) else own
-        known["licence"] = licence or (own[0] if len(own) == 1 else None)  # none of several
-        names = [*about.get("datasets", ()), *about.get("source_datasets", ())]
-        known["datasets"] = [name for name in names if "/" in name]  # else a word, "original"
+        sources = replace(sources, **read_data_card(dataset_info))
+    if licence is not None:
+        sources = replace(sources, licence=licence)
 
     config = read_record(checkpoint, "config.json")
     if config.get("model_type") != "dap":
-        return Sources(**known)
+        return sources
     run = read_record(checkpoint)
     results = read_record(checkpoint, "train_results.json")
+    if "base_commit" in results:
+        run["base_commit"] = results["base_commit"]
     steps = results.get("model_step")
     if checkpoint.name.startswith("checkpoint-"):
         steps = read_record(checkpoint, "trainer_state.json").get("global_step")
-    if "base_commit" in results:
-        run["base_commit"] = results["base_commit"]
-    return Sources(config=config, run=run, steps=steps, **known)
+    return replace(sources, config=config, run=run, steps=steps)
+
+
+def read_data_card(path: str | Path) -> dict[str, Any]:
+    """Read a Markdown file about the training text: the fields of `Sources` that it fills."""
+    with reading(path):
+        card = DatasetCard.load(Path(path))
+    about = card.data.to_dict()
+    licences = about.get("license", [])
+    licences = [licences] if isinstance(licences, str) else licences
+    names = [*about.get("datasets", ()), *about.get("source_datasets", ())]
+    return {
+        "dataset_info": card.text.strip(),
+        "licence": licences[0] if len(licences) == 1 else None,  # none of several
+        "datasets": [name for name in names if "/" in name],  # others are words like "original"
+    }
 
 
 # ---------------------------------------------------------------------------------------- the card
@@ -136,14 +161,14 @@ def model_card(repo_id: str, published: Published, sources: Sources) -> ModelCar
     """Make the model card: metadata with a `model-index` of the results, and a text."""
     results = []
     for report in sources.reports:
-        if any("data" not in each for each in report.get("metrics", [{}])):
+        if "metrics" not in report:
             raise UserError(
                 f"the report on {report['protocol']} has no metrics for the card: give reports of "
-                "eval-retrieval or run-xnli, made anew"
+                "eval-retrieval or run-xnli"
             )
         _require_same_encoding(report, published)
         results += eval_results(report)
-    codes = languages(sources)
+    codes = sources.languages
     name = repo_id.split("/")[-1]
     data = ModelCardData(
         language=codes or None,
@@ -166,23 +191,22 @@ def model_card(repo_id: str, published: Published, sources: Sources) -> ModelCar
         rows.append([language, f"{pairs[code]:,}"])
 
     objective = sources.config.get("objective", "")
-    target = sources.run.get("target_language") or "en"
     return ModelCard.from_template(
         data,
         template_path=str(Path(__file__).with_name("model_card.md")),
         repo_id=repo_id,
         name=name,
-        made=published,
+        published=published,
         encoder=published.encoder,
         prefix=repr(published.encoder.prefix) if published.encoder.prefix else "",
         sources=sources,
         objective=objective,
-        method=method(objective, sources.run.get("distill_from", "") is None),
+        method=method(objective, sources.is_anchored),
         plugins=[name for name in objective.split("+") if is_plugin(name)],
         languages=[NAMES.get(code, code) for code in codes],
         pairs=pairs,
         pairs_table=markdown_table(["language", "pairs"], rows, numbers=True),
-        target=NAMES.get(target, "the target language"),
+        target=NAMES.get(sources.target, "the target language"),
         recipe=_folded("Recipe", _recipe_table(sources)),
         results="\n\n".join(map(report_text, sources.reports)),
     )
@@ -202,15 +226,6 @@ def _require_same_encoding(report: Mapping[str, Any], published: Published) -> N
                 f"results on {data_names(report)} were measured with {name}={settings[name]!r}, "
                 f"but the model is published with {own!r}: measure again with that"
             )
-
-
-def languages(sources: Sources) -> list[str]:
-    """Return the codes of the training languages, sources first and sorted. Empty if unknown."""
-    found = sources.run.get("training text") or sources.config.get("rtl_languages") or []
-    if not found:
-        return []
-    target = sources.run.get("target_language") or "en"
-    return [*sorted(set(found) - {target}), target]
 
 
 def method(objective: str, is_anchored: bool = False) -> str:

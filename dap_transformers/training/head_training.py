@@ -57,19 +57,20 @@ def train_missing_heads(trainer: DAPTrainer) -> None:
     """
     model = trainer.model
     args = trainer.args
-    token_objectives = [each for each in model.objectives if each.from_source is not None]
-    if not model.has_random_head or not token_objectives or args.head_steps == 0:
-        if args.head_steps:
-            logger.warning("head_steps has no effect: no head of RTL or BOW has random weights")
+    translating = [each for each in model.objectives if each.from_other_side is not None]
+    has_work = model.has_random_head and translating
+    if args.head_steps and not has_work:
+        logger.warning("head_steps has no effect: no head of RTL or BOW has random weights")
+    if args.head_steps == 0 or not has_work:
         return
 
-    names = tuple(f"{head}." for objective in token_objectives for head in objective.heads)
+    names = tuple(f"{head}." for objective in translating for head in objective.heads)
     heads = [parameter for name, parameter in model.named_parameters() if name.startswith(names)]
     if args.process_index == 0:
         home = model.device
         model.to(args.device)
         with seeded(args.seed, args.device):
-            results = train_heads(trainer, token_objectives, heads)
+            results = train_heads(trainer, translating, heads)
         model.to(home)
         logger.info("heads trained: %s", readable(results))
         write_json(results, Path(args.output_dir) / RESULTS_FILE)
@@ -80,7 +81,7 @@ def train_missing_heads(trainer: DAPTrainer) -> None:
 
 
 def train_heads(
-    trainer: DAPTrainer, token_objectives: Sequence[Objective], heads: Sequence[Parameter]
+    trainer: DAPTrainer, translating: Sequence[Objective], heads: Sequence[Parameter]
 ) -> dict[str, float]:
     """Train the heads. The losses of several objectives are added up.
 
@@ -102,31 +103,33 @@ def train_heads(
     # 1. The first pairs that the joint training will draw.
     numbers = list(islice(trainer.train_sampler, args.head_pairs))
     collator = replace(trainer.data_collator, negatives=None, teacher=None)
-    rows = collator(trainer.train_dataset.select(numbers).to_list())
-    pairs = pairs_of(BatchEncoding(rows).to(args.device))
-    start_bias(model, pairs)
+    inputs = collator(trainer.train_dataset.select(numbers).to_list())
+    pairs = pairs_of(BatchEncoding(inputs).to(args.device))
+    start_with_frequencies(model, pairs)
 
     # 2. Encode them once.
     model.eval()
     with mixed_precision(args.device):
-        needs = needs_of(token_objectives)
+        needs = needs_of(translating)
         encoded = encode_once(model, pairs, needs, torch.bfloat16, shows_progress)
 
     # 3. Train on what was kept.
     optimizer = torch.optim.AdamW(heads, lr=LEARNING_RATE, betas=BETAS)
     warmup = min(WARMUP_STEPS, steps // 4)
     schedule = get_linear_schedule_with_warmup(optimizer, warmup, steps)
-    drawn = RandomSampler(numbers, False, steps * PAIRS_PER_STEP, torch.default_generator)
+    count = steps * PAIRS_PER_STEP
+    drawn = RandomSampler(numbers, num_samples=count, generator=torch.default_generator)
     batches = BatchSampler(drawn, PAIRS_PER_STEP, drop_last=False)
     losses = []
     model.train()
     model.dap.eval()
-    for batch in tqdm(batches, "train the heads", disable=not shows_progress):
-        part = take_batch(pairs, encoded, torch.tensor(batch))
+    for rows in tqdm(batches, "train the heads", disable=not shows_progress):
+        part, outputs = take_batch(pairs, encoded, torch.tensor(rows))
         with mixed_precision(args.device):
             loss = 0.0
-            for objective in token_objectives:
-                loss += objective.mean(*objective.loss_from_source(*part, model))
+            for objective in translating:
+                sums, counts = objective.loss_from_other_side(part, outputs, model)
+                loss += objective.mean(sums, counts)
         loss.backward()
         clip_grad_norm_(heads, LARGEST_GRADIENT_NORM)
         optimizer.step()
@@ -143,7 +146,7 @@ def train_heads(
     return {"pairs": len(numbers), "steps": steps, "loss": round(loss, 4), "seconds": seconds}
 
 
-def start_bias(model: DAPForPreTraining, pairs: Pairs) -> None:
+def start_with_frequencies(model: DAPForPreTraining, pairs: Pairs) -> None:
     """Set the bias of the head's output to the logarithm of the targets' token frequencies.
 
     The head then does not spend its first steps on learning them. A bias that is
@@ -163,7 +166,10 @@ def start_bias(model: DAPForPreTraining, pairs: Pairs) -> None:
 
 
 def mixed_precision(device: torch.device) -> torch.autocast:
-    """Return autocast for bfloat16, which is on only if the device is fast at bfloat16."""
+    """Return autocast for bfloat16, which is on only if the device is fast at bfloat16.
+
+    The setting `bf16` does not matter here: the weights of the heads stay in float32.
+    """
     is_fast = False
     if device.type == "cuda":
         is_fast = torch.cuda.is_bf16_supported(including_emulation=False)

@@ -62,20 +62,16 @@ def train(
     model_args: PretrainingModelArguments,
     data: PretrainingDataArguments,
     training: DAPTrainingArguments,
-    evaluators: Sequence[Evaluator] = (),
 ) -> None:
     """Train a sentence encoder, and save it with its results.
 
     A run that was stopped is resumed from its last checkpoint. With `load_best_model_at_end` the
     best model is saved, otherwise the last one. All processes of a launch call this.
-
-    Args:
-        evaluators: what to measure besides the dev pairs and the test data in `data`.
     """
     started = time.perf_counter()
     require_no_other_model(Path(training.output_dir))
     checkpoint = find_resumable(training)
-    trainer, record = build_trainer(model_args, data, training, evaluators)
+    trainer, record = build_trainer(model_args, data, training)
     record_run(record, training, checkpoint)
     if checkpoint is None:
         train_missing_heads(trainer)
@@ -180,7 +176,7 @@ def build_trainer(
         max_seq_length=data.max_seq_length,
         prefix=data.prefix,
         prompts={"query": data.query_prompt, "document": data.document_prompt},
-        saved_length=start.max_seq_length,
+        saved_length=start.library_length,
     )
     return trainer, describe_run(model.config, (model_args, data, training), train, dev)
 
@@ -204,7 +200,7 @@ def complete_data_arguments(data: PretrainingDataArguments, start: Start) -> Non
     if data.document_prompt is None:
         data.document_prompt = prompt_for("document", prompts, data.prefix)
     if data.max_seq_length is None:
-        data.max_seq_length = start.max_seq_length or 32
+        data.max_seq_length = start.library_length or 32
     if start.positions is not None and data.max_seq_length > start.positions:
         raise UserError(
             f"max_seq_length={data.max_seq_length} is above the encoder's {start.positions} "

@@ -91,8 +91,8 @@ class SourceInformation(Evaluator):
         for language, rows in self.pairs.items():
             if len(rows) > 1 and (known is None or language in known):
                 used[language] = rows
-        token_objectives = [each for each in model.objectives if each.from_source is not None]
-        if not token_objectives or not used:
+        translating = [each for each in model.objectives if each.from_other_side is not None]
+        if not translating or not used:
             return {}
 
         inputs, others = sample_pairs(used, encoder, known or list(used))
@@ -100,9 +100,9 @@ class SourceInformation(Evaluator):
         device = model.device.type  # a GPU without bfloat16 refuses even the context
         with torch.autocast(device, torch.bfloat16) if encoder.bf16 else nullcontext():
             pairs = pairs_of(BatchEncoding(inputs).to(model.device))
-            encoded = encode_once(model, pairs, needs_of(token_objectives), model.dtype)
+            encoded = encode_once(model, pairs, needs_of(translating), model.dtype)
             shuffled = exchange_sources(pairs, encoded, others)
-            for objective in token_objectives:
+            for objective in translating:
                 loss = mean_loss(model, objective, pairs, encoded)
                 loss_shuffled = mean_loss(model, objective, *shuffled)
                 found[f"{objective.name}_loss"] = loss
@@ -170,7 +170,7 @@ def mean_loss(
     """
     totals = []  # loss and tokens of each batch
     for rows in torch.arange(len(pairs.source.ids)).split(PAIRS_AT_A_TIME):
-        sums, counts = objective.loss_from_source(*take_batch(pairs, encoded, rows), model)
+        sums, counts = objective.loss_from_other_side(*take_batch(pairs, encoded, rows), model)
         loss_and_tokens = torch.stack([sums, counts]).cpu().double()  # (2, G)
         totals.append(loss_and_tokens.sum(1))
     loss, tokens = torch.stack(totals).sum(0).tolist()

@@ -42,7 +42,7 @@ class Start:
             masked language modelling ("mlm") counts as a plain encoder for other objectives.
         planned: the model's configuration, except what the text decides. Given values come first,
             then those of the checkpoint, then the defaults.
-        max_seq_length: most tokens per sentence, of a sentence-transformers folder. None for other
+        library_length: most tokens per sentence, of a sentence-transformers folder. None for other
             checkpoints.
         positions: most tokens that the encoder has positions for. None if there is no limit.
         has_vectors: whether the sentence vectors may be good before any training.
@@ -51,7 +51,7 @@ class Start:
     checkpoint: Checkpoint
     continues: bool
     planned: DAPConfig
-    max_seq_length: int | None
+    library_length: int | None
     positions: int | None
     has_vectors: bool
 
@@ -84,6 +84,7 @@ def read_start(args: PretrainingModelArguments) -> Start:
         config.pad_token_id = checkpoint.tokenizer.pad_token_id
         config.architectures = None  # of weights that are not loaded
         checkpoint.config = config
+    require_padding(checkpoint.tokenizer, args.tokenizer_name or name)
 
     # Build the encoder without memory for its weights, to read its limits from its shape.
     with torch.device("meta"), reading(f"the weights of {name}"):
@@ -108,15 +109,29 @@ def read_start(args: PretrainingModelArguments) -> Start:
         leave_out_anchor(given, name)
 
     # Build the model's configuration now, because reading the text may take minutes.
+    planned = plan(checkpoint, given, continues, has_weights=args.config_name is None)
+    return Start(checkpoint, continues, planned, length, longest_input(shape), has_vectors)
+
+
+def plan(
+    checkpoint: Checkpoint, given: Mapping[str, Any], continues: bool, has_weights: bool
+) -> DAPConfig:
+    """Return the model's configuration: given fields, then those of the checkpoint, then defaults.
+
+    `continues` is that of `Start`. Without weights, only the special tokens come from the
+    checkpoint.
+    """
+    name = checkpoint.name
+    config = checkpoint.config
     if continues:
         with reading(name):
             saved = fields_of(config)
         for key in unknown_keys(saved, given.get("objective", config.objective)):
             del saved[key]  # an option of a plug-in whose objective is no longer trained
-    elif args.config_name is not None:
-        saved = special_tokens(checkpoint.tokenizer)
+    elif has_weights:
+        saved = fields_of_checkpoint(config, checkpoint.library, checkpoint.tokenizer)
     else:
-        saved = fields_of_checkpoint(config, library, checkpoint.tokenizer)
+        saved = special_tokens(checkpoint.tokenizer)
     languages = saved.get("rtl_languages")
     # The text decides the languages. This placeholder makes the configuration valid until then.
     settings = saved | given | {"rtl_languages": languages or ["of the text"]}
@@ -126,9 +141,7 @@ def read_start(args: PretrainingModelArguments) -> Start:
     planned.rtl_languages = languages
     if continues and planned.objectives != config.objectives:
         logger.info("%s: objective %s, before %s", name, planned.objective, config.objective)
-
-    require_padding(checkpoint.tokenizer, args.tokenizer_name or name)
-    return Start(checkpoint, continues, planned, length, longest_input(shape), has_vectors)
+    return planned
 
 
 def is_sentence_encoder(config: PreTrainedConfig) -> bool:
@@ -167,7 +180,7 @@ def load_model(
     args: PretrainingModelArguments,
     start: Start,
     train: Mapping[str, Any],
-    teacher_size: int | None = None,
+    teacher_size: int | None,
 ) -> DAPForPreTraining:
     """Load a DAP checkpoint, or build a new model around an encoder.
 

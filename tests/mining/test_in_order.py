@@ -17,7 +17,7 @@ from dap_transformers.commands.mine_bitext import run
 from dap_transformers.errors import UserError
 from dap_transformers.mining import in_order
 from dap_transformers.mining.in_order import (
-    MARGIN,
+    BAND,
     SKIP_SHARE,
     SKIPPED,
     align,
@@ -203,7 +203,7 @@ def test_the_band_holds_the_best_groups_beside_a_long_run_without_translation(
 ) -> None:
     rng = np.random.default_rng(0)
     book = rng.normal(size=(400, 16))
-    longer = np.concatenate([book[:150], rng.normal(size=(3 * MARGIN, 16)), book[150:]])
+    longer = np.concatenate([book[:150], rng.normal(size=(3 * BAND, 16)), book[150:]])
     both = [texts_of(longer, book), texts_of(book, longer)]
     found = [align(*texts)[0].tobytes() for texts in both]
     monkeypatch.setattr(
@@ -218,7 +218,7 @@ def test_the_band_grows_with_the_length_wherever_the_anchors_are(share: float) -
     low, high = band_around(np.linspace(0, [n * share, m], 100).astype(int), n, m)
     assert (low[0], high[-1]) == (0, m)
     assert (np.diff([low, high]) >= 0).all()
-    assert (high - low).sum() <= 2 * MARGIN * (n + m) + 2 * n
+    assert (high - low).sum() <= 2 * BAND * (n + m) + 2 * n
 
 
 def test_texts_in_another_order_and_of_another_length_are_reported() -> None:

@@ -11,15 +11,9 @@ from naive import cosines
 from numpy.testing import assert_allclose, assert_array_equal
 
 from dap_transformers.errors import UserError
-from dap_transformers.mining.margin import PAIR, neighbourhoods, score_pairs
-from dap_transformers.mining.mine_pairs import (
-    MiningOptions,
-    mine,
-    mine_vectors,
-    remark_on,
-    score_known,
-)
-from dap_transformers.mining.threshold import ScoreModel, runner_up_scores
+from dap_transformers.mining.margin import PAIR, neighbourhoods, score_known, score_pairs
+from dap_transformers.mining.mine_pairs import MiningOptions, mine, mine_vectors
+from dap_transformers.mining.threshold import ScoreModel, remark_on, runner_up_scores
 
 
 def texts(count: int, common: int, noise: float = 0.9) -> tuple[np.ndarray, np.ndarray]:
@@ -117,7 +111,7 @@ def test_runner_ups_agree_with_a_loop() -> None:
     cosine = cosines(source, target)
     pairs = np.empty(30, PAIR)
     pairs["source"] = pairs["target"] = np.arange(30)
-    found = runner_up_scores(pairs, neighbourhoods(source, target, 4, extra=1), 4)
+    found = runner_up_scores(pairs, neighbourhoods(source, target, 4, extra=1))
     for row in range(30):
         best = []
         for table in (cosine, cosine.T):

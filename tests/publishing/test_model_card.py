@@ -15,7 +15,7 @@ from transformers import BertConfig, BertModel
 from dap_transformers.encoding.encoder import SentenceEncoder
 from dap_transformers.files import read_json, write_json
 from dap_transformers.publishing.layout import POOLER_SCALE, Published
-from dap_transformers.publishing.model_card import Sources, languages, model_card, read_sources
+from dap_transformers.publishing.model_card import Sources, model_card, read_sources
 from dap_transformers.publishing.publish import PublishOptions, publish
 from modules_dap import write_modules
 
@@ -152,7 +152,7 @@ def test_sources_are_read_from_the_checkpoint_and_the_folder_above(tmp_path: Pat
         write_json({"global_step": 12}, folder / "trainer_state.json")
     assert (read_sources(out).steps, read_sources(last).steps) == (8, 12)
     assert read_sources(out).run == read_sources(last).run == RUN
-    assert languages(read_sources(last)) == ["de", "sw", "en"]
+    assert read_sources(last).languages == ["de", "sw", "en"]
     tiny_config("bert").save_pretrained(out / "checkpoint-plain")
     for folder in (out / "encoder", out / "checkpoint-plain"):  # it was not trained here
         assert read_sources(folder) == Sources()
