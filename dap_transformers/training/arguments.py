@@ -191,8 +191,9 @@ class PretrainingDataArguments(EvaluationData):
 class DAPTrainingArguments(TrainingArguments):
     """`TrainingArguments` with the paper's defaults (section 4.2) and options for large batches.
 
-    What the losses rest on cannot be changed: all processes have equal batches, and the collator
-    gets all columns.
+    What the losses rest on cannot be changed: all processes have equal batches of the size that was
+    given, and the collator gets all columns. So `dataloader_drop_last`, `remove_unused_columns` and
+    `auto_find_batch_size` are set here, and so is `hub_strategy`.
     """
 
     _argument_group_name = "training"

@@ -23,6 +23,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 
+from dap_transformers.errors import reading
 from dap_transformers.tokenizer import plain_backend, require_room
 from dap_transformers.training.dev_split import Datasets
 
@@ -94,15 +95,16 @@ def tokenize_bitext(
             language,
             prefix,
         )
-        tokenized[language] = dataset.map(
-            tokenise,
-            fn_kwargs={"language": language},
-            with_indices=True,
-            batched=True,
-            features=features,
-            remove_columns=dataset.column_names,
-            new_fingerprint=hashlib.sha256(repr(key).encode()).hexdigest()[:16],
-        )
+        with reading(f"the pairs of {language!r}"):
+            tokenized[language] = dataset.map(
+                tokenise,
+                fn_kwargs={"language": language},
+                with_indices=True,
+                batched=True,
+                features=features,
+                remove_columns=dataset.column_names,
+                new_fingerprint=hashlib.sha256(repr(key).encode()).hexdigest()[:16],
+            )
         done += len(dataset)
         bar.update(done - bar.n)  # pairs that were cached
     bar.close()

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from datasets import Dataset
+from torch import nn
 from torch.nn.utils import get_total_norm
 from torch.utils.data import Sampler
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -91,8 +92,7 @@ def find_resumable(args: TrainingArguments) -> str | None:
     if wanted.lower() == "false":
         return None
     if wanted.lower() not in ("none", "true"):
-        if not is_whole(Path(wanted)):
-            raise UserError(f"{wanted} is no whole checkpoint: name another")
+        require_whole(wanted)
         return wanted
 
     record = read_record(folder)
@@ -118,6 +118,12 @@ def is_whole(checkpoint: Path) -> bool:
         return False
     # Without these, the Trainer would begin with a new optimizer or schedule and say nothing.
     return any(checkpoint.glob("optimizer*")) and (checkpoint / "scheduler.pt").exists()
+
+
+def require_whole(checkpoint: str) -> None:
+    """Raise `UserError` if a run could not continue exactly from a checkpoint."""
+    if not is_whole(Path(checkpoint)):
+        raise UserError(f"{checkpoint} is no whole checkpoint: name another")
 
 
 def saved_state(checkpoint: str | Path) -> TrainerState:
@@ -158,6 +164,10 @@ class ResumableTrainer(Trainer):
                 "a lower learning rate"
             )
         super().save_model(*args, **kwargs)
+
+    def _load_from_checkpoint(self, checkpoint: str, model: nn.Module | None = None) -> None:
+        require_whole(checkpoint)
+        super()._load_from_checkpoint(checkpoint, model)
 
     def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
         super()._save_checkpoint(*args, **kwargs)

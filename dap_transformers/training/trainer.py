@@ -96,14 +96,25 @@ class DAPTrainer(ResumableTrainer):
             # The next batch is copied and prepared while the GPU still computes this step.
             self.accelerator.dataloader_config.non_blocking = True
 
+        if self.model_init is None:
+            self._limit_training(self.model)
+
+    def call_model_init(self, trial: Any = None) -> DAPForPreTraining:
+        """Return a new model of `model_init`. Each call of `train` trains another one."""
+        model = super().call_model_init(trial)
+        self._limit_training(model)
+        return model
+
+    def _limit_training(self, model: DAPForPreTraining) -> None:
+        """Add LoRA adapters to a model, and freeze its word embeddings, as the arguments say."""
         if self.args.peft_lora_rank is not None:
-            add_adapters(self.model.dap.encoder, self.args.peft_lora_rank)
+            add_adapters(model.dap.encoder, self.args.peft_lora_rank)
         if self.args.freeze_word_embeddings:
             # The prediction head shares this matrix, so its output embeddings are frozen as well.
-            self.model.get_input_embeddings().weight.requires_grad_(False)
+            model.get_input_embeddings().weight.requires_grad_(False)
 
     def _require_supported(self) -> None:
-        """Refuse arguments without effect, and an encoder that could not be loaded again."""
+        """Refuse arguments without effect, and what would fail or be lost later."""
         if not isinstance(self.args, DAPTrainingArguments):
             raise UserError("DAPTrainer takes DAPTrainingArguments, not TrainingArguments")
         if not isinstance(self.model.dap.encoder, PreTrainedModel):  # such as a PeftModel
@@ -117,6 +128,12 @@ class DAPTrainer(ResumableTrainer):
                 "compute_metrics and compute_loss_func have no effect on DAPTrainer: give "
                 "evaluators, or an objective of your own"
             )
+        if self.processing_class is None:
+            raise UserError("DAPTrainer: give the tokenizer as processing_class")
+        if self.optimizer is not None and self.args.head_learning_rate is not None:
+            raise UserError("head_learning_rate has no effect on an optimizer that is given")
+        if isinstance(self.train_dataset, Mapping):
+            raise UserError("train_dataset: join the languages (datasets.concatenate_datasets)")
 
     def create_optimizer(self, model: nn.Module | None = None) -> Optimizer:
         """Create the optimizer. With `head_learning_rate`, the last groups have the heads."""
@@ -253,11 +270,16 @@ class DAPTrainer(ResumableTrainer):
         self.meter.leave_out(time.perf_counter() - started)
         return metrics
 
+    def predict(self, *_: Any, **__: Any) -> None:
+        """Refuse, because an evaluation by batches leaves out the rows that fill no batch."""
+        raise UserError("give evaluators, or get vectors by SentenceEncoder(model, tokenizer)")
+
     def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
         """Tell whether this evaluation is the best so far.
 
         It is, if it is not worse than the best one before it (`is_worse`). So of nearly equal ones,
-        the last is kept. With `load_best_model_at_end`, it is saved at once.
+        the last is kept. With `load_best_model_at_end`, it is saved at once. `state.best_metric` is
+        the best value itself, so early stopping waits for a better one.
         """
         name = self.best_name
         if name not in metrics:
@@ -265,9 +287,12 @@ class DAPTrainer(ResumableTrainer):
         lines = self.state.log_history
         best_of = max if self.args.greater_is_better else min
         best = best_of(line[name] for line in lines if name in line and line["step"])
-        if not self.is_worse(name, metrics[name], best):
+        is_near_best = not self.is_worse(name, metrics[name], best)
+        if is_near_best:
             self.state.best_metric = None  # so that `Trainer` takes this one
         is_best = super()._determine_best_metric(metrics, trial)
+        if is_near_best:
+            self.state.best_metric = best
         if is_best and self.args.load_best_model_at_end:
             self.control.should_save = True  # also between the steps of `save_steps`
         return is_best

@@ -7,6 +7,7 @@ import torch
 from conftest import tiny_tokenizer
 from datasets import Dataset
 
+from dap_transformers.errors import UserError
 from dap_transformers.text.corpus import load_bitext
 from dap_transformers.training.batches import BitextCollator, tokenize_bitext
 from dap_transformers.training.dev_split import drop_targets, split_validation
@@ -38,6 +39,12 @@ def test_tokens_equal_those_of_single_calls_of_the_tokenizer(
                 assert ids[f"{side}_input_ids"] == [0, *naive, 2]
             assert (ids["language"], ids["pair_id"]) == (language, f"{language}:{row}")
     assert max(map(len, tokenized["de"]["source_input_ids"])) == 8
+
+
+@pytest.mark.parametrize("rows", [{"source": ["Ja", None], "target": ["Yes", "No"]}, {"de": [""]}])
+def test_rows_that_are_no_pairs_are_refused_by_language(rows: dict) -> None:
+    with pytest.raises(UserError, match="the pairs of 'de'"):
+        tokenize_bitext({"de": Dataset.from_dict(rows)}, TOKENIZER, 8)
 
 
 def test_tokens_do_not_depend_on_calls_of_the_tokenizer_and_are_cached(

@@ -74,10 +74,21 @@ def test_arguments_of_transformers_are_refused(tmp_path: Path) -> None:
     for name, value in {"eval_dataset": rows, "compute_metrics": len}.items():
         with pytest.raises(UserError, match="evaluators"):
             DAPTrainer(model=tiny_model(), args=args, **{name: value})
-    with pytest.raises(UserError, match="evaluators"):
-        DAPTrainer(model=tiny_model(), args=args).evaluate(rows)
+    with pytest.raises(UserError, match="tokenizer as processing_class"):
+        DAPTrainer(model=tiny_model(), args=args)
+    given = {"args": args, "processing_class": tiny_tokenizer()}
+    trainer = DAPTrainer(model=tiny_model(), **given)
+    for measure in (trainer.evaluate, trainer.predict):
+        with pytest.raises(UserError, match="evaluators"):
+            measure(rows)
+    with pytest.raises(UserError, match="concatenate_datasets"):
+        DAPTrainer(model=tiny_model(), train_dataset={"de": rows}, **given)
+    given["args"] = DAPTrainingArguments(tmp_path, report_to=[], head_learning_rate=1e-3)
+    own = torch.optim.SGD([nn.Parameter(torch.ones(1))])
+    with pytest.raises(UserError, match="head_learning_rate has no effect"):
+        DAPTrainer(model=tiny_model(), optimizers=(own, None), **given)
     with pytest.raises(UserError, match="give BitextCollator negatives"):
-        DAPTrainer(model=tiny_model(tr_hard_negatives=0.5), args=args, train_dataset=rows)
+        DAPTrainer(model=tiny_model(tr_hard_negatives=0.5), train_dataset=rows, **given)
     wrapped = tiny_model()
     wrapped.dap.encoder = nn.Sequential(wrapped.dap.encoder)
     with pytest.raises(UserError, match="encoder is a Sequential.*peft_lora_rank"):
@@ -137,6 +148,15 @@ def test_a_run_that_sigterm_stops_is_not_finished(make_trainer: Callable) -> Non
 
     trainer.add_callback(StopEarly)
     assert trainer.train().global_step == 1
+
+
+def test_a_checkpoint_without_its_schedule_is_not_resumed(make_trainer: Callable) -> None:
+    trainer = make_trainer("tr", save_steps=2)
+    trainer.train()
+    checkpoint = Path(trainer.args.output_dir, "checkpoint-2")
+    (checkpoint / "scheduler.pt").unlink()
+    with pytest.raises(UserError, match="no whole checkpoint"):
+        trainer.train(resume_from_checkpoint=str(checkpoint))
 
 
 def test_the_saved_model_takes_sentences_of_the_training_whole(make_trainer: Callable) -> None:
@@ -232,7 +252,7 @@ def test_the_last_evaluation_within_two_standard_errors_of_the_best_is_kept(
         assert trainer._determine_best_metric(metrics, trial=None) == best[step - 1]
     kept = max(step for step in range(1, 5) if best[step - 1])
     assert trainer.state.best_global_step == kept
-    assert trainer.state.best_metric == values[kept - 1]
+    assert trainer.state.best_metric == (min if name == "error" else max)(values)
 
 
 def test_an_accuracy_of_one_language_has_no_standard_error_of_all(make_trainer: Callable) -> None:
@@ -354,6 +374,26 @@ def test_only_frozen_word_embeddings_stay_the_same(make_trainer: Callable) -> No
     trainer.train()
     same = {name for name, value in before.items() if torch.equal(value, parameters[name])}
     assert same == {"dap.encoder.embeddings.word_embeddings.weight"}
+
+
+def test_a_model_of_model_init_has_the_same_frozen_parts(
+    make_trainer: Callable, tiny_bert_dir: Path
+) -> None:
+    given = make_trainer("tr", peft_lora_rank=2, freeze_word_embeddings=True, max_steps=1)
+    trainer = DAPTrainer(
+        model_init=lambda: start_from(tiny_bert_dir, objective="tr"),
+        args=given.args,
+        train_dataset=given.train_dataset,
+        data_collator=given.data_collator,
+        processing_class=given.processing_class,
+    )
+    trainer.train()
+    given, made = (
+        {name for name, value in each.model.named_parameters() if value.requires_grad}
+        for each in (given, trainer)
+    )
+    assert given == made
+    assert all("lora" in name for name in made)
 
 
 def test_heads_can_have_a_learning_rate_of_their_own(make_trainer: Callable) -> None:
