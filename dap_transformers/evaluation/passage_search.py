@@ -170,7 +170,7 @@ def read_questions(folder: Path) -> QuestionSet:
         if line.count("\t") != 2:
             raise UserError(f"{place}: give question, passage and grade, with tabs between them")
         question, passage, grade = line.split("\t")
-        if number == 1 and not grade.isdecimal():
+        if number == 1 and not grade.strip()[:1].isdigit():
             continue  # the header
         for name, known in ((question, questions), (passage, corpus)):
             if name not in known:

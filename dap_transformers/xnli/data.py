@@ -166,7 +166,9 @@ def _read_tsv(path: str) -> list[Sequence[str]]:
         if not is_blank(line):
             rows.append(line.split("\t")[: len(COLUMNS)])
     if rows and rows[0][-1] in ("label", "gold_label"):
-        rows = rows[1:]
+        header, *rows = rows
+        if header[0] not in ("premise", "sentence1"):
+            raise UserError(f"{path}: the columns are {header}, not premise, hypothesis, label")
     return list(zip(*rows, strict=True))
 
 
