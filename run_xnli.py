@@ -58,7 +58,11 @@ def summary(content: Mapping[str, Any]) -> str:
     """Format a report as text: the search if there was one, languages, and the paper's results."""
     parts = []
     if tried := content["settings"]["search"]:
-        rows = [[f"{each['learning_rate']:g}", each["dev_accuracy"]] for each in tried]
+        rows = []
+        for each in tried:
+            rate = each["learning_rate"]
+            mark = " (taken)" if rate == content["settings"]["learning_rate"] else ""
+            rows.append([f"{rate:g}{mark}", each["dev_accuracy"]])
         parts.append(text_table(["learning rate", "dev accuracy"], rows))
     parts.append(console_tables(content["metrics"]))
     accuracies = {code: numbers["accuracy"] for code, numbers in content["languages"].items()}

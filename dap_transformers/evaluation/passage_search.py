@@ -7,6 +7,7 @@ A set of questions is a folder in BEIR's layout:
 - `qrels/test.tsv`: a header, then a question's id, a passage's id and a grade per line
 """
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -45,6 +46,11 @@ class QuestionSet:
     passages: list[str]
     grades: list[dict[int, int]]
 
+    def digest(self) -> str:
+        """Return a hash of the content: 12 hexadecimal digits."""
+        content = json.dumps([self.questions, self.passages, self.grades], sort_keys=True)
+        return hashlib.sha256(content.encode()).hexdigest()[:12]
+
 
 @dataclass
 class Search(Evaluator):
@@ -80,6 +86,7 @@ class Search(Evaluator):
             numbers[name] = {
                 "questions": len(questions),
                 "passages": len(passages),
+                "digest": each.digest(),
                 "ndcg@10": float(ndcg.mean()),
                 "accuracy@1": accuracy,
                 "ndcg_of_questions": ndcg.round(4).tolist(),
@@ -132,19 +139,19 @@ def search_quality(
 def changes_table(before: Numbers, now: Numbers) -> str:
     """Format nDCG@10 of each set before and now, its mean change, and the change's standard error.
 
-    Question by question is compared. Sets whose number of questions differs are left out.
+    Question by question is compared. Sets whose name or content differs are left out.
     """
     rows = []
     for name, each in now.items():
         old = before.get(name, {}).get("ndcg_of_questions", [])
         new = each.get("ndcg_of_questions", [])
-        if len(old) == len(new) > 1:
+        if len(old) == len(new) > 1 and before[name].get("digest") == each["digest"]:
             changes = np.subtract(new, old)
             error = changes.std(ddof=1) / len(changes) ** 0.5
             means = (before[name]["ndcg@10"], each["ndcg@10"])
             rows.append([name, *means, float(changes.mean()), float(error)])
     if not rows:
-        return "nothing is compared: no set has the same name and number of questions as before"
+        return "nothing is compared: no set has the name and the content of one before"
     return text_table(["nDCG@10", "before", "now", "change", "standard error"], rows)
 
 

@@ -141,7 +141,7 @@ def load_nli(source: NLISource, limit: int | None = None) -> Dataset:
     may have numbers of its own. The names that they stand for decide. `limit` keeps the first
     examples.
     """
-    with reading(source.path):
+    with reading(f"{source.path} (give premise, hypothesis and label, in a file with tabs)"):
         if source.split is None:
             columns = _read_tsv(source.path)
         else:

@@ -139,7 +139,11 @@ def test_the_command_measures_and_compares_sets_without_parallel_text(
     write(judged, "\n".join([header, *rows[::-1]]) + "\n")
     again = eval_retrieval.run(command.split())
     assert again["search"]["faq-de"] == before
-    assert changes_table(before={}, now=again["search"]).startswith("nothing is compared")
+    corpus = tmp_path / "faq-de/corpus.jsonl"
+    corpus.write_text(corpus.read_text().replace(WORDS[0], WORDS[1], 1))
+    changed = Search([tmp_path / "faq-de"]).sets["faq-de"].digest()
+    for others in ({}, {"faq-de": before | {"digest": changed}}):
+        assert changes_table(others, again["search"]).startswith("nothing is compared")
     assert other["settings"]["query_prompt"] == "kaban"
     assert other["search"] != expected
 
