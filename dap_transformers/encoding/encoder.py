@@ -157,6 +157,7 @@ class SentenceEncoder:
         revision: str | None = None,
         trust_remote_code: bool = False,
         bf16: bool = False,
+        prompts: Mapping[str, str] | None = None,
     ) -> "SentenceEncoder":
         """Load a DAP checkpoint, any checkpoint of `AutoModel`, or a sentence-transformers folder.
 
@@ -175,6 +176,7 @@ class SentenceEncoder:
             max_seq_length: None takes the length in the sentence-transformers files. Without these
                 it is 128, or less if the model has fewer positions.
             device: None takes CUDA if there is any.
+            prompts: None takes the checkpoint's own, unless a prefix is given.
         """
         checkpoint = name_or_path
         if not isinstance(checkpoint, Checkpoint):
@@ -182,10 +184,9 @@ class SentenceEncoder:
             checkpoint = Checkpoint.read(name_or_path, **hub)
         name = checkpoint.name
         pooling = pooling or checkpoint.pooling
-        prompts = None
         if prefix is None:
             prefix = checkpoint.library.prefix
-            prompts = checkpoint.library.prompts
+            prompts = checkpoint.library.prompts if prompts is None else prompts
         model, after = checkpoint.load_encoder()
         if max_seq_length is None:
             max_seq_length = checkpoint.library_length(model)

@@ -39,7 +39,7 @@ REASONS = {
 SIDES = ("source", "target")
 
 #: What stands for a character in HTML, such as `&amp;` or `&#39;`.
-_REFERENCE = re.compile(r"&(#\d+;|#[xX][0-9A-Fa-f]+;|\w+;)")
+_REFERENCE = re.compile(r"&(#\d{1,7};|#[xX][0-9A-Fa-f]{1,6};|\w+;)", re.ASCII)
 #: Blanks, control characters and byte order marks. Zero-width joiners and direction marks are text.
 _BLANK = r"[\s\p{Cc}\x{FEFF}]"
 #: All runs of blanks except a single space.
@@ -64,9 +64,7 @@ def clean(
         The pairs that pass, and the counts of dropped pairs by their first reason (`REASONS`).
     """
     languages = {"source": language, "target": options.target_language}
-    if options.strip_quotes:
-        pairs = pairs.with_columns(pl.col(*SIDES).str.replace_all('"', "", literal=True))
-    pairs = pairs.with_columns(repair(pairs[side]) for side in SIDES)
+    pairs = pairs.with_columns(repair(pairs[side], options.strip_quotes) for side in SIDES)
 
     measured = pairs
     for side, code in languages.items():
@@ -125,12 +123,15 @@ def _reason(measured: pl.DataFrame, options: PrepareOptions) -> pl.Series:
     return measured.select(reason=first).to_series()
 
 
-def repair(texts: pl.Series) -> pl.Series:
+def repair(texts: pl.Series, strip_quotes: bool = False) -> pl.Series:
     """Decode HTML's character references, compose characters (Unicode NFC) and tidy white space.
 
     Each run of white space and control characters becomes one space, and none stays at the ends.
+    With `strip_quotes`, straight double quotes are removed.
     """
     decoded = (_REFERENCE.sub(_character, text) if "&" in text else text for text in texts)
+    if strip_quotes:
+        decoded = (text.replace('"', "") for text in decoded)
     composed = [normalize("NFC", text) for text in decoded]  # polars takes twice the time
     tidied = pl.Series(texts.name, composed, pl.String).str.replace_all(_UNTIDY, " ")
     return tidied.str.strip_chars(" ")
@@ -139,7 +140,8 @@ def repair(texts: pl.Series) -> pl.Series:
 def _character(reference: re.Match[str]) -> str:
     """Return the character of a reference of HTML. Others, such as DocBook's `&kde;`, stay."""
     whole, name = reference.group(0, 1)
-    return unescape(whole) if name in html5 or name.startswith("#") else whole
+    character = unescape(whole) if name in html5 or name.startswith("#") else whole
+    return whole if character == "\ufffd" else character  # the number of no character
 
 
 def words(texts: pl.Series, scripts: Sequence[str]) -> tuple[pl.Series, pl.Series]:

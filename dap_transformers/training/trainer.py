@@ -78,6 +78,7 @@ class DAPTrainer(ResumableTrainer):
         #: Name of an accuracy or error over all languages -> `Evaluator.size`.
         self.measured_on: dict[str, float] = {}
         self.meter = StepMeter()
+        self.is_in_train = False
         if self.evaluators:
             # `Trainer` does not evaluate without a dataset.
             kwargs.setdefault("eval_dataset", self.evaluators)
@@ -96,13 +97,13 @@ class DAPTrainer(ResumableTrainer):
             # The next batch is copied and prepared while the GPU still computes this step.
             self.accelerator.dataloader_config.non_blocking = True
 
-        if self.model_init is None:
-            self._limit_training(self.model)
+        self._limit_training(self.model)
 
     def call_model_init(self, trial: Any = None) -> DAPForPreTraining:
         """Return a new model of `model_init`. Each call of `train` trains another one."""
         model = super().call_model_init(trial)
-        self._limit_training(model)
+        if self.is_in_train:  # `__init__` limits the first one, after all checks
+            self._limit_training(model)
         return model
 
     def _limit_training(self, model: DAPForPreTraining) -> None:

@@ -67,8 +67,9 @@ def lines_with(name: str, trainer: DAPTrainer) -> list[dict[str, float]]:
 
 
 def test_arguments_of_transformers_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="DAPTrainingArguments"):
-        DAPTrainer(model=tiny_model(), args=TrainingArguments(tmp_path, report_to=[]))
+    for model in ({"model": tiny_model()}, {"model_init": lambda: tiny_model()}):
+        with pytest.raises(UserError, match="DAPTrainingArguments"):
+            DAPTrainer(**model, args=TrainingArguments(tmp_path, report_to=[]))
     args = DAPTrainingArguments(tmp_path, report_to=[])
     rows = Dataset.from_dict({"source": ["Ja"]})
     for name, value in {"eval_dataset": rows, "compute_metrics": len}.items():
