@@ -101,7 +101,7 @@ def mine_texts(
     sentences. `mine_vectors` describes the other arguments.
     """
     neighbours, candidates, choice = mine_vectors(vectors, options, search, known)
-    kept = select(candidates, choice.threshold).copy()
+    kept = select(candidates, choice.threshold).copy()  # its rows become lines
     for name, text in texts.items():  # from sentences to the first lines that hold them
         kept[name] = text.first_line[kept[name]] - 1
     numbers = {"candidates": len(candidates), "kept": len(kept), "threshold_choice": asdict(choice)}

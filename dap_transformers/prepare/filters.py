@@ -38,7 +38,7 @@ REASONS = {
 }
 SIDES = ("source", "target")
 
-#: What stands for a character in HTML, such as `&amp;` or `&#39;`.
+#: Character reference of HTML, such as `&amp;` or `&#39;`.
 _REFERENCE = re.compile(r"&(#\d{1,7};|#[xX][0-9A-Fa-f]{1,6};|\w+;)", re.ASCII)
 #: Blanks, control characters and byte order marks. Zero-width joiners and direction marks are text.
 _BLANK = r"[\s\p{Cc}\x{FEFF}]"

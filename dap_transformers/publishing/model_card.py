@@ -140,7 +140,7 @@ def read_sources(
 
 
 def read_data_card(path: str | Path) -> dict[str, Any]:
-    """Read a Markdown file about the training text: the fields of `Sources` that it fills."""
+    """Read a Markdown file about the training text, and return fields of `Sources`."""
     with reading(path):
         card = DatasetCard.load(Path(path))
     about = card.data.to_dict()

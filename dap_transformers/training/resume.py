@@ -123,7 +123,10 @@ def is_whole(checkpoint: Path) -> bool:
 def require_whole(checkpoint: str) -> None:
     """Raise `UserError` if a run could not continue exactly from a checkpoint."""
     if not is_whole(Path(checkpoint)):
-        raise UserError(f"{checkpoint} is no whole checkpoint: name another")
+        raise UserError(
+            f"{checkpoint} is no whole checkpoint (weights, optimizer, schedule, random state, "
+            "trainer_state.json): name another"
+        )
 
 
 def saved_state(checkpoint: str | Path) -> TrainerState:

@@ -273,7 +273,10 @@ class DAPTrainer(ResumableTrainer):
 
     def predict(self, *_: Any, **__: Any) -> None:
         """Refuse, because an evaluation by batches leaves out the rows that fill no batch."""
-        raise UserError("give evaluators, or get vectors by SentenceEncoder(model, tokenizer)")
+        raise UserError(
+            "DAPTrainer has no predict: give evaluators, or get vectors by "
+            "SentenceEncoder(trainer.model, tokenizer)"
+        )
 
     def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
         """Tell whether this evaluation is the best so far.
