@@ -6,6 +6,7 @@ Legend: `N` source rows, `M` target rows, `D` dimensions, `P` pairs, `K` known t
 """
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -56,11 +57,15 @@ class MiningOptions:
         require_least(self, k=1)
         if self.min_precision is not None and self.threshold != "auto":
             raise ValueError("min_precision chooses the threshold: leave threshold out")
+        if self.min_precision is not None and not 0 < self.min_precision <= 1:
+            raise ValueError(f"min_precision={self.min_precision:g}: give a share, such as 0.9")
         if self.threshold == "none":
             self.threshold = None
         elif self.threshold not in (None, "auto"):
             try:
                 self.threshold = float(self.threshold)
+                if not math.isfinite(self.threshold):
+                    raise ValueError
             except ValueError as error:
                 raise ValueError(
                     f"threshold={self.threshold!r}: give a number, 'auto' or 'none'"

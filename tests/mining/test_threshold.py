@@ -167,6 +167,8 @@ EYE = np.eye(3)
         (lambda: mine(*texts(10, 10), min_precision=0.9), "too few candidates for an estimate"),
         (lambda: mine(np.array([[1.0, 2], [np.nan, 1]]), np.eye(2)), "row 1 .* NaN"),
         (lambda: mine(EYE, EYE, threshold="high"), "threshold='high': give a number"),
+        (lambda: mine(EYE, EYE, threshold="nan"), "threshold=nan: give a number"),
+        (lambda: mine(EYE, EYE, min_precision=1.5), "min_precision=1.5: give a share"),
         (lambda: mine(EYE, EYE, k=0), "k=0: at least 1"),
         (lambda: mine(EYE, EYE, min_precision=0.9, threshold=1), "min_precision"),
         (lambda: mine([], ["1"], Encoder()), "0 rows"),
