@@ -1,6 +1,7 @@
 """Fine-tuning on English NLI and zero-shot tests, from files to JSON, with tiny real models."""
 
 import random
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +20,7 @@ from dap_transformers.publishing.model_card import eval_results
 from dap_transformers.training.resume import ResumableTrainer
 from dap_transformers.xnli.data import LABEL
 from dap_transformers.xnli.finetuning import build_classifier, has_token_types
-from run_xnli import main, run
+from run_xnli import main, run, summary
 
 WORDS = [f"{a}{b}" for a in ("ka", "lo", "mi") for b in ("ban", "der", "gol", "sut")]
 MARKS = ("nefin", "pusut", "rader")  # one per label
@@ -86,6 +87,7 @@ def test_the_search_chooses_by_english_dev_and_tests_every_language(searched: Se
     tried = tried_rates(made)
     assert list(tried) == [1e-7, 5e-3]
     assert tried[1e-7] < 50 < 60 < tried[5e-3]  # chance is 33.3
+    assert re.findall(r"\S+ \(taken\)", summary(made)) == ["0.005 (taken)"]
     pairs = {code: each["pairs"] for code, each in made["languages"].items()}
     assert pairs == {"en": 30, "de": 24, "sw": 24}
     assert made["languages"]["de"]["accuracy"] > 60

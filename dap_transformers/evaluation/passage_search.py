@@ -47,7 +47,7 @@ class QuestionSet:
     grades: list[dict[int, int]]
 
     def digest(self) -> str:
-        """Return a hash of the content: 12 hexadecimal digits."""
+        """Return a hash of questions, passages and grades: 12 hexadecimal digits."""
         content = json.dumps([self.questions, self.passages, self.grades], sort_keys=True)
         return hashlib.sha256(content.encode()).hexdigest()[:12]
 

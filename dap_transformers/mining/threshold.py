@@ -198,9 +198,10 @@ def choose(
 ) -> Choice:
     """Choose the threshold unless it is given, and estimate the precision if the scores allow it.
 
-    `threshold` and `min_precision` are those of `MiningOptions`. "auto" keeps all candidates if
-    there are fewer than `FEWEST_CANDIDATES`. `neighbours` are the `k` + 1 nearest ones, or all if a
-    text has no more than `k` sentences. Scores (K,) of known translations calibrate the estimate.
+    `threshold` and `min_precision` are those of `MiningOptions`. `neighbours` are the `k` + 1
+    nearest ones, or all if a text has no more than `k` sentences. Then, or with fewer candidates
+    than `FEWEST_CANDIDATES`, nothing is estimated, and "auto" keeps all. Scores (K,) of known
+    translations calibrate the estimate.
 
     Raises:
         UserError: if `min_precision` cannot be reached or estimated, or if "auto" finds no group of

@@ -138,10 +138,10 @@ def repair(texts: pl.Series, strip_quotes: bool = False) -> pl.Series:
 
 
 def _character(reference: re.Match[str]) -> str:
-    """Return the character of a reference of HTML. Others, such as DocBook's `&kde;`, stay."""
+    """Return the character that a reference stands for, or the reference if HTML has none."""
     whole, name = reference.group(0, 1)
     character = unescape(whole) if name in html5 or name.startswith("#") else whole
-    return whole if character == "\ufffd" else character  # the number of no character
+    return whole if character in ("", "\ufffd") else character  # the number of no character
 
 
 def words(texts: pl.Series, scripts: Sequence[str]) -> tuple[pl.Series, pl.Series]:

@@ -157,8 +157,8 @@ def _load_encoder(checkpoint: Checkpoint, options: FolderOptions) -> SentenceEnc
 def write_heads(checkpoint: Checkpoint, encoder: SentenceEncoder, folder: Path) -> bool:
     """Save the whole DAP checkpoint in the subfolder `HEADS_FOLDER`, with its own pooling.
 
-    Prefix, prompts and length are those of `encoder`, the published one. The checkpoint's code is
-    also saved at the root.
+    The sentence vectors there use prefix, prompts and length of `encoder`, the published one. The
+    tokenizer keeps the longest input of the model. The model's code is also saved at the root.
 
     Returns:
         Whether the checkpoint has heads. Without any, nothing is saved.

@@ -101,7 +101,7 @@ class Sources:
 
     @property
     def is_anchored(self) -> bool:
-        """Tell whether "distill" had no teacher but the model before the training."""
+        """Tell whether no teacher was given, so that "distill" keeps the model's own vectors."""
         return "distill_from" in self.run and self.run["distill_from"] is None
 
 
@@ -140,18 +140,22 @@ def read_sources(
 
 
 def read_data_card(path: str | Path) -> dict[str, Any]:
-    """Read a Markdown file about the training text, and return fields of `Sources`."""
+    """Read a data card: fields of `Sources` with its text, its only licence, and Hub ids."""
     with reading(path):
         card = DatasetCard.load(Path(path))
     about = card.data.to_dict()
-    licences = about.get("license", [])
-    licences = [licences] if isinstance(licences, str) else licences
-    names = [*about.get("datasets", ()), *about.get("source_datasets", ())]
+    licences = _as_list(about.get("license"))
+    names = _as_list(about.get("datasets")) + _as_list(about.get("source_datasets"))
     return {
         "dataset_info": card.text.strip(),
         "licence": licences[0] if len(licences) == 1 else None,  # none of several
         "datasets": [name for name in names if "/" in name],  # others are words like "original"
     }
+
+
+def _as_list(value: str | list[str] | None) -> list[str]:
+    """Return a value of a card's metadata, which may be one text, as a list."""
+    return [value] if isinstance(value, str) else value or []
 
 
 # ---------------------------------------------------------------------------------------- the card

@@ -121,10 +121,10 @@ def is_whole(checkpoint: Path) -> bool:
 
 
 def require_whole(checkpoint: str) -> None:
-    """Raise `UserError` if a run could not continue exactly from a checkpoint."""
+    """Raise `UserError` unless a checkpoint is whole (`is_whole`)."""
     if not is_whole(Path(checkpoint)):
         raise UserError(
-            f"{checkpoint} is no whole checkpoint (weights, optimizer, schedule, random state, "
+            f"{checkpoint} is no whole checkpoint (optimizer, schedule, random state and "
             "trainer_state.json): name another"
         )
 

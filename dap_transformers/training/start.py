@@ -118,8 +118,8 @@ def plan(
 ) -> DAPConfig:
     """Return the model's configuration: given fields, then those of the checkpoint, then defaults.
 
-    `continues` is that of `Start`. Without weights, only the encoder's shape and the
-    special tokens come from the checkpoint.
+    With `continues`, the checkpoint is a DAP model whose training goes on. Without weights, only
+    the encoder's shape and the special tokens come from the checkpoint.
     """
     name = checkpoint.name
     config = checkpoint.config

@@ -100,7 +100,7 @@ class DAPTrainer(ResumableTrainer):
         self._limit_training(self.model)
 
     def call_model_init(self, trial: Any = None) -> DAPForPreTraining:
-        """Return a new model of `model_init`. Each call of `train` trains another one."""
+        """Return a new model from `model_init`. Each call of `train` makes its own."""
         model = super().call_model_init(trial)
         if self.is_in_train:  # `__init__` limits the first one, after all checks
             self._limit_training(model)
@@ -132,7 +132,7 @@ class DAPTrainer(ResumableTrainer):
         if self.processing_class is None:
             raise UserError("DAPTrainer: give the tokenizer as processing_class")
         if self.optimizer is not None and self.args.head_learning_rate is not None:
-            raise UserError("head_learning_rate has no effect on an optimizer that is given")
+            raise UserError("head_learning_rate: leave it out, or give no optimizer")
         if isinstance(self.train_dataset, Mapping):
             raise UserError("train_dataset: join the languages (datasets.concatenate_datasets)")
 
@@ -272,7 +272,7 @@ class DAPTrainer(ResumableTrainer):
         return metrics
 
     def predict(self, *_: Any, **__: Any) -> None:
-        """Refuse, because an evaluation by batches leaves out the rows that fill no batch."""
+        """Raise `UserError`: batches would leave out the rows of the incomplete last one."""
         raise UserError(
             "DAPTrainer has no predict: give evaluators, or get vectors by "
             "SentenceEncoder(trainer.model, tokenizer)"
@@ -281,9 +281,9 @@ class DAPTrainer(ResumableTrainer):
     def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
         """Tell whether this evaluation is the best so far.
 
-        It is, if it is not worse than the best one before it (`is_worse`). So of nearly equal ones,
-        the last is kept. With `load_best_model_at_end`, it is saved at once. `state.best_metric` is
-        the best value itself, so early stopping waits for a better one.
+        It is, if it is not worse than the best one before it (`is_worse`). So of nearly equal
+        evaluations, the last is kept. With `load_best_model_at_end`, its checkpoint is saved at
+        once. `state.best_metric` stays the best value, so early stopping waits for a better one.
         """
         name = self.best_name
         if name not in metrics:

@@ -167,7 +167,7 @@ def test_sources_are_read_from_the_checkpoint_and_the_folder_above(tmp_path: Pat
             ["user/pairs"],
         ),
         ("license: [mit, cc0-1.0]\nlanguage: [de]", None, []),
-        ("license: [mit]", "mit", []),
+        ("license: [mit]\ndatasets: user/pairs", "mit", ["user/pairs"]),
         ("language: [de]", None, []),
     ],
 )
