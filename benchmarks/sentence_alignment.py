@@ -38,7 +38,7 @@ from dap_transformers.mining.in_order import align
 from dap_transformers.mining.texts import GroupedText, joined
 from dap_transformers.search.exact import unit_rows
 from dap_transformers.text.find import find_bitext
-from dap_transformers.text.sentences import Sentence, read_text
+from dap_transformers.text.sentences import Sentence, read_translations
 
 SIZE = 3  # most sentences of a group on a side
 RUNS = 5  # of vecalign
@@ -102,7 +102,8 @@ def split_again(lines: list[str], language: str) -> list[str]:
     with TemporaryDirectory() as folder:
         path = Path(folder, "text")
         path.write_text(as_paragraphs(lines))
-        return [each.text for each in read_text(str(path), language, split=True)]
+        [text] = read_translations([str(path)], [language], split=True)
+        return [each.text for each in text]
 
 
 def borders(sentences: list[str]) -> list[int]:

@@ -143,7 +143,8 @@ def test_unfit_arguments_and_text_are_one_line(
 def test_text_without_spaces_and_cut_sentences_are_warned_of(
     command: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    write(tmp_path / "a.de", lines_of(["火车八点钟从车站出发前往北京。"] * 8))
+    write(tmp_path / "a.de", lines_of(["打开文件。"] * 7 + SOURCE[:1]))
     run(f"{command} --max_seq_length 4")
-    assert "8 of 8 pairs have no spaces between words" in caplog.text
+    assert "source sentences have no spaces between words" in caplog.text
+    assert "target sentences" not in caplog.text
     assert "without a token, so without a link: raise --max_seq_length 4" in caplog.text

@@ -34,7 +34,7 @@ from dap_transformers.files import compressed_file, plain_suffix
 from dap_transformers.options import arg
 from dap_transformers.text.archives import read_sentences
 from dap_transformers.text.find import find_bitext
-from dap_transformers.text.formats import BitextFile, LineAudit, read_tables
+from dap_transformers.text.formats import SIDES, BitextFile, LineAudit, read_tables
 from dap_transformers.text_keys import is_blank
 
 logger = logging.getLogger(__name__)
@@ -228,17 +228,16 @@ def _pairs_of_file(file: BitextFile, max_bad_lines: float) -> Iterator[Pair]:
 
 
 def check_pairs(pairs: Sequence[Pair], options: AlignmentOptions) -> None:
-    """Refuse no pairs at all. Warn if most have a side without spaces, but words need them."""
+    """Refuse no pairs at all. Warn if a side has no spaces between words, but words need them."""
     if not pairs:
         raise UserError("there is no sentence to align")
-    unsegmented = sum(is_unsegmented(source) or is_unsegmented(target) for source, target in pairs)
-    if options.words != "tokenizer" and unsegmented > len(pairs) / 2:
-        logger.warning(
-            "%d of %d pairs have no spaces between words: take the words of the tokenizer, or put "
-            "spaces between the words",
-            unsegmented,
-            len(pairs),
-        )
+    for name, sentences in zip(SIDES, zip(*pairs[:1000])):  # so many show it
+        if options.words != "tokenizer" and is_unsegmented(sentences):
+            logger.warning(
+                "the %s sentences have no spaces between words: take the words of the tokenizer, "
+                "or put spaces between the words",
+                name,
+            )
 
 
 # --------------------------------------------------------------------------- from links to a file

@@ -1,6 +1,7 @@
 """Where the words of a sentence stand: at spaces and punctuation, or as the tokenizer sees them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import Any
 
 import regex
@@ -13,8 +14,10 @@ Span = tuple[int, int]
 
 #: A letter of a script that puts no spaces between words.
 _UNSPACED = regex.compile(f"[{UNSPACED}]")
-#: Letters of such a script in one word. Words of these languages are shorter.
-LONGEST_WORD = 12
+#: What stands between two neighbouring letters of such scripts: nothing, or spaces.
+_GAP = regex.compile(rf"[{UNSPACED}](\s*)(?=[{UNSPACED}])")
+#: Where words have spaces between them, a larger share of these places has spaces.
+SPACED_GAPS = 0.1
 #: Words between spaces, as SimAlign and fast_align count them.
 SPACED = regex.compile(r"\S+")
 #: An opening bracket, up to 50 characters without blanks, and a closing bracket. There may be other
@@ -82,10 +85,13 @@ def with_word_marks(sentence: str, token_spans: Sequence[Span]) -> list[Span]:
     return spans
 
 
-def is_unsegmented(sentence: str) -> bool:
-    """Tell whether a part between two spaces has more letters of such a script than a word has.
+def is_unsegmented(sentences: Iterable[str]) -> bool:
+    """Tell whether most sentences are in scripts without spaces, and have hardly any spaces.
 
-    >>> is_unsegmented("他们 在 车站"), is_unsegmented("火车八点钟从车站出发前往北京")
-    (False, True)
+    >>> is_unsegmented(["打开文件"]), is_unsegmented(["他们 在 车站"])
+    (True, False)
     """
-    return any(len(_UNSPACED.findall(word)) > LONGEST_WORD for word in sentence.split())
+    gaps = [_GAP.findall(sentence) for sentence in sentences]
+    found = list(chain.from_iterable(gaps))
+    is_most = sum(map(bool, gaps)) > len(gaps) / 2
+    return is_most and sum(map(bool, found)) < SPACED_GAPS * len(found)

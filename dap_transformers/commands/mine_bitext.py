@@ -88,8 +88,8 @@ class MiningArguments:
     largest_group: int = arg(3, "With --in_order: most sentences of a group, on each side.")
     split_lines: bool | None = arg(
         None,
-        "With --in_order: split lines into sentences. It needs --pair. Default: only subtitles, "
-        "wrapped text, and lines if many are long.",
+        "With --in_order: split lines into sentences. It needs --pair. Default: only if one text "
+        "has subtitles, wrapped text or many long lines.",
     )
     score_only: bool = arg(
         False, "Score line i of one text with line i of the other instead of mining."

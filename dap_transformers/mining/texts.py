@@ -21,7 +21,7 @@ from dap_transformers.errors import UserError, counted
 from dap_transformers.files import compressed_file, plain_suffix
 from dap_transformers.text.archives import read_sentences
 from dap_transformers.text.formats import SIDES, BitextFile, read_pairs
-from dap_transformers.text.sentences import Sentence, read_text
+from dap_transformers.text.sentences import Sentence, read_translations
 from dap_transformers.text.tmx_po import write_memory
 from dap_transformers.text.tsv_csv import UNDETERMINED, find_columns, language_of
 from dap_transformers.text_keys import is_blank
@@ -161,10 +161,10 @@ def read_texts(files: Sequence[str], is_parallel: bool = False) -> dict[str, Dis
 def read_texts_in_order(
     files: Sequence[str], languages: Sequence[str], split: bool | None, largest: int
 ) -> dict[str, GroupedText]:
-    """Read two texts by `read_text`, and make groups of at most `largest` sentences."""
+    """Read two texts by `read_translations`, and make groups of at most `largest` sentences."""
     texts = {}
-    for name, path, language in zip(SIDES, files, languages):
-        texts[name] = GroupedText(read_text(path, language, split), path, largest)
+    for name, path, sentences in zip(SIDES, files, read_translations(files, languages, split)):
+        texts[name] = GroupedText(sentences, path, largest)
     require_sentences(texts)
     return texts
 

@@ -4,7 +4,7 @@ import logging
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from html import unescape
 from itertools import filterfalse, pairwise
 from typing import NamedTuple
@@ -65,32 +65,48 @@ class Sentence(NamedTuple):
     time: str | None = None
 
 
-def read_text(path: str, language: str, split: bool | None = None) -> Iterator[Sentence]:
-    """Yield the sentences of a text, in order. Empty lines are left out of what is split.
+def read_translations(
+    files: Sequence[str], languages: Sequence[str], split: bool | None = None
+) -> list[list[Sentence]]:
+    """Read translations of one text as sentences, in order. What is split has no empty lines.
 
     Args:
-        language: code of the text's language, which is needed to split lines.
-        split: whether to split lines into sentences. None splits subtitles, wrapped text
-            (`join_wrapped`), and other lines if long ones (`LONG_LINE`) hold more than a fifth of
-            the text.
+        languages: codes of the languages, which are needed to split lines.
+        split: whether to split lines into sentences. None splits all of the texts if one of them
+            has paragraphs (`read_lines`).
     """
-    is_subtitles = plain_suffix(path) in SUBTITLES
-    if is_subtitles:
-        lines = read_subtitles(path)
-    else:
-        lines = [Sentence(*line) for line in enumerate(read_sentences(path), 1)]
-        if split is not False and (paragraphs := join_wrapped(lines)):
-            logger.warning("%s is wrapped: the lines of each paragraph are joined and split", path)
-            lines = paragraphs
-            split = True
-    if split is None:
-        sizes = [len(line.text.encode()) for line in lines]
-        long = sum(size for size in sizes if size > LONG_LINE)
-        split = is_subtitles or long > LONG_SHARE * sum(sizes)
-    if not split:
-        yield from lines
-        return
+    texts = []
+    has_paragraphs = []
+    for path in files:
+        lines, found = read_lines(path, join=split is not False)
+        texts.append(lines)
+        has_paragraphs.append(found)
+    if split or (split is None and any(has_paragraphs)):
+        return [list(split_lines(*each)) for each in zip(texts, files, languages, strict=True)]
+    return texts
 
+
+def read_lines(path: str, join: bool = True) -> tuple[list[Sentence], bool]:
+    """Return the lines or subtitles of a text, and whether they are paragraphs.
+
+    They are if the text is wrapped (`join_wrapped`), if they are subtitles, or if long lines
+    (`LONG_LINE`) hold more than a fifth of the text.
+
+    Args:
+        join: whether to join the lines of wrapped text.
+    """
+    if plain_suffix(path) in SUBTITLES:
+        return read_subtitles(path), True
+    lines = [Sentence(*line) for line in enumerate(read_sentences(path), 1)]
+    if join and (paragraphs := join_wrapped(lines)):
+        logger.warning("%s is wrapped: the lines of each paragraph are joined and split", path)
+        return paragraphs, True
+    sizes = [len(line.text.encode()) for line in lines]
+    return lines, sum(size for size in sizes if size > LONG_LINE) > LONG_SHARE * sum(sizes)
+
+
+def split_lines(lines: Iterable[Sentence], path: str, language: str) -> Iterator[Sentence]:
+    """Yield the sentences of the lines of a text. Parts without a character are left out."""
     with reading(path):
         require_version("sentencex>=1.0.32", INSTALL)
         from sentencex import get_sentence_boundaries

@@ -9,7 +9,13 @@ from conftest import synthetic_pairs
 from written import lines_of, write
 
 from dap_transformers.errors import UserError
-from dap_transformers.text.sentences import read_text
+from dap_transformers.text.sentences import Sentence, read_translations
+
+
+def read_text(path: Path | str, language: str, split: bool | None = None) -> list[Sentence]:
+    """Return the sentences of one text."""
+    [text] = read_translations([str(path)], [language], split)
+    return text
 
 
 @pytest.mark.parametrize(
@@ -31,7 +37,7 @@ def test_a_speech_is_split_into_its_sentences(
 ) -> None:
     blank = "" if language == "ja" else " "
     path = write(tmp_path / "a.txt", blank.join(sentences))
-    assert [each.text for each in read_text(str(path), language, split=True)] == sentences
+    assert [each.text for each in read_text(path, language, split=True)] == sentences
 
 
 GERMAN = [f"Der Brief mit der Nummer {each} kam gestern aus der Stadt an." for each in range(40)]
@@ -66,7 +72,7 @@ def test_a_wrapped_text_is_split_into_its_sentences(
         starts += [len(lines) + 1] * 5
         lines += [*(f"  \u00a0 {line}" for line in wrap(blank.join(block))), ""]
     lines += ["Ein Vers", "Ein Ende"]
-    path = str(write(tmp_path / "a.txt", lines_of(lines)))
+    path = write(tmp_path / "a.txt", lines_of(lines))
     first, *found, verse, end = read_text(path, language)
     assert (first.text, verse.text, end.text) == ("1. Wort", "Ein Vers", "Ein Ende")
     assert [each.text for each in found] == sentences
@@ -75,7 +81,7 @@ def test_a_wrapped_text_is_split_into_its_sentences(
     assert "a.txt is wrapped" in caplog.text
     assert [each.text for each in read_text(path, "", split=False)] == lines
     with pytest.raises(UserError, match="--pair"):
-        list(read_text(path, ""))
+        read_text(path, "")
 
 
 @pytest.mark.parametrize(
@@ -89,8 +95,22 @@ def test_a_wrapped_text_is_split_into_its_sentences(
 )
 def test_lines_of_other_texts_are_not_joined(blocks: list[list[str]], tmp_path: Path) -> None:
     lines = [line for block in blocks for line in [*block, ""]]
-    path = str(write(tmp_path / "a.txt", lines_of(lines)))
+    path = write(tmp_path / "a.txt", lines_of(lines))
     assert [each.text for each in read_text(path, "")] == lines
+
+
+def test_both_texts_are_split_if_one_has_paragraphs(tmp_path: Path) -> None:
+    """A Cyrillic letter has two bytes. So only the Russian lines are long."""
+    numbers = blocks_of(list(range(80)), 10)
+    sides = {
+        "de": [" ".join(f"Brief Nummer {each} kam gestern." for each in row) for row in numbers],
+        "ru": [" ".join(f"Письмо под номером {each} пришло." for each in row) for row in numbers],
+    }
+    files = [str(write(tmp_path / code, lines_of(lines))) for code, lines in sides.items()]
+    for text in read_translations(files, ["de", "ru"]):
+        assert [each.line for each in text] == [1 + row // 10 for row in range(80)]
+    unsplit = read_translations(files, ["", ""], split=False)
+    assert [[each.text for each in text] for text in unsplit] == list(sides.values())
 
 
 CUES = """WEBVTT - a film
@@ -121,11 +141,11 @@ Dr. No, am
 @pytest.mark.parametrize("name", ["film.vtt", "film.VTT", "film.vtt.gz"])
 def test_only_the_text_of_cues_is_read(name: str, tmp_path: Path) -> None:
     path = write(tmp_path / name, CUES)
-    found = [(each.text, each.line, each.time) for each in read_text(str(path), "DE")]
+    found = [(each.text, each.line, each.time) for each in read_text(path, "DE")]
     assert found == [
         ("Tom & I are here.", 1, "0:00:01"),
         ("Dr. No, am 3. Mai 1984 2001", 2, "0:00:03"),
     ]
     cue = "3\n00:00:01,000 --> 00:00:02,000\n{}\n1990\n\n"
     path = write(tmp_path / "a.srt", cue.format("In") + cue.format("By"))
-    assert [each.text for each in read_text(str(path), "en")] == ["In 1990", "By 1990"]
+    assert [each.text for each in read_text(path, "en")] == ["In 1990", "By 1990"]
