@@ -3,6 +3,7 @@
 import copy
 import logging
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +120,22 @@ def forget_calls(tokenizer: PreTrainedTokenizerBase) -> None:
 def plain_backend(tokenizer: PreTrainedTokenizerBase) -> Tokenizer:
     """Return a copy of a fast tokenizer's Rust tokenizer, without truncation and padding."""
     return _unlimited(copy.deepcopy(tokenizer.backend_tokenizer))
+
+
+def cutting(
+    tokenizer: PreTrainedTokenizerBase, max_seq_length: int
+) -> Callable[[list[str]], list[list[int]]]:
+    """Return a function that turns texts into lists of at most so many token ids, each.
+
+    Later calls of the tokenizer do not change it. They may change the length that a fast tokenizer
+    cuts to, so it uses a copy.
+    """
+    if not tokenizer.is_fast:
+        return lambda texts: tokenizer(texts, truncation=True, max_length=max_seq_length).input_ids
+    backend = plain_backend(tokenizer)
+    backend.encode_special_tokens = tokenizer.split_special_tokens
+    backend.enable_truncation(max_seq_length, direction=tokenizer.truncation_side)
+    return lambda texts: [each.ids for each in backend.encode_batch_fast(texts)]
 
 
 def _unlimited(backend: Tokenizer) -> Tokenizer:

@@ -21,6 +21,7 @@ from unicodedata import normalize
 
 import polars as pl
 
+from dap_transformers.errors import UserError
 from dap_transformers.languages import CHARACTERS_PER_WORD, SCRIPTS
 from dap_transformers.prepare.options import PrepareOptions
 from dap_transformers.text_keys import BLANKS
@@ -191,5 +192,7 @@ def plain_tokenizer(name: str) -> Any:
     from dap_transformers.tokenizer import forget_calls, load_tokenizer
 
     tokenizer = load_tokenizer(name)
+    if not tokenizer.is_fast:
+        raise UserError(f"{name} has a slow tokenizer (without tokenizer.json): give another")
     forget_calls(tokenizer)
     return tokenizer

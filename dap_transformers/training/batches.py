@@ -24,10 +24,10 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from dap_transformers.errors import reading
-from dap_transformers.tokenizer import plain_backend, require_room
+from dap_transformers.tokenizer import cutting, require_room, tokenizer_state
 from dap_transformers.training.dev_split import Datasets
 
-CACHE_VERSION = 2
+CACHE_VERSION = 3
 
 
 def tokenize_bitext(
@@ -54,11 +54,8 @@ def tokenize_bitext(
         prefix: text to put before every sentence.
     """
     require_room(tokenizer, max_seq_length, prefix)
-    # Each call of the tokenizer may change the length that it cuts to, so a copy is used.
-    backend = plain_backend(tokenizer)
-    backend.encode_special_tokens = tokenizer.split_special_tokens
-    backend.enable_truncation(max_seq_length, direction=tokenizer.truncation_side)
-    state = hashlib.sha256(backend.to_str().encode()).hexdigest()
+    ids_of = cutting(tokenizer, max_seq_length)
+    state = hashlib.sha256(tokenizer_state(tokenizer).encode()).hexdigest()
     ids = List(Value("int32"))
     string = Value("string")
     features = Features(
@@ -71,8 +68,7 @@ def tokenize_bitext(
     done = 0
 
     def encode(texts: list[str]) -> list[np.ndarray]:
-        encodings = backend.encode_batch_fast([prefix + text for text in texts])
-        return [np.array(encoding.ids, np.int32) for encoding in encodings]
+        return [np.array(ids, np.int32) for ids in ids_of([prefix + text for text in texts])]
 
     def tokenise(batch: dict[str, list], indices: list[int], language: str) -> dict[str, list]:
         rows = batch.get("row", indices)
@@ -91,7 +87,8 @@ def tokenize_bitext(
             CACHE_VERSION,
             dataset._fingerprint,
             state,
-            backend.encode_special_tokens,
+            tokenizer.split_special_tokens,
+            max_seq_length,
             language,
             prefix,
         )

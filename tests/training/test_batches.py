@@ -6,6 +6,7 @@ import pytest
 import torch
 from conftest import tiny_tokenizer
 from datasets import Dataset
+from transformers import ByT5Tokenizer
 
 from dap_transformers.errors import UserError
 from dap_transformers.text.corpus import load_bitext
@@ -39,6 +40,13 @@ def test_tokens_equal_those_of_single_calls_of_the_tokenizer(
                 assert ids[f"{side}_input_ids"] == [0, *naive, 2]
             assert (ids["language"], ids["pair_id"]) == (language, f"{language}:{row}")
     assert max(map(len, tokenized["de"]["source_input_ids"])) == 8
+
+
+def test_a_slow_tokenizer_gives_the_tokens_of_its_calls(bitext: Datasets) -> None:
+    slow = ByT5Tokenizer()
+    ids = tokenize_bitext(bitext, slow, 8, "ü ")["de"]["source_input_ids"][:]
+    naive = [slow(f"ü {text}").input_ids for text in bitext["de"]["source"]]
+    assert ids == [each if len(each) <= 8 else [*each[:7], slow.eos_token_id] for each in naive]
 
 
 @pytest.mark.parametrize("rows", [{"source": ["Ja", None], "target": ["Yes", "No"]}, {"de": [""]}])
