@@ -81,7 +81,11 @@ _REGION = r"[-_](?:[A-Z][a-z]{3}|[A-Z]{2}|[0-9]{3})"  # Latn, AT, 419
 LANGUAGE_TAG = rf"(?:{_SMALL_REGION}|[a-z]{{2,3}}(?:{_REGION})*)"
 
 #: Script without spaces between words -> characters per English word, rounded from parallel text.
-CHARACTERS_PER_WORD: dict[str, float] = {"Han": 1.5, "Hiragana": 3.0, "Katakana": 3.0, "Thai": 5.0}
+#: Lao had none, and is taken as Thai.
+CHARACTERS_PER_WORD: dict[str, float] = {
+    "Han": 1.5, "Hiragana": 3.0, "Katakana": 3.0, "Thai": 5.0, "Lao": 5.0, "Khmer": 6.0,
+    "Myanmar": 7.0,
+}  # fmt: skip
 
 #: Letters of scripts without spaces between words, for []: Thai, Lao, Burmese, Khmer, CJK.
 UNSPACED = (
@@ -93,7 +97,7 @@ UNSPACED = (
 #: OPUS calls Bokmål both nb and no.
 _OTHER_CODES = (
     "arb:ar ekk:et fas:fa per:fa fil:tl iw:he in:id jw:jv swa:sw zho:zh chi:zh ger:de fre:fr baq:eu"
-    " nb:no nob:no nor:no"
+    " dut:nl geo:ka gre:el nb:no nob:no nor:no"
 )
 _TO_ISO1: dict[str, str] = dict(pair.split(":") for pair in _OTHER_CODES.split())
 _TO_ISO1 |= {code: code for code in ISO3}

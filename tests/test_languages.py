@@ -11,7 +11,7 @@ from dap_transformers.languages import (
 )
 from dap_transformers.text_keys import BLANKS, is_blank, normalise_all
 
-OTHERS = [("zho", "zh"), ("fas", "fa"), ("FRA", "fr"), ("pt_BR", "pt"), ("iw", "he")]
+OTHERS = [("zho", "zh"), ("fas", "fa"), ("FRA", "fr"), ("pt_BR", "pt"), ("iw", "he"), ("dut", "nl")]
 #: Codes of other languages keep their first part.
 OTHERS += [("xh-ZA", "xh"), (" SRP_Cyrl", "srp"), ("sr@latin", "sr"), ("nb_NO", "no")]
 OTHERS += [("nn", "nn"), ("de_DE.UTF-8@euro", "de")]

@@ -238,7 +238,7 @@ def mine(
     vectors = []
     for name, side in (("source", source), ("target", target)):
         if torch.is_tensor(side):
-            side = side.numpy(force=True)
+            side = side.to(torch.promote_types(side.dtype, torch.float32)).numpy(force=True)
         if not isinstance(side, np.ndarray) or side.dtype.kind != "f":
             texts[name] = DistinctSentences(listed(side), name)
             side = np.asarray(model.encode(list(texts[name])))

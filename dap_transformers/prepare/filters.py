@@ -149,7 +149,8 @@ def words(texts: pl.Series, scripts: Sequence[str]) -> tuple[pl.Series, pl.Serie
     """Split repaired texts into words, to compare sentence lengths across languages.
 
     In the scripts of `CHARACTERS_PER_WORD`, the tokens are single characters and the runs of other
-    characters between them. The number of words is then smaller than the number of tokens.
+    characters between them. The number of words is then smaller than the number of tokens. Without
+    `scripts`, a text may be in any script.
 
     Returns:
         The tokens, (N,) lists, and the number of words, (N,) int.
@@ -158,7 +159,7 @@ def words(texts: pl.Series, scripts: Sequence[str]) -> tuple[pl.Series, pl.Serie
     >>> [column.to_list() for column in words(texts, ["Han"])]
     [[['他', '们', '在', 'Windows', '10', '上', '工', '作']], [6]]
     """
-    if not CHARACTERS_PER_WORD.keys() & set(scripts):
+    if scripts and not CHARACTERS_PER_WORD.keys() & set(scripts):
         spaces = texts.str.count_matches(" ", literal=True)
         is_not_empty = (texts != "").cast(pl.UInt32)
         return texts.str.split(" "), spaces + is_not_empty

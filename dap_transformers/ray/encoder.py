@@ -29,13 +29,15 @@ class EncoderActor:
 
     def __init__(self, load: Callable[[], SentenceEncoder]) -> None:
         self.encoder = load()
+        self.loaded = model_fingerprint(self.encoder)
 
     def fingerprint(self) -> str:
-        """Return a hash of the encoder's model and settings (`model_fingerprint`)."""
-        return model_fingerprint(self.encoder)
+        """Return a hash of the encoder's model and settings, as they were loaded."""
+        return self.loaded
 
-    def encode(self, piece: Sequence[str]) -> tuple[np.ndarray, int]:
+    def encode(self, piece: Sequence[str], prefix: str) -> tuple[np.ndarray, int]:
         """Return the vectors (n, D) of the piece's n sentences, and how many of them were cut."""
+        self.encoder.prefix = prefix
         self.encoder.cut = 0
         return self.encoder.encode(piece), self.encoder.cut
 
@@ -68,6 +70,12 @@ class ClusterEncoder:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.encoder, name)
+
+    def for_task(self, task: str) -> "ClusterEncoder":
+        """Return this encoder with its prompt for a task, as `SentenceEncoder.for_task`."""
+        other = object.__new__(ClusterEncoder)
+        vars(other).update(vars(self), encoder=self.encoder.for_task(task))
+        return other
 
     def _start_actor(self) -> Any:
         """Return Ray's handle of a new actor, which starts as soon as a node has room for it."""
@@ -131,7 +139,8 @@ class ClusterEncoder:
                     self.encoder.cut += cut
                 if waiting:
                     number = waiting.popleft()
-                    jobs[actor.encode.remote(pieces[number])] = actor, number
+                    job = actor.encode.remote(pieces[number], self.encoder.prefix)
+                    jobs[job] = actor, number
             yield results.pop(due)
 
     def _require_same_model(self, fingerprint: str) -> None:

@@ -153,7 +153,7 @@ def _files_in_folder(folder: Path, target: str) -> list[BitextFile]:
     if left_out:
         names = _listed(folder, left_out)
         warn_once("%s: left out: %s; expected %s", folder, names, describe_layouts())
-    return _without_other_splits(files)
+    return _without_other_splits(files, folder)
 
 
 def _listed(folder: Path, paths: Sequence[Path]) -> str:
@@ -178,9 +178,13 @@ def _fault(path: Path) -> str:
     return ""
 
 
-def _without_other_splits(files: list[BitextFile]) -> list[BitextFile]:
-    """Leave out dev and test sets, with a warning, if there is also training text."""
-    splits = [split_of(file.paths[0]) for file in files]
+def _without_other_splits(files: list[BitextFile], folder: Path) -> list[BitextFile]:
+    """Leave out dev and test sets, with a warning, if there is also training text.
+
+    The names of archives in the folder, and of folders in archives, count as those of files.
+    """
+    names = [Path(file.paths[0]).relative_to(folder).parts for file in files]
+    splits = [next(filter(None, map(split_of, parts)), None) for parts in names]
     if "train" not in splits:
         return files
     kept = []

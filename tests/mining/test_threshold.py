@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
+import torch
 from naive import cosines
 from numpy.testing import assert_allclose, assert_array_equal
 
@@ -152,9 +153,11 @@ def test_the_function_mines_sentences_or_vectors_into_a_table() -> None:
     rows = table.drop("score").to_pydict().values()
     assert set(zip(*rows)) == {("0.1", "0.11", 1, 2), ("0.7", "0.69", 3, 1)}
 
-    of_vectors = mine(*texts(200, 100))
-    assert of_vectors.column_names == ["score", "source_line", "target_line"]
-    assert 90 <= len(of_vectors) <= 110
+    rounded = [torch.from_numpy(side).bfloat16() for side in texts(200, 100)]
+    for vectors in (texts(200, 100), rounded):
+        of_vectors = mine(*vectors)
+        assert of_vectors.column_names == ["score", "source_line", "target_line"]
+        assert 90 <= len(of_vectors) <= 110
 
 
 EYE = np.eye(3)

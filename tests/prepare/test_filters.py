@@ -50,6 +50,8 @@ LIMITS = [
     ("ka", GOOD["ka"], {"url_pattern": r"\p{Georgian}"}, "url"),  # as polars writes it
     ("de", GOOD["ka"], {"min_script": 0.0}, None),
     ("xh", GOOD["ka"], {}, None),  # of unknown script
+    ("yue", GOOD["zh"], {}, None),
+    ("km", ("ខ្ញុំសូមអរគុណអ្នកណាស់", GOOD["de"][1]), {}, None),
 ]
 
 

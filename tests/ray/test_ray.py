@@ -178,6 +178,23 @@ def test_lost_encoders_change_no_vector_and_are_not_restarted_for_ever(
 
 
 @pytest.mark.slow
+def test_actors_encode_with_the_prompt_of_each_task(
+    tiny_bert_dir: Path, nodes: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load() -> SentenceEncoder:
+        prompts = {"query": "ka ", "document": "bo "}
+        return SentenceEncoder.from_pretrained(str(tiny_bert_dir), "mean", prompts=prompts)
+
+    texts = [source for source, _ in PAIRS]
+    expected = {task: load().for_task(task).encode(texts) for task in ("query", "document")}
+    encoder = ClusterEncoder(load, Cluster(nodes.address))
+    monkeypatch.delattr(SentenceEncoder, "encode")  # in this process
+    for task, vectors in expected.items():
+        assert_array_equal(encoder.for_task(task).encode(texts), vectors)
+    encoder.end()
+
+
+@pytest.mark.slow
 def test_encoders_fit_on_nodes_and_have_the_model_of_the_command(
     tiny_bert_dir: Path, nodes: object
 ) -> None:

@@ -124,6 +124,20 @@ def test_splits_in_a_folder_are_kept_apart(
         assert read(tmp_path / test) == [(test, "x")]
 
 
+@pytest.mark.parametrize("name", ["a.zip/{}/de-en.tsv", "{}.zip/de-en.tsv"])
+def test_splits_in_archives_are_kept_apart(name: str, tmp_path: Path) -> None:
+    archives: dict[str, dict[str, str]] = {}
+    for split in ("train", "dev", "test"):
+        archive, _, member = name.format(split).partition("/")
+        archives.setdefault(archive, {})[member] = f"{split}\tx\n"
+    for archive, members in archives.items():
+        zip_of(tmp_path / archive, members)
+    assert read_folder(tmp_path) == {"de": [("train", "x")]}
+    assert read_folder(tmp_path / name.format("train").partition("/")[0]) == {
+        "de": [("train", "x")]
+    }
+
+
 def test_a_link_to_nothing_is_refused_by_name(tmp_path: Path) -> None:
     link = write(tmp_path / "de-en.tsv", "ja\tyes\n").parent / "fr-en.tsv"
     link.symlink_to("absent")
