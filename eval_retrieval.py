@@ -81,14 +81,16 @@ class EvaluationArguments(EvaluationData):
 
     def text_files(self) -> list[Path]:
         """Return the files of the parallel text."""
-        found = find_bitext(self.data_dir) if self.data_dir else {}
+        found = find_bitext(self.data_dir, split="test") if self.data_dir else {}
         return [Path(path) for file in chain.from_iterable(found.values()) for path in file.paths]
 
     def all_evaluators(self) -> list[Evaluator]:
         """Read the text, and return the evaluators that the flags ask for."""
         chosen: list[Evaluator] = []
         if self.data_dir:
-            pairs = read_languages(find_bitext(self.data_dir), self.languages, self.max_pairs)
+            pairs = read_languages(
+                find_bitext(self.data_dir, split="test"), self.languages, self.max_pairs
+            )
             is_tatoeba = all(path.name.startswith("tatoeba.") for path in self.text_files())
             is_whole = self.max_pairs is None  # fewer candidates are easier than the paper's
             kind = Tatoeba if is_tatoeba and is_whole else Retrieval

@@ -34,19 +34,26 @@ def read_evaluation(paths: Sequence[str | Path], target_language: str = "en") ->
     - Any other file is plain text: one sentence per line, or several between tabs, such as XNLI's
       premise and hypothesis.
 
-    The subfolders of folders are not searched. Repeated and blank sentences are left out.
+    Folders are searched with their subfolders. Repeated and blank sentences are left out.
     """
-    texts: list[str] = []
+    found: dict[str, None] = {}  # a set that keeps the order
     for path in map(Path, paths):
-        for file in list_folder(path) if path.is_dir() else [path]:
+        texts: list[str] = []
+        for file in _files_below(path) if path.is_dir() else [path]:
             texts += _sentences(file, target_language)
+        repaired = repair(pl.Series(texts, dtype=pl.String))
+        visible = repaired.filter(repaired.str.contains(f"[^{BLANKS}]"))
+        if not len(visible):
+            raise UserError(f"{path}: no evaluation sentence")
+        found |= dict.fromkeys(visible)
+    return list(found)
 
-    repaired = repair(pl.Series(texts, dtype=pl.String))
-    visible = repaired.filter(repaired.str.contains(f"[^{BLANKS}]"))
-    sentences = visible.unique(maintain_order=True).to_list()
-    if paths and not sentences:
-        raise UserError(f"{' '.join(map(str, paths))}: no evaluation sentence")
-    return sentences
+
+def _files_below(folder: Path) -> Iterator[Path]:
+    """Yield the files of a folder and its subfolders, sorted, without hidden ones."""
+    yield from list_folder(folder)
+    for path in sorted(folder.glob("[!.]*/")):
+        yield from _files_below(path)
 
 
 def _sentences(path: Path, target_language: str) -> Iterator[str]:
@@ -54,7 +61,7 @@ def _sentences(path: Path, target_language: str) -> Iterator[str]:
     kind = plain_suffix(path).removeprefix(".")
     is_parallel = kind in {"zip", *FORMATS} - READ_AS_LINES
     if is_parallel or not disk_path(path).is_file():
-        for file in itertools.chain(*find_bitext(path, target_language).values()):
+        for file in itertools.chain(*find_bitext(path, target_language, split=None).values()):
             for pair in read_pairs(file):
                 yield from pair.values()
     elif kind == "jsonl":

@@ -9,6 +9,7 @@ Legend: `N` source rows, `M` target rows, `D` dimensions, `k` neighbours, `n` an
 tile.
 """
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -54,7 +55,7 @@ def cluster_neighbours(
     search_tile = ray.remote(**options)(lambda *tile: _search_tile(k, *tile))
     forward = _nothing_found(len(source), k)
     backward = _nothing_found(len(target), k)
-    rows_of, columns_of = (_strips(side, TILES[kind]) for side in (source, target))
+    rows_of, columns_of = (_strips(len(side), TILES[kind], k) for side in (source, target))
     strips = [(columns, ray.put(np.array(target[columns]))) for columns in columns_of]
     running: dict[Any, tuple[slice, slice]] = {}  # reference to a tile's result -> its place
 
@@ -80,9 +81,11 @@ def cluster_neighbours(
     return Neighbours(forward, backward)
 
 
-def _strips(vectors: np.ndarray, height: int) -> list[slice]:
-    """Divide rows into slices of `height` rows. The last one may have fewer."""
-    return [slice(first, first + height) for first in range(0, len(vectors), height)]
+def _strips(rows: int, height: int, k: int) -> list[slice]:
+    """Divide rows evenly into slices of at most `height` rows, but of at least k."""
+    count = min(-(-rows // height), rows // k)
+    edges = [rows * number // count for number in range(count + 1)]
+    return [slice(*each) for each in pairwise(edges)]
 
 
 def _search_tile(
@@ -97,10 +100,9 @@ def _search_tile(
     It finds only neighbours of higher or equal scores than the worst of each row's k so far, (n,)
     and (m,).
     """
-    most = min(k, len(queries), len(keys))
     # One of an equal score may come first, so the bound is one step lower.
     above = [np.nextafter(worst, -np.inf) for worst in (queries_worst, keys_worst)]
-    return mutual_neighbours(queries, keys, most, above=(above[0], above[1]))
+    return mutual_neighbours(queries, keys, k, above=(above[0], above[1]))
 
 
 def _nothing_found(rows: int, k: int) -> Found:

@@ -31,6 +31,7 @@ def load_bitext(
     max_bad_lines: float = 0.001,
     target_language: str = "en",
     cache_dir: str | Path | None = None,
+    split: str = "train",
 ) -> dict[str, "Dataset"]:
     """Load one dataset per language, with the columns `source` and `target`.
 
@@ -41,6 +42,7 @@ def load_bitext(
     Args:
         max_bad_lines: share of a file's lines that may be malformed, 0 to 1. They are skipped.
         cache_dir: folder of the Arrow files. Default: `dap` in `HF_DATASETS_CACHE`.
+        split: which files of a folder are read if it has several splits (`find_bitext`).
 
     Returns:
         Source language code -> dataset.
@@ -48,7 +50,7 @@ def load_bitext(
     from datasets import concatenate_datasets
     from datasets import config as datasets_config
 
-    found = find_bitext(paths, target_language)
+    found = find_bitext(paths, target_language, split)
     folder = Path(cache_dir or Path(datasets_config.HF_DATASETS_CACHE) / "dap")
     loaded = {}
     for language, files in found.items():

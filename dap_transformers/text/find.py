@@ -53,7 +53,10 @@ _MOSES = re.compile(rf"(.+)\.(?!gz$|xz$){_TAG}{_PACKED}")
 _HUB = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*(:[\w.-]+)?")
 _CONFIGURATION = re.compile(f":{_TAG}-{_TAG}$")
 #: Beginnings of the names of files and folders that hold a split of the text.
-SPLITS = {"train": "train", "validation": "dev", "valid": "dev", "dev": "dev", "test": "test"}
+SPLITS = {
+    "train": "train", "validation": "dev", "valid": "dev", "val": "dev", "dev": "dev",
+    "test": "test",
+}  # fmt: skip
 
 
 def _named_formats() -> list[str]:
@@ -73,7 +76,9 @@ def describe_layouts() -> str:
 
 
 def find_bitext(
-    paths: str | Path | Sequence[str | Path], target_language: str = "en"
+    paths: str | Path | Sequence[str | Path],
+    target_language: str = "en",
+    split: str | None = "train",
 ) -> dict[str, list[BitextFile]]:
     """Find the files with parallel text, and group them by source language.
 
@@ -81,7 +86,9 @@ def find_bitext(
 
     Args:
         paths: files, folders, zip archives or ids of Hub datasets. Subfolders are not searched,
-            except `train/` if the folder itself holds no text.
+            except one named for the split if the folder itself holds no text.
+        split: "train", "dev" or "test". If a folder has such files, those of other splits are left
+            out, with a warning. None reads all.
 
     Returns:
         Source language code -> files. The languages are sorted, and each file occurs once.
@@ -94,7 +101,7 @@ def find_bitext(
     files: dict[BitextFile, None] = {}  # a set that keeps the order
     for name, path in zip(given, absolute):
         if path.is_dir() or (path.is_file() and path.suffix == ".zip"):
-            found = _files_in_folder(path, target)
+            found = _files_in_folder(path, target, split)
         elif path.is_file():
             found = _files_at(path, absolute, target)
         elif _HUB.fullmatch(name) and not _PAIR.fullmatch(path.name):
@@ -117,7 +124,7 @@ def find_bitext(
 # -------------------------------------------------------------------------------------- folders
 
 
-def _files_in_folder(folder: Path, target: str) -> list[BitextFile]:
+def _files_in_folder(folder: Path, target: str, split: str | None) -> list[BitextFile]:
     """Return all parallel text in a folder or zip archive.
 
     Files that look like parallel text, but tell no language, are left out with a warning.
@@ -128,9 +135,10 @@ def _files_in_folder(folder: Path, target: str) -> list[BitextFile]:
         files += _classify(path, target)
     files.sort(key=lambda file: file.paths)
 
-    if not files and (folder / "train").is_dir():  # the layout of `prepare-data` and `datasets`
-        return _files_in_folder(folder / "train", target)
-    if not files:
+    if not files:  # perhaps the layout of `prepare-data` and `datasets`
+        for path in sorted(folder.glob("[!.]*/")):
+            if split is not None and SPLITS.get(path.name) == split:
+                return _files_in_folder(path, target, split)
         names = _listed(folder, paths) or "nothing"
         raise UserError(
             f"{folder}: no file is named for a language and the target {target!r}, such as "
@@ -149,11 +157,11 @@ def _files_in_folder(folder: Path, target: str) -> list[BitextFile]:
     found = dict.fromkeys([*map(disk_path, paths), *paths])
     nested = {path.parent for path in folder.glob("[!.]*/[!.]*") if _looks_parallel(path.name)}
     left_out = [path for path in found if path not in used and _looks_parallel(path.name)]
-    left_out += sorted(path for path in nested if split_of(path) in ("train", None))
+    left_out += sorted(path for path in nested if split_of(path) in (split, None))
     if left_out:
         names = _listed(folder, left_out)
         warn_once("%s: left out: %s; expected %s", folder, names, describe_layouts())
-    return _without_other_splits(files, folder)
+    return _without_other_splits(files, folder, split)
 
 
 def _listed(folder: Path, paths: Sequence[Path]) -> str:
@@ -178,31 +186,33 @@ def _fault(path: Path) -> str:
     return ""
 
 
-def _without_other_splits(files: list[BitextFile], folder: Path) -> list[BitextFile]:
-    """Leave out dev and test sets, with a warning, if there is also training text.
+def _without_other_splits(
+    files: list[BitextFile], folder: Path, split: str | None
+) -> list[BitextFile]:
+    """Leave out files of other splits, with a warning, if there are also files of this split.
 
     The names of archives in the folder, and of folders in archives, count as those of files.
     """
     names = [Path(file.paths[0]).relative_to(folder).parts for file in files]
     splits = [next(filter(None, map(split_of, parts)), None) for parts in names]
-    if "train" not in splits:
+    if split is None or split not in splits:
         return files
     kept = []
-    for file, split in zip(files, splits):
-        if split in ("train", None):
+    for file, other in zip(files, splits):
+        if other in (split, None):
             kept.append(file)
         else:
-            warn_once("%s holds %s pairs, so it is not read as training text", file, split)
+            warn_once("%s holds %s pairs, so it is not read as %s pairs", file, other, split)
     return kept
 
 
 def split_of(path: str | Path) -> str | None:
     """Return the split that the name of a file or folder begins with: "train", "dev" or "test".
 
-    >>> split_of("corpus/valid.de-en.tsv"), split_of("news.de")
-    ('dev', None)
+    >>> split_of("corpus/valid.de-en.tsv"), split_of("test2014.de"), split_of("news.de")
+    ('dev', 'test', None)
     """
-    return SPLITS.get(re.split("[._-]", Path(path).name.lower())[0])
+    return SPLITS.get(re.split(r"[._\d-]", Path(path).name.lower())[0])
 
 
 def find_dev(folders: Iterable[str]) -> list[str]:

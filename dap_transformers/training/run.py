@@ -228,7 +228,7 @@ def build_datasets(
     validation = data.validation_data or find_dev(data.train_data)
     if validation:
         logger.info("dev pairs: %s", " ".join(validation))
-        dev = load_bitext(validation, **options)
+        dev = load_bitext(validation, **options, split="dev")
         targets = [text for part in dev.values() for text in part["target"][:]]
         train = drop_targets(train, targets)
         if not data.validation_data:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-from written import write
+from written import write, zip_of
 
 from dap_transformers.errors import UserError
 from dap_transformers.prepare.evaluation_sets import read_evaluation
@@ -130,14 +130,22 @@ def test_evaluation_sets_are_read_in_every_form(tmp_path: Path) -> None:
     write(sets / "xnli.xz", "premise\thypothesis\n\none\n")
     record = {"id": 1, "sentence": "five\tsix", "translations": {"de": ["fünf", None]}}
     write(sets / "flores.jsonl", json.dumps(record) + "\n\n")
+    zip_of(
+        sets / "a.zip", {"train.de-en.tsv": "sieben\tseven\n", "test/de-en.tsv": "acht\teight\n"}
+    )
+    write(sets / "bucc" / "fr-en" / "fr-en.dev.fr", "fr-1\tneuf\n")
+    write(sets / ".git" / "config", "hidden\n")
     expected = {"eins", "one", "two", "zh-1", "zh-2", "en-1", "三", "四", "three", "fünf"}
     expected |= {"premise", "hypothesis", "five six"}
+    expected |= {"sieben", "seven", "acht", "eight", "fr-1", "neuf"}
     found = read_evaluation([sets])
     assert set(found) == expected
     assert len(found) == len(expected)
     assert set(read_evaluation([sets / "xnli.xz", str(sets / "de-en.tsv")])) < expected
     with pytest.raises(FileNotFoundError, match="absent"):
         read_evaluation([tmp_path / "absent"])
+    with pytest.raises(UserError, match="a.txt: no evaluation sentence"):
+        read_evaluation([sets, write(tmp_path / "a.txt", "\n")])
     csv = write(tmp_path / "a.csv", "fr,de,en\nun,eins,\ndeux,,two\n")
     assert read_evaluation([csv], "de") == ["un", "eins"]
 

@@ -239,8 +239,10 @@ def test_equal_scores_keep_the_lowest_index_in_any_order_of_tiles(
     )
     monkeypatch.setitem(sys.modules, "ray", cluster)
     monkeypatch.setitem(TILES, "CPU", 8)
-    # The last tiles have fewer rows than k.
     require_equal(cluster_neighbours(source, target, 8), mutual_neighbours(source, target, 8))
+    # More than k rows, but not two strips of k rows.
+    few = source[:9], target[:15]
+    require_equal(cluster_neighbours(*few, 8), mutual_neighbours(*few, 8))
 
 
 @pytest.mark.slow

@@ -103,7 +103,7 @@ def test_a_subfolder_train_stands_for_its_folder(tmp_path: Path) -> None:
         ("train.csv", "validation.csv", "test.csv"),
         ("train.de-en.tsv", "dev.de-en.tsv", "test-2020.de-en.tsv"),
         ("TRAIN.DE-EN.TSV", "DEV.DE-EN.TSV", "TEST.DE-EN.TSV"),
-        ("train/de-en.tsv", "valid/de-en.tsv", "test/de-en.tsv"),
+        ("train/de-en.tsv", "val/de-en.tsv", "test/de-en.tsv"),
     ],
 )
 def test_splits_in_a_folder_are_kept_apart(
@@ -121,6 +121,10 @@ def test_splits_in_a_folder_are_kept_apart(
     assert read_folder(Path(found)) == {"de": [(dev, "x")]}
     if "/" not in train:
         assert f"{test} holds test pairs" in caplog.text
+    for name, split in ((test, "test"), (dev, "dev")):
+        [[file]] = find_bitext(tmp_path, split=split).values()
+        assert read(file) == [(name, "x")]
+    if "/" not in train:
         assert read(tmp_path / test) == [(test, "x")]
 
 
