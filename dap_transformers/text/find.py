@@ -87,8 +87,8 @@ def find_bitext(
     Args:
         paths: files, folders, zip archives or ids of Hub datasets. Subfolders are not searched,
             except one named for the split if the folder itself holds no text.
-        split: "train", "dev" or "test". If a folder has such files, those of other splits are left
-            out, with a warning. None reads all.
+        split: "train", "dev" or "test". Files of other splits are left out of a folder, with a
+            warning, unless it has no others. None reads all.
 
     Returns:
         Source language code -> files. The languages are sorted, and each file occurs once.
@@ -125,27 +125,37 @@ def find_bitext(
 
 
 def _files_in_folder(folder: Path, target: str, split: str | None) -> list[BitextFile]:
-    """Return all parallel text in a folder or zip archive.
-
-    Files that look like parallel text, but tell no language, are left out with a warning.
-    """
+    """Return the parallel text of a split in a folder or zip archive."""
     paths = _list_with_archives(folder)
     files = _moses_pairs(paths, target)
     for path in paths:
         files += _classify(path, target)
     files.sort(key=lambda file: file.paths)
 
-    if not files:  # perhaps the layout of `prepare-data` and `datasets`
+    splits = [_split_in(Path(file.paths[0]).relative_to(folder)) for file in files]
+    if {split, None}.isdisjoint(splits):  # perhaps the layout of `prepare-data` and `datasets`
         for path in sorted(folder.glob("[!.]*/")):
-            if split is not None and SPLITS.get(path.name) == split:
+            if SPLITS.get(path.name, "") == split:
                 return _files_in_folder(path, target, split)
+    if not files:
         names = _listed(folder, paths) or "nothing"
         raise UserError(
             f"{folder}: no file is named for a language and the target {target!r}, such as "
             f"de-{target}.tsv; it holds {names}; expected {describe_layouts()}; subfolders are not "
             "searched, give them instead"
         )
+    _warn_of_others(folder, paths, files, split)
+    return _of_split(files, splits, split)
 
+
+def _warn_of_others(
+    folder: Path, paths: Sequence[Path], files: Sequence[BitextFile], split: str | None
+) -> None:
+    """Warn of paths and subfolders that look like parallel text, but are not among the files.
+
+    Raises:
+        UserError: if a text is there twice, as it is and packed.
+    """
     used = set()
     for file in files:
         for path in file.paths:
@@ -161,7 +171,6 @@ def _files_in_folder(folder: Path, target: str, split: str | None) -> list[Bitex
     if left_out:
         names = _listed(folder, left_out)
         warn_once("%s: left out: %s; expected %s", folder, names, describe_layouts())
-    return _without_other_splits(files, folder, split)
 
 
 def _listed(folder: Path, paths: Sequence[Path]) -> str:
@@ -186,24 +195,27 @@ def _fault(path: Path) -> str:
     return ""
 
 
-def _without_other_splits(
-    files: list[BitextFile], folder: Path, split: str | None
+def _of_split(
+    files: list[BitextFile], splits: list[str | None], split: str | None
 ) -> list[BitextFile]:
-    """Leave out files of other splits, with a warning, if there are also files of this split.
+    """Return the files of a split, otherwise those that name no split, otherwise all.
 
-    The names of archives in the folder, and of folders in archives, count as those of files.
+    What names no split counts as training text. Files that are left out are named in a warning.
     """
-    names = [Path(file.paths[0]).relative_to(folder).parts for file in files]
-    splits = [next(filter(None, map(split_of, parts)), None) for parts in names]
-    if split is None or split not in splits:
+    own = {"train", None} if split == "train" else {split}
+    kept = [file for file, named in zip(files, splits) if named in own]
+    kept = kept or [file for file, named in zip(files, splits) if named is None]
+    if split is None or not kept:
         return files
-    kept = []
-    for file, other in zip(files, splits):
-        if other in (split, None):
-            kept.append(file)
-        else:
-            warn_once("%s holds %s pairs, so it is not read as %s pairs", file, other, split)
+    for file, named in zip(files, splits):
+        if file not in kept:
+            warn_once("%s holds %s pairs, so it is not read as %s text", file, named, split)
     return kept
+
+
+def _split_in(path: Path) -> str | None:
+    """Return the split that a file's name tells, or else its folder in an archive, or that."""
+    return next(filter(None, map(split_of, reversed(path.parts))), None)
 
 
 def split_of(path: str | Path) -> str | None:
@@ -227,7 +239,7 @@ def find_dev(folders: Iterable[str]) -> list[str]:
         for path in sorted(folder.iterdir()) if folder.is_dir() else ():
             if any(path.glob("[!.]*")) or _looks_parallel(path.name):
                 splits[str(path)] = split_of(path)
-        if "train" in splits.values():
+        if not {"train", None}.isdisjoint(splits.values()):
             found += [path for path, split in splits.items() if split == "dev"]
     return found
 

@@ -104,6 +104,8 @@ def test_a_subfolder_train_stands_for_its_folder(tmp_path: Path) -> None:
         ("train.de-en.tsv", "dev.de-en.tsv", "test-2020.de-en.tsv"),
         ("TRAIN.DE-EN.TSV", "DEV.DE-EN.TSV", "TEST.DE-EN.TSV"),
         ("train/de-en.tsv", "val/de-en.tsv", "test/de-en.tsv"),
+        ("train/de-en.tsv", "dev.de-en.tsv", "test2014.de-en.tsv"),
+        ("news.de-en.tsv", "dev.de-en.tsv", "test.de-en.tsv"),
     ],
 )
 def test_splits_in_a_folder_are_kept_apart(
