@@ -23,8 +23,15 @@ logger = logging.getLogger(__name__)
 
 #: Name of the lock in a folder, if nothing can be written beside it.
 LOCK = ".lock"
+
+
+def _gzip(file: BinaryIO) -> gzip.GzipFile:
+    """Return a stream that compresses, whose bytes tell neither a name nor a time."""
+    return gzip.GzipFile("", "wb", fileobj=file, mtime=0)
+
+
 #: Ending of a compressed file's name -> function that opens a stream which compresses.
-COMPRESSORS = {".gz": partial(gzip.open, mode="wb"), ".xz": partial(lzma.open, mode="wb")}
+COMPRESSORS = {".gz": _gzip, ".xz": partial(lzma.open, mode="wb")}
 
 
 def read_json(path: str | Path) -> Any:

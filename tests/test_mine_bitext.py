@@ -149,7 +149,7 @@ def test_the_threshold_is_chosen_and_reported_and_the_function_finds_the_same(
     assert_allclose(rows.score, table["score"], atol=2e-6)
 
     texts = [text for text, _ in synthetic_pairs("de", 30, seed=8)]
-    known = ["German\tFrench", *(f"{text}\t{text}" for text in texts)]
+    known = ["English\tGerman", *(f"{text}\t{text}" for text in texts)]
     calibrated = run(f"{command} --calibrate {write(tmp_path / 'known.tsv', known)}")
     assert calibrated["threshold_choice"]["calibrated"]
     pairs = read_known(tmp_path / "known.tsv")

@@ -131,16 +131,16 @@ def test_a_finished_run_is_only_replaced_if_told(raw: Path, tmp_path: Path) -> N
 def test_a_changed_file_is_cleaned_again_and_a_touched_one_is_not(
     raw: Path, tmp_path: Path
 ) -> None:
-    def keys(*evaluation: str) -> list[str]:
+    def keys(*evaluation: str, **options: int) -> list[str]:
         text = RawText("out", data=[str(raw)])
-        files, _ = prepare_text.find_files(text, PrepareOptions(), evaluation)
+        files, _ = prepare_text.find_files(text, PrepareOptions(**options), evaluation)
         return [file.key for file in files]
 
     file = raw / "de-en.tsv"
     before = keys()
     assert not set(before) & set(keys("A sentence of a test set."))
     os.utime(file, ns=(1, 1))
-    assert keys() == before
+    assert keys() == keys(shard_size=5, dev_pairs=1, max_pairs=9) == before != keys(min_tokens=1)
     file.write_bytes(b"".join(file.read_bytes().splitlines(keepends=True)[::-1]))
     os.utime(file, ns=(1, 1))  # of the same size and time
     assert keys()[0] != before[0]

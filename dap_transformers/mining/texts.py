@@ -30,8 +30,9 @@ from dap_transformers.text_keys import is_blank
 GROUP_ROWS = 2**16
 #: Ending of the name of a translation memory, which needs the languages.
 MEMORY = ".tmx"
-#: Ends in a Chinese or Japanese character, behind which no blank stands.
-NO_BLANK = re.compile("[\u3000-\u30ff\u3400-\u9fff\uff00-\uffef]$")
+#: Ends in a Chinese or Japanese character, perhaps with quotation marks, dashes or dots behind it.
+#: No blank stands there.
+NO_BLANK = re.compile("[\u3000-\u30ff\u3400-\u9fff\uff00-\uffef][\u2010-\u2027]*$")
 
 
 class DistinctSentences(Sequence[str]):
@@ -131,8 +132,8 @@ Texts = Mapping[str, DistinctSentences]
 def joined(sentences: Iterable[str]) -> str:
     """Join sentences by blanks, but without one behind Chinese or Japanese characters.
 
-    >>> joined(["Ja.", "Nein."]), joined(["是。", "不。"])
-    ('Ja. Nein.', '是。不。')
+    >>> joined(["Ja.", "Nein."]), joined(["“是。”", "不。"])
+    ('Ja. Nein.', '“是。”不。')
     """
     text = ""
     for sentence in sentences:
@@ -184,7 +185,7 @@ def read_known(path: str | Path) -> dict[str, DistinctSentences]:
     Returns:
         The texts "known_source" and "known_target", whose lines are the pairs.
     """
-    columns = find_columns(str(path), "en", {UNDETERMINED})[UNDETERMINED]
+    columns = find_columns(str(path), UNDETERMINED, {UNDETERMINED})[UNDETERMINED]
     file = BitextFile(UNDETERMINED, (str(path),), "tsv", columns=columns)
     rows = read_pairs(file, max_bad_lines=0.0)
     pairs = dict.fromkeys((row["source"], row["target"]) for row in rows)

@@ -240,10 +240,14 @@ def write_language(plan: Plan, files: Sequence[RawFile], kept: pl.DataFrame) -> 
 def _write_shard(path: Path, rows: pl.LazyFrame, pairs: pl.DataFrame) -> None:
     """Write some pairs of a language to a Parquet file, which appears whole or not at all."""
     joined = rows.join(pairs.lazy(), on="row", maintain_order="left").select(SCHEMA.names)
-    # How the table is split into chunks depends on the threads, and the bytes depend on it.
-    table = joined.collect(engine="streaming").rechunk().to_arrow().cast(SCHEMA)
-    with whole_file(path) as file:
-        pq.write_table(table, file, ROW_GROUP, compression="zstd", compression_level=3)
+    table = joined.collect(engine="streaming")
+    with (
+        whole_file(path) as file,
+        pq.ParquetWriter(file, SCHEMA, compression="zstd", compression_level=3) as writer,
+    ):
+        for part in table.iter_slices(ROW_GROUP):
+            # How a table is split into chunks depends on the threads, and the bytes depend on it.
+            writer.write_table(part.rechunk().to_arrow().cast(SCHEMA))
 
 
 # ------------------------------------------------------------------------------- processes

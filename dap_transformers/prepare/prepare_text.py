@@ -20,7 +20,7 @@ from dap_transformers.languages import base_language
 from dap_transformers.prepare.data_card import LOSSES, describe, total
 from dap_transformers.prepare.evaluation_sets import read_evaluation
 from dap_transformers.prepare.filters import clean, plain_tokenizer
-from dap_transformers.prepare.options import PrepareOptions, RawText
+from dap_transformers.prepare.options import OF_SELECTION, PrepareOptions, RawText
 from dap_transformers.prepare.opus import NOT_IN_RELEASE, OpusCorpus, download_corpora
 from dap_transformers.prepare.pipeline import OnCluster, prepare
 from dap_transformers.prepare.run_folder import LEAKS, WORK, Plan, RawFile, begin
@@ -143,7 +143,8 @@ def find_files(
         raise UserError(f"{text.licences}: no input is called {min(unknown)}, only {sorted(known)}")
 
     tokenizer = options.tokenizer and plain_tokenizer(options.tokenizer).backend_tokenizer.to_str()
-    shared = _fingerprint(asdict(options), tokenizer, evaluation)
+    cleaning = {name: each for name, each in asdict(options).items() if name not in OF_SELECTION}
+    shared = _fingerprint(cleaning, tokenizer, evaluation)
     files = []
     for language in sorted(wanted):
         for file in found[language]:

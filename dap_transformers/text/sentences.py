@@ -30,6 +30,8 @@ WRAPPED_SHARE = 2 / 3
 NARROW = 30
 #: A line that fills this share of the width is joined to the next one.
 FILLED = 0.7
+#: Characters of which pysubs2 would make commands -> code points that are no characters.
+HIDDEN = str.maketrans("\\{}", "\ufdd0\ufdd1\ufdd2")
 #: Endings of the names of subtitles.
 SUBTITLES = (".srt", ".vtt")
 #: Opening quotation marks: any mark after a blank and before a word, « after a blank, those that
@@ -42,10 +44,12 @@ OPENING = re.compile(
 CLOSING = re.compile(r"""["“”‟«»‹›」』》]|(?<=[.!?])'""")
 #: A letter or punctuation mark of a script without blanks between words.
 _CHARACTER = f"[{UNSPACED}\u3000-\u303f\uff00-\uff60]"
+#: Dashes, quotation marks and dots that such scripts share with others.
+_MARKS = "[\u2010-\u2027]*"
 #: What no line break may divide at the start of a line.
 FIRST_WORD = re.compile(rf"{_CHARACTER}{{1,3}}|\S{{1,50}}")
 #: A line break that does not stand for a blank.
-BREAK_IN_WORD = re.compile(rf"(?<={_CHARACTER})\s*\n\s*(?={_CHARACTER})")
+BREAK_IN_WORD = re.compile(rf"({_CHARACTER}{_MARKS})\s*\n\s*(?={_MARKS}{_CHARACTER})")
 SENTENCE_END = re.compile(r"[.!?…。！？।؟۔።།]\W*$")
 INSTALL = "pip install 'dap-transformers[sentences]', or give one sentence per line"
 
@@ -154,7 +158,7 @@ def join_wrapped(lines: Sequence[Sentence]) -> list[Sentence]:
     continues = False
     for line in lines:
         if continues and not is_blank(line.text):
-            text = BREAK_IN_WORD.sub("", f"{joined[-1].text}\n{line.text}")
+            text = BREAK_IN_WORD.sub(r"\1", f"{joined[-1].text}\n{line.text}")
             joined[-1] = joined[-1]._replace(text=re.sub(r"\s*\n\s*", " ", text))
         else:
             joined.append(line)
@@ -196,11 +200,13 @@ def read_subtitles(path: str) -> list[Sentence]:
             # pysubs2 takes comments, names of cues and times within cues for text
             cues = re.findall(r"^.*-->.*(?:\n.+)*", text, re.M)
             text = "WEBVTT\n\n" + re.sub(r"<[\d:.]+>", "", number.join([*cues, ""]))
-        subtitles = SSAFile.from_string(text)
+        text = re.sub(r"\{\\[^{}]*\}", "", text).translate(HIDDEN)
+        subtitles = SSAFile.from_string(text, format_="vtt" if text.startswith("WEBVTT") else "srt")
     joined: list[Sentence] = []
     continues = False
     for number, subtitle in enumerate(subtitles, 1):
-        text = unescape(subtitle.plaintext).replace("\n", " ").strip()
+        text = subtitle.plaintext.translate({mark: sign for sign, mark in HIDDEN.items()})
+        text = unescape(text).replace("\n", " ").strip()
         if continues:
             joined[-1] = joined[-1]._replace(text=f"{joined[-1].text} {text}")
         else:

@@ -151,7 +151,8 @@ def find_columns(path: str, target: str, named: set[str]) -> dict[str, Columns]:
         found = {}
         for code in sources:
             columns = Columns(len(header), places[code], second, (), True, len(sources) > 1)
-            if code in named or next(read_table(path, columns, (code, target)), None):
+            rows = read_table(path, columns, (code, target))
+            if code in named or any(cells for _, (cells, _) in rows):
                 found[code] = columns
         return found
 
@@ -217,7 +218,7 @@ def read_table(
     """Yield (number, row) of the rows of a table in a source and a target language.
 
     The first line of the file has the number 1. Rows that are blank or have a wrong number of cells
-    are yielded as well.
+    are yielded as well. So are rows of other languages, without their cells.
     """
     rows = dropwhile(lambda row: not has_text(row[1]), enumerate(_all_rows(path), 1))
     if columns.has_header:
@@ -225,11 +226,10 @@ def read_table(
     stated = languages[: len(columns.languages)]
     for number, cells in rows:
         if (stated or columns.may_be_empty) and len(cells) == columns.width and has_text(cells):
-            if stated and _stated_languages(path, cells, columns) != stated:
-                continue
             sides = cells[columns.source], cells[columns.target]
-            if columns.may_be_empty and any(map(is_blank, sides)):
-                continue
+            is_other = stated and _stated_languages(path, cells, columns) != stated
+            if is_other or (columns.may_be_empty and any(map(is_blank, sides))):
+                cells = []
         yield number, (cells, columns)
 
 

@@ -41,16 +41,17 @@ def test_a_speech_is_split_into_its_sentences(
 
 
 GERMAN = [f"Der Brief mit der Nummer {each} kam gestern aus der Stadt an." for each in range(40)]
+CHINESE = [f"第 {each} 天他说：“我们……去看 Debian 的家吧。”" for each in range(40)]
 JAPANESE = [f"手紙 {each} は{' Debian' * (each // 4)} の家から届いた。" for each in range(40)]
 ENGLISH = [english for _, english in synthetic_pairs("de", 40)]
 VERSES = [f"{first}, {second}," for first, second in pairwise(ENGLISH)]
 
 
 def wrap(text: str) -> list[str]:
-    """Wrap a text at 70 columns. In Shift JIS, a character has as many bytes as columns."""
+    """Wrap a text at 70 columns. In GBK, a character has as many bytes as columns."""
     lines = [""]
     for word in re.findall("[!-~]+|.", text):
-        if len(f"{lines[-1]}{word}".encode("cp932")) > 70:
+        if len(f"{lines[-1]}{word}".encode("gbk")) > 70:
             lines.append("")
         lines[-1] += word
     return lines
@@ -61,7 +62,8 @@ def blocks_of(lines: list[str], size: int) -> list[list[str]]:
 
 
 @pytest.mark.parametrize(
-    ("language", "blank", "sentences"), [("de", " ", GERMAN), ("ja", "", JAPANESE)]
+    ("language", "blank", "sentences"),
+    [("de", " ", GERMAN), ("ja", "", JAPANESE), ("zh", "", CHINESE)],
 )
 def test_a_wrapped_text_is_split_into_its_sentences(
     language: str, blank: str, sentences: list, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -147,5 +149,10 @@ def test_only_the_text_of_cues_is_read(name: str, tmp_path: Path) -> None:
         ("Dr. No, am 3. Mai 1984 2001", 2, "0:00:03"),
     ]
     cue = "3\n00:00:01,000 --> 00:00:02,000\n{}\n1990\n\n"
-    path = write(tmp_path / "a.srt", cue.format("In") + cue.format("By"))
-    assert [each.text for each in read_text(path, "en")] == ["In 1990", "By 1990"]
+    path = write(
+        tmp_path / "a.srt", cue.format("In") + cue.format(r"{\an8}[Script Info] {a} C:\New")
+    )
+    assert [each.text for each in read_text(path, "en")] == [
+        "In 1990",
+        r"[Script Info] {a} C:\New 1990",
+    ]

@@ -3,10 +3,11 @@
 from pathlib import Path
 
 import pytest
-from written import read_folder, write
+from written import lines_of, read_folder, write
 
 from dap_transformers.errors import UserError
 from dap_transformers.text.find import find_bitext
+from dap_transformers.text.formats import read_pairs
 from dap_transformers.text.tsv_csv import role_of
 
 FRENCH = [('Bonjour, "toi"', "Hello; you"), ("Oui", "Yes, sir"), ("Non\n merci", "No")]
@@ -120,3 +121,10 @@ def test_rows_of_other_languages_are_counted(
     rows = "de,en,Ja,Yes\n" + "de,fr,Ja,Oui\n" * 2 + "en,de,No,Nein\n"
     find_bitext(write(tmp_path / "all.csv", f"source_lang,target_lang,source,target\n{rows}"))
     assert "all.csv: rows of other languages are left out: {'de-fr': 2, 'en-de': 1}" in caplog.text
+
+
+def test_bad_rows_are_a_share_of_the_whole_table(tmp_path: Path) -> None:
+    rows = [*["de,Ja,Yes"] * 500, *["es,Sí,Yes"] * 1000, *["de,bad"] * 2, *["fr,Oui,Yes"] * 1500]
+    path = write(tmp_path / "all.csv", lines_of(["lang,text,english", *rows]))
+    for [file] in find_bitext(path).values():
+        assert len(list(read_pairs(file, 2 / 2900))) >= 500
