@@ -74,6 +74,7 @@ class RTLHead(nn.Module):
     def _build_blocks(config: DAPConfig) -> PreTrainedModel:
         """Return K random layers for embedded tokens, with own embeddings if `rtl_reembed`."""
         block_config = copy.deepcopy(config.encoder_config)
+        block_config.use_cache = False  # blocks have the numbers of the encoder's last layers
         padding = getattr(block_config, "pad_token_id", None) or 0
         block_config.vocab_size = padding + 1  # the table is removed below
         if block_config.model_type == "deberta-v2":
@@ -257,8 +258,9 @@ class PredictionTransform(nn.Module):
 
 
 def word_width(encoder_config: PreTrainedConfig) -> int:
-    """Return E, the width of an encoder's word embeddings."""
-    return getattr(encoder_config, "embedding_size", None) or encoder_config.hidden_size
+    """Return E, the width of an encoder's word embeddings. Its field has several names."""
+    fields = ("embedding_size", "input_embedding_size", "hidden_size")  # the second is RemBERT's
+    return next(filter(None, (getattr(encoder_config, field, None) for field in fields)))
 
 
 def _activation_of(encoder_config: PreTrainedConfig) -> nn.Module:

@@ -41,6 +41,7 @@ from transformers.utils import can_return_tuple, logging
 try:
     from .configuration_dap import DAPConfig, default_pooling
     from .encoder_dap import (
+        TESTED,
         build_encoder,
         depends_on_padding,
         load_config,
@@ -80,6 +81,7 @@ try:
 except ImportError:  # a checkout, where these files are top-level modules
     from configuration_dap import DAPConfig, default_pooling
     from encoder_dap import (
+        TESTED,
         build_encoder,
         depends_on_padding,
         load_config,
@@ -559,7 +561,7 @@ class DAPForPreTraining(DAPPreTrainedModel):
         if library.modules and config.modules == list(library.modules):
             after = load_modules(name_or_path, library, revision)
             model.dap.after.load_state_dict(after.state_dict())
-        model._require_padding_without_effect(name_or_path)
+        model._require_trainable(name_or_path)
         return model
 
     @classmethod
@@ -588,7 +590,7 @@ class DAPForPreTraining(DAPPreTrainedModel):
         model = cls._new(config, target_token_ids)
         if model.prediction_head is not None:
             model.prediction_head.start_decoder(model.get_input_embeddings().weight)
-        model._require_padding_without_effect(name)
+        model._require_trainable(name)
         return model
 
     @classmethod
@@ -632,22 +634,46 @@ class DAPForPreTraining(DAPPreTrainedModel):
             )
             self.has_random_head = True
 
-    def _require_padding_without_effect(self, name: str) -> None:
-        """Raise `ValueError` if a sentence beside padding gets other states than by itself.
+    def _require_trainable(self, name: str) -> None:
+        """Raise `ValueError` if the encoder does not fit the training.
 
-        This also finds encoders that compute other states from word embeddings than from token ids.
+        That is if a sentence beside padding gets other states than by itself, if word embeddings
+        give other states than token ids, or if the objectives fail on two made-up pairs. Encoders
+        in `TESTED` are not tried.
         """
 
         def states_of(ids: Tensor, mask: Tensor) -> Tensor:
             embedded = self.get_input_embeddings()(ids)
             return last_states(self.dap.encoder, mask, inputs_embeds=embedded)
 
+        kind = self.config.encoder_config.model_type
         if depends_on_padding(self.dap.encoder, states_of):
-            kind = self.config.encoder_config.model_type
             raise ValueError(
                 f"{name}: an encoder of model_type {kind!r} computes other states for a sentence "
                 "alone than beside padding: give another encoder"
             )
+        if kind in TESTED:
+            return
+        try:
+            self._try()
+        except Exception as error:
+            raise ValueError(
+                f"{name}: an encoder of model_type {kind!r} cannot train "
+                f"{self.config.objective!r}: {type(error).__name__}: {error}"
+            ) from error
+
+    @torch.no_grad()
+    def _try(self) -> None:
+        """Compute the loss of two made-up pairs. No random number of the caller is used up."""
+        ids = torch.arange(16, device=self.device).view(2, 8) % self.config.vocab_size
+        inputs = {"language_ids": ids[:, 0] * 0}
+        for side in ("source", "target"):
+            inputs |= {f"{side}_input_ids": ids, f"{side}_attention_mask": torch.ones_like(ids)}
+        if "distill" in self.config.objectives:
+            size = self.config.distill_size or self.config.vector_size
+            inputs["teacher_embeds"] = torch.ones(2, 2, size, device=self.device)
+        with torch.random.fork_rng():
+            self(**inputs)
 
     def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> nn.Embedding:
         """Resize word embeddings and prediction head, but leave a target vocabulary unchanged."""

@@ -123,6 +123,10 @@ def test_vectors_and_loss_are_those_of_the_library(kind: str, folders: Callable)
     for loss in (own, of_library):
         assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
 
+    half = SentenceEncoder(model.to(torch.bfloat16), encoder.tokenizer).encode(TEXT)
+    cosines = np.diag(encoder.similarity(half, encoder.encode(TEXT)))
+    assert cosines[np.abs(half).sum(1) > 0].min() > 0.9
+
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_model_trains_and_is_published(

@@ -293,3 +293,13 @@ def test_the_stock_trainer_evaluates_and_trains(tmp_path: Path) -> None:
     assert trainer.evaluate()["eval_loss"] == pytest.approx(expected, rel=1e-5)
     trainer.train()
     assert trainer.evaluate()["eval_loss"] < expected
+
+
+@pytest.mark.parametrize("model_type", ["bert", "modernbert", "gemma3_text", "llama", "qwen3"])
+def test_the_loss_does_not_depend_on_the_attention(model_type: str) -> None:
+    pooling = "lasttoken" if model_type in ("llama", "qwen3") else "mean"
+    losses = []
+    for attention in ("sdpa", "eager"):
+        given = {"attn_implementation": attention, "pooling": pooling}
+        losses.append(tiny_model(model_type, **given).eval()(**make_batch()).loss.item())
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)

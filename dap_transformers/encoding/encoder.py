@@ -294,7 +294,8 @@ class SentenceEncoder:
             for rows, ids, mask in self._batches(input_ids, batch_size):
                 # Not `device=device`, which would wait for the GPU.
                 places = torch.tensor(rows).to(device, non_blocking=True)
-                result[places] = self.after(self._pooled(ids, mask)).float()
+                dtype = next((each.dtype for each in self.after.parameters()), torch.float32)
+                result[places] = self.after(self._pooled(ids, mask).to(dtype)).float()
                 bar.update(sum(len(input_ids[row]) for row in rows))
         return result.cpu().numpy()
 

@@ -225,7 +225,7 @@ def group_table(groups: np.ndarray, texts: Mapping[str, GroupedText]) -> pa.Tabl
     for name, text in texts.items():
         shown = ["line"]
         for kind in ("number", "time"):
-            if len({getattr(each, kind) for each in text.singles}) > 1:
+            if {getattr(each, kind) for each in text.singles} != {Sentence._field_defaults[kind]}:
                 shown.append(kind)
         sentences = []
         places |= {f"{name}_{kind}s": [] for kind in shown}

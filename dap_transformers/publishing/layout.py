@@ -201,8 +201,9 @@ def write_backbone(backbone: PreTrainedModel, pooling: str, folder: Path) -> boo
         plain = auto_class(backbone.config).from_config(backbone.config)
     pooler = getattr(plain, "pooler", None)
     if pooler is not None:
-        backbone.pooler = pooler.to_empty(device="cpu")
-        for parameter in backbone.pooler.parameters():
+        plain.load_state_dict(backbone.state_dict(), strict=False, assign=True)  # shares them
+        backbone = plain
+        for parameter in pooler.to_empty(device="cpu").parameters():
             nn.init.zeros_(parameter)
             if pooling == "cls" and parameter.dim() == 2:
                 parameter.data.fill_diagonal_(POOLER_SCALE)

@@ -132,10 +132,11 @@ class LineAudit:
         """Raise `UserError` if more lines are bad so far than `max_bad_lines` allows of `lines`."""
         if self.bad <= self.limit * lines:
             return
+        advice = ": a higher limit drops these lines" if self.limit else ""
         raise UserError(
             f"{self.file}: {self.bad} of the first {self.lines} lines are bad, more than "
-            f"max_bad_lines={self.limit:g} allows ({'; '.join(self._quoted)}); repair the file: "
-            "a higher limit drops these lines"
+            f"max_bad_lines={self.limit:g} allows ({'; '.join(self._quoted)}); repair the file"
+            f"{advice}"
         )
 
     def finish(self) -> None:

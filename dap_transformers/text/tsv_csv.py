@@ -290,6 +290,6 @@ def _delimiter(lines: Sequence[str]) -> str:
 
 
 def _stated_languages(path: str, cells: Sequence[str], columns: Columns) -> tuple[str, ...]:
-    """Return the codes of the languages that a row states."""
-    names = [cells[column] for column in columns.languages]
-    return tuple(language_of(name) or language_in(path, name) for name in names)
+    """Return the codes of the languages that a row states. That of an empty cell is empty."""
+    names = [cells[column].strip() for column in columns.languages]
+    return tuple(name and (language_of(name) or language_in(path, name)) for name in names)

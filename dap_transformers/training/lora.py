@@ -15,6 +15,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from dap_transformers.errors import UserError, reading
+
 #: File of a checkpoint with the two matrices of each adapter.
 ADAPTERS_FILE = "lora.safetensors"
 #: Name of the part of an adapted layer that is the original layer.
@@ -37,7 +39,12 @@ def add_adapters(encoder: PreTrainedModel, rank: int) -> None:
 
     layers = None if encoder.config.model_type in KNOWN else "all-linear"
     settings = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=layers)
-    inject_adapter_in_model(settings, encoder)
+    kind = encoder.config.model_type
+    with reading(f"LoRA for an encoder of model_type {kind!r}"):
+        inject_adapter_in_model(settings, encoder)
+    for name, layer in _adapted_layers(encoder, ""):
+        if not hasattr(layer, "weight"):  # experts, which are parameters of one module
+            raise UserError(f"LoRA cannot be merged into {name[:-1]} of model_type {kind!r}")
     encoder.register_state_dict_post_hook(_merge)
     encoder.register_load_state_dict_pre_hook(_unmerge)
 

@@ -31,9 +31,9 @@ def word_starts(tokenizer: PreTrainedTokenizerBase) -> set[int]:
     """Return the ids of the tokens that begin a word."""
     vocabulary = tokenizer.get_vocab()
     marked = {number for piece, number in vocabulary.items() if piece.startswith(BEGINS)}
-    if marked:
-        return marked
-    return {number for piece, number in vocabulary.items() if not piece.startswith(CONTINUES)}
+    others = {number for piece, number in vocabulary.items() if not piece.startswith(CONTINUES)}
+    # A vocabulary of the other kind may have a few such pieces, such as the Maltese letter Ġ.
+    return marked if len(marked) > len(vocabulary) - len(others) else others
 
 
 def change_a_word(words: Sequence[Word], others: Sequence[Word], rng: random.Random) -> list[Word]:

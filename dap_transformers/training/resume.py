@@ -44,7 +44,7 @@ OF_TRANSFORMERS = (
     "metric_for_best_model", "greater_is_better",  # which weights are kept
 )  # fmt: skip
 
-#: Our own arguments that cannot change the weights.
+#: Our own arguments that change no weights, except by rounding and by which dropout is drawn.
 WITHOUT_EFFECT = {
     "trust_remote_code", "attn_implementation", "mini_batch_size", "max_bad_lines", "query_prompt",
     "document_prompt",
@@ -147,6 +147,10 @@ class ResumableTrainer(Trainer):
     def __init__(self, *args: Any, train_sampler: Sampler | None = None, **kwargs: Any) -> None:
         self.train_sampler = train_sampler
         super().__init__(*args, **kwargs)
+        if self.args.label_smoothing_factor:
+            raise UserError("label_smoothing_factor has no effect: leave it out")
+        if train_sampler is not None and self.args.train_sampling_strategy != "random":
+            raise UserError("train_sampling_strategy has no effect: leave it out (language_mix)")
         self.add_callback(Beginnings(train_sampler))
         for callback in self.callback_handler.callbacks:
             if isinstance(callback, JITCheckpointCallback):

@@ -234,7 +234,7 @@ def check_changes(start: Start, train: Mapping[str, Any], teacher_size: int | No
         if value != saved and is_fixed:
             raise UserError(
                 f"{name} was trained with {key}={saved!r}, not {value!r}: keep the "
-                "checkpoint's, or start from a plain encoder."
+                "checkpoint's, or start from its published folder."
             )
 
     mask = start.tokenizer.mask_token_id

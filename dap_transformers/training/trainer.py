@@ -25,7 +25,7 @@ from transformers import (
     ProgressCallback,
     TrainingArguments,
 )
-from transformers.trainer_utils import SaveStrategy
+from transformers.trainer_utils import SaveStrategy, denumpify_detensorize
 
 from dap_transformers.encoding.encoder import DEFAULT_MAX_SEQ_LENGTH, SentenceEncoder
 from dap_transformers.errors import UserError, counted
@@ -129,6 +129,8 @@ class DAPTrainer(ResumableTrainer):
                 "compute_metrics and compute_loss_func have no effect on DAPTrainer: give "
                 "evaluators, or an objective of your own"
             )
+        if self.args.mini_batch_size and type(self).compute_loss is not DAPTrainer.compute_loss:
+            raise UserError("mini_batch_size: it calls no compute_loss; write an objective")
         if self.processing_class is None:
             raise UserError("DAPTrainer: give the tokenizer as processing_class")
         if self.optimizer is not None and self.args.head_learning_rate is not None:
@@ -254,6 +256,8 @@ class DAPTrainer(ResumableTrainer):
                 if key.endswith(("accuracy", "error")) and "-" not in key:
                     self.measured_on[f"eval_{key}"] = each.size()
         metrics["seconds"] = round(time.perf_counter() - started, 2)
+        # `Trainer` saves them as JSON, which knows no types of numpy.
+        metrics = denumpify_detensorize(metrics)
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in metrics.items()}
         needs_best = self.is_in_train and eval_dataset is None and self.keeps_best
         if needs_best and self.best_name not in metrics:

@@ -95,12 +95,14 @@ def test_an_encoder_from_scratch_is_in_float32_and_has_the_requested_attention()
 
 
 ALBERT = transformers.AlbertConfig(**SHAPE, embedding_size=16)  # one layer, used three times
+NARROW = transformers.ElectraConfig(**SHAPE, embedding_size=16)  # than the states
 UNTESTED = [
     transformers.BigBirdConfig(**SHAPE, attention_type="original_full"),  # has a pooler
     transformers.EuroBertConfig(**SHAPE, num_key_value_heads=4),  # has no part called embeddings
     transformers.XLMConfig(vocab_size=250, emb_dim=32, n_layers=3, n_heads=4),
-    transformers.ElectraConfig(**SHAPE, embedding_size=16),  # embeddings narrower than the states
+    NARROW,
     ALBERT,
+    transformers.RemBertConfig(**SHAPE, input_embedding_size=16, output_embedding_size=24),
     transformers.LongformerConfig(**SHAPE, attention_window=4),  # pads its input to the window
 ]
 # Their states depend on padding, or they do more with ids than to embed them.
@@ -143,6 +145,10 @@ def plain_as_dap(folder: Path) -> None:
         (lambda place: started(transformers.FNetModel(FNET), place), "alone"),
         (lambda place: started(transformers.EsmModel(ESM), place), "alone"),
         (lambda place: started(transformers.AlbertModel(ALBERT), place, "rtl"), "no list of 3"),
+        (
+            lambda place: started(transformers.ElectraModel(NARROW), place, "rtl"),
+            r"'electra' cannot train",
+        ),
         (lambda place: started(transformers.GPT2Model(GPT2), place, "tlm"), "no 'tlm'"),
         (lambda place: started(transformers.T5Model(T5), place, "rtl"), "no 'rtl'"),
         (lambda place: started(tiny_model(objective="tr"), place), "from_pretrained"),

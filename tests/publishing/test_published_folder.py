@@ -103,15 +103,18 @@ def test_no_pickle_local_path_or_training_leftover_is_published(
     assert "<de>" in AutoTokenizer.from_pretrained(out).all_special_tokens
 
 
+@pytest.mark.parametrize("is_dap", [False, True])
 @pytest.mark.parametrize(
     ("config", "pooling"), [(POOLERS[0], "mean"), *((config, "cls") for config in POOLERS)]
 )
 def test_pooler_output_is_the_sentence_vector_or_zero_but_never_random(
-    config: PreTrainedConfig, pooling: str, tmp_path: Path
+    config: PreTrainedConfig, pooling: str, is_dap: bool, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
-    plain = save(tmp_path / "plain", AutoModel.from_config(config))
-    published = build(plain, out, FolderOptions(pooling=pooling))
+    source = save(tmp_path / "plain", AutoModel.from_config(config))
+    if is_dap:
+        source = save(tmp_path / "dap", start_from(source, objective="tr", pooling=pooling))
+    published = build(source, out, FolderOptions(pooling=pooling))
     is_cls = pooling == "cls"
     assert published.pools_itself == is_cls
     again, report = AutoModel.from_pretrained(out, output_loading_info=True)

@@ -39,7 +39,7 @@ def english(count: int) -> list[str]:
     [
         (["<s>", "▁a", "b", "▁c"], {1, 3}),
         (["<s>", "Ġa", "b", "Ġc"], {1, 3}),
-        (["[CLS]", "a", "##b", "c"], {0, 1, 3}),
+        (["[CLS]", "a", "##b", "c", "Ġ"], {0, 1, 3, 4}),
     ],
 )
 def test_words_begin_where_the_vocabulary_marks_it(pieces: list, starts: set) -> None:

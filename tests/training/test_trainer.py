@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
+import numpy as np
 import pytest
 import torch
 from conftest import LANGUAGES, synthetic_pairs, tiny_tokenizer, weights
@@ -66,6 +67,12 @@ def lines_with(name: str, trainer: DAPTrainer) -> list[dict[str, float]]:
     return [line for line in trainer.state.log_history if name in line]
 
 
+class OwnLoss(DAPTrainer):
+    """Has a method `compute_loss` of its own."""
+
+    compute_loss = Trainer.compute_loss
+
+
 def test_arguments_of_transformers_are_refused(tmp_path: Path) -> None:
     for model in ({"model": tiny_model()}, {"model_init": lambda: tiny_model()}):
         with pytest.raises(UserError, match="DAPTrainingArguments"):
@@ -77,6 +84,15 @@ def test_arguments_of_transformers_are_refused(tmp_path: Path) -> None:
             DAPTrainer(model=tiny_model(), args=args, **{name: value})
     with pytest.raises(UserError, match="tokenizer as processing_class"):
         DAPTrainer(model=tiny_model(), args=args)
+    with pytest.raises(UserError, match="mini_batch_size: it calls no compute_loss"):
+        OwnLoss(model=tiny_model(), args=DAPTrainingArguments(tmp_path, mini_batch_size=2))
+    for name, value in {
+        "label_smoothing_factor": 0.1,
+        "train_sampling_strategy": "sequential",
+    }.items():
+        unused = DAPTrainingArguments(tmp_path, **{name: value})
+        with pytest.raises(UserError, match=f"{name} has no effect"):
+            DAPTrainer(model=tiny_model(), args=unused, train_sampler=[0])
     given = {"args": args, "processing_class": tiny_tokenizer()}
     trainer = DAPTrainer(model=tiny_model(), **given)
     for measure in (trainer.evaluate, trainer.predict):
@@ -268,7 +284,7 @@ def test_an_accuracy_of_one_language_has_no_standard_error_of_all(make_trainer: 
 def test_the_best_model_is_kept_also_between_two_saves(
     make_trainer: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    accuracies = {1: 10.0, 2: 30.0, 3: 95.0, 4: 60.0}
+    accuracies = dict(enumerate(np.array([0.0, 10.0, 30.0, 95.0, 60.0], np.float32)))
     options = {"eval_strategy": "steps", "eval_steps": 1, "save_steps": 2}
     trainer = make_trainer("tr", load_best_model_at_end=True, **options)
     logged = Retrieval.logged
