@@ -227,17 +227,25 @@ def split_of(path: str | Path) -> str | None:
     return SPLITS.get(re.split(r"[._\d-]", Path(path).name.lower())[0])
 
 
-def find_dev(folders: Iterable[str]) -> list[str]:
-    """Return the files and folders with dev pairs, in those folders that also name training text.
+def _behind_split(path: Path) -> str:
+    """Return what stands behind the first word of a name, such as ".de-en.tsv"."""
+    return re.sub("^[^._-]*", "", path.name.lower())
 
-    Such as `dev/` beside `train/`, or `validation.csv` beside `train.csv`. An empty folder is
-    no dev set.
+
+def find_dev(train: Iterable[str]) -> list[str]:
+    """Return the files and folders with dev pairs that lie beside training text.
+
+    Such as `dev/` beside `train/`, or `validation.csv` beside `train.csv`. The training text is
+    these, or the folder that holds them. An empty folder is no dev set.
     """
     found = []
-    for folder in map(Path, folders):
+    for given in map(Path, train):
+        of_split = split_of(given) == "train"
+        folder = given.parent if of_split else given
         splits = {}
         for path in sorted(folder.iterdir()) if folder.is_dir() else ():
-            if any(path.glob("[!.]*")) or _looks_parallel(path.name):
+            is_other = given.is_file() and _behind_split(path) != _behind_split(given)
+            if not is_other and (any(path.glob("[!.]*")) or _looks_parallel(path.name)):
                 splits[str(path)] = split_of(path)
         if not {"train", None}.isdisjoint(splits.values()):
             found += [path for path, split in splits.items() if split == "dev"]

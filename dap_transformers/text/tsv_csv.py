@@ -203,7 +203,7 @@ def _stated_sources(path: str, columns: Columns, target: str) -> set[str]:
     sources = set()
     left_out = {}
     for (first, *second), count in counts.items():
-        if first != target and second in ([], [target]):
+        if first not in ("", target) and second in ([], [target]):
             sources.add(first)
         else:
             left_out["-".join([first, *second])] = count

@@ -297,6 +297,7 @@ def test_paragraphs_and_subtitles_become_sentences_with_their_places(
         run(argv)
     made = run([*argv, "--pair", "de-en"])
     assert (made["source"]["sentences"], made["target"]["sentences"]) == (42, 3)
+    assert "source_times" not in json_rows(output)[0]
     rows = json_rows(output)
     places = {name: sum((row[name] for row in rows), []) for name in rows[0] if name[-1] == "s"}
     assert places["source_lines"] == [1] * 40 + [2] * 2

@@ -120,6 +120,8 @@ def test_splits_in_a_folder_are_kept_apart(
     write(tmp_path / train, f"de{mark}en\n{train}{mark}x\n")
     assert read_folder(tmp_path) == {"de": [(train, "x")]}
     [found] = find_dev([str(tmp_path)])
+    if Path(train).suffix == Path(dev).suffix and "news" not in train:
+        assert find_dev([str(tmp_path / train.partition("/")[0])]) == [found]
     assert read_folder(Path(found)) == {"de": [(dev, "x")]}
     if "/" not in train:
         assert f"{test} holds test pairs" in caplog.text

@@ -56,7 +56,8 @@ TABLES = [
     ("xh-en.tsv", "en\txh\nYes\tEwe\n", {"xh": [("Ewe", "Yes")]}),
     (
         "all.tsv",
-        "src_lang\ttgt_lang\tsrc\ttgt\nde\ten\tJa\tYes\nde\tfr\tJa\tOui\nen\tde\tNo\tNein\n",
+        "src_lang\ttgt_lang\tsrc\ttgt\nde\ten\tJa\tYes\nde\tfr\tJa\tOui\nen\tde\tNo\tNein\n"
+        " \ten\tJa\tYes\n",
         {"de": [("Ja", "Yes")]},
     ),
     (

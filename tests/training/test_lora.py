@@ -3,12 +3,14 @@
 import shutil
 from pathlib import Path
 
+import pytest
 import torch
 from conftest import assert_equal_weights, built, run
-from tiny_models import make_batch
-from transformers import AutoModel
+from tiny_models import SHAPE, make_batch
+from transformers import AutoModel, Qwen3MoeConfig
 
-from dap_transformers.training.lora import ADAPTERS_FILE, adapter_parameters
+from dap_transformers.errors import UserError
+from dap_transformers.training.lora import ADAPTERS_FILE, adapter_parameters, add_adapters
 from dap_transformers.training.resume import FINISHED
 from modeling_dap import DAPForPreTraining
 
@@ -66,3 +68,9 @@ def test_the_merged_model_computes_what_the_adapted_one_does(flags: str, tmp_pat
         for parameter in adapters.values():
             parameter.zero_()
         assert not torch.isclose(trainer.model(**batch).loss, expected)
+
+
+def test_experts_are_not_adapted() -> None:
+    config = Qwen3MoeConfig(**SHAPE, num_experts=2, moe_intermediate_size=16, head_dim=8)
+    with pytest.raises(UserError, match="layers.0.mlp.experts of model_type 'qwen3_moe'"):
+        add_adapters(AutoModel.from_config(config), 4)
