@@ -23,9 +23,9 @@ from dap_transformers.errors import UserError, reading, warn_once
 from dap_transformers.files import plain_suffix, unpacked
 from dap_transformers.languages import LANGUAGE_TAG, NAMES, base_language, language_in
 from dap_transformers.text.archives import disk_path, list_archive, list_folder
-from dap_transformers.text.formats import FORMATS, BitextFile, hub_dataset
+from dap_transformers.text.formats import FORMATS, BitextFile, hub_dataset, is_mined
 from dap_transformers.text.tmx_po import catalogue_languages, memory_languages
-from dap_transformers.text.tsv_csv import find_columns
+from dap_transformers.text.tsv_csv import UNDETERMINED, find_columns
 
 #: Formats whose file names do not tell both languages.
 OTHER_FORMATS = ("moses", "tmx", "po", "hub")
@@ -317,6 +317,8 @@ def _classify(path: Path, target: str) -> list[BitextFile]:
         languages = _po_languages(path, target)
     else:
         languages = named if kind in _named_formats() else set()
+        if kind in ("jsonl", "parquet") and is_mined(path):
+            languages = named or {UNDETERMINED}
     return [BitextFile(code, (str(path),), kind, target) for code in languages]
 
 

@@ -19,8 +19,10 @@ A new format is one function and one entry in `FORMATS`. All commands then read 
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Union
 
 import pyarrow as pa
@@ -28,11 +30,13 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from dap_transformers.errors import QUOTED_ERRORS, UserError, counted, reading, warn_once
+from dap_transformers.files import plain_suffix
 from dap_transformers.languages import LANGUAGE_TAG, SCRIPTS, base_language
 from dap_transformers.text.archives import decode_line, read_lines
 from dap_transformers.text.tmx_po import catalogue_pairs, memory_pairs
 from dap_transformers.text.tsv_csv import (
     JUDGED,
+    MINED,
     NO_TEXT_SHARE,
     UNDETERMINED,
     Columns,
@@ -259,6 +263,15 @@ def read_numbered_lines(file: BitextFile) -> Numbered:
     return enumerate(read_lines(file.paths[0]), 1)
 
 
+def is_mined(path: Path) -> bool:
+    """Tell by its first fields whether mining has written a JSONL or Parquet file."""
+    with suppress(ValueError, TypeError, OSError):  # damaged files are refused when they are read
+        if plain_suffix(path) == ".parquet":
+            return pq.read_schema(path).names[:3] == MINED
+        return [*json.loads(next(read_lines(path), b"{}"))][:3] == MINED
+    return False
+
+
 def read_json_lines(file: BitextFile) -> Numbered:
     """Yield (number, (bytes of the line, file)) of each line of a file, from 1."""
     return ((number, (line, file)) for number, line in read_numbered_lines(file))
@@ -274,11 +287,12 @@ def parse_json(content: tuple[bytes, BitextFile]) -> Sequence[str]:
 def sides_of(row: Any, file: BitextFile) -> Sequence[Any]:
     """Return the two texts of a row, from `source` and `target` or from fields named by languages.
 
-    The latter may be inside a field `translation`, as in datasets of the Hub.
+    The latter may be inside a field `translation`, as in datasets of the Hub. Both texts are empty
+    if the row has no score: mining found no translation.
     """
     try:
         if "source" in row and "target" in row:
-            return row["source"], row["target"]
+            return ("", "") if row.get("score", 0) is None else (row["source"], row["target"])
         texts = row.get("translation", row)
         return [text_in(texts, code) for code in (file.language, file.target_language)]
     except (AttributeError, ValueError, TypeError):
@@ -343,7 +357,8 @@ def read_parquet(file: BitextFile) -> Numbered:
     """
     with reading(file), pq.ParquetFile(file.paths[0]) as table:
         first = 1
-        columns = list(SIDES) if {*SIDES} <= {*table.schema_arrow.names} else None
+        names = table.schema_arrow.names
+        columns = list(SIDES) if {*SIDES} <= {*names} and names[:3] != MINED else None
         for block in table.iter_batches(BATCH, columns=columns):
             if columns:
                 rows = zip(*(block[side].cast(pa.large_binary()).to_pylist() for side in SIDES))
