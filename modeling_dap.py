@@ -672,7 +672,7 @@ class DAPForPreTraining(DAPPreTrainedModel):
         if "distill" in self.config.objectives:
             size = self.config.distill_size or self.config.vector_size
             inputs["teacher_embeds"] = torch.ones(2, 2, size, device=self.device)
-        with torch.random.fork_rng():
+        with torch.random.fork_rng(devices=[]):
             self(**inputs)
 
     def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> nn.Embedding:
