@@ -241,7 +241,10 @@ class Objective:
     def loss_sum(
         self, pairs: Pairs, encoded: Encoded, model: nn.Module, labels: Tensor
     ) -> tuple[Tensor, Measures]:
-        """Return the sums (G,) of the loss over each group's labels, and other sums to log."""
+        """Return the sums (G,) of the loss over each group's labels, and other values to log.
+
+        These are of this process. The log has their mean over all processes.
+        """
         raise NotImplementedError
 
     def loss(
