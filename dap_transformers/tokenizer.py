@@ -125,10 +125,9 @@ def plain_backend(tokenizer: PreTrainedTokenizerBase) -> Tokenizer:
 def cutting(
     tokenizer: PreTrainedTokenizerBase, max_seq_length: int
 ) -> Callable[[list[str]], list[list[int]]]:
-    """Return a function that turns texts into lists of at most so many token ids, each.
+    """Return a function that tokenises texts and cuts each to `max_seq_length` tokens.
 
-    Later calls of the tokenizer do not change it. They may change the length that a fast tokenizer
-    cuts to, so it uses a copy.
+    Calls of a fast tokenizer may change the length that it cuts to, so a copy of it is used.
     """
     if not tokenizer.is_fast:
         return lambda texts: tokenizer(texts, truncation=True, max_length=max_seq_length).input_ids
@@ -155,6 +154,6 @@ def tokenizer_state(tokenizer: PreTrainedTokenizerBase) -> str:
         given = tokenizer.init_kwargs.items()
         settings = sorted(each for each in given if not re.search("file|path|local", each[0]))
         words = sorted(tokenizer.get_vocab().items())
-        return repr((type(tokenizer).__name__, words, settings))
+        return repr((type(tokenizer).__name__, words, settings, tokenizer.truncation_side))
     backend = plain_backend(tokenizer).to_str()
     return f"{backend} {tokenizer.truncation_side} {tokenizer.model_input_names}"

@@ -199,7 +199,7 @@ def read_bitext(
 
     A malformed line becomes a pair of empty sentences. `max_bad_lines` is their highest share.
     """
-    found = find_bitext(files, target_language)
+    found = find_bitext(files, target_language, split=None)
     if language is None and len(found) == 1:
         [language] = found
     if language not in found:

@@ -290,11 +290,11 @@ class SentenceEncoder:
         device = self.model.device
         # A sentence may have no token at all. Its vector stays zero.
         result = torch.zeros(len(sentences), self.dimensions, device=device)  # (N, E)
+        dtype = next((each.dtype for each in self.after.parameters()), torch.float32)
         with self._inference():
             for rows, ids, mask in self._batches(input_ids, batch_size):
                 # Not `device=device`, which would wait for the GPU.
                 places = torch.tensor(rows).to(device, non_blocking=True)
-                dtype = next((each.dtype for each in self.after.parameters()), torch.float32)
                 result[places] = self.after(self._pooled(ids, mask).to(dtype)).float()
                 bar.update(sum(len(input_ids[row]) for row in rows))
         return result.cpu().numpy()

@@ -34,26 +34,19 @@ def read_evaluation(paths: Sequence[str | Path], target_language: str = "en") ->
     - Any other file is plain text: one sentence per line, or several between tabs, such as XNLI's
       premise and hypothesis.
 
-    Folders are searched with their subfolders. Repeated and blank sentences are left out.
+    The subfolders of folders are not searched. Repeated and blank sentences are left out.
     """
     found: dict[str, None] = {}  # a set that keeps the order
     for path in map(Path, paths):
         texts: list[str] = []
-        for file in _files_below(path) if path.is_dir() else [path]:
+        for file in list_folder(path) if path.is_dir() else [path]:
             texts += _sentences(file, target_language)
         repaired = repair(pl.Series(texts, dtype=pl.String))
         visible = repaired.filter(repaired.str.contains(f"[^{BLANKS}]"))
         if not len(visible):
-            raise UserError(f"{path}: no evaluation sentence")
+            raise UserError(f"{path}: no evaluation sentence (subfolders are not searched)")
         found |= dict.fromkeys(visible)
     return list(found)
-
-
-def _files_below(folder: Path) -> Iterator[Path]:
-    """Yield the files of a folder and its subfolders, sorted, without hidden ones."""
-    yield from list_folder(folder)
-    for path in sorted(folder.glob("[!.]*/")):
-        yield from _files_below(path)
 
 
 def _sentences(path: Path, target_language: str) -> Iterator[str]:

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from dap_transformers.languages import base_language
 from dap_transformers.options import arg, require_least
 
-#: Options that choose among the cleaned pairs.
-OF_SELECTION = ("max_pairs", "max_corpus_pairs", "dev_pairs", "shard_size")
+#: Options that do not act before the cleaned pairs are selected.
+OF_SELECTION = ("dev_pairs", "shard_size")
 #: Defaults of `--recipe release`, the steps of the paper's released code. Its dev pairs are drawn
 #: in addition to a million training pairs, pairs with "N/A" are dropped, and no script is checked.
 RELEASE = {

@@ -29,6 +29,12 @@ from dap_transformers.text.tsv_csv import UNDETERMINED, find_columns
 
 #: Formats whose file names do not tell both languages.
 OTHER_FORMATS = ("moses", "tmx", "po", "hub")
+#: Split -> splits that are read for it, the best first. None stands for files that name no split.
+PREFERRED = {
+    "train": ({"train", None},),
+    "dev": ({"dev"}, {None}),
+    "test": ({"test"}, {None}, {"dev"}),
+}
 #: How many files a message names before it only counts.
 NAMED = 10
 #: Endings of bilingual files that are not read.
@@ -88,7 +94,8 @@ def find_bitext(
         paths: files, folders, zip archives or ids of Hub datasets. Subfolders are not searched,
             except one named for the split if the folder itself holds no text.
         split: "train", "dev" or "test". Files of other splits are left out of a folder, with a
-            warning, unless it has no others. None reads all.
+            warning, unless it has nothing else. What names no split counts as training text. None
+            reads all.
 
     Returns:
         Source language code -> files. The languages are sorted, and each file occurs once.
@@ -135,7 +142,7 @@ def _files_in_folder(folder: Path, target: str, split: str | None) -> list[Bitex
     splits = [_split_in(Path(file.paths[0]).relative_to(folder)) for file in files]
     if {split, None}.isdisjoint(splits):  # perhaps the layout of `prepare-data` and `datasets`
         for path in sorted(folder.glob("[!.]*/")):
-            if SPLITS.get(path.name, "") == split:
+            if SPLITS.get(path.name) == (split or "train"):
                 return _files_in_folder(path, target, split)
     if not files:
         names = _listed(folder, paths) or "nothing"
@@ -198,23 +205,26 @@ def _fault(path: Path) -> str:
 def _of_split(
     files: list[BitextFile], splits: list[str | None], split: str | None
 ) -> list[BitextFile]:
-    """Return the files of a split, otherwise those that name no split, otherwise all.
+    """Return the files of a split, or else of the next one in `PREFERRED`, or else all.
 
-    What names no split counts as training text. Files that are left out are named in a warning.
+    Files that are left out are named in a warning.
     """
-    own = {"train", None} if split == "train" else {split}
-    kept = [file for file, named in zip(files, splits) if named in own]
-    kept = kept or [file for file, named in zip(files, splits) if named is None]
-    if split is None or not kept:
+    preferred = PREFERRED.get(split, ())
+    own = next((group for group in preferred if not group.isdisjoint(splits)), None)
+    if own is None:
         return files
+    kept = []
     for file, named in zip(files, splits):
-        if file not in kept:
-            warn_once("%s holds %s pairs, so it is not read as %s text", file, named, split)
+        if named in own:
+            kept.append(file)
+        else:
+            kind = named or "train"
+            warn_once("%s is named for %s pairs, so it is not read as %s text", file, kind, split)
     return kept
 
 
 def _split_in(path: Path) -> str | None:
-    """Return the split that a file's name tells, or else its folder in an archive, or that."""
+    """Return the split that a file's name tells, or else that of its folder in an archive."""
     return next(filter(None, map(split_of, reversed(path.parts))), None)
 
 
@@ -232,24 +242,34 @@ def _behind_split(path: Path) -> str:
     return re.sub("^[^._-]*", "", path.name.lower())
 
 
-def find_dev(train: Iterable[str]) -> list[str]:
-    """Return the files and folders with dev pairs that lie beside training text.
+def find_dev(train: Sequence[str]) -> list[str]:
+    """Return the files and folders with dev pairs that belong to training text.
 
-    Such as `dev/` beside `train/`, or `validation.csv` beside `train.csv`. The training text is
-    these, or the folder that holds them. An empty folder is no dev set.
+    Such as `dev/` beside `train/`, or `validation.csv` beside `train.csv`. What is given may be
+    these, or the folder that holds both. An empty folder is no dev set, and neither is what is
+    given itself.
     """
-    found = []
+    found: list[Path] = []
     for given in map(Path, train):
-        of_split = split_of(given) == "train"
-        folder = given.parent if of_split else given
-        splits = {}
-        for path in sorted(folder.iterdir()) if folder.is_dir() else ():
-            is_other = given.is_file() and _behind_split(path) != _behind_split(given)
-            if not is_other and (any(path.glob("[!.]*")) or _looks_parallel(path.name)):
-                splits[str(path)] = split_of(path)
-        if not {"train", None}.isdisjoint(splits.values()):
-            found += [path for path, split in splits.items() if split == "dev"]
-    return found
+        dev = _dev_among(given.iterdir()) if given.is_dir() else []
+        if not dev and given.exists() and split_of(given) == "train":
+            beside = given.parent.iterdir()
+            if given.is_file():
+                beside = (path for path in beside if _behind_split(path) == _behind_split(given))
+            dev = _dev_among(beside)
+        found += dev
+    return [str(path) for path in dict.fromkeys(found) if path not in map(Path, train)]
+
+
+def _dev_among(paths: Iterable[Path]) -> list[Path]:
+    """Return what holds dev pairs among paths of which one names training text, otherwise none."""
+    splits = {}
+    for path in sorted(paths):
+        if any(path.glob("[!.]*")) or _looks_parallel(path.name):
+            splits[path] = split_of(path)
+    if "train" not in splits.values():
+        return []
+    return [path for path, split in splits.items() if split == "dev"]
 
 
 def _looks_parallel(name: str) -> bool:

@@ -31,7 +31,7 @@ NARROW = 30
 #: A line that fills this share of the width is joined to the next one.
 FILLED = 0.7
 #: Characters of which pysubs2 would make commands -> code points that are no characters.
-HIDDEN = str.maketrans("\\{}", "\ufdd0\ufdd1\ufdd2")
+HIDDEN = str.maketrans("{}", "\ufdd0\ufdd1")
 #: Endings of the names of subtitles.
 SUBTITLES = (".srt", ".vtt")
 #: Opening quotation marks: any mark after a blank and before a word, « after a blank, those that
@@ -195,13 +195,13 @@ def read_subtitles(path: str) -> list[Sentence]:
         from pysubs2 import SSAFile, time
 
         number = "\n\n1\n"  # pysubs2 leaves out a last line that is a number
-        text = "\n".join(decoded_lines(path)) + number
+        text = "\n".join(decoded_lines(path)).lstrip() + number
         if text.startswith("WEBVTT"):
             # pysubs2 takes comments, names of cues and times within cues for text
             cues = re.findall(r"^.*-->.*(?:\n.+)*", text, re.M)
             text = "WEBVTT\n\n" + re.sub(r"<[\d:.]+>", "", number.join([*cues, ""]))
         text = re.sub(r"\{\\[^{}]*\}", "", text).translate(HIDDEN)
-        subtitles = SSAFile.from_string(text, format_="vtt" if text.startswith("WEBVTT") else "srt")
+        subtitles = SSAFile.from_string(text)
     joined: list[Sentence] = []
     continues = False
     for number, subtitle in enumerate(subtitles, 1):

@@ -161,6 +161,8 @@ def find_columns(path: str, target: str, named: set[str]) -> dict[str, Columns]:
     if places and is_likely and not is_pair:
         shown = ", ".join(f"{name!r} ({role})" for name, role in zip(header, roles) if role)
         pair = f"{min(named, default='de')},{target}"
+        if target == UNDETERMINED:
+            pair = "source,target"
         raise UserError(
             f"{path}: the first line names {shown}: which is the source and which the target? Call "
             f"these two {pair} and the others differently. If the line is a pair, write {pair} "
@@ -206,7 +208,7 @@ def _stated_sources(path: str, columns: Columns, target: str) -> set[str]:
         if first not in ("", target) and second in ([], [target]):
             sources.add(first)
         else:
-            left_out["-".join([first, *second])] = count
+            left_out["-".join(code or "none" for code in (first, *second))] = count
     if left_out:
         warn_once("%s: rows of other languages are left out: %s", path, str(left_out))
     return sources
@@ -218,19 +220,22 @@ def read_table(
     """Yield (number, row) of the rows of a table in a source and a target language.
 
     The first line of the file has the number 1. Rows that are blank or have a wrong number of cells
-    are yielded as well. So are rows of other languages, without their cells.
+    are yielded as well.
     """
     rows = dropwhile(lambda row: not has_text(row[1]), enumerate(_all_rows(path), 1))
     if columns.has_header:
         next(rows, None)
     stated = languages[: len(columns.languages)]
+    number = 0
     for number, cells in rows:
         if (stated or columns.may_be_empty) and len(cells) == columns.width and has_text(cells):
+            if stated and _stated_languages(path, cells, columns) != stated:
+                continue
             sides = cells[columns.source], cells[columns.target]
-            is_other = stated and _stated_languages(path, cells, columns) != stated
-            if is_other or (columns.may_be_empty and any(map(is_blank, sides))):
-                cells = []
+            if columns.may_be_empty and any(map(is_blank, sides)):
+                continue
         yield number, (cells, columns)
+    yield number, ([], columns)  # the last row, so that all rows are counted
 
 
 def parse_row(row: Row) -> tuple[str, str]:
@@ -290,6 +295,6 @@ def _delimiter(lines: Sequence[str]) -> str:
 
 
 def _stated_languages(path: str, cells: Sequence[str], columns: Columns) -> tuple[str, ...]:
-    """Return the codes of the languages that a row states. That of an empty cell is empty."""
+    """Return the codes of the languages that a row states, and "" for an empty cell."""
     names = [cells[column].strip() for column in columns.languages]
     return tuple(name and (language_of(name) or language_in(path, name)) for name in names)

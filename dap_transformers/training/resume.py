@@ -150,7 +150,7 @@ class ResumableTrainer(Trainer):
         if self.args.label_smoothing_factor:
             raise UserError("label_smoothing_factor has no effect: leave it out")
         if train_sampler is not None and self.args.train_sampling_strategy != "random":
-            raise UserError("train_sampling_strategy has no effect: leave it out (language_mix)")
+            raise UserError("train_sampling_strategy has no effect: leave it out")
         self.add_callback(Beginnings(train_sampler))
         for callback in self.callback_handler.callbacks:
             if isinstance(callback, JITCheckpointCallback):

@@ -130,7 +130,7 @@ class DAPTrainer(ResumableTrainer):
                 "evaluators, or an objective of your own"
             )
         if self.args.mini_batch_size and type(self).compute_loss is not DAPTrainer.compute_loss:
-            raise UserError("mini_batch_size: it calls no compute_loss; write an objective")
+            raise UserError("mini_batch_size does not call your compute_loss: write an objective")
         if self.processing_class is None:
             raise UserError("DAPTrainer: give the tokenizer as processing_class")
         if self.optimizer is not None and self.args.head_learning_rate is not None:
