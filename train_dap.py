@@ -29,6 +29,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         with guarded({}, {"--output_dir": training.output_dir}, [*texts, *models], is_writer):
             train(model, data, training)
     except KeyboardInterrupt:
+        if not is_writer:  # another process may still write the checkpoint
+            raise KeyboardInterrupt from None
         last = find_resumable(training)
         resumes = f"resumes from {last}" if last else "begins anew, without a checkpoint"
         raise KeyboardInterrupt(f"the same command {resumes}") from None

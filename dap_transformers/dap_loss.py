@@ -6,8 +6,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+import xxhash
 from accelerate.state import AcceleratorState
 from accelerate.utils.modeling import get_mixed_precision_context_manager
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 from torch import Tensor, nn
@@ -55,7 +58,7 @@ class DAPLoss(nn.Module):
     - `max_grad_norm` limits the gradient of the encoder only, not that of the heads.
     - The heads are saved beside the encoder in each checkpoint. To resume a run, or to load the
       best model at its end, add the callback `KeepHeads(loss)`.
-      `loss.dap.save_pretrained(folder)` saves as `train-dap` does.
+      `loss.dap.save_pretrained(folder)` saves encoder and heads without tokenizer and prompts.
     - It does not work inside `MatryoshkaLoss`. Set `tr_matryoshka_dims` in the configuration of
       `dap` instead.
 
@@ -112,7 +115,8 @@ class DAPLoss(nn.Module):
         """Save the model, and beside it the heads, unless they are of another step."""
         save(path, *args, **kwargs)
         if self.has_heads and not self.lacks_heads:
-            save_file(self.head_weights(), Path(path) / HEADS_FILE)
+            of_encoder = {"encoder": weights_digest(self.dap.dap.encoder)}
+            save_file(self.head_weights(), Path(path) / HEADS_FILE, of_encoder)
 
     def head_weights(self) -> dict[str, Tensor]:
         """Return the weights of the heads by name, without the encoder's."""
@@ -126,6 +130,10 @@ class DAPLoss(nn.Module):
         path = Path(f"{checkpoint}/{HEADS_FILE}")
         if not path.is_file():
             raise ValueError(f"{path} is missing: resume from a checkpoint of the output folder")
+        with safe_open(path, "pt") as file:
+            saved = file.metadata() or {}
+        if saved.get("encoder") != weights_digest(self.dap.dap.encoder):
+            raise ValueError(f"{path} is of another encoder: resume from a checkpoint beside it")
         weights = load_file(path)
         self.lacks_heads = False
         self.dap.load_state_dict(self.dap.state_dict() | weights)
@@ -179,6 +187,14 @@ class DAPLoss(nn.Module):
     def citation(self) -> str:
         """Return the paper to cite, which the model card of the trainer lists."""
         return CITATION
+
+
+def weights_digest(model: nn.Module) -> str:
+    """Return a hash of all parameters of a model."""
+    digest = xxhash.xxh3_64()
+    for parameter in model.parameters():
+        digest.update(parameter.detach().cpu().flatten().view(torch.uint8).numpy())
+    return digest.hexdigest()
 
 
 def autocast_of_trainer() -> AbstractContextManager:

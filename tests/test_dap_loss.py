@@ -1,6 +1,7 @@
 """`DAPLoss` in sentence-transformers' trainer against `DAPForPreTraining` by itself."""
 
 import copy
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -152,6 +153,9 @@ def test_a_run_resumes_with_its_heads_or_not_at_all(tiny_bert_dir: Path, tmp_pat
     assert_close(resumed.loss.dap.state_dict(), expected)
     with pytest.raises(ValueError, match="is missing: resume from a checkpoint of the output"):
         make_trainer("other").train(resume_from_checkpoint=checkpoint)
+    shutil.copytree(tmp_path / "out" / "checkpoint-3", tmp_path / "another" / "checkpoint-2")
+    with pytest.raises(ValueError, match="is of another encoder"):
+        make_trainer("another").train(resume_from_checkpoint=checkpoint)
 
     # Encoder and heads of different steps are neither trained nor saved.
     without = make_trainer("out", keeps_heads=False)

@@ -92,7 +92,8 @@ def test_the_search_chooses_by_english_dev_and_tests_every_language(searched: Se
     assert pairs == {"en": 30, "de": 24, "sw": 24}
     assert made["languages"]["de"]["accuracy"] > 60
     places = [entry.dataset_config for entry in eval_results(made)]
-    assert places == ["mean", "en", "de", "sw"]
+    assert places == ["3 of 15 languages", "en", "de", "sw"]
+    assert {"max_steps", "num_train_epochs"} - made["settings"].keys() == {"max_steps"}
     assert not list(output.glob("*/checkpoint-*"))
 
     # The saved model has the reported accuracy on single pairs.

@@ -25,7 +25,7 @@ from transformers import AutoModel, TrainerState
 import train_dap
 from dap_transformers.commands import push_to_hub
 from dap_transformers.errors import UserError
-from dap_transformers.files import read_json
+from dap_transformers.files import content_digest, read_json
 from dap_transformers.pictures import CURVES
 from objectives_dap import OBJECTIVES
 
@@ -73,7 +73,8 @@ def test_a_file_of_the_user_adds_an_objective(flags: str, here: Path) -> None:
     # The defaults are kept, because the file may change.
     own = {"bag_weight": 0.25, "bag_longest": 32}
     assert own.items() <= read_json(out / "config.json").items()
-    assert own.items() <= read_json(out / "run.json").items()
+    own_file = {"plugin files": {"my_loss.py": content_digest(file)}}
+    assert (own | own_file).items() <= read_json(out / "run.json").items()
 
     # Another process needs the file to train or publish the heads.
     del OBJECTIVES["bag"]

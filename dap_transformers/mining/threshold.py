@@ -144,7 +144,7 @@ class ScoreModel:
         if not len(reached):
             raise UserError(
                 f"min_precision={min_precision:g}: the estimated precision is at most "
-                f"{precisions.max():.2f}; give a lower one"
+                f"{math.floor(100 * precisions.max()) / 100:.2f}; give a lower one"
             )
         return self.row(reached[-1])
 
@@ -210,8 +210,12 @@ def choose(
     count = len(candidates)
     is_auto = threshold == "auto"
     threshold = None if is_auto else threshold
-    if count < FEWEST_CANDIDATES or neighbours.forward.scores.shape[1] <= k:
+    note = ""
+    if count < FEWEST_CANDIDATES:
         note = f"too few candidates for an estimate of the precision ({count})"
+    elif neighbours.forward.scores.shape[1] <= k:
+        note = f"no estimate of the precision: k={k} is as large as a text"
+    if note:
         if min_precision is not None:
             raise UserError(f"min_precision={min_precision:g}: {note}; give a threshold")
         if is_auto:

@@ -100,9 +100,12 @@ class Sources:
         return [*sorted(set(found) - {self.target}), self.target] if found else []
 
     @property
-    def is_anchored(self) -> bool:
-        """Tell whether no teacher was given, so that "distill" keeps the model's own vectors."""
-        return "distill_from" in self.run and self.run["distill_from"] is None
+    def is_anchored(self) -> bool | None:
+        """Tell whether no teacher was given, so that "distill" keeps the model's own vectors.
+
+        None if the run is not known.
+        """
+        return self.run["distill_from"] is None if "distill_from" in self.run else None
 
 
 # ------------------------------------------------------------------------------------- the sources
@@ -232,13 +235,16 @@ def _require_same_encoding(report: Mapping[str, Any], published: Published) -> N
             )
 
 
-def method(objective: str, is_anchored: bool = False) -> str:
+def method(objective: str, is_anchored: bool | None = None) -> str:
     """Say in words what a model was trained by. Objectives of a plugin have only their names.
 
-    `is_anchored` tells that "distill" had no teacher but the model before the training.
+    `is_anchored` tells that "distill" had no teacher but the model before the training. None if it
+    is not known.
 
     >>> method("tr+distill", is_anchored=True)
     'translation ranking (TR) and the anchor (its own vectors before the training)'
+    >>> method("tr+distill")
+    'translation ranking (TR) and distillation'
     """
     names = objective.split("+")
     if set(names) == {"tr", "rtl"}:
@@ -246,6 +252,8 @@ def method(objective: str, is_anchored: bool = False) -> str:
     titles = {name: each.title for name, each in OBJECTIVES.items()}
     if is_anchored:
         titles["distill"] = "the anchor (its own vectors before the training)"
+    elif is_anchored is None:
+        titles["distill"] = "distillation"
     return " and ".join(titles.get(name) or name for name in names)
 
 
@@ -263,7 +271,8 @@ def _recipe_table(sources: Sources) -> str:
         name = Path(shape).name
         rows.append(["started from", f"random weights, configuration `{name}`"])
     if teacher := sources.run.get("distill_from"):
-        rows.append(["teacher", f"`{public_name(teacher)}`"])
+        name = Path(teacher).name if Path(teacher).exists() else teacher
+        rows.append(["teacher", f"`{public_name(name)}`"])
     if sources.steps is not None:
         rows.append(["optimizer steps", sources.steps])
 

@@ -19,7 +19,7 @@ from transformers.trainer_jit_checkpoint import CheckpointManager, JITCheckpoint
 from transformers.trainer_utils import align_special_tokens, sort_checkpoints
 
 from dap_transformers.errors import UserError, reading
-from dap_transformers.files import write_json
+from dap_transformers.files import content_digest, write_json
 from dap_transformers.reports import RECORD, read_record
 from dap_transformers.text.corpus import spread_rows
 from dap_transformers.training.arguments import Arguments, fields_of
@@ -155,6 +155,7 @@ class ResumableTrainer(Trainer):
         for callback in self.callback_handler.callbacks:
             if isinstance(callback, JITCheckpointCallback):
                 leave_after_saving(callback.jit_manager)
+                callback.on_pre_optimizer_step = no_checkpoint  # it saves at the end of the step
 
     def _get_train_sampler(self, train_dataset: Dataset | None = None) -> Sampler | None:
         return self.train_sampler or super()._get_train_sampler(train_dataset)
@@ -260,6 +261,8 @@ def describe_run(
     # Stored records of runs have this key, so it keeps its name.
     record["pairs a step"] = training.per_device_train_batch_size * training.world_size
     record["processes"] = training.world_size
+    if model.plugin:
+        record["plugin files"] = {Path(each).name: content_digest(each) for each in model.plugin}
     record["training text"] = {code: describe_text(part) for code, part in train.items()}
     record["dev text"] = {code: describe_text(part) for code, part in dev.items()}
     return record
@@ -339,6 +342,10 @@ def leave_after_saving(manager: CheckpointManager) -> None:
         raise KeyboardInterrupt
 
     manager.execute_jit_checkpoint = save_and_leave
+
+
+def no_checkpoint(*_: Any, **__: Any) -> None:
+    """Do nothing before an optimizer step: its random numbers are drawn, but it is not counted."""
 
 
 class Beginnings(TrainerCallback):

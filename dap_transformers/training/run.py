@@ -312,7 +312,7 @@ def finish(
     if name in start and name in found and trainer.is_worse(name, found[name], start[name]):
         logger.warning("%s is worse than before training: lower the learning rate", name)
     if training.push_to_hub:
-        push(training, trainer.hub_model_id)
+        push(training, trainer.hub_model_id, model_args.plugin)
     else:
         place = shlex.quote(str(folder))
         evaluation = f"eval-retrieval --model {place} --data_dir FOLDER"
@@ -348,7 +348,7 @@ def warn_of_idle_heads(metrics: dict[str, float]) -> None:
             )
 
 
-def push(training: DAPTrainingArguments, repo_id: str) -> None:
+def push(training: DAPTrainingArguments, repo_id: str, plugins: Sequence[str]) -> None:
     """Publish the model of a finished run. An error has the command that publishes it later."""
     options = PublishOptions(with_heads=True, private=bool(training.hub_private_repo))
     try:
@@ -356,6 +356,8 @@ def push(training: DAPTrainingArguments, repo_id: str) -> None:
     except ValueError as error:
         place = shlex.quote(training.output_dir)
         later = f"push-to-hub {place} --repo_id {repo_id} --with_heads"
+        if plugins:
+            later += f" --plugin {shlex.join(plugins)}"
         raise UserError(
             f"the training is finished and saved, but {error}; push it by {later}"
         ) from error

@@ -21,7 +21,7 @@ from datasets import ClassLabel, Dataset, load_dataset
 from torch.utils.data import Sampler
 from transformers import PreTrainedTokenizerBase
 
-from dap_transformers.errors import UserError, reading
+from dap_transformers.errors import UserError, reading, warn_once
 from dap_transformers.languages import XNLI_LANGUAGES
 from dap_transformers.options import arg, require_least
 from dap_transformers.text.archives import decoded_lines
@@ -112,6 +112,10 @@ def find_nli(data: str) -> dict[str, dict[str, NLISource]]:
                 raise UserError(f"{' and '.join(files)} are of one language: leave one of them")
             if files:
                 found[split][code] = NLISource(files[0])
+        known = {source.path for source in found[split].values()}
+        for path in sorted(Path(data).glob(f"{split}-*.tsv*") if Path(data).is_dir() else ()):
+            if str(path) not in known:
+                warn_once("%s is left out: it is of none of XNLI's languages", path)
     return found
 
 

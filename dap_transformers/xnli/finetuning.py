@@ -31,6 +31,7 @@ from dap_transformers.encoding.shards import model_fingerprint
 from dap_transformers.errors import UserError
 from dap_transformers.evaluation.evaluator import Metric, card_rows, data_name
 from dap_transformers.files import public_name, read_json, write_json
+from dap_transformers.languages import XNLI_LANGUAGES
 from dap_transformers.options import arg
 from dap_transformers.reports import report
 from dap_transformers.tokenizer import forget_calls
@@ -242,6 +243,7 @@ def fine_tune_and_test(
             tried.append({"learning_rate": rate, "dev_accuracy": result["dev"]["en"]})
     settings = {"learning_rate": best["learning_rate"]}
     settings |= {name: getattr(training, name) for name in SHOWN}
+    del settings["num_train_epochs" if training.max_steps > 0 else "max_steps"]
     settings |= {
         "pooling": encoder.pooling,
         "max_seq_length": text.max_seq_length,
@@ -327,7 +329,9 @@ def report_numbers(result: Mapping[str, Any], data: NLIData, name: str) -> dict[
     """
     accuracies = result["test"]
     mean = sum(accuracies.values()) / len(accuracies)
-    metrics = [Metric("accuracy", mean, "mean", "accuracy")]
+    count, all_languages = len(accuracies), len(XNLI_LANGUAGES)
+    place = "mean" if count == all_languages else f"{count} of {all_languages} languages"
+    metrics = [Metric("accuracy", mean, place, "accuracy")]
     languages = {}
     for code, accuracy in accuracies.items():
         metrics.append(Metric("accuracy", accuracy, code, "accuracy"))

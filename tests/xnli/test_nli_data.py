@@ -65,7 +65,9 @@ def test_a_dataset_says_the_names_of_its_numbers(tmp_path: Path) -> None:
     assert [tuple(row.values()) for row in found] == [("a", "d", 2), ("b", "e", 1)]
 
 
-def test_a_folder_is_read_by_split_and_language(tmp_path: Path) -> None:
+def test_a_folder_is_read_by_split_and_language(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     train = tmp_path / "train-en.tsv"
     for name in ("test-sw.tsv", "test-de.tsv.xz", "dev-en.tsv", "test-fi.tsv", "README"):
         (tmp_path / name).touch()
@@ -73,6 +75,7 @@ def test_a_folder_is_read_by_split_and_language(tmp_path: Path) -> None:
     found = find_nli(str(tmp_path))
     languages = {split: list(sources) for split, sources in found.items()}
     assert languages == {"train": ["en"], "dev": ["en"], "test": ["de", "sw"]}
+    assert "test-fi.tsv is left out" in caplog.text
     assert found["test"]["de"].path.endswith("test-de.tsv.xz")
     for given in (None, str(train)):
         assert training_source(given, found) == NLISource(str(train))
