@@ -140,7 +140,8 @@ def _files_in_folder(folder: Path, target: str, split: str | None) -> list[Bitex
     files.sort(key=lambda file: file.paths)
 
     splits = [_split_in(Path(file.paths[0]).relative_to(folder)) for file in files]
-    if {split, None}.isdisjoint(splits):  # perhaps the layout of `prepare-data` and `datasets`
+    if not files or (split and {split, None}.isdisjoint(splits)):
+        # perhaps the layout of `prepare-data` and `datasets`
         for path in sorted(folder.glob("[!.]*/")):
             if SPLITS.get(path.name) == (split or "train"):
                 return _files_in_folder(path, target, split)
@@ -218,8 +219,8 @@ def _of_split(
         if named in own:
             kept.append(file)
         else:
-            kind = named or "train"
-            warn_once("%s is named for %s pairs, so it is not read as %s text", file, kind, split)
+            kind = f"{named} pairs" if named else "no split"
+            warn_once("%s is named for %s, so it is not read as %s text", file, kind, split)
     return kept
 
 
@@ -258,7 +259,9 @@ def find_dev(train: Sequence[str]) -> list[str]:
                 beside = (path for path in beside if _behind_split(path) == _behind_split(given))
             dev = _dev_among(beside)
         found += dev
-    return [str(path) for path in dict.fromkeys(found) if path not in map(Path, train)]
+    inputs = [Path(os.path.abspath(path)) for path in train]
+    dev = {path: Path(os.path.abspath(path)) for path in found}
+    return [str(path) for path in dev if not any(each.is_relative_to(dev[path]) for each in inputs)]
 
 
 def _dev_among(paths: Iterable[Path]) -> list[Path]:
@@ -337,8 +340,8 @@ def _classify(path: Path, target: str) -> list[BitextFile]:
         languages = _po_languages(path, target)
     else:
         languages = named if kind in _named_formats() else set()
-        if kind in ("jsonl", "parquet") and is_mined(path):
-            languages = named or {UNDETERMINED}
+        if not named and kind in ("jsonl", "parquet") and is_mined(path):
+            languages = {UNDETERMINED}
     return [BitextFile(code, (str(path),), kind, target) for code in languages]
 
 

@@ -265,7 +265,9 @@ def read_numbered_lines(file: BitextFile) -> Numbered:
 
 def is_mined(path: Path) -> bool:
     """Tell by its first fields whether mining has written a JSONL or Parquet file."""
-    with suppress(ValueError, TypeError, OSError):  # damaged files are refused when they are read
+    with suppress(
+        ValueError, TypeError, OSError, RecursionError
+    ):  # damaged files are refused when they are read
         if plain_suffix(path) == ".parquet":
             return pq.read_schema(path).names[:3] == MINED
         return [*json.loads(next(read_lines(path), b"{}"))][:3] == MINED
@@ -288,11 +290,12 @@ def sides_of(row: Any, file: BitextFile) -> Sequence[Any]:
     """Return the two texts of a row, from `source` and `target` or from fields named by languages.
 
     The latter may be inside a field `translation`, as in datasets of the Hub. Both texts are empty
-    if the row has no score: mining found no translation.
+    if mining found no translation, so that the row has no score.
     """
     try:
         if "source" in row and "target" in row:
-            return ("", "") if row.get("score", 0) is None else (row["source"], row["target"])
+            is_alone = [*row][:3] == MINED and row["score"] is None
+            return ("", "") if is_alone else (row["source"], row["target"])
         texts = row.get("translation", row)
         return [text_in(texts, code) for code in (file.language, file.target_language)]
     except (AttributeError, ValueError, TypeError):
