@@ -250,18 +250,19 @@ def find_dev(train: Sequence[str]) -> list[str]:
     these, or the folder that holds both. An empty folder is no dev set, and neither is what is
     given itself.
     """
-    found: list[Path] = []
-    for given in map(Path, train):
+    inputs = [Path(os.path.abspath(Path(path).expanduser())) for path in train]
+    found: dict[str, None] = {}  # a set that keeps the order
+    for given in inputs:
         dev = _dev_among(given.iterdir()) if given.is_dir() else []
         if not dev and given.exists() and split_of(given) == "train":
             beside = given.parent.iterdir()
             if given.is_file():
                 beside = (path for path in beside if _behind_split(path) == _behind_split(given))
             dev = _dev_among(beside)
-        found += dev
-    inputs = [Path(os.path.abspath(path)) for path in train]
-    dev = {path: Path(os.path.abspath(path)) for path in found}
-    return [str(path) for path in dev if not any(each.is_relative_to(dev[path]) for each in inputs)]
+        for path in dev:
+            if not any(each.is_relative_to(path) for each in inputs):
+                found[str(path)] = None
+    return list(found)
 
 
 def _dev_among(paths: Iterable[Path]) -> list[Path]:
