@@ -641,7 +641,7 @@ class DAPForPreTraining(DAPPreTrainedModel):
 
         That is if a sentence beside padding gets other states than by itself, if word embeddings
         give other states than token ids, or if the objectives fail on two made-up pairs. Encoders
-        in `TESTED` are not tried.
+        in `TESTED` are not tried, and none with several processes.
         """
 
         def states_of(ids: Tensor, mask: Tensor) -> Tensor:
@@ -651,7 +651,7 @@ class DAPForPreTraining(DAPPreTrainedModel):
         kind = self.config.encoder_config.model_type
         try:
             depends = depends_on_padding(self.dap.encoder, states_of)
-            if kind not in TESTED and world_size() == 1:  # otherwise processes would wait
+            if kind not in TESTED and world_size() == 1:  # losses wait for other processes
                 self._try()
         except Exception as error:
             raise ValueError(

@@ -241,9 +241,10 @@ class Objective:
     def loss_sum(
         self, pairs: Pairs, encoded: Encoded, model: nn.Module, labels: Tensor
     ) -> tuple[Tensor, Measures]:
-        """Return the sums (G,) of the loss over each group's labels, and other values to log.
+        """Return the sums (G,) of the loss over each group's labels, and other sums to log.
 
-        These are of this process. The log has their mean over all processes.
+        Those of several chunks (`mini_batch_size`) are added up. The log has their mean over
+        batches and processes.
         """
         raise NotImplementedError
 

@@ -133,7 +133,9 @@ class DAPLoss(nn.Module):
         with safe_open(path, "pt") as file:
             saved = file.metadata() or {}
         if saved.get("encoder") != weights_digest(self.dap.dap.encoder):
-            raise ValueError(f"{path} is of another encoder: resume from a checkpoint beside it")
+            raise ValueError(
+                f"{path} is of another encoder: resume from a checkpoint of the output folder"
+            )
         weights = load_file(path)
         self.lacks_heads = False
         self.dap.load_state_dict(self.dap.state_dict() | weights)
@@ -190,10 +192,11 @@ class DAPLoss(nn.Module):
 
 
 def weights_digest(model: nn.Module) -> str:
-    """Return a hash of all parameters of a model."""
+    """Return a hash of the trained parameters of a model."""
     digest = xxhash.xxh3_64()
     for parameter in model.parameters():
-        digest.update(parameter.detach().cpu().flatten().view(torch.uint8).numpy())
+        if parameter.requires_grad:  # the others need not be in a checkpoint, as with LoRA
+            digest.update(parameter.detach().cpu().flatten().view(torch.uint8).numpy())
     return digest.hexdigest()
 
 

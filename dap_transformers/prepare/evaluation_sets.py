@@ -44,7 +44,8 @@ def read_evaluation(paths: Sequence[str | Path], target_language: str = "en") ->
         repaired = repair(pl.Series(texts, dtype=pl.String))
         visible = repaired.filter(repaired.str.contains(f"[^{BLANKS}]"))
         if not len(visible):
-            raise UserError(f"{path}: no evaluation sentence (subfolders are not searched)")
+            hint = "; subfolders are not searched" if path.is_dir() else ""
+            raise UserError(f"{path}: no evaluation sentence{hint}")
         found |= dict.fromkeys(visible)
     return list(found)
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from dap_transformers.languages import base_language
 from dap_transformers.options import arg, require_least
 
-#: Options that do not act before the cleaned pairs are selected.
+#: Options that do not change the cleaned files.
 OF_SELECTION = ("dev_pairs", "shard_size")
 #: Defaults of `--recipe release`, the steps of the paper's released code. Its dev pairs are drawn
 #: in addition to a million training pairs, pairs with "N/A" are dropped, and no script is checked.

@@ -58,10 +58,11 @@ _MOSES = re.compile(rf"(.+)\.(?!gz$|xz$){_TAG}{_PACKED}")
 #: A Hub dataset, and its configuration for two languages.
 _HUB = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*(:[\w.-]+)?")
 _CONFIGURATION = re.compile(f":{_TAG}-{_TAG}$")
-#: Beginnings of the names of files and folders that hold a split of the text.
+#: Words in the names of files and folders that hold a split of the text.
 SPLITS = {
-    "train": "train", "validation": "dev", "valid": "dev", "val": "dev", "dev": "dev",
-    "test": "test",
+    "train": "train", "training": "train", "validation": "dev", "valid": "dev", "val": "dev",
+    "dev": "dev", "devel": "dev", "newsdev": "dev", "test": "test", "testing": "test",
+    "devtest": "test", "newstest": "test",
 }  # fmt: skip
 
 
@@ -94,8 +95,7 @@ def find_bitext(
         paths: files, folders, zip archives or ids of Hub datasets. Subfolders are not searched,
             except one named for the split if the folder itself holds no text.
         split: "train", "dev" or "test". Files of other splits are left out of a folder, with a
-            warning, unless it has nothing else. What names no split counts as training text. None
-            reads all.
+            warning, unless it has nothing else (`PREFERRED`). None reads all.
 
     Returns:
         Source language code -> files. The languages are sorted, and each file occurs once.
@@ -139,7 +139,8 @@ def _files_in_folder(folder: Path, target: str, split: str | None) -> list[Bitex
         files += _classify(path, target)
     files.sort(key=lambda file: file.paths)
 
-    splits = [_split_in(Path(file.paths[0]).relative_to(folder)) for file in files]
+    places = [Path(file.paths[0]).relative_to(folder) for file in files]
+    splits = [_split_in(place) or SPLITS.get(folder.stem.lower()) for place in places]
     if not files or (split and {split, None}.isdisjoint(splits)):
         # perhaps the layout of `prepare-data` and `datasets`
         for path in sorted(folder.glob("[!.]*/")):
@@ -220,7 +221,8 @@ def _of_split(
             kept.append(file)
         else:
             kind = f"{named} pairs" if named else "no split"
-            warn_once("%s is named for %s, so it is not read as %s text", file, kind, split)
+            text = "%s is named for %s, so it is not read as %s text unless it is given itself"
+            warn_once(text, str(file), kind, split)
     return kept
 
 
@@ -230,34 +232,38 @@ def _split_in(path: Path) -> str | None:
 
 
 def split_of(path: str | Path) -> str | None:
-    """Return the split that the name of a file or folder begins with: "train", "dev" or "test".
+    """Return the split that a word in the name of a file or folder names, or None.
 
-    >>> split_of("corpus/valid.de-en.tsv"), split_of("test2014.de"), split_of("news.de")
-    ('dev', 'test', None)
+    >>> split_of("dev/opus.de-en-test.de"), split_of("newsdev2016.de"), split_of("dev/news.de")
+    ('test', 'dev', None)
     """
-    return SPLITS.get(re.split(r"[._\d-]", Path(path).name.lower())[0])
+    words = re.split(r"[._\d-]", Path(path).name.lower())
+    return next(filter(None, map(SPLITS.get, words)), None)
 
 
-def _behind_split(path: Path) -> str:
-    """Return what stands behind the first word of a name, such as ".de-en.tsv"."""
-    return re.sub("^[^._-]*", "", path.name.lower())
+def _without_split(path: Path) -> str:
+    """Return a name without the word that names its split, such as ".de-en.tsv"."""
+    words = re.split(r"([._\d-])", path.name.lower())
+    return "".join(word for word in words if word not in SPLITS)
 
 
 def find_dev(train: Sequence[str]) -> list[str]:
     """Return the files and folders with dev pairs that belong to training text.
 
-    Such as `dev/` beside `train/`, or `validation.csv` beside `train.csv`. What is given may be
-    these, or the folder that holds both. An empty folder is no dev set, and neither is what is
-    given itself.
+    Such as `dev/` beside `train/`, or `validation.csv` beside `train.csv`. `train` names such
+    files or folders, or the folder that holds both. An empty folder is no dev set, and neither is
+    what `train` names.
     """
     inputs = [Path(os.path.abspath(Path(path).expanduser())) for path in train]
     found: dict[str, None] = {}  # a set that keeps the order
     for given in inputs:
         dev = _dev_among(given.iterdir()) if given.is_dir() else []
-        if not dev and given.exists() and split_of(given) == "train":
+        if not dev and given.is_file() and SPLITS.get(given.parent.name.lower()) == "train":
+            dev = _dev_among(given.parent.parent.iterdir())
+        elif not dev and given.exists() and split_of(given) == "train":
             beside = given.parent.iterdir()
             if given.is_file():
-                beside = (path for path in beside if _behind_split(path) == _behind_split(given))
+                beside = (path for path in beside if _without_split(path) == _without_split(given))
             dev = _dev_among(beside)
         for path in dev:
             if not any(each.is_relative_to(path) for each in inputs):

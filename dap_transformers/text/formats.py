@@ -290,12 +290,13 @@ def sides_of(row: Any, file: BitextFile) -> Sequence[Any]:
     """Return the two texts of a row, from `source` and `target` or from fields named by languages.
 
     The latter may be inside a field `translation`, as in datasets of the Hub. Both texts are empty
-    if mining found no translation, so that the row has no score.
+    if mining found no translation, so that the row has no score and an empty side.
     """
     try:
         if "source" in row and "target" in row:
-            is_alone = [*row][:3] == MINED and row["score"] is None
-            return ("", "") if is_alone else (row["source"], row["target"])
+            sides = row["source"], row["target"]
+            is_alone = row.get("score", 0) is None and not all(sides)
+            return ("", "") if is_alone else sides
         texts = row.get("translation", row)
         return [text_in(texts, code) for code in (file.language, file.target_language)]
     except (AttributeError, ValueError, TypeError):

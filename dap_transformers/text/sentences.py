@@ -201,7 +201,10 @@ def read_subtitles(path: str) -> list[Sentence]:
             cues = re.findall(r"^.*-->.*(?:\n.+)*", text, re.M)
             text = "WEBVTT\n\n" + re.sub(r"<[\d:.]+>", "", number.join([*cues, ""]))
         text = re.sub(r"\{\\[^{}]*\}", "", text).translate(HIDDEN)
-        subtitles = SSAFile.from_string(text)
+        kind = "vtt" if text.startswith("WEBVTT") else "srt"
+        subtitles = SSAFile.from_string(text, format_=kind)
+        if not len(subtitles):
+            raise UserError(f"{path} holds no subtitle")
     joined: list[Sentence] = []
     continues = False
     for number, subtitle in enumerate(subtitles, 1):

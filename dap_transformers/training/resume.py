@@ -262,7 +262,7 @@ def describe_run(
     record["pairs a step"] = training.per_device_train_batch_size * training.world_size
     record["processes"] = training.world_size
     if model.plugin:
-        record["plugin files"] = {Path(each).name: content_digest(each) for each in model.plugin}
+        record["plugin files"] = [content_digest(path) for path in model.plugin]
     record["training text"] = {code: describe_text(part) for code, part in train.items()}
     record["dev text"] = {code: describe_text(part) for code, part in dev.items()}
     return record
@@ -379,6 +379,10 @@ def correct_state(args: TrainingArguments, state: TrainerState) -> None:
     state.compute_steps(args, state.max_steps)
     step = state.best_global_step
     best = Path(state.best_model_checkpoint or "")
+    own = Path(args.output_dir, best.name)  # the folder of the run may have been moved
+    if step and own.is_dir():
+        best = own
+        state.best_model_checkpoint = str(own)
     if step and not (best.name == f"checkpoint-{step}" and best.is_dir()):
         logger.warning(
             "the best checkpoint so far, of step %d, is missing: it is chosen anew", step

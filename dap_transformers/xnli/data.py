@@ -113,9 +113,9 @@ def find_nli(data: str) -> dict[str, dict[str, NLISource]]:
             if files:
                 found[split][code] = NLISource(files[0])
         known = {source.path for source in found[split].values()}
-        for path in sorted(Path(data).glob(f"{split}-*.tsv*") if Path(data).is_dir() else ()):
+        for path in sorted(Path(data).glob(f"{split}-*.tsv*")):
             if str(path) not in known:
-                warn_once("%s is left out: it is of none of XNLI's languages", path)
+                warn_once("%s is left out: its name has none of XNLI's language codes", path)
     return found
 
 

@@ -106,6 +106,7 @@ def test_a_subfolder_train_stands_for_its_folder(tmp_path: Path) -> None:
         ("train/de-en.tsv", "val/de-en.tsv", "test/de-en.tsv"),
         ("train/de-en.tsv", "dev.de-en.tsv", "test2014.de-en.tsv"),
         ("news.de-en.tsv", "dev.de-en.tsv", "test.de-en.tsv"),
+        ("a.de-en-train.csv", "a.de-en-dev.csv", "a.de-en-test.csv"),
     ],
 )
 def test_splits_in_a_folder_are_kept_apart(
@@ -125,6 +126,8 @@ def test_splits_in_a_folder_are_kept_apart(
     else:
         assert read_folder(Path(*found)) == {"de": [(dev, "x")]}
         assert find_dev([str(tmp_path / train.partition("/")[0])]) == found
+        if "/" in train:
+            assert find_dev([str(tmp_path / train)]) == found
         assert find_dev([str(tmp_path / train), *found]) == []
     if "/" not in train:
         assert f"{test} is named for test pairs" in caplog.text

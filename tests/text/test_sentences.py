@@ -149,8 +149,8 @@ def test_only_the_text_of_cues_is_read(name: str, tmp_path: Path) -> None:
         ("Dr. No, am 3. Mai 1984 2001", 2, "0:00:03"),
     ]
     cue = "3\n00:00:01,000 --> 00:00:02,000\n{}\n1990\n\n"
-    path = write(tmp_path / "a.srt", cue.format("In") + cue.format(r"{\an8}Hi {a}\N"))
+    path = write(tmp_path / "a.srt", cue.format("In") + cue.format(r"{\an8}[Script Info] {a}\N"))
     assert [each.text for each in read_text(path, "en")] == [
         "In 1990",
-        "Hi {a}  1990",
+        "[Script Info] {a}  1990",
     ]
