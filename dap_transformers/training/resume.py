@@ -155,7 +155,8 @@ class ResumableTrainer(Trainer):
         for callback in self.callback_handler.callbacks:
             if isinstance(callback, JITCheckpointCallback):
                 leave_after_saving(callback.jit_manager)
-                callback.on_pre_optimizer_step = no_checkpoint  # it saves at the end of the step
+                # It saves only at the end of a step. Earlier, some of its random numbers are drawn.
+                callback.on_step_begin = callback.on_pre_optimizer_step = do_nothing
 
     def _get_train_sampler(self, train_dataset: Dataset | None = None) -> Sampler | None:
         return self.train_sampler or super()._get_train_sampler(train_dataset)
@@ -344,8 +345,8 @@ def leave_after_saving(manager: CheckpointManager) -> None:
     manager.execute_jit_checkpoint = save_and_leave
 
 
-def no_checkpoint(*_: Any, **__: Any) -> None:
-    """Do nothing before an optimizer step: its random numbers are drawn, but it is not counted."""
+def do_nothing(*_: Any, **__: Any) -> None:
+    """Do nothing."""
 
 
 class Beginnings(TrainerCallback):
