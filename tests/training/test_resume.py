@@ -80,6 +80,9 @@ def test_a_best_checkpoint_that_is_missing_is_chosen_anew(tmp_path: Path) -> Non
         correct_state(args, remembering)
         expected = (path, step) if is_there else (None, None)
         assert (remembering.best_model_checkpoint, remembering.best_global_step) == expected
+    moved = TrainerState(best_global_step=5, best_model_checkpoint="old/checkpoint-5")
+    correct_state(args, moved)
+    assert moved.best_model_checkpoint == str(tmp_path / "checkpoint-5")
 
 
 # Stopped runs
