@@ -231,7 +231,7 @@ def check_pairs(pairs: Sequence[Pair], options: AlignmentOptions) -> None:
     """Refuse no pairs at all. Warn if a side has no spaces between words, but words need them."""
     if not pairs:
         raise UserError("there is no sentence to align")
-    for name, sentences in zip(SIDES, zip(*pairs[:1000])):  # so many show it
+    for name, sentences in zip(SIDES, zip(*pairs[:1000])):  # so many are enough
         if options.words != "tokenizer" and is_unsegmented(sentences):
             logger.warning(
                 "the %s sentences have no spaces between words: take the words of the tokenizer, "

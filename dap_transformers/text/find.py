@@ -227,7 +227,7 @@ def _of_split(
 
 
 def _split_in(path: Path) -> str | None:
-    """Return the split that a file's name tells, or else that of its folder in an archive."""
+    """Return the split that the last part of a path names, or else the part before, and so on."""
     return next(filter(None, map(split_of, reversed(path.parts))), None)
 
 
@@ -272,7 +272,7 @@ def find_dev(train: Sequence[str]) -> list[str]:
 
 
 def _dev_among(paths: Iterable[Path]) -> list[Path]:
-    """Return what holds dev pairs among paths of which one names training text, otherwise none."""
+    """Return the paths that name dev pairs, or none if no path names training text."""
     splits = {}
     for path in sorted(paths):
         if any(path.glob("[!.]*")) or _looks_parallel(path.name):

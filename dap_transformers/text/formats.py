@@ -265,9 +265,8 @@ def read_numbered_lines(file: BitextFile) -> Numbered:
 
 def is_mined(path: Path) -> bool:
     """Tell by its first fields whether mining has written a JSONL or Parquet file."""
-    with suppress(
-        ValueError, TypeError, OSError, RecursionError
-    ):  # damaged files are refused when they are read
+    # Damaged files are refused when they are read.
+    with suppress(ValueError, TypeError, OSError, RecursionError):
         if plain_suffix(path) == ".parquet":
             return pq.read_schema(path).names[:3] == MINED
         return [*json.loads(next(read_lines(path), b"{}"))][:3] == MINED

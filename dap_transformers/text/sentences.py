@@ -72,7 +72,7 @@ class Sentence(NamedTuple):
 def read_translations(
     files: Sequence[str], languages: Sequence[str], split: bool | None = None
 ) -> list[list[Sentence]]:
-    """Read translations of one text as sentences, in order. What is split has no empty lines.
+    """Read translations of one text as sentences, in order. Texts that are split lose empty lines.
 
     Args:
         languages: codes of the languages, which are needed to split lines.

@@ -68,7 +68,8 @@ def tokenize_bitext(
     done = 0
 
     def encode(texts: list[str]) -> list[np.ndarray]:
-        return [np.array(ids, np.int32) for ids in ids_of([prefix + text for text in texts])]
+        rows = ids_of([prefix + text for text in texts])
+        return [np.array(ids, np.int32) for ids in rows]
 
     def tokenise(batch: dict[str, list], indices: list[int], language: str) -> dict[str, list]:
         rows = batch.get("row", indices)
