@@ -641,7 +641,7 @@ class DAPForPreTraining(DAPPreTrainedModel):
 
         That is if a sentence beside padding gets other states than by itself, if word embeddings
         give other states than token ids, or if the objectives fail on two made-up pairs. Encoders
-        in `TESTED` are not tried, and none with several processes.
+        in `TESTED` are not tried. The objectives are only tried in a single process.
         """
 
         def states_of(ids: Tensor, mask: Tensor) -> Tensor:
@@ -652,7 +652,7 @@ class DAPForPreTraining(DAPPreTrainedModel):
         try:
             depends = depends_on_padding(self.dap.encoder, states_of)
             if kind not in TESTED and world_size() == 1:  # losses wait for other processes
-                self._try()
+                self._try_objectives()
         except Exception as error:
             raise ValueError(
                 f"{name}: an encoder of model_type {kind!r} cannot train "
@@ -665,8 +665,11 @@ class DAPForPreTraining(DAPPreTrainedModel):
             )
 
     @torch.no_grad()
-    def _try(self) -> None:
-        """Compute the loss of two made-up pairs. The caller's random numbers stay the same."""
+    def _try_objectives(self) -> None:
+        """Compute the loss of two made-up pairs, to see that it raises no error.
+
+        The random numbers of the CPU stay the same.
+        """
         ids = torch.arange(16, device=self.device).view(2, 8) % self.config.vocab_size
         inputs = {"language_ids": ids[:, 0] * 0}
         for side in ("source", "target"):

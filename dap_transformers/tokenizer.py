@@ -127,7 +127,7 @@ def cutting(
 ) -> Callable[[list[str]], list[list[int]]]:
     """Return a function that tokenises texts and cuts each to `max_seq_length` tokens.
 
-    Calls of a fast tokenizer may change the length that it cuts to, so a copy of it is used.
+    Later calls of a fast tokenizer may change its truncation, so the function uses a copy of it.
     """
     if not tokenizer.is_fast:
         return lambda texts: tokenizer(texts, truncation=True, max_length=max_seq_length).input_ids

@@ -73,7 +73,7 @@ def test_a_file_of_the_user_adds_an_objective(flags: str, here: Path) -> None:
     # The defaults are kept, because the file may change.
     own = {"bag_weight": 0.25, "bag_longest": 32}
     assert own.items() <= read_json(out / "config.json").items()
-    own_file = {"plugin files": [content_digest(file)]}
+    own_file = {"plugin files": [["my_loss.py", content_digest(file)]]}
     assert (own | own_file).items() <= read_json(out / "run.json").items()
 
     # Another process needs the file to train or publish the heads.

@@ -88,6 +88,9 @@ def with_word_marks(sentence: str, token_spans: Sequence[Span]) -> list[Span]:
 def is_unsegmented(sentences: Iterable[str]) -> bool:
     """Tell whether most sentences are in scripts without spaces, and have hardly any spaces.
 
+    "Most" counts sentences with two neighbouring letters of such scripts. "Hardly any" means that
+    less than `SPACED_GAPS` of these neighbours have spaces between them.
+
     >>> is_unsegmented(["打开文件"]), is_unsegmented(["他们 在 车站"])
     (True, False)
     """

@@ -82,7 +82,10 @@ def cluster_neighbours(
 
 
 def _strips(rows: int, height: int, k: int) -> list[slice]:
-    """Divide rows evenly into slices of at most `height` rows, but of at least k."""
+    """Divide rows evenly into slices of at most `height` rows, or more if k rows need it.
+
+    Each slice has at least k rows. There must be as many.
+    """
     count = min(-(-rows // height), rows // k)
     edges = [rows * number // count for number in range(count + 1)]
     return [slice(*each) for each in pairwise(edges)]

@@ -32,8 +32,8 @@ OTHER_FORMATS = ("moses", "tmx", "po", "hub")
 #: Split -> splits that are read for it, the best first. None stands for files that name no split.
 PREFERRED = {
     "train": ({"train", None},),
-    "dev": ({"dev"}, {None}),
     "test": ({"test"}, {None}, {"dev"}),
+    "dev": ({"dev"}, {None}),
 }
 #: How many files a message names before it only counts.
 NAMED = 10
@@ -58,11 +58,12 @@ _MOSES = re.compile(rf"(.+)\.(?!gz$|xz$){_TAG}{_PACKED}")
 #: A Hub dataset, and its configuration for two languages.
 _HUB = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*(:[\w.-]+)?")
 _CONFIGURATION = re.compile(f":{_TAG}-{_TAG}$")
-#: Words in the names of files and folders that hold a split of the text.
+#: Words that name a split of the text: a folder by its whole name, a file by a part of it.
 SPLITS = {
     "train": "train", "training": "train", "validation": "dev", "valid": "dev", "val": "dev",
-    "dev": "dev", "devel": "dev", "newsdev": "dev", "test": "test", "testing": "test",
-    "devtest": "test", "newstest": "test",
+    "dev": "dev", "devel": "dev", "devset": "dev", "newsdev": "dev", "newsdiscussdev": "dev",
+    "test": "test", "testing": "test", "testset": "test", "devtest": "test", "newstest": "test",
+    "newsdiscusstest": "test",
 }  # fmt: skip
 
 
@@ -93,9 +94,10 @@ def find_bitext(
 
     Args:
         paths: files, folders, zip archives or ids of Hub datasets. Subfolders are not searched,
-            except one named for the split if the folder itself holds no text.
+            except one named for the split if the folder itself holds no text of it.
         split: "train", "dev" or "test". Files of other splits are left out of a folder, with a
-            warning, unless it has nothing else (`PREFERRED`). None reads all.
+            warning. If it has none of this split, the next one in `PREFERRED` is read, or else all.
+            None reads all. Files that are given themselves are always read.
 
     Returns:
         Source language code -> files. The languages are sorted, and each file occurs once.
@@ -140,11 +142,12 @@ def _files_in_folder(folder: Path, target: str, split: str | None) -> list[Bitex
     files.sort(key=lambda file: file.paths)
 
     places = [Path(file.paths[0]).relative_to(folder) for file in files]
-    splits = [_split_in(place) or SPLITS.get(folder.stem.lower()) for place in places]
+    own = split if _folder_split(folder) == split else None
+    splits = [_split_in(place) or own for place in places]
     if not files or (split and {split, None}.isdisjoint(splits)):
         # perhaps the layout of `prepare-data` and `datasets`
         for path in sorted(folder.glob("[!.]*/")):
-            if SPLITS.get(path.name) == (split or "train"):
+            if _folder_split(path) == (split or "train"):
                 return _files_in_folder(path, target, split)
     if not files:
         names = _listed(folder, paths) or "nothing"
@@ -209,7 +212,7 @@ def _of_split(
 ) -> list[BitextFile]:
     """Return the files of a split, or else of the next one in `PREFERRED`, or else all.
 
-    Files that are left out are named in a warning.
+    `splits` has the split of each file. Files that are left out are named in a warning.
     """
     preferred = PREFERRED.get(split, ())
     own = next((group for group in preferred if not group.isdisjoint(splits)), None)
@@ -227,44 +230,62 @@ def _of_split(
 
 
 def _split_in(path: Path) -> str | None:
-    """Return the split that the last part of a path names, or else the part before, and so on."""
-    return next(filter(None, map(split_of, reversed(path.parts))), None)
+    """Return the split that a file's name tells, or else its folders in an archive, or that."""
+    told = [split_of(path), *map(_folder_split, path.parents)]
+    return next(filter(None, told), None)
 
 
 def split_of(path: str | Path) -> str | None:
-    """Return the split that a word in the name of a file or folder names, or None.
+    """Return the split that a file's name tells: "train", "dev" or "test", or None.
 
-    >>> split_of("dev/opus.de-en-test.de"), split_of("newsdev2016.de"), split_of("dev/news.de")
-    ('test', 'dev', None)
+    It is told by the first word, or by a whole part between dots or underscores. Digits behind
+    these do not count, nor two languages before them. Words in other places are no splits, as in
+    `crash-test.de-en.tsv`. If a name tells several splits, "train" is taken before "test".
+
+    >>> split_of("test-2020.de"), split_of("newsdev2016.de-en.de"), split_of("a.de-en-test.de")
+    ('test', 'dev', 'test')
+    >>> split_of("news.de-en.tsv"), split_of("crash-test.de-en.tsv"), split_of("dev/news.de")
+    (None, None, None)
     """
-    words = re.split(r"[._\d-]", Path(path).name.lower())
-    return next(filter(None, map(SPLITS.get, words)), None)
+    name = Path(path).name.lower()
+    words = [re.split(r"[._\d-]", name)[0]]
+    for part in re.split("[._]", name):
+        words.append(re.sub(rf"^{LANGUAGE_TAG}-{LANGUAGE_TAG}-|\d+$", "", part))
+    told = {SPLITS.get(word) for word in words}
+    return next((split for split in PREFERRED if split in told), None)
+
+
+def _folder_split(folder: Path) -> str | None:
+    """Return the split that the whole name of a folder or archive tells, or None."""
+    return SPLITS.get(folder.stem.lower())
 
 
 def _without_split(path: Path) -> str:
-    """Return a name without the word that names its split, such as ".de-en.tsv"."""
-    words = re.split(r"([._\d-])", path.name.lower())
-    return "".join(word for word in words if word not in SPLITS)
+    """Return a name in small letters without words that tell a split, and digits behind them.
+
+    `train.de-en.tsv` and `dev2016.de-en.tsv` give `.de-en.tsv`.
+    """
+    words = "|".join(SPLITS)
+    return re.sub(rf"(?<![a-z])(?:{words})[-\d]*(?![a-z])", "", path.name.lower())
 
 
 def find_dev(train: Sequence[str]) -> list[str]:
     """Return the files and folders with dev pairs that belong to training text.
 
     Such as `dev/` beside `train/`, or `validation.csv` beside `train.csv`. `train` names such
-    files or folders, or the folder that holds both. An empty folder is no dev set, and neither is
-    what `train` names.
+    files or folders, a file in `train/`, or the folder that holds both. Beside a file, the rest of
+    the name must be equal. What `train` names is no dev set.
     """
     inputs = [Path(os.path.abspath(Path(path).expanduser())) for path in train]
     found: dict[str, None] = {}  # a set that keeps the order
-    for given in inputs:
+    for given in filter(Path.exists, inputs):
+        folder = given if given.is_dir() else given.parent
         dev = _dev_among(given.iterdir()) if given.is_dir() else []
-        if not dev and given.is_file() and SPLITS.get(given.parent.name.lower()) == "train":
-            dev = _dev_among(given.parent.parent.iterdir())
-        elif not dev and given.exists() and split_of(given) == "train":
-            beside = given.parent.iterdir()
-            if given.is_file():
-                beside = (path for path in beside if _without_split(path) == _without_split(given))
-            dev = _dev_among(beside)
+        if given.is_file() and split_of(given) == "train":
+            rest = _without_split(given)
+            dev = _dev_among(path for path in folder.iterdir() if _without_split(path) == rest)
+        if not dev and _folder_split(folder) == "train":
+            dev = _dev_among(folder.parent.iterdir())
         for path in dev:
             if not any(each.is_relative_to(path) for each in inputs):
                 found[str(path)] = None
@@ -272,11 +293,15 @@ def find_dev(train: Sequence[str]) -> list[str]:
 
 
 def _dev_among(paths: Iterable[Path]) -> list[Path]:
-    """Return the paths that name dev pairs, or none if no path names training text."""
+    """Return the paths named for dev pairs, or none if none is named for training.
+
+    Files that do not look like parallel text do not count, nor do folders without such files.
+    """
     splits = {}
     for path in sorted(paths):
-        if any(path.glob("[!.]*")) or _looks_parallel(path.name):
-            splits[path] = split_of(path)
+        names = [each.name for each in path.glob("[!.]*")] if path.is_dir() else [path.name]
+        if any(map(_looks_parallel, names)):
+            splits[path] = _folder_split(path) if path.is_dir() else split_of(path)
     if "train" not in splits.values():
         return []
     return [path for path, split in splits.items() if split == "dev"]

@@ -264,8 +264,10 @@ def read_numbered_lines(file: BitextFile) -> Numbered:
 
 
 def is_mined(path: Path) -> bool:
-    """Tell by its first fields whether mining has written a JSONL or Parquet file."""
-    # Damaged files are refused when they are read.
+    """Tell by its first fields whether `mine-bitext` wrote a JSONL or Parquet file.
+
+    False for a damaged file, which is refused when it is read.
+    """
     with suppress(ValueError, TypeError, OSError, RecursionError):
         if plain_suffix(path) == ".parquet":
             return pq.read_schema(path).names[:3] == MINED
@@ -294,7 +296,7 @@ def sides_of(row: Any, file: BitextFile) -> Sequence[Any]:
     try:
         if "source" in row and "target" in row:
             sides = row["source"], row["target"]
-            is_alone = row.get("score", 0) is None and not all(sides)
+            is_alone = [*row][:3] == MINED and row["score"] is None and not all(sides)
             return ("", "") if is_alone else sides
         texts = row.get("translation", row)
         return [text_in(texts, code) for code in (file.language, file.target_language)]

@@ -93,8 +93,8 @@ def read_translations(
 def read_lines(path: str, join: bool = True) -> tuple[list[Sentence], bool]:
     """Return the lines or subtitles of a text, and whether they are paragraphs.
 
-    They are if the text is wrapped (`join_wrapped`), if they are subtitles, or if long lines
-    (`LONG_LINE`) hold more than a fifth of the text.
+    The lines are paragraphs if they are subtitles, if the text was wrapped and is joined
+    (`join_wrapped`), or if long lines (`LONG_LINE`) hold more than a fifth of its bytes.
 
     Args:
         join: whether to join the lines of wrapped text.
@@ -110,7 +110,7 @@ def read_lines(path: str, join: bool = True) -> tuple[list[Sentence], bool]:
 
 
 def split_lines(lines: Iterable[Sentence], path: str, language: str) -> Iterator[Sentence]:
-    """Yield the sentences of the lines of a text. Parts without a character are left out."""
+    """Yield the sentences of the lines of a text, without blank ones."""
     with reading(path):
         require_version("sentencex>=1.0.32", INSTALL)
         from sentencex import get_sentence_boundaries
@@ -203,8 +203,11 @@ def read_subtitles(path: str) -> list[Sentence]:
         text = re.sub(r"\{\\[^{}]*\}", "", text).translate(HIDDEN)
         kind = "vtt" if text.startswith("WEBVTT") else "srt"
         subtitles = SSAFile.from_string(text, format_=kind)
-        if not len(subtitles):
-            raise UserError(f"{path} holds no subtitle")
+        if not any(subtitle.text for subtitle in subtitles):
+            raise UserError(
+                f"{path} holds no subtitle below a line such as 00:00:01,000 --> 00:00:02,000 (a "
+                ".vtt file begins with WEBVTT)"
+            )
     joined: list[Sentence] = []
     continues = False
     for number, subtitle in enumerate(subtitles, 1):

@@ -155,7 +155,8 @@ class ResumableTrainer(Trainer):
         for callback in self.callback_handler.callbacks:
             if isinstance(callback, JITCheckpointCallback):
                 leave_after_saving(callback.jit_manager)
-                # It saves only at the end of a step. Earlier, some of its random numbers are drawn.
+                # Before a step ends, its batch and its dropout are already drawn, and a checkpoint
+                # would lose them. `on_step_end` and `on_epoch_end` still save.
                 callback.on_step_begin = callback.on_pre_optimizer_step = do_nothing
 
     def _get_train_sampler(self, train_dataset: Dataset | None = None) -> Sampler | None:
@@ -263,7 +264,7 @@ def describe_run(
     record["pairs a step"] = training.per_device_train_batch_size * training.world_size
     record["processes"] = training.world_size
     if model.plugin:
-        record["plugin files"] = [content_digest(path) for path in model.plugin]
+        record["plugin files"] = [[Path(each).name, content_digest(each)] for each in model.plugin]
     record["training text"] = {code: describe_text(part) for code, part in train.items()}
     record["dev text"] = {code: describe_text(part) for code, part in dev.items()}
     return record
@@ -375,13 +376,14 @@ def correct_state(args: TrainingArguments, state: TrainerState) -> None:
     """Correct the state of a resumed run before its first step.
 
     - The intervals of logging, evaluation and saving become those of this start's arguments.
-    - If the best checkpoint so far is missing, the best one is chosen anew, with a warning.
+    - The best checkpoint so far is looked for in this output folder first, which may have been
+      moved. If it is missing, the best one is chosen anew, with a warning.
     """
     state.compute_steps(args, state.max_steps)
     step = state.best_global_step
     best = Path(state.best_model_checkpoint or "")
     own = Path(args.output_dir, best.name)  # the folder of the run may have been moved
-    if step and own.is_dir():
+    if step and best.name and own.is_dir():
         best = own
         state.best_model_checkpoint = str(own)
     if step and not (best.name == f"checkpoint-{step}" and best.is_dir()):

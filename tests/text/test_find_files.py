@@ -152,6 +152,24 @@ def test_splits_in_archives_are_kept_apart(name: str, tmp_path: Path) -> None:
     }
 
 
+def test_a_folder_named_for_a_split_trains_on_its_other_files(tmp_path: Path) -> None:
+    for name in ("news", "dev", "test", "crash-test"):
+        write(tmp_path / "test" / f"{name}.de-en.tsv", f"{name}\tx\n")
+    write(tmp_path / "train" / "de-en.tsv", "a\tb\n")
+    write(tmp_path / "web-dev" / "app.py", "")
+    assert find_dev([str(tmp_path), str(tmp_path / "train/de-en.tsv")]) == []
+    for split, names in (("train", {"news", "crash-test"}), ("dev", {"dev"})):
+        [files] = find_bitext(tmp_path / "test", split=split).values()
+        assert {source for file in files for source, _ in read(file)} == names
+
+
+def test_the_dev_set_of_a_year_belongs_to_the_training_file_beside_it(tmp_path: Path) -> None:
+    train = write(tmp_path / "training" / "train2019.de-en.tsv", "a\tb\n")
+    dev = write(tmp_path / "training" / "newsdev2016.de-en.tsv", "c\td\n")
+    write(tmp_path / "training" / "dev.fr-en.tsv", "c\td\n")
+    assert find_dev([str(train)]) == [str(dev)]
+
+
 def test_a_link_to_nothing_is_refused_by_name(tmp_path: Path) -> None:
     link = write(tmp_path / "de-en.tsv", "ja\tyes\n").parent / "fr-en.tsv"
     link.symlink_to("absent")
