@@ -175,3 +175,7 @@ def test_english_of_validation_data_is_not_trained_on(
     assert len(trainer.train_dataset) == sum(sizes.values())
     found = [source for source, _ in trainer.evaluators[0].pairs["sw"]]
     assert found == [pairs[row * 29 // 19][0] for row in range(20)]
+    # A dev set of other languages is none.
+    [german] = (corpus / "train").glob("de-en.*")
+    trainer = built(f"{flags} --train_data {german} --output_dir {tmp_path}/german")
+    assert {code: len(part) for code, part in trainer.evaluators[0].pairs.items()} == {"de": 8}

@@ -33,7 +33,7 @@ OTHER_FORMATS = ("moses", "tmx", "po", "hub")
 PREFERRED = {
     "train": ({"train", None},),
     "test": ({"test"}, {None}, {"dev"}),
-    "dev": ({"dev"}, {None}),
+    "dev": ({"dev"}, {None}, {"test"}),
 }
 #: How many files a message names before it only counts.
 NAMED = 10
@@ -58,12 +58,13 @@ _MOSES = re.compile(rf"(.+)\.(?!gz$|xz$){_TAG}{_PACKED}")
 #: A Hub dataset, and its configuration for two languages.
 _HUB = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*(:[\w.-]+)?")
 _CONFIGURATION = re.compile(f":{_TAG}-{_TAG}$")
-#: Words that name a split of the text: a folder by its whole name, a file by a part of it.
+#: Words that name a split of the text: those of `datasets`, and of shared tasks.
 SPLITS = {
     "train": "train", "training": "train", "validation": "dev", "valid": "dev", "val": "dev",
     "dev": "dev", "devel": "dev", "devset": "dev", "newsdev": "dev", "newsdiscussdev": "dev",
-    "test": "test", "testing": "test", "testset": "test", "devtest": "test", "newstest": "test",
-    "newsdiscusstest": "test",
+    "tune": "dev", "test": "test", "testing": "test", "eval": "test", "evaluation": "test",
+    "testset": "test", "devtest": "test", "tst": "test", "newstest": "test", "newstestb": "test",
+    "newsdiscusstest": "test", "generaltest": "test", "wmttest": "test",
 }  # fmt: skip
 
 
@@ -94,7 +95,7 @@ def find_bitext(
 
     Args:
         paths: files, folders, zip archives or ids of Hub datasets. Subfolders are not searched,
-            except one named for the split if the folder itself holds no text of it.
+            except those named for the split if the folder itself holds no text of it.
         split: "train", "dev" or "test". Files of other splits are left out of a folder, with a
             warning. If it has none of this split, the next one in `PREFERRED` is read, or else all.
             None reads all. Files that are given themselves are always read.
@@ -141,14 +142,13 @@ def _files_in_folder(folder: Path, target: str, split: str | None) -> list[Bitex
         files += _classify(path, target)
     files.sort(key=lambda file: file.paths)
 
-    places = [Path(file.paths[0]).relative_to(folder) for file in files]
-    own = split if _folder_split(folder) == split else None
-    splits = [_split_in(place) or own for place in places]
-    if not files or (split and {split, None}.isdisjoint(splits)):
+    splits = [_split_in(Path(file.paths[0]).relative_to(folder)) for file in files]
+    if not files or (split and PREFERRED[split][0].isdisjoint(splits)):
         # perhaps the layout of `prepare-data` and `datasets`
-        for path in sorted(folder.glob("[!.]*/")):
-            if _folder_split(path) == (split or "train"):
-                return _files_in_folder(path, target, split)
+        subfolders = filter(_holds_text, sorted(folder.glob("[!.]*/")))
+        named = [path for path in subfolders if split_of(path) == (split or "train")]
+        if named:
+            return [file for path in named for file in _files_in_folder(path, target, split)]
     if not files:
         names = _listed(folder, paths) or "nothing"
         raise UserError(
@@ -231,61 +231,51 @@ def _of_split(
 
 def _split_in(path: Path) -> str | None:
     """Return the split that a file's name tells, or else its folders in an archive, or that."""
-    told = [split_of(path), *map(_folder_split, path.parents)]
-    return next(filter(None, told), None)
+    return next(filter(None, map(split_of, [path, *path.parents])), None)
 
 
 def split_of(path: str | Path) -> str | None:
-    """Return the split that a file's name tells: "train", "dev" or "test", or None.
+    """Return the split that a file or folder is named for: "train", "dev" or "test", or None.
 
-    It is told by the first word, or by a whole part between dots or underscores. Digits behind
-    these do not count, nor two languages before them. Words in other places are no splits, as in
-    `crash-test.de-en.tsv`. If a name tells several splits, "train" is taken before "test".
+    As in `datasets`, a word of the name tells it, between digits or marks. If the words tell
+    several splits, "train" is taken before "test", and "test" before "dev".
 
     >>> split_of("test-2020.de"), split_of("newsdev2016.de-en.de"), split_of("a.de-en-test.de")
     ('test', 'dev', 'test')
-    >>> split_of("news.de-en.tsv"), split_of("crash-test.de-en.tsv"), split_of("dev/news.de")
-    (None, None, None)
+    >>> split_of("contest.de-en.tsv"), split_of("dev/news.de")
+    (None, None)
     """
-    name = Path(path).name.lower()
-    words = [re.split(r"[._\d-]", name)[0]]
-    for part in re.split("[._]", name):
-        words.append(re.sub(rf"^{LANGUAGE_TAG}-{LANGUAGE_TAG}-|\d+$", "", part))
-    told = {SPLITS.get(word) for word in words}
+    words = re.split("[^a-z]+", Path(path).name.lower())
+    told = set(map(SPLITS.get, words))
     return next((split for split in PREFERRED if split in told), None)
 
 
-def _folder_split(folder: Path) -> str | None:
-    """Return the split that the whole name of a folder or archive tells, or None."""
-    return SPLITS.get(folder.stem.lower())
-
-
 def _without_split(path: Path) -> str:
-    """Return a name in small letters without words that tell a split, and digits behind them.
+    """Return a name in small letters without words that tell a split, and numbers behind them.
 
     `train.de-en.tsv` and `dev2016.de-en.tsv` give `.de-en.tsv`.
     """
     words = "|".join(SPLITS)
-    return re.sub(rf"(?<![a-z])(?:{words})[-\d]*(?![a-z])", "", path.name.lower())
+    numbers = r"(?:-\d+-of-\d+|[-\d]*)"
+    return re.sub(rf"(?<![a-z])(?:{words}){numbers}(?![a-z])", "", path.name.lower())
 
 
 def find_dev(train: Sequence[str]) -> list[str]:
     """Return the files and folders with dev pairs that belong to training text.
 
     Such as `dev/` beside `train/`, or `validation.csv` beside `train.csv`. `train` names such
-    files or folders, a file in `train/`, or the folder that holds both. Beside a file, the rest of
-    the name must be equal. What `train` names is no dev set.
+    files or folders, a file in `train/`, or the folder that holds both. What lies beside must have
+    the same name but for the split, and perhaps more. What `train` names is no dev set.
     """
     inputs = [Path(os.path.abspath(Path(path).expanduser())) for path in train]
     found: dict[str, None] = {}  # a set that keeps the order
     for given in filter(Path.exists, inputs):
-        folder = given if given.is_dir() else given.parent
         dev = _dev_among(given.iterdir()) if given.is_dir() else []
-        if given.is_file() and split_of(given) == "train":
-            rest = _without_split(given)
-            dev = _dev_among(path for path in folder.iterdir() if _without_split(path) == rest)
-        if not dev and _folder_split(folder) == "train":
-            dev = _dev_among(folder.parent.iterdir())
+        for named in (given, given.parent):
+            if not dev and split_of(named) == "train":
+                rest = _without_split(named)
+                beside = named.parent.iterdir()
+                dev = _dev_among(path for path in beside if _without_split(path).startswith(rest))
         for path in dev:
             if not any(each.is_relative_to(path) for each in inputs):
                 found[str(path)] = None
@@ -293,18 +283,17 @@ def find_dev(train: Sequence[str]) -> list[str]:
 
 
 def _dev_among(paths: Iterable[Path]) -> list[Path]:
-    """Return the paths named for dev pairs, or none if none is named for training.
-
-    Files that do not look like parallel text do not count, nor do folders without such files.
-    """
-    splits = {}
-    for path in sorted(paths):
-        names = [each.name for each in path.glob("[!.]*")] if path.is_dir() else [path.name]
-        if any(map(_looks_parallel, names)):
-            splits[path] = _folder_split(path) if path.is_dir() else split_of(path)
+    """Return the paths named for dev pairs, or none if none is named for training."""
+    splits = {path: split_of(path) for path in sorted(paths) if _holds_text(path)}
     if "train" not in splits.values():
         return []
     return [path for path, split in splits.items() if split == "dev"]
+
+
+def _holds_text(path: Path) -> bool:
+    """Tell whether a file looks like parallel text, or one that a folder holds."""
+    names = [each.name for each in path.glob("[!.]*")] if path.is_dir() else [path.name]
+    return any(map(_looks_parallel, names))
 
 
 def _looks_parallel(name: str) -> bool:

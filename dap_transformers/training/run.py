@@ -215,9 +215,10 @@ def build_datasets(
 ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
     """Read the text, hold out or read the dev set, and tokenise the training pairs.
 
-    The dev set is all of `validation_data`, or at most `dev_pairs` rows per language of the dev set
-    beside the training text. Training pairs are removed if their target is anywhere in that text,
-    also in a row that is left out. Without either, dev pairs are held out of the training text.
+    The dev set is all of `validation_data`, or at most `dev_pairs` rows per training language of the
+    dev set beside the training text. Training pairs are removed if their target is anywhere in that
+    text, also in a row that is left out. Without either, dev pairs are held out of the training
+    text.
 
     Returns:
         The tokenised training pairs, the dev pairs as text, and the training pairs as text. All
@@ -226,15 +227,16 @@ def build_datasets(
     options = {"max_bad_lines": data.max_bad_lines, "target_language": data.target_language}
     train = load_bitext(data.train_data, **options)
     validation = data.validation_data or find_dev(data.train_data)
+    dev: dict[str, Any] = {}
     if validation:
         logger.info("dev pairs: %s", " ".join(validation))
         dev = load_bitext(validation, **options, split="dev")
         targets = [text for part in dev.values() for text in part["target"][:]]
         train = drop_targets(train, targets)
         if not data.validation_data:
-            most = data.dev_pairs
-            dev = {code: spread_rows(part, most) for code, part in dev.items() if most}
-    else:
+            own = dev.keys() & train.keys() if data.dev_pairs else ()
+            dev = {code: spread_rows(dev[code], data.dev_pairs) for code in sorted(own)}
+    if not dev:
         train, dev = split_validation(train, data.dev_pairs, training.seed_of_text)
     tokenized = tokenize_bitext(train, tokenizer, data.max_seq_length, data.prefix)
     return tokenized, dev, train

@@ -107,6 +107,8 @@ def test_a_subfolder_train_stands_for_its_folder(tmp_path: Path) -> None:
         ("train/de-en.tsv", "dev.de-en.tsv", "test2014.de-en.tsv"),
         ("news.de-en.tsv", "dev.de-en.tsv", "test.de-en.tsv"),
         ("a.de-en-train.csv", "a.de-en-dev.csv", "a.de-en-test.csv"),
+        ("kftt-train.de-en.tsv", "kftt-tune.de-en.tsv", "kftt-test.de-en.tsv"),
+        ("train2019/de-en.tsv", "dev2019/de-en.tsv", "test2019/de-en.tsv"),
     ],
 )
 def test_splits_in_a_folder_are_kept_apart(
@@ -138,7 +140,7 @@ def test_splits_in_a_folder_are_kept_apart(
         assert read(tmp_path / test) == [(test, "x")]
 
 
-@pytest.mark.parametrize("name", ["a.zip/{}/de-en.tsv", "{}.zip/de-en.tsv"])
+@pytest.mark.parametrize("name", ["a.zip/{}20/de-en.tsv", "de-en_{}20.zip/de-en.tsv"])
 def test_splits_in_archives_are_kept_apart(name: str, tmp_path: Path) -> None:
     archives: dict[str, dict[str, str]] = {}
     for split in ("train", "dev", "test"):
@@ -153,14 +155,23 @@ def test_splits_in_archives_are_kept_apart(name: str, tmp_path: Path) -> None:
 
 
 def test_a_folder_named_for_a_split_trains_on_its_other_files(tmp_path: Path) -> None:
-    for name in ("news", "dev", "test", "crash-test"):
+    for name in ("news", "contest", "dev", "test"):
         write(tmp_path / "test" / f"{name}.de-en.tsv", f"{name}\tx\n")
     write(tmp_path / "train" / "de-en.tsv", "a\tb\n")
     write(tmp_path / "web-dev" / "app.py", "")
     assert find_dev([str(tmp_path), str(tmp_path / "train/de-en.tsv")]) == []
-    for split, names in (("train", {"news", "crash-test"}), ("dev", {"dev"})):
+    for split, names in (("train", {"news", "contest"}), ("dev", {"dev"}), ("test", {"test"})):
         [files] = find_bitext(tmp_path / "test", split=split).values()
         assert {source for file in files for source, _ in read(file)} == names
+
+
+def test_all_folders_of_a_split_are_read(tmp_path: Path) -> None:
+    write(tmp_path / "news.de-en.tsv", "a\tb\n")
+    write(tmp_path / "test" / "test_app.py", "")
+    for year in (2014, 2016):
+        write(tmp_path / f"newstest{year}" / "de-en.tsv", f"{year}\tx\n")
+    [files] = find_bitext(tmp_path, split="test").values()
+    assert [source for file in files for source, _ in read(file)] == ["2014", "2016"]
 
 
 def test_the_dev_set_of_a_year_belongs_to_the_training_file_beside_it(tmp_path: Path) -> None:
