@@ -168,28 +168,25 @@ def find_split(folder: Path, names: tuple[str, ...]) -> list[Path]:
 
 def read_split(folder: Path, names: tuple[str, ...]) -> Split:
     """Read the two texts and the gold pairs of a split that `find_split` finds."""
-    files = find_split(folder, names)
-    *texts, gold = files
+    *texts, gold = find_split(folder, names)
     sides = []
     lines = []
     for path in texts:
         sentences = read_text(path)
         sides.append(DistinctSentences(sentences.values(), path))
         lines.append({name: line for line, name in enumerate(sentences)})
-    split = Split(*sides, read_gold(gold, *lines))
-    for path, part in zip(files, split, strict=True):
-        if not len(part):
-            raise UserError(f"{path} is empty")
-    return split
+    pairs = read_gold(gold, *lines)
+    if not len(pairs):
+        raise UserError(f"{gold} is empty")
+    return Split(*sides, pairs)
 
 
 def read_text(path: Path) -> dict[str, str]:
     """Read lines `id<TAB>sentence`: id -> sentence, in the order of the lines."""
     sentences: dict[str, str] = {}
     for number, line in enumerate(decoded_lines(path), 1):
-        name, tab, sentence = line.partition("\t")
-        if not name or not tab:
-            raise UserError(f"{path}, line {number}: {line[:60]!r} is no id, tab and sentence")
+        with reading(f"{path}, line {number}: id and sentence"):
+            name, sentence = line.split("\t", 1)
         if name in sentences:
             raise UserError(f"{path}, line {number}: the id {name} is repeated")
         sentences[name] = sentence
@@ -244,8 +241,6 @@ def best_threshold(
     >>> best_threshold(np.array([3.0, 2.0, 1.0]), np.ones(3), np.array([1, 1, 0]), gold=2)
     1.5
     """
-    if len(scores) == 0:
-        raise UserError("no pairs were mined: there is no threshold")
     order = np.argsort(-scores, kind="stable")
     ranked = scores[order]
 

@@ -173,18 +173,14 @@ def read_questions(folder: Path) -> QuestionSet:
     path = folder / "qrels/test.tsv"
     grades: dict[str, dict[int, int]] = {name: {} for name in questions}
     for number, line in enumerate(decoded_lines(path), 1):
-        place = f"{path}, line {number}"
-        if line.count("\t") != 2:
-            raise UserError(f"{place}: give question, passage and grade, with tabs between them")
-        question, passage, grade = line.split("\t")
-        if number == 1 and not grade.strip()[:1].isdigit():
-            continue  # the header
-        for name, known in ((question, questions), (passage, corpus)):
-            if name not in known:
-                raise UserError(f"{place}: {folder} has no text with the id {name}")
-        with reading(place):
+        with reading(f"{path}, line {number}: question, passage and grade"):
+            question, passage, grade = line.split("\t")
+            if number == 1 and not grade.strip()[:1].isdigit():
+                continue  # the header
+            own = grades[question]  # the KeyError of an unknown id names it
+            row = row_of[passage]
             if int(grade) > 0:
-                grades[question][row_of[passage]] = int(grade)
+                own[row] = int(grade)
     answered = {name: own for name, own in grades.items() if own}
     if not answered:
         raise UserError(f"{path}: no line has a grade above 0, so no question has an answer")

@@ -6,7 +6,6 @@ Legend: `N` source rows, `M` target rows, `D` dimensions, `P` pairs, `K` known t
 """
 
 import json
-import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,7 +17,7 @@ import torch
 
 from dap_transformers.encoding.encoder import Encoder, SentenceEncoder, listed
 from dap_transformers.encoding.shards import embed_to_disk, model_fingerprint
-from dap_transformers.errors import UserError, counted
+from dap_transformers.errors import UserError, counted, reading
 from dap_transformers.mining.margin import (
     PAIR,
     Vectors,
@@ -62,14 +61,8 @@ class MiningOptions:
         if self.threshold == "none":
             self.threshold = None
         elif self.threshold not in (None, "auto"):
-            try:
+            with reading("threshold (give a number, 'auto' or 'none')"):
                 self.threshold = float(self.threshold)
-                if not math.isfinite(self.threshold):
-                    raise ValueError
-            except ValueError as error:
-                raise ValueError(
-                    f"threshold={self.threshold!r}: give a number, 'auto' or 'none'"
-                ) from error
 
 
 @dataclass(frozen=True)
@@ -238,7 +231,7 @@ def mine(
     vectors = []
     for name, side in (("source", source), ("target", target)):
         if torch.is_tensor(side):
-            side = side.to(torch.promote_types(side.dtype, torch.float32)).numpy(force=True)
+            side = side.float().numpy(force=True)
         if not isinstance(side, np.ndarray) or side.dtype.kind != "f":
             texts[name] = DistinctSentences(listed(side), name)
             side = np.asarray(model.encode(list(texts[name])))

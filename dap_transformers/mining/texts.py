@@ -64,6 +64,8 @@ class DistinctSentences(Sequence[str]):
         places = np.flatnonzero(self.rows >= 0)
         _, first = np.unique(self.rows[places], return_index=True)
         self.first_line = places[first] + 1
+        if not len(self):
+            raise UserError(f"{name}: none of its lines holds a sentence")
 
     def __len__(self) -> int:
         return len(self.sentences)
@@ -110,9 +112,8 @@ class GroupedText(DistinctSentences):
         self.singles = [each for each in sentences if not is_blank(each.text)]
         texts = [each.text for each in self.singles]
         self.lengths = np.array([len(text) for text in texts])
-        numbers: dict[str, int] = {}
-        without_digits = (re.sub(r"\d+", "0", text) for text in texts)
-        self.kinds = np.array([numbers.setdefault(text, len(numbers)) for text in without_digits])
+        without_digits = pa.array([re.sub(r"\d+", "0", text) for text in texts], pa.large_string())
+        self.kinds = without_digits.dictionary_encode().indices.to_numpy()
         places = product(range(1, largest + 1), range(len(texts)))
         super().__init__((joined(texts[i : i + size]) for size, i in places), name)
         self.groups = self.rows.reshape(largest, -1).T
@@ -149,7 +150,6 @@ def read_texts(files: Sequence[str], is_parallel: bool = False) -> dict[str, Dis
     texts = {}
     for name, path in zip(SIDES, files):
         texts[name] = DistinctSentences(read_sentences(path), path)
-    require_sentences(texts)
     lines, target_lines = (len(text.rows) for text in texts.values())
     if is_parallel and lines != target_lines:
         raise UserError(
@@ -166,15 +166,7 @@ def read_texts_in_order(
     texts = {}
     for name, path, sentences in zip(SIDES, files, read_translations(files, languages, split)):
         texts[name] = GroupedText(sentences, path, largest)
-    require_sentences(texts)
     return texts
-
-
-def require_sentences(texts: Texts) -> None:
-    """Raise `UserError` for a text without sentences."""
-    for text in texts.values():
-        if not len(text):
-            raise UserError(f"{text.name}: none of its lines holds a sentence")
 
 
 def read_known(path: str | Path) -> dict[str, DistinctSentences]:

@@ -255,15 +255,13 @@ def remark_on(model: ScoreModel, precision: float | None) -> str:
         return "no candidate looks like a translation"
     if model.share > 0.99:
         return "almost all candidates look like translations"
-    few = None
-    if model.calibrated and model.translations < CLEAR_PAIRS:
-        few = f"about {model.share * model.candidates:,.0f}"
-    elif not model.calibrated and model.share < CLEAR_SHARE:
-        few = f"{100 * model.share:.0f}%"
-    if few is not None:
+    is_few = model.share < CLEAR_SHARE
+    if model.calibrated:
+        is_few = model.translations < CLEAR_PAIRS
+    if is_few:
         return (
-            f"only {few} of the candidates look like translations, and some may only be similar: "
-            "check a few pairs"
+            f"only about {model.share * model.candidates:,.0f} of the candidates look like "
+            "translations, and some may only be similar: check a few pairs"
         )
     if precision is not None and precision < LOW_PRECISION and not model.calibrated:
         return (

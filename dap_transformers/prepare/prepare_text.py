@@ -50,11 +50,9 @@ def prepare_text(
     started = time.perf_counter()
     output_dir = Path(text.output_dir)
     require_outside(output_dir, text.inputs(options))
-    with reading(f"url_pattern={options.url_pattern!r}"):
-        pl.Series([""]).str.contains(options.url_pattern)
-
     # Try the filters and read everything, before text is downloaded and an earlier result removed.
-    clean(pl.DataFrame({"source": [""], "target": [""]}), "en", options)
+    with reading(f"url_pattern={options.url_pattern!r}"):
+        clean(pl.DataFrame({"source": [""], "target": [""]}), "en", options)
     evaluation = read_evaluation(text.evaluation_data, options.target_language)
     files, licences = find_files(text, options, evaluation)
     plan = Plan(output_dir, options, tuple(evaluation))

@@ -132,7 +132,11 @@ class ClusterEncoder:
                     continue
 
                 if number is None:
-                    self._require_same_model(outcome)
+                    if outcome != self.fingerprint:
+                        raise UserError(
+                            "an encoder of the cluster has another model than this process: give "
+                            "all nodes the same files, and the same version of Transformers"
+                        )
                 else:
                     losses = 0
                     results[number], cut = outcome
@@ -142,15 +146,6 @@ class ClusterEncoder:
                     job = actor.encode.remote(pieces[number], self.encoder.prefix)
                     jobs[job] = actor, number
             yield results.pop(due)
-
-    def _require_same_model(self, fingerprint: str) -> None:
-        """Raise `UserError` if an actor has another model than this process."""
-        if fingerprint != self.fingerprint:
-            raise UserError(
-                "an encoder of the cluster has another model than this process (fingerprint "
-                f"{fingerprint[:12]}, here {self.fingerprint[:12]}): give all nodes the same "
-                "files, and the same version of Transformers"
-            )
 
 
 def _starting(actors: Iterable[Any]) -> Jobs:

@@ -20,7 +20,7 @@ from dap_transformers.search.exact import (
     Found,
     Neighbours,
     mutual_neighbours,
-    require_searchable,
+    require_k,
 )
 
 #: Rows of each side of a tile, by the device that searches it.
@@ -45,14 +45,14 @@ def cluster_neighbours(
     """
     import ray
 
-    require_searchable({"source": source, "target": target}, k, min(len(source), len(target)))
+    require_k(k, min(len(source), len(target)))
     resources = ray.cluster_resources()
     kind = "GPU" if resources.get("GPU") else "CPU"
     at_once = AHEAD * max(1, int(resources.get(kind, 1)))
 
     # With GPUs, Ray would start a new process for each tile.
     options = {f"num_{kind.lower()}s": 1, "max_retries": RETRIES, "max_calls": 0}
-    search_tile = ray.remote(**options)(lambda *tile: _search_tile(k, *tile))
+    search_tile = ray.remote(**options)(lambda *tile: mutual_neighbours(*tile, k))
     forward = _nothing_found(len(source), k)
     backward = _nothing_found(len(target), k)
     rows_of, columns_of = (_strips(len(side), TILES[kind], k) for side in (source, target))
@@ -74,8 +74,7 @@ def cluster_neighbours(
             for columns, keys in strips:
                 if len(running) == at_once:
                     merge_next()
-                worst = np.array(forward.scores[rows, -1]), np.array(backward.scores[columns, -1])
-                running[search_tile.remote(queries, keys, *worst)] = rows, columns
+                running[search_tile.remote(queries, keys)] = rows, columns
         while running:
             merge_next()
     return Neighbours(forward, backward)
@@ -89,23 +88,6 @@ def _strips(rows: int, height: int, k: int) -> list[slice]:
     count = min(-(-rows // height), rows // k)
     edges = [rows * number // count for number in range(count + 1)]
     return [slice(*each) for each in pairwise(edges)]
-
-
-def _search_tile(
-    k: int,
-    queries: np.ndarray,
-    keys: np.ndarray,
-    queries_worst: np.ndarray,
-    keys_worst: np.ndarray,
-) -> Neighbours:
-    """Search source rows (queries, n) in target rows (keys, m), in both directions.
-
-    It finds only neighbours of higher or equal scores than the worst of each row's k so far, (n,)
-    and (m,).
-    """
-    # One of an equal score may come first, so the bound is one step lower.
-    above = [np.nextafter(worst, -np.inf) for worst in (queries_worst, keys_worst)]
-    return mutual_neighbours(queries, keys, k, above=(above[0], above[1]))
 
 
 def _nothing_found(rows: int, k: int) -> Found:

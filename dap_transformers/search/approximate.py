@@ -17,7 +17,7 @@ from dap_transformers.search.exact import (
     Found,
     Neighbours,
     nearest_neighbours,
-    require_searchable,
+    require_k,
     unit_rows,
 )
 
@@ -49,7 +49,7 @@ def approximate_neighbours(
             its search parameters (`IVF4096,Flat:nprobe=64`). Without parameters an IVF index visits
             the square root of its number of lists.
     """
-    require_searchable({"source": source, "target": target}, k, min(len(source), len(target)))
+    require_k(k, min(len(source), len(target)))
     total = 2 * (len(source) + len(target))
     with tqdm(
         total=total, desc=f"faiss {index}", unit=" rows", unit_scale=True, disable=not progress

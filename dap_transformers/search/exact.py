@@ -31,8 +31,6 @@ Array = np.ndarray | Tensor
 
 #: Source rows and target rows of a block: 24 MiB of bfloat16 on a CPU, 512 MiB on a GPU.
 BLOCKS = {"cpu": (1024, 12288), "cuda": (8192, 32768)}
-#: Rows that are checked at a time before a search.
-CHECKED_ROWS = 256
 #: Rows whose mean the centre of a side is.
 CENTRE_ROWS = 1024
 #: Keys are numbered from -1 to this, which with -1 fills 32 bits.
@@ -66,7 +64,6 @@ def mutual_neighbours(
     target: Array,
     k: int = 4,
     progress: bool = False,
-    above: tuple[np.ndarray, np.ndarray] | None = None,
 ) -> Neighbours:
     """Find the k nearest rows of the other side, for every source row (N, D) and target row (M, D).
 
@@ -80,17 +77,9 @@ def mutual_neighbours(
     >>> found = mutual_neighbours(np.eye(2), np.array([[0.0, 2.0], [3.0, 0.0], [1.0, 0.0]]), k=1)
     >>> found.forward.indices.tolist(), found.backward.indices.tolist()
     ([[1], [0]], [[1], [0], [0]])
-
-    Args:
-        above: cosines (N,) and (M,) that the neighbours of each source and target row must exceed.
-            Use it if other parts of the data were searched before. A row may then have fewer than k
-            neighbours, and the places of missing ones have index -1.
     """
-    require_searchable({"source": source, "target": target}, k, min(len(source), len(target)))
-    source_above, target_above = above or (None, None)
-    return _search(
-        source, target, k, progress=progress, above=source_above, keys_above=target_above
-    )
+    require_k(k, min(len(source), len(target)))
+    return _search(source, target, k, progress=progress)
 
 
 def nearest_neighbours(queries: Array, keys: Array, k: int = 1) -> Found:
@@ -103,7 +92,7 @@ def nearest_neighbours(queries: Array, keys: Array, k: int = 1) -> Found:
     >>> scores.tolist(), indices.tolist()
     ([[1.0, 1.0]], [[1, 2]])
     """
-    require_searchable({"queries": queries, "keys": keys}, k, len(keys))
+    require_k(k, len(keys))
     return _search(queries, keys, k, both=False).forward
 
 
@@ -129,14 +118,11 @@ def first_equal_rows(array: Array) -> np.ndarray:
     return first_of_group[group]
 
 
-def unit_rows(
-    array: Array, name: str = "vectors", start: int = 0, device: torch.device | None = None
-) -> Tensor:
+def unit_rows(array: Array, name: str = "vectors", device: torch.device | None = None) -> Tensor:
     """Divide each row (N, D) by its Euclidean length, in a new float32 tensor. Zero rows stay zero.
 
     Args:
         name: what error messages call the array.
-        start: number that error messages give the first row, if the array is part of a larger one.
         device: device of the result. None keeps the array's device, which is the CPU for numpy.
     """
     if isinstance(array, Tensor):
@@ -150,10 +136,7 @@ def unit_rows(
     largest = torch.maximum(rows.amax(1, keepdim=True), -rows.amin(1, keepdim=True))
     bad = (~largest.isfinite()).nonzero()
     if len(bad):
-        number = start + int(bad[0, 0])
-        raise UserError(
-            f"{name}: row {number} (of {len(bad)} such rows) has NaN or infinite values"
-        )
+        raise UserError(f"{name}: {len(bad)} of {len(rows)} rows have NaN or infinite values")
 
     # divide by it first, so that squares cannot overflow
     rows = rows.div_(largest.where(largest > 0, 1.0)).float()
@@ -161,14 +144,8 @@ def unit_rows(
     return rows.div_(length.where(length > 0, 1.0))
 
 
-def require_searchable(sides: dict[str, Array], k: int, most: int) -> None:
-    """Raise `UserError` if an array has NaN or infinity, or if k is not 1 to `most`.
-
-    Arrays are given by their names in messages. Such an error would come after hours of search.
-    """
-    for name, array in sides.items():
-        for start in range(0, len(array), CHECKED_ROWS):
-            unit_rows(array[start : start + CHECKED_ROWS], name, start)
+def require_k(k: int, most: int) -> None:
+    """Raise `UserError` if k is not 1 to `most`."""
     if not 1 <= k <= most:
         raise UserError(f"k={k}, but the texts have {most} rows: choose 1 to {most}")
 
@@ -179,17 +156,15 @@ def _search(
     k: int,
     both: bool = True,
     progress: bool = False,
-    above: np.ndarray | None = None,
-    keys_above: np.ndarray | None = None,
 ) -> Neighbours:
     """Find the k best keys of every query and, if `both`, the k best queries of every key.
 
-    Scores and indices are (N, k), and (M, k) or, unless `both`, (0, k). A missing one has index -1.
+    Scores and indices are (N, k), and (M, k) or, unless `both`, (0, k).
     """
     device = _device_of(queries, keys)
     height, width = BLOCKS.get(device.type, BLOCKS["cpu"])
-    forward = Best.of(len(queries), k, device, above)
-    backward = Best.of(len(keys) if both else 0, k, device, keys_above)
+    forward = Best.of(len(queries), k, device)
+    backward = Best.of(len(keys) if both else 0, k, device)
     total = len(queries) * len(keys)
     bar = tqdm(
         total=total, desc="nearest neighbours", unit=" pairs", unit_scale=True, disable=not progress
@@ -248,12 +223,10 @@ class Best:
     packed: Tensor
 
     @classmethod
-    def of(cls, count: int, k: int, device: torch.device, above: np.ndarray | None) -> "Best":
-        """Return no neighbours: key -1 with score -inf, or with the limits `above` (N,)."""
-        scores = torch.full((count,), -torch.inf, device=device)
-        if above is not None:
-            scores[:] = torch.tensor(above)
-        return cls(_packed(scores, -1).repeat(k, 1))
+    def of(cls, count: int, k: int, device: torch.device) -> "Best":
+        """Return no neighbours: key -1 with score -inf."""
+        scores = torch.full((k, count), -torch.inf, device=device)
+        return cls(_packed(scores, -1))
 
     def part(self, start: int, count: int) -> "Best":
         """Return the neighbours of some queries as a view: what the view adds is added here."""
@@ -287,7 +260,7 @@ class Best:
                 new = lower
 
     def found(self) -> Found:
-        """Return scores (N, k) and indices (N, k). The index of a missing key is -1."""
+        """Return scores (N, k) and indices (N, k)."""
         scores, keys = _unpacked(self.packed.T.contiguous())
         return Found(scores.cpu().numpy(), keys.cpu().numpy())
 

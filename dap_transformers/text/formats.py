@@ -223,11 +223,7 @@ def _require_order(file: BitextFile, table: pa.Table) -> None:
     """
     first, second = file.language, file.target_language
     source, target = table["source"], table["target"]
-    is_swapped = (
-        {first, second} <= SCRIPTS.keys()
-        and _letters(source, first) < _letters(source, second)
-        and _letters(target, second) < _letters(target, first)
-    )
+    is_swapped = is_in_other_script(source, first) and is_in_other_script(target, second)
     if second == "en" and first != UNDETERMINED:
         least = max(LEAST_ENGLISH, ENGLISH_SHARE * len(table), 3 * _count(target, ENGLISH))
         is_swapped |= _count(source, ENGLISH) >= least
@@ -414,11 +410,6 @@ def read_tmx(file: BitextFile) -> Numbered:
     return memory_pairs(file.paths[0], file.language, file.target_language)
 
 
-def read_po(file: BitextFile) -> Numbered:
-    """Yield (line number, (translation, original)) of each translated entry of a PO file."""
-    return catalogue_pairs(file.paths[0])
-
-
 #: The formats by their name, which is the extension of a file name that tells both languages.
 FORMATS: dict[str, Format] = {
     "tsv": Format(read_columns, parse_row),
@@ -427,6 +418,6 @@ FORMATS: dict[str, Format] = {
     "parquet": Format(read_parquet, parse_fields),
     "moses": Format(read_moses, parse_moses),
     "tmx": Format(read_tmx, tuple),
-    "po": Format(read_po, tuple),
+    "po": Format(lambda file: catalogue_pairs(file.paths[0]), tuple),
     "hub": Format(read_hub, parse_fields),
 }

@@ -79,13 +79,11 @@ def read_translations(
         split: whether to split lines into sentences. None splits all of the texts if one of them
             has paragraphs (`read_lines`).
     """
-    texts = []
-    has_paragraphs = []
-    for path in files:
-        lines, found = read_lines(path, join=split is not False)
-        texts.append(lines)
-        has_paragraphs.append(found)
-    if split or (split is None and any(has_paragraphs)):
+    found = [read_lines(path, join=split is not False) for path in files]
+    texts = [lines for lines, _ in found]
+    if split is None:
+        split = any(has_paragraphs for _, has_paragraphs in found)
+    if split:
         return [list(split_lines(*each)) for each in zip(texts, files, languages, strict=True)]
     return texts
 

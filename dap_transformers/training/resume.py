@@ -291,7 +291,8 @@ def record_run(run: dict[str, Any], training: TrainingArguments, folder: str | N
         folder: what the run resumes from, a checkpoint or an output folder. None for a new run.
 
     Raises:
-        UserError: if `folder` has the record of another run.
+        UserError: if `folder` has the record of another run, or if it lies elsewhere and the output
+            folder holds checkpoints of another run, whose best one could be taken for this run's.
     """
     # Compare what a JSON file gives back, such as lists instead of tuples.
     run = json.loads(json.dumps(run, default=str))
@@ -301,8 +302,13 @@ def record_run(run: dict[str, Any], training: TrainingArguments, folder: str | N
             f"{folder} is of a run with {'; '.join(differing)}: give the same arguments, or "
             "another output folder (and this checkpoint as the model to train further)"
         )
+    output = Path(training.output_dir)
+    if folder and not Path(folder).resolve().is_relative_to(output.resolve()):
+        for checkpoint in output.glob("checkpoint-*"):
+            if differences(read_record(checkpoint), run):
+                raise UserError(f"{checkpoint} is of another run: give another output folder")
     if training.process_index == 0:
-        write_json(run, Path(training.output_dir) / RECORD)
+        write_json(run, output / RECORD)
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:

@@ -215,10 +215,10 @@ def build_datasets(
 ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
     """Read the text, hold out or read the dev set, and tokenise the training pairs.
 
-    The dev set is all of `validation_data`, or at most `dev_pairs` rows per training language of the
-    dev set beside the training text. Training pairs are removed if their target is anywhere in that
-    text, also in a row that is left out. Without either, dev pairs are held out of the training
-    text.
+    The dev set is all of `validation_data`, or at most `dev_pairs` rows per language of the dev set
+    beside the training text. Training pairs are removed if their target is anywhere in that text,
+    also in a row that is left out. If neither has a language of the training, dev pairs are held
+    out of the training text.
 
     Returns:
         The tokenised training pairs, the dev pairs as text, and the training pairs as text. All

@@ -96,7 +96,6 @@ class StepMeter:
         rows = torch.stack([values for _, values, _ in unchecked]).tolist()
         for (step, _, pairs), row in zip(unchecked, rows, strict=True):
             values = dict(zip(self.names, row, strict=True))
-            problem = ""
             if not all(map(math.isfinite, row)):
                 problem = (
                     f"the loss is not finite at step {step}: lower the learning rate, or look at "
@@ -107,9 +106,10 @@ class StepMeter:
                     f"the batch of step {step} has no negatives, because all its sources or "
                     "targets are equal: give a larger batch, or remove repeated sentences"
                 )
-            if problem:
-                listed = ", ".join(f"{name}={value}" for name, value in values.items())
-                raise UserError(f"{problem} ({listed}; pairs: {' '.join(pairs)})")
+            else:
+                continue
+            listed = ", ".join(f"{name}={value}" for name, value in values.items())
+            raise UserError(f"{problem} ({listed}; pairs: {' '.join(pairs)})")
 
     def read(self, processes: int) -> dict[str, float]:
         """Return the mean of each loss since the last call, and begin again from zero.

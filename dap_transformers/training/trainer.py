@@ -259,13 +259,6 @@ class DAPTrainer(ResumableTrainer):
         # `Trainer` saves them as JSON, which knows no types of numpy.
         metrics = denumpify_detensorize(metrics)
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in metrics.items()}
-        needs_best = self.is_in_train and eval_dataset is None and self.keeps_best
-        if needs_best and self.best_name not in metrics:
-            raise UserError(
-                f"metric_for_best_model={self.best_name}: the evaluation has only "
-                f"{', '.join(metrics)}"
-            )
-
         self.log(metrics)
         self.control = self.callback_handler.on_evaluate(
             self.args, self.state, self.control, metrics
@@ -291,19 +284,21 @@ class DAPTrainer(ResumableTrainer):
         """
         name = self.best_name
         if name not in metrics:
+            if self.args.load_best_model_at_end or self.args.save_strategy == SaveStrategy.BEST:
+                raise UserError(
+                    f"metric_for_best_model={name}: the evaluation has only {', '.join(metrics)}"
+                )
             return False
-        lines = self.state.log_history
-        best_of = max if self.args.greater_is_better else min
-        best = best_of(line[name] for line in lines if name in line and line["step"])
-        is_near_best = not self.is_worse(name, metrics[name], best)
-        if is_near_best:
-            self.state.best_metric = None  # so that `Trainer` takes this one
-        is_best = super()._determine_best_metric(metrics, trial)
-        if is_near_best:
-            self.state.best_metric = best
-        if is_best and self.args.load_best_model_at_end:
+
+        value = metrics[name]
+        best = value if self.state.best_metric is None else self.state.best_metric
+        if self.is_worse(name, value, best):
+            return False
+        self.state.best_metric = (max if self.args.greater_is_better else min)(value, best)
+        self.state.best_global_step = self.state.global_step
+        if self.args.load_best_model_at_end:
             self.control.should_save = True  # also between the steps of `save_steps`
-        return is_best
+        return True
 
     def is_worse(self, name: str, value: float, other: float) -> bool:
         """Tell whether a value of a metric is worse than another value.
@@ -318,11 +313,6 @@ class DAPTrainer(ResumableTrainer):
             standard_error = 100 * variance**0.5
         drop = other - value if self.args.greater_is_better else value - other
         return not drop <= 2 * standard_error  # NaN is worse than any number
-
-    @property
-    def keeps_best(self) -> bool:
-        """Tell whether the run keeps its best checkpoint."""
-        return self.args.load_best_model_at_end or self.args.save_strategy == SaveStrategy.BEST
 
     @property
     def best_name(self) -> str:

@@ -11,14 +11,12 @@ A label is a name or a number, as on the Hub: entailment 0, neutral 1, contradic
 "-" or -1 marks a pair on which the annotators did not agree. Such pairs are skipped.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
 from datasets import ClassLabel, Dataset, load_dataset
-from torch.utils.data import Sampler
 from transformers import PreTrainedTokenizerBase
 
 from dap_transformers.errors import UserError, reading, warn_once
@@ -127,8 +125,6 @@ def training_source(
     None takes `train-en` of the test data.
     """
     if train_data:
-        if Path(train_data).is_dir():
-            raise UserError(f"{train_data} is a folder: name its file of English pairs")
         return NLISource(train_data, None, None if Path(train_data).is_file() else "train")
     if "en" not in found["train"]:
         raise UserError("there is no train-en file: give English pairs as train_data")
@@ -191,8 +187,6 @@ def prepare_nli(
             text = load_nli(source, options.max_train_pairs if split == "train" else None)
             tokens = tokenize_nli(text, tokenizer, options.max_seq_length, token_types)
             digests[f"{split} {code}"] = describe_text(text, len(text))
-            if split != "train":
-                tokens = tokens.sort("length", reverse=True)  # batches then need little padding
             sets[split][code] = tokens
     return NLIData(**sets, digests=digests)
 
@@ -215,37 +209,7 @@ def tokenize_nli(
             max_length=max_seq_length,
             return_token_type_ids=None if token_types else False,  # None: as the tokenizer likes
         )
-        lengths = [len(ids) for ids in tokens["input_ids"]]
-        return {**tokens, "labels": batch["label"], "length": lengths}
+        return {**tokens, "labels": batch["label"]}
 
     columns = dataset.column_names
     return dataset.map(encode, batched=True, remove_columns=columns, desc="tokenise")
-
-
-class StepLengthSampler(Sampler[int]):
-    """Draws a new random order each epoch, and sorts each optimizer step's examples by length.
-
-    Iterating yields row numbers, the longest example of each step first. An optimizer step takes
-    `step` examples, over all processes and accumulated batches. Sorting within a step does not
-    change its gradient, but batches of similar lengths need far less padding.
-    """
-
-    def __init__(self, lengths: Sequence[int], step: int, seed: int) -> None:
-        self.lengths = np.asarray(lengths)
-        self.step = step
-        self.seed = seed
-        self.epoch = 0
-
-    def set_epoch(self, epoch: int) -> None:
-        """Set the number of the epoch, from 0, whose order the next iteration has."""
-        self.epoch = epoch
-
-    def __len__(self) -> int:
-        return len(self.lengths)
-
-    def __iter__(self) -> Iterator[int]:
-        random = np.random.default_rng((self.seed, self.epoch))
-        order = random.permutation(len(self.lengths))
-        for start in range(0, len(order), self.step):
-            rows = order[start : start + self.step]
-            yield from rows[np.argsort(-self.lengths[rows], kind="stable")].tolist()

@@ -46,7 +46,6 @@ from dap_transformers.training.resume import (
 from dap_transformers.xnli.data import (
     LABEL,
     NLIData,
-    StepLengthSampler,
     TextOptions,
     find_nli,
     prepare_nli,
@@ -136,30 +135,20 @@ def build_classifier(encoder: SentenceEncoder) -> DAPForSequenceClassification:
 
 def has_token_types(encoder: SentenceEncoder) -> bool:
     """Tell whether the encoder has token types, as mBERT has and XLM-R has not."""
-    config = encoder.model.config
-    config = getattr(config, "encoder_config", config)
-    return (getattr(config, "type_vocab_size", None) or 0) > 1
+    return (getattr(encoder.backbone.config, "type_vocab_size", None) or 0) > 1
 
 
 def make_trainer(
     model: DAPForSequenceClassification,
     tokenizer: PreTrainedTokenizerBase,
     args: XNLITrainingArguments,
-    train: Dataset | None = None,
+    train: Dataset,
 ) -> ResumableTrainer:
-    """Make the trainer of an NLI classifier. Without `train` it can only evaluate.
-
-    The pairs of each optimizer step are drawn at random. Within the step they are sorted by length
-    (the column "length"), so that batches have little padding.
-    """
-    sampler = None
-    if train is not None:
-        sampler = StepLengthSampler(train["length"][:], args.total_train_batch_size, args.seed)
+    """Make the trainer of an NLI classifier."""
     return ResumableTrainer(
         model=model,
         args=args,
         train_dataset=train,
-        train_sampler=sampler,
         processing_class=tokenizer,
         data_collator=DataCollatorWithPadding(tokenizer),
         compute_loss_func=mean_over_step,

@@ -94,4 +94,3 @@ def test_repeated_and_empty_lines_are_counted_and_found_again() -> None:
     assert text.rows.tolist() == [-1, 0, 1, 2, -1, 0, 3]
     assert [text.place(row) for row in range(4)] == [f"text, line {line}" for line in (2, 3, 4, 7)]
     assert text.counts() == {"file": "text", "lines": 7, "empty": 2, "repeated": 1, "distinct": 4}
-    assert list(DistinctSentences(["", "  "])) == list(DistinctSentences([])) == []

@@ -256,13 +256,12 @@ def test_lost_workers_and_nodes_change_no_neighbour(
     expected = mutual_neighbours(source, target)
 
     # The first two workers die.
-    search_tile = ray_search._search_tile
 
     def search_or_die(*tile: object) -> object:
         if len(list(tmp_path.iterdir())) < 2:
             (tmp_path / str(os.getpid())).touch()
             os.kill(os.getpid(), signal.SIGKILL)
-        return search_tile(*tile)
+        return mutual_neighbours(*tile)
 
     # A node dies with the tiles that run there.
     merge = ray_search._merge
@@ -273,7 +272,7 @@ def test_lost_workers_and_nodes_change_no_neighbour(
         if len(merged) == 5:
             lose_node(nodes)
 
-    monkeypatch.setattr(ray_search, "_search_tile", search_or_die)
+    monkeypatch.setattr(ray_search, "mutual_neighbours", search_or_die)
     monkeypatch.setattr(ray_search, "_merge", lose_node_at_third_tile)
     require_equal(cluster_neighbours(source, target), expected)
     assert len(list(tmp_path.iterdir())) >= 2

@@ -12,6 +12,7 @@ from forked import run_killed
 from safetensors.torch import save_file
 from transformers import TrainerState
 
+from dap_transformers.errors import UserError
 from dap_transformers.files import read_json, write_json
 from dap_transformers.reports import RECORD
 from dap_transformers.training.arguments import DAPTrainingArguments
@@ -19,6 +20,7 @@ from dap_transformers.training.resume import (
     FINISHED,
     correct_state,
     find_resumable,
+    record_run,
     require_no_other_model,
 )
 from dap_transformers.training.trainer import DAPTrainer
@@ -83,6 +85,16 @@ def test_a_best_checkpoint_that_is_missing_is_chosen_anew(tmp_path: Path) -> Non
     moved = TrainerState(best_global_step=5, best_model_checkpoint="old/checkpoint-5")
     correct_state(args, moved)
     assert moved.best_model_checkpoint == str(tmp_path / "checkpoint-5")
+
+
+def test_no_run_goes_on_among_the_checkpoints_of_another(tmp_path: Path) -> None:
+    args = DAPTrainingArguments(output_dir=str(tmp_path / "out"))
+    for folder in ("out/checkpoint-5", "elsewhere/checkpoint-5"):
+        write_json({"seed": 1}, tmp_path / folder / RECORD)
+    record_run({"seed": 1}, args, str(tmp_path / "elsewhere/checkpoint-5"))
+    write_json({"seed": 2}, tmp_path / "out/checkpoint-5" / RECORD)
+    with pytest.raises(UserError, match="checkpoint-5 is of another run"):
+        record_run({"seed": 1}, args, str(tmp_path / "elsewhere/checkpoint-5"))
 
 
 # Stopped runs

@@ -4,7 +4,6 @@ import copy
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 import written
 from conftest import tiny_tokenizer
@@ -15,7 +14,6 @@ from dap_transformers.xnli.data import (
     COLUMNS,
     LABEL,
     NLISource,
-    StepLengthSampler,
     TextOptions,
     find_nli,
     load_nli,
@@ -113,31 +111,13 @@ def test_data_is_tokenised_by_split_and_language_as_the_tokenizer_does(write: Ca
     for row, (premise, hypothesis, label) in zip(data.train["en"], rows[:3], strict=True):
         expected = TOKENIZER(premise, hypothesis, truncation=True, max_length=12)["input_ids"]
         assert row["input_ids"] == expected
-        assert (row["labels"], row["length"]) == (LABEL.names.index(label), len(expected))
+        assert row["labels"] == LABEL.names.index(label)
         assert "token_type_ids" not in row
 
-    # Dev and test sets are whole, the longest first.
-    lengths = data.test["sw"]["length"][:]
-    assert lengths == data.dev["en"]["length"][:] == sorted(lengths, reverse=True)
-    assert len(lengths) == 4
+    assert len(data.test["sw"]) == len(data.dev["en"]) == 4  # dev and test sets are whole
 
     typed = copy.deepcopy(TOKENIZER)
     typed.model_input_names = [*typed.model_input_names, "token_type_ids"]
     for wanted in (True, False):
         columns = prepare_nli(sources, typed, options, wanted).train["en"].column_names
         assert ("token_type_ids" in columns) == wanted
-
-
-def test_examples_are_drawn_at_random_and_sorted_within_each_step() -> None:
-    lengths = np.random.default_rng(0).integers(5, 60, 1000)
-    sampler = StepLengthSampler(lengths, step=64, seed=3)
-    first = list(sampler)
-    assert list(sampler) == first
-    sampler.set_epoch(1)
-    assert list(sampler) != first
-    drawn = np.random.default_rng((3, 0)).permutation(1000)
-    for start in range(0, 1000, 64):
-        step = drawn[start : start + 64]
-        found = first[start : start + 64]
-        assert sorted(found) == sorted(step)
-        assert list(lengths[found]) == sorted(lengths[step], reverse=True)
