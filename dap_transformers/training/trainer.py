@@ -259,6 +259,16 @@ class DAPTrainer(ResumableTrainer):
         # `Trainer` saves them as JSON, which knows no types of numpy.
         metrics = denumpify_detensorize(metrics)
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in metrics.items()}
+        keeps_best = (
+            self.args.load_best_model_at_end or self.args.save_strategy == SaveStrategy.BEST
+        )
+        needs_best = self.is_in_train and eval_dataset is None and keeps_best
+        if needs_best and self.best_name not in metrics:
+            raise UserError(
+                f"metric_for_best_model={self.best_name}: the evaluation has only "
+                f"{', '.join(metrics)}"
+            )
+
         self.log(metrics)
         self.control = self.callback_handler.on_evaluate(
             self.args, self.state, self.control, metrics
@@ -284,12 +294,7 @@ class DAPTrainer(ResumableTrainer):
         """
         name = self.best_name
         if name not in metrics:
-            if self.args.load_best_model_at_end or self.args.save_strategy == SaveStrategy.BEST:
-                raise UserError(
-                    f"metric_for_best_model={name}: the evaluation has only {', '.join(metrics)}"
-                )
             return False
-
         value = metrics[name]
         best = value if self.state.best_metric is None else self.state.best_metric
         if self.is_worse(name, value, best):
