@@ -187,6 +187,8 @@ def prepare_nli(
             text = load_nli(source, options.max_train_pairs if split == "train" else None)
             tokens = tokenize_nli(text, tokenizer, options.max_seq_length, token_types)
             digests[f"{split} {code}"] = describe_text(text, len(text))
+            if split != "train":
+                tokens = tokens.sort("length", reverse=True)  # batches then need little padding
             sets[split][code] = tokens
     return NLIData(**sets, digests=digests)
 
@@ -209,7 +211,8 @@ def tokenize_nli(
             max_length=max_seq_length,
             return_token_type_ids=None if token_types else False,  # None: as the tokenizer likes
         )
-        return {**tokens, "labels": batch["label"]}
+        lengths = [len(ids) for ids in tokens["input_ids"]]
+        return {**tokens, "labels": batch["label"], "length": lengths}
 
     columns = dataset.column_names
     return dataset.map(encode, batched=True, remove_columns=columns, desc="tokenise")

@@ -114,7 +114,10 @@ def test_data_is_tokenised_by_split_and_language_as_the_tokenizer_does(write: Ca
         assert row["labels"] == LABEL.names.index(label)
         assert "token_type_ids" not in row
 
-    assert len(data.test["sw"]) == len(data.dev["en"]) == 4  # dev and test sets are whole
+    # Dev and test sets are whole, the longest first.
+    lengths = data.test["sw"]["length"][:]
+    assert lengths == data.dev["en"]["length"][:] == sorted(lengths, reverse=True)
+    assert len(lengths) == 4
 
     typed = copy.deepcopy(TOKENIZER)
     typed.model_input_names = [*typed.model_input_names, "token_type_ids"]
