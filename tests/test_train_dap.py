@@ -179,3 +179,10 @@ def test_english_of_validation_data_is_not_trained_on(
     [german] = (corpus / "train").glob("de-en.*")
     trainer = built(f"{flags} --train_data {german} --output_dir {tmp_path}/german")
     assert {code: len(part) for code, part in trainer.evaluators[0].pairs.items()} == {"de": 8}
+    # It may be one of mined text.
+    mined = corpus / "train" / "mined.tsv"
+    rows = ["score\tsource\ttarget\tsource_line\ttarget_line"]
+    rows += [f"1.2\t{source}\t{target} again\t1\t1" for source, target in synthetic_pairs("de")]
+    mined.write_text("\n".join(rows) + "\n")
+    trainer = built(f"{flags} --train_data {mined} --output_dir {tmp_path}/mined")
+    assert list(trainer.evaluators[0].pairs) == ["sw"]

@@ -31,6 +31,7 @@ from dap_transformers.evaluation.evaluator import (
     both_sides,
     pairs_of_mean,
 )
+from dap_transformers.evaluation.retrieval import require_pairs
 from dap_transformers.search.exact import nearest
 
 COPY_KINDS = ("number", "negation", "name")
@@ -403,6 +404,7 @@ def hard_negative_errors(
     "error" is the share of source rows that miss their translation. The other keys split it by
     what was found: a copy of the kind "number", "negation" or "name", or an "other" target.
     """
+    require_pairs(source_embeds, target_embeds)
     # copies come first, so that they win a tie, and have the numbers -C to -1
     candidates = np.concatenate([copy_embeds, target_embeds])
     winners = nearest(source_embeds, candidates) - len(copy_embeds)  # (N,)

@@ -174,10 +174,17 @@ def retrieval_accuracy(source_embeds: Array, target_embeds: Array) -> tuple[floa
     >>> retrieval_accuracy(np.eye(4), np.eye(4)[[0, 1, 2, 2]])
     (75.0, 75.0)
     """
+    require_pairs(source_embeds, target_embeds)
     lines = np.arange(len(source_embeds))
     forward = int((nearest(source_embeds, target_embeds) == lines).sum())
     backward = int((nearest(target_embeds, source_embeds) == lines).sum())
     return 100 * forward / len(lines), 100 * backward / len(lines)
+
+
+def require_pairs(source_embeds: Array, target_embeds: Array) -> None:
+    """Raise `ValueError` unless both sides have equally many rows."""
+    if len(source_embeds) != len(target_embeds):
+        raise ValueError(f"{len(source_embeds)} source and {len(target_embeds)} target rows")
 
 
 class PoolAccuracy(NamedTuple):
@@ -213,6 +220,7 @@ def multilingual_pool_accuracy(
     >>> round(to_english.accuracy, 1), round(to_english.own_language, 1)
     (33.3, 66.7)
     """
+    require_pairs(source_embeds, target_embeds)
     forward = _pool_accuracy(source_embeds, target_embeds)
     backward = _pool_accuracy(target_embeds, source_embeds)
     return forward, backward

@@ -6,6 +6,7 @@ Legend: `N` source rows, `M` target rows, `D` dimensions, `P` pairs, `K` known t
 """
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -63,6 +64,8 @@ class MiningOptions:
         elif self.threshold not in (None, "auto"):
             with reading("threshold (give a number, 'auto' or 'none')"):
                 self.threshold = float(self.threshold)
+                if not math.isfinite(self.threshold):
+                    raise ValueError(self.threshold)
 
 
 @dataclass(frozen=True)
@@ -231,10 +234,12 @@ def mine(
     vectors = []
     for name, side in (("source", source), ("target", target)):
         if torch.is_tensor(side):
-            side = side.float().numpy(force=True)
+            side = side.to(torch.promote_types(side.dtype, torch.float32)).numpy(force=True)
         if not isinstance(side, np.ndarray) or side.dtype.kind != "f":
             texts[name] = DistinctSentences(listed(side), name)
             side = np.asarray(model.encode(list(texts[name])))
+        if not np.isfinite(side).all():  # the search would find it late
+            raise UserError(f"{name}: NaN or infinity in the vectors")
         vectors.append(side)
 
     found = mine_texts(texts, (vectors[0], vectors[1]), chosen)

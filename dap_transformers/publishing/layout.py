@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import nn
+from torch.nn.functional import cosine_similarity
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.dynamic_module_utils import custom_object_save
 
@@ -47,6 +48,8 @@ TOLERANCE = 1e-4
 #: 32 with this factor, and layer normalisation keeps states below that. float16 can hold the
 #: result.
 POOLER_SCALE = 2.0**-10
+#: Largest allowed difference from 1 of the cosine between `pooler_output` and the sentence vector.
+POOLER_TOLERANCE = 1e-6
 
 
 @dataclass(frozen=True)
@@ -231,10 +234,24 @@ def save_tokenizer(tokenizer: PreTrainedTokenizerBase, max_length: int, folder: 
 
 
 def _check_vectors(published: Published, folder: Path) -> None:
-    """Check that a published folder gives the checkpoint's vectors."""
+    """Check that a published folder gives the checkpoint's vectors, also by `pooler_output`."""
     expected = published.encoder.encode(PROBE)  # (N, D)
     again = SentenceEncoder.from_pretrained(str(folder), device="cpu")
     require_same_vectors(expected, again.encode(PROBE), "the published folder")
+    if not published.pools_itself:
+        return
+
+    texts = [again.prefix + text for text in PROBE]
+    batch = again.tokenizer(texts, padding=True, truncation=True, return_tensors="pt")
+    with torch.no_grad():
+        pooled = again.model(**batch).pooler_output  # (N, D)
+    cosines = cosine_similarity(torch.from_numpy(expected).double(), pooled.double())  # (N,)
+    difference = 1 - float(cosines.min())
+    if not difference <= POOLER_TOLERANCE:
+        raise UserError(
+            f"pooler_output is not the sentence vector, their cosine is {difference:.1e} below 1: "
+            "nothing was written"
+        )
 
 
 def require_same_vectors(expected: np.ndarray, found: np.ndarray, what: str) -> float:

@@ -2,8 +2,8 @@
 
 The search is cut into tiles. A tile compares a strip of source rows with a strip of target rows, in
 one task of Ray. The vectors of a strip lie in Ray's object store, the memory that a node shares
-among its processes. A task gets the k-th best scores so far, and returns only better neighbours.
-This process merges them, so a lost node costs only the tiles that run there.
+among its processes. This process merges the neighbours that the tasks find, so a lost node costs
+only the tiles that run there.
 
 Legend: `N` source rows, `M` target rows, `D` dimensions, `k` neighbours, `n` and `m` rows of a
 tile.

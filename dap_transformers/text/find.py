@@ -137,18 +137,16 @@ def find_bitext(
 def _files_in_folder(folder: Path, target: str, split: str | None) -> list[BitextFile]:
     """Return the parallel text of a split in a folder or zip archive."""
     paths = _list_with_archives(folder)
-    files = _moses_pairs(paths, target)
-    for path in paths:
-        files += _classify(path, target)
-    files.sort(key=lambda file: file.paths)
-
+    files = _parallel_text(paths, target)
     splits = [_split_in(Path(file.paths[0]).relative_to(folder)) for file in files]
     if not files or (split and PREFERRED[split][0].isdisjoint(splits)):
         # perhaps the layout of `prepare-data` and `datasets`
-        subfolders = filter(_holds_text, sorted(folder.glob("[!.]*/")))
-        named = [path for path in subfolders if split_of(path) == (split or "train")]
-        if named:
-            return [file for path in named for file in _files_in_folder(path, target, split)]
+        for path in sorted(folder.glob("[!.]*/")):
+            is_named = _folder_split(path) == (split or "train")
+            if is_named and _parallel_text(_list_with_archives(path), target):
+                found = _files_in_folder(path, target, split)
+                files += found
+                splits += [split] * len(found)
     if not files:
         names = _listed(folder, paths) or "nothing"
         raise UserError(
@@ -178,8 +176,9 @@ def _warn_of_others(
             raise UserError(f"{plain} and {path} may be one text: remove one, or rename one")
     found = dict.fromkeys([*map(disk_path, paths), *paths])
     nested = {path.parent for path in folder.glob("[!.]*/[!.]*") if _looks_parallel(path.name)}
+    nested -= {path.parent for path in used}
     left_out = [path for path in found if path not in used and _looks_parallel(path.name)]
-    left_out += sorted(path for path in nested if split_of(path) in (split, None))
+    left_out += sorted(path for path in nested if _folder_split(path) in (split, None))
     if left_out:
         names = _listed(folder, left_out)
         warn_once("%s: left out: %s; expected %s", folder, names, describe_layouts())
@@ -231,11 +230,12 @@ def _of_split(
 
 def _split_in(path: Path) -> str | None:
     """Return the split that a file's name tells, or else its folders in an archive, or that."""
-    return next(filter(None, map(split_of, [path, *path.parents])), None)
+    told = [split_of(path), *map(_folder_split, path.parents)]
+    return next(filter(None, told), None)
 
 
 def split_of(path: str | Path) -> str | None:
-    """Return the split that a file or folder is named for: "train", "dev" or "test", or None.
+    """Return the split that a file or archive is named for: "train", "dev" or "test", or None.
 
     As in `datasets`, a word of the name tells it, between digits or marks. If the words tell
     several splits, "train" is taken before "test", and "test" before "dev".
@@ -245,55 +245,80 @@ def split_of(path: str | Path) -> str | None:
     >>> split_of("contest.de-en.tsv"), split_of("dev/news.de")
     (None, None)
     """
-    words = re.split("[^a-z]+", Path(path).name.lower())
+    words = re.split(r"[\W\d_]+", Path(path).name.lower())
     told = set(map(SPLITS.get, words))
     return next((split for split in PREFERRED if split in told), None)
+
+
+def _folder_split(folder: Path) -> str | None:
+    """Return the split that a folder is named for, by its whole name, or an archive by a word.
+
+    Digits and marks at the end of the name do not count: `test2014` is "test".
+    """
+    if folder.suffix == ".zip":
+        return split_of(folder)
+    return SPLITS.get(re.sub(r"[\W\d_]+$", "", folder.name.lower()))
 
 
 def _without_split(path: Path) -> str:
     """Return a name in small letters without words that tell a split, and numbers behind them.
 
-    `train.de-en.tsv` and `dev2016.de-en.tsv` give `.de-en.tsv`.
+    `train.de-en.tsv` and `dev2016.de-en.tsv.gz` give `.de-en.tsv`.
     """
     words = "|".join(SPLITS)
     numbers = r"(?:-\d+-of-\d+|[-\d]*)"
-    return re.sub(rf"(?<![a-z])(?:{words}){numbers}(?![a-z])", "", path.name.lower())
+    return re.sub(rf"(?<![a-z])(?:{words}){numbers}(?![a-z])", "", unpacked(path).name.lower())
 
 
-def find_dev(train: Sequence[str]) -> list[str]:
+def find_dev(train: Sequence[str], target_language: str = "en") -> list[str]:
     """Return the files and folders with dev pairs that belong to training text.
 
     Such as `dev/` beside `train/`, or `validation.csv` beside `train.csv`. `train` names such
-    files or folders, a file in `train/`, or the folder that holds both. What lies beside must have
-    the same name but for the split, and perhaps more. What `train` names is no dev set.
+    files or folders, a file in `train/`, or the folder that holds both. Beside a file, the rest of
+    the name must be equal. What `train` names is no dev set.
     """
+    target = base_language(target_language)
     inputs = [Path(os.path.abspath(Path(path).expanduser())) for path in train]
     found: dict[str, None] = {}  # a set that keeps the order
     for given in filter(Path.exists, inputs):
-        dev = _dev_among(given.iterdir()) if given.is_dir() else []
+        dev = _dev_among(given.iterdir(), target) if given.is_dir() else []
         for named in (given, given.parent):
-            if not dev and split_of(named) == "train":
-                rest = _without_split(named)
-                beside = named.parent.iterdir()
-                dev = _dev_among(path for path in beside if _without_split(path).startswith(rest))
+            if dev or _split_at(named) != "train":
+                continue
+            beside = sorted(named.parent.iterdir())
+            if named.is_dir():
+                dev = _dev_among(beside, target)
+            else:
+                files = [path for path in beside if path.is_file() and split_of(path) == "dev"]
+                dev = [path for path in files if _without_split(path) == _without_split(named)]
         for path in dev:
             if not any(each.is_relative_to(path) for each in inputs):
                 found[str(path)] = None
     return list(found)
 
 
-def _dev_among(paths: Iterable[Path]) -> list[Path]:
-    """Return the paths named for dev pairs, or none if none is named for training."""
-    splits = {path: split_of(path) for path in sorted(paths) if _holds_text(path)}
+def _dev_among(paths: Iterable[Path], target: str) -> list[Path]:
+    """Return the paths named for dev pairs, or none if none is named for training.
+
+    Files that are no parallel text do not count, nor do folders without such files.
+    """
+    splits = {path: split for path in sorted(paths) if (split := _split_at(path))}
+    members = []
+    for path in splits:
+        is_text = path.is_file() and path.suffix != ".zip"
+        members += [path] if is_text else _list_with_archives(path)
+    texts = [Path(side) for file in _parallel_text(members, target) for side in file.paths]
+    for path in list(splits):
+        if not any(text.is_relative_to(path) for text in texts):
+            del splits[path]
     if "train" not in splits.values():
         return []
     return [path for path, split in splits.items() if split == "dev"]
 
 
-def _holds_text(path: Path) -> bool:
-    """Tell whether a file looks like parallel text, or one that a folder holds."""
-    names = [each.name for each in path.glob("[!.]*")] if path.is_dir() else [path.name]
-    return any(map(_looks_parallel, names))
+def _split_at(path: Path) -> str | None:
+    """Return the split that a file or folder is named for."""
+    return _folder_split(path) if path.is_dir() else split_of(path)
 
 
 def _looks_parallel(name: str) -> bool:
@@ -307,6 +332,14 @@ def _looks_parallel(name: str) -> bool:
     side = _moses_side(name.lower())
     is_side = side is not None and side[1] in NAMES
     return is_side or not known.isdisjoint(name.lower().split(".")[1:])
+
+
+def _parallel_text(paths: Sequence[Path], target: str) -> list[BitextFile]:
+    """Return the parallel text in some files, sorted."""
+    files = _moses_pairs(paths, target)
+    for path in paths:
+        files += _classify(path, target)
+    return sorted(files, key=lambda file: file.paths)
 
 
 def _list_with_archives(folder: Path) -> list[Path]:

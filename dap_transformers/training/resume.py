@@ -16,7 +16,7 @@ from torch.utils.data import Sampler
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_jit_checkpoint import CheckpointManager, JITCheckpointCallback
-from transformers.trainer_utils import align_special_tokens, sort_checkpoints
+from transformers.trainer_utils import SaveStrategy, align_special_tokens, sort_checkpoints
 
 from dap_transformers.errors import UserError, reading
 from dap_transformers.files import content_digest, write_json
@@ -303,7 +303,8 @@ def record_run(run: dict[str, Any], training: TrainingArguments, folder: str | N
             "another output folder (and this checkpoint as the model to train further)"
         )
     output = Path(training.output_dir)
-    if folder and not Path(folder).resolve().is_relative_to(output.resolve()):
+    given = Path(folder or output).resolve()
+    if output.resolve() not in (given, given.parent):
         for checkpoint in output.glob("checkpoint-*"):
             if differences(read_record(checkpoint), run):
                 raise UserError(f"{checkpoint} is of another run: give another output folder")
@@ -378,6 +379,11 @@ class Beginnings(TrainerCallback):
             self.sampler.set_epoch(int(state.epoch))
 
 
+def keeps_best(args: TrainingArguments) -> bool:
+    """Tell whether a run keeps its best checkpoint."""
+    return args.load_best_model_at_end or args.save_strategy == SaveStrategy.BEST
+
+
 def correct_state(args: TrainingArguments, state: TrainerState) -> None:
     """Correct the state of a resumed run before its first step.
 
@@ -392,7 +398,8 @@ def correct_state(args: TrainingArguments, state: TrainerState) -> None:
     if step and best.name and own.is_dir():
         best = own
         state.best_model_checkpoint = str(own)
-    if step and not (best.name == f"checkpoint-{step}" and best.is_dir()):
+    is_there = best.name == f"checkpoint-{step}" and best.is_dir()
+    if step and keeps_best(args) and not is_there:
         logger.warning(
             "the best checkpoint so far, of step %d, is missing: it is chosen anew", step
         )

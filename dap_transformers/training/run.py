@@ -29,6 +29,7 @@ from dap_transformers.publishing.publish import PublishOptions, publish
 from dap_transformers.search.screening import fastest_product
 from dap_transformers.text.corpus import load_bitext, spread_rows
 from dap_transformers.text.find import find_dev
+from dap_transformers.text.tsv_csv import UNDETERMINED
 from dap_transformers.training.arguments import (
     DAPTrainingArguments,
     PretrainingDataArguments,
@@ -217,8 +218,8 @@ def build_datasets(
 
     The dev set is all of `validation_data`, or at most `dev_pairs` rows per language of the dev set
     beside the training text. Training pairs are removed if their target is anywhere in that text,
-    also in a row that is left out. If neither has a language of the training, dev pairs are held
-    out of the training text.
+    also in a row that is left out. Without a dev set in a language of the training, dev pairs are
+    held out of the training text.
 
     Returns:
         The tokenised training pairs, the dev pairs as text, and the training pairs as text. All
@@ -226,17 +227,20 @@ def build_datasets(
     """
     options = {"max_bad_lines": data.max_bad_lines, "target_language": data.target_language}
     train = load_bitext(data.train_data, **options)
-    validation = data.validation_data or find_dev(data.train_data)
+    validation = data.validation_data or find_dev(data.train_data, data.target_language)
     dev: dict[str, Any] = {}
     if validation:
-        logger.info("dev pairs: %s", " ".join(validation))
         dev = load_bitext(validation, **options, split="dev")
         targets = [text for part in dev.values() for text in part["target"][:]]
         train = drop_targets(train, targets)
         if not data.validation_data:
-            own = dev.keys() & train.keys() if data.dev_pairs else ()
-            dev = {code: spread_rows(dev[code], data.dev_pairs) for code in sorted(own)}
-    if not dev:
+            # mined text may be in any language
+            own = dev if UNDETERMINED in {*train, *dev} else dev.keys() & train.keys()
+            most = data.dev_pairs
+            dev = {code: spread_rows(dev[code], most) for code in sorted(own) if most}
+    if dev:
+        logger.info("dev pairs: %s", " ".join(validation))
+    else:
         train, dev = split_validation(train, data.dev_pairs, training.seed_of_text)
     tokenized = tokenize_bitext(train, tokenizer, data.max_seq_length, data.prefix)
     return tokenized, dev, train

@@ -25,7 +25,7 @@ from transformers import (
     ProgressCallback,
     TrainingArguments,
 )
-from transformers.trainer_utils import SaveStrategy, denumpify_detensorize
+from transformers.trainer_utils import denumpify_detensorize
 
 from dap_transformers.encoding.encoder import DEFAULT_MAX_SEQ_LENGTH, SentenceEncoder
 from dap_transformers.errors import UserError, counted
@@ -33,7 +33,7 @@ from dap_transformers.evaluation.evaluator import Evaluator, evaluate
 from dap_transformers.training.arguments import DAPTrainingArguments
 from dap_transformers.training.grad_cache import CachedBatch
 from dap_transformers.training.lora import add_adapters, load_adapters, save_adapters
-from dap_transformers.training.resume import ResumableTrainer
+from dap_transformers.training.resume import ResumableTrainer, keeps_best
 from dap_transformers.training.sharding import prepare_sharding, ready_to_save, whole_model
 from dap_transformers.training.source_information import EncoderWithHeads
 from dap_transformers.training.step_log import ShortLines, ShortProgress, StepMeter
@@ -259,10 +259,7 @@ class DAPTrainer(ResumableTrainer):
         # `Trainer` saves them as JSON, which knows no types of numpy.
         metrics = denumpify_detensorize(metrics)
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in metrics.items()}
-        keeps_best = (
-            self.args.load_best_model_at_end or self.args.save_strategy == SaveStrategy.BEST
-        )
-        needs_best = self.is_in_train and eval_dataset is None and keeps_best
+        needs_best = self.is_in_train and eval_dataset is None and keeps_best(self.args)
         if needs_best and self.best_name not in metrics:
             raise UserError(
                 f"metric_for_best_model={self.best_name}: the evaluation has only "

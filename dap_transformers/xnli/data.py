@@ -125,6 +125,8 @@ def training_source(
     None takes `train-en` of the test data.
     """
     if train_data:
+        if Path(train_data).is_dir():
+            raise UserError(f"{train_data} is a folder: name its file of English pairs")
         return NLISource(train_data, None, None if Path(train_data).is_file() else "train")
     if "en" not in found["train"]:
         raise UserError("there is no train-en file: give English pairs as train_data")

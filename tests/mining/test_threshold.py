@@ -168,8 +168,9 @@ EYE = np.eye(3)
     [
         (lambda: mine(*texts(200, 100), threshold=9), "no pair scores so high, the best of"),
         (lambda: mine(*texts(10, 10), min_precision=0.9), "too few candidates for an estimate"),
-        (lambda: mine(np.array([[1.0, 2], [np.nan, 1]]), np.eye(2)), "1 of 2 rows"),
+        (lambda: mine(np.array([[1.0, 2], [np.nan, 1]]), np.eye(2)), "source: NaN"),
         (lambda: mine(EYE, EYE, threshold="high"), "give a number.*high"),
+        (lambda: mine(EYE, EYE, threshold="nan"), "give a number.*nan"),
         (lambda: mine(EYE, EYE, min_precision=1.5), "min_precision=1.5: give a share"),
         (lambda: mine(EYE, EYE, k=0), "k=0: at least 1"),
         (lambda: mine(EYE, EYE, min_precision=0.9, threshold=1), "min_precision"),

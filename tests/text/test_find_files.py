@@ -165,18 +165,23 @@ def test_a_folder_named_for_a_split_trains_on_its_other_files(tmp_path: Path) ->
         assert {source for file in files for source, _ in read(file)} == names
 
 
-def test_all_folders_of_a_split_are_read(tmp_path: Path) -> None:
+def test_all_folders_of_a_split_are_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     write(tmp_path / "news.de-en.tsv", "a\tb\n")
     write(tmp_path / "test" / "test_app.py", "")
     for year in (2014, 2016):
         write(tmp_path / f"newstest{year}" / "de-en.tsv", f"{year}\tx\n")
+    write(tmp_path / "test_results" / "de-en.jsonl", "{}")
+    write(tmp_path / "eval" / "scores.csv", "a,b")
     [files] = find_bitext(tmp_path, split="test").values()
     assert [source for file in files for source, _ in read(file)] == ["2014", "2016"]
+    assert "news.de-en.tsv is named for no split, so it is not read as test text" in caplog.text
+    assert "left out: test_results (a subfolder" in caplog.text
 
 
 def test_the_dev_set_of_a_year_belongs_to_the_training_file_beside_it(tmp_path: Path) -> None:
     train = write(tmp_path / "training" / "train2019.de-en.tsv", "a\tb\n")
     dev = write(tmp_path / "training" / "newsdev2016.de-en.tsv", "c\td\n")
+    write(tmp_path / "training" / "dev.de-en.tsv.json", "{}")
     write(tmp_path / "training" / "dev.fr-en.tsv", "c\td\n")
     assert find_dev([str(train)]) == [str(dev)]
 

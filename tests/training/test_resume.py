@@ -73,7 +73,7 @@ def test_a_folder_with_another_model_is_refused(file: str, tmp_path: Path) -> No
 
 
 def test_a_best_checkpoint_that_is_missing_is_chosen_anew(tmp_path: Path) -> None:
-    args = DAPTrainingArguments(output_dir=str(tmp_path))
+    args = DAPTrainingArguments(output_dir=str(tmp_path), save_strategy="best")
     saved_checkpoint(tmp_path / "checkpoint-5")
     # The last one was better than that of step 5, but was not saved.
     for step, saved, is_there in ((5, 5, True), (6, 6, False), (7, 5, False)):
@@ -93,8 +93,9 @@ def test_no_run_goes_on_among_the_checkpoints_of_another(tmp_path: Path) -> None
         write_json({"seed": 1}, tmp_path / folder / RECORD)
     record_run({"seed": 1}, args, str(tmp_path / "elsewhere/checkpoint-5"))
     write_json({"seed": 2}, tmp_path / "out/checkpoint-5" / RECORD)
-    with pytest.raises(UserError, match="checkpoint-5 is of another run"):
-        record_run({"seed": 1}, args, str(tmp_path / "elsewhere/checkpoint-5"))
+    for folder in ("elsewhere/checkpoint-5", "out/old/checkpoint-5"):
+        with pytest.raises(UserError, match="out/checkpoint-5 is of another run"):
+            record_run({"seed": 1}, args, str(tmp_path / folder))
 
 
 # Stopped runs
