@@ -168,10 +168,8 @@ def load_pretrained(
     place = {"revision": revision, "subfolder": subfolder}
     base = adapter_base(name_or_path, **place)
     if base is not None:
-        from peft import PeftModel
-
         model, missing = load_pretrained(base, kind, **options)
-        PeftModel.from_pretrained(model.base_model, name_or_path, **place).merge_and_unload()
+        merge_adapter(model.base_model, name_or_path, **place)
         return model, missing
 
     verbosity = logging.get_verbosity()
@@ -192,3 +190,36 @@ def load_pretrained(
             "give a complete checkpoint."
         )
     return model, missing
+
+
+def merge_adapter(encoder: PreTrainedModel, name_or_path: str, **place: str | None) -> None:
+    """Add the weights of a LoRA adapter to those of an encoder.
+
+    The adapter may have been trained on a model with a head, whose encoder's names have a prefix.
+
+    Args:
+        place: `revision` and `subfolder`.
+
+    Raises:
+        ValueError: if weights of the adapter are missing, or fit no layer of the encoder.
+    """
+    from peft import PeftConfig, PeftModel, load_peft_weights, set_peft_model_state_dict
+
+    with_head = f"base_model.model.{encoder.base_model_prefix}."
+    weights = {
+        name.replace(with_head, "base_model.model.", 1): weight
+        for name, weight in load_peft_weights(name_or_path, device="cpu", **place).items()
+    }
+    config = PeftConfig.from_pretrained(name_or_path, **place)
+    config.task_type = None  # of the head
+    adapted = PeftModel(encoder, config)
+    report = set_peft_model_state_dict(adapted, weights)
+    missing = {name for name in report.missing_keys if adapted.base_model.prefix in name}
+    wrong = {*missing, *report.unexpected_keys}
+    wrong = sorted(name for name in wrong if "pooler." not in name)  # it is never used
+    if wrong:
+        raise ValueError(
+            f"{name_or_path}: {len(wrong)} weights of the adapter are missing or fit no layer of "
+            f"the encoder, such as {wrong[0]!r}"
+        )
+    adapted.merge_and_unload()

@@ -22,11 +22,13 @@ try:
     from .configuration_dap import DAPConfig
     from .encoder_dap import build_encoder
     from .losses_dap import bag_cross_entropy, vocabulary_cross_entropy
+    from .modules_dap import VectorLinear
     from .states_dap import PassThrough, absolute_positions, last_states, layer_stack, use_packing
 except ImportError:  # a checkout, where these files are top-level modules
     from configuration_dap import DAPConfig
     from encoder_dap import build_encoder
     from losses_dap import bag_cross_entropy, vocabulary_cross_entropy
+    from modules_dap import VectorLinear
     from states_dap import PassThrough, absolute_positions, last_states, layer_stack, use_packing
 
 
@@ -34,10 +36,10 @@ class Projection(nn.Sequential):
     """Head between the sentence vectors and the TR loss (dense + tanh), used only in training."""
 
     def __init__(self, config: DAPConfig) -> None:
-        super().__init__(nn.Linear(config.vector_size, config.vector_size), nn.Tanh())
+        super().__init__(VectorLinear(config.vector_size, config.vector_size), nn.Tanh())
 
 
-class TeacherProjection(nn.Linear):
+class TeacherProjection(VectorLinear):
     """Linear map from sentence vectors to the size of a teacher's vectors, in training only."""
 
     def __init__(self, config: DAPConfig) -> None:
@@ -248,7 +250,7 @@ class PredictionTransform(nn.Module):
         eps = getattr(encoder, "layer_norm_eps", None) or getattr(encoder, "norm_eps", 1e-12)
         has_dense_bias = getattr(encoder, "classifier_bias", True)  # ModernBERT's has none
         has_norm_bias = getattr(encoder, "norm_bias", True)
-        self.dense = nn.Linear(size, width, bias=has_dense_bias)
+        self.dense = VectorLinear(size, width, bias=has_dense_bias)
         self.norm = nn.LayerNorm(width, eps=eps, bias=has_norm_bias)
         self.activation = _activation_of(encoder)
 

@@ -54,6 +54,7 @@ try:
     from .losses_dap import world_size
     from .modules_dap import (
         LibrarySettings,
+        VectorLinear,
         build_modules,
         library_settings,
         load_modules,
@@ -95,6 +96,7 @@ except ImportError:  # a checkout, where these files are top-level modules
     from losses_dap import world_size
     from modules_dap import (
         LibrarySettings,
+        VectorLinear,
         build_modules,
         library_settings,
         load_modules,
@@ -561,7 +563,7 @@ class DAPForPreTraining(DAPPreTrainedModel):
         model = cls._new(config, target_token_ids)
         model._copy_weights(pretrained, missing, name_or_path)
         if library.modules and config.modules == list(library.modules):
-            after = load_modules(name_or_path, library, revision)
+            after = load_modules(library)
             model.dap.after.load_state_dict(after.state_dict())
         model._require_trainable(name_or_path)
         return model
@@ -585,7 +587,6 @@ class DAPForPreTraining(DAPPreTrainedModel):
         require_encoder(encoder_config, name)
         attention = attn_implementation or encoder_config._attn_implementation
         encoder_config = copy.deepcopy(encoder_config)
-        encoder_config.dtype = torch.float32
         config = DAPConfig(encoder_config, **fields)
         config.encoder_config._attn_implementation = attention
 
@@ -600,6 +601,7 @@ class DAPForPreTraining(DAPPreTrainedModel):
         """Return a model with random weights, and with a target vocabulary if one is given."""
         if target_token_ids is not None and config.target_vocab_size is None:
             config.target_vocab_size = len(set(target_token_ids))
+        config.encoder_config.dtype = torch.float32  # Gemma rounds a constant to it
         model = cls(config).float()
         if target_token_ids is not None:
             model.set_target_vocabulary(target_token_ids)
@@ -749,7 +751,7 @@ class DAPForSequenceClassification(DAPPreTrainedModel):
             rate = getattr(config.encoder_config, "hidden_dropout_prob", 0.0)
         self.classifier = nn.Sequential(
             nn.Dropout(rate),
-            nn.Linear(config.vector_size, config.hidden_size),
+            VectorLinear(config.vector_size, config.hidden_size),
             nn.Tanh(),
             nn.Dropout(rate),
             nn.Linear(config.hidden_size, config.num_labels),

@@ -9,7 +9,7 @@ Shapes in the comments: `B` sentences, `D` size of the vector that a module gets
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +20,11 @@ from torch import Tensor, nn
 from transformers.utils import cached_file, logging
 
 try:
+    from .encoder_dap import adapter_base
     from .losses_dap import at_least_float32
     from .states_dap import POOLINGS
 except ImportError:  # a checkout, where these files are top-level modules
+    from encoder_dap import adapter_base
     from losses_dap import at_least_float32
     from states_dap import POOLINGS
 
@@ -74,6 +76,13 @@ WITHOUT_EFFECT = {
 # ---------------------------------------------------------------------------------------- modules
 
 
+class VectorLinear(nn.Linear):
+    """Linear layer on vectors (B, D), which `Normalize` gives a higher precision than bfloat16."""
+
+    def forward(self, vectors: Tensor) -> Tensor:
+        return super().forward(vectors.to(self.weight.dtype))
+
+
 class Dense(nn.Module):
     """Linear layer and activation on vectors (B, D). The weights have the names of the library.
 
@@ -86,7 +95,7 @@ class Dense(nn.Module):
         super().__init__()
         self.config = {key: value for key, value in config.items() if key != "type"}
         bias = config.get("bias", True)
-        self.linear = nn.Linear(config["in_features"], config["out_features"], bias)
+        self.linear = VectorLinear(config["in_features"], config["out_features"], bias)
         self.activation = getattr(nn, config["activation_function"].rpartition(".")[2])()
 
     def forward(self, vectors: Tensor) -> Tensor:
@@ -122,6 +131,7 @@ class LibrarySettings:
     """Settings in the sentence-transformers files of a folder.
 
     Attributes:
+        place: folder or Hub id, and revision, of these files.
         subfolder: where the transformer's files are, within the folder.
         pooling: a name in `POOLINGS`. None in a folder without such files.
         prefix: the default prompt, which is put before every sentence.
@@ -132,6 +142,7 @@ class LibrarySettings:
         similarity: name of the similarity function, such as "cosine". None if the files do not say.
     """
 
+    place: tuple[str, str | None] = ("", None)
     subfolder: str = ""
     pooling: str | None = None
     prefix: str = ""
@@ -190,12 +201,15 @@ def _flattened(content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[s
 def library_settings(name_or_path: str, revision: str | None) -> LibrarySettings:
     """Read the sentence-transformers files of a folder or Hub id. Without them, all are defaults.
 
+    A LoRA adapter without such files has those of the model that it was trained on.
+
     Raises:
         ValueError: if a module or a setting would change the vectors but has no effect here.
     """
     found = find_file(name_or_path, "modules.json", revision)
     if found is None:
-        return LibrarySettings()
+        base = adapter_base(name_or_path, revision=revision)
+        return replace(library_settings(base, None), subfolder="") if base else LibrarySettings()
     listed = json.loads(Path(found).read_text(encoding="utf-8"))
     kinds = [module_kind(module["type"]) for module in listed]
     if not can_run(kinds):
@@ -230,10 +244,11 @@ def library_settings(name_or_path: str, revision: str | None) -> LibrarySettings
     prefix = prompts.get(library.take("default_prompt_name"), "")
     similarity = library.take("similarity_fn_name")
     library.close()
-    if prefix and not pooling.take("include_prompt", True):
+    if any((prefix, *prompts.values())) and not pooling.take("include_prompt", True):
         raise ValueError(f"{pooling.place} has include_prompt=False, which cannot run here")
+    place = name_or_path, revision
     return LibrarySettings(
-        subfolder, mode, prefix, length, tuple(modules), tuple(folders), prompts, similarity
+        place, subfolder, mode, prefix, length, tuple(modules), tuple(folders), prompts, similarity
     )
 
 
@@ -266,11 +281,10 @@ def _read_dense(settings: Settings) -> dict[str, Any]:
     }
 
 
-def load_modules(
-    name_or_path: str, library: LibrarySettings, revision: str | None
-) -> nn.Sequential:
+def load_modules(library: LibrarySettings) -> nn.Sequential:
     """Load the modules that turn pooled vectors (B, D) into sentence vectors, in float32."""
     modules = build_modules(library.modules)
+    name_or_path, revision = library.place
     for module, folder in zip(modules, library.folders):
         if isinstance(module, Normalize):
             continue

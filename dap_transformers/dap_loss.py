@@ -16,6 +16,7 @@ from sentence_transformers import SentenceTransformer
 from torch import Tensor, nn
 from transformers import TrainerCallback, TrainerState, TrainingArguments
 
+from encoder_dap import require_encoder
 from losses_dap import world_size
 from modeling_dap import DAPForPreTraining
 from modules_dap import EXPECTED, build_modules, can_run, pooling_mode
@@ -83,6 +84,9 @@ class DAPLoss(nn.Module):
             )
         model[0].unpad_inputs = False  # the loss reads padded text
         encoder = model[0].auto_model
+        if encoder.config.model_type == dap.config.model_type:
+            encoder = encoder.encoder
+        require_encoder(encoder.config, "the model")
         dap.dap.encoder = encoder
         dap.config.encoder_config = encoder.config
         dap.config.pooling = pooling_mode(pooling)
@@ -240,5 +244,6 @@ def shared_modules(modules: list[nn.Module]) -> tuple[list[dict[str, Any]], nn.S
     ours = build_modules(configs)
     for module, own in zip(modules, ours):
         if hasattr(module, "linear"):
-            own.linear = module.linear
+            own.linear.weight = module.linear.weight
+            own.linear.bias = module.linear.bias
     return configs, ours

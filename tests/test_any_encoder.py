@@ -12,16 +12,25 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import load_encoder, load_library, run, synthetic_pairs, tiny_config, tiny_tokenizer
+from conftest import (
+    load_encoder,
+    load_library,
+    run,
+    save,
+    synthetic_pairs,
+    tiny_config,
+    tiny_tokenizer,
+)
 from damaged_files import damage
-from peft import LoraConfig
+from peft import LoraConfig, get_peft_model
+from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Dense, Normalize, Transformer
 from sentence_transformers.sentence_transformer import losses
 from sentence_transformers.sentence_transformer.modules import Pooling
 from tiny_models import start_from
 from tokenizers import processors
-from transformers import PreTrainedTokenizerFast
+from transformers import AutoModelForMaskedLM, PreTrainedTokenizerFast
 
 from dap_transformers.dap_loss import DAPLoss
 from dap_transformers.encoding.encoder import SentenceEncoder
@@ -193,10 +202,12 @@ def test_a_length_has_its_effect(setting: dict | None, folders: Callable, tmp_pa
 def test_another_precision_is_named(
     file: str, setting: dict, folders: Callable, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    folder = with_setting(folders("qwen3"), tmp_path / "folder", file, setting)
+    folder = with_setting(folders("gemma"), tmp_path / "folder", file, setting)
     for _ in range(2):
-        load_encoder(folder)
+        encoder = load_encoder(folder)
     assert caplog.text.count("bfloat16") == 1
+    model = start_from(folder, objective="tr")  # has Gemma's scale of embeddings in float32
+    same(SentenceEncoder(model.dap, encoder.tokenizer).encode(TEXT), encoder.encode(TEXT))
 
 
 @pytest.mark.parametrize(
@@ -242,6 +253,27 @@ def test_an_adapter_is_added_to_its_base_or_refused_without_peft(
 
     monkeypatch.setattr("encoder_dap.is_peft_available", lambda: False)
     with pytest.raises(ValueError, match="peft"):
+        load_encoder(folder)
+
+
+def test_an_adapter_of_a_model_with_a_head_fits_its_encoder(tmp_path: Path) -> None:
+    plain = save(tmp_path / "plain", AutoModelForMaskedLM.from_config(tiny_config("bert")))
+    base = SentenceTransformer(modules=[Transformer(str(plain)), Pooling(32, "cls")], device="cpu")
+    base.save(str(tmp_path / "base"))
+    model = AutoModelForMaskedLM.from_pretrained(plain)
+    options = LoraConfig(r=2, target_modules=["query"], init_lora_weights=False)
+    adapted = get_peft_model(model, options)
+    adapted.peft_config["default"].base_model_name_or_path = str(tmp_path / "base")
+    folder = save(tmp_path / "adapter", adapted)
+
+    expected = SentenceEncoder(adapted.merge_and_unload().bert, base.tokenizer, pooling="cls")
+    same(load_encoder(folder).encode(TEXT), expected.encode(TEXT))  # it pools as its base
+    assert start_from(folder, objective="tr").config.pooling == "cls"
+
+    weights = load_file(folder / "adapter_model.safetensors")
+    weights[min(weights).replace("query", "key")] = weights.pop(min(weights))
+    save_file(weights, folder / "adapter_model.safetensors")
+    with pytest.raises(ValueError, match="2 weights of the adapter are missing or fit no layer"):
         load_encoder(folder)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import synthetic_pairs
+from conftest import save, synthetic_pairs, tiny_config
 from datasets import Dataset
 from huggingface_hub.errors import StrictDataclassError
 from safetensors.torch import load_file
@@ -20,8 +20,10 @@ from sentence_transformers.losses import MatryoshkaLoss
 from sentence_transformers.models import Dense, Normalize, Pooling, Transformer
 from tiny_models import start_from
 from torch.testing import assert_close
+from transformers import AutoModel
 
 from dap_transformers.dap_loss import HEADS_FILE, DAPLoss, KeepHeads
+from modeling_dap import DAPForPreTraining
 from modules_dap import build_modules
 
 PAIRS = synthetic_pairs("de", 6)
@@ -107,6 +109,25 @@ def test_gradients_are_those_of_the_model_by_itself(
     assert {id(parameter) for parameter in loss.dap.parameters()} <= learned
     # This configuration is saved with these weights.
     assert loss.dap.config.encoder_config is model[0].auto_model.config
+
+
+def test_a_checkpoint_of_dap_trains_as_by_itself(tmp_path: Path) -> None:
+    plain = save(tmp_path / "plain", AutoModel.from_config(tiny_config("xlm-roberta")))
+    heads = start_from(plain, objective="tr+bow", modules=[{"type": "Normalize"}])
+    folder = save(tmp_path / "dap", heads)
+    alone = DAPForPreTraining.from_pretrained(folder).eval()
+    model = SentenceTransformer(str(folder), device="cpu").eval()
+    loss = DAPLoss(model, DAPForPreTraining.from_pretrained(folder))
+    columns = [model.preprocess(list(side)) for side in zip(*PAIRS)]
+    tokens = {}
+    for side, column in zip(("source", "target"), columns):
+        for name in ("input_ids", "attention_mask"):
+            tokens[f"{side}_{name}"] = column[name]
+    assert_close(sum(loss(columns, None).values()), alone(**tokens).loss)
+
+    # Half of the precision is not enough for vectors of length 1, so the heads get float32.
+    half = DAPLoss(model.to(torch.bfloat16), DAPForPreTraining.from_pretrained(folder))
+    assert_close(sum(half(columns, None).values()), alone(**tokens).loss, rtol=0.02, atol=0)
 
 
 def test_what_the_loss_cannot_train_is_refused(tiny_bert_dir: Path) -> None:

@@ -90,8 +90,10 @@ class Checkpoint:
             # It would keep the keys and values of a whole batch, for tokens that never follow.
             encoder_config.use_cache = False
         model = self.load(auto_class(self.config), config=self.config)
+        if self.library.pooling is None:
+            return model, getattr(model, "after", nn.Sequential())  # of a DAP model
         with reading(f"the weights of {self.name}"):
-            return model, load_modules(self.name, self.library, self.hub.get("revision"))
+            return model, load_modules(self.library)
 
     def load(self, kind: type, **options: Any) -> PreTrainedModel:
         """Load the model in float32 as the class `kind`.

@@ -274,7 +274,7 @@ def test_what_is_refused(load: Callable, changed: Callable, call: Callable, says
 @pytest.mark.parametrize(
     ("file", "name", "value"),
     [
-        ("1_Pooling/config.json", "include_prompt", False),  # of a folder with a prompt
+        ("1_Pooling/config.json", "include_prompt", False),  # of a folder with prompts
         ("2_Dense/config.json", "activation_function", "os.system"),  # only code of torch runs
     ],
 )
@@ -282,7 +282,7 @@ def test_modules_with_settings_that_cannot_run_are_refused(
     file: str, name: str, value: object, tiny_bert_dir: Path, tmp_path: Path
 ) -> None:
     folder = save_with_modules(tmp_path, tiny_bert_dir)
-    prompts = {"prompts": {"query": "query: "}, "default_prompt_name": "query"}
+    prompts = {"prompts": {"query": "query: "}}
     (folder / "config_sentence_transformers.json").write_text(json.dumps(prompts))
     load_encoder(folder)
     settings = json.loads((folder / file).read_text()) | {name: value}
