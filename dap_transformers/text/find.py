@@ -302,15 +302,17 @@ def _dev_among(paths: Iterable[Path], target: str) -> list[Path]:
 
     Files that are no parallel text do not count, nor do folders without such files.
     """
-    splits = {path: split for path in sorted(paths) if (split := _split_at(path))}
+    named = {path: split for path in sorted(paths) if (split := _split_at(path))}
     members = []
-    for path in splits:
-        is_text = path.is_file() and path.suffix != ".zip"
-        members += [path] if is_text else _list_with_archives(path)
+    for path in named:
+        holds_members = path.is_dir() or path.suffix == ".zip"
+        members += _list_with_archives(path) if holds_members else [path]
     texts = [Path(side) for file in _parallel_text(members, target) for side in file.paths]
-    for path in list(splits):
-        if not any(text.is_relative_to(path) for text in texts):
-            del splits[path]
+
+    splits = {}
+    for path, split in named.items():
+        if any(text.is_relative_to(path) for text in texts):
+            splits[path] = split
     if "train" not in splits.values():
         return []
     return [path for path, split in splits.items() if split == "dev"]
