@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import (
     MODEL_FOR_MASKED_LM_MAPPING,
     MODEL_FOR_TEXT_ENCODING_MAPPING,
@@ -195,7 +195,7 @@ def load_pretrained(
 def merge_adapter(encoder: PreTrainedModel, name_or_path: str, **place: str | None) -> None:
     """Add the weights of a LoRA adapter to those of an encoder.
 
-    The adapter may have been trained on a model with a head, whose encoder's names have a prefix.
+    The adapter may have been trained on a model with a head, which is left out.
 
     Args:
         place: `revision` and `subfolder`.
@@ -205,14 +205,22 @@ def merge_adapter(encoder: PreTrainedModel, name_or_path: str, **place: str | No
     """
     from peft import PeftConfig, PeftModel, load_peft_weights, set_peft_model_state_dict
 
-    with_head = f"base_model.model.{encoder.base_model_prefix}."
-    weights = {
-        name.replace(with_head, "base_model.model.", 1): weight
-        for name, weight in load_peft_weights(name_or_path, device="cpu", **place).items()
-    }
+    weights = load_peft_weights(name_or_path, device="cpu", **place)
     config = PeftConfig.from_pretrained(name_or_path, **place)
     config.task_type = None  # of the head
-    adapted = PeftModel(encoder, config)
+    root = "base_model.model."
+    prefix = encoder.base_model_prefix
+    whole = encoder
+    if any(name.startswith(f"{root}{prefix}.") for name in weights):
+        whole = nn.Module()  # gives the encoder the name that it had, which `config` may use
+        setattr(whole, prefix, encoder)
+        whole.config = encoder.config
+        whole.get_input_embeddings = encoder.get_input_embeddings
+    parts = tuple(f"{root}{name}." for name, _ in whole.named_children())
+    for name in list(weights):
+        if name.startswith(root) and not name.startswith(parts):
+            del weights[name]  # of the head
+    adapted = PeftModel(whole, config)
     report = set_peft_model_state_dict(adapted, weights)
     missing = {name for name in report.missing_keys if adapted.base_model.prefix in name}
     wrong = {*missing, *report.unexpected_keys}

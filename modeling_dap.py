@@ -563,7 +563,8 @@ class DAPForPreTraining(DAPPreTrainedModel):
         model = cls._new(config, target_token_ids)
         model._copy_weights(pretrained, missing, name_or_path)
         if library.modules and config.modules == list(library.modules):
-            after = load_modules(library)
+            is_adapter = library.place[0] != name_or_path
+            after = pretrained.dap.after if is_mlm and is_adapter else load_modules(library)
             model.dap.after.load_state_dict(after.state_dict())
         model._require_trainable(name_or_path)
         return model

@@ -95,11 +95,11 @@ class Dense(nn.Module):
         super().__init__()
         self.config = {key: value for key, value in config.items() if key != "type"}
         bias = config.get("bias", True)
-        self.linear = VectorLinear(config["in_features"], config["out_features"], bias)
+        self.linear = nn.Linear(config["in_features"], config["out_features"], bias)
         self.activation = getattr(nn, config["activation_function"].rpartition(".")[2])()
 
     def forward(self, vectors: Tensor) -> Tensor:
-        return self.activation(self.linear(vectors))
+        return self.activation(self.linear(vectors.to(self.linear.weight.dtype)))
 
 
 class Normalize(nn.Module):
@@ -242,6 +242,9 @@ def library_settings(name_or_path: str, revision: str | None) -> LibrarySettings
     library.take_all("__version__.")
     prompts = library.take_all("prompts.")
     prefix = prompts.get(library.take("default_prompt_name"), "")
+    for task, names in PROMPTS_OF.items():
+        if prompts.keys().isdisjoint(names):
+            prompts[task] = ""  # not the default prompt, as in the library
     similarity = library.take("similarity_fn_name")
     library.close()
     if any((prefix, *prompts.values())) and not pooling.take("include_prompt", True):

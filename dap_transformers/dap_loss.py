@@ -84,7 +84,9 @@ class DAPLoss(nn.Module):
             )
         model[0].unpad_inputs = False  # the loss reads padded text
         encoder = model[0].auto_model
+        checkpoint = None
         if encoder.config.model_type == dap.config.model_type:
+            checkpoint = encoder
             encoder = encoder.encoder
         require_encoder(encoder.config, "the model")
         dap.dap.encoder = encoder
@@ -92,6 +94,8 @@ class DAPLoss(nn.Module):
         dap.config.pooling = pooling_mode(pooling)
         dap.config.modules, dap.dap.after = shared_modules(list(model)[2:])
         dap.config.validate()
+        if checkpoint is not None:
+            checkpoint.after = dap.dap.after  # it saves the same weights
         use_packing(encoder)
         self.model = model
         self.dap = dap.to(encoder.device, encoder.dtype)
@@ -244,6 +248,5 @@ def shared_modules(modules: list[nn.Module]) -> tuple[list[dict[str, Any]], nn.S
     ours = build_modules(configs)
     for module, own in zip(modules, ours):
         if hasattr(module, "linear"):
-            own.linear.weight = module.linear.weight
-            own.linear.bias = module.linear.bias
+            own.linear = module.linear
     return configs, ours

@@ -100,7 +100,7 @@ def whole_file(path: str | Path) -> Iterator[BinaryIO]:
 @contextmanager
 def compressed_file(path: str | Path) -> Iterator[BinaryIO]:
     """Open a `whole_file` for writing, and compress it if its name ends in .gz or .xz."""
-    compress = COMPRESSORS.get(Path(path).suffix, nullcontext)
+    compress = COMPRESSORS.get(Path(path).suffix.lower(), nullcontext)
     with whole_file(path) as file, compress(file) as stream:
         yield stream
 
@@ -108,7 +108,7 @@ def compressed_file(path: str | Path) -> Iterator[BinaryIO]:
 def plain_suffix(path: str | Path) -> str:
     """Return the suffix of a file name in small letters, not counting `.gz` or `.xz` behind it.
 
-    >>> plain_suffix("pairs.tsv.gz"), plain_suffix("pairs.TSV"), plain_suffix("pairs.gz")
+    >>> plain_suffix("pairs.tsv.gz"), plain_suffix("pairs.TSV.GZ"), plain_suffix("pairs.gz")
     ('.tsv', '.tsv', '')
     """
     return unpacked(Path(path)).suffix.lower()
@@ -116,7 +116,7 @@ def plain_suffix(path: str | Path) -> str:
 
 def unpacked(path: Path) -> Path:
     """Return a path without `.gz` or `.xz` at its end."""
-    return path.with_suffix("") if path.suffix in COMPRESSORS else path
+    return path.with_suffix("") if path.suffix.lower() in COMPRESSORS else path
 
 
 @contextmanager

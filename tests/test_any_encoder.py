@@ -261,7 +261,13 @@ def test_an_adapter_of_a_model_with_a_head_fits_its_encoder(tmp_path: Path) -> N
     base = SentenceTransformer(modules=[Transformer(str(plain)), Pooling(32, "cls")], device="cpu")
     base.save(str(tmp_path / "base"))
     model = AutoModelForMaskedLM.from_pretrained(plain)
-    options = LoraConfig(r=2, target_modules=["query"], init_lora_weights=False)
+    options = LoraConfig(
+        r=2,
+        target_modules=["query"],
+        alpha_pattern={"bert.encoder.layer.0.attention.self.query": 64},
+        modules_to_save=["cls"],
+        init_lora_weights=False,
+    )
     adapted = get_peft_model(model, options)
     adapted.peft_config["default"].base_model_name_or_path = str(tmp_path / "base")
     folder = save(tmp_path / "adapter", adapted)

@@ -113,7 +113,11 @@ def test_gradients_are_those_of_the_model_by_itself(
 
 def test_a_checkpoint_of_dap_trains_as_by_itself(tmp_path: Path) -> None:
     plain = save(tmp_path / "plain", AutoModel.from_config(tiny_config("xlm-roberta")))
-    heads = start_from(plain, objective="tr+bow", modules=[{"type": "Normalize"}])
+    modules = [
+        {"type": "Dense", "in_features": 32, "out_features": 8, "activation_function": "Tanh"}
+    ]
+    modules.append({"type": "Normalize"})
+    heads = start_from(plain, objective="tr+bow", modules=modules)
     folder = save(tmp_path / "dap", heads)
     alone = DAPForPreTraining.from_pretrained(folder).eval()
     model = SentenceTransformer(str(folder), device="cpu").eval()
@@ -124,6 +128,7 @@ def test_a_checkpoint_of_dap_trains_as_by_itself(tmp_path: Path) -> None:
         for name in ("input_ids", "attention_mask"):
             tokens[f"{side}_{name}"] = column[name]
     assert_close(sum(loss(columns, None).values()), alone(**tokens).loss)
+    assert model[0].auto_model.after[0].linear is model[2].linear  # both are saved
 
     # Half of the precision is not enough for vectors of length 1, so the heads get float32.
     half = DAPLoss(model.to(torch.bfloat16), DAPForPreTraining.from_pretrained(folder))

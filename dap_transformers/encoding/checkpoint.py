@@ -24,7 +24,8 @@ class Checkpoint:
     Attributes:
         name: folder or Hub id.
         hub: arguments of `from_pretrained`: `revision` and `trust_remote_code`.
-        library: settings of a sentence-transformers folder. Other checkpoints have the defaults.
+        library: settings of a sentence-transformers folder. A LoRA adapter without such files has
+            those of its base, and other checkpoints have the defaults.
         config: of the model, or of the model that a LoRA adapter was trained on.
         commit: hash of the commit on the Hub. None for a folder.
     """
@@ -90,8 +91,9 @@ class Checkpoint:
             # It would keep the keys and values of a whole batch, for tokens that never follow.
             encoder_config.use_cache = False
         model = self.load(auto_class(self.config), config=self.config)
-        if self.library.pooling is None:
-            return model, getattr(model, "after", nn.Sequential())  # of a DAP model
+        is_elsewhere = self.library.place[0] != self.name  # of an adapter's base, or nowhere
+        if is_elsewhere and isinstance(getattr(model, "after", None), nn.Module):
+            return model, model.after  # of a DAP model
         with reading(f"the weights of {self.name}"):
             return model, load_modules(self.library)
 
@@ -112,7 +114,7 @@ class Checkpoint:
     def library_length(self, model: PreTrainedModel) -> int | None:
         """Return how many tokens per sentence the sentence-transformers library keeps.
 
-        None if this is no folder of that library. It takes the length in the folder's files or, if
+        None without settings of that library. It takes the length in the folder's files or, if
         they do not say, the smaller of the limits in the tokenizer and the model's config. Limits
         of 0 or below mean no limit, as in XLNet's config. The result is never above the model's
         number of positions: XLM-R's folders say 514, but the model takes 512.

@@ -79,10 +79,13 @@ class STS(Evaluator):
 def spearman(first: np.ndarray, second: np.ndarray) -> float:
     """Return the rank correlation of two arrays (N,). Equal values share their mean rank.
 
+    It is 0 if all values of an array are equal.
+
     >>> spearman(np.array([1.0, 2.0, 9.0]), np.array([0.1, 0.5, 0.4]))
     0.5
     """
-    return float(pd.Series(first).rank().corr(pd.Series(second).rank()))
+    correlation = pd.Series(first).rank().corr(pd.Series(second).rank())
+    return 0.0 if np.isnan(correlation) else float(correlation)
 
 
 def read_scored_pairs(path: Path) -> list[ScoredPair]:

@@ -28,7 +28,7 @@ from dap_transformers.mining.margin import (
     score_pairs,
     select,
 )
-from dap_transformers.mining.texts import DistinctSentences, Texts, pair_table
+from dap_transformers.mining.texts import DistinctSentences, GroupedText, Texts, pair_table
 from dap_transformers.mining.threshold import FEWEST_CANDIDATES, Choice, choose
 from dap_transformers.options import arg, require_least
 from dap_transformers.search.exact import Neighbours, NeighbourSearch, mutual_neighbours
@@ -181,13 +181,15 @@ def encode_texts(
     they have no rows.
 
     Args:
-        folder: keeps the vectors. Those of each model and its settings have subfolders.
+        folder: keeps the vectors. Those of each model and its settings, and those of groups, have
+            subfolders.
     """
     fingerprint = model_fingerprint(encoder)
     vectors = {}
     for role, text in texts.items():
         name = f"{role}.{Path(text.name).name}"
-        place = Path(folder, f"{name}.{fingerprint[:8]}")
+        kind = f".groups{text.groups.shape[1]}" if isinstance(text, GroupedText) else ""
+        place = Path(folder, f"{name}{kind}.{fingerprint[:8]}")
         vectors[role] = embed_to_disk(
             encoder,
             text,

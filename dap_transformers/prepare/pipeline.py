@@ -41,7 +41,8 @@ from dap_transformers.prepare.deduplication import (
 from dap_transformers.prepare.filters import SIDES, clean
 from dap_transformers.prepare.leaks import LeakIndex, load_index, measured
 from dap_transformers.prepare.options import PrepareOptions
-from dap_transformers.prepare.run_folder import LEAKS, Plan, RawFile
+from dap_transformers.prepare.run_folder import Plan, RawFile
+from dap_transformers.text.find import LEAKS
 from dap_transformers.text.formats import LineAudit, read_tables
 from dap_transformers.text_keys import ranks
 

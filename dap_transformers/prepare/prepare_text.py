@@ -23,10 +23,10 @@ from dap_transformers.prepare.filters import clean, plain_tokenizer
 from dap_transformers.prepare.options import OF_SELECTION, PrepareOptions, RawText
 from dap_transformers.prepare.opus import NOT_IN_RELEASE, OpusCorpus, download_corpora
 from dap_transformers.prepare.pipeline import OnCluster, prepare
-from dap_transformers.prepare.run_folder import LEAKS, WORK, Plan, RawFile, begin
+from dap_transformers.prepare.run_folder import WORK, Plan, RawFile, begin
 from dap_transformers.reports import versions
 from dap_transformers.text.archives import disk_path
-from dap_transformers.text.find import find_bitext
+from dap_transformers.text.find import LEAKS, find_bitext
 from dap_transformers.text.formats import BitextFile
 
 #: What shapes the result, apart from `PrepareOptions`.

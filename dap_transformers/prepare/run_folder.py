@@ -8,11 +8,11 @@ from pathlib import Path
 from dap_transformers.errors import UserError
 from dap_transformers.files import LOCK, read_json
 from dap_transformers.prepare.options import PrepareOptions
+from dap_transformers.text.find import LEAKS
 from dap_transformers.text.formats import BitextFile
 
 REPORT = "report.json"
 CARD = "README.md"
-LEAKS = "leaks.jsonl"
 WORK = ".prepare_data"
 
 

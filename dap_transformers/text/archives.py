@@ -44,7 +44,7 @@ def open_file(path: str | Path) -> Iterator[io.BufferedReader]:
     with (
         _open_packed(path) as packed,
         reading(path),  # names the file if its packed content is damaged
-        _unpacked(packed, path.suffix) as stream,
+        _unpacked(packed, path.suffix.lower()) as stream,
     ):
         yield io.BufferedReader(stream, BUFFER)
 

@@ -35,6 +35,8 @@ PREFERRED = {
     "test": ({"test"}, {None}, {"dev"}),
     "dev": ({"dev"}, {None}, {"test"}),
 }
+#: What `prepare-data` writes beside the text.
+LEAKS = "leaks.jsonl"
 #: How many files a message names before it only counts.
 NAMED = 10
 #: Endings of bilingual files that are not read.
@@ -166,7 +168,7 @@ def _warn_of_others(
     Raises:
         UserError: if a text is there twice, as it is and packed.
     """
-    used = set()
+    used = {folder / LEAKS}
     for file in files:
         for path in file.paths:
             used |= {Path(path), disk_path(path), Path(f"{path}.json")}  # a report of `mine-bitext`
@@ -230,12 +232,11 @@ def _of_split(
 
 def _split_in(path: Path) -> str | None:
     """Return the split that a file's name tells, or else its folders in an archive, or that."""
-    told = [split_of(path), *map(_folder_split, path.parents)]
-    return next(filter(None, told), None)
+    return next(filter(None, map(split_of, [path, *path.parents])), None)
 
 
 def split_of(path: str | Path) -> str | None:
-    """Return the split that a file or archive is named for: "train", "dev" or "test", or None.
+    """Return the split that a file, or a folder in an archive, is named for, or None.
 
     As in `datasets`, a word of the name tells it, between digits or marks. If the words tell
     several splits, "train" is taken before "test", and "test" before "dev".
@@ -251,12 +252,10 @@ def split_of(path: str | Path) -> str | None:
 
 
 def _folder_split(folder: Path) -> str | None:
-    """Return the split that a folder is named for, by its whole name, or an archive by a word.
+    """Return the split that a folder is named for by its whole name, or None.
 
     Digits and marks at the end of the name do not count: `test2014` is "test".
     """
-    if folder.suffix == ".zip":
-        return split_of(folder)
     return SPLITS.get(re.sub(r"[\W\d_]+$", "", folder.name.lower()))
 
 
@@ -279,43 +278,43 @@ def find_dev(train: Sequence[str], target_language: str = "en") -> list[str]:
     """
     target = base_language(target_language)
     inputs = [Path(os.path.abspath(Path(path).expanduser())) for path in train]
-    found: dict[str, None] = {}  # a set that keeps the order
+    found: dict[Path, Path] = {}  # unpacked name -> path
     for given in filter(Path.exists, inputs):
-        dev = _dev_among(given.iterdir(), target) if given.is_dir() else []
+        dev = _dev_in(given, target) if given.is_dir() else []
         for named in (given, given.parent):
             if dev or _split_at(named) != "train":
                 continue
-            beside = sorted(named.parent.iterdir())
             if named.is_dir():
-                dev = _dev_among(beside, target)
+                dev = _dev_in(named.parent, target)
             else:
-                files = [path for path in beside if path.is_file() and split_of(path) == "dev"]
-                dev = [path for path in files if _without_split(path) == _without_split(named)]
+                rest = _without_split(named)
+                for path in sorted(named.parent.glob("[!.]*")):
+                    is_dev = path.is_file() and split_of(path) == "dev"
+                    dev += [path] if is_dev and _without_split(path) == rest else []
         for path in dev:
             if not any(each.is_relative_to(path) for each in inputs):
-                found[str(path)] = None
-    return list(found)
+                found.setdefault(unpacked(path), path)
+    return list(map(str, found.values()))
 
 
-def _dev_among(paths: Iterable[Path], target: str) -> list[Path]:
-    """Return the paths named for dev pairs, or none if none is named for training.
-
-    Files that are no parallel text do not count, nor do folders without such files.
-    """
-    named = {path: split for path in sorted(paths) if (split := _split_at(path))}
+def _dev_in(folder: Path, target: str) -> list[Path]:
+    """Return the files and folders in a folder that hold dev pairs, if others are for training."""
+    splits = {path: _split_at(path) for path in sorted(folder.glob("[!.]*")) if path.exists()}
+    if not any(split == "train" and _looks_like_text(path) for path, split in splits.items()):
+        return []
+    named = [path for path, split in splits.items() if split == "dev"]
     members = []
     for path in named:
         holds_members = path.is_dir() or path.suffix == ".zip"
         members += _list_with_archives(path) if holds_members else [path]
     texts = [Path(side) for file in _parallel_text(members, target) for side in file.paths]
+    return [path for path in named if any(text.is_relative_to(path) for text in texts)]
 
-    splits = {}
-    for path, split in named.items():
-        if any(text.is_relative_to(path) for text in texts):
-            splits[path] = split
-    if "train" not in splits.values():
-        return []
-    return [path for path, split in splits.items() if split == "dev"]
+
+def _looks_like_text(path: Path) -> bool:
+    """Tell whether the name of a file, or of one in a folder, looks like parallel text."""
+    names = [each.name for each in path.glob("[!.]*")] if path.is_dir() else [path.name]
+    return any(map(_looks_parallel, names))
 
 
 def _split_at(path: Path) -> str | None:

@@ -211,7 +211,8 @@ def _require_text(file: BitextFile, table: pa.Table) -> None:
         if is_one_value or max(len(no_text), len(codes)) >= most:
             raise UserError(
                 f"{file}: the {name} side holds {texts[-1]!r} and the like, no text; keep only the "
-                "columns of source and target, or name the columns in the first line"
+                "columns of source and target, name the columns in the first line, or leave out "
+                f"language {file.language!r}"
             )
 
 

@@ -152,7 +152,7 @@ def find_columns(path: str, target: str, named: set[str]) -> dict[str, Columns]:
         for code in sources:
             columns = Columns(len(header), places[code], second, (), True, len(sources) > 1)
             rows = read_table(path, columns, (code, target))
-            if code in named or any(cells for _, (cells, _) in rows):
+            if code in named or any(has_text(cells) for _, (cells, _) in rows):
                 found[code] = columns
         return found
 
@@ -291,7 +291,7 @@ def _delimiter(lines: Sequence[str]) -> str:
         widths = [len(cells) for cells in csv.reader(lines, delimiter=delimiter)]
         return widths.count(widths[0]) if widths[:1] > [1] else 0
 
-    return max("\t;,", key=agreement)
+    return max("\t;|,", key=agreement)
 
 
 def _stated_languages(path: str, cells: Sequence[str], columns: Columns) -> tuple[str, ...]:

@@ -96,6 +96,16 @@ def test_the_prompts_of_queries_and_documents_are_those_of_the_library(prompted:
         (ours.for_task("document"), library.encode_document),
     ):
         np.testing.assert_allclose(found.encode(WORDS), expected([*WORDS]), atol=1e-5)
+    path = prompted / "config_sentence_transformers.json"
+    path.write_text('{"prompts": {"text": "negol: "}, "default_prompt_name": "text"}')
+    encoder = load_encoder(prompted)
+    encode_query = load_library(prompted).encode_query
+    np.testing.assert_allclose(
+        encoder.encode(WORDS), load_library(prompted).encode([*WORDS]), atol=1e-5
+    )
+    np.testing.assert_allclose(
+        encoder.for_task("query").encode(WORDS), encode_query([*WORDS]), atol=1e-5
+    )
     # a prefix takes the place of both prompts
     assert load_encoder(prompted, prefix="").for_task("query").prefix == ""
 
@@ -180,7 +190,7 @@ def test_a_training_chooses_by_search_and_measures_what_it_saves(
         ("qrels/test.tsv", f"{HEADER}q0\tp0\t1\nq0\tp999\t1\n", "line 3: .*p999"),
         ("qrels/test.tsv", "q999\tp0\t1\n", "line 1: .*q999"),
         ("qrels/test.tsv", "q0\tp0\t1.0\n", "line 1: .*1.0"),  # no header
-        ("qrels/test.tsv", f"{HEADER}q0 0 p0 1\n", "line 2: question, passage and grade"),
+        ("qrels/test.tsv", f"{HEADER}q0 0 p0 1\n", "line 2: ids of a question"),
         ("qrels/test.tsv", f"{HEADER}q0\tp0\t0\n", "no question has an answer"),
     ],
 )

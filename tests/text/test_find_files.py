@@ -70,7 +70,7 @@ def test_a_name_that_tells_no_language_is_refused_or_left_out_of_a_folder(
     with pytest.raises(UserError, match="no parallel text is given"):
         find_bitext([])
     left_out = ["a.po", "app.XLF", "en-de.tsv", "en-en.tsv"]
-    more = ["fr-en.tsv.bz2", "it-en.json", "lonely.de", "no-en.tsv.GZ", "sw-en.txt", "train.tsv"]
+    more = ["fr-en.tsv.bz2", "it-en.json", "lonely.de", "no-en.tsv.7z", "sw-en.txt", "train.tsv"]
     for name in (*left_out, *more, "notes.log"):
         write(tmp_path / name, 'msgid "x"\nmsgstr "y"\n')
     write_format(tmp_path, "x.XX", PAIRS)
@@ -140,7 +140,7 @@ def test_splits_in_a_folder_are_kept_apart(
         assert read(tmp_path / test) == [(test, "x")]
 
 
-@pytest.mark.parametrize("name", ["a.zip/{}20/de-en.tsv", "de-en_{}20.zip/de-en.tsv"])
+@pytest.mark.parametrize("name", ["a.zip/{}_set/de-en.tsv", "de-en_{}20.zip/de-en.tsv"])
 def test_splits_in_archives_are_kept_apart(name: str, tmp_path: Path) -> None:
     archives: dict[str, dict[str, str]] = {}
     for split in ("train", "dev", "test"):
@@ -181,7 +181,9 @@ def test_all_folders_of_a_split_are_read(tmp_path: Path, caplog: pytest.LogCaptu
 def test_the_dev_set_of_a_year_belongs_to_the_training_file_beside_it(tmp_path: Path) -> None:
     train = write(tmp_path / "training" / "train2019.de-en.tsv", "a\tb\n")
     dev = write(tmp_path / "training" / "newsdev2016.de-en.tsv", "c\td\n")
-    write(tmp_path / "training" / "dev.de-en.tsv.json", "{}")
+    for name in ("dev.de-en.tsv.json", ".dev.de-en.tsv", "newsdev2016.de-en.tsv.gz"):
+        write(tmp_path / "training" / name, "{}")
+    write(tmp_path / "test" / "x.zip", "broken")
     write(tmp_path / "training" / "dev.fr-en.tsv", "c\td\n")
     assert find_dev([str(train)]) == [str(dev)]
 
