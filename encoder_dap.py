@@ -216,6 +216,7 @@ def merge_adapter(encoder: PreTrainedModel, name_or_path: str, **place: str | No
         setattr(whole, prefix, encoder)
         whole.config = encoder.config
         whole.get_input_embeddings = encoder.get_input_embeddings
+        whole.is_gradient_checkpointing = False  # else peft leaves a hook on the embeddings
     parts = tuple(f"{root}{name}." for name, _ in whole.named_children())
     for name in list(weights):
         if name.startswith(root) and not name.startswith(parts):

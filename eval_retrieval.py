@@ -67,7 +67,7 @@ class EvaluationArguments(EvaluationData):
     query_prompt: str | None = arg(
         None,
         "With --search: text before a question, such as 'query: '. Default: the checkpoint's own "
-        "prompt for queries unless --prefix is given, otherwise the prefix.",
+        "prompt for queries, perhaps none, unless --prefix is given, otherwise the prefix.",
     )
     document_prompt: str | None = arg(None, "The same before a passage, such as 'passage: '.")
     output_file: str | None = arg(None, "JSON file to write.")

@@ -54,7 +54,7 @@ EXPECTED = {
     "truncation": True,
     "use_residual": False,
 }
-#: Task -> names of the prompts that serve it in the library, best last.
+#: Task -> names of the prompts that serve it, best last.
 PROMPTS_OF = {"query": ("query",), "document": ("corpus", "passage", "document")}
 #: Settings that change no vector here, whatever their value is.
 WITHOUT_EFFECT = {
@@ -99,7 +99,10 @@ class Dense(nn.Module):
         self.activation = getattr(nn, config["activation_function"].rpartition(".")[2])()
 
     def forward(self, vectors: Tensor) -> Tensor:
-        return self.activation(self.linear(vectors.to(self.linear.weight.dtype)))
+        weight = self.linear.weight
+        if isinstance(weight, Tensor) and weight.is_floating_point():  # not quantised
+            vectors = vectors.to(weight.dtype)
+        return self.activation(self.linear(vectors))
 
 
 class Normalize(nn.Module):

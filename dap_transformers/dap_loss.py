@@ -95,7 +95,10 @@ class DAPLoss(nn.Module):
         dap.config.modules, dap.dap.after = shared_modules(list(model)[2:])
         dap.config.validate()
         if checkpoint is not None:
-            checkpoint.after = dap.dap.after  # it saves the same weights
+            # It is saved as it was trained.
+            checkpoint.after = dap.dap.after
+            checkpoint.config.modules = dap.config.modules
+            checkpoint.config.pooling = dap.config.pooling
         use_packing(encoder)
         self.model = model
         self.dap = dap.to(encoder.device, encoder.dtype)

@@ -213,7 +213,8 @@ class SentenceEncoder:
     def for_task(self, task: str) -> "SentenceEncoder":
         """Return this encoder with its own prompt for a "query" or a "document" as the prefix.
 
-        Without such a prompt, the prefix stays.
+        Without such a prompt, the prefix stays. A folder of sentence-transformers has both prompts,
+        which may be empty.
         """
         other = copy(self)
         other.prefix = prompt_for(task, self.prompts, self.prefix)

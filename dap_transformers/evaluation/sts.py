@@ -84,8 +84,9 @@ def spearman(first: np.ndarray, second: np.ndarray) -> float:
     >>> spearman(np.array([1.0, 2.0, 9.0]), np.array([0.1, 0.5, 0.4]))
     0.5
     """
-    correlation = pd.Series(first).rank().corr(pd.Series(second).rank())
-    return 0.0 if np.isnan(correlation) else float(correlation)
+    if min(len(set(first)), len(set(second))) == 1:
+        return 0.0
+    return float(pd.Series(first).rank().corr(pd.Series(second).rank()))
 
 
 def read_scored_pairs(path: Path) -> list[ScoredPair]:

@@ -300,7 +300,8 @@ def find_dev(train: Sequence[str], target_language: str = "en") -> list[str]:
 def _dev_in(folder: Path, target: str) -> list[Path]:
     """Return the files and folders in a folder that hold dev pairs, if others are for training."""
     splits = {path: _split_at(path) for path in sorted(folder.glob("[!.]*")) if path.exists()}
-    if not any(split == "train" and _looks_like_text(path) for path, split in splits.items()):
+    training = [path for path, split in splits.items() if split == "train"]
+    if not any(_looks_like_text(path, target) for path in training):
         return []
     named = [path for path, split in splits.items() if split == "dev"]
     members = []
@@ -311,10 +312,10 @@ def _dev_in(folder: Path, target: str) -> list[Path]:
     return [path for path in named if any(text.is_relative_to(path) for text in texts)]
 
 
-def _looks_like_text(path: Path) -> bool:
+def _looks_like_text(path: Path, target: str) -> bool:
     """Tell whether the name of a file, or of one in a folder, looks like parallel text."""
     names = [each.name for each in path.glob("[!.]*")] if path.is_dir() else [path.name]
-    return any(map(_looks_parallel, names))
+    return any(_looks_parallel(name, target) for name in names)
 
 
 def _split_at(path: Path) -> str | None:
@@ -322,7 +323,7 @@ def _split_at(path: Path) -> str | None:
     return _folder_split(path) if path.is_dir() else split_of(path)
 
 
-def _looks_parallel(name: str) -> bool:
+def _looks_parallel(name: str, target: str = "en") -> bool:
     """Tell whether a file name looks like parallel text, also in a form that is never read.
 
     Such forms are unknown packing (`.bz2`) and other text (`de-en.txt`).
@@ -331,7 +332,7 @@ def _looks_parallel(name: str) -> bool:
     if _PAIR.fullmatch(name):
         known |= {"txt", "json"}
     side = _moses_side(name.lower())
-    is_side = side is not None and side[1] in NAMES
+    is_side = side is not None and side[1] in {*NAMES, target}
     return is_side or not known.isdisjoint(name.lower().split(".")[1:])
 
 

@@ -1,6 +1,7 @@
 """Read TSV and CSV files: their rows, and the columns that hold the texts.
 
-TSV is literal: quotes are text. CSV has commas, semicolons or tabs between its cells, and quotes.
+TSV is literal: quotes are text. CSV has commas, semicolons, tabs or `|` between its cells, and
+quotes.
 """
 
 import csv
@@ -42,6 +43,8 @@ JUDGED = 100
 NO_TEXT_SHARE = 0.9
 #: Characters of a text by which it is judged.
 LONGEST_JUDGED = 200
+#: Most characters of a cell in a CSV file. Python's own limit of 131,072 would stop the file.
+LONGEST_CELL = 2**31 - 1
 #: No text: a number, one ASCII "word" with a digit (2019-05-01, de-000017), an address, or a key
 #: (menu.file.open, ERR_NOT_FOUND).
 _NO_TEXT = re.compile(
@@ -278,6 +281,7 @@ def _all_rows(path: str) -> Iterator[list[str]]:
         if head and (stated := re.fullmatch('"?sep=(.)"?', head[0])):  # Excel's word for it
             delimiter = stated[1]
             next(whole_lines)
+        csv.field_size_limit(LONGEST_CELL)
         yield from csv.reader(whole_lines, delimiter=delimiter, strict=True)
 
 
@@ -291,7 +295,7 @@ def _delimiter(lines: Sequence[str]) -> str:
         widths = [len(cells) for cells in csv.reader(lines, delimiter=delimiter)]
         return widths.count(widths[0]) if widths[:1] > [1] else 0
 
-    return max("\t;|,", key=agreement)
+    return max("\t;,|", key=agreement)
 
 
 def _stated_languages(path: str, cells: Sequence[str], columns: Columns) -> tuple[str, ...]:

@@ -75,6 +75,11 @@ class HardNegativeMaker:
         prefix: str = "",
     ) -> None:
         self.starts = word_starts(tokenizer)
+        #: Tokens with a letter or digit. A copy that differs in others is still a translation.
+        self.spoken = set()
+        for piece, number in tokenizer.get_vocab().items():
+            if any(map(str.isalnum, piece.lstrip("\u0120"))):
+                self.spoken.add(number)
         self.max_seq_length = max_seq_length
         self.share = share
         self.seed = seed
@@ -110,7 +115,8 @@ class HardNegativeMaker:
         changed = [token for word in change_a_word(words, others, rng) for token in word]
         end = ids[len(ids) - self.after :]
         copy = [*ids[: self.first], *changed][: self.max_seq_length - self.after] + end
-        return copy if changed and copy != ids else []
+        before, after = ([each for each in row if each in self.spoken] for row in (ids, copy))
+        return copy if changed and after != before else []
 
     def _words(self, ids: list[int]) -> list[Word]:
         """Group the tokens of a target into words, without the prefix and special tokens."""

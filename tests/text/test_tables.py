@@ -75,6 +75,7 @@ TABLES = [
         {"de": [("Ja", "Yes")], "id": [("Ya", "Yes"), ("Bukan", "No")]},
     ),
     ("all.csv", "de;es;en\nJa;;Yes\n;;\n", {"de": [("Ja", "Yes")]}),
+    ("de-en.csv", "Hund|Hunde,dog|dogs\n" * 2, {"de": [("Hund|Hunde", "dog|dogs")] * 2}),
     ("de-en.csv", 'de|en\n"Ja, gut"|Yes\n', {"de": [("Ja, gut", "Yes")]}),
     ("de-en.csv", "Ja, gut;Yes, fine\n" * 2, {"de": [("Ja, gut", "Yes, fine")] * 2}),
     ("de-en.csv", "sep=;\r\nde;en\r\nJa, gut;Yes\r\n", {"de": [("Ja, gut", "Yes")]}),

@@ -48,6 +48,20 @@ def test_words_begin_where_the_vocabulary_marks_it(pieces: list, starts: set) ->
     assert word_starts(PreTrainedTokenizerFast(tokenizer_object=Tokenizer(vocabulary))) == starts
 
 
+def test_no_copy_differs_by_a_mark_alone() -> None:
+    ids = {piece: number for number, piece in enumerate(["[UNK]", "[CLS]", "[SEP]", "a", ",", "–"])}
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(models.WordLevel(ids, unk_token="[UNK]")),
+        cls_token="[CLS]",
+        sep_token="[SEP]",
+    )
+    maker = HardNegativeMaker(tokenizer, 32, 1.0, 0)
+    rows = [{"pair_id": f"de:{n}", "target_input_ids": [3, 4, 3, 5]} for n in range(100)]
+    copies = list(filter(None, maker(rows)))
+    assert 10 < len(copies) < 90
+    assert {copy.count(3) for copy in copies} == {1, 3}
+
+
 @pytest.mark.parametrize(("length", "prefix"), [(6, ""), (32, ""), (12, "misut ka: ")])
 def test_a_copy_differs_by_a_word_and_keeps_the_prefix(length: int, prefix: str) -> None:
     rows = rows_of(english(60), length, prefix)
