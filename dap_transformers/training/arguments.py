@@ -171,7 +171,7 @@ class PretrainingDataArguments(EvaluationData):
     query_prompt: str | None = arg(
         None,
         "Text that the saved model and --search_data put before a question. Default: that of a "
-        "sentence-transformers folder, perhaps none, unless --prefix is given, otherwise the prefix.",
+        "sentence-transformers folder, perhaps none, unless --prefix is given, else the prefix.",
     )
     document_prompt: str | None = arg(None, "The same before a passage, such as 'passage: '.")
     language_mix: str = arg(
