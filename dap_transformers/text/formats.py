@@ -205,9 +205,12 @@ def _require_text(file: BitextFile, table: pa.Table) -> None:
     sides = [table[side].to_pylist() for side in SIDES]
     most = max(2, NO_TEXT_SHARE * (len(table) - 1))  # -1: a header
     codes = [pair for pair in zip(*sides) if all(map(language_of, pair))]
+    # a column that a name has told may hold one word in a few rows
+    is_guessed = file.format in ("tsv", "csv") and not file.columns.has_header
+    few = 2 if is_guessed else 20
     for name, texts, others in zip(SIDES, sides, sides[::-1]):
         no_text = list(filter(is_no_text, texts))
-        is_one_value = len(set(texts)) == 1 and len(set(others)) > 2
+        is_one_value = len(set(texts)) == 1 and len(set(others)) > few
         if is_one_value or max(len(no_text), len(codes)) >= most:
             raise UserError(
                 f"{file}: the {name} side holds {texts[-1]!r} and the like, no text; keep only the "

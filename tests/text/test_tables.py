@@ -74,6 +74,11 @@ TABLES = [
         "id,de,en\nYa,Ja,Yes\nBukan,,No\n",
         {"de": [("Ja", "Yes")], "id": [("Ya", "Yes"), ("Bukan", "No")]},
     ),
+    (
+        "all.csv",
+        "de,en\nJa,Yes\nJa,Yeah\nJa,Yep\n",
+        {"de": [("Ja", e) for e in ("Yes", "Yeah", "Yep")]},
+    ),
     ("all.csv", "de;es;en\nJa;;Yes\n;;\n", {"de": [("Ja", "Yes")]}),
     ("de-en.csv", "Hund|Hunde,dog|dogs\n" * 2, {"de": [("Hund|Hunde", "dog|dogs")] * 2}),
     ("de-en.csv", 'de|en\n"Ja, gut"|Yes\n', {"de": [("Ja, gut", "Yes")]}),
