@@ -195,7 +195,7 @@ def load_pretrained(
 def merge_adapter(encoder: PreTrainedModel, name_or_path: str, **place: str | None) -> None:
     """Add the weights of a LoRA adapter to those of an encoder.
 
-    The adapter may have been trained on a model with a head, which is left out.
+    The adapter may have been trained on a model with a head. Weights of the head are ignored.
 
     Args:
         place: `revision` and `subfolder`.

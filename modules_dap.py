@@ -77,7 +77,7 @@ WITHOUT_EFFECT = {
 
 
 class VectorLinear(nn.Linear):
-    """Linear layer on vectors (B, D), which `Normalize` gives a higher precision than bfloat16."""
+    """Linear layer that casts vectors (B, D) to its precision. `Normalize` returns float32."""
 
     def forward(self, vectors: Tensor) -> Tensor:
         return super().forward(vectors.to(self.weight.dtype))

@@ -17,6 +17,7 @@ otherwise in its name (`de.po`, `de/LC_MESSAGES/app.po`), and its target side is
 import os
 import re
 from collections.abc import Collection, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 
 from dap_transformers.errors import UserError, reading, warn_once
@@ -156,12 +157,12 @@ def _files_in_folder(folder: Path, target: str, split: str | None) -> list[Bitex
             f"de-{target}.tsv; it holds {names}; expected {describe_layouts()}; subfolders are not "
             "searched, give them instead"
         )
-    _warn_of_others(folder, paths, files, split)
+    _warn_of_others(folder, paths, files, target, split)
     return _of_split(files, splits, split)
 
 
 def _warn_of_others(
-    folder: Path, paths: Sequence[Path], files: Sequence[BitextFile], split: str | None
+    folder: Path, paths: Sequence[Path], files: Sequence[BitextFile], target: str, split: str | None
 ) -> None:
     """Warn of paths and subfolders that look like parallel text, but are not among the files.
 
@@ -177,9 +178,10 @@ def _warn_of_others(
         if plain != path and plain in used:
             raise UserError(f"{plain} and {path} may be one text: remove one, or rename one")
     found = dict.fromkeys([*map(disk_path, paths), *paths])
-    nested = {path.parent for path in folder.glob("[!.]*/[!.]*") if _looks_parallel(path.name)}
+    looks = partial(_looks_parallel, target=target)
+    nested = {path.parent for path in folder.glob("[!.]*/[!.]*") if looks(path.name)}
     nested -= {path.parent for path in used}
-    left_out = [path for path in found if path not in used and _looks_parallel(path.name)]
+    left_out = [path for path in found if path not in used and looks(path.name)]
     left_out += sorted(path for path in nested if _folder_split(path) in (split, None))
     if left_out:
         names = _listed(folder, left_out)
@@ -231,7 +233,7 @@ def _of_split(
 
 
 def _split_in(path: Path) -> str | None:
-    """Return the split that a file's name tells, or else its folders in an archive, or that."""
+    """Return the split that a file's name tells, or else the nearest folder in its archive."""
     return next(filter(None, map(split_of, [path, *path.parents])), None)
 
 
@@ -298,7 +300,7 @@ def find_dev(train: Sequence[str], target_language: str = "en") -> list[str]:
 
 
 def _dev_in(folder: Path, target: str) -> list[Path]:
-    """Return the files and folders in a folder that hold dev pairs, if others are for training."""
+    """Return what is named for dev pairs and holds pairs, if another entry is for training."""
     splits = {path: _split_at(path) for path in sorted(folder.glob("[!.]*")) if path.exists()}
     training = [path for path, split in splits.items() if split == "train"]
     if not any(_looks_like_text(path, target) for path in training):
@@ -313,17 +315,17 @@ def _dev_in(folder: Path, target: str) -> list[Path]:
 
 
 def _looks_like_text(path: Path, target: str) -> bool:
-    """Tell whether the name of a file, or of one in a folder, looks like parallel text."""
+    """Tell whether a file, or anything directly in a folder, is named like parallel text."""
     names = [each.name for each in path.glob("[!.]*")] if path.is_dir() else [path.name]
     return any(_looks_parallel(name, target) for name in names)
 
 
 def _split_at(path: Path) -> str | None:
-    """Return the split that a file or folder is named for."""
+    """Return the split that a folder tells by its whole name, or a file by a word."""
     return _folder_split(path) if path.is_dir() else split_of(path)
 
 
-def _looks_parallel(name: str, target: str = "en") -> bool:
+def _looks_parallel(name: str, target: str) -> bool:
     """Tell whether a file name looks like parallel text, also in a form that is never read.
 
     Such forms are unknown packing (`.bz2`) and other text (`de-en.txt`).

@@ -128,7 +128,7 @@ def _texts_of_unit(unit: Element, name: str) -> dict[str, list[str]]:
         _remove_codes(segment)
         text = _BETWEEN_LETTERS.sub(" ", "".join(segment.itertext()))
         text = unwrap(text.replace(_GAP, ""))
-        if text:  # a language without any is none of the file's
+        if not is_blank(text):  # a language without any is none of the file's
             texts = found.setdefault(language_in(name, language), [])
             texts += [text] if text not in texts else []
     return found

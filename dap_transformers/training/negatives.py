@@ -78,7 +78,8 @@ class HardNegativeMaker:
         #: Tokens with a letter or digit. A copy that differs in others is still a translation.
         self.spoken = set()
         for piece, number in tokenizer.get_vocab().items():
-            if any(map(str.isalnum, piece.lstrip("\u0120"))):
+            text = tokenizer.convert_tokens_to_string([piece])
+            if any(map(str.isalnum, text)) or "\ufffd" in text:  # a part of a letter
                 self.spoken.add(number)
         self.max_seq_length = max_seq_length
         self.share = share
@@ -107,7 +108,7 @@ class HardNegativeMaker:
         return copies
 
     def _copy(self, ids: list[int], other: list[int], rng: random.Random) -> list[int]:
-        """Copy a target with one changed word, or return an empty list if that is not possible."""
+        """Copy a target with one changed word. The list is empty if only marks would differ."""
         words = self._words(ids)
         others = self._words(other)
         if not words or not others:
@@ -115,8 +116,12 @@ class HardNegativeMaker:
         changed = [token for word in change_a_word(words, others, rng) for token in word]
         end = ids[len(ids) - self.after :]
         copy = [*ids[: self.first], *changed][: self.max_seq_length - self.after] + end
-        before, after = ([each for each in row if each in self.spoken] for row in (ids, copy))
-        return copy if changed and after != before else []
+        is_other = self._spoken_in(copy) != self._spoken_in(ids)
+        return copy if changed and is_other else []
+
+    def _spoken_in(self, ids: list[int]) -> list[int]:
+        """Return the tokens that have a letter or digit."""
+        return [token for token in ids if token in self.spoken]
 
     def _words(self, ids: list[int]) -> list[Word]:
         """Group the tokens of a target into words, without the prefix and special tokens."""

@@ -79,6 +79,7 @@ TABLES = [
         "de,en\nJa,Yes\nJa,Yeah\nJa,Yep\n",
         {"de": [("Ja", e) for e in ("Yes", "Yeah", "Yep")]},
     ),
+    ("all.csv", 'de,en\n"' + "Ja" * 70_000 + '",Yes\n', {"de": [("Ja" * 70_000, "Yes")]}),
     ("all.csv", "de;es;en\nJa;;Yes\n;;\n", {"de": [("Ja", "Yes")]}),
     ("de-en.csv", "Hund|Hunde,dog|dogs\n" * 2, {"de": [("Hund|Hunde", "dog|dogs")] * 2}),
     ("de-en.csv", 'de|en\n"Ja, gut"|Yes\n', {"de": [("Ja, gut", "Yes")]}),
