@@ -103,7 +103,7 @@ class CachedBatch:
             with torch.enable_grad():
                 loss, found = objective.loss_of(tuple(vectors), pairs)
             loss.backward()
-            gradients[objective.name] = tuple(rows.grad for rows in vectors)
+            gradients[objective.name] = tuple(gradient_of(rows) for rows in vectors)
             measures |= {name: value.detach() for name, value in found.items()}
         return gradients, measures
 
@@ -164,6 +164,11 @@ def split(
         chunk = Chunk(first_pair=first + rows.start)
         parts.append(Part(part_inputs, chunk, seed))
     return pairs, parts
+
+
+def gradient_of(rows: Tensor) -> Tensor:
+    """Return the gradient of a tensor, zeros if the loss does not depend on it."""
+    return torch.zeros_like(rows) if rows.grad is None else rows.grad
 
 
 @contextmanager

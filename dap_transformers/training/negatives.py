@@ -98,7 +98,7 @@ class HardNegativeMaker:
         """
         ids_of_pairs = " ".join(row["pair_id"] for row in rows)
         rng = random.Random(f"{self.seed} {ids_of_pairs}")
-        targets = [list(row["target_input_ids"]) for row in rows]
+        targets = [list(map(int, row["target_input_ids"])) for row in rows]  # also of tensors
         copies = []
         for ids in targets:
             if rng.random() < self.share:

@@ -242,6 +242,7 @@ class DAPTrainer(ResumableTrainer):
         """
         started = time.perf_counter()
         self.meter.check()
+        self._take_averages()
         evaluators = self.evaluators if eval_dataset is None else eval_dataset
         require_evaluators(evaluators)
         found = evaluate(self.encoder(), evaluators)
@@ -253,8 +254,9 @@ class DAPTrainer(ResumableTrainer):
             metrics |= logged
             for key in logged:
                 # "de-en_accuracy" is of fewer sentences.
-                if key.endswith(("accuracy", "error")) and "-" not in key:
-                    self.measured_on[f"eval_{key}"] = each.size()
+                is_of_all = key.endswith(("accuracy", "error")) and "-" not in key
+                if is_of_all and (size := each.size()):
+                    self.measured_on[f"eval_{key}"] = size
         metrics["seconds"] = round(time.perf_counter() - started, 2)
         # `Trainer` saves them as JSON, which knows no types of numpy.
         metrics = denumpify_detensorize(metrics)
@@ -310,7 +312,7 @@ class DAPTrainer(ResumableTrainer):
         """
         standard_error = 0.0
         if name in self.measured_on:
-            shares = torch.tensor([value, other]) / 100
+            shares = (torch.tensor([value, other]) / 100).clamp(0, 1)
             variance = float((shares * (1 - shares)).sum() / self.measured_on[name])
             standard_error = 100 * variance**0.5
         drop = other - value if self.args.greater_is_better else value - other
@@ -320,6 +322,11 @@ class DAPTrainer(ResumableTrainer):
     def best_name(self) -> str:
         """Return the name of the logged metric that chooses the best checkpoint."""
         return "eval_" + self.args.metric_for_best_model.removeprefix("eval_")
+
+    def _take_averages(self) -> None:
+        """Set the weights to the averages of a schedule-free optimizer, until the next step."""
+        if callable(getattr(self.optimizer, "eval", None)):
+            self.optimizer.eval()
 
     def encoder(self) -> EncoderWithHeads:
         """Return an encoder with the present weights. With FSDP, all processes call this."""
@@ -357,6 +364,7 @@ class DAPTrainer(ResumableTrainer):
         self._load_adapters(checkpoint)
 
     def _load_best_model(self) -> None:
+        self._take_averages()  # or a later call would change the best weights
         super()._load_best_model()
         self._load_adapters(self.state.best_model_checkpoint)
 
@@ -370,6 +378,7 @@ class DAPTrainer(ResumableTrainer):
     ) -> None:
         """Save the model, and the files that sentence-transformers needs to pool it correctly."""
         self.meter.check()
+        self._take_averages()
         model = self.accelerator.unwrap_model(self.model, keep_torch_compile=False)
         with ready_to_save(model):  # under FSDP, all processes come here
             super()._save(output_dir, state_dict)
@@ -391,7 +400,11 @@ def require_evaluators(evaluators: Iterable[Any]) -> None:
 def require_batch(train: Any, args: TrainingArguments) -> None:
     """Raise `UserError` if a dataset has too few pairs for one batch of all processes."""
     batch = args.per_device_train_batch_size * args.world_size
-    if hasattr(train, "__len__") and len(train) < batch:
+    if train is None:
+        return
+    if not hasattr(train, "__len__"):
+        raise UserError("train_dataset: give a dataset with a length, whose batches are all full")
+    if len(train) < batch:
         raise UserError(
             f"{counted(len(train), 'training pair')} cannot fill one batch of {batch}: lower the "
             "batch size"

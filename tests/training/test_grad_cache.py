@@ -55,6 +55,25 @@ def test_losses_are_those_of_the_batch() -> None:
         assert_close(found.measures, expected.measures)
 
 
+def test_a_side_that_the_loss_leaves_out_has_no_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    rank = TranslationRanking.rank
+
+    def rank_source(self: TranslationRanking, vectors: tuple, hashes: list) -> list:
+        source, target = vectors
+        return rank(self, (source, target.detach()), hashes)
+
+    monkeypatch.setattr(TranslationRanking, "rank", rank_source)
+    batch = micro_batch(0, {})
+    found = []
+    for size in (PAIRS, 3):
+        model = tiny_model("bert", objective="tr")
+        cached = CachedBatch(model, model, batch, size)
+        for part in cached.parts:
+            cached.run(part).backward()
+        found.append(gradients(model))
+    assert distance(*found) < 1e-5
+
+
 def with_dropout(**config: object) -> DAPForPreTraining:
     model = tiny_model("bert", **config)
     for module in model.modules():

@@ -3,6 +3,7 @@
 import copy
 
 import pytest
+import torch
 from conftest import synthetic_pairs, tiny_tokenizer
 from tokenizers import Tokenizer, models, processors
 from transformers import PreTrainedTokenizerFast
@@ -103,6 +104,8 @@ def test_copies_depend_only_on_the_seed_and_the_batch() -> None:
     assert 30 < sum(map(bool, copies)) < 70
     make(rows[:7])
     assert make(rows) == HardNegativeMaker(TOKENIZER, 32, 0.5, 0)(rows) == copies
+    tensors = [row | {"target_input_ids": torch.tensor(row["target_input_ids"])} for row in rows]
+    assert make(tensors) == copies
     assert HardNegativeMaker(TOKENIZER, 32, 0.5, 1)(rows) != copies
     assert make(rows[::-1])[::-1] != copies  # as in another epoch
 

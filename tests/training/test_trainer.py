@@ -104,6 +104,8 @@ def test_arguments_of_transformers_are_refused(tmp_path: Path) -> None:
     own = torch.optim.SGD([nn.Parameter(torch.ones(1))])
     with pytest.raises(UserError, match="head_learning_rate.*no optimizer"):
         DAPTrainer(model=tiny_model(), optimizers=(own, None), **given)
+    with pytest.raises(UserError, match="a dataset with a length"):
+        DAPTrainer(model=tiny_model(), train_dataset=rows.to_iterable_dataset(), **given)
     with pytest.raises(UserError, match="give BitextCollator negatives"):
         DAPTrainer(model=tiny_model(tr_hard_negatives=0.5), train_dataset=rows, **given)
     wrapped = tiny_model()
@@ -253,6 +255,7 @@ def test_the_pace_leaves_out_saving_and_waiting(
         ("accuracy", (90, 79, 79, 78), (True, False, False, False)),
         ("accuracy", (100, 100, 99.9, 100), (True, True, True, True)),
         ("error", (30, 10, 21, 10), (True, True, False, True)),
+        ("squared_error", (150, 120, 130, 140), (True, True, False, False)),  # no percentages
     ],
 )
 def test_the_last_evaluation_within_two_standard_errors_of_the_best_is_kept(
@@ -269,16 +272,54 @@ def test_the_last_evaluation_within_two_standard_errors_of_the_best_is_kept(
         assert trainer._determine_best_metric(metrics, trial=None) == best[step - 1]
     kept = max(step for step in range(1, 5) if best[step - 1])
     assert trainer.state.best_global_step == kept
-    assert trainer.state.best_metric == (min if name == "error" else max)(values)
+    assert trainer.state.best_metric == (min if name.endswith("error") else max)(values)
 
 
-def test_an_accuracy_of_one_language_has_no_standard_error_of_all(make_trainer: Callable) -> None:
+def test_an_accuracy_of_one_language_has_no_standard_error_of_all(
+    make_trainer: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
     trainer = make_trainer("tr")
     (retrieval,) = (each for each in trainer.evaluators if isinstance(each, Retrieval))
     assert "eval_de-en_accuracy" in trainer.evaluate()
     sentences = 2 * sum(map(len, retrieval.pairs.values()))
     assert trainer.measured_on["eval_mean_accuracy"] == sentences
     assert "eval_de-en_accuracy" not in trainer.measured_on
+    monkeypatch.setattr(Retrieval, "size", lambda _: 0)  # as of one that names no sentences
+    trainer = make_trainer("tr")
+    trainer.evaluate()
+    assert not trainer.measured_on
+
+
+def test_the_averages_of_a_schedule_free_optimizer_are_measured_and_saved(
+    make_trainer: Callable,
+) -> None:
+    class Averaged(torch.optim.SGD):
+        """The average of a weight is 1 more than the weight that is trained."""
+
+        is_average = True
+
+        def add(self, change: float, is_average: bool) -> None:
+            for parameter in self.param_groups[0]["params"] if is_average != self.is_average else ():
+                parameter.data += change
+            self.is_average = is_average
+
+        def train(self) -> None:
+            self.add(-1.0, False)
+
+        def eval(self) -> None:
+            self.add(1.0, True)
+
+    trainer = make_trainer("tr", max_steps=2, save_steps=1, eval_strategy="steps", eval_steps=2)
+    before = {name: each.clone() for name, each in trainer.model.state_dict().items()}
+    trainer.optimizer = Averaged(trainer.model.parameters(), lr=0.0)
+    measured = []
+    trainer.encoder = lambda: measured.append(copy.deepcopy(trainer.model.state_dict())) or Mock()
+    trainer.evaluators = []
+    trainer.train()
+    for step in (1, 2):
+        saved = weights(Path(trainer.args.output_dir, f"checkpoint-{step}"))
+        assert_close(dict(saved), before, rtol=0, atol=1e-6)
+    assert_close(dict(measured[0]), before, rtol=0, atol=1e-6)
 
 
 def test_the_best_model_is_kept_also_between_two_saves(
