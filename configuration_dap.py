@@ -272,6 +272,11 @@ def is_causal(encoder_config: PreTrainedConfig) -> bool:
     return getattr(encoder_config, "is_causal", True)
 
 
+def own_pooling(config: PreTrainedConfig) -> str | None:
+    """Return the pooling of a DAP model, or None. Other models use the word for something else."""
+    return config.pooling if config.model_type == DAPConfig.model_type else None
+
+
 def default_pooling(encoder_config: PreTrainedConfig) -> str:
     """Return the pooling of a folder that names none: what sentence-transformers would take."""
     return "lasttoken" if is_causal(encoder_config) else "mean"

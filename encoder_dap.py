@@ -41,6 +41,14 @@ def auto_class(config: PreTrainedConfig) -> type:
     return AutoModelForTextEncoding if is_listed else AutoModel
 
 
+def without_decoder(model: PreTrainedModel) -> PreTrainedModel:
+    """Return the encoder of an encoder-decoder, and any other model as it is."""
+    config = model.config
+    is_encoder = isinstance(model, MODEL_FOR_TEXT_ENCODING_MAPPING.get(type(config), ()))
+    has_decoder = getattr(config, "is_encoder_decoder", False) and not is_encoder
+    return model.get_encoder() if has_decoder else model
+
+
 def pretrained_class(config: PreTrainedConfig) -> type:
     """Return the Auto class that loads a checkpoint with its masked-LM head, if there is one."""
     has_head = type(config) in MODEL_FOR_MASKED_LM_MAPPING

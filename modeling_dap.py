@@ -39,7 +39,7 @@ from transformers.modeling_outputs import (
 from transformers.utils import can_return_tuple, logging
 
 try:
-    from .configuration_dap import DAPConfig, default_pooling
+    from .configuration_dap import DAPConfig, default_pooling, own_pooling
     from .encoder_dap import (
         TESTED,
         build_encoder,
@@ -81,7 +81,7 @@ try:
         use_packing,
     )
 except ImportError:  # a checkout, where these files are top-level modules
-    from configuration_dap import DAPConfig, default_pooling
+    from configuration_dap import DAPConfig, default_pooling, own_pooling
     from encoder_dap import (
         TESTED,
         build_encoder,
@@ -246,8 +246,8 @@ class DAPModel(DAPPreTrainedModel):
         return BaseModelOutputWithPooling(
             last_hidden_state=out.last_hidden_state,
             pooler_output=self.pool(out.last_hidden_state, attention_mask),
-            hidden_states=out.hidden_states,
-            attentions=out.attentions,
+            hidden_states=getattr(out, "hidden_states", None),
+            attentions=getattr(out, "attentions", None),  # Mamba has none
         )
 
 
@@ -710,7 +710,7 @@ def fields_of_checkpoint(
     These are the special tokens and the pooling, and the modules of a sentence-transformers folder.
     A folder that does not say how it pools gets the mean, and a decoder the last token.
     """
-    pooling = getattr(saved, "pooling", None) or library.pooling or default_pooling(saved)
+    pooling = own_pooling(saved) or library.pooling or default_pooling(saved)
     return special_tokens(tokenizer) | {"pooling": pooling, "modules": list(library.modules)}
 
 

@@ -34,6 +34,7 @@ from transformers import AutoModelForMaskedLM, PreTrainedTokenizerFast
 
 from dap_transformers.dap_loss import DAPLoss
 from dap_transformers.encoding.encoder import SentenceEncoder
+from dap_transformers.files import read_json, write_json
 from dap_transformers.publishing.layout import build
 from encoder_dap import auto_class
 
@@ -250,6 +251,8 @@ def test_an_adapter_is_added_to_its_base_or_refused_without_peft(
     same(load_encoder(folder).encode(TEXT), expected)
     model = start_from(folder, objective="tr")
     same(SentenceEncoder(model.dap, library.tokenizer).encode(TEXT), expected)
+    build(folder, tmp_path / "published")
+    same(load_library(tmp_path / "published").encode(TEXT), expected)
 
     monkeypatch.setattr("encoder_dap.is_peft_available", lambda: False)
     with pytest.raises(ValueError, match="peft"):
@@ -293,3 +296,13 @@ def test_a_plain_folder_pools_as_the_library_does(
         assert load_encoder(plain).pooling == pooling
         assert f"using '{pooling}'" in caplog.text
         assert start_from(plain, objective="tr").config.pooling == pooling
+
+
+def test_only_the_configuration_of_a_dap_model_says_how_it_pools(
+    folders: Callable, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(folders("mistral"), tmp_path / "folder")
+    config = read_json(folder / "config.json") | {"pooling": "mean"}  # means something else
+    write_json(config, folder / "config.json")
+    same(load_encoder(folder).encode(TEXT), load_library(folder).encode(TEXT))
+    assert start_from(folder, objective="tr").config.pooling == "lasttoken"

@@ -10,7 +10,7 @@ from huggingface_hub import try_to_load_from_cache
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from configuration_dap import is_causal
+from configuration_dap import is_causal, own_pooling
 from dap_transformers.errors import UserError, reading
 from dap_transformers.tokenizer import load_tokenizer
 from encoder_dap import auto_class, load_config, load_pretrained
@@ -79,7 +79,7 @@ class Checkpoint:
     @property
     def pooling(self) -> str | None:
         """Return how the checkpoint says it pools, None if it does not say."""
-        return getattr(self.config, "pooling", None) or self.library.pooling
+        return own_pooling(self.config) or self.library.pooling
 
     def load_encoder(self) -> tuple[PreTrainedModel, nn.Sequential]:
         """Load the encoder without heads, and the modules behind its pooling.

@@ -22,13 +22,13 @@ from torch import Tensor, nn
 from tqdm.auto import tqdm
 from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase
 
-from configuration_dap import default_pooling
+from configuration_dap import default_pooling, own_pooling
 from dap_transformers.encoding.checkpoint import Checkpoint, longest_input
 from dap_transformers.encoding.onednn import fast_linear
 from dap_transformers.errors import UserError, reading
 from dap_transformers.search.exact import unit_rows
 from dap_transformers.tokenizer import require_room
-from encoder_dap import depends_on_padding
+from encoder_dap import depends_on_padding, without_decoder
 from modeling_dap import DAPModel
 from modules_dap import prompt_for
 from states_dap import (
@@ -109,8 +109,7 @@ class SentenceEncoder:
         prompts: Mapping[str, str] | None = None,
     ) -> None:
         model = getattr(model, "dap", model)
-        is_encoder_decoder = getattr(model.config, "is_encoder_decoder", False)
-        self.model = model.get_encoder() if is_encoder_decoder else model
+        self.model = without_decoder(model)
         if device is not None:
             self.model.to(device)
         if after is None:
@@ -118,7 +117,7 @@ class SentenceEncoder:
         self.after = after.to(self.model.device)
 
         self.tokenizer = tokenizer
-        pooling = pooling or getattr(model.config, "pooling", None)
+        pooling = pooling or own_pooling(model.config)
         self.pooling: str = pooling or default_pooling(model.config)
         self.prefix = prefix or ""
         self.prompts = dict(prompts or {})

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 from torch.nn.functional import cosine_similarity
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.dynamic_module_utils import custom_object_save
 
 import configuration_dap
@@ -24,7 +24,7 @@ from dap_transformers.encoding.encoder import SentenceEncoder
 from dap_transformers.errors import UserError
 from dap_transformers.files import read_json, write_json
 from dap_transformers.options import arg
-from dap_transformers.tokenizer import forget_calls, require_padding
+from dap_transformers.tokenizer import as_in_file, forget_calls, require_padding
 from encoder_dap import auto_class
 from modeling_dap import DAPForPreTraining
 from modules_dap import Normalize, write_modules
@@ -126,7 +126,8 @@ def build(source: Path, folder: Path, options: FolderOptions | None = None) -> P
 def _require_publishable(checkpoint: Checkpoint, options: FolderOptions) -> None:
     """Raise `UserError` if other libraries could not load a checkpoint, or not pool as it does."""
     name = checkpoint.name
-    if not any(Path(name).rglob("model*.safetensors")):  # a pickle can run any code
+    folder = Path(name, checkpoint.library.subfolder)
+    if not any(folder.glob("*model*.safetensors")):  # also of an adapter; a pickle can run any code
         raise UserError(
             f"{name} has no weights as safetensors. If you trust its pickle, load it by "
             "AutoModel.from_pretrained, and save it by save_pretrained"
@@ -238,6 +239,12 @@ def _check_vectors(published: Published, folder: Path) -> None:
     expected = published.encoder.encode(PROBE)  # (N, D)
     again = SentenceEncoder.from_pretrained(str(folder), device="cpu")
     require_same_vectors(expected, again.encode(PROBE), "the published folder")
+    plain = AutoTokenizer.from_pretrained(folder)
+    if as_in_file(plain, folder) is not plain:
+        raise UserError(
+            f"AutoTokenizer makes a {type(plain).__name__} for model_type "
+            f"{again.model.config.model_type!r}, which gives other tokens: nothing was written"
+        )
     if not published.pools_itself:
         return
 

@@ -241,7 +241,7 @@ class DAPTrainingArguments(TrainingArguments):
     per_device_train_batch_size: int = arg(128, "Pairs per process and step.")
     logging_nan_inf_filter: bool = arg(False, "A loss that is not finite stops the run.")
     metric_for_best_model: str | None = arg(
-        None, "Metric that chooses the best checkpoint. Default: eval_mean_accuracy."
+        "eval_mean_accuracy", "Metric that chooses the best checkpoint."
     )
     ddp_timeout: int = arg(
         86_400, "Seconds that processes wait for each other, as while one reads the text."
@@ -266,8 +266,6 @@ class DAPTrainingArguments(TrainingArguments):
             self.num_train_epochs = 3.0  # has no effect if there are steps, which count
         if self.report_to is None:
             self.report_to = ["tensorboard"] if find_spec("tensorboard") else []
-        if self.metric_for_best_model is None:
-            self.metric_for_best_model = "eval_mean_accuracy"
         if self.greater_is_better is None:
             self.greater_is_better = not self.metric_for_best_model.endswith(LESS_IS_BETTER)
         # Negatives are gathered from equal batches, and the collator uses all columns.

@@ -23,7 +23,7 @@ from transformers import (
 )
 
 import modeling_dap
-from encoder_dap import require_encoder
+from encoder_dap import require_encoder, without_decoder
 from modeling_dap import DAPConfig, DAPForPreTraining, DAPForSequenceClassification, DAPModel
 
 
@@ -126,6 +126,8 @@ T5 = transformers.T5Config(vocab_size=250, d_model=32, d_ff=32, num_layers=2, nu
 REMOTE = type("NewConfig", (transformers.BertConfig,), {"__module__": "transformers_modules.new"})
 NO_ENCODER = "not a text encoder"
 BART = transformers.BartConfig(vocab_size=250, d_model=32)
+UMT5 = transformers.UMT5Config(vocab_size=250, d_model=32, d_ff=32, num_layers=2, num_heads=4)
+MAMBA = transformers.MambaConfig(vocab_size=250, hidden_size=32, num_hidden_layers=2, state_size=4)
 
 
 def bert_without_some_weights() -> BertModel:
@@ -162,6 +164,18 @@ def plain_as_dap(folder: Path) -> None:
 def test_what_is_no_encoder(call: Callable, says: str, tmp_path: Path) -> None:
     with pytest.raises((ValueError, StrictDataclassError), match=says):
         call(tmp_path)
+
+
+def test_only_a_decoder_is_left_out() -> None:
+    encoder = transformers.UMT5EncoderModel(UMT5)  # its configuration says that it has a decoder
+    assert without_decoder(encoder) is encoder
+    whole = transformers.BartModel(BART)
+    assert without_decoder(whole) is whole.encoder
+
+
+def test_an_encoder_without_attention_gives_vectors() -> None:
+    model = DAPModel(DAPConfig(MAMBA, objective="tr"))
+    assert model(make_batch()["source_input_ids"]).pooler_output.shape[1] == 32
 
 
 def test_a_tokenizer_without_mask_token_is_enough_for_tr(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from dap_transformers.publishing.layout import (
     require_same_vectors,
 )
 from dap_transformers.publishing.publish import PublishOptions, publish
-from modeling_dap import DAPForPreTraining, DAPForSequenceClassification, DAPModel
+from modeling_dap import DAPConfig, DAPForPreTraining, DAPForSequenceClassification, DAPModel
 from modules_dap import write_modules
 
 POOLERS = [
@@ -33,6 +33,7 @@ POOLERS = [
     transformers.BigBirdConfig(**SHAPE, attention_type="original_full"),
     transformers.MPNetConfig(**SHAPE),
 ]
+QWEN2 = transformers.Qwen2Config(**SHAPE, num_key_value_heads=4)
 LONG = " ".join(target for _, target in synthetic_pairs("fr", 30))
 SETTINGS = "config_sentence_transformers.json"
 SENTENCES = [source for source, _ in synthetic_pairs("de", 4)] + ["", "ka", LONG]
@@ -217,12 +218,16 @@ def saved(folder: Path, kind: str) -> None:
     """Save a checkpoint that cannot be published."""
     model = tiny_model()
     others = {"classifier": DAPForSequenceClassification(model.config), "without heads": model.dap}
+    if kind == "other tokens":  # Transformers makes a tokenizer of its own for this type
+        model = DAPModel(DAPConfig(QWEN2, objective="tr"))
     if kind == "plain":
         save_bert(folder)
     else:
         save(folder, others.get(kind, model))
     if kind == "pickle":
         (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+        (folder / "2_Dense").mkdir()
+        (folder / "2_Dense/model.safetensors").touch()
 
 
 @pytest.mark.parametrize(
@@ -233,6 +238,7 @@ def saved(folder: Path, kind: str) -> None:
         ("classifier", {}, "is a classifier"),
         ("without heads", {"with_heads": True}, r"lacks \d+ weights, such as"),
         ("pickle", {}, "no weights as safetensors"),
+        ("other tokens", {}, "AutoTokenizer makes a Qwen2Tokenizer for model_type 'qwen2'"),
         ("whole", {"results": ["absent.json"]}, r"absent\.json"),
     ],
 )

@@ -299,8 +299,9 @@ def test_the_averages_of_a_schedule_free_optimizer_are_measured_and_saved(
         is_average = True
 
         def add(self, change: float, is_average: bool) -> None:
-            for parameter in self.param_groups[0]["params"] if is_average != self.is_average else ():
-                parameter.data += change
+            if is_average != self.is_average:
+                for parameter in self.param_groups[0]["params"]:
+                    parameter.data += change
             self.is_average = is_average
 
         def train(self) -> None:
