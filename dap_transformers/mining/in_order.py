@@ -307,9 +307,16 @@ def sides_of(
     is_one_sided: Sequence[np.ndarray],
     anchors: np.ndarray,
 ) -> tuple[Side, Side]:
-    """Return both sides. From the first to the last of the anchors (A, 2) they are equally long."""
-    places = zip(texts, anchors[0], anchors[-1])
-    own, other = (text.lengths[first : last + 1].sum() for text, first, last in places)
+    """Return both sides, equally long from the first to the last of the anchors (A, 2).
+
+    Places where one text has more sentences than groups can hold do not count.
+    """
+    steps = np.diff(anchors, axis=0, append=anchors[-1:] + 1)  # (A, 2) sentences to the next anchor
+    is_whole = steps.max(1) <= texts[0].groups.shape[1] * steps.min(1)
+    own, other = (
+        np.add.reduceat(text.lengths[: rows[-1] + 1], rows)[is_whole].sum()
+        for text, rows in zip(texts, anchors.T)
+    )
     source = Side(vectors[0], texts[0], is_one_sided[0])
     return source, Side(vectors[1], texts[1], is_one_sided[1], scale=own / other)
 

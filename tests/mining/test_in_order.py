@@ -73,6 +73,17 @@ def two_books(n: int, seed: int, most: int) -> tuple[list, list]:
     return texts_of(meanings, np.array(other), most=most)
 
 
+def lengths_between(chain: list, lengths: Sides, most: int) -> np.ndarray:
+    """Return both texts' characters from first to last anchor, without what only one text has."""
+    total = np.zeros(2)
+    after = (chain[-1][0] + 1, chain[-1][1] + 1)
+    for (i, j), (later, other) in pairwise([*chain, after]):
+        steps = (later - i, other - j)
+        if max(steps) <= most * min(steps):
+            total += lengths[0][i:later].sum(), lengths[1][j:other].sum()
+    return total
+
+
 def naive(
     vectors: Sides, lengths: Sides
 ) -> tuple[list[tuple[int, ...]], list[list[float]], np.ndarray]:
@@ -108,8 +119,7 @@ def naive(
     forward, backward = cosines.argmax(1), cosines.argmax(0)
     pairs = [(i, j) for i, j in enumerate(forward) if backward[j] == i]
     chain = [pairs[place] for place in longest_ascending([j for _, j in pairs])]
-    between = zip(lengths, chain[0], chain[-1])
-    anchored = [side[first : last + 1].sum() for side, first, last in between]
+    anchored = lengths_between(chain, lengths, len(x))
     joins = [True]
     for (i, j), (later, other) in pairwise(chain):
         a, b = later - i, other - j
@@ -168,6 +178,15 @@ def test_few_sentences_find_their_translations_in_a_longer_text(sentences: int, 
     groups = groups[groups["sources"] > 0]
     expected = [(place, middle + place, 1, 1) for place in range(sentences)]
     assert groups[["source", "target", "sources", "targets"]].tolist() == expected
+
+
+def test_a_long_passage_of_one_text_changes_no_other_group() -> None:
+    rng = np.random.default_rng(3)
+    book = rng.normal(size=(120, 16)) + 2
+    longer = np.insert(book, [60] * 600, rng.normal(size=(600, 16)) + 2, axis=0)
+    groups, _ = align(*texts_of(longer, book))
+    pairs = groups[groups["targets"] > 0][["source", "target", "sources", "targets"]].tolist()
+    assert pairs == [(i + 600 * (i >= 60), i, 1, 1) for i in range(120)]
 
 
 @pytest.mark.parametrize("numbered", [False, True])
