@@ -298,7 +298,7 @@ def load_modules(library: LibrarySettings) -> nn.Sequential:
         if path is not None:
             weights = load_file(path)
         else:
-            path = find_file(name_or_path, f"{folder}/pytorch_model.bin", revision)
+            path = cached_file(name_or_path, f"{folder}/pytorch_model.bin", revision=revision)
             weights = torch.load(path, map_location="cpu", weights_only=True)
         module.load_state_dict(weights)
     return modules.float().eval()

@@ -25,7 +25,7 @@ from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase
 from configuration_dap import default_pooling, own_pooling
 from dap_transformers.encoding.checkpoint import Checkpoint, longest_input
 from dap_transformers.encoding.onednn import fast_linear
-from dap_transformers.errors import UserError, reading
+from dap_transformers.errors import UserError, reading, warn_once
 from dap_transformers.search.exact import unit_rows
 from dap_transformers.tokenizer import require_room
 from encoder_dap import depends_on_padding, without_decoder
@@ -110,6 +110,8 @@ class SentenceEncoder:
     ) -> None:
         model = getattr(model, "dap", model)
         self.model = without_decoder(model)
+        if self.model is not model:
+            warn_once("the decoder of a %s is not used", type(model).__name__)
         if device is not None:
             self.model.to(device)
         if after is None:

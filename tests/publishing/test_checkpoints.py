@@ -23,7 +23,8 @@ from transformers import (
 )
 
 import modeling_dap
-from encoder_dap import require_encoder, without_decoder
+from dap_transformers.encoding.encoder import SentenceEncoder
+from encoder_dap import require_encoder
 from modeling_dap import DAPConfig, DAPForPreTraining, DAPForSequenceClassification, DAPModel
 
 
@@ -166,11 +167,13 @@ def test_what_is_no_encoder(call: Callable, says: str, tmp_path: Path) -> None:
         call(tmp_path)
 
 
-def test_only_a_decoder_is_left_out() -> None:
+def test_only_a_decoder_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
     encoder = transformers.UMT5EncoderModel(UMT5)  # its configuration says that it has a decoder
-    assert without_decoder(encoder) is encoder
+    assert SentenceEncoder(encoder, tiny_tokenizer()).model is encoder
+    assert not caplog.text
     whole = transformers.BartModel(BART)
-    assert without_decoder(whole) is whole.encoder
+    assert SentenceEncoder(whole, tiny_tokenizer()).model is whole.encoder
+    assert "the decoder of a BartModel is not used" in caplog.text
 
 
 def test_an_encoder_without_attention_gives_vectors() -> None:
