@@ -119,6 +119,8 @@ def _build(keys: Array, name: str, bar: tqdm) -> Any:
         import faiss
 
         index = faiss.index_factory(keys.shape[1], factory, faiss.METRIC_INNER_PRODUCT)
+        if hasattr(index, "do_polysemous_training") and not parameters:
+            index.do_polysemous_training = False  # takes minutes, for Hamming distances only
         lists = getattr(faiss.try_extract_index_ivf(index), "nlist", 0)
 
         if not index.is_trained:
