@@ -232,6 +232,11 @@ class KeepHeads(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, *_: Any, **__: Any
     ) -> None:
+        if self.loss.model.save_pretrained.func != self.loss._save_with_heads:
+            raise ValueError(
+                "a DAPLoss that was made later saves its heads with the model, not those of this "
+                "one: give one DAPLoss for all data"
+            )
         self.loss.load_missing_heads(f"{args.output_dir}/checkpoint-{state.global_step}")
 
     def on_train_end(

@@ -183,6 +183,11 @@ def test_a_run_resumes_with_its_heads_or_not_at_all(tiny_bert_dir: Path, tmp_pat
     with pytest.raises(ValueError, match="is of another encoder"):
         make_trainer("another").train(resume_from_checkpoint=checkpoint)
 
+    two = make_trainer("out")
+    DAPLoss(two.loss.model, start_from(tiny_bert_dir))
+    with pytest.raises(ValueError, match="give one DAPLoss"):
+        two.train()
+
     # Encoder and heads of different steps are neither trained nor saved.
     without = make_trainer("out", keeps_heads=False)
     with pytest.raises(ValueError, match="not the heads of this loss"):

@@ -115,12 +115,12 @@ def _search(queries: Array, keys: Array, k: int, name: str, bar: tqdm) -> Found:
 def _build(keys: Array, name: str, bar: tqdm) -> Any:
     """Return the faiss index `name`, trained on a sample of the keys, which holds all of them."""
     factory, _, parameters = name.partition(":")
+    # "np": without the slow training of codes for a search by Hamming distance
+    factory = re.sub(r"(?<![A-Z])PQ\d+(x\d+)?(?=,|$)", r"\g<0>np", factory)
     with reading(f"faiss index {name} of {len(keys)} rows"):
         import faiss
 
         index = faiss.index_factory(keys.shape[1], factory, faiss.METRIC_INNER_PRODUCT)
-        if hasattr(index, "do_polysemous_training") and not parameters:
-            index.do_polysemous_training = False  # takes minutes, for Hamming distances only
         lists = getattr(faiss.try_extract_index_ivf(index), "nlist", 0)
 
         if not index.is_trained:

@@ -160,6 +160,13 @@ def test_the_function_mines_sentences_or_vectors_into_a_table() -> None:
         assert 90 <= len(of_vectors) <= 110
 
 
+def test_known_translations_tell_nothing_if_one_neighbour_is_compared() -> None:
+    known = texts(300, 300)
+    options = MiningOptions(k=1, threshold=0.5)
+    choice = mine_vectors(texts(600, 120), options, known=known)[2]
+    assert choice.precision is None
+
+
 EYE = np.eye(3)
 
 
