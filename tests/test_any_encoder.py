@@ -167,7 +167,7 @@ def test_a_model_trains_and_is_published(
 # Settings in the JSON files of a folder
 
 
-def with_setting(start: Path, place: Path, file: str, setting: dict) -> Path:
+def with_setting(start: Path, place: Path, file: str, setting: dict | list | None) -> Path:
     """Copy a folder, and add a setting to one of its files."""
     shutil.copytree(start, place)
     damage(place, file, setting)
@@ -193,6 +193,14 @@ def test_a_length_has_its_effect(setting: dict | None, folders: Callable, tmp_pa
     assert encoder.max_seq_length == 4
 
 
+def test_a_length_above_the_table_of_positions_is_lowered(
+    folders: Callable, tmp_path: Path
+) -> None:
+    longer = {"max_seq_length": 82}
+    folder = with_setting(folders("bert"), tmp_path / "folder", TRANSFORMER, longer)
+    assert load_encoder(folder).max_seq_length == 80
+
+
 @pytest.mark.parametrize(
     ("file", "setting"),
     [
@@ -211,30 +219,36 @@ def test_another_precision_is_named(
     same(SentenceEncoder(model.dap, encoder.tokenizer).encode(TEXT), encoder.encode(TEXT))
 
 
+POOLING = "1_Pooling/config.json"
+NORMALIZE = "3_Normalize/config.json"
+CNN = [{"type": f"sentence_transformers.models.{kind}", "path": ""} for kind in ("CNN", "Pooling")]
+
+
 @pytest.mark.parametrize(
-    ("file", "setting", "name"),
+    ("file", "setting", "says"),
     [
-        (
-            TRANSFORMER,
-            {"processing_kwargs": {"text": {"add_special_tokens": False}}},
-            "add_special",
-        ),
+        (TRANSFORMER, {"processing_kwargs": {"text": {"add_special_tokens": False}}}, "add_spec"),
         (TRANSFORMER, {"config_args": {"is_causal": False}}, "is_causal"),
         (TRANSFORMER, {"do_lower_case": True}, "do_lower_case"),
         (TRANSFORMER, {"new_setting": 1}, "new_setting"),
         ("config_sentence_transformers.json", {"truncate_dim": 4}, "truncate_dim"),
-        ("2_Normalize/config.json", {"module_input_name": "tokens"}, "module_input_name"),
-        ("2_Normalize/config.json", {"module_output_name": "tokens"}, "module_output_name"),
+        (POOLING, {"pooling_mode": ["cls", "mean"]}, "cannot run here"),
+        (POOLING, {"pooling_mode_max_tokens": True}, "cannot run here"),
+        (POOLING, {"include_prompt": False}, "include_prompt=False"),
+        # Only code of torch runs.
+        ("2_Dense/config.json", {"activation_function": "os.system"}, "os.system is not an activ"),
+        (NORMALIZE, {"module_input_name": "tokens"}, "module_input_name"),
+        (NORMALIZE, {"module_output_name": "tokens"}, "module_output_name"),
+        ("modules.json", CNN, "cannot run here"),
     ],
 )
 def test_a_setting_without_effect_is_refused_by_its_name(
-    file: str, setting: dict, name: str, folders: Callable, tmp_path: Path
+    file: str, setting: dict | list, says: str, folders: Callable, tmp_path: Path
 ) -> None:
-    folder = with_setting(folders("qwen3"), tmp_path / "folder", file, setting)
-    with pytest.raises(ValueError, match=name):
-        load_encoder(folder)
-    with pytest.raises(ValueError, match=name):
-        start_from(folder, objective="tr")
+    folder = with_setting(folders("labse"), tmp_path / "folder", file, setting)
+    for start in (load_encoder, start_from):
+        with pytest.raises(ValueError, match=says):
+            start(folder)
 
 
 @pytest.mark.parametrize("kind", ["xlm-roberta", "qwen3"])

@@ -3,14 +3,12 @@
 import itertools
 from collections.abc import Callable
 from inspect import signature
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from conftest import tiny_config
-from datasets import Dataset
 from tiny_models import (
     ALL,
     COMBINATIONS,
@@ -29,7 +27,7 @@ from tiny_models import (
 from torch import Tensor
 from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import PreTrainedModel, Trainer, TrainingArguments
+from transformers import PreTrainedModel
 
 import losses_dap
 from modeling_dap import (
@@ -281,18 +279,6 @@ def test_classification_computes_each_row_as_if_alone(kind: str, pooling: str) -
         assert not torch.equal(model(**inputs).logits, logits)
         # The Trainer keeps the columns that are named here.
         assert "token_type_ids" in signature(model.forward).parameters
-
-
-def test_the_stock_trainer_evaluates_and_trains(tmp_path: Path) -> None:
-    model, batch = tiny_model(objective="tr"), make_batch(8, has_noise=False)
-    columns = {name: value.tolist() for name, value in batch.items()}
-    data = Dataset.from_dict(columns).with_format("torch")
-    arguments = TrainingArguments(str(tmp_path), report_to=[], use_cpu=True, disable_tqdm=True)
-    expected = model.eval()(**batch).loss.item()
-    trainer = Trainer(model, arguments, train_dataset=data, eval_dataset=data)
-    assert trainer.evaluate()["eval_loss"] == pytest.approx(expected, rel=1e-5)
-    trainer.train()
-    assert trainer.evaluate()["eval_loss"] < expected
 
 
 @pytest.mark.parametrize("model_type", ["bert", "modernbert", "gemma3_text", "llama", "qwen3"])

@@ -1,7 +1,6 @@
 """`SentenceEncoder` gives the vectors of sentence-transformers, whatever the batches are."""
 
 import copy
-import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,13 +14,10 @@ from conftest import (
     LANGUAGES,
     load_encoder,
     save,
-    save_bert,
-    save_with_modules,
     synthetic_pairs,
     tiny_config,
     tiny_tokenizer,
 )
-from damaged_files import damage
 from numpy.testing import assert_allclose
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import (
@@ -37,7 +33,6 @@ from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
 
 from dap_transformers.encoding.encoder import SentenceEncoder
 from modeling_dap import DAPForPreTraining
-from modules_dap import write_modules
 
 SENTENCES: list[str] = []
 for language in LANGUAGES:
@@ -222,73 +217,25 @@ def test_an_encoder_that_reads_padding_gives_a_warning(
     assert ("share a batch" in caplog.text) == reads_padding
 
 
-@pytest.fixture
-def changed(tmp_path: Path) -> Callable:
-    """Return a function that changes a file of sentence-transformers, and loads the folder."""
-
-    def load_changed(file: str, content: Any) -> SentenceEncoder:
-        folder = save_bert(tmp_path)
-        write_modules(load_encoder(folder, "mean"), folder)
-        damage(folder, file, content)
-        return load_encoder(folder)
-
-    return load_changed
-
-
-def test_a_length_above_the_table_of_positions_is_lowered(
-    encoder: SentenceEncoder, changed: Callable
-) -> None:
-    assert encoder.max_seq_length == 80
-    assert changed("sentence_bert_config.json", {"max_seq_length": 82}).max_seq_length == 80
-
-
 # ---------------------------------------------------------------------------------------- refused
-
-
-CANNOT_RUN = "cannot run here"
-POOLING = "1_Pooling/config.json"
-CNN = [{"type": f"sentence_transformers.models.{kind}", "path": ""} for kind in ("CNN", "Pooling")]
 
 
 @pytest.mark.parametrize(
     ("call", "says"),
     [
-        (lambda load, _: load().encode("a string"), "list of strings"),
-        (lambda load, _: load().encode_tokens("a string"), "list of strings"),
-        (lambda load, _: load().encode_tokens(["a"], layer=4), "layer=4: .* 3"),
-        (lambda load, _: load().encode_tokens(["a"], layer=-1), "layer=-1: .* 3"),
-        (lambda load, _: load(max_seq_length=2), "max_seq_length=2 leaves no"),
-        (lambda load, _: load(max_seq_length=3, prefix="query: "), "max_seq_length=3 .*'query: '"),
-        (lambda load, _: load(max_seq_length=81), "max_seq_length=81 .* 80"),
-        (lambda *_: SentenceEncoder.from_pretrained("no/such/model"), "no/such/model"),
-        (lambda _, changed: changed(POOLING, {"pooling_mode": ["cls", "mean"]}), CANNOT_RUN),
-        (lambda _, changed: changed(POOLING, {"pooling_mode_max_tokens": True}), CANNOT_RUN),
-        (lambda _, changed: changed("modules.json", CNN), CANNOT_RUN),
+        (lambda load: load().encode("a string"), "list of strings"),
+        (lambda load: load().encode_tokens("a string"), "list of strings"),
+        (lambda load: load().encode_tokens(["a"], layer=4), "layer=4: .* 3"),
+        (lambda load: load().encode_tokens(["a"], layer=-1), "layer=-1: .* 3"),
+        (lambda load: load(max_seq_length=2), "max_seq_length=2 leaves no"),
+        (lambda load: load(max_seq_length=3, prefix="query: "), "max_seq_length=3 .*'query: '"),
+        (lambda load: load(max_seq_length=81), "max_seq_length=81 .* 80"),
+        (lambda _: load_encoder("no/such/model"), "no/such/model"),
     ],
 )
-def test_what_is_refused(load: Callable, changed: Callable, call: Callable, says: str) -> None:
+def test_what_is_refused(load: Callable, call: Callable, says: str) -> None:
     with pytest.raises(ValueError, match=says):
-        call(load, changed)
-
-
-@pytest.mark.parametrize(
-    ("file", "name", "value"),
-    [
-        ("1_Pooling/config.json", "include_prompt", False),  # of a folder with prompts
-        ("2_Dense/config.json", "activation_function", "os.system"),  # only code of torch runs
-    ],
-)
-def test_modules_with_settings_that_cannot_run_are_refused(
-    file: str, name: str, value: object, tiny_bert_dir: Path, tmp_path: Path
-) -> None:
-    folder = save_with_modules(tmp_path, tiny_bert_dir)
-    prompts = {"prompts": {"query": "query: "}}
-    (folder / "config_sentence_transformers.json").write_text(json.dumps(prompts))
-    load_encoder(folder)
-    settings = json.loads((folder / file).read_text()) | {name: value}
-    (folder / file).write_text(json.dumps(settings))
-    with pytest.raises(ValueError, match=f"{name}=False|{value} is not an activation"):
-        load_encoder(folder)
+        call(load)
 
 
 LATENTS = {"num_latents": 4, "d_latents": 16, "d_model": 16, "num_self_attends_per_block": 1}

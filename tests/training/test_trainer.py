@@ -67,47 +67,51 @@ def lines_with(name: str, trainer: DAPTrainer) -> list[dict[str, float]]:
     return [line for line in trainer.state.log_history if name in line]
 
 
-class OwnLoss(DAPTrainer):
-    """Has a method `compute_loss` of its own."""
-
-    compute_loss = Trainer.compute_loss
+ROWS = Dataset.from_dict({"source": ["Ja"]})
+OWN_OPTIMIZER = torch.optim.SGD([nn.Parameter(torch.ones(1))])
 
 
-def test_arguments_of_transformers_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("given", "arguments", "says"),
+    [
+        ({"eval_dataset": ROWS}, {}, "evaluators"),
+        ({"compute_metrics": len}, {}, "evaluators"),
+        ({"processing_class": None}, {}, "tokenizer as processing_class"),
+        ({"train_sampler": [0]}, {"label_smoothing_factor": 0.1}, "smoothing_factor has no effect"),
+        ({"train_sampler": [0]}, {"train_sampling_strategy": "sequential"}, "strategy has no effe"),
+        ({"train_dataset": {"de": ROWS}}, {}, "concatenate_datasets"),
+        ({"train_dataset": ROWS.to_iterable_dataset()}, {}, "a dataset with a length"),
+        ({"optimizers": (OWN_OPTIMIZER, None)}, {"head_learning_rate": 1}, "rate.*no optimizer"),
+    ],
+)
+def test_arguments_of_transformers_are_refused(
+    given: dict, arguments: dict, says: str, tmp_path: Path
+) -> None:
+    args = DAPTrainingArguments(tmp_path, report_to=[], **arguments)
+    options = {"model": tiny_model(), "args": args, "processing_class": tiny_tokenizer()}
+    with pytest.raises(UserError, match=says):
+        DAPTrainer(**options | given)
+
+
+def test_models_and_methods_that_do_not_fit_the_trainer_are_refused(tmp_path: Path) -> None:
     for model in ({"model": tiny_model()}, {"model_init": lambda: tiny_model()}):
         with pytest.raises(UserError, match="DAPTrainingArguments"):
             DAPTrainer(**model, args=TrainingArguments(tmp_path, report_to=[]))
-    args = DAPTrainingArguments(tmp_path, report_to=[])
-    rows = Dataset.from_dict({"source": ["Ja"]})
-    for name, value in {"eval_dataset": rows, "compute_metrics": len}.items():
-        with pytest.raises(UserError, match="evaluators"):
-            DAPTrainer(model=tiny_model(), args=args, **{name: value})
-    with pytest.raises(UserError, match="tokenizer as processing_class"):
-        DAPTrainer(model=tiny_model(), args=args)
+
+    class OwnLoss(DAPTrainer):
+        compute_loss = Trainer.compute_loss
+
+    args = DAPTrainingArguments(tmp_path, report_to=[], mini_batch_size=2)
     with pytest.raises(UserError, match="mini_batch_size does not call"):
-        OwnLoss(model=tiny_model(), args=DAPTrainingArguments(tmp_path, mini_batch_size=2))
-    for name, value in {
-        "label_smoothing_factor": 0.1,
-        "train_sampling_strategy": "sequential",
-    }.items():
-        unused = DAPTrainingArguments(tmp_path, **{name: value})
-        with pytest.raises(UserError, match=f"{name} has no effect"):
-            DAPTrainer(model=tiny_model(), args=unused, train_sampler=[0])
+        OwnLoss(model=tiny_model(), args=args)
+
     given = {"args": args, "processing_class": tiny_tokenizer()}
     trainer = DAPTrainer(model=tiny_model(), **given)
     for measure in (trainer.evaluate, trainer.predict):
         with pytest.raises(UserError, match="evaluators"):
-            measure(rows)
-    with pytest.raises(UserError, match="concatenate_datasets"):
-        DAPTrainer(model=tiny_model(), train_dataset={"de": rows}, **given)
-    given["args"] = DAPTrainingArguments(tmp_path, report_to=[], head_learning_rate=1e-3)
-    own = torch.optim.SGD([nn.Parameter(torch.ones(1))])
-    with pytest.raises(UserError, match="head_learning_rate.*no optimizer"):
-        DAPTrainer(model=tiny_model(), optimizers=(own, None), **given)
-    with pytest.raises(UserError, match="a dataset with a length"):
-        DAPTrainer(model=tiny_model(), train_dataset=rows.to_iterable_dataset(), **given)
+            measure(ROWS)
     with pytest.raises(UserError, match="give BitextCollator negatives"):
-        DAPTrainer(model=tiny_model(tr_hard_negatives=0.5), train_dataset=rows, **given)
+        DAPTrainer(model=tiny_model(tr_hard_negatives=0.5), train_dataset=ROWS, **given)
     wrapped = tiny_model()
     wrapped.dap.encoder = nn.Sequential(wrapped.dap.encoder)
     with pytest.raises(UserError, match="encoder is a Sequential.*peft_lora_rank"):
@@ -121,9 +125,13 @@ def test_the_trainer_of_transformers_takes_the_same_batches(
     make_trainer: Callable, tmp_path: Path
 ) -> None:
     ours = make_trainer("tr")
+    rows = ours.train_dataset.select(range(8))
+    expected = ours.model.eval()(**ours.data_collator([*rows])).loss.item()
     args = TrainingArguments(tmp_path, max_steps=1, remove_unused_columns=False, report_to=[])
-    made = Trainer(ours.model, args, ours.data_collator, ours.train_dataset).train()
-    assert made.training_loss > 0
+    stock = Trainer(ours.model, args, ours.data_collator, rows, eval_dataset=rows)
+    assert stock.evaluate()["eval_loss"] == pytest.approx(expected, rel=1e-5)
+    stock.train()
+    assert stock.evaluate()["eval_loss"] < expected
 
 
 def test_an_own_evaluator_is_enough_unless_the_best_model_is_wanted(make_trainer: Callable) -> None:
@@ -385,9 +393,6 @@ def test_a_loss_that_is_not_finite_stops_the_run(make_trainer: Callable, tmp_pat
         trainer.train()
     checkpoints = [folder.name for folder in (tmp_path / "out").glob("checkpoint-*")]
     assert checkpoints == ["checkpoint-1"]
-    assert all(
-        torch.isfinite(value).all() for value in weights(tmp_path / "out/checkpoint-1").values()
-    )
 
 
 def test_weights_that_are_not_finite_are_not_saved(make_trainer: Callable, tmp_path: Path) -> None:
