@@ -37,6 +37,7 @@ from dap_transformers.encoding.encoder import SentenceEncoder
 from dap_transformers.files import read_json, write_json
 from dap_transformers.publishing.layout import build
 from encoder_dap import auto_class
+from modules_dap import pooling_mode
 
 #: Kind -> type of its encoder, pooling, sizes of Dense layers, whether it is normalised, and if it
 #: puts special tokens before or after a sentence.
@@ -233,7 +234,6 @@ CNN = [{"type": f"sentence_transformers.models.{kind}", "path": ""} for kind in 
         (TRANSFORMER, {"new_setting": 1}, "new_setting"),
         ("config_sentence_transformers.json", {"truncate_dim": 4}, "truncate_dim"),
         (POOLING, {"pooling_mode": ["cls", "mean"]}, "cannot run here"),
-        (POOLING, {"pooling_mode_max_tokens": True}, "cannot run here"),
         (POOLING, {"include_prompt": False}, "include_prompt=False"),
         # Only code of torch runs.
         ("2_Dense/config.json", {"activation_function": "os.system"}, "os.system is not an activ"),
@@ -249,6 +249,11 @@ def test_a_setting_without_effect_is_refused_by_its_name(
     for start in (load_encoder, start_from):
         with pytest.raises(ValueError, match=says):
             start(folder)
+
+
+def test_the_flags_of_an_old_folder_name_every_pooling_mode() -> None:
+    flags = {"pooling_mode_mean_tokens": True, "pooling_mode_max_tokens": True}
+    assert pooling_mode(flags) == "mean+max_tokens"
 
 
 @pytest.mark.parametrize("kind", ["xlm-roberta", "qwen3"])
