@@ -92,10 +92,7 @@ def test_gradients_are_those_of_the_model_by_itself(
     total = trainer.compute_loss(model.train(), dict(batch))
     total.backward()
 
-    tokens = {}
-    for side in columns:
-        for name in ("input_ids", "attention_mask"):
-            tokens[f"{side}_{name}"] = batch[f"{side}_{name}"]
+    tokens = {name: batch[name] for name in batch if name.endswith(("_input_ids", "_mask"))}
     torch.manual_seed(3)
     with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
         expected = alone(**tokens).loss
@@ -160,14 +157,20 @@ def test_what_the_loss_cannot_train_is_refused(tiny_bert_dir: Path) -> None:
         nested([features, features], None)
 
 
+def trainer_that_keeps_heads(
+    encoder: Path, folder: Path, **options: Any
+) -> SentenceTransformerTrainer:
+    loss = DAPLoss(library_model(encoder), start_from(encoder))
+    trainer = trainer_of(loss, COLUMNS, folder, **options)
+    trainer.add_callback(KeepHeads(loss))
+    return trainer
+
+
 def test_a_run_resumes_with_its_heads_or_not_at_all(tiny_bert_dir: Path, tmp_path: Path) -> None:
-    def make_trainer(folder: str, keeps_heads: bool = True) -> SentenceTransformerTrainer:
-        loss = DAPLoss(library_model(tiny_bert_dir), start_from(tiny_bert_dir))
+    def make_trainer(folder: str) -> SentenceTransformerTrainer:
         options = {"per_device_train_batch_size": 2, "lr_scheduler_type": "constant"}
-        trainer = trainer_of(loss, COLUMNS, tmp_path / folder, max_steps=3, save_steps=2, **options)
-        if keeps_heads:
-            trainer.add_callback(KeepHeads(loss))
-        return trainer
+        options |= {"max_steps": 3, "save_steps": 2}
+        return trainer_that_keeps_heads(tiny_bert_dir, tmp_path / folder, **options)
 
     whole = make_trainer("out")
     whole.train()
@@ -184,7 +187,8 @@ def test_a_run_resumes_with_its_heads_or_not_at_all(tiny_bert_dir: Path, tmp_pat
         make_trainer("another").train(resume_from_checkpoint=checkpoint)
 
     # Encoder and heads of different steps are neither trained nor saved.
-    without = make_trainer("out", keeps_heads=False)
+    without = make_trainer("out")
+    without.remove_callback(KeepHeads)
     with pytest.raises(ValueError, match="not the heads of this loss"):
         without.train(resume_from_checkpoint=checkpoint)
     with pytest.raises(ValueError, match="not the heads of this loss"):
@@ -194,17 +198,17 @@ def test_a_run_resumes_with_its_heads_or_not_at_all(tiny_bert_dir: Path, tmp_pat
 
 
 def test_the_best_model_has_its_own_heads(tiny_bert_dir: Path, tmp_path: Path) -> None:
-    loss = DAPLoss(library_model(tiny_bert_dir), start_from(tiny_bert_dir))
     options = {"save_steps": 1, "max_steps": 2, "metric_for_best_model": "step"}
-    trainer = trainer_of(loss, COLUMNS, tmp_path, greater_is_better=False, **options)
+    options["greater_is_better"] = False
+    trainer = trainer_that_keeps_heads(tiny_bert_dir, tmp_path, **options)
     trainer.args.eval_strategy = trainer.args.save_strategy
     trainer.args.eval_steps = 1
     trainer.args.load_best_model_at_end = True
     trainer.evaluate = lambda *_, **__: {"eval_step": trainer.state.global_step}
-    trainer.add_callback(KeepHeads(loss))
     trainer.train()
     best = tmp_path / "checkpoint-1"
     assert trainer.state.best_model_checkpoint == str(best)
+    loss = trainer.loss
     assert_close(loss.head_weights(), load_file(best / HEADS_FILE))
     encoder = SentenceTransformer(str(best), device="cpu")[0].auto_model
     assert_close(loss.dap.dap.encoder.state_dict(), encoder.state_dict())

@@ -12,7 +12,7 @@ from conftest import load_encoder, save, save_with_modules, tiny_config, tiny_to
 from tiny_models import start_from
 from torch.testing import assert_close
 from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer, BertModel
-from written import text_of, write
+from written import contents, text_of, write
 
 from dap_transformers.encoding.encoder import SentenceEncoder
 from dap_transformers.files import read_json
@@ -153,10 +153,7 @@ def test_a_stopped_run_continues_to_the_same_weights(
     monkeypatch.undo()
     assert (folders[1] / "checkpoint-12").is_dir()
     assert fine_tune(tmp_path / "stopped", plain)["languages"] == whole["languages"]
-    one, other = (
-        {path.name: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-        for folder in folders
-    )
+    one, other = map(contents, folders)
     assert one.keys() == other.keys() > {"model.safetensors", "tokenizer.json", "config.json"}
     # These hold times, and the path of the folder.
     assert {name for name in one if one[name] != other[name]} == {
@@ -177,8 +174,7 @@ def test_accumulation_and_batch_size_of_the_evaluation_change_nothing(
     for name in ("one", "other"):
         folder = tmp_path / name / RUN
         weights.append(AutoModelForSequenceClassification.from_pretrained(folder).state_dict())
-    for name, value in weights[0].items():
-        assert_close(value, weights[1][name], atol=2e-4, rtol=0)
+    assert_close(*weights, atol=2e-4, rtol=0)
 
 
 def test_the_classifier_of_any_encoder_begins_with_its_sentence_vector(

@@ -18,7 +18,7 @@ from conftest import (
     tiny_config,
     tiny_tokenizer,
 )
-from numpy.testing import assert_allclose
+from numpy.testing import assert_allclose, assert_array_equal
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import (
     Dense,
@@ -127,7 +127,7 @@ def test_batches_change_nothing(
     vectors = encoder.encode(iter(SENTENCES), batch_size=batch_size)
     assert_allclose(vectors, expected, atol=1e-5)
     assert SENTENCES[3] == SENTENCES[-2]
-    np.testing.assert_array_equal(vectors[3], vectors[-2])
+    assert_array_equal(vectors[3], vectors[-2])
 
 
 def test_a_text_without_tokens_is_the_zero_vector(load: Callable) -> None:
@@ -151,7 +151,7 @@ def test_the_model_returns_to_training_mode(load: Callable) -> None:
     encoder.model.train()
     encoder.model.embeddings.dropout.p = 0.5
     encoder.model.encoder.eval()
-    np.testing.assert_array_equal(encoder.encode(["ka lo"]), encoder.encode(["ka lo"]))
+    assert_array_equal(encoder.encode(["ka lo"]), encoder.encode(["ka lo"]))
     assert encoder.model.training
     assert not encoder.model.encoder.layer[0].training
 
@@ -181,7 +181,7 @@ def test_a_prompt_that_another_thread_asks_for_changes_no_vector(
         encoder.for_task("query")  # between setting the cut and using it
 
     monkeypatch.setattr(encoder.tokenizer, "set_truncation_and_padding", ask)
-    np.testing.assert_array_equal(encoder.encode(SENTENCES), expected)
+    assert_array_equal(encoder.encode(SENTENCES), expected)
 
 
 # ---------------------------------------------------------------------------------- token states

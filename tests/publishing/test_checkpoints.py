@@ -99,7 +99,6 @@ ALBERT = transformers.AlbertConfig(**SHAPE, embedding_size=16)  # one layer, use
 NARROW = transformers.ElectraConfig(**SHAPE, embedding_size=16)  # than the states
 UNTESTED = [
     transformers.BigBirdConfig(**SHAPE, attention_type="original_full"),  # has a pooler
-    transformers.EuroBertConfig(**SHAPE, num_key_value_heads=4),  # has no part called embeddings
     transformers.XLMConfig(vocab_size=250, emb_dim=32, n_layers=3, n_heads=4),
     NARROW,
     ALBERT,

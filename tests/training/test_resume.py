@@ -50,7 +50,7 @@ def test_incomplete_checkpoints_and_those_of_an_earlier_run_are_skipped(tmp_path
     write_json({"processes": 2}, saved_checkpoint(tmp_path / "checkpoint-40") / RECORD)
     for step, name in ((50, "optimizer.pt"), (60, "scheduler.pt")):
         saved_checkpoint(tmp_path / f"checkpoint-{step}").joinpath(name).unlink()
-    args = DAPTrainingArguments(output_dir=str(tmp_path))
+    args = DAPTrainingArguments(tmp_path)
     assert find_resumable(args) == str(tmp_path / "checkpoint-4")
     args.resume_from_checkpoint = "false"
     assert find_resumable(args) is None
@@ -73,7 +73,7 @@ def test_a_folder_with_another_model_is_refused(file: str, tmp_path: Path) -> No
 
 
 def test_a_best_checkpoint_that_is_missing_is_chosen_anew(tmp_path: Path) -> None:
-    args = DAPTrainingArguments(output_dir=str(tmp_path), save_strategy="best")
+    args = DAPTrainingArguments(tmp_path, save_strategy="best")
     saved_checkpoint(tmp_path / "checkpoint-5")
     # The last one was better than that of step 5, but was not saved.
     for step, saved, is_there in ((5, 5, True), (6, 6, False), (7, 5, False)):
@@ -88,7 +88,7 @@ def test_a_best_checkpoint_that_is_missing_is_chosen_anew(tmp_path: Path) -> Non
 
 
 def test_no_run_goes_on_among_the_checkpoints_of_another(tmp_path: Path) -> None:
-    args = DAPTrainingArguments(output_dir=str(tmp_path / "out"))
+    args = DAPTrainingArguments(tmp_path / "out")
     for folder in ("out/checkpoint-5", "elsewhere/checkpoint-5"):
         write_json({"seed": 1}, tmp_path / folder / RECORD)
     record_run({"seed": 1}, args, str(tmp_path / "elsewhere/checkpoint-5"))
