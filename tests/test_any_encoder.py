@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -34,27 +35,43 @@ from transformers import AutoModelForMaskedLM, PreTrainedTokenizerFast
 
 from dap_transformers.dap_loss import DAPLoss
 from dap_transformers.encoding.encoder import SentenceEncoder
-from dap_transformers.files import read_json, write_json
 from dap_transformers.publishing.layout import build
 from encoder_dap import auto_class
 from modules_dap import pooling_mode
 
-#: Kind -> type of its encoder, pooling, sizes of Dense layers, whether it is normalised, and if it
-#: puts special tokens before or after a sentence.
-KINDS: dict[str, tuple[str, str, tuple[int, ...], bool, str]] = {
-    "bert": ("bert", "cls", (), False, "both"),
-    "xlm-roberta": ("xlm-roberta", "mean", (), True, "both"),
-    "labse": ("bert", "cls", (12,), True, "both"),
-    "modernbert": ("modernbert", "mean", (), False, "both"),
-    "deberta-v2": ("deberta-v2", "mean", (), False, "both"),
-    "eurobert": ("eurobert", "mean", (), False, "both"),
-    "nomic-bert": ("nomic_bert", "mean", (), True, "both"),
-    "gte": ("gte", "cls", (), False, "both"),
-    "t5": ("t5", "mean", (12,), True, "after"),
-    "qwen3": ("qwen3", "lasttoken", (), True, "after"),
-    "gemma": ("gemma3_text", "mean", (24, 12), True, "both"),
-    "mistral": ("mistral", "lasttoken", (), False, "before"),
-    "llama": ("llama", "mean", (), False, "before"),
+
+class Kind(NamedTuple):
+    """A sentence-transformers model.
+
+    Attributes:
+        model_type: type of its encoder.
+        pooling: its pooling.
+        sizes: sizes of its Dense layers.
+        normalize: whether its vectors have length 1.
+        ends: whether it puts special tokens before or after a sentence.
+    """
+
+    model_type: str
+    pooling: str = "mean"
+    sizes: tuple[int, ...] = ()
+    normalize: bool = False
+    ends: str = "both"
+
+
+KINDS = {
+    "bert": Kind("bert", "cls"),
+    "xlm-roberta": Kind("xlm-roberta", normalize=True),
+    "labse": Kind("bert", "cls", (12,), normalize=True),
+    "modernbert": Kind("modernbert"),
+    "deberta-v2": Kind("deberta-v2"),
+    "eurobert": Kind("eurobert"),
+    "nomic-bert": Kind("nomic_bert", normalize=True),
+    "gte": Kind("gte", "cls"),
+    "t5": Kind("t5", sizes=(12,), normalize=True, ends="after"),
+    "qwen3": Kind("qwen3", "lasttoken", normalize=True, ends="after"),
+    "gemma": Kind("gemma3_text", sizes=(24, 12), normalize=True),
+    "mistral": Kind("mistral", "lasttoken", ends="before"),
+    "llama": Kind("llama", ends="before"),
 }
 #: Only queries get a prompt, as of E5 and Qwen3.
 PROMPTS = {"query": "lo: ", "document": ""}
@@ -90,8 +107,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable:
         side = "left" if pooling == "lasttoken" else "right"
         tokenizer_for(ends, side).save_pretrained(place / "plain")
 
-        modules = [Transformer(str(place / "plain"), max_seq_length=32)]
-        modules.append(Pooling(32, pooling))
+        modules = [Transformer(str(place / "plain"), max_seq_length=32), Pooling(32, pooling)]
         width = 32
         for size in sizes:
             modules.append(Dense(width, size, bias=size != 24))
@@ -168,11 +184,16 @@ def test_a_model_trains_and_is_published(
 # Settings in the JSON files of a folder
 
 
-def with_setting(start: Path, place: Path, file: str, setting: dict | list | None) -> Path:
-    """Copy a folder, and add a setting to one of its files."""
-    shutil.copytree(start, place)
-    damage(place, file, setting)
-    return place
+@pytest.fixture
+def with_setting(folders: Callable, tmp_path: Path) -> Callable:
+    """Return a function that copies the folder of a kind, with a setting in one of its files."""
+
+    def copy_of(kind: str, file: str, setting: Any) -> Path:
+        folder = shutil.copytree(folders(kind), tmp_path / "folder")
+        damage(folder, file, setting)
+        return folder
+
+    return copy_of
 
 
 TRANSFORMER = "sentence_bert_config.json"
@@ -185,8 +206,8 @@ LENGTHS = [
 
 
 @pytest.mark.parametrize("setting", LENGTHS, ids=str)
-def test_a_length_has_its_effect(setting: dict | None, folders: Callable, tmp_path: Path) -> None:
-    folder = with_setting(folders("qwen3"), tmp_path / "folder", TRANSFORMER, setting)
+def test_a_length_has_its_effect(setting: dict | None, with_setting: Callable) -> None:
+    folder = with_setting("qwen3", TRANSFORMER, setting)
     if setting is None:  # a file of an older name
         (folder / "sentence_xlm-roberta_config.json").write_text('{"max_seq_length": 4}')
     encoder = load_encoder(folder)
@@ -194,11 +215,8 @@ def test_a_length_has_its_effect(setting: dict | None, folders: Callable, tmp_pa
     assert encoder.max_seq_length == 4
 
 
-def test_a_length_above_the_table_of_positions_is_lowered(
-    folders: Callable, tmp_path: Path
-) -> None:
-    longer = {"max_seq_length": 82}
-    folder = with_setting(folders("bert"), tmp_path / "folder", TRANSFORMER, longer)
+def test_a_length_above_the_table_of_positions_is_lowered(with_setting: Callable) -> None:
+    folder = with_setting("bert", TRANSFORMER, {"max_seq_length": 82})
     assert load_encoder(folder).max_seq_length == 80
 
 
@@ -210,9 +228,9 @@ def test_a_length_above_the_table_of_positions_is_lowered(
     ],
 )
 def test_another_precision_is_named(
-    file: str, setting: dict, folders: Callable, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    file: str, setting: dict, with_setting: Callable, caplog: pytest.LogCaptureFixture
 ) -> None:
-    folder = with_setting(folders("gemma"), tmp_path / "folder", file, setting)
+    folder = with_setting("gemma", file, setting)
     for _ in range(2):
         encoder = load_encoder(folder)
     assert caplog.text.count("bfloat16") == 1
@@ -243,9 +261,9 @@ CNN = [{"type": f"sentence_transformers.models.{kind}", "path": ""} for kind in 
     ],
 )
 def test_a_setting_without_effect_is_refused_by_its_name(
-    file: str, setting: dict | list, says: str, folders: Callable, tmp_path: Path
+    file: str, setting: dict | list, says: str, with_setting: Callable
 ) -> None:
-    folder = with_setting(folders("labse"), tmp_path / "folder", file, setting)
+    folder = with_setting("labse", file, setting)
     for start in (load_encoder, start_from):
         with pytest.raises(ValueError, match=says):
             start(folder)
@@ -317,11 +335,7 @@ def test_a_plain_folder_pools_as_the_library_does(
         assert start_from(plain, objective="tr").config.pooling == pooling
 
 
-def test_only_the_configuration_of_a_dap_model_says_how_it_pools(
-    folders: Callable, tmp_path: Path
-) -> None:
-    folder = shutil.copytree(folders("mistral"), tmp_path / "folder")
-    config = read_json(folder / "config.json") | {"pooling": "mean"}  # means something else
-    write_json(config, folder / "config.json")
+def test_only_the_configuration_of_a_dap_model_says_how_it_pools(with_setting: Callable) -> None:
+    folder = with_setting("mistral", "config.json", {"pooling": "mean"})  # means something else
     same(load_encoder(folder).encode(TEXT), load_library(folder).encode(TEXT))
     assert start_from(folder, objective="tr").config.pooling == "lasttoken"

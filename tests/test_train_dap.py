@@ -49,7 +49,6 @@ def test_training_improves_retrieval_and_saves_the_best_model(flags: str, tmp_pa
         run(f"{flags} --max_steps 2 --output_dir {out}")
 
 
-@patch.dict(OBJECTIVES)
 def test_a_run_says_if_its_model_is_worse_than_before(
     flags: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
