@@ -98,7 +98,7 @@ def test_a_folder_of_an_older_library_gives_its_vectors(
     assert encoder.encode_tokens(["ka"])[0][0].shape[1] == 32
     assert load_encoder(saved, prefix="").prefix == ""
     # A plain folder, also of T5 with its decoder, takes the settings from the caller.
-    by_hand = SentenceEncoder.from_pretrained(plain, "mean", "query: ", length)
+    by_hand = load_encoder(plain, "mean", "query: ", length)
     by_hand.after = encoder.after
     assert_allclose(by_hand.encode(SENTENCES), found, atol=1e-5)
 

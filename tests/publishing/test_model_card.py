@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import save, save_with_modules, tiny_config, tiny_tokenizer
+from conftest import load_encoder, save, save_with_modules, tiny_config, tiny_tokenizer
 from huggingface_hub import ModelCard
 from numpy.testing import assert_allclose
 from tiny_models import tiny_model
@@ -112,7 +112,7 @@ def test_the_code_on_the_card_runs_and_gives_the_vectors(
     prefix = 'kaban "a\\b": '  # needs escapes in Python
     options = PublishOptions(dry_run=True, prefix=prefix, max_seq_length=14)
     publish(checkpoint, "user/tiny", options, here / "user/tiny")
-    encoder = SentenceEncoder.from_pretrained("dap", prefix=prefix, max_seq_length=14)
+    encoder = load_encoder(checkpoint, prefix=prefix, max_seq_length=14)
     expected = encoder.encode(["Guten Morgen!", "Good morning!"])
     card = ModelCard.load("user/tiny/README.md").text  # here the repository's id is a folder
     for snippet, names in run_snippets(card).items():

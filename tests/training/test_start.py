@@ -79,7 +79,7 @@ def test_a_checkpoint_becomes_its_own_anchor_under_another_objective(
     assert len(logged(out, "distill_loss")) == 2
     pairs = [pair for language in LANGUAGES for pair in synthetic_pairs(language)]
     text = sorted({sentence for pair in pairs for sentence in pair})
-    before = SentenceEncoder.from_pretrained(str(first), max_seq_length=16).encode(text)
+    before = load_encoder(first, max_seq_length=16).encode(text)
     (file,) = (out / "teacher").iterdir()
     distances = np.abs(np.load(file)[:, None] - before).max(2)  # (N, number of sentences)
     assert distances.min(1).max() < 1e-5
