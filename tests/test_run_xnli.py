@@ -11,7 +11,7 @@ import torch
 from conftest import load_encoder, save, save_with_modules, tiny_config, tiny_tokenizer
 from tiny_models import start_from
 from torch.testing import assert_close
-from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer, BertModel
+from transformers import AutoModel, AutoModelForSequenceClassification, BertModel, pipeline
 from written import contents, text_of, write
 
 from dap_transformers.encoding.encoder import SentenceEncoder
@@ -97,15 +97,10 @@ def test_the_search_chooses_by_english_dev_and_tests_every_language(searched: Se
     assert not list(output.glob("*/checkpoint-*"))
 
     # The saved model has the reported accuracy on single pairs.
-    folder = output / "lr-0.005-seed-42"
-    model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
-    tokenizer = AutoTokenizer.from_pretrained(folder)
     rows = examples("test-sw")
-    right = 0
-    for premise, hypothesis, label in rows:
-        tokens = tokenizer(premise, hypothesis, return_tensors="pt")
-        logits = model(tokens["input_ids"], tokens["attention_mask"]).logits
-        right += model.config.id2label[logits.argmax().item()] == label
+    classify = pipeline("text-classification", str(output / "lr-0.005-seed-42"))
+    found = classify([{"text": premise, "text_pair": text} for premise, text, _ in rows])
+    right = sum(each["label"] == label for each, (*_, label) in zip(found, rows))
     assert made["languages"]["sw"]["accuracy"] == pytest.approx(100 * right / len(rows))
 
 

@@ -116,7 +116,7 @@ def test_nothing_is_computed_for_padding_and_for_tokens_that_are_not_pooled(
     assert sum(counts) == (sum(map(len, ids)) if pooling == "mean" else len(ids))
 
 
-@pytest.mark.parametrize(("batch_size", "full"), [(1, 64), (2, 1), (999, 1), (999, 64)])
+@pytest.mark.parametrize(("batch_size", "full"), [(1, 64), (999, 1)])
 def test_batches_change_nothing(
     load: Callable, batch_size: int, full: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
