@@ -75,16 +75,11 @@ def searched(fine_tune: Callable, tmp_path_factory: pytest.TempPathFactory) -> S
     return output, fine_tune(output, SEARCH)
 
 
-def tried_rates(made: dict) -> dict[float, float]:
-    """Return the accuracy on dev pairs of each learning rate."""
-    return {each["learning_rate"]: each["dev_accuracy"] for each in made["settings"]["search"]}
-
-
 def test_the_search_chooses_by_english_dev_and_tests_every_language(searched: Searched) -> None:
     output, made = searched
     assert read_json(output / "xnli.json") == made
     assert made["settings"]["learning_rate"] == 5e-3
-    tried = tried_rates(made)
+    tried = {each["learning_rate"]: each["dev_accuracy"] for each in made["settings"]["search"]}
     assert list(tried) == [1e-7, 5e-3]
     assert tried[1e-7] < 50 < 60 < tried[5e-3]  # chance is 33.3
     assert re.findall(r"\S+ \(taken\)", summary(made)) == ["0.005 (taken)"]

@@ -36,11 +36,9 @@ from modeling_dap import DAPConfig, DAPForPreTraining, DAPForSequenceClassificat
 from modules_dap import write_modules
 
 POOLERS = [
-    transformers.BertConfig(**SHAPE),
-    transformers.XLMRobertaConfig(**SHAPE),
+    *map(tiny_config, ("bert", "xlm-roberta", "mpnet")),
     transformers.AlbertConfig(**SHAPE, embedding_size=16),
     transformers.BigBirdConfig(**SHAPE, attention_type="original_full"),
-    transformers.MPNetConfig(**SHAPE),
 ]
 QWEN2 = transformers.Qwen2Config(**SHAPE, num_key_value_heads=4)
 LONG = " ".join(target for _, target in synthetic_pairs("fr", 30))
