@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import save, synthetic_pairs, tiny_config
+from conftest import save, save_with_modules, synthetic_pairs, tiny_config
 from datasets import Dataset
 from huggingface_hub.errors import StrictDataclassError
 from safetensors.torch import load_file
@@ -110,12 +110,8 @@ def test_gradients_are_those_of_the_model_by_itself(
 
 def test_a_checkpoint_of_dap_trains_as_by_itself(tmp_path: Path) -> None:
     plain = save(tmp_path / "plain", AutoModel.from_config(tiny_config("xlm-roberta")))
-    modules = [
-        {"type": "Dense", "in_features": 32, "out_features": 8, "activation_function": "Tanh"}
-    ]
-    modules.append({"type": "Normalize"})
-    heads = start_from(plain, objective="tr+bow", modules=modules)
-    folder = save(tmp_path / "dap", heads)
+    library = save_with_modules(tmp_path / "library", plain)
+    folder = save(tmp_path / "dap", start_from(library, objective="tr+bow"))
     alone = DAPForPreTraining.from_pretrained(folder).eval()
     model = SentenceTransformer(str(folder), device="cpu").eval()
     loss = DAPLoss(model, DAPForPreTraining.from_pretrained(folder))
