@@ -48,14 +48,14 @@ class Kind(NamedTuple):
         pooling: its pooling.
         sizes: sizes of its Dense layers.
         normalize: whether its vectors have length 1.
-        ends: whether it puts special tokens before or after a sentence.
+        template: where its special tokens are.
     """
 
     model_type: str
     pooling: str = "mean"
     sizes: tuple[int, ...] = ()
     normalize: bool = False
-    ends: str = "both"
+    template: str = "<s> $A </s>"
 
 
 KINDS = {
@@ -67,23 +67,21 @@ KINDS = {
     "eurobert": Kind("eurobert"),
     "nomic-bert": Kind("nomic_bert", normalize=True),
     "gte": Kind("gte", "cls"),
-    "t5": Kind("t5", sizes=(12,), normalize=True, ends="after"),
-    "qwen3": Kind("qwen3", "lasttoken", normalize=True, ends="after"),
+    "t5": Kind("t5", sizes=(12,), normalize=True, template="$A </s>"),
+    "qwen3": Kind("qwen3", "lasttoken", normalize=True, template="$A </s>"),
     "gemma": Kind("gemma3_text", sizes=(24, 12), normalize=True),
-    "mistral": Kind("mistral", "lasttoken", ends="before"),
-    "llama": Kind("llama", ends="before"),
+    "mistral": Kind("mistral", "lasttoken", template="<s> $A"),
+    "llama": Kind("llama", template="<s> $A"),
 }
 #: Only queries get a prompt, as of E5 and Qwen3.
 PROMPTS = {"query": "lo: ", "document": ""}
 TEXT = ["kaban lofin", "de 1", "a", "migol pusut raban neder kafin logol", "Ünïcode, ok?"]
 
 
-def tokenizer_for(ends: str, side: str) -> PreTrainedTokenizerFast:
+def tokenizer_for(template: str, side: str) -> PreTrainedTokenizerFast:
     tokenizer = copy.deepcopy(tiny_tokenizer())
-    first = "<s> " if ends in ("both", "before") else ""
-    last = " </s>" if ends in ("both", "after") else ""
     tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"{first}$A{last}", special_tokens=[("<s>", 0), ("</s>", 2)]
+        single=template, special_tokens=[("<s>", 0), ("</s>", 2)]
     )
     tokenizer.padding_side = side
     return tokenizer
@@ -96,7 +94,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable:
     @cache
     def make(kind: str) -> Path:
         place = tmp_path_factory.mktemp(kind)
-        model_type, pooling, sizes, normalize, ends = KINDS[kind]
+        model_type, pooling, sizes, normalize, template = KINDS[kind]
         torch.manual_seed(0)
         config = tiny_config(model_type)
         backbone = auto_class(config).from_config(config)
@@ -105,7 +103,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable:
                 torch.nn.init.normal_(parameter, std=0.2)
         backbone.save_pretrained(place / "plain")
         side = "left" if pooling == "lasttoken" else "right"
-        tokenizer_for(ends, side).save_pretrained(place / "plain")
+        tokenizer_for(template, side).save_pretrained(place / "plain")
 
         modules = [Transformer(str(place / "plain"), max_seq_length=32), Pooling(32, pooling)]
         width = 32
