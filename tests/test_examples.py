@@ -119,7 +119,7 @@ def test_the_buttons_search_and_mine(
             client.predict("", *texts, api_name="/search")
 
         uploads = [gradio_client.handle_file(path) for path in files]
-        slider, summary, mined, download = client.predict(*uploads, api_name="/mine")
+        slider, _, mined, download = client.predict(*uploads, api_name="/mine")
         rows, threshold = app.mine_files(encoder, *files)
         assert slider["value"] == threshold
         assert mined["data"] == [list(row) for row in rows if row.score >= threshold]

@@ -124,9 +124,7 @@ def test_a_finished_run_is_only_replaced_if_told(raw: Path, tmp_path: Path) -> N
     assert not (tmp_path / "new/dev").exists()
 
 
-def test_a_changed_file_is_cleaned_again_and_a_touched_one_is_not(
-    raw: Path, tmp_path: Path
-) -> None:
+def test_a_changed_file_is_cleaned_again_and_a_touched_one_is_not(raw: Path) -> None:
     def keys(*evaluation: str, **options: int) -> list[str]:
         text = RawText("out", data=[str(raw)])
         files, _ = prepare_text.find_files(text, PrepareOptions(**options), evaluation)

@@ -26,13 +26,12 @@ from sentence_transformers.sentence_transformer.modules import (
     Pooling,
     Transformer,
 )
-from tiny_models import on_cuda
+from tiny_models import on_cuda, start_from
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoModel, PreTrainedConfig
 from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
 
 from dap_transformers.encoding.encoder import SentenceEncoder
-from modeling_dap import DAPForPreTraining
 
 SENTENCES: list[str] = []
 for language in LANGUAGES:
@@ -246,8 +245,7 @@ NO_TEXT = (
 
 @pytest.mark.parametrize("config", NO_TEXT)
 def test_a_model_that_reads_no_text_is_refused(config: PreTrainedConfig, tmp_path: Path) -> None:
-    model = transformers.AutoModel.from_config(config)
-    folder = str(save(tmp_path, model))
-    for load in (SentenceEncoder.from_pretrained, DAPForPreTraining.from_encoder):
+    folder = save(tmp_path, AutoModel.from_config(config))
+    for load in (load_encoder, start_from):
         with pytest.raises(ValueError, match="no.* text encoder"):
             load(folder)

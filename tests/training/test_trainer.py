@@ -135,16 +135,13 @@ def test_the_trainer_of_transformers_takes_the_same_batches(
 
 
 def test_an_own_evaluator_is_enough_unless_the_best_model_is_wanted(make_trainer: Callable) -> None:
-    for keeps_best in (False, True):
-        options = {"eval_strategy": "steps", "eval_steps": 2, "save_steps": 2}
-        trainer = make_trainer(**options, load_best_model_at_end=keeps_best)
-        trainer.evaluators = trainer.evaluators[1:]  # without accuracies
-        if keeps_best:
-            with pytest.raises(UserError, match="metric_for_best_model=eval_mean_accuracy"):
-                trainer.train()
-        else:
-            trainer.train()
-            assert len(lines_with("eval_rtl_loss", trainer)) == 2
+    trainer = make_trainer(eval_strategy="steps", eval_steps=2, save_steps=2)
+    trainer.evaluators = trainer.evaluators[1:]  # without accuracies
+    trainer.train()
+    assert len(lines_with("eval_rtl_loss", trainer)) == 2
+    trainer.args.load_best_model_at_end = True
+    with pytest.raises(UserError, match="metric_for_best_model=eval_mean_accuracy"):
+        trainer.train()
 
 
 def test_a_run_that_sigterm_stops_is_not_finished(make_trainer: Callable) -> None:
