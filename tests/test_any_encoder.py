@@ -241,7 +241,11 @@ CNN = [{"type": f"sentence_transformers.models.{kind}", "path": ""} for kind in 
 @pytest.mark.parametrize(
     ("file", "setting", "says"),
     [
-        (TRANSFORMER, {"processing_kwargs": {"text": {"add_special_tokens": False}}}, "add_spec"),
+        (
+            TRANSFORMER,
+            {"processing_kwargs": {"text": {"add_special_tokens": False}}},
+            "add_special",
+        ),
         (TRANSFORMER, {"config_args": {"is_causal": False}}, "is_causal"),
         (TRANSFORMER, {"do_lower_case": True}, "do_lower_case"),
         (TRANSFORMER, {"new_setting": 1}, "new_setting"),
@@ -249,7 +253,11 @@ CNN = [{"type": f"sentence_transformers.models.{kind}", "path": ""} for kind in 
         (POOLING, {"pooling_mode": ["cls", "mean"]}, "cannot run here"),
         (POOLING, {"include_prompt": False}, "include_prompt=False"),
         # Only code of torch runs.
-        ("2_Dense/config.json", {"activation_function": "os.system"}, "os.system is not an activ"),
+        (
+            "2_Dense/config.json",
+            {"activation_function": "os.system"},
+            "os.system is not an activation",
+        ),
         (NORMALIZE, {"module_input_name": "tokens"}, "module_input_name"),
         (NORMALIZE, {"module_output_name": "tokens"}, "module_output_name"),
         ("modules.json", CNN, "cannot run here"),

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import load_encoder, save, save_with_modules, tiny_config, tiny_tokenizer
+from conftest import load_encoder, save, save_with_modules, tiny_config, tiny_tokenizer, weights
 from tiny_models import start_from
 from torch.testing import assert_close
-from transformers import AutoModel, AutoModelForSequenceClassification, BertModel, pipeline
+from transformers import AutoModel, BertModel, pipeline
 from written import contents, text_of, write
 
 from dap_transformers.encoding.encoder import SentenceEncoder
@@ -160,11 +160,8 @@ def test_accumulation_and_batch_size_of_the_evaluation_change_nothing(
     small = f"{base} --per_device_train_batch_size 4 --per_device_eval_batch_size 7"
     made = [fine_tune(tmp_path / "one", base), fine_tune(tmp_path / "other", small)]
     assert made[0]["languages"] == made[1]["languages"]
-    weights = []
-    for name in ("one", "other"):
-        folder = tmp_path / name / RUN
-        weights.append(AutoModelForSequenceClassification.from_pretrained(folder).state_dict())
-    assert_close(*weights, atol=2e-4, rtol=0)
+    one, other = (weights(tmp_path / name / RUN) for name in ("one", "other"))
+    assert_close(one, other, atol=2e-4, rtol=0)
 
 
 def test_the_classifier_of_any_encoder_begins_with_its_sentence_vector(

@@ -77,11 +77,23 @@ OWN_OPTIMIZER = torch.optim.SGD([nn.Parameter(torch.ones(1))])
         ({"eval_dataset": ROWS}, {}, "evaluators"),
         ({"compute_metrics": len}, {}, "evaluators"),
         ({"processing_class": None}, {}, "tokenizer as processing_class"),
-        ({"train_sampler": [0]}, {"label_smoothing_factor": 0.1}, "smoothing_factor has no effect"),
-        ({"train_sampler": [0]}, {"train_sampling_strategy": "sequential"}, "strategy has no effe"),
+        (
+            {"train_sampler": [0]},
+            {"label_smoothing_factor": 0.1},
+            "label_smoothing_factor has no effect",
+        ),
+        (
+            {"train_sampler": [0]},
+            {"train_sampling_strategy": "sequential"},
+            "train_sampling_strategy has no effect",
+        ),
         ({"train_dataset": {"de": ROWS}}, {}, "concatenate_datasets"),
         ({"train_dataset": ROWS.to_iterable_dataset()}, {}, "a dataset with a length"),
-        ({"optimizers": (OWN_OPTIMIZER, None)}, {"head_learning_rate": 1}, "rate.*no optimizer"),
+        (
+            {"optimizers": (OWN_OPTIMIZER, None)},
+            {"head_learning_rate": 1},
+            "head_learning_rate.*no optimizer",
+        ),
     ],
 )
 def test_arguments_of_transformers_are_refused(
