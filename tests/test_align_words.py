@@ -1,6 +1,5 @@
 """The command that aligns words: files in every format, links, reference and refusals."""
 
-import json
 from pathlib import Path
 
 import pandas as pd
@@ -11,6 +10,7 @@ from written import lines_of, read_table, write
 from dap_transformers.alignment.word_alignment import align_words
 from dap_transformers.commands import align_words as align_command
 from dap_transformers.encoding.encoder import SentenceEncoder
+from dap_transformers.files import read_json
 
 PAIRS = [*synthetic_pairs("de", 7), ('"quoted NA', 'a "quote" here')]
 SOURCE, TARGET = map(list, zip(*PAIRS))
@@ -48,7 +48,7 @@ def test_every_format_has_the_links_of_the_function(
 ) -> None:
     made = run(command)
     assert (tmp_path / "links.pharaoh").read_text().split("\n") == [*expected, ""]
-    assert made == json.loads((tmp_path / "links.pharaoh.json").read_text())
+    assert made == read_json(tmp_path / "links.pharaoh.json")
     assert (made["pairs"], made["settings"]["pooling"]) == (8, "mean of subwords")
     assert made["links"] == sum(len(each.split()) for each in expected) > 8
 

@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -34,38 +35,53 @@ from transformers import AutoModelForMaskedLM, PreTrainedTokenizerFast
 
 from dap_transformers.dap_loss import DAPLoss
 from dap_transformers.encoding.encoder import SentenceEncoder
-from dap_transformers.files import read_json, write_json
 from dap_transformers.publishing.layout import build
 from encoder_dap import auto_class
+from modules_dap import pooling_mode
 
-#: Kind -> type of its encoder, pooling, sizes of Dense layers, whether it is normalised, and if it
-#: puts special tokens before or after a sentence.
-KINDS: dict[str, tuple[str, str, tuple[int, ...], bool, str]] = {
-    "bert": ("bert", "cls", (), False, "both"),
-    "xlm-roberta": ("xlm-roberta", "mean", (), True, "both"),
-    "labse": ("bert", "cls", (12,), True, "both"),
-    "modernbert": ("modernbert", "mean", (), False, "both"),
-    "deberta-v2": ("deberta-v2", "mean", (), False, "both"),
-    "eurobert": ("eurobert", "mean", (), False, "both"),
-    "nomic-bert": ("nomic_bert", "mean", (), True, "both"),
-    "gte": ("gte", "cls", (), False, "both"),
-    "t5": ("t5", "mean", (12,), True, "after"),
-    "qwen3": ("qwen3", "lasttoken", (), True, "after"),
-    "gemma": ("gemma3_text", "mean", (24, 12), True, "both"),
-    "mistral": ("mistral", "lasttoken", (), False, "before"),
-    "llama": ("llama", "mean", (), False, "before"),
+
+class Kind(NamedTuple):
+    """A sentence-transformers model.
+
+    Attributes:
+        model_type: type of its encoder.
+        pooling: its pooling.
+        sizes: sizes of its Dense layers.
+        normalize: whether its vectors have length 1.
+        template: where its special tokens are.
+    """
+
+    model_type: str
+    pooling: str = "mean"
+    sizes: tuple[int, ...] = ()
+    normalize: bool = False
+    template: str = "<s> $A </s>"
+
+
+KINDS = {
+    "bert": Kind("bert", "cls"),
+    "xlm-roberta": Kind("xlm-roberta", normalize=True),
+    "labse": Kind("bert", "cls", (12,), normalize=True),
+    "modernbert": Kind("modernbert"),
+    "deberta-v2": Kind("deberta-v2"),
+    "eurobert": Kind("eurobert"),
+    "nomic-bert": Kind("nomic_bert", normalize=True),
+    "gte": Kind("gte", "cls"),
+    "t5": Kind("t5", sizes=(12,), normalize=True, template="$A </s>"),
+    "qwen3": Kind("qwen3", "lasttoken", normalize=True, template="$A </s>"),
+    "gemma": Kind("gemma3_text", sizes=(24, 12), normalize=True),
+    "mistral": Kind("mistral", "lasttoken", template="<s> $A"),
+    "llama": Kind("llama", template="<s> $A"),
 }
 #: Only queries get a prompt, as of E5 and Qwen3.
 PROMPTS = {"query": "lo: ", "document": ""}
 TEXT = ["kaban lofin", "de 1", "a", "migol pusut raban neder kafin logol", "Ünïcode, ok?"]
 
 
-def tokenizer_for(ends: str, side: str) -> PreTrainedTokenizerFast:
+def tokenizer_for(template: str, side: str) -> PreTrainedTokenizerFast:
     tokenizer = copy.deepcopy(tiny_tokenizer())
-    first = "<s> " if ends in ("both", "before") else ""
-    last = " </s>" if ends in ("both", "after") else ""
     tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"{first}$A{last}", special_tokens=[("<s>", 0), ("</s>", 2)]
+        single=template, special_tokens=[("<s>", 0), ("</s>", 2)]
     )
     tokenizer.padding_side = side
     return tokenizer
@@ -78,7 +94,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable:
     @cache
     def make(kind: str) -> Path:
         place = tmp_path_factory.mktemp(kind)
-        model_type, pooling, sizes, normalize, ends = KINDS[kind]
+        model_type, pooling, sizes, normalize, template = KINDS[kind]
         torch.manual_seed(0)
         config = tiny_config(model_type)
         backbone = auto_class(config).from_config(config)
@@ -87,10 +103,9 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable:
                 torch.nn.init.normal_(parameter, std=0.2)
         backbone.save_pretrained(place / "plain")
         side = "left" if pooling == "lasttoken" else "right"
-        tokenizer_for(ends, side).save_pretrained(place / "plain")
+        tokenizer_for(template, side).save_pretrained(place / "plain")
 
-        modules = [Transformer(str(place / "plain"), max_seq_length=32)]
-        modules.append(Pooling(32, pooling))
+        modules = [Transformer(str(place / "plain"), max_seq_length=32), Pooling(32, pooling)]
         width = 32
         for size in sizes:
             modules.append(Dense(width, size, bias=size != 24))
@@ -117,17 +132,14 @@ def test_vectors_and_loss_are_those_of_the_library(kind: str, folders: Callable)
     same(encoder.encode(TEXT), library.encode(TEXT))
 
     # TR without dropout is the library's ranking loss.
-    sides = [*map(list, zip(*synthetic_pairs("de", 8)))]
+    features = [library.preprocess([*side]) for side in zip(*synthetic_pairs("de", 8))]
     theirs = losses.MultipleNegativesRankingLoss(library)
-    features = [library.preprocess(side) for side in sides]
     expected = theirs(copy.deepcopy(features), None)
     model = start_from(folder, objective="tr").eval()
     inputs = {}
-    encoder.tokenizer.padding_side = "right"
-    for name, side in zip(("source", "target"), sides):
-        tokens = encoder.tokenizer(side, padding=True, return_tensors="pt")
-        inputs[f"{name}_input_ids"] = tokens.input_ids
-        inputs[f"{name}_attention_mask"] = tokens.attention_mask
+    for name, tokens in zip(("source", "target"), features):
+        inputs[f"{name}_input_ids"] = tokens["input_ids"]
+        inputs[f"{name}_attention_mask"] = tokens["attention_mask"]
     own = model(**inputs).loss
     of_library = sum(DAPLoss(library, model)(features, None).values())  # with the library's encoder
     for loss in (own, of_library):
@@ -167,11 +179,16 @@ def test_a_model_trains_and_is_published(
 # Settings in the JSON files of a folder
 
 
-def with_setting(start: Path, place: Path, file: str, setting: dict) -> Path:
-    """Copy a folder, and add a setting to one of its files."""
-    shutil.copytree(start, place)
-    damage(place, file, setting)
-    return place
+@pytest.fixture
+def with_setting(folders: Callable, tmp_path: Path) -> Callable:
+    """Return a function that copies the folder of a kind, with a setting in one of its files."""
+
+    def copy_of(kind: str, file: str, setting: Any) -> Path:
+        folder = shutil.copytree(folders(kind), tmp_path / "folder")
+        damage(folder, file, setting)
+        return folder
+
+    return copy_of
 
 
 TRANSFORMER = "sentence_bert_config.json"
@@ -184,13 +201,18 @@ LENGTHS = [
 
 
 @pytest.mark.parametrize("setting", LENGTHS, ids=str)
-def test_a_length_has_its_effect(setting: dict | None, folders: Callable, tmp_path: Path) -> None:
-    folder = with_setting(folders("qwen3"), tmp_path / "folder", TRANSFORMER, setting)
+def test_a_length_has_its_effect(setting: dict | None, with_setting: Callable) -> None:
+    folder = with_setting("qwen3", TRANSFORMER, setting)
     if setting is None:  # a file of an older name
         (folder / "sentence_xlm-roberta_config.json").write_text('{"max_seq_length": 4}')
     encoder = load_encoder(folder)
     same(encoder.encode(TEXT), load_library(folder).encode(TEXT))
     assert encoder.max_seq_length == 4
+
+
+def test_a_length_above_the_table_of_positions_is_lowered(with_setting: Callable) -> None:
+    folder = with_setting("bert", TRANSFORMER, {"max_seq_length": 82})
+    assert load_encoder(folder).max_seq_length == 80
 
 
 @pytest.mark.parametrize(
@@ -201,9 +223,9 @@ def test_a_length_has_its_effect(setting: dict | None, folders: Callable, tmp_pa
     ],
 )
 def test_another_precision_is_named(
-    file: str, setting: dict, folders: Callable, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    file: str, setting: dict, with_setting: Callable, caplog: pytest.LogCaptureFixture
 ) -> None:
-    folder = with_setting(folders("gemma"), tmp_path / "folder", file, setting)
+    folder = with_setting("gemma", file, setting)
     for _ in range(2):
         encoder = load_encoder(folder)
     assert caplog.text.count("bfloat16") == 1
@@ -211,8 +233,13 @@ def test_another_precision_is_named(
     same(SentenceEncoder(model.dap, encoder.tokenizer).encode(TEXT), encoder.encode(TEXT))
 
 
+POOLING = "1_Pooling/config.json"
+NORMALIZE = "3_Normalize/config.json"
+CNN = [{"type": f"sentence_transformers.models.{kind}", "path": ""} for kind in ("CNN", "Pooling")]
+
+
 @pytest.mark.parametrize(
-    ("file", "setting", "name"),
+    ("file", "setting", "says"),
     [
         (
             TRANSFORMER,
@@ -223,18 +250,31 @@ def test_another_precision_is_named(
         (TRANSFORMER, {"do_lower_case": True}, "do_lower_case"),
         (TRANSFORMER, {"new_setting": 1}, "new_setting"),
         ("config_sentence_transformers.json", {"truncate_dim": 4}, "truncate_dim"),
-        ("2_Normalize/config.json", {"module_input_name": "tokens"}, "module_input_name"),
-        ("2_Normalize/config.json", {"module_output_name": "tokens"}, "module_output_name"),
+        (POOLING, {"pooling_mode": ["cls", "mean"]}, "cannot run here"),
+        (POOLING, {"include_prompt": False}, "include_prompt=False"),
+        # Only code of torch runs.
+        (
+            "2_Dense/config.json",
+            {"activation_function": "os.system"},
+            "os.system is not an activation",
+        ),
+        (NORMALIZE, {"module_input_name": "tokens"}, "module_input_name"),
+        (NORMALIZE, {"module_output_name": "tokens"}, "module_output_name"),
+        ("modules.json", CNN, "cannot run here"),
     ],
 )
 def test_a_setting_without_effect_is_refused_by_its_name(
-    file: str, setting: dict, name: str, folders: Callable, tmp_path: Path
+    file: str, setting: dict | list, says: str, with_setting: Callable
 ) -> None:
-    folder = with_setting(folders("qwen3"), tmp_path / "folder", file, setting)
-    with pytest.raises(ValueError, match=name):
-        load_encoder(folder)
-    with pytest.raises(ValueError, match=name):
-        start_from(folder, objective="tr")
+    folder = with_setting("labse", file, setting)
+    for start in (load_encoder, start_from):
+        with pytest.raises(ValueError, match=says):
+            start(folder)
+
+
+def test_the_flags_of_an_old_folder_name_every_pooling_mode() -> None:
+    flags = {"pooling_mode_mean_tokens": True, "pooling_mode_max_tokens": True}
+    assert pooling_mode(flags) == "mean+max_tokens"
 
 
 @pytest.mark.parametrize("kind", ["xlm-roberta", "qwen3"])
@@ -298,11 +338,7 @@ def test_a_plain_folder_pools_as_the_library_does(
         assert start_from(plain, objective="tr").config.pooling == pooling
 
 
-def test_only_the_configuration_of_a_dap_model_says_how_it_pools(
-    folders: Callable, tmp_path: Path
-) -> None:
-    folder = shutil.copytree(folders("mistral"), tmp_path / "folder")
-    config = read_json(folder / "config.json") | {"pooling": "mean"}  # means something else
-    write_json(config, folder / "config.json")
+def test_only_the_configuration_of_a_dap_model_says_how_it_pools(with_setting: Callable) -> None:
+    folder = with_setting("mistral", "config.json", {"pooling": "mean"})  # means something else
     same(load_encoder(folder).encode(TEXT), load_library(folder).encode(TEXT))
     assert start_from(folder, objective="tr").config.pooling == "lasttoken"

@@ -19,16 +19,12 @@ from objectives_dap import OBJECTIVES
 PAGE = (REPOSITORY / "docs" / "architecture.md").read_text()
 
 
-def code_of_section(title: str) -> str:
-    """Return the code of a section."""
-    section = PAGE.split(f"### {title}\n")[1].split("\n### ")[0]
-    return "\n".join(re.findall(r"```py\n(.*?)```", section, re.DOTALL))
-
-
 def run_section(title: str) -> dict:
     """Run the code of a section and return its names."""
+    section = PAGE.split(f"### {title}\n")[1].split("\n### ")[0]
     names: dict = {"__name__": "page"}
-    exec(code_of_section(title), names)
+    for code in re.findall(r"```py\n(.*?)```", section, re.DOTALL):
+        exec(code, names)
     return names
 
 

@@ -98,11 +98,3 @@ def test_correctness_finds_a_wrong_path(factor: float, monkeypatch: pytest.Monke
     monkeypatch.setattr(correctness, "gradient", off)
     with pytest.raises(ValueError, match="modernbert TR float32"):
         correctness.main(["--encoders", "modernbert", "--paths", "float32"])
-
-
-@pytest.mark.slow
-def test_correctness_compares_the_dropout_and_the_noise_of_grad_cache(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(correctness, "OBJECTIVES", {"TR + TLM": "tr+tlm"})
-    correctness.main(["--encoders", "modernbert", "--paths", "dropout, cached"])

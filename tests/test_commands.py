@@ -141,22 +141,6 @@ def test_a_damaged_model_is_refused_by_its_name(
 # ------------------------------------------------------------------------- what a command may write
 
 
-def argv_of(name: str, model: str, text: Path, out: Path) -> list[str]:
-    """Return a short command line. Its model need not exist."""
-    sides = f"{text}/a.de {text}/a.en --model {model} --output {out}"
-    trained = f"--model_name_or_path {model} --use_cpu --output_dir {out}"
-    commands = {
-        TRAIN: f"--train_data {text} {trained}",
-        XNLI: f"--train_data absent.tsv --data_dir absent {trained}",
-        EVALUATE: f"--data_dir {text} --model {model} --output_file {out}",
-        MINE: sides,
-        ALIGN: sides,
-        PUSH: f"{model} --repo_id user/a --dry_run --output_dir {out}",
-        PREPARE: f"--data {text} --output_dir {out}",
-    }
-    return commands[name].split()
-
-
 @pytest.fixture
 def place(tiny_bert_dir: Path, bitext_dir: Path, here: Path) -> Path:
     """Make inputs and links to them in the current folder."""
@@ -215,17 +199,16 @@ def test_a_new_file_may_be_written_into_the_folder_of_a_model(place: Path) -> No
 # ------------------------------------------------------------------------------- one run at a time
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize(("name", "arguments"), [row[:2] for row in REFUSED])
 def test_an_output_without_a_name_or_of_another_run_is_refused(
-    name: str, bitext_dir: Path, tmp_path: Path
+    name: str, arguments: str, place: Path
 ) -> None:
-    out = tmp_path / "out.tsv"
-    argv = argv_of(name, str(tmp_path / "absent"), bitext_dir, out)
-    with claimed(out), pytest.raises(SystemExit, match=f"^error: .* {out} is in use"):
-        import_module(name).main(argv)
+    before = contents(place)
+    with claimed(place / "new"), pytest.raises(SystemExit, match="^error: .* new is in use"):
+        import_module(name).main(arguments.format("new").split())
     with pytest.raises(SystemExit, match="^error: .* is empty"):
-        import_module(name).main(["" if word == str(out) else word for word in argv])
-    assert list(tmp_path.iterdir()) == []
+        import_module(name).main([word.format("") for word in arguments.split()])
+    assert contents(place) == before
 
 
 def test_the_process_that_writes_has_the_folder_to_itself(tmp_path: Path) -> None:

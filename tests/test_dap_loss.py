@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import save, synthetic_pairs, tiny_config
+from conftest import save, save_with_modules, synthetic_pairs, tiny_config
 from datasets import Dataset
 from huggingface_hub.errors import StrictDataclassError
 from safetensors.torch import load_file
@@ -92,10 +92,7 @@ def test_gradients_are_those_of_the_model_by_itself(
     total = trainer.compute_loss(model.train(), dict(batch))
     total.backward()
 
-    tokens = {}
-    for side in columns:
-        for name in ("input_ids", "attention_mask"):
-            tokens[f"{side}_{name}"] = batch[f"{side}_{name}"]
+    tokens = {name: batch[name] for name in batch if name.endswith(("_input_ids", "_mask"))}
     torch.manual_seed(3)
     with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
         expected = alone(**tokens).loss
@@ -113,12 +110,8 @@ def test_gradients_are_those_of_the_model_by_itself(
 
 def test_a_checkpoint_of_dap_trains_as_by_itself(tmp_path: Path) -> None:
     plain = save(tmp_path / "plain", AutoModel.from_config(tiny_config("xlm-roberta")))
-    modules = [
-        {"type": "Dense", "in_features": 32, "out_features": 8, "activation_function": "Tanh"}
-    ]
-    modules.append({"type": "Normalize"})
-    heads = start_from(plain, objective="tr+bow", modules=modules)
-    folder = save(tmp_path / "dap", heads)
+    library = save_with_modules(tmp_path / "library", plain)
+    folder = save(tmp_path / "dap", start_from(library, objective="tr+bow"))
     alone = DAPForPreTraining.from_pretrained(folder).eval()
     model = SentenceTransformer(str(folder), device="cpu").eval()
     loss = DAPLoss(model, DAPForPreTraining.from_pretrained(folder))
@@ -139,18 +132,20 @@ def test_what_the_loss_cannot_train_is_refused(tiny_bert_dir: Path) -> None:
     heads = start_from(tiny_bert_dir, objective="tr")
     without_prompt = library_model(tiny_bert_dir)
     without_prompt[1].include_prompt = False
-    for model in (library_model(tiny_bert_dir, "mean", torch.nn.Identity()), without_prompt):
-        with pytest.raises(ValueError, match="consists of"):
+    residual = Dense(32, 32, use_residual=True)
+    for model, says in (
+        (library_model(tiny_bert_dir, "mean", torch.nn.Identity()), "consists of"),
+        (without_prompt, "consists of"),
+        (library_model(tiny_bert_dir, "mean", residual), "use_residual"),
+        (library_model(tiny_bert_dir, "max"), "pooling"),
+    ):
+        with pytest.raises((ValueError, StrictDataclassError), match=says):
             DAPLoss(model, heads)
-    with pytest.raises(ValueError, match="use_residual"):
-        DAPLoss(library_model(tiny_bert_dir, "mean", Dense(32, 32, use_residual=True)), heads)
-    with pytest.raises(ValueError, match="train-dap"):
-        DAPLoss(library_model(tiny_bert_dir), start_from(tiny_bert_dir, objective="tr+distill"))
-    with pytest.raises(StrictDataclassError, match="pooling"):
-        DAPLoss(library_model(tiny_bert_dir, "max"), heads)
-
     model = library_model(tiny_bert_dir)
-    loss = DAPLoss(model, start_from(tiny_bert_dir, objective="tr"))
+    with pytest.raises(ValueError, match="train-dap"):
+        DAPLoss(model, start_from(tiny_bert_dir, objective="tr+distill"))
+
+    loss = DAPLoss(model, heads)
     features = {"input_ids": torch.tensor([[0, 5, 2]]), "attention_mask": torch.ones(1, 3).long()}
     for columns in (1, 4):
         with pytest.raises(ValueError, match="columns of text"):
@@ -160,14 +155,20 @@ def test_what_the_loss_cannot_train_is_refused(tiny_bert_dir: Path) -> None:
         nested([features, features], None)
 
 
+def trainer_that_keeps_heads(
+    encoder: Path, folder: Path, **options: Any
+) -> SentenceTransformerTrainer:
+    loss = DAPLoss(library_model(encoder), start_from(encoder))
+    trainer = trainer_of(loss, COLUMNS, folder, **options)
+    trainer.add_callback(KeepHeads(loss))
+    return trainer
+
+
 def test_a_run_resumes_with_its_heads_or_not_at_all(tiny_bert_dir: Path, tmp_path: Path) -> None:
-    def make_trainer(folder: str, keeps_heads: bool = True) -> SentenceTransformerTrainer:
-        loss = DAPLoss(library_model(tiny_bert_dir), start_from(tiny_bert_dir))
+    def make_trainer(folder: str) -> SentenceTransformerTrainer:
         options = {"per_device_train_batch_size": 2, "lr_scheduler_type": "constant"}
-        trainer = trainer_of(loss, COLUMNS, tmp_path / folder, max_steps=3, save_steps=2, **options)
-        if keeps_heads:
-            trainer.add_callback(KeepHeads(loss))
-        return trainer
+        options |= {"max_steps": 3, "save_steps": 2}
+        return trainer_that_keeps_heads(tiny_bert_dir, tmp_path / folder, **options)
 
     whole = make_trainer("out")
     whole.train()
@@ -189,7 +190,8 @@ def test_a_run_resumes_with_its_heads_or_not_at_all(tiny_bert_dir: Path, tmp_pat
         two.train()
 
     # Encoder and heads of different steps are neither trained nor saved.
-    without = make_trainer("out", keeps_heads=False)
+    without = make_trainer("out")
+    without.remove_callback(KeepHeads)
     with pytest.raises(ValueError, match="not the heads of this loss"):
         without.train(resume_from_checkpoint=checkpoint)
     with pytest.raises(ValueError, match="not the heads of this loss"):
@@ -199,17 +201,17 @@ def test_a_run_resumes_with_its_heads_or_not_at_all(tiny_bert_dir: Path, tmp_pat
 
 
 def test_the_best_model_has_its_own_heads(tiny_bert_dir: Path, tmp_path: Path) -> None:
-    loss = DAPLoss(library_model(tiny_bert_dir), start_from(tiny_bert_dir))
     options = {"save_steps": 1, "max_steps": 2, "metric_for_best_model": "step"}
-    trainer = trainer_of(loss, COLUMNS, tmp_path, greater_is_better=False, **options)
+    options["greater_is_better"] = False
+    trainer = trainer_that_keeps_heads(tiny_bert_dir, tmp_path, **options)
     trainer.args.eval_strategy = trainer.args.save_strategy
     trainer.args.eval_steps = 1
     trainer.args.load_best_model_at_end = True
     trainer.evaluate = lambda *_, **__: {"eval_step": trainer.state.global_step}
-    trainer.add_callback(KeepHeads(loss))
     trainer.train()
     best = tmp_path / "checkpoint-1"
     assert trainer.state.best_model_checkpoint == str(best)
+    loss = trainer.loss
     assert_close(loss.head_weights(), load_file(best / HEADS_FILE))
     encoder = SentenceTransformer(str(best), device="cpu")[0].auto_model
     assert_close(loss.dap.dap.encoder.state_dict(), encoder.state_dict())

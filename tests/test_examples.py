@@ -59,15 +59,13 @@ def test_the_picture_has_the_words_of_both_sentences(encoder: SentenceEncoder) -
     assert words == [*TARGET[0].split(), *SOURCE[0].split()]
 
 
-def test_the_chosen_threshold_keeps_the_pairs_that_the_command_keeps(tmp_path: Path) -> None:
-    rng = np.random.default_rng(4)
-    source = rng.standard_normal((300, 96))
-    noise = rng.standard_normal((300, 96))
-    sides = source, np.concatenate([source[:150] + 0.9 * noise[:150], noise[150:]])
-    vectors = np.concatenate(sides)
-    encoder = SimpleNamespace(encode=lambda texts: vectors[[int(text[4:]) for text in texts]])
-    texts = [f"row {number}" for number in range(600)]
-    lines = ["", *texts[:300], texts[0]], texts[300:]
+def test_the_chosen_threshold_keeps_the_pairs_that_the_command_keeps(
+    encoder: SentenceEncoder, tmp_path: Path
+) -> None:
+    shared = [source for source, _ in synthetic_pairs("de", 150, seed=5)]
+    source = shared + [source for source, _ in synthetic_pairs("de", 60, seed=6)]
+    target = shared + [target for _, target in synthetic_pairs("de", 60, seed=7)]
+    lines = ["", *source, shared[0]], target
     files = [write(tmp_path / name, lines_of(side)) for name, side in zip("st", lines)]
     rows, threshold = app.mine_files(encoder, *map(str, files))
     for row in rows:
@@ -75,6 +73,7 @@ def test_the_chosen_threshold_keeps_the_pairs_that_the_command_keeps(tmp_path: P
         assert lines[1][row.target_line - 1] == row.target
 
     line, _, path = app.keep(rows, threshold)
+    sides = [encoder.encode(text) for text in (source, target)]
     _, candidates, choice = mine_vectors(sides, MiningOptions())
     kept = int((candidates["score"] >= choice.threshold).sum())
     assert line.startswith(f"{kept} of {len(candidates)} pairs")
@@ -120,7 +119,7 @@ def test_the_buttons_search_and_mine(
             client.predict("", *texts, api_name="/search")
 
         uploads = [gradio_client.handle_file(path) for path in files]
-        slider, summary, mined, download = client.predict(*uploads, api_name="/mine")
+        slider, _, mined, download = client.predict(*uploads, api_name="/mine")
         rows, threshold = app.mine_files(encoder, *files)
         assert slider["value"] == threshold
         assert mined["data"] == [list(row) for row in rows if row.score >= threshold]

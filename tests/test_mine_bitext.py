@@ -1,6 +1,5 @@
 """The mining command from files to pairs and report, with a tiny real model."""
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +16,7 @@ import eval_retrieval
 from dap_transformers.commands import mine_bitext as mine_command
 from dap_transformers.encoding.encoder import SentenceEncoder
 from dap_transformers.errors import UserError
+from dap_transformers.files import read_json, write_json
 from dap_transformers.mining.margin import PAIR, neighbourhoods, score_pairs
 from dap_transformers.mining.mine_pairs import mine
 from dap_transformers.mining.texts import (
@@ -73,7 +73,7 @@ def test_pairs_are_written_best_first_and_filtered_anew_without_encoding(
     assert made["source"] == {"file": "a.de"} | counts
     assert made["kept"] == made["candidates"] == len(rows)
     assert made["settings"]["data"] == ["a.de", "a.en"]
-    assert json.loads((tmp_path / "pairs.tsv.json").read_text()) == made
+    assert read_json(tmp_path / "pairs.tsv.json") == made
 
     shards = sorted(tmp_path.glob("a.de-a.en.????????.embeddings/*/*.npy"))
     before = [path.stat().st_mtime_ns for path in shards]
@@ -187,7 +187,7 @@ def one_of_two(rank: int, command: str, evaluation: str, place: Path) -> None:
     """Run in one of two processes: write how many pairs were kept, and what was evaluated."""
     found = [run(command).get("kept")]
     found.append(eval_retrieval.run(evaluation.split()).get("hard_negatives"))
-    (place / f"found-{rank}").write_text(json.dumps(found))
+    write_json(found, place / f"found-{rank}")
     torch.distributed.destroy_process_group()
 
 
@@ -198,8 +198,8 @@ def test_processes_share_the_encoding_and_give_the_same_pairs_and_numbers(
     evaluation = f"{model} --data_dir {bitext_dir} --hard_negatives"
     numbers = eval_retrieval.run(evaluation.split())["hard_negatives"]
     run_two(one_of_two, f"{command} --output {tmp_path}/two.tsv", evaluation, tmp_path)
-    assert json.loads((tmp_path / "found-0").read_text()) == [kept, numbers]
-    assert json.loads((tmp_path / "found-1").read_text()) == [None, None]
+    assert read_json(tmp_path / "found-0") == [kept, numbers]
+    assert read_json(tmp_path / "found-1") == [None, None]
     assert (tmp_path / "two.tsv").read_text() == (tmp_path / "pairs.tsv").read_text()
 
 

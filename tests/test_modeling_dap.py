@@ -3,14 +3,12 @@
 import itertools
 from collections.abc import Callable
 from inspect import signature
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from conftest import tiny_config
-from datasets import Dataset
 from tiny_models import (
     ALL,
     COMBINATIONS,
@@ -29,7 +27,7 @@ from tiny_models import (
 from torch import Tensor
 from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import PreTrainedModel, Trainer, TrainingArguments
+from transformers import PreTrainedModel
 
 import losses_dap
 from modeling_dap import (
@@ -89,9 +87,18 @@ def test_the_last_layer_computes_the_tokens_that_are_read(options: dict, whole_s
     assert found == [expected]
 
 
-@pytest.mark.parametrize(("model_type", "layers"), [*zip(ENCODERS, (1, 2, 3, 2, 1, 3))])
-def test_padded_rows_equal_packed_rows(model_type: str, layers: int) -> None:
-    model, batch = tiny_model(model_type, objective=ALL, rtl_layers=layers), make_batch()
+@pytest.mark.parametrize(
+    ("model_type", "objective", "layers"),
+    [
+        *zip(ENCODERS, itertools.repeat(ALL), (1, 2, 3, 2, 1, 3)),
+        *itertools.product(("gemma3_text", "llama", "qwen3"), ["tr+rtl"], [2]),
+    ],
+)
+def test_padded_rows_equal_packed_rows(model_type: str, objective: str, layers: int) -> None:
+    options = {"objective": objective, "rtl_layers": layers}
+    if model_type not in ENCODERS:
+        options["pooling"] = "lasttoken"
+    model, batch = tiny_model(model_type, **options), make_batch()
     expected = step(model, batch)  # packed, where the encoder's attention takes it
     model.set_attn_implementation("eager")
     parts = [part for part in model.modules() if isinstance(part, PreTrainedModel)]
@@ -281,25 +288,3 @@ def test_classification_computes_each_row_as_if_alone(kind: str, pooling: str) -
         assert not torch.equal(model(**inputs).logits, logits)
         # The Trainer keeps the columns that are named here.
         assert "token_type_ids" in signature(model.forward).parameters
-
-
-def test_the_stock_trainer_evaluates_and_trains(tmp_path: Path) -> None:
-    model, batch = tiny_model(objective="tr"), make_batch(8, has_noise=False)
-    columns = {name: value.tolist() for name, value in batch.items()}
-    data = Dataset.from_dict(columns).with_format("torch")
-    arguments = TrainingArguments(str(tmp_path), report_to=[], use_cpu=True, disable_tqdm=True)
-    expected = model.eval()(**batch).loss.item()
-    trainer = Trainer(model, arguments, train_dataset=data, eval_dataset=data)
-    assert trainer.evaluate()["eval_loss"] == pytest.approx(expected, rel=1e-5)
-    trainer.train()
-    assert trainer.evaluate()["eval_loss"] < expected
-
-
-@pytest.mark.parametrize("model_type", ["bert", "modernbert", "gemma3_text", "llama", "qwen3"])
-def test_the_loss_does_not_depend_on_the_attention(model_type: str) -> None:
-    pooling = "lasttoken" if model_type in ("llama", "qwen3") else "mean"
-    losses = []
-    for attention in ("sdpa", "eager"):
-        given = {"attn_implementation": attention, "pooling": pooling}
-        losses.append(tiny_model(model_type, **given).eval()(**make_batch()).loss.item())
-    assert losses[0] == pytest.approx(losses[1], rel=1e-4)

@@ -65,9 +65,7 @@ def imports_of(path: Path, modules: set[str]) -> set[str]:
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            module = node.module or ""
-            submodules = {f"{module}.{alias.name}" for alias in node.names} & modules
-            names |= submodules or {module}
+            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
     return names & modules
 
 

@@ -16,7 +16,7 @@ import torch
 from accelerate.state import AcceleratorState
 from conftest import LANGUAGES, load_encoder, results, synthetic_pairs
 from pretend_gpu import pretend_gpu
-from tiny_models import ALL, Batch, gradients, make_batch, tiny_model, with_negatives
+from tiny_models import ALL, gradients, make_batch, tiny_model, with_negatives
 from torch import Tensor
 
 from dap_transformers.alignment.word_alignment import align_words
@@ -61,10 +61,6 @@ def test_a_mixture_of_devices_raises(mixture: Callable, waits: Counter) -> None:
 # ------------------------------------------------------------------------------------- our code
 
 
-def on(device: str, batch: Batch) -> Batch:
-    return {name: value.to(device) for name, value in batch.items()}
-
-
 def losses(model_type: str, device: str, folder: Path, **fields: Any) -> Tensor:
     model = tiny_model(model_type, **fields)
     if "target_vocab_size" in fields:
@@ -73,7 +69,7 @@ def losses(model_type: str, device: str, folder: Path, **fields: Any) -> Tensor:
     if model.prediction_head is not None:
         model.prediction_head.start_bias(torch.arange(250))
     batch = with_negatives(make_batch()) | {"language_ids": torch.arange(6) % 2}
-    out = model(**on(device, batch))
+    out = model(**{name: value.to(device) for name, value in batch.items()})
     out.loss.backward()
     return torch.cat([out.loss.detach().view(1), gradients(model)])
 

@@ -20,7 +20,7 @@ from huggingface_hub.constants import HF_HUB_CACHE
 from huggingface_hub.errors import HfHubHTTPError
 from tiny_models import tiny_model
 from transformers import AutoModelForPreTraining
-from written import text_of, write
+from written import contents, text_of, write
 
 import train_dap
 from dap_transformers.commands import push_to_hub
@@ -95,11 +95,6 @@ class Hub:
             else:
                 del files[each.path_in_repo]
         return SimpleNamespace(oid=self.commit(repo_id, files))
-
-
-def files_of(folder: Path) -> dict[str, bytes]:
-    paths = [path for path in folder.rglob("*") if path.is_file()]
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
 
 
 def refused(status: int) -> HfHubHTTPError:
@@ -197,7 +192,7 @@ def test_a_failed_push_ends_in_one_line_and_leaves_nothing(
 def test_a_training_publishes_its_end_without_pickles_and_keeps_the_model_if_that_fails(
     folder: Path, hub: Hub, here: Path
 ) -> None:
-    hub.commit("user/start", files_of(folder / "dap"))
+    hub.commit("user/start", contents(folder / "dap"))
     hub.faults["user/late"] = 503
 
     def train(name: str, token: str) -> None:
@@ -223,7 +218,7 @@ def test_a_training_publishes_its_end_without_pickles_and_keeps_the_model_if_tha
     with pytest.raises(SystemExit, match="401"):
         train("wrong", "hf_wrong")
 
-    written = files | files_of(here)
+    written = files | contents(here)
     assert not [name for name, data in written.items() if TOKEN.encode() in data]
 
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import load_encoder, save, save_with_modules, tiny_config, tiny_tokenizer
+from conftest import load_encoder, save, save_with_modules, tiny_config, tiny_tokenizer, weights
 from tiny_models import start_from
 from torch.testing import assert_close
-from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer, BertModel
-from written import text_of, write
+from transformers import AutoModel, BertModel, pipeline
+from written import contents, text_of, write
 
 from dap_transformers.encoding.encoder import SentenceEncoder
 from dap_transformers.files import read_json
@@ -75,16 +75,11 @@ def searched(fine_tune: Callable, tmp_path_factory: pytest.TempPathFactory) -> S
     return output, fine_tune(output, SEARCH)
 
 
-def tried_rates(made: dict) -> dict[float, float]:
-    """Return the accuracy on dev pairs of each learning rate."""
-    return {each["learning_rate"]: each["dev_accuracy"] for each in made["settings"]["search"]}
-
-
 def test_the_search_chooses_by_english_dev_and_tests_every_language(searched: Searched) -> None:
     output, made = searched
     assert read_json(output / "xnli.json") == made
     assert made["settings"]["learning_rate"] == 5e-3
-    tried = tried_rates(made)
+    tried = {each["learning_rate"]: each["dev_accuracy"] for each in made["settings"]["search"]}
     assert list(tried) == [1e-7, 5e-3]
     assert tried[1e-7] < 50 < 60 < tried[5e-3]  # chance is 33.3
     assert re.findall(r"\S+ \(taken\)", summary(made)) == ["0.005 (taken)"]
@@ -97,15 +92,10 @@ def test_the_search_chooses_by_english_dev_and_tests_every_language(searched: Se
     assert not list(output.glob("*/checkpoint-*"))
 
     # The saved model has the reported accuracy on single pairs.
-    folder = output / "lr-0.005-seed-42"
-    model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
-    tokenizer = AutoTokenizer.from_pretrained(folder)
     rows = examples("test-sw")
-    right = 0
-    for premise, hypothesis, label in rows:
-        tokens = tokenizer(premise, hypothesis, return_tensors="pt")
-        logits = model(tokens["input_ids"], tokens["attention_mask"]).logits
-        right += model.config.id2label[logits.argmax().item()] == label
+    classify = pipeline("text-classification", str(output / "lr-0.005-seed-42"))
+    found = classify([{"text": premise, "text_pair": text} for premise, text, _ in rows])
+    right = sum(each["label"] == label for each, (*_, label) in zip(found, rows))
     assert made["languages"]["sw"]["accuracy"] == pytest.approx(100 * right / len(rows))
 
 
@@ -153,10 +143,7 @@ def test_a_stopped_run_continues_to_the_same_weights(
     monkeypatch.undo()
     assert (folders[1] / "checkpoint-12").is_dir()
     assert fine_tune(tmp_path / "stopped", plain)["languages"] == whole["languages"]
-    one, other = (
-        {path.name: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-        for folder in folders
-    )
+    one, other = map(contents, folders)
     assert one.keys() == other.keys() > {"model.safetensors", "tokenizer.json", "config.json"}
     # These hold times, and the path of the folder.
     assert {name for name in one if one[name] != other[name]} == {
@@ -173,12 +160,8 @@ def test_accumulation_and_batch_size_of_the_evaluation_change_nothing(
     small = f"{base} --per_device_train_batch_size 4 --per_device_eval_batch_size 7"
     made = [fine_tune(tmp_path / "one", base), fine_tune(tmp_path / "other", small)]
     assert made[0]["languages"] == made[1]["languages"]
-    weights = []
-    for name in ("one", "other"):
-        folder = tmp_path / name / RUN
-        weights.append(AutoModelForSequenceClassification.from_pretrained(folder).state_dict())
-    for name, value in weights[0].items():
-        assert_close(value, weights[1][name], atol=2e-4, rtol=0)
+    one, other = (weights(tmp_path / name / RUN) for name in ("one", "other"))
+    assert_close(one, other, atol=2e-4, rtol=0)
 
 
 def test_the_classifier_of_any_encoder_begins_with_its_sentence_vector(

@@ -156,7 +156,7 @@ def test_processes_share_the_shards_and_the_errors(spoilt: SentenceEncoder, tmp_
     assert [name[:12] for name in times(tmp_path / "vectors")] == ["shard-000000", "shard-000002"]
 
 
-def embed_until_killed(model: str, folder: Path) -> None:
+def embed_until_killed(model: Path, folder: Path) -> None:
     """Encode, and be killed in the middle of the fourth shard."""
 
     def text() -> Iterator[str]:
@@ -164,13 +164,13 @@ def embed_until_killed(model: str, folder: Path) -> None:
             yield f"ban der {number}"
         os.kill(os.getpid(), signal.SIGKILL)
 
-    embed_to_disk(SentenceEncoder.from_pretrained(model, "mean"), text(), folder, shard_size=50)
+    embed_to_disk(load_encoder(model, "mean"), text(), folder, shard_size=50)
 
 
 def test_a_killed_run_resumes_with_its_shards(
     encoder: SentenceEncoder, tiny_bert_dir: Path, tmp_path: Path
 ) -> None:
-    run_killed(embed_until_killed, str(tiny_bert_dir), tmp_path)
+    run_killed(embed_until_killed, tiny_bert_dir, tmp_path)
     finished = times(tmp_path)
     assert len(finished) == 3
     left_by_a_kill = tmp_path / ".shard-000003-0123456789abcdef.npy.01234567.tmp"

@@ -73,6 +73,12 @@ def zip_of(path: Path, members: dict[str, bytes | str]) -> Path:
     return path
 
 
+def contents(folder: Path, names: str = "*") -> dict[str, bytes]:
+    """Read the files below a folder whose names fit a pattern. The keys are relative paths."""
+    paths = [path for path in folder.rglob(names) if path.is_file()]
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
+
+
 def json_rows(path: Path) -> list[dict]:
     """Read the objects of a file of JSON lines."""
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]

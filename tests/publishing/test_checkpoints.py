@@ -99,17 +99,14 @@ ALBERT = transformers.AlbertConfig(**SHAPE, embedding_size=16)  # one layer, use
 NARROW = transformers.ElectraConfig(**SHAPE, embedding_size=16)  # than the states
 UNTESTED = [
     transformers.BigBirdConfig(**SHAPE, attention_type="original_full"),  # has a pooler
-    transformers.EuroBertConfig(**SHAPE, num_key_value_heads=4),  # has no part called embeddings
-    transformers.XLMConfig(vocab_size=250, emb_dim=32, n_layers=3, n_heads=4),
+    tiny_config("xlm"),
     NARROW,
     ALBERT,
     transformers.RemBertConfig(**SHAPE, input_embedding_size=16, output_embedding_size=24),
     transformers.LongformerConfig(**SHAPE, attention_window=4),  # pads its input to the window
 ]
 # Their states depend on padding, or they do more with ids than to embed them.
-FNET = transformers.FNetConfig(
-    vocab_size=250, hidden_size=32, num_hidden_layers=3, intermediate_size=48
-)
+FNET = tiny_config("fnet")
 ESM = transformers.EsmConfig(**SHAPE, mask_token_id=MASK, token_dropout=True)
 
 
@@ -122,12 +119,11 @@ def test_encoders_without_tests_train_with_sentence_vectors_and_masked_text(
     assert torch.isfinite(model(**make_batch()).loss)
 
 
-GPT2 = transformers.GPT2Config(vocab_size=250, n_embd=32, n_layer=2, n_head=4)
-T5 = transformers.T5Config(vocab_size=250, d_model=32, d_ff=32, num_layers=2, num_heads=4)
+GPT2 = tiny_config("gpt2")
 REMOTE = type("NewConfig", (transformers.BertConfig,), {"__module__": "transformers_modules.new"})
 NO_ENCODER = "not a text encoder"
 BART = transformers.BartConfig(vocab_size=250, d_model=32)
-UMT5 = transformers.UMT5Config(vocab_size=250, d_model=32, d_ff=32, num_layers=2, num_heads=4)
+UMT5 = tiny_config("umt5")
 MAMBA = transformers.MambaConfig(vocab_size=250, hidden_size=32, num_hidden_layers=2, state_size=4)
 
 
@@ -153,7 +149,7 @@ def plain_as_dap(folder: Path) -> None:
             r"'electra' cannot train",
         ),
         (lambda place: started(transformers.GPT2Model(GPT2), place, "tlm"), "no 'tlm'"),
-        (lambda place: started(transformers.T5Model(T5), place, "rtl"), "no 'rtl'"),
+        (lambda place: started(transformers.T5Model(tiny_config("t5")), place, "rtl"), "no 'rtl'"),
         (lambda place: started(tiny_model(objective="tr"), place), "from_pretrained"),
         (lambda place: started(bert_without_some_weights(), place), "lacks 4 weights"),
         (lambda _: require_encoder(REMOTE(), "some/encoder"), NO_ENCODER),

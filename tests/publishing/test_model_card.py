@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import save, save_with_modules, tiny_config, tiny_tokenizer
+from conftest import load_encoder, save, save_with_modules, tiny_config, tiny_tokenizer
 from huggingface_hub import ModelCard
-from huggingface_hub.repocard_data import model_index_to_eval_results
+from numpy.testing import assert_allclose
 from tiny_models import tiny_model
 from transformers import BertConfig, BertModel
 
@@ -36,8 +36,8 @@ def test_the_card_says_what_is_known() -> None:
     card = str(model_card("user/dap-e5", PLAIN, KNOWN))
     assert card == (PLACE / "card.txt").read_text()
     assert "/home/someone" not in card
-    name, results = model_index_to_eval_results(ModelCard(card).data.to_dict()["model-index"])
-    assert (name, len(results)) == ("dap-e5", 10)
+    data = ModelCard(card).data
+    assert (data.model_name, len(data.eval_results)) == ("dap-e5", 10)
 
 
 def test_results_of_several_tasks_at_one_place_keep_their_tasks() -> None:
@@ -48,7 +48,7 @@ def test_results_of_several_tasks_at_one_place_keep_their_tasks() -> None:
         metrics.append(row | {"name": kind, "kind": kind})
     report = TATOEBA | {"metrics": metrics}
     card = str(model_card("user/dap-e5", PLAIN, replace(KNOWN, reports=[report])))
-    _, results = model_index_to_eval_results(ModelCard(card).data.to_dict()["model-index"])
+    results = ModelCard(card).data.eval_results
     assert {each.metric_type: each.task_name for each in results} == tasks
 
 
@@ -92,6 +92,15 @@ def test_the_card_follows_the_model(made: dict, objective: str, said: str) -> No
     assert ("translations similar vectors" in text) == (objective != "mlm")
 
 
+def run_snippets(card: str) -> dict[str, dict]:
+    """Run the three pieces of Python on a card, and return the names that each one sets."""
+    found: dict[str, dict] = {}
+    for snippet in re.findall(r"```python\n(.*?)```", card, re.DOTALL):
+        exec(snippet, found.setdefault(snippet, {}))
+    assert len(found) == 3
+    return found
+
+
 @pytest.mark.parametrize(
     ("pooling", "model_type"),
     [("mean", "bert"), ("cls", "bert"), ("cls", "distilbert"), ("lasttoken", "distilbert")],
@@ -103,20 +112,16 @@ def test_the_code_on_the_card_runs_and_gives_the_vectors(
     prefix = 'kaban "a\\b": '  # needs escapes in Python
     options = PublishOptions(dry_run=True, prefix=prefix, max_seq_length=14)
     publish(checkpoint, "user/tiny", options, here / "user/tiny")
-    encoder = SentenceEncoder.from_pretrained("dap", prefix=prefix, max_seq_length=14)
+    encoder = load_encoder(checkpoint, prefix=prefix, max_seq_length=14)
     expected = encoder.encode(["Guten Morgen!", "Good morning!"])
     card = ModelCard.load("user/tiny/README.md").text  # here the repository's id is a folder
-    snippets = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
-    for snippet in snippets:
-        names: dict = {}
-        exec(snippet, names)
+    for snippet, names in run_snippets(card).items():
         vectors = np.asarray(names["vectors"])
         tolerance = 1e-5
         if "pooler_output" in snippet:  # scaled, and slightly changed by tanh
             vectors = vectors / POOLER_SCALE
             tolerance = 1e-4
-        np.testing.assert_allclose(vectors, expected, atol=tolerance)
-    assert len(snippets) == 3
+        assert_allclose(vectors, expected, atol=tolerance)
 
 
 def test_the_code_on_the_card_puts_the_prompts_of_a_search(here: Path) -> None:
@@ -131,15 +136,11 @@ def test_the_code_on_the_card_puts_the_prompts_of_a_search(here: Path) -> None:
     assert "Every sentence" not in card
     texts = ["kaban: Where is the station?", "loder: Der Bahnhof liegt im Zentrum."]
     expected = SentenceEncoder(model, tiny_tokenizer()).encode(texts)
-    snippets = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
-    for snippet in snippets:
-        names: dict = {}
-        exec(snippet, names)
+    for names in run_snippets(card).values():
         vectors = names["vectors"]
         if "questions" in names:
             vectors = np.concatenate([names["questions"], names["passages"]])
-        np.testing.assert_allclose(vectors, expected, atol=1e-5)
-    assert len(snippets) == 3
+        assert_allclose(vectors, expected, atol=1e-5)
 
 
 def test_sources_are_read_from_the_checkpoint_and_the_folder_above(tmp_path: Path) -> None:

@@ -156,7 +156,7 @@ def test_plugins_that_are_refused(name: str, options: str, says: str, tmp_path: 
 
 
 def arguments(**given: object) -> DAPTrainingArguments:
-    return DAPTrainingArguments(output_dir="out", report_to=[], **given)
+    return DAPTrainingArguments("out", report_to=[], **given)
 
 
 def test_what_the_losses_rest_on_is_set() -> None:
@@ -180,7 +180,7 @@ def test_what_the_losses_rest_on_is_set() -> None:
 
 def test_pickles_hold_no_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_other")
-    args = DAPTrainingArguments(output_dir=str(tmp_path / "out"), hub_token="hf_secret")
+    args = DAPTrainingArguments(tmp_path, hub_token="hf_secret")
     assert os.environ["HF_TOKEN"] == "hf_secret"
     assert b"hf_secret" not in pickle.dumps(args)
 

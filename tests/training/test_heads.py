@@ -7,12 +7,10 @@ import pytest
 import torch
 from conftest import (
     built,
-    logged,
     results,
     run,
     save,
     save_bert,
-    state,
     tiny_config,
     weights,
 )
@@ -109,16 +107,6 @@ def test_the_bias_of_a_new_head_starts_from_token_frequencies(
         targets += ids[1:]
     counts = torch.tensor([targets.count(token) + 1.0 for token in head.token_ids.tolist()])
     torch.testing.assert_close(head.bias.data, (counts / counts.sum()).log())
-
-
-def test_a_loss_can_choose_the_best_heads(flags: str, tmp_path: Path) -> None:
-    more = (
-        "--learning_rate 0 --head_learning_rate 1e-2 --max_steps 2 --eval_strategy steps "
-        "--eval_steps 1 --save_strategy steps --save_steps 1 --load_best_model_at_end "
-        "--metric_for_best_model eval_rtl_loss"
-    )
-    run(f"{flags} {more} --output_dir {tmp_path}")
-    assert state(tmp_path)["best_metric"] == min(logged(tmp_path, "eval_rtl_loss"))
 
 
 def test_a_run_warns_once_if_its_head_hardly_uses_the_source(

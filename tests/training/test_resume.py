@@ -25,13 +25,11 @@ from dap_transformers.training.resume import (
 )
 from dap_transformers.training.trainer import DAPTrainer
 
-CHECKPOINT_FILES = ("model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth")
-
 
 def saved_checkpoint(folder: Path) -> Path:
     """Make a folder with the files of a checkpoint."""
     folder.mkdir(parents=True)
-    for name in CHECKPOINT_FILES:
+    for name in ("model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth"):
         (folder / name).touch()
     (folder / "trainer_state.json").write_text("{}")
     return folder
@@ -41,20 +39,17 @@ def saved_checkpoint(folder: Path) -> Path:
 
 
 def test_incomplete_checkpoints_and_those_of_an_earlier_run_are_skipped(tmp_path: Path) -> None:
-    for step, seed in ((4, 7), (8, 42)):
-        write_json({"seed": seed}, saved_checkpoint(tmp_path / f"checkpoint-{step}") / RECORD)
     write_json({"seed": 7}, tmp_path / RECORD)
-    broken = saved_checkpoint(tmp_path / "checkpoint-20")
-    (broken / "rng_state.pth").unlink()
-    saved_checkpoint(tmp_path / "checkpoint-30").joinpath("trainer_state.json").write_text("{")
-    write_json({"processes": 2}, saved_checkpoint(tmp_path / "checkpoint-40") / RECORD)
-    for step, name in ((50, "optimizer.pt"), (60, "scheduler.pt")):
-        saved_checkpoint(tmp_path / f"checkpoint-{step}").joinpath(name).unlink()
-    args = DAPTrainingArguments(output_dir=str(tmp_path))
+    for step, record in ((4, {"seed": 7}), (8, {"seed": 42}), (40, {"processes": 2})):
+        write_json(record, saved_checkpoint(tmp_path / f"checkpoint-{step}") / RECORD)
+    for step, name in ((20, "rng_state.pth"), (50, "optimizer.pt"), (60, "scheduler.pt")):
+        (saved_checkpoint(tmp_path / f"checkpoint-{step}") / name).unlink()
+    (saved_checkpoint(tmp_path / "checkpoint-30") / "trainer_state.json").write_text("{")
+    args = DAPTrainingArguments(tmp_path)
     assert find_resumable(args) == str(tmp_path / "checkpoint-4")
     args.resume_from_checkpoint = "false"
     assert find_resumable(args) is None
-    args.resume_from_checkpoint = str(broken)
+    args.resume_from_checkpoint = str(tmp_path / "checkpoint-20")
     with pytest.raises(ValueError, match="checkpoint-20 is no whole checkpoint"):
         find_resumable(args)
     (tmp_path / FINISHED).touch()
@@ -73,7 +68,7 @@ def test_a_folder_with_another_model_is_refused(file: str, tmp_path: Path) -> No
 
 
 def test_a_best_checkpoint_that_is_missing_is_chosen_anew(tmp_path: Path) -> None:
-    args = DAPTrainingArguments(output_dir=str(tmp_path), save_strategy="best")
+    args = DAPTrainingArguments(tmp_path, save_strategy="best")
     saved_checkpoint(tmp_path / "checkpoint-5")
     # The last one was better than that of step 5, but was not saved.
     for step, saved, is_there in ((5, 5, True), (6, 6, False), (7, 5, False)):
@@ -88,7 +83,7 @@ def test_a_best_checkpoint_that_is_missing_is_chosen_anew(tmp_path: Path) -> Non
 
 
 def test_no_run_goes_on_among_the_checkpoints_of_another(tmp_path: Path) -> None:
-    args = DAPTrainingArguments(output_dir=str(tmp_path / "out"))
+    args = DAPTrainingArguments(tmp_path / "out")
     for folder in ("out/checkpoint-5", "elsewhere/checkpoint-5"):
         write_json({"seed": 1}, tmp_path / folder / RECORD)
     record_run({"seed": 1}, args, str(tmp_path / "elsewhere/checkpoint-5"))

@@ -41,9 +41,8 @@ from dap_transformers.training.resume import FINISHED
 from dap_transformers.training.sharding import adjust
 from modeling_dap import DAPForPreTraining
 
-CONFIGS = {}
-for path in sorted((REPOSITORY / "dap_transformers" / "configs" / "accelerate").glob("*.yaml")):
-    CONFIGS[path.stem] = path
+PLACE = REPOSITORY / "dap_transformers/configs/accelerate"
+CONFIGS = {path.stem: path for path in sorted(PLACE.glob("*.yaml"))}
 LOSSES = ("loss", "tr_loss", "rtl_loss", "grad_norm", "negatives", "ignored_tokens")
 
 

@@ -46,7 +46,7 @@ def make_trainer(tmp_path: Path, tokenized: dict, tiny_bert_dir: Path) -> Callab
             "report_to": [],
             "disable_tqdm": True,
         }
-        args = DAPTrainingArguments(output_dir=str(tmp_path / "out"), **{**options, **arguments})
+        args = DAPTrainingArguments(tmp_path / "out", **options | arguments)
         dev = {language: synthetic_pairs(language, 15, seed=1) for language in LANGUAGES}
         return DAPTrainer(
             model=start_from(tiny_bert_dir, objective=objective),
@@ -67,47 +67,63 @@ def lines_with(name: str, trainer: DAPTrainer) -> list[dict[str, float]]:
     return [line for line in trainer.state.log_history if name in line]
 
 
-class OwnLoss(DAPTrainer):
-    """Has a method `compute_loss` of its own."""
-
-    compute_loss = Trainer.compute_loss
+ROWS = Dataset.from_dict({"source": ["Ja"]})
+OWN_OPTIMIZER = torch.optim.SGD([nn.Parameter(torch.ones(1))])
 
 
-def test_arguments_of_transformers_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("given", "arguments", "says"),
+    [
+        ({"eval_dataset": ROWS}, {}, "evaluators"),
+        ({"compute_metrics": len}, {}, "evaluators"),
+        ({"processing_class": None}, {}, "tokenizer as processing_class"),
+        (
+            {"train_sampler": [0]},
+            {"label_smoothing_factor": 0.1},
+            "label_smoothing_factor has no effect",
+        ),
+        (
+            {"train_sampler": [0]},
+            {"train_sampling_strategy": "sequential"},
+            "train_sampling_strategy has no effect",
+        ),
+        ({"train_dataset": {"de": ROWS}}, {}, "concatenate_datasets"),
+        ({"train_dataset": ROWS.to_iterable_dataset()}, {}, "a dataset with a length"),
+        (
+            {"optimizers": (OWN_OPTIMIZER, None)},
+            {"head_learning_rate": 1},
+            "head_learning_rate.*no optimizer",
+        ),
+    ],
+)
+def test_arguments_of_transformers_are_refused(
+    given: dict, arguments: dict, says: str, tmp_path: Path
+) -> None:
+    args = DAPTrainingArguments(tmp_path, report_to=[], **arguments)
+    options = {"model": tiny_model(), "args": args, "processing_class": tiny_tokenizer()}
+    with pytest.raises(UserError, match=says):
+        DAPTrainer(**options | given)
+
+
+def test_models_and_methods_that_do_not_fit_the_trainer_are_refused(tmp_path: Path) -> None:
     for model in ({"model": tiny_model()}, {"model_init": lambda: tiny_model()}):
         with pytest.raises(UserError, match="DAPTrainingArguments"):
             DAPTrainer(**model, args=TrainingArguments(tmp_path, report_to=[]))
-    args = DAPTrainingArguments(tmp_path, report_to=[])
-    rows = Dataset.from_dict({"source": ["Ja"]})
-    for name, value in {"eval_dataset": rows, "compute_metrics": len}.items():
-        with pytest.raises(UserError, match="evaluators"):
-            DAPTrainer(model=tiny_model(), args=args, **{name: value})
-    with pytest.raises(UserError, match="tokenizer as processing_class"):
-        DAPTrainer(model=tiny_model(), args=args)
+
+    class OwnLoss(DAPTrainer):
+        compute_loss = Trainer.compute_loss
+
+    args = DAPTrainingArguments(tmp_path, report_to=[], mini_batch_size=2)
     with pytest.raises(UserError, match="mini_batch_size does not call"):
-        OwnLoss(model=tiny_model(), args=DAPTrainingArguments(tmp_path, mini_batch_size=2))
-    for name, value in {
-        "label_smoothing_factor": 0.1,
-        "train_sampling_strategy": "sequential",
-    }.items():
-        unused = DAPTrainingArguments(tmp_path, **{name: value})
-        with pytest.raises(UserError, match=f"{name} has no effect"):
-            DAPTrainer(model=tiny_model(), args=unused, train_sampler=[0])
+        OwnLoss(model=tiny_model(), args=args)
+
     given = {"args": args, "processing_class": tiny_tokenizer()}
     trainer = DAPTrainer(model=tiny_model(), **given)
     for measure in (trainer.evaluate, trainer.predict):
         with pytest.raises(UserError, match="evaluators"):
-            measure(rows)
-    with pytest.raises(UserError, match="concatenate_datasets"):
-        DAPTrainer(model=tiny_model(), train_dataset={"de": rows}, **given)
-    given["args"] = DAPTrainingArguments(tmp_path, report_to=[], head_learning_rate=1e-3)
-    own = torch.optim.SGD([nn.Parameter(torch.ones(1))])
-    with pytest.raises(UserError, match="head_learning_rate.*no optimizer"):
-        DAPTrainer(model=tiny_model(), optimizers=(own, None), **given)
-    with pytest.raises(UserError, match="a dataset with a length"):
-        DAPTrainer(model=tiny_model(), train_dataset=rows.to_iterable_dataset(), **given)
+            measure(ROWS)
     with pytest.raises(UserError, match="give BitextCollator negatives"):
-        DAPTrainer(model=tiny_model(tr_hard_negatives=0.5), train_dataset=rows, **given)
+        DAPTrainer(model=tiny_model(tr_hard_negatives=0.5), train_dataset=ROWS, **given)
     wrapped = tiny_model()
     wrapped.dap.encoder = nn.Sequential(wrapped.dap.encoder)
     with pytest.raises(UserError, match="encoder is a Sequential.*peft_lora_rank"):
@@ -121,22 +137,23 @@ def test_the_trainer_of_transformers_takes_the_same_batches(
     make_trainer: Callable, tmp_path: Path
 ) -> None:
     ours = make_trainer("tr")
+    rows = ours.train_dataset.select(range(8))
+    expected = ours.model.eval()(**ours.data_collator([*rows])).loss.item()
     args = TrainingArguments(tmp_path, max_steps=1, remove_unused_columns=False, report_to=[])
-    made = Trainer(ours.model, args, ours.data_collator, ours.train_dataset).train()
-    assert made.training_loss > 0
+    stock = Trainer(ours.model, args, ours.data_collator, rows, eval_dataset=rows)
+    assert stock.evaluate()["eval_loss"] == pytest.approx(expected, rel=1e-5)
+    stock.train()
+    assert stock.evaluate()["eval_loss"] < expected
 
 
 def test_an_own_evaluator_is_enough_unless_the_best_model_is_wanted(make_trainer: Callable) -> None:
-    for keeps_best in (False, True):
-        options = {"eval_strategy": "steps", "eval_steps": 2, "save_steps": 2}
-        trainer = make_trainer(**options, load_best_model_at_end=keeps_best)
-        trainer.evaluators = trainer.evaluators[1:]  # without accuracies
-        if keeps_best:
-            with pytest.raises(UserError, match="metric_for_best_model=eval_mean_accuracy"):
-                trainer.train()
-        else:
-            trainer.train()
-            assert len(lines_with("eval_rtl_loss", trainer)) == 2
+    trainer = make_trainer(eval_strategy="steps", eval_steps=2, save_steps=2)
+    trainer.evaluators = trainer.evaluators[1:]  # without accuracies
+    trainer.train()
+    assert len(lines_with("eval_rtl_loss", trainer)) == 2
+    trainer.args.load_best_model_at_end = True
+    with pytest.raises(UserError, match="metric_for_best_model=eval_mean_accuracy"):
+        trainer.train()
 
 
 def test_a_run_that_sigterm_stops_is_not_finished(make_trainer: Callable) -> None:
@@ -265,12 +282,13 @@ def test_the_last_evaluation_within_two_standard_errors_of_the_best_is_kept(
     trainer = make_trainer("tr", eval_strategy="steps", save_steps=1, metric_for_best_model=metric)
     # sqrt(0.9 * 0.1 + 0.84 * 0.16) / sqrt(90) is 5.0%, and for 0.79 it is 5.3%.
     trainer.measured_on = {metric: 90}
-    for step, value in enumerate(values, start=1):
+    for step, (value, is_best) in enumerate(zip(values, best)):
         metrics = {metric: value}
         trainer.state.global_step = step
         trainer.log(metrics)
-        assert trainer._determine_best_metric(metrics, trial=None) == best[step - 1]
-    kept = max(step for step in range(1, 5) if best[step - 1])
+        assert trainer._determine_best_metric(metrics, trial=None) == is_best
+        if is_best:
+            kept = step
     assert trainer.state.best_global_step == kept
     assert trainer.state.best_metric == (min if name.endswith("error") else max)(values)
 
@@ -279,9 +297,8 @@ def test_an_accuracy_of_one_language_has_no_standard_error_of_all(
     make_trainer: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainer = make_trainer("tr")
-    (retrieval,) = (each for each in trainer.evaluators if isinstance(each, Retrieval))
     assert "eval_de-en_accuracy" in trainer.evaluate()
-    sentences = 2 * sum(map(len, retrieval.pairs.values()))
+    sentences = 2 * sum(map(len, trainer.evaluators[0].pairs.values()))
     assert trainer.measured_on["eval_mean_accuracy"] == sentences
     assert "eval_de-en_accuracy" not in trainer.measured_on
     monkeypatch.setattr(Retrieval, "size", lambda _: 0)  # as of one that names no sentences
@@ -326,7 +343,7 @@ def test_the_averages_of_a_schedule_free_optimizer_are_measured_and_saved(
 def test_the_best_model_is_kept_also_between_two_saves(
     make_trainer: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    accuracies = dict(enumerate(np.array([0.0, 10.0, 30.0, 95.0, 60.0], np.float32)))
+    accuracies = np.array([0.0, 10.0, 30.0, 95.0, 60.0], np.float32)
     options = {"eval_strategy": "steps", "eval_steps": 1, "save_steps": 2}
     trainer = make_trainer("tr", load_best_model_at_end=True, **options)
     logged = Retrieval.logged
@@ -385,9 +402,6 @@ def test_a_loss_that_is_not_finite_stops_the_run(make_trainer: Callable, tmp_pat
         trainer.train()
     checkpoints = [folder.name for folder in (tmp_path / "out").glob("checkpoint-*")]
     assert checkpoints == ["checkpoint-1"]
-    assert all(
-        torch.isfinite(value).all() for value in weights(tmp_path / "out/checkpoint-1").values()
-    )
 
 
 def test_weights_that_are_not_finite_are_not_saved(make_trainer: Callable, tmp_path: Path) -> None:
@@ -451,8 +465,7 @@ def test_a_model_of_model_init_has_the_same_frozen_parts(
         {name for name, value in each.model.named_parameters() if value.requires_grad}
         for each in (given, trainer)
     )
-    assert given == made
-    assert all("lora" in name for name in made)
+    assert given == made == {name for name in made if "lora" in name}
 
 
 def test_heads_can_have_a_learning_rate_of_their_own(make_trainer: Callable) -> None:
