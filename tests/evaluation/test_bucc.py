@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from table_encoder import TableEncoder
 from written import lines_of, write
 
 from dap_transformers.evaluation.bucc import Bucc, Split, best_threshold, count_gold, score_at
@@ -121,18 +122,12 @@ def test_every_copy_of_a_repeated_sentence_can_be_found() -> None:
             assert correct[number] == len(ids & set(map(tuple, gold)))
 
 
-class Words:
-    """An encoder of sentences such as "phrase 3": the number chooses a direction."""
-
-    def encode(self, sentences: list[str]) -> np.ndarray:
-        return np.eye(4)[[int(sentence.split()[1]) for sentence in sentences]]
-
-
 def test_a_split_is_mined_and_scored_at_the_threshold_of_the_first(tmp_path: Path) -> None:
     gold = lines_of(f"fr-{i}\ten-{i}" for i in range(3))
     write_split(tmp_path, gold=gold)
     bucc = Bucc([tmp_path / "fr-en"])
-    numbers = bucc(Words())
+    encoder = TableEncoder(np.eye(4))
+    numbers = bucc(encoder)
     of_pair = numbers["pairs"]["fr-en"]
     found = [of_pair[name] for name in ("extracted", "correct", "precision", "recall", "f1")]
     assert found == [4, 3, 75, 100, pytest.approx(600 / 7, abs=1e-4)]
@@ -142,7 +137,7 @@ def test_a_split_is_mined_and_scored_at_the_threshold_of_the_first(tmp_path: Pat
     assert (on_card["recall"], on_card["true pairs"]) == (100, 3)
 
     write_split(tmp_path, "sample")
-    both = Bucc([tmp_path / "fr-en"], "sample-threshold-on-training")(Words())
+    both = Bucc([tmp_path / "fr-en"], "sample-threshold-on-training")(encoder)
     first = both["threshold_split"]["fr-en"]
     assert (first["correct"], first["gold"]) == (0, 2)
     assert both["pairs"]["fr-en"]["threshold"] == first["threshold"]

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from datasets import Dataset
 from naive import cosines
+from table_encoder import TableEncoder
 
 from dap_transformers.evaluation.evaluator import evaluate
 from dap_transformers.evaluation.retrieval import (
@@ -100,14 +101,8 @@ def test_the_size_gives_the_standard_error_of_a_mean_over_unequal_languages() ->
 
 def test_evaluators_share_vectors_and_their_numbers_have_names() -> None:
     source, target = noisy_pairs(20)
-    sides = {"de": source, "en": target}
-
-    def vectors_of(sentences: list[str]) -> np.ndarray:
-        return np.array([sides[text[:2]][int(text[3:])] for text in sentences])
-
-    encoder = Mock()
-    encoder.encode.side_effect = vectors_of
-    pairs = {"de": [(f"de {i}", f"en {i}") for i in range(20)]}
+    encoder = Mock(wraps=TableEncoder(np.concatenate([source, target])))
+    pairs = {"de": [(f"de {i}", f"en {20 + i}") for i in range(20)]}
     rows = Dataset.from_list([{"source": one, "target": other} for one, other in pairs["de"]])
     retrieval = Retrieval({"de": rows}, pool=True, target_language="fr")
     without_pool = Retrieval(pairs)
