@@ -170,23 +170,19 @@ def test_the_groups_are_those_of_a_full_table_in_float64(
         assert score == pytest.approx(cosine, abs=1e-6)
 
 
-@pytest.mark.parametrize(("sentences", "of"), [(5, 30), (1, 5), (1, 1)])
-def test_few_sentences_find_their_translations_in_a_longer_text(sentences: int, of: int) -> None:
-    book = np.random.default_rng(3).normal(size=(of, 16)) + 2  # as alike as vectors of encoders
-    middle = (of - sentences) // 2
-    groups, _ = align(*texts_of(book[middle : middle + sentences], book))
-    groups = groups[groups["sources"] > 0]
-    expected = [(place, middle + place, 1, 1) for place in range(sentences)]
-    assert groups[["source", "target", "sources", "targets"]].tolist() == expected
-
-
-def test_a_long_passage_of_one_text_changes_no_other_group() -> None:
+@pytest.mark.parametrize(
+    ("sentences", "places"),
+    [(120, [60] * 600), (5, [0] * 12 + [5] * 13), (1, [0, 0, 1, 1]), (1, [])],
+)
+def test_passages_that_only_one_text_has_change_no_other_group(
+    sentences: int, places: list
+) -> None:
     rng = np.random.default_rng(3)
-    book = rng.normal(size=(120, 16)) + 2
-    longer = np.insert(book, [60] * 600, rng.normal(size=(600, 16)) + 2, axis=0)
-    groups, _ = align(*texts_of(longer, book))
-    pairs = groups[groups["targets"] > 0][["source", "target", "sources", "targets"]].tolist()
-    assert pairs == [(i + 600 * (i >= 60), i, 1, 1) for i in range(120)]
+    book = rng.normal(size=(sentences, 16)) + 2  # as alike as vectors of encoders
+    longer = np.insert(book, places, rng.normal(size=(len(places), 16)) + 2, axis=0)
+    groups, _ = align(*texts_of(book, longer))
+    found = groups[groups["sources"] > 0][["source", "target", "sources", "targets"]].tolist()
+    assert found == [(i, i + sum(place <= i for place in places), 1, 1) for i in range(sentences)]
 
 
 @pytest.mark.parametrize("numbered", [False, True])
