@@ -88,24 +88,18 @@ def test_equals_sentence_transformers_on_questions_with_ties(
 
 
 def test_the_prompts_of_queries_and_documents_are_those_of_the_library(prompted: Path) -> None:
-    ours = load_encoder(prompted)
-    library = load_library(prompted)
-    for found, expected in (
-        (ours, library.encode),
-        (ours.for_task("query"), library.encode_query),
-        (ours.for_task("document"), library.encode_document),
-    ):
-        np.testing.assert_allclose(found.encode(WORDS), expected([*WORDS]), atol=1e-5)
     path = prompted / "config_sentence_transformers.json"
-    path.write_text('{"prompts": {"text": "negol: "}, "default_prompt_name": "text"}')
-    encoder = load_encoder(prompted)
-    encode_query = load_library(prompted).encode_query
-    np.testing.assert_allclose(
-        encoder.encode(WORDS), load_library(prompted).encode([*WORDS]), atol=1e-5
-    )
-    np.testing.assert_allclose(
-        encoder.for_task("query").encode(WORDS), encode_query([*WORDS]), atol=1e-5
-    )
+    default = '{"prompts": {"text": "negol: "}, "default_prompt_name": "text"}'
+    for prompts in (path.read_text(), default):
+        path.write_text(prompts)
+        ours = load_encoder(prompted)
+        library = load_library(prompted)
+        for found, expected in (
+            (ours, library.encode),
+            (ours.for_task("query"), library.encode_query),
+            (ours.for_task("document"), library.encode_document),
+        ):
+            np.testing.assert_allclose(found.encode(WORDS), expected([*WORDS]), atol=1e-5)
     # a prefix takes the place of both prompts
     assert load_encoder(prompted, prefix="").for_task("query").prefix == ""
 
@@ -129,8 +123,8 @@ def test_the_command_measures_and_compares_sets_without_parallel_text(
     search = Search([tmp_path / "faq", tmp_path / "faq-de"])
     expected = search(load_encoder(prompted))
     assert report["search"] == expected
-    ndcg = [report["search"][name]["ndcg@10"] for name in ("faq", "faq-de")]
-    assert report["search"]["mean"]["ndcg@10"] == pytest.approx(sum(ndcg) / 2)
+    *ndcg, mean = (found["ndcg@10"] for found in report["search"].values())
+    assert mean == pytest.approx(sum(ndcg) / 2)
     assert report["settings"]["document_prompt"] == "raban: "
     write_json(report, tmp_path / "before.json")
     command += f" --before {tmp_path}/before.json"

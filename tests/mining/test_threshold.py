@@ -133,12 +133,6 @@ def test_pairs_of_equal_score_count_together() -> None:
     assert [row["precision"] for row in model.table()] == [1.0, 0.8667, 0.78]
 
 
-def test_few_sentences_are_all_kept() -> None:
-    choice = mine_vectors(texts(10, 10), MiningOptions())[2]
-    assert (choice.threshold, choice.table) == (None, [])
-    assert "too few candidates for an estimate" in choice.note
-
-
 def test_the_function_mines_sentences_or_vectors_into_a_table() -> None:
     encoder = TableEncoder(np.array([[1, 0.1], [1, 0.7], [1, 0.69], [1, 0.11]]))
     table = mine(["0", "", "1", "0"], ["2", "3"], encoder, k=1)

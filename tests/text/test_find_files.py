@@ -89,14 +89,6 @@ def test_a_name_that_tells_no_language_is_refused_or_left_out_of_a_folder(
     assert caplog.text.count("'xh' is not one of the 36 languages") == 1
 
 
-def test_a_subfolder_train_stands_for_its_folder(tmp_path: Path) -> None:
-    write(tmp_path / "dev" / "de-en.tsv", "a\tb\n")
-    with pytest.raises(UserError, match="subfolders"):
-        find_bitext(tmp_path)
-    write(tmp_path / "train" / "fr-en.tsv", "a\tb\n")
-    assert list(find_bitext(tmp_path)) == ["fr"]
-
-
 @pytest.mark.parametrize(
     ("train", "dev", "test"),
     [
