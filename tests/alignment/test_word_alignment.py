@@ -44,7 +44,6 @@ def test_links_equal_a_plain_loop() -> None:
 def test_alignment_of_equal_tokens_takes_the_first_and_of_none_is_empty() -> None:
     twice = np.ones((2, 3), np.float32)
     assert align_tokens(twice, twice)[0].tolist() == [[0, 0]]
-    assert_allclose(align_tokens(twice * 1e30, twice * 1e-30)[1], 1, rtol=1e-6)
     links, similarity = align_tokens(np.empty((0, 3)), twice)
     assert (links.shape, similarity.shape) == ((0, 2), (0, 2))
 
