@@ -4,7 +4,6 @@ import json
 import random
 import re
 from pathlib import Path
-from statistics import stdev
 
 import numpy as np
 import pytest
@@ -130,17 +129,16 @@ def test_the_command_measures_and_compares_sets_without_parallel_text(
     command += f" --before {tmp_path}/before.json"
     other = eval_retrieval.run([*command.split(), "--query_prompt", "kaban"])
     before, now = (each["search"]["faq-de"] for each in (report, other))
-    pairs = zip(now["ndcg_of_questions"], before["ndcg_of_questions"], strict=True)
-    changes = [one - other for one, other in pairs]
+    changes = np.subtract(now["ndcg_of_questions"], before["ndcg_of_questions"])
     change = now["ndcg@10"] - before["ndcg@10"]
-    error = stdev(changes) / len(changes) ** 0.5
+    error = changes.std(ddof=1) / len(changes) ** 0.5
     line = rf"faq-de +{before['ndcg@10']:.1f} +{now['ndcg@10']:.1f} +{change:.1f} +{error:.1f}\n"
     assert re.search(line, capsys.readouterr().out)
 
     # The lines of judgements may be in another order.
     judged = tmp_path / "faq-de/qrels/test.tsv"
     header, *rows = judged.read_text().splitlines()
-    write(judged, "\n".join([header, *rows[::-1]]) + "\n")
+    write(judged, lines_of([header, *rows[::-1]]))
     again = eval_retrieval.run(command.split())
     assert again["search"]["faq-de"] == before
     corpus = tmp_path / "faq-de/corpus.jsonl"

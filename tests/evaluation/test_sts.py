@@ -58,17 +58,17 @@ def test_a_training_measures_it_by_a_flag_or_from_python(
 
 
 @pytest.mark.parametrize(
-    ("rows", "says"),
+    ("text", "says"),
     [
-        ([("a", "b", "1"), ("a", "c")], "line 2"),
-        ([("a", "b", "1"), ("a", "c", "x")], "line 2"),
-        ([("a", "b", "1"), ("a", "c", "nan"), ("a", "d", "2")], "line 2"),
-        ([("a", "b", "-1.5"), ("a", "c", "-1.5")], "no two pairs of different scores"),
-        ([], "no two pairs"),
+        ("a\tb\t1\na\tc\n", "line 2"),
+        ("a\tb\t1\na\tc\tx\n", "line 2"),
+        ("a\tb\t1\na\tc\tnan\na\td\t2\n", "line 2"),
+        ("a\tb\t-1.5\na\tc\t-1.5\n", "no two pairs of different scores"),
+        ("", "no two pairs"),
     ],
 )
-def test_faults_are_named(tmp_path: Path, rows: list, says: str) -> None:
-    file = write(tmp_path / "sts.tsv", text_of(rows))
+def test_faults_are_named(tmp_path: Path, text: str, says: str) -> None:
+    file = write(tmp_path / "sts.tsv", text)
     with pytest.raises(UserError, match=f"sts.tsv.*{says}"):
         STS([file])
 

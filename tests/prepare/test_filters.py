@@ -27,7 +27,7 @@ GOOD = {
 
 
 def frame(*pairs: tuple[str, str]) -> pl.DataFrame:
-    return pl.DataFrame(pairs, schema={"source": pl.String, "target": pl.String}, orient="row")
+    return pl.DataFrame(pairs, schema=["source", "target"], orient="row")
 
 
 def lengths(source: int, target: int) -> tuple[str, str]:

@@ -96,17 +96,17 @@ def test_weights_are_those_of_the_file(encoder_dir: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "pieces"),
     [
-        ("ab", ["<s>", "▁ab", "</s>"]),
-        ("\u200bab\x01c", ["<s>", "▁ab", "c", "</s>"]),
-        ("ab\tab", ["<s>", "▁ab", "▁ab", "</s>"]),
-        ("b  ｃ", ["<s>", "▁", "b", "▁", "c", "</s>"]),
-        ("ab x", ["<s>", "▁ab", "▁", "<unk>", "</s>"]),
-        ("<mask>", ["<s>", "<mask>", "</s>"]),
+        ("ab", "<s> ▁ab </s>"),
+        ("\u200bab\x01c", "<s> ▁ab c </s>"),
+        ("ab\tab", "<s> ▁ab ▁ab </s>"),
+        ("b  ｃ", "<s> ▁ b ▁ c </s>"),
+        ("ab x", "<s> ▁ab ▁ <unk> </s>"),
+        ("<mask>", "<s> <mask> </s>"),
     ],
 )
-def test_segmentation(encoder_dir: Path, text: str, pieces: list) -> None:
+def test_segmentation(encoder_dir: Path, text: str, pieces: str) -> None:
     tokenizer = AutoTokenizer.from_pretrained(encoder_dir)
-    assert tokenizer.convert_ids_to_tokens(tokenizer(text)["input_ids"]) == pieces
+    assert tokenizer.convert_ids_to_tokens(tokenizer(text)["input_ids"]) == pieces.split()
 
 
 def test_a_half_written_encoder_is_written_again(

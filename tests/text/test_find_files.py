@@ -69,9 +69,19 @@ def test_a_name_that_tells_no_language_is_refused_or_left_out_of_a_folder(
         find_bitext(tmp_path)
     with pytest.raises(UserError, match="no parallel text is given"):
         find_bitext([])
-    left_out = ["a.po", "app.XLF", "en-de.tsv", "en-en.tsv"]
-    more = ["fr-en.tsv.bz2", "it-en.json", "lonely.de", "no-en.tsv.7z", "sw-en.txt", "train.tsv"]
-    for name in (*left_out, *more, "notes.log"):
+    left_out = {
+        "a.po": " (its header names no Language)",
+        "app.XLF": " (XLIFF: convert it, such as with xliff2po of the Translate Toolkit)",
+        "en-de.tsv": "",
+        "en-en.tsv": "",
+        "fr-en.tsv.bz2": " (unpack it, or pack it as .gz)",
+        "it-en.json": "",
+        "lonely.de": "",
+        "no-en.tsv.7z": "",
+        "sw-en.txt": "",
+        "train.tsv": "",
+    }
+    for name in (*left_out, "notes.log"):
         write(tmp_path / name, 'msgid "x"\nmsgstr "y"\n')
     write_format(tmp_path, "x.XX", PAIRS)
     write(tmp_path / "x.xh", "umbala\n")
@@ -82,10 +92,7 @@ def test_a_name_that_tells_no_language_is_refused_or_left_out_of_a_folder(
     for _ in range(2):
         assert list(find_bitext(tmp_path)) == ["de", "xh"]
     [listed] = [record.args[1] for record in caplog.records if "left out" in record.msg]
-    left_out[0] += " (its header names no Language)"
-    left_out[1] += " (XLIFF: convert it, such as with xliff2po of the Translate Toolkit)"
-    more[0] += " (unpack it, or pack it as .gz)"
-    assert listed == ", ".join([*left_out, *more, "1 more"])  # the folder sub
+    assert listed == ", ".join([*map("".join, left_out.items()), "1 more"])  # the folder sub
     assert caplog.text.count("'xh' is not one of the 36 languages") == 1
 
 

@@ -83,22 +83,27 @@ def test_a_folder_is_read_by_split_and_language(
     (tmp_path / "test-de.tsv").touch()
     with pytest.raises(UserError, match=r"test-de.tsv and .*test-de.tsv.xz are of one language"):
         find_nli(str(tmp_path))
+    with pytest.raises(UserError, match="no train-en"):
+        training_source(None, {"train": {}})
+    with pytest.raises(UserError, match="nobody/nothing "):
+        load_nli(NLISource("nobody/nothing", None, "test"))
 
 
 @pytest.mark.parametrize(
-    ("call", "says"),
+    ("text", "says"),
     [
-        (lambda write: load_nli(write(("x", "y", "maybe"))), "a.tsv .*tabs.*KeyError: 'maybe'"),
-        (lambda write: load_nli(write(("x", "y", "0"), ("x", "y"))), "a.tsv .*tabs.*ValueError"),
-        (lambda write: load_nli(write(("x", "y", "-"))), "a.tsv: no examples with a gold label"),
-        (lambda write: load_nli(write((*COLUMNS[1::-1], "label"))), "a.tsv: .*not premise, hypoth"),
-        (lambda write: load_nli(NLISource("nobody/nothing", None, "test")), "nobody/nothing "),
-        (lambda write: training_source(None, {"train": {}}), "no train-en"),
+        ("x\ty\tmaybe\n", "a.tsv .*tabs.*KeyError: 'maybe'"),
+        ("x\ty\t0\nx\ty\n", "a.tsv .*tabs.*ValueError"),
+        ("x\ty\t-\n", "a.tsv: no examples with a gold label"),
+        ("hypothesis\tpremise\tlabel\n", "a.tsv: .*not premise, hypoth"),
     ],
 )
-def test_what_is_refused(call: Callable, says: str, write: Callable) -> None:
+def test_a_file_with_other_columns_or_labels_is_refused(
+    text: str, says: str, tmp_path: Path
+) -> None:
+    path = written.write(tmp_path / "a.tsv", text)
     with pytest.raises(UserError, match=says):
-        call(write)
+        load_nli(NLISource(str(path)))
 
 
 def test_data_is_tokenised_by_split_and_language_as_the_tokenizer_does(write: Callable) -> None:
