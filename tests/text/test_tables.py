@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from written import lines_of, read_folder, text_of, write
+from written import folder_text, lines_of, write
 
 from dap_transformers.errors import UserError
 from dap_transformers.text.find import find_bitext
@@ -119,8 +119,7 @@ def test_columns_are_found_by_their_names(
 ) -> None:
     write(tmp_path / name, text)
     for given in (tmp_path / name, tmp_path):
-        found = read_folder(given).items()
-        assert {code: text_of(rows).decode() for code, rows in found} == pairs
+        assert folder_text(given) == pairs
 
 
 @pytest.mark.parametrize(("name", "header"), IN_PART)
