@@ -40,14 +40,11 @@ def random_set(folder: Path, seed: int = 0) -> tuple[dict[str, str], dict[str, s
     grades["q5"] = {"p1": 0}
 
     for name, texts in (("queries", questions), ("corpus", passages)):
-        lines = []
-        for number, (key, text) in enumerate(texts.items()):
-            record = {"_id": key, "text": text, "metadata": {}}
-            if name == "corpus" and number % 2:
-                title, _, rest = text.partition(" ")
-                record |= {"title": title, "text": rest}
-            lines.append(json.dumps(record))
-        write(folder / f"{name}.jsonl", lines_of(lines))
+        records = [{"_id": key, "text": text, "metadata": {}} for key, text in texts.items()]
+        if name == "corpus":
+            for record in records[1::2]:
+                record["title"], _, record["text"] = record["text"].partition(" ")
+        write(folder / f"{name}.jsonl", lines_of(map(json.dumps, records)))
     rows = []
     for key, own in grades.items():
         rows += [f"{key}\t{passage}\t{grade}" for passage, grade in own.items()]

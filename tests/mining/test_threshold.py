@@ -149,6 +149,7 @@ def test_the_function_mines_sentences_or_vectors_into_a_table() -> None:
 
 
 EYE = np.eye(3)
+ENCODER = TableEncoder(EYE)
 
 
 @pytest.mark.parametrize(
@@ -162,10 +163,10 @@ EYE = np.eye(3)
         (lambda: mine(EYE, EYE, min_precision=1.5), "min_precision=1.5: give a share"),
         (lambda: mine(EYE, EYE, k=0), "k=0: at least 1"),
         (lambda: mine(EYE, EYE, min_precision=0.9, threshold=1), "min_precision"),
-        (lambda: mine([], ["1"], TableEncoder(EYE)), "source: none of its lines"),
-        (lambda: mine("one", ["1"], TableEncoder(EYE)), "is the string"),
-        (lambda: mine(pd.DataFrame({"text": ["1"]}), ["1"], TableEncoder(EYE)), "is the table"),
-        (lambda: mine(["1", float("nan")], ["1"], TableEncoder(EYE)), "sentence 1 is nan"),
+        (lambda: mine([], ["1"], ENCODER), "source: none of its lines"),
+        (lambda: mine("one", ["1"], ENCODER), "is the string"),
+        (lambda: mine(pd.DataFrame({"text": ["1"]}), ["1"], ENCODER), "is the table"),
+        (lambda: mine(["1", float("nan")], ["1"], ENCODER), "sentence 1 is nan"),
     ],
 )
 def test_what_is_refused(call: Callable, says: str) -> None:

@@ -13,7 +13,7 @@ import pytest
 from conftest import LANGUAGES, synthetic_pairs
 from datasets import Dataset
 from forked import run_killed
-from written import Pairs, read, text_of
+from written import Pairs, lines_of, read, text_of
 
 from dap_transformers.prepare.filters import REASONS
 from dap_transformers.prepare.options import PrepareOptions
@@ -146,9 +146,9 @@ def test_the_sample_depends_on_the_seed_but_not_on_the_order_of_the_files(
 
 def test_samples_of_corpora_are_drawn_before_that_of_the_language(tmp_path: Path) -> None:
     for name, size in (("large", 1500), ("small", 150)):
-        texts = [f"{name} {{}} garden light {number}" for number in range(size)]
-        pairs = [(text.format("Haus"), text.format("house")) for text in texts]
-        (tmp_path / f"{name}.de-en.tsv").write_bytes(text_of(pairs))
+        line = "{0} Haus garden light {1}\t{0} house garden light {1}"
+        lines = lines_of(line.format(name, number) for number in range(size))
+        (tmp_path / f"{name}.de-en.tsv").write_text(lines)
     found = {}
     for most in (0, 100):
         plan = plan_of(tmp_path / f"{most}", max_corpus_pairs=100, max_pairs=most, dev_pairs=0)

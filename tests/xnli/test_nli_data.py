@@ -1,13 +1,12 @@
 """NLI data from files to token ids, compared with plain loops."""
 
 import copy
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import written
 from conftest import tiny_tokenizer
 from datasets import ClassLabel, Dataset, Features, Value
+from written import text_of, write
 
 from dap_transformers.errors import UserError
 from dap_transformers.xnli.data import (
@@ -24,31 +23,26 @@ from dap_transformers.xnli.data import (
 TOKENIZER = tiny_tokenizer()
 
 
-@pytest.fixture
-def write(tmp_path: Path) -> Callable:
-    """Return a function that writes rows into a TSV file, and returns where it is."""
-
-    def write_rows(*rows: tuple[str, ...], name: str = "a.tsv") -> NLISource:
-        return NLISource(str(written.write(tmp_path / name, written.text_of(rows))))
-
-    return write_rows
+def write_rows(path: Path, *rows: tuple[str, ...]) -> NLISource:
+    return NLISource(str(write(path, text_of(rows))))
 
 
 @pytest.mark.parametrize("name", ["a.tsv", "snli.en.tsv.xz"])
-def test_every_form_of_a_file_gives_the_same_examples(name: str, write: Callable) -> None:
+def test_every_form_of_a_file_gives_the_same_examples(name: str, tmp_path: Path) -> None:
+    path = tmp_path / name
     rows = [("He is «here».", 'He said "no', "2"), ("It\u2028rains", "-", "entailment")]
     plain = [{"premise": a, "hypothesis": b, "label": c} for (a, b, _), c in zip(rows, (2, 0))]
-    assert load_nli(write(*rows, name=name)).to_list() == plain
+    assert load_nli(write_rows(path, *rows)).to_list() == plain
     header = (*COLUMNS[:2], "gold_label")
     with_genre = [(*row, "letters") for row in rows]
-    assert load_nli(write(header, *with_genre, ("",), name=name)).to_list() == plain
+    assert load_nli(write_rows(path, header, *with_genre, ("",))).to_list() == plain
 
 
 def test_labels_have_the_numbers_of_the_hub_and_those_without_gold_are_skipped(
-    write: Callable,
+    tmp_path: Path,
 ) -> None:
     names = [*LABEL.names, "contradictory", "-1", "0", "1", "2", "-"]
-    source = write(*((name, "b", name) for name in names))
+    source = write_rows(tmp_path / "a.tsv", *((name, "b", name) for name in names))
     assert load_nli(source)["label"][:] == [0, 1, 2, 2, 0, 1, 2]
     assert load_nli(source, limit=5)["premise"][:] == [*LABEL.names, "contradictory", "0"]
 
@@ -101,15 +95,15 @@ def test_a_folder_is_read_by_split_and_language(
 def test_a_file_with_other_columns_or_labels_is_refused(
     text: str, says: str, tmp_path: Path
 ) -> None:
-    path = written.write(tmp_path / "a.tsv", text)
+    path = write(tmp_path / "a.tsv", text)
     with pytest.raises(UserError, match=says):
         load_nli(NLISource(str(path)))
 
 
-def test_data_is_tokenised_by_split_and_language_as_the_tokenizer_does(write: Callable) -> None:
+def test_data_is_tokenised_by_split_and_language_as_the_tokenizer_does(tmp_path: Path) -> None:
     rows = [("kaban " * size, "loder " * (12 - size), LABEL.names[size % 3]) for size in (9, 1, 5)]
     rows.append(("kaban", "loder", LABEL.names[0]))
-    source = write(*rows)
+    source = write_rows(tmp_path / "a.tsv", *rows)
     sources = {"train": {"en": source}, "dev": {"en": source}, "test": {"sw": source}}
     options = TextOptions(max_seq_length=12, max_train_pairs=3)
     data = prepare_nli(sources, TOKENIZER, options)
