@@ -15,17 +15,13 @@ from dap_transformers.text.find import find_bitext, find_dev, find_hub_files
 
 
 @pytest.mark.parametrize(
-    ("name", "sides"),
-    [
-        ("news.de-en.XX", ("de", "en")),
-        ("news.XX.gz", ("deu", "eng")),
-        ("nllb.XX", ("deu_Latn", "eng_Latn")),
-        ("c.XX", ("de-AT", "en-GB")),
-    ],
+    "name_and_sides",
+    ["news.de-en.XX de en", "news.XX.gz deu eng", "nllb.XX deu_Latn eng_Latn", "c.XX de-AT en-GB"],
 )
 def test_moses_sides_read_back_from_a_folder_or_from_either_side(
-    tmp_path: Path, name: str, sides: tuple
+    tmp_path: Path, name_and_sides: str
 ) -> None:
+    name, *sides = name_and_sides.split()
     write_format(tmp_path, name, PAIRS, sides)
     source, target = (tmp_path / name.replace("XX", side) for side in sides)
     for paths in (tmp_path, source, target, [source, target], [tmp_path, target, source]):
@@ -98,19 +94,20 @@ def test_a_name_that_tells_no_language_is_refused_or_left_out_of_a_folder(
 
 
 @pytest.mark.parametrize(
-    ("train", "dev", "test"),
+    "splits",
     [
-        ("train.csv", "validation.csv", "test.csv"),
-        ("train.de-en.tsv", "dev.de-en.tsv", "test-2020.de-en.tsv"),
-        ("TRAIN.DE-EN.TSV", "DEV.DE-EN.TSV", "TEST.DE-EN.TSV"),
-        ("train/de-en.tsv", "val/de-en.tsv", "test/de-en.tsv"),
-        ("train/de-en.tsv", "dev.de-en.tsv", "test2014.de-en.tsv"),
-        ("a.de-en-train.csv", "a.de-en-dev.csv", "a.de-en-test.csv"),
-        ("kftt-train.de-en.tsv", "kftt-tune.de-en.tsv", "kftt-test.de-en.tsv"),
-        ("train2019/de-en.tsv", "dev2019/de-en.tsv", "test2019/de-en.tsv"),
+        "train.csv validation.csv test.csv",
+        "train.de-en.tsv dev.de-en.tsv test-2020.de-en.tsv",
+        "TRAIN.DE-EN.TSV DEV.DE-EN.TSV TEST.DE-EN.TSV",
+        "train/de-en.tsv val/de-en.tsv test/de-en.tsv",
+        "train/de-en.tsv dev.de-en.tsv test2014.de-en.tsv",
+        "a.de-en-train.csv a.de-en-dev.csv a.de-en-test.csv",
+        "kftt-train.de-en.tsv kftt-tune.de-en.tsv kftt-test.de-en.tsv",
+        "train2019/de-en.tsv dev2019/de-en.tsv test2019/de-en.tsv",
     ],
 )
-def test_splits_in_a_folder_are_kept_apart(tmp_path: Path, train: str, dev: str, test: str) -> None:
+def test_splits_in_a_folder_are_kept_apart(tmp_path: Path, splits: str) -> None:
+    train, dev, test = splits.split()
     mark = "," if train.endswith("csv") else "\t"
     for name in (dev, test):
         write(tmp_path / name, f"de{mark}en\n{name}{mark}x\n")
