@@ -28,11 +28,8 @@ def naive_states(encoder: SentenceEncoder, sentence: str) -> list[np.ndarray]:
     position = 0
     for word in sentence.split(" "):
         characters = set(range(position, position + len(word)))
-        rows = []
-        for row, (start, end) in enumerate(places.spans):
-            if characters & set(range(start, end)):
-                rows.append(states[row].astype(np.float64))
-        found.append(np.mean(rows, 0))
+        rows = [row for row, span in enumerate(places.spans) if characters & set(range(*span))]
+        found.append(states[rows].mean(0, np.float64))
         position += len(word) + 1
     return found
 

@@ -59,11 +59,11 @@ def test_po_entries_are_cleaned_and_chosen(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = wheel(tmp_path / "a.whl", {"de": PO, "fr": po(("Save all of it", ""))})
-    assert bitext.read_wheels([path])["de"] == [
-        ("Eine neue Seite hinzufügen", "Add a new page"),
-        ("eine offene Aufgabe", "one open task"),
-        ("alle offenen Aufgaben", "all open tasks"),
-        ("Erste Zeile zweite & letzte", "First line second & last"),
+    assert list(map("\t".join, bitext.read_wheels([path])["de"])) == [
+        "Eine neue Seite hinzufügen\tAdd a new page",
+        "eine offene Aufgabe\tone open task",
+        "alle offenen Aufgaben\tall open tasks",
+        "Erste Zeile zweite & letzte\tFirst line second & last",
     ]
     assert not caplog.text
 
