@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from conftest import synthetic_pairs
 from naive import cosines
-from written import json_rows, lines_of, pairs_of, write
+from written import json_rows, lines_of, pairs_of, read_table, write
 
 from dap_transformers.commands import mine_bitext
 from dap_transformers.errors import UserError
@@ -284,8 +284,9 @@ def test_two_books_become_a_file_from_which_both_texts_can_be_read_back(
 
     rows = json_rows(outputs[-1])
     assert pq.read_table(outputs[1]).to_pylist() == rows
-    table = [line.split("\t") for line in outputs[0].read_text().splitlines()[1:]]
-    assert [cells[1:3] for cells in table] == [[row["source"], row["target"]] for row in rows]
+    table = read_table(outputs[0])
+    for side in sides:
+        assert table[side].tolist() == [row[side] for row in rows]
     pairs = [(row["source"], row["target"]) for row in rows if row["score"] is not None]
     for output in outputs:
         assert pairs_of(load_bitext([output])["de"]) == pairs
