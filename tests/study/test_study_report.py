@@ -66,11 +66,11 @@ def test_tables_have_means_deviations_and_paired_differences(tmp_path: Path) -> 
 
 
 def test_an_interval_is_that_of_students_t_for_any_number_of_seeds() -> None:
-    t = pytest.importorskip("scipy.stats").t
+    stats = pytest.importorskip("scipy.stats")
     for count in (2, 5, 6, 12, 31):
         found = [float(number % 4) for number in range(count)]
-        width = t.ppf(0.975, count - 1) * statistics.stdev(found) / count**0.5
-        expected = statistics.mean(found) - width, statistics.mean(found) + width
+        mean, error = statistics.mean(found), stats.sem(found)
+        expected = stats.t.interval(0.95, count - 1, mean, error)
         assert t_interval(found) == pytest.approx(expected, abs=1e-3)
 
 
