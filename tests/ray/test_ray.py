@@ -4,14 +4,13 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from conftest import synthetic_pairs
-from numpy.testing import assert_array_equal
+from numpy.testing import assert_array_equal, assert_equal
 from written import lines_of, text_of, write
 
 import eval_retrieval
@@ -26,7 +25,7 @@ from dap_transformers.ray import search as ray_search
 from dap_transformers.ray.connection import Cluster, each_on_cluster
 from dap_transformers.ray.encoder import ClusterEncoder
 from dap_transformers.ray.search import TILES, cluster_neighbours
-from dap_transformers.search.exact import Neighbours, mutual_neighbours
+from dap_transformers.search.exact import mutual_neighbours
 
 # Ray reads these when it is imported. A lost node is noticed after seconds instead of minutes.
 os.environ |= {
@@ -62,11 +61,6 @@ def add_node(nodes: object, cpus: int = 1) -> object:
 def lose_node(nodes: object) -> None:
     """Kill the second node."""
     nodes.remove_node(nodes.worker_nodes.copy().pop(), allow_graceful=False)
-
-
-def require_equal(found: Neighbours, expected: Neighbours) -> None:
-    for one, other in zip(chain(*found), chain(*expected)):
-        assert_array_equal(one, other)
 
 
 # ------------------------------------------------------------------------------------- commands
@@ -239,10 +233,10 @@ def test_equal_scores_keep_the_lowest_index_in_any_order_of_tiles(
     )
     monkeypatch.setitem(sys.modules, "ray", cluster)
     monkeypatch.setitem(TILES, "CPU", 8)
-    require_equal(cluster_neighbours(source, target, 8), mutual_neighbours(source, target, 8))
+    assert_equal(cluster_neighbours(source, target, 8), mutual_neighbours(source, target, 8))
     # More than k rows, but not two strips of k rows.
     few = source[:9], target[:15]
-    require_equal(cluster_neighbours(*few, 8), mutual_neighbours(*few, 8))
+    assert_equal(cluster_neighbours(*few, 8), mutual_neighbours(*few, 8))
 
 
 @pytest.mark.slow
@@ -274,6 +268,6 @@ def test_lost_workers_and_nodes_change_no_neighbour(
 
     monkeypatch.setattr(ray_search, "mutual_neighbours", search_or_die)
     monkeypatch.setattr(ray_search, "_merge", lose_node_at_third_tile)
-    require_equal(cluster_neighbours(source, target), expected)
+    assert_equal(cluster_neighbours(source, target), expected)
     assert len(list(tmp_path.iterdir())) >= 2
     assert not nodes.worker_nodes

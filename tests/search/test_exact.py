@@ -1,7 +1,6 @@
 """Nearest neighbours in blocks against a naive float64 loop: exactness, ties, bad rows, memory."""
 
 from collections.abc import Callable
-from itertools import chain
 from unittest.mock import Mock
 
 import numpy as np
@@ -9,7 +8,7 @@ import pytest
 import torch
 from forked import run_python
 from naive import cosines
-from numpy.testing import assert_allclose, assert_array_equal
+from numpy.testing import assert_allclose, assert_array_equal, assert_equal
 
 from dap_transformers.search import exact, screening
 from dap_transformers.search.exact import Neighbours, mutual_neighbours, nearest, nearest_neighbours
@@ -42,8 +41,7 @@ def assert_naive(source: np.ndarray, target: np.ndarray, k: int) -> Neighbours:
         assert_array_equal(indices, naive_indices)
         assert_allclose(scores, naive_scores, atol=1e-6)
         assert (scores.dtype, indices.dtype) == (np.float32, np.int64)
-    for one_direction, both in zip(nearest_neighbours(source, target, k), found.forward):
-        assert_array_equal(one_direction, both)
+    assert_equal(nearest_neighbours(source, target, k), found.forward)
     return found
 
 
@@ -246,8 +244,7 @@ def test_neighbours_are_the_same_bits_whatever_the_blocks_and_the_kind_of_produc
     for blocks in [(64, 128), (37, 41), (200, 8)]:
         use_blocks(*blocks)
         other = mutual_neighbours(source, target, 4)
-        for one, two in zip(chain(*found), chain(*other)):
-            assert_array_equal(one, two)
+        assert_equal(other, found)
 
 
 def test_few_cosines_are_computed_one_by_one(

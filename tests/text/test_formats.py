@@ -182,8 +182,8 @@ def test_a_bad_line_is_skipped_and_logged_or_refused(
     file = write_format(tmp_path, name, many(199))
     inserted = [line] if len(file.paths) == 1 else [b"x", line]  # of two sides, the second is bad
     for path, own in zip(map(Path, file.paths), inserted):
-        lines = path.read_bytes().split(b"\n")
-        path.write_bytes(b"\n".join([*lines[:6], own, *lines[6:]]))
+        *first, rest = path.read_bytes().split(b"\n", 6)
+        path.write_bytes(b"\n".join([*first, own, rest]))
     assert read(file, 0.01) == many(199)
     assert f"{file}, line 7 skipped: {reason}" in caplog.text
     assert "1 of 200 lines skipped" in caplog.text

@@ -78,9 +78,8 @@ def test_a_wrapped_text_is_split_into_its_sentences(
     path = write(tmp_path / "a.txt", lines_of(lines))
     first, *found, verse, end = read_text(path, language)
     assert (first.text, verse.text, end.text) == ("1. Wort", "Ein Vers", "Ein Ende")
-    assert [each.text for each in found] == sentences
-    assert [each.line for each in found] == starts
-    assert [each.number for each in found] == [1, 2, 3, 4, 5] * 8
+    places = [(each.text, each.line, each.number) for each in found]
+    assert places == list(zip(sentences, starts, [1, 2, 3, 4, 5] * 8, strict=True))
     assert "a.txt is wrapped" in caplog.text
     assert [each.text for each in read_text(path, "", split=False)] == lines
     with pytest.raises(UserError, match="--pair"):
