@@ -31,9 +31,8 @@ def test_equals_sentence_transformers(tiny_bert_dir: Path, sts_file: Path) -> No
     assert len(pairs) == 60
     library = EmbeddingSimilarityEvaluator(*map(list, zip(*pairs)), main_similarity="cosine")
     expected = library(load_library(tiny_bert_dir))["spearman_cosine"]
-    report = eval_retrieval.run(
-        ["--model", str(tiny_bert_dir), "--pooling", "mean", "--sts", str(sts_file)]
-    )
+    command = f"--model {tiny_bert_dir} --pooling mean --sts {sts_file}"
+    report = eval_retrieval.run(command.split())
     assert report["sts"]["sts.de-en"] == pytest.approx(100 * expected, abs=1e-6)
     (metric,) = report["metrics"]  # no mean of one
     assert (metric["place"], metric["kind"]) == ("sts.de-en", "spearman")

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from conftest import synthetic_pairs
 from numpy.testing import assert_array_equal, assert_equal
-from written import lines_of, text_of, write
+from written import text_of, write, write_format
 
 import eval_retrieval
 from dap_transformers.commands import mine_bitext
@@ -72,8 +72,7 @@ def test_commands_on_the_cluster_give_the_numbers_of_one_process(
 ) -> None:
     monkeypatch.setattr(embeddings, "PIECE", 16)  # several pieces per shard
     text = write(tmp_path / "de-en.tsv", text_of(PAIRS))
-    for name, side in zip(("a.de", "a.en"), zip(*PAIRS)):
-        write(tmp_path / name, lines_of(side))
+    write_format(tmp_path, "a.XX", PAIRS)
     sides = f"{tmp_path}/a.de {tmp_path}/a.en"
 
     def run_commands(out: Path, more: str = "") -> tuple[bytes, dict]:
