@@ -98,9 +98,7 @@ def test_counts_equal_those_of_a_loop_and_the_first_of_equal_pairs_is_kept(
         found = counts[language]
         pairs = [*read(raw / f"part0.{language}-en.tsv"), *read(raw / f"part1.{language}-en.tsv")]
         good = [pair for pair in pairs if pair != TOO_SHORT]
-        first: dict[tuple[str, str], tuple[str, str]] = {}
-        for pair in good:
-            first.setdefault(normalised(pair), pair)
+        first = {normalised(pair): pair for pair in reversed(good)}
         train, dev = (prepared_pairs(folder, split, language) for split in ("train", "dev"))
         assert found["read"] == len(pairs)
         assert found["short"] == 6
