@@ -8,7 +8,7 @@ import pytest
 from conftest import load_encoder, synthetic_pairs
 from naive import cosines
 from numpy.testing import assert_allclose, assert_array_equal
-from written import write
+from written import lines_of, write
 
 from dap_transformers.alignment.heat_map import heat_map
 from dap_transformers.alignment.links import align_tokens
@@ -28,11 +28,8 @@ def naive_states(encoder: SentenceEncoder, sentence: str) -> list[np.ndarray]:
     position = 0
     for word in sentence.split(" "):
         characters = set(range(position, position + len(word)))
-        rows = []
-        for row, (start, end) in enumerate(places.spans):
-            if characters & set(range(start, end)):
-                rows.append(states[row].astype(np.float64))
-        found.append(np.mean(rows, 0))
+        rows = [row for row, span in enumerate(places.spans) if characters & set(range(*span))]
+        found.append(states[rows].mean(0, np.float64))
         position += len(word) + 1
     return found
 
@@ -59,18 +56,13 @@ def test_words_of_a_tokenizer_and_marks_of_word_starts() -> None:
     spans = [(0, 2), (2, 6), (6, 8), (8, 9), (9, 12), (12, 13), (13, 14), (13, 15), (15, 16)]
     words = tokenizer_words(text, spans, [0, 1, 1, 2, 3, 3, 3, 3, 3])
     assert [text[slice(*word)] for word in words] == ["Er", "lief", ",", "他们", "在", "10", "点"]
-    assert with_word_marks("a  b ", [(0, 1), (1, 3), (3, 4), (4, 5)])[1:] == [
-        (1, 4),
-        (3, 4),
-        (4, 5),
-    ]
+    marked = with_word_marks("a  b ", [(0, 1), (1, 3), (3, 4), (4, 5)])
+    assert marked[1:] == [(1, 4), (3, 4), (4, 5)]
 
 
 def test_links_survive_pharaoh_format(tmp_path: Path) -> None:
-    rows = np.random.default_rng(0).integers(0, 99, size=(30, 2))
-    written = [np.unique(rows[:size], axis=0) for size in (0, 1, 30)]
-    text = "".join(f"{format_links(links)}\n" for links in written)
-    found = read_links(write(tmp_path / "links.gz", text))
+    written = [np.empty((0, 2)), np.array([[7, 0], [12, 98]])]
+    found = read_links(write(tmp_path / "links.gz", lines_of(map(format_links, written))))
     for links, each in zip(written, found, strict=True):
         assert_array_equal(each.sure, links)
         assert each.possible.shape == (0, 2)

@@ -4,7 +4,6 @@ import json
 import random
 import re
 from pathlib import Path
-from statistics import stdev
 
 import numpy as np
 import pytest
@@ -41,14 +40,11 @@ def random_set(folder: Path, seed: int = 0) -> tuple[dict[str, str], dict[str, s
     grades["q5"] = {"p1": 0}
 
     for name, texts in (("queries", questions), ("corpus", passages)):
-        lines = []
-        for number, (key, text) in enumerate(texts.items()):
-            record = {"_id": key, "text": text, "metadata": {}}
-            if name == "corpus" and number % 2:
-                title, _, rest = text.partition(" ")
-                record |= {"title": title, "text": rest}
-            lines.append(json.dumps(record))
-        write(folder / f"{name}.jsonl", lines_of(lines))
+        records = [{"_id": key, "text": text, "metadata": {}} for key, text in texts.items()]
+        if name == "corpus":
+            for record in records[1::2]:
+                record["title"], _, record["text"] = record["text"].partition(" ")
+        write(folder / f"{name}.jsonl", lines_of(map(json.dumps, records)))
     rows = []
     for key, own in grades.items():
         rows += [f"{key}\t{passage}\t{grade}" for passage, grade in own.items()]
@@ -88,24 +84,18 @@ def test_equals_sentence_transformers_on_questions_with_ties(
 
 
 def test_the_prompts_of_queries_and_documents_are_those_of_the_library(prompted: Path) -> None:
-    ours = load_encoder(prompted)
-    library = load_library(prompted)
-    for found, expected in (
-        (ours, library.encode),
-        (ours.for_task("query"), library.encode_query),
-        (ours.for_task("document"), library.encode_document),
-    ):
-        np.testing.assert_allclose(found.encode(WORDS), expected([*WORDS]), atol=1e-5)
     path = prompted / "config_sentence_transformers.json"
-    path.write_text('{"prompts": {"text": "negol: "}, "default_prompt_name": "text"}')
-    encoder = load_encoder(prompted)
-    encode_query = load_library(prompted).encode_query
-    np.testing.assert_allclose(
-        encoder.encode(WORDS), load_library(prompted).encode([*WORDS]), atol=1e-5
-    )
-    np.testing.assert_allclose(
-        encoder.for_task("query").encode(WORDS), encode_query([*WORDS]), atol=1e-5
-    )
+    default = '{"prompts": {"text": "negol: "}, "default_prompt_name": "text"}'
+    for prompts in (path.read_text(), default):
+        path.write_text(prompts)
+        ours = load_encoder(prompted)
+        library = load_library(prompted)
+        for found, expected in (
+            (ours, library.encode),
+            (ours.for_task("query"), library.encode_query),
+            (ours.for_task("document"), library.encode_document),
+        ):
+            np.testing.assert_allclose(found.encode(WORDS), expected([*WORDS]), atol=1e-5)
     # a prefix takes the place of both prompts
     assert load_encoder(prompted, prefix="").for_task("query").prefix == ""
 
@@ -129,24 +119,23 @@ def test_the_command_measures_and_compares_sets_without_parallel_text(
     search = Search([tmp_path / "faq", tmp_path / "faq-de"])
     expected = search(load_encoder(prompted))
     assert report["search"] == expected
-    ndcg = [report["search"][name]["ndcg@10"] for name in ("faq", "faq-de")]
-    assert report["search"]["mean"]["ndcg@10"] == pytest.approx(sum(ndcg) / 2)
+    *ndcg, mean = (found["ndcg@10"] for found in report["search"].values())
+    assert mean == pytest.approx(sum(ndcg) / 2)
     assert report["settings"]["document_prompt"] == "raban: "
     write_json(report, tmp_path / "before.json")
     command += f" --before {tmp_path}/before.json"
     other = eval_retrieval.run([*command.split(), "--query_prompt", "kaban"])
     before, now = (each["search"]["faq-de"] for each in (report, other))
-    pairs = zip(now["ndcg_of_questions"], before["ndcg_of_questions"], strict=True)
-    changes = [one - other for one, other in pairs]
+    changes = np.subtract(now["ndcg_of_questions"], before["ndcg_of_questions"])
     change = now["ndcg@10"] - before["ndcg@10"]
-    error = stdev(changes) / len(changes) ** 0.5
+    error = changes.std(ddof=1) / len(changes) ** 0.5
     line = rf"faq-de +{before['ndcg@10']:.1f} +{now['ndcg@10']:.1f} +{change:.1f} +{error:.1f}\n"
     assert re.search(line, capsys.readouterr().out)
 
     # The lines of judgements may be in another order.
     judged = tmp_path / "faq-de/qrels/test.tsv"
     header, *rows = judged.read_text().splitlines()
-    write(judged, "\n".join([header, *rows[::-1]]) + "\n")
+    write(judged, lines_of([header, *rows[::-1]]))
     again = eval_retrieval.run(command.split())
     assert again["search"]["faq-de"] == before
     corpus = tmp_path / "faq-de/corpus.jsonl"

@@ -31,9 +31,8 @@ def test_equals_sentence_transformers(tiny_bert_dir: Path, sts_file: Path) -> No
     assert len(pairs) == 60
     library = EmbeddingSimilarityEvaluator(*map(list, zip(*pairs)), main_similarity="cosine")
     expected = library(load_library(tiny_bert_dir))["spearman_cosine"]
-    report = eval_retrieval.run(
-        ["--model", str(tiny_bert_dir), "--pooling", "mean", "--sts", str(sts_file)]
-    )
+    command = f"--model {tiny_bert_dir} --pooling mean --sts {sts_file}"
+    report = eval_retrieval.run(command.split())
     assert report["sts"]["sts.de-en"] == pytest.approx(100 * expected, abs=1e-6)
     (metric,) = report["metrics"]  # no mean of one
     assert (metric["place"], metric["kind"]) == ("sts.de-en", "spearman")
@@ -58,17 +57,17 @@ def test_a_training_measures_it_by_a_flag_or_from_python(
 
 
 @pytest.mark.parametrize(
-    ("rows", "says"),
+    ("text", "says"),
     [
-        ([("a", "b", "1"), ("a", "c")], "line 2"),
-        ([("a", "b", "1"), ("a", "c", "x")], "line 2"),
-        ([("a", "b", "1"), ("a", "c", "nan"), ("a", "d", "2")], "line 2"),
-        ([("a", "b", "-1.5"), ("a", "c", "-1.5")], "no two pairs of different scores"),
-        ([], "no two pairs"),
+        ("a\tb\t1\na\tc\n", "line 2"),
+        ("a\tb\t1\na\tc\tx\n", "line 2"),
+        ("a\tb\t1\na\tc\tnan\na\td\t2\n", "line 2"),
+        ("a\tb\t-1.5\na\tc\t-1.5\n", "no two pairs of different scores"),
+        ("", "no two pairs"),
     ],
 )
-def test_faults_are_named(tmp_path: Path, rows: list, says: str) -> None:
-    file = write(tmp_path / "sts.tsv", text_of(rows))
+def test_faults_are_named(tmp_path: Path, text: str, says: str) -> None:
+    file = write(tmp_path / "sts.tsv", text)
     with pytest.raises(UserError, match=f"sts.tsv.*{says}"):
         STS([file])
 

@@ -137,9 +137,13 @@ def read(file: BitextFile | Path, max_bad_lines: float = 0.001) -> Pairs:
     return [(pair["source"], pair["target"]) for pair in read_pairs(file, max_bad_lines)]
 
 
-def read_folder(paths: Path | list[Path]) -> dict[str, Pairs]:
-    """Read the pairs of each language, which has one file, without tolerance for bad lines."""
-    return {language: read(file, 0.0) for language, (file,) in find_bitext(paths).items()}
+def folder_text(paths: Path | list[Path]) -> dict[str, str]:
+    """Read the pairs of each language, which has one file, without tolerance for bad lines.
+
+    Each pair becomes a line with a tab.
+    """
+    files = find_bitext(paths).items()
+    return {language: text_of(read(file, 0.0)).decode() for language, (file,) in files}
 
 
 def pairs_of(dataset: Dataset | IterableDataset) -> Pairs:

@@ -1,6 +1,7 @@
 """The alignment of two translations in order, against a naive dynamic programme, and its files."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from functools import cache
 from itertools import pairwise, product
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,10 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 from conftest import synthetic_pairs
 from naive import cosines
-from written import json_rows, pairs_of
-from written import write as write_text
+from written import json_rows, lines_of, pairs_of, read_table, write
 
-from dap_transformers.commands.mine_bitext import run
+from dap_transformers.commands import mine_bitext
 from dap_transformers.errors import UserError
 from dap_transformers.mining import in_order
 from dap_transformers.mining.in_order import (
@@ -130,25 +130,21 @@ def naive(
     skip = max(0, SKIP_SHARE * (np.mean(joins) - SKIPPED))
     skip *= max(0, np.median([gain(i, j, 1, 1) for i, j in chain]))
 
-    best = np.full((n + 1, m + 1), -np.inf)
-    step = {}
-    for i, j in product(range(n + 1), range(m + 1)):
-        found = [(0.0, 0, 0)] if i == j == 0 else []
+    @cache
+    def best(i: int, j: int) -> tuple[float, list]:
+        """Return the highest gain of the first i and j sentences, and its groups."""
+        if i == j == 0:
+            return 0.0, []
+        found = []
         for a, b in [(1, 0), (0, 1), *product(range(1, len(x) + 1), repeat=2)]:
             if a <= i and b <= j:
-                own = -skip
-                if a and b:
-                    own = gain(i - a, j - b, a, b)
-                found.append((best[i - a, j - b] + own, a, b))
-        best[i, j], *step[i, j] = max(found)
-    groups = []
-    i, j = n, m
-    while i or j:
-        a, b = step[i, j]
-        i, j = i - a, j - b
-        groups.append((i, j, a, b))
+                own = gain(i - a, j - b, a, b) if a and b else -skip
+                found.append((best(i - a, j - b)[0] + own, a, b))
+        highest, a, b = max(found)
+        return highest, [*best(i - a, j - b)[1], (i - a, j - b, a, b)]
+
     of_sentences = [[gain(i, j, 1, 1) for j in range(m)] for i in range(n)]
-    return groups[::-1], of_sentences, np.array(chain)
+    return best(n, m)[1], of_sentences, np.array(chain)
 
 
 @pytest.mark.parametrize(("n", "seed", "most"), [(80, 1, 3), (2, 2, 3), (1, 3, 3), (80, 1, 1)])
@@ -170,23 +166,19 @@ def test_the_groups_are_those_of_a_full_table_in_float64(
         assert score == pytest.approx(cosine, abs=1e-6)
 
 
-@pytest.mark.parametrize(("sentences", "of"), [(5, 30), (1, 5), (1, 1)])
-def test_few_sentences_find_their_translations_in_a_longer_text(sentences: int, of: int) -> None:
-    book = np.random.default_rng(3).normal(size=(of, 16)) + 2  # as alike as vectors of encoders
-    middle = (of - sentences) // 2
-    groups, _ = align(*texts_of(book[middle : middle + sentences], book))
-    groups = groups[groups["sources"] > 0]
-    expected = [(place, middle + place, 1, 1) for place in range(sentences)]
-    assert groups[["source", "target", "sources", "targets"]].tolist() == expected
-
-
-def test_a_long_passage_of_one_text_changes_no_other_group() -> None:
+@pytest.mark.parametrize(
+    ("sentences", "places"),
+    [(120, [60] * 600), (5, [0] * 12 + [5] * 13), (1, [0, 0, 1, 1]), (1, [])],
+)
+def test_passages_that_only_one_text_has_change_no_other_group(
+    sentences: int, places: list
+) -> None:
     rng = np.random.default_rng(3)
-    book = rng.normal(size=(120, 16)) + 2
-    longer = np.insert(book, [60] * 600, rng.normal(size=(600, 16)) + 2, axis=0)
-    groups, _ = align(*texts_of(longer, book))
-    pairs = groups[groups["targets"] > 0][["source", "target", "sources", "targets"]].tolist()
-    assert pairs == [(i + 600 * (i >= 60), i, 1, 1) for i in range(120)]
+    book = rng.normal(size=(sentences, 16)) + 2  # as alike as vectors of encoders
+    longer = np.insert(book, places, rng.normal(size=(len(places), 16)) + 2, axis=0)
+    groups, _ = align(*texts_of(book, longer))
+    found = groups[groups["sources"] > 0][["source", "target", "sources", "targets"]].tolist()
+    assert found == [(i, i + sum(place <= i for place in places), 1, 1) for i in range(sentences)]
 
 
 @pytest.mark.parametrize("numbered", [False, True])
@@ -206,8 +198,7 @@ def test_a_line_that_one_text_repeats_is_in_no_group(numbered: bool) -> None:
         vectors[0] = np.delete(vectors[0], feet[1:], axis=0)
     groups, _ = align(vectors, texts)
     of_feet = groups[np.isin(groups["source"], feet) & (groups["sources"] > 0)]
-    assert of_feet["targets"].tolist() == [0] * len(feet)
-    assert of_feet["sources"].tolist() == [1] * len(feet)
+    assert of_feet[["sources", "targets"]].tolist() == [(1, 0)] * len(feet)
     assert (groups["sources"] * groups["targets"] == 1).sum() == 60
     # They are no sign that skipping is cheap.
     anchors = np.stack([np.delete(np.arange(60 + len(feet)), feet), np.arange(60)], 1)
@@ -259,77 +250,108 @@ def test_the_groups_of_a_text_join_neighbours_over_empty_lines() -> None:
     assert text.kinds[0] == text.kinds[2] != text.kinds[1]
 
 
+def run(command: str) -> dict:
+    return mine_bitext.run(command.split())
+
+
+def joined(texts: Iterable[str]) -> str:
+    return " ".join(filter(None, texts))
+
+
+@pytest.fixture
+def options(tiny_bert_dir: Path) -> str:
+    return f"--model {tiny_bert_dir} --pooling mean --in_order"
+
+
 def test_two_books_become_a_file_from_which_both_texts_can_be_read_back(
-    tiny_bert_dir: Path, tmp_path: Path
+    options: str, tmp_path: Path
 ) -> None:
-    sides = {"source": [*SOURCE[:3], "", *SOURCE[3:]]}
-    sides["target"] = [f"{x} & <b>" for x in TARGET]
+    sides = {"source": [*SOURCE[:3], "", *SOURCE[3:]], "target": [f"{x} & <b>" for x in TARGET]}
     for number in range(12):
         sides["source"].insert(4 * number, f"Seite {number}")
-    argv = []
     for side, lines in sides.items():
-        argv.append(str(write_text(tmp_path / side, "\n".join(lines))))
-    argv += ["--model", str(tiny_bert_dir), "--pooling", "mean", "--in_order", "--pair", "de-en"]
+        write(tmp_path / side, lines_of(lines))
+
+    def require_both_texts(rows: list[dict]) -> None:
+        for side, lines in sides.items():
+            assert joined(row[side] for row in rows) == joined(lines)
+
+    command = f"{tmp_path}/source {tmp_path}/target {options} --pair de-en"
     outputs = [tmp_path / f"de-en.{ending}" for ending in ("tsv", "parquet", "tmx", "jsonl")]
     for output in outputs:
-        made = run([*argv, "--output", str(output)])
+        made = run(f"{command} --output {output}")
     assert made["source"]["sentences"] == made["target"]["sentences"] + 12 == 52
 
     rows = json_rows(outputs[-1])
     assert pq.read_table(outputs[1]).to_pylist() == rows
-    table = [line.split("\t") for line in outputs[0].read_text().splitlines()[1:]]
-    assert [cells[1:3] for cells in table] == [[row["source"], row["target"]] for row in rows]
+    table = read_table(outputs[0])
+    for side in sides:
+        assert table[side].tolist() == [row[side] for row in rows]
     pairs = [(row["source"], row["target"]) for row in rows if row["score"] is not None]
     for output in outputs:
         assert pairs_of(load_bitext([output])["de"]) == pairs
-        [(language, found)] = load_bitext([output.rename(tmp_path / f"x{output.suffix}")]).items()
-        assert (language, pairs_of(found)) == ("de" if output.suffix == ".tmx" else "und", pairs)
-        (tmp_path / f"x{output.suffix}").rename(output)
+        unnamed = output.rename(tmp_path / f"x{output.suffix}")
+        language = "de" if output == outputs[2] else "und"  # TMX states its languages
+        assert pairs_of(load_bitext([unnamed])[language]) == pairs
+        unnamed.rename(output)
     assert len(pairs) == made["kept"] > 5
     alone = [row["source"] for row in rows if not row["target"]]
     assert sum(text.startswith("Seite") for text in alone) == 12
+    require_both_texts(rows)
     for side, lines in sides.items():
-        assert " ".join(filter(None, (row[side] for row in rows))) == " ".join(filter(None, lines))
         for row in rows:
             assert row[side] == " ".join(lines[number - 1] for number in row[f"{side}_lines"])
             assert row[side] or row["score"] is None
 
     # The sentences of groups below a threshold are listed as well.
     lowest = sorted(row["score"] for row in rows if row["score"] is not None)[len(pairs) // 2]
-    made = run([*argv, "--output", str(outputs[-1]), "--threshold", str(lowest)])
+    made = run(f"{command} --output {outputs[-1]} --threshold {lowest}")
     rows = json_rows(outputs[-1])
     assert made["kept"] == sum(row["score"] is not None for row in rows) < len(pairs)
     assert made["source_without_translation"] == sum(not row["target"] for row in rows)
-    for side, lines in sides.items():
-        assert " ".join(filter(None, (row[side] for row in rows))) == " ".join(filter(None, lines))
+    require_both_texts(rows)
+
+
+SUBTITLES = """1
+00:00:01,500 --> 00:00:01,900
+<i>He came, for</i>
+
+2
+00:00:02,500 --> 00:00:02,900
+example, in May.
+
+3
+00:00:03,500 --> 00:00:03,900
+<i> </i>
+
+4
+00:00:04,500 --> 00:00:04,900
+She
+left! Yes.
+"""
 
 
 def test_paragraphs_and_subtitles_become_sentences_with_their_places(
-    tiny_bert_dir: Path, tmp_path: Path
+    options: str, tmp_path: Path
 ) -> None:
-    source = write_text(
-        tmp_path / "a.de", "Er kam z.\u00a0B. am 3. Mai. Sie ging! " * 20 + "\nJa. Nein.\n"
-    )
-    subtitle = "{0}\n00:00:0{0},500 --> 00:00:0{0},900\n{1}\n\n"
-    cues = ["<i>He came, for</i>", "example, in May.", "<i> </i>", "She\nleft! Yes."]
-    text = "".join(subtitle.format(number, cue) for number, cue in enumerate(cues, 1))
-    target = write_text(tmp_path / "a.srt", text)
+    paragraph = "Er kam z.\u00a0B. am 3. Mai. Sie ging! " * 20
+    source = write(tmp_path / "a.de", f"{paragraph}\nJa. Nein.\n")
+    target = write(tmp_path / "a.srt", SUBTITLES)
     output = tmp_path / "groups.jsonl"
-    argv = [str(source), str(target), "--model", str(tiny_bert_dir), "--pooling", "mean"]
-    argv += ["--in_order", "--output", str(output)]
+    command = f"{source} {target} {options} --output {output}"
     with pytest.raises(UserError, match="--pair"):
-        run(argv)
-    made = run([*argv, "--pair", "de-en"])
+        run(command)
+    made = run(f"{command} --pair de-en")
     assert (made["source"]["sentences"], made["target"]["sentences"]) == (42, 3)
-    assert "source_times" not in json_rows(output)[0]
     rows = json_rows(output)
+    assert "source_times" not in rows[0]
     places = {name: sum((row[name] for row in rows), []) for name in rows[0] if name[-1] == "s"}
     assert places["source_lines"] == [1] * 40 + [2] * 2
     assert places["source_numbers"] == [*range(1, 41), 1, 2]
     assert places["target_lines"] == [1, 4, 4]
     assert places["target_numbers"] == [1, 1, 2]
     assert places["target_times"] == ["0:00:01", "0:00:04", "0:00:04"]
-    shown = " ".join(filter(None, (row["target"] for row in rows)))
+    shown = joined(row["target"] for row in rows)
     assert shown == "He came, for example, in May. She left! Yes."
-    run([*argv, "--split_lines", "false"])
+    run(f"{command} --split_lines false")
     assert len(output.read_text().splitlines()) < 5

@@ -10,6 +10,7 @@ import pytest
 import torch
 from naive import cosines
 from numpy.testing import assert_allclose, assert_array_equal
+from table_encoder import TableEncoder
 
 from dap_transformers.errors import UserError
 from dap_transformers.mining.margin import PAIR, neighbourhoods, score_known, score_pairs
@@ -132,26 +133,13 @@ def test_pairs_of_equal_score_count_together() -> None:
     assert [row["precision"] for row in model.table()] == [1.0, 0.8667, 0.78]
 
 
-def test_few_sentences_are_all_kept() -> None:
-    choice = mine_vectors(texts(10, 10), MiningOptions())[2]
-    assert (choice.threshold, choice.table) == (None, [])
-    assert "too few candidates for an estimate" in choice.note
-
-
-class Encoder:
-    """Encode a number as a direction."""
-
-    def encode(self, sentences: list[str]) -> np.ndarray:
-        angles = np.array([float(sentence) for sentence in sentences])
-        return np.stack([np.cos(angles), np.sin(angles)], 1)
-
-
 def test_the_function_mines_sentences_or_vectors_into_a_table() -> None:
-    table = mine(["0.1", "", "0.7", "0.1"], ["0.69", "0.11"], Encoder(), k=1)
+    encoder = TableEncoder(np.array([[1, 0.1], [1, 0.7], [1, 0.69], [1, 0.11]]))
+    table = mine(["0", "", "1", "0"], ["2", "3"], encoder, k=1)
     assert json.loads(table.schema.metadata[b"mining"])["threshold"] is None
     assert {table.schema.field(name).type for name in ("source", "target")} == {pa.string()}
     rows = table.drop("score").to_pydict().values()
-    assert set(zip(*rows)) == {("0.1", "0.11", 1, 2), ("0.7", "0.69", 3, 1)}
+    assert set(zip(*rows)) == {("0", "3", 1, 2), ("1", "2", 3, 1)}
 
     rounded = [torch.from_numpy(side).bfloat16() for side in texts(200, 100)]
     for vectors in (texts(200, 100), rounded):
@@ -168,6 +156,7 @@ def test_known_translations_tell_nothing_if_one_neighbour_is_compared() -> None:
 
 
 EYE = np.eye(3)
+ENCODER = TableEncoder(EYE)
 
 
 @pytest.mark.parametrize(
@@ -181,10 +170,10 @@ EYE = np.eye(3)
         (lambda: mine(EYE, EYE, min_precision=1.5), "min_precision=1.5: give a share"),
         (lambda: mine(EYE, EYE, k=0), "k=0: at least 1"),
         (lambda: mine(EYE, EYE, min_precision=0.9, threshold=1), "min_precision"),
-        (lambda: mine([], ["1"], Encoder()), "source: none of its lines"),
-        (lambda: mine("one", ["1"], Encoder()), "is the string"),
-        (lambda: mine(pd.DataFrame({"text": ["1"]}), ["1"], Encoder()), "is the table"),
-        (lambda: mine(["1", float("nan")], ["1"], Encoder()), "sentence 1 is nan"),
+        (lambda: mine([], ["1"], ENCODER), "source: none of its lines"),
+        (lambda: mine("one", ["1"], ENCODER), "is the string"),
+        (lambda: mine(pd.DataFrame({"text": ["1"]}), ["1"], ENCODER), "is the table"),
+        (lambda: mine(["1", float("nan")], ["1"], ENCODER), "sentence 1 is nan"),
     ],
 )
 def test_what_is_refused(call: Callable, says: str) -> None:

@@ -7,7 +7,7 @@ import polars as pl
 import pytest
 
 from dap_transformers.prepare.deduplication import Admission, count_distinct, pair_keys, sample
-from dap_transformers.text_keys import _IGNORED, _LETTERS, normalise_all, ranks, text_keys
+from dap_transformers.text_keys import _IGNORED, _LETTERS, normalise_all, ranks
 
 
 def frame(different: int, count: int = 3500) -> pl.LazyFrame:
@@ -31,12 +31,6 @@ def test_texts_are_normalised_as_by_a_loop_over_characters() -> None:
     texts += ["a" + chr(code) + "B" for code in range(0x1F000) if not 0xD800 <= code < 0xE000]
     assert normalise_all(texts) == [normalised(text) for text in texts]
     assert normalise_all([]) == []
-
-
-def test_keys_are_of_the_text_alone() -> None:
-    keys = text_keys(normalise_all(["Good day!", "bad", "", "good, DAY", "goodda"]))
-    assert keys[0] == keys[3] == text_keys(normalise_all(["gOOdday"]))[0]
-    assert len(set(keys.tolist())) == 4
 
 
 def test_pair_keys_and_ranks_are_random_and_tell_pairs_sides_and_seeds_apart() -> None:

@@ -27,7 +27,7 @@ GOOD = {
 
 
 def frame(*pairs: tuple[str, str]) -> pl.DataFrame:
-    return pl.DataFrame(pairs, schema={"source": pl.String, "target": pl.String}, orient="row")
+    return pl.DataFrame(pairs, schema=["source", "target"], orient="row")
 
 
 def lengths(source: int, target: int) -> tuple[str, str]:
@@ -93,7 +93,7 @@ SCRIPT_NAMES = {"CJK UNIFIED": "Han", "HIRAGANA": "Hiragana", "KATAKANA LETTER":
 
 
 def script_of(character: str) -> str:
-    name = unicodedata.name(character, "")
+    name = unicodedata.name(character)
     for start, script in SCRIPT_NAMES.items():
         if name.startswith(start):
             return script
@@ -106,22 +106,16 @@ def naive_words(text: str, language: str) -> tuple[list[str], int]:
         tokens = text.split(" ")
         return tokens, len(tokens) if text else 0
 
-    tokens: list[str] = []
-    count = 0.0
-    is_in_run = False
+    spaced = ""
     for character in text:
-        if character in " 。，、！":
-            is_in_run = False
-        elif (script := script_of(character)) in CHARACTERS_PER_WORD:
-            tokens.append(character)
-            count += 1 / CHARACTERS_PER_WORD[script]
-            is_in_run = False
-        elif is_in_run:
-            tokens[-1] += character
+        if character in "。，、！":
+            spaced += " "
+        elif script_of(character) in CHARACTERS_PER_WORD:
+            spaced += f" {character} "  # a token by itself
         else:
-            tokens.append(character)
-            count += 1
-            is_in_run = True
+            spaced += character
+    tokens = spaced.split()
+    count = sum(1 / CHARACTERS_PER_WORD.get(script_of(token[0]), 1) for token in tokens)
     return tokens, ceil(count - 1e-9)
 
 
@@ -146,8 +140,7 @@ def naive_reason(language: str, source: str, target: str) -> str | None:
         "shared": 0 < len(first & second) >= 0.5 * min(len(first), len(second)),
         "script": naive_foreign(source, SCRIPTS[language]) or naive_foreign(target, SCRIPTS["en"]),
     }
-    failed = [reason for reason, is_failed in fails.items() if is_failed]
-    return failed[0] if failed else None
+    return next((reason for reason, is_failed in fails.items() if is_failed), None)
 
 
 TEXT = "the train leaves at 8 we saw old birds 12 http home@ Windows x"

@@ -48,11 +48,11 @@ def test_all_corpora_are_asked_for_in_all_languages_of_the_paper(
 def test_downloaded_text_can_be_read(store: Path, tmp_path: Path) -> None:
     folder = tmp_path / "raw"
     found = download_corpora(["Europarl", "OpenSubtitles"], ["deu", "pt", "zh"], folder)
-    assert [(path.name, str(corpus)) for path, corpus in found.items()] == [
-        ("Europarl_v8.de-en.txt.zip", "Europarl v8"),
-        ("OpenSubtitles_v2018.de-en.txt.zip", "OpenSubtitles v2018"),
-        ("OpenSubtitles_v2018.en-pt_br.txt.zip", "OpenSubtitles v2018"),
-        ("OpenSubtitles_v2018.en-zh_cn.txt.zip", "OpenSubtitles v2018"),
+    assert [f"{corpus}: {path.name}" for path, corpus in found.items()] == [
+        "Europarl v8: Europarl_v8.de-en.txt.zip",
+        "OpenSubtitles v2018: OpenSubtitles_v2018.de-en.txt.zip",
+        "OpenSubtitles v2018: OpenSubtitles_v2018.en-pt_br.txt.zip",
+        "OpenSubtitles v2018: OpenSubtitles_v2018.en-zh_cn.txt.zip",
     ]
     data = load_bitext(folder, cache_dir=tmp_path / "cache")
     read = [tuple(row.values()) for rows in data.values() for row in rows]

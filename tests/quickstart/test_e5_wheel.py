@@ -30,15 +30,15 @@ SHAPES = {
 
 
 def quantised(rng: np.random.Generator, rows: int, columns: int) -> tuple[bytes, np.ndarray]:
-    """Return random Q4_0 blocks and their weights, computed one by one."""
-    blocks = np.zeros(rows * columns // 32, [("scale", "<f2"), ("nibbles", "u1", 16)])
-    blocks["scale"] = rng.uniform(0.001, 0.1, len(blocks))
-    blocks["nibbles"] = rng.integers(0, 256, (len(blocks), 16))
-    values = []
-    for scale, nibbles in zip(blocks["scale"].astype(float), blocks["nibbles"].astype(int)):
-        values += [scale * (nibble % 16 - 8) for nibble in nibbles]
-        values += [scale * (nibble // 16 - 8) for nibble in nibbles]
-    return blocks.tobytes(), np.reshape(values, (rows, columns))
+    """Return Q4_0 blocks of random weights, and the weights."""
+    raw = b""
+    weights = []
+    for _ in range(rows * columns // 32):
+        scale = np.float16(rng.uniform(0.001, 0.1))
+        low, high = rng.integers(0, 16, (2, 16), np.uint8)
+        raw += struct.pack("<e16s", scale, bytes(low + 16 * high))
+        weights += [float(scale) * (int(nibble) - 8) for nibble in (*low, *high)]
+    return raw, np.reshape(weights, (rows, columns))
 
 
 def e5_file() -> tuple[bytes, dict[str, np.ndarray]]:
@@ -81,7 +81,7 @@ def encoder_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "out"
 
 
-def test_weights_equal_a_naive_loop_over_the_nibbles(encoder_dir: Path) -> None:
+def test_weights_are_those_of_the_file(encoder_dir: Path) -> None:
     _, expected = e5_file()
     model = AutoModel.from_pretrained(encoder_dir, add_pooling_layer=False)
     assert (model.config.vocab_size, model.config.pad_token_id) == (len(PIECES), 1)
@@ -96,17 +96,17 @@ def test_weights_equal_a_naive_loop_over_the_nibbles(encoder_dir: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "pieces"),
     [
-        ("ab", ["<s>", "▁ab", "</s>"]),
-        ("\u200bab\x01c", ["<s>", "▁ab", "c", "</s>"]),
-        ("ab\tab", ["<s>", "▁ab", "▁ab", "</s>"]),
-        ("b  ｃ", ["<s>", "▁", "b", "▁", "c", "</s>"]),
-        ("ab x", ["<s>", "▁ab", "▁", "<unk>", "</s>"]),
-        ("<mask>", ["<s>", "<mask>", "</s>"]),
+        ("ab", "<s> ▁ab </s>"),
+        ("\u200bab\x01c", "<s> ▁ab c </s>"),
+        ("ab\tab", "<s> ▁ab ▁ab </s>"),
+        ("b  ｃ", "<s> ▁ b ▁ c </s>"),
+        ("ab x", "<s> ▁ab ▁ <unk> </s>"),
+        ("<mask>", "<s> <mask> </s>"),
     ],
 )
-def test_segmentation(encoder_dir: Path, text: str, pieces: list) -> None:
+def test_segmentation(encoder_dir: Path, text: str, pieces: str) -> None:
     tokenizer = AutoTokenizer.from_pretrained(encoder_dir)
-    assert tokenizer.convert_ids_to_tokens(tokenizer(text)["input_ids"]) == pieces
+    assert tokenizer.convert_ids_to_tokens(tokenizer(text)["input_ids"]) == pieces.split()
 
 
 def test_a_half_written_encoder_is_written_again(

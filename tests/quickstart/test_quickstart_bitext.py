@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from written import text_of, write, zip_of
+from written import read, text_of, write, zip_of
 
 from dap_transformers.evaluation.retrieval import Retrieval
 from eval_retrieval import EvaluationArguments
@@ -59,11 +59,11 @@ def test_po_entries_are_cleaned_and_chosen(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = wheel(tmp_path / "a.whl", {"de": PO, "fr": po(("Save all of it", ""))})
-    assert bitext.read_wheels([path])["de"] == [
-        ("Eine neue Seite hinzufügen", "Add a new page"),
-        ("eine offene Aufgabe", "one open task"),
-        ("alle offenen Aufgaben", "all open tasks"),
-        ("Erste Zeile zweite & letzte", "First line second & last"),
+    assert list(map("\t".join, bitext.read_wheels([path])["de"])) == [
+        "Eine neue Seite hinzufügen\tAdd a new page",
+        "eine offene Aufgabe\tone open task",
+        "alle offenen Aufgaben\tall open tasks",
+        "Erste Zeile zweite & letzte\tFirst line second & last",
     ]
     assert not caplog.text
 
@@ -130,8 +130,7 @@ def test_written_files_line_up(corpus: bitext.Corpus, tmp_path: Path) -> None:
     earlier = write(tmp_path / "test/tatoeba.ita-eng.eng", "of an earlier version")
     bitext.write(train, test, tmp_path)
     assert (tmp_path / "train/de-en.tsv").read_bytes() == text_of(train["de"])
-    texts = [(tmp_path / f"test/de-en.{side}").read_text() for side in ("de", "en")]
-    assert list(zip(*map(str.splitlines, texts), strict=True)) == list(test["de"])
+    assert read(tmp_path / "test/de-en.de") == list(test["de"])
     assert not earlier.exists()
     (retrieval,) = EvaluationArguments(data_dir=[str(tmp_path / "test")]).all_evaluators()
     assert retrieval.pairs == test

@@ -4,15 +4,14 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from conftest import synthetic_pairs
-from numpy.testing import assert_array_equal
-from written import lines_of, text_of, write
+from numpy.testing import assert_array_equal, assert_equal
+from written import text_of, write, write_format
 
 import eval_retrieval
 from dap_transformers.commands import mine_bitext
@@ -26,7 +25,7 @@ from dap_transformers.ray import search as ray_search
 from dap_transformers.ray.connection import Cluster, each_on_cluster
 from dap_transformers.ray.encoder import ClusterEncoder
 from dap_transformers.ray.search import TILES, cluster_neighbours
-from dap_transformers.search.exact import Neighbours, mutual_neighbours
+from dap_transformers.search.exact import mutual_neighbours
 
 # Ray reads these when it is imported. A lost node is noticed after seconds instead of minutes.
 os.environ |= {
@@ -64,11 +63,6 @@ def lose_node(nodes: object) -> None:
     nodes.remove_node(nodes.worker_nodes.copy().pop(), allow_graceful=False)
 
 
-def require_equal(found: Neighbours, expected: Neighbours) -> None:
-    for one, other in zip(chain(*found), chain(*expected)):
-        assert_array_equal(one, other)
-
-
 # ------------------------------------------------------------------------------------- commands
 
 
@@ -78,8 +72,7 @@ def test_commands_on_the_cluster_give_the_numbers_of_one_process(
 ) -> None:
     monkeypatch.setattr(embeddings, "PIECE", 16)  # several pieces per shard
     text = write(tmp_path / "de-en.tsv", text_of(PAIRS))
-    for name, side in zip(("a.de", "a.en"), zip(*PAIRS)):
-        write(tmp_path / name, lines_of(side))
+    write_format(tmp_path, "a.XX", PAIRS)
     sides = f"{tmp_path}/a.de {tmp_path}/a.en"
 
     def run_commands(out: Path, more: str = "") -> tuple[bytes, dict]:
@@ -239,10 +232,10 @@ def test_equal_scores_keep_the_lowest_index_in_any_order_of_tiles(
     )
     monkeypatch.setitem(sys.modules, "ray", cluster)
     monkeypatch.setitem(TILES, "CPU", 8)
-    require_equal(cluster_neighbours(source, target, 8), mutual_neighbours(source, target, 8))
+    assert_equal(cluster_neighbours(source, target, 8), mutual_neighbours(source, target, 8))
     # More than k rows, but not two strips of k rows.
     few = source[:9], target[:15]
-    require_equal(cluster_neighbours(*few, 8), mutual_neighbours(*few, 8))
+    assert_equal(cluster_neighbours(*few, 8), mutual_neighbours(*few, 8))
 
 
 @pytest.mark.slow
@@ -274,6 +267,6 @@ def test_lost_workers_and_nodes_change_no_neighbour(
 
     monkeypatch.setattr(ray_search, "mutual_neighbours", search_or_die)
     monkeypatch.setattr(ray_search, "_merge", lose_node_at_third_tile)
-    require_equal(cluster_neighbours(source, target), expected)
+    assert_equal(cluster_neighbours(source, target), expected)
     assert len(list(tmp_path.iterdir())) >= 2
     assert not nodes.worker_nodes

@@ -5,8 +5,8 @@ import pytest
 from naive import cosines
 from numpy.testing import assert_allclose
 
-import dap_transformers.search.approximate
 from dap_transformers.mining.margin import candidate_pairs
+from dap_transformers.search import approximate
 from dap_transformers.search.approximate import approximate_neighbours, recall_at_k
 from dap_transformers.search.exact import mutual_neighbours
 
@@ -61,12 +61,10 @@ def test_rows_that_are_not_finite_are_refused_where_some_rows_train_the_index_to
 ) -> None:
     source, target = sides()
     with pytest.raises(ValueError, match="1 of 1000 rows"):
-        approximate_neighbours(
-            np.where(np.arange(1000)[:, None] == 321, np.inf, source), target, 4, "Flat"
-        )
+        approximate_neighbours(target, np.vstack([source[:-1], [np.inf] * 16]), 4, "Flat")
     target[330, 3] = np.nan
-    monkeypatch.setattr(dap_transformers.search.approximate, "TRAINING_ROWS", 100)
-    monkeypatch.setattr(dap_transformers.search.approximate, "BLOCK_ROWS", 16)
+    monkeypatch.setattr(approximate, "TRAINING_ROWS", 100)
+    monkeypatch.setattr(approximate, "BLOCK_ROWS", 16)
     with pytest.raises(ValueError, match="1 of 100 rows"):
         approximate_neighbours(source, target, 4, "IVF2,Flat")
     target[330, 3] = 0

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from written import json_rows
+from written import json_rows, write
 
 from study.question_sets import (
     Page,
@@ -83,10 +83,7 @@ Or C<< map >> I<it>.
 def test_a_reader_keeps_the_prose(
     reader: Reader, name: str, text: str, pages: Pages, tmp_path: Path
 ) -> None:
-    path = tmp_path / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8")
-    assert dict(reader(path)) == pages
+    assert dict(reader(write(tmp_path / name, text))) == pages
 
 
 def long(words: str) -> str:
@@ -109,13 +106,9 @@ def languages(tmp_path: Path) -> dict[str, Pages]:
     more = {"twin1": ("Which of both", long("one")), "twin2": ("Which of both", long("two"))}
     more["echo"] = (long("echo"), long("echo"))
     for code, pages in (("C", english | more), ("de", german)):
-        folder = tmp_path / "help" / code
-        folder.mkdir(parents=True)
         for key, (title, text) in pages.items():
-            page = MALLARD.format(title=title, text=text)
-            (folder / f"{key}.page").write_text(page, encoding="utf-8")
-    codes = {"en": "C", "de": "de"}
-    source = Source("", "help/{}/*.page", read_page, codes)
+            write(tmp_path / f"help/{code}/{key}.page", MALLARD.format(title=title, text=text))
+    source = Source("", "help/{}/*.page", read_page, {"en": "C", "de": "de"})
     return read_set(source, tmp_path)
 
 
@@ -130,9 +123,8 @@ def test_a_mixed_index_has_translated_pages_but_not_those_of_its_answers(
     queries = [row["_id"] for row in json_rows(folder / "queries.jsonl")]
     header, *lines = (folder / "qrels" / "test.tsv").read_text().splitlines()
     assert header == "query-id\tcorpus-id\tscore"
-    assert [line.split("\t") for line in lines] == [[key, f"en:{key}", "1"] for key in queries]
+    assert lines == [f"{key}\ten:{key}\t1" for key in queries]
     assert len(queries) == 2
-    english = {key.removeprefix("en:") for key in corpus if key.startswith("en:")}
-    german = {key.removeprefix("de:") for key in corpus if key.startswith("de:")}
-    assert english == languages["en"].keys()
-    assert german == languages["de"].keys() - {*queries}
+    english = {f"en:{key}" for key in languages["en"]}
+    german = {f"de:{key}" for key in languages["de"].keys() - {*queries}}
+    assert set(corpus) == english | german

@@ -8,7 +8,7 @@ from pathlib import Path
 from unittest.mock import Mock, patch
 
 import pytest
-from written import json_of, many, pairs_of, read, read_folder, text_of, write, zip_of
+from written import folder_text, json_of, many, pairs_of, read, text_of, write, zip_of
 
 from dap_transformers.errors import UserError
 from dap_transformers.text.archives import read_lines, read_sentences
@@ -35,20 +35,20 @@ def test_an_archive_is_read_as_a_folder(tmp_path: Path, caplog: pytest.LogCaptur
         "locale/tr/LC_MESSAGES/a.po": b'msgid "six"\nmsgstr "alti"\n',
     }
     expected = {
-        "de": [("eins", "one")],
-        "fr": [("deux", "two")],
-        "ru": [("V", "5")],
-        "sw": [("tatu", "three")],
-        "tr": [("alti", "six")],
-        "zh": [("四", "four")],
+        "de": "eins\tone\n",
+        "fr": "deux\ttwo\n",
+        "ru": "V\t5\n",
+        "sw": "tatu\tthree\n",
+        "tr": "alti\tsix\n",
+        "zh": "四\tfour\n",
     }
     path = zip_of(tmp_path / "all.zip", members)
     zip_of(tmp_path / "notes.zip", {"notes.txt": b"none"})
     for given in (path, tmp_path):
-        assert read_folder(given) == expected
+        assert folder_text(given) == expected
     assert f"{path}: left out: more.zip, ur-en.parquet; expected" in caplog.text
     assert "left out: notes.zip, all.zip/more.zip, all.zip/ur-en.parquet;" in caplog.text
-    assert pairs_of(load_bitext(tmp_path)["de"]) == expected["de"]
+    assert pairs_of(load_bitext(tmp_path)["de"]) == [("eins", "one")]
     assert list(read_sentences(path / "packed.sw.gz")) == ["tatu"]
     with pytest.raises(FileNotFoundError, match=r"none\.de"):
         list(read_lines(path / "none.de"))

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from written import PAIRS, lines_of, read, read_folder, text_of, write, write_format, zip_of
+from written import PAIRS, folder_text, lines_of, read, text_of, write, write_format, zip_of
 
 from dap_transformers.errors import UserError
 from dap_transformers.prepare.evaluation_sets import read_evaluation
@@ -15,21 +15,18 @@ from dap_transformers.text.find import find_bitext, find_dev, find_hub_files
 
 
 @pytest.mark.parametrize(
-    ("name", "sides"),
-    [
-        ("news.de-en.XX", ("de", "en")),
-        ("news.XX.gz", ("deu", "eng")),
-        ("nllb.XX", ("deu_Latn", "eng_Latn")),
-        ("c.XX", ("de-AT", "en-GB")),
-    ],
+    "name_and_sides",
+    ["news.de-en.XX de en", "news.XX.gz deu eng", "nllb.XX deu_Latn eng_Latn", "c.XX de-AT en-GB"],
 )
 def test_moses_sides_read_back_from_a_folder_or_from_either_side(
-    tmp_path: Path, name: str, sides: tuple
+    tmp_path: Path, name_and_sides: str
 ) -> None:
+    name, *sides = name_and_sides.split()
     write_format(tmp_path, name, PAIRS, sides)
     source, target = (tmp_path / name.replace("XX", side) for side in sides)
     for paths in (tmp_path, source, target, [source, target], [tmp_path, target, source]):
-        assert [*read_folder(paths).values()] == [PAIRS]
+        [[file]] = find_bitext(paths).values()
+        assert read(file) == PAIRS
 
 
 def test_a_target_side_stands_for_the_source_sides_that_are_given_or_for_all(
@@ -39,7 +36,7 @@ def test_a_target_side_stands_for_the_source_sides_that_are_given_or_for_all(
     write(tmp_path / "news.fr", "oui\n")
     write(tmp_path / "news.en-US", "of another region\n")
     german, english = tmp_path / "news.de", tmp_path / "news.en"
-    assert read_folder([german, english]) == {"de": PAIRS}
+    assert folder_text([german, english]) == {"de": text_of(PAIRS).decode()}
     assert list(find_bitext(english)) == ["de", "fr"]
 
 
@@ -69,9 +66,19 @@ def test_a_name_that_tells_no_language_is_refused_or_left_out_of_a_folder(
         find_bitext(tmp_path)
     with pytest.raises(UserError, match="no parallel text is given"):
         find_bitext([])
-    left_out = ["a.po", "app.XLF", "en-de.tsv", "en-en.tsv"]
-    more = ["fr-en.tsv.bz2", "it-en.json", "lonely.de", "no-en.tsv.7z", "sw-en.txt", "train.tsv"]
-    for name in (*left_out, *more, "notes.log"):
+    left_out = {
+        "a.po": " (its header names no Language)",
+        "app.XLF": " (XLIFF: convert it, such as with xliff2po of the Translate Toolkit)",
+        "en-de.tsv": "",
+        "en-en.tsv": "",
+        "fr-en.tsv.bz2": " (unpack it, or pack it as .gz)",
+        "it-en.json": "",
+        "lonely.de": "",
+        "no-en.tsv.7z": "",
+        "sw-en.txt": "",
+        "train.tsv": "",
+    }
+    for name in (*left_out, "notes.log"):
         write(tmp_path / name, 'msgid "x"\nmsgstr "y"\n')
     write_format(tmp_path, "x.XX", PAIRS)
     write(tmp_path / "x.xh", "umbala\n")
@@ -82,38 +89,25 @@ def test_a_name_that_tells_no_language_is_refused_or_left_out_of_a_folder(
     for _ in range(2):
         assert list(find_bitext(tmp_path)) == ["de", "xh"]
     [listed] = [record.args[1] for record in caplog.records if "left out" in record.msg]
-    left_out[0] += " (its header names no Language)"
-    left_out[1] += " (XLIFF: convert it, such as with xliff2po of the Translate Toolkit)"
-    more[0] += " (unpack it, or pack it as .gz)"
-    assert listed == ", ".join([*left_out, *more, "1 more"])  # the folder sub
+    assert listed == ", ".join([*map("".join, left_out.items()), "1 more"])  # the folder sub
     assert caplog.text.count("'xh' is not one of the 36 languages") == 1
 
 
-def test_a_subfolder_train_stands_for_its_folder(tmp_path: Path) -> None:
-    write(tmp_path / "dev" / "de-en.tsv", "a\tb\n")
-    with pytest.raises(UserError, match="subfolders"):
-        find_bitext(tmp_path)
-    write(tmp_path / "train" / "fr-en.tsv", "a\tb\n")
-    assert list(find_bitext(tmp_path)) == ["fr"]
-
-
 @pytest.mark.parametrize(
-    ("train", "dev", "test"),
+    "splits",
     [
-        ("train.csv", "validation.csv", "test.csv"),
-        ("train.de-en.tsv", "dev.de-en.tsv", "test-2020.de-en.tsv"),
-        ("TRAIN.DE-EN.TSV", "DEV.DE-EN.TSV", "TEST.DE-EN.TSV"),
-        ("train/de-en.tsv", "val/de-en.tsv", "test/de-en.tsv"),
-        ("train/de-en.tsv", "dev.de-en.tsv", "test2014.de-en.tsv"),
-        ("news.de-en.tsv", "dev.de-en.tsv", "test.de-en.tsv"),
-        ("a.de-en-train.csv", "a.de-en-dev.csv", "a.de-en-test.csv"),
-        ("kftt-train.de-en.tsv", "kftt-tune.de-en.tsv", "kftt-test.de-en.tsv"),
-        ("train2019/de-en.tsv", "dev2019/de-en.tsv", "test2019/de-en.tsv"),
+        "train.csv validation.csv test.csv",
+        "train.de-en.tsv dev.de-en.tsv test-2020.de-en.tsv",
+        "TRAIN.DE-EN.TSV DEV.DE-EN.TSV TEST.DE-EN.TSV",
+        "train/de-en.tsv val/de-en.tsv test/de-en.tsv",
+        "train/de-en.tsv dev.de-en.tsv test2014.de-en.tsv",
+        "a.de-en-train.csv a.de-en-dev.csv a.de-en-test.csv",
+        "kftt-train.de-en.tsv kftt-tune.de-en.tsv kftt-test.de-en.tsv",
+        "train2019/de-en.tsv dev2019/de-en.tsv test2019/de-en.tsv",
     ],
 )
-def test_splits_in_a_folder_are_kept_apart(
-    tmp_path: Path, train: str, dev: str, test: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_splits_in_a_folder_are_kept_apart(tmp_path: Path, splits: str) -> None:
+    train, dev, test = splits.split()
     mark = "," if train.endswith("csv") else "\t"
     for name in (dev, test):
         write(tmp_path / name, f"de{mark}en\n{name}{mark}x\n")
@@ -121,37 +115,29 @@ def test_splits_in_a_folder_are_kept_apart(
     write(tmp_path / "validation" / ".hidden", "")
     assert find_dev([str(tmp_path)]) == []
     write(tmp_path / train, f"de{mark}en\n{train}{mark}x\n")
-    assert read_folder(tmp_path) == {"de": [(train, "x")]}
-    found = find_dev([str(tmp_path)])
-    if "news" in train:
-        assert found == []
-    else:
-        assert read_folder(Path(*found)) == {"de": [(dev, "x")]}
-        assert find_dev([str(tmp_path / train.partition("/")[0])]) == found
-        if "/" in train:
-            assert find_dev([str(tmp_path / train)]) == found
-        assert find_dev([str(tmp_path / train), *found]) == []
-    if "/" not in train:
-        assert f"{test} is named for test pairs" in caplog.text
+    assert folder_text(tmp_path) == {"de": f"{train}\tx\n"}
     for name, split in ((test, "test"), (dev, "dev")):
         [[file]] = find_bitext(tmp_path, split=split).values()
         assert read(file) == [(name, "x")]
-    if "/" not in train:
-        assert read(tmp_path / test) == [(test, "x")]
+    assert read(tmp_path / test) == [(test, "x")]
+
+    given = tmp_path / train
+    found = find_dev([str(given)])
+    assert folder_text(Path(*found)) == {"de": f"{dev}\tx\n"}
+    assert find_dev([str(tmp_path)]) == find_dev([str(given.parent)]) == found
+    assert find_dev([str(given), *found]) == []
 
 
-@pytest.mark.parametrize("name", ["a.zip/{}_set/de-en.tsv", "de-en_{}20.zip/de-en.tsv"])
-def test_splits_in_archives_are_kept_apart(name: str, tmp_path: Path) -> None:
-    archives: dict[str, dict[str, str]] = {}
-    for split in ("train", "dev", "test"):
-        archive, _, member = name.format(split).partition("/")
-        archives.setdefault(archive, {})[member] = f"{split}\tx\n"
-    for archive, members in archives.items():
-        zip_of(tmp_path / archive, members)
-    assert read_folder(tmp_path) == {"de": [("train", "x")]}
-    assert read_folder(tmp_path / name.format("train").partition("/")[0]) == {
-        "de": [("train", "x")]
-    }
+def test_splits_in_archives_are_kept_apart(tmp_path: Path) -> None:
+    texts = {split: f"{split}\tx\n" for split in ("train", "dev", "test")}
+    members = {f"{split}_set/de-en.tsv": text for split, text in texts.items()}
+    whole = zip_of(tmp_path / "a.zip", members)
+    for split, text in texts.items():
+        zip_of(tmp_path / f"fr-en_{split}20.zip", {"fr-en.tsv": text})
+    train = texts["train"]
+    assert folder_text(tmp_path) == {"de": train, "fr": train}
+    assert folder_text(whole) == {"de": train}
+    assert folder_text(tmp_path / "fr-en_train20.zip") == {"fr": train}
 
 
 def test_a_folder_named_for_a_split_trains_on_its_other_files(tmp_path: Path) -> None:
@@ -202,7 +188,7 @@ def test_hidden_files_are_left_out_of_a_folder_but_read_if_they_are_given(tmp_pa
     (folder / ".#de-en.tsv").symlink_to("someone@host.4711")  # the lock of an editor
     members = {"fr-en.tsv": b"oui\tyes\n", "__MACOSX/._fr-en.tsv": b"Mac OS X\tattributes\n"}
     zip_of(folder / "a.zip", members)
-    assert read_folder(folder) == {"de": [("ja", "yes")], "fr": [("oui", "yes")]}
+    assert folder_text(folder) == {"de": "ja\tyes\n", "fr": "oui\tyes\n"}
     assert sorted(read_evaluation([str(folder)])) == ["ja", "oui", "yes"]
     assert read(hidden) == [("Mac OS X", "attributes")]
 

@@ -74,7 +74,6 @@ def require_naive(path: Path, data: bytes, parse: Callable, least: int) -> None:
     expected = read_naively(data, parse)
     assert len(expected) > least
     assert numbered(file) == expected
-    assert read(file, 1.0) == list(expected.values())
 
 
 @pytest.mark.parametrize("batch", [7, 10_000])
@@ -138,26 +137,25 @@ def test_fields_of_the_two_languages_are_read_as_in_hub_datasets(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("name", "text"),
+    ("name", "blank"),
     [
-        ("de-en.tsv", "{}\t{}\n\n \t\n"),
-        ("de-en.csv", '"{}",{}\n\n,\n'),
-        ("de-en.jsonl", '{{"source": "{}", "target": "{}"}}\n\n{{"source": "", "target": null}}\n'),
+        ("de-en.tsv", "\n\n \t\n"),
+        ("de-en.csv", "\n\n,\n"),
+        ("de-en.jsonl", '\n\n{"source": "", "target": null}\n'),
+        ("a.XX", "\n \n\n"),
     ],
 )
-def test_two_empty_sides_are_no_damage(tmp_path: Path, name: str, text: str) -> None:
-    lines = "".join(text.format(*pair) for pair in many(9))
-    assert read(write(tmp_path / name, lines), 0.0) == many(9)
-    for name, texts, blank in zip(("a.de", "a.en"), zip(*many(9)), (" ", "")):
-        write(tmp_path / name, lines_of(f"{text}\n{blank}" for text in texts))
-    assert read(tmp_path / "a.de", 0.0) == many(9)
+def test_two_empty_sides_are_no_damage(tmp_path: Path, name: str, blank: str) -> None:
+    file = write_format(tmp_path, name, many(9))
+    for path in map(Path, file.paths):
+        path.write_text(path.read_text().replace("\n", blank))
+    assert read(file, 0.0) == many(9)
 
 
 # Bad lines
 
 BAD = [
     ("de-en.tsv", b"no tab here", "1 column, expected 2"),
-    ("de-en.tsv", b"ab\tc\td", "3 columns, expected 2"),
     ("de-en.tsv", b"a\tb\rc", "carriage return"),
     ("de-en.csv", b"a,b\xffc", "not UTF-8"),
     ("de-en.jsonl", b'{"source": "a",\r"target": "b"}', "carriage return"),
@@ -183,8 +181,8 @@ def test_a_bad_line_is_skipped_and_logged_or_refused(
     file = write_format(tmp_path, name, many(199))
     inserted = [line] if len(file.paths) == 1 else [b"x", line]  # of two sides, the second is bad
     for path, own in zip(map(Path, file.paths), inserted):
-        lines = path.read_bytes().split(b"\n")
-        path.write_bytes(b"\n".join([*lines[:6], own, *lines[6:]]))
+        *first, rest = path.read_bytes().split(b"\n", 6)
+        path.write_bytes(b"\n".join([*first, own, rest]))
     assert read(file, 0.01) == many(199)
     assert f"{file}, line 7 skipped: {reason}" in caplog.text
     assert "1 of 200 lines skipped" in caplog.text

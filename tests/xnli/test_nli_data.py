@@ -1,13 +1,12 @@
 """NLI data from files to token ids, compared with plain loops."""
 
 import copy
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import written
 from conftest import tiny_tokenizer
 from datasets import ClassLabel, Dataset, Features, Value
+from written import text_of, write
 
 from dap_transformers.errors import UserError
 from dap_transformers.xnli.data import (
@@ -24,31 +23,27 @@ from dap_transformers.xnli.data import (
 TOKENIZER = tiny_tokenizer()
 
 
-@pytest.fixture
-def write(tmp_path: Path) -> Callable:
-    """Return a function that writes rows into a TSV file, and returns where it is."""
-
-    def write_rows(*rows: tuple[str, ...], name: str = "a.tsv") -> NLISource:
-        return NLISource(str(written.write(tmp_path / name, written.text_of(rows))))
-
-    return write_rows
+def write_rows(path: Path, *rows: tuple[str, ...]) -> NLISource:
+    return NLISource(str(write(path, text_of(rows))))
 
 
 @pytest.mark.parametrize("name", ["a.tsv", "snli.en.tsv.xz"])
-def test_every_form_of_a_file_gives_the_same_examples(name: str, write: Callable) -> None:
-    rows = [("He is «here».", 'He said "no', "2"), ("It\u2028rains", "-", "entailment")]
-    plain = [{"premise": a, "hypothesis": b, "label": c} for (a, b, _), c in zip(rows, (2, 0))]
-    assert load_nli(write(*rows, name=name)).to_list() == plain
-    header = (*COLUMNS[:2], "gold_label")
-    with_genre = [(*row, "letters") for row in rows]
-    assert load_nli(write(header, *with_genre, ("",), name=name)).to_list() == plain
+def test_every_form_of_a_file_gives_the_same_examples(name: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    plain = 'He is «here».\tHe said "no\t2\nIt\u2028rains\t-\tentailment\n'
+    header = "premise\thypothesis\tgold_label\n"
+    for text in (plain, header + plain.replace("\n", "\tletters\n") + "\n"):  # with a genre
+        assert load_nli(NLISource(str(write(path, text)))).to_list() == [
+            {"premise": "He is «here».", "hypothesis": 'He said "no', "label": 2},
+            {"premise": "It\u2028rains", "hypothesis": "-", "label": 0},
+        ]
 
 
 def test_labels_have_the_numbers_of_the_hub_and_those_without_gold_are_skipped(
-    write: Callable,
+    tmp_path: Path,
 ) -> None:
     names = [*LABEL.names, "contradictory", "-1", "0", "1", "2", "-"]
-    source = write(*((name, "b", name) for name in names))
+    source = write_rows(tmp_path / "a.tsv", *((name, "b", name) for name in names))
     assert load_nli(source)["label"][:] == [0, 1, 2, 2, 0, 1, 2]
     assert load_nli(source, limit=5)["premise"][:] == [*LABEL.names, "contradictory", "0"]
 
@@ -83,28 +78,33 @@ def test_a_folder_is_read_by_split_and_language(
     (tmp_path / "test-de.tsv").touch()
     with pytest.raises(UserError, match=r"test-de.tsv and .*test-de.tsv.xz are of one language"):
         find_nli(str(tmp_path))
+    with pytest.raises(UserError, match="no train-en"):
+        training_source(None, {"train": {}})
+    with pytest.raises(UserError, match="nobody/nothing "):
+        load_nli(NLISource("nobody/nothing", None, "test"))
 
 
 @pytest.mark.parametrize(
-    ("call", "says"),
+    ("text", "says"),
     [
-        (lambda write: load_nli(write(("x", "y", "maybe"))), "a.tsv .*tabs.*KeyError: 'maybe'"),
-        (lambda write: load_nli(write(("x", "y", "0"), ("x", "y"))), "a.tsv .*tabs.*ValueError"),
-        (lambda write: load_nli(write(("x", "y", "-"))), "a.tsv: no examples with a gold label"),
-        (lambda write: load_nli(write((*COLUMNS[1::-1], "label"))), "a.tsv: .*not premise, hypoth"),
-        (lambda write: load_nli(NLISource("nobody/nothing", None, "test")), "nobody/nothing "),
-        (lambda write: training_source(None, {"train": {}}), "no train-en"),
+        ("x\ty\tmaybe\n", "a.tsv .*tabs.*KeyError: 'maybe'"),
+        ("x\ty\t0\nx\ty\n", "a.tsv .*tabs.*ValueError"),
+        ("x\ty\t-\n", "a.tsv: no examples with a gold label"),
+        ("hypothesis\tpremise\tlabel\n", "a.tsv: .*not premise, hypoth"),
     ],
 )
-def test_what_is_refused(call: Callable, says: str, write: Callable) -> None:
+def test_a_file_with_other_columns_or_labels_is_refused(
+    text: str, says: str, tmp_path: Path
+) -> None:
+    path = write(tmp_path / "a.tsv", text)
     with pytest.raises(UserError, match=says):
-        call(write)
+        load_nli(NLISource(str(path)))
 
 
-def test_data_is_tokenised_by_split_and_language_as_the_tokenizer_does(write: Callable) -> None:
+def test_data_is_tokenised_by_split_and_language_as_the_tokenizer_does(tmp_path: Path) -> None:
     rows = [("kaban " * size, "loder " * (12 - size), LABEL.names[size % 3]) for size in (9, 1, 5)]
     rows.append(("kaban", "loder", LABEL.names[0]))
-    source = write(*rows)
+    source = write_rows(tmp_path / "a.tsv", *rows)
     sources = {"train": {"en": source}, "dev": {"en": source}, "test": {"sw": source}}
     options = TextOptions(max_seq_length=12, max_train_pairs=3)
     data = prepare_nli(sources, TOKENIZER, options)
