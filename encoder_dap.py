@@ -43,9 +43,9 @@ def auto_class(config: PreTrainedConfig) -> type:
 
 def without_decoder(model: PreTrainedModel) -> PreTrainedModel:
     """Return the encoder of an encoder-decoder, and any other model as it is."""
-    config = model.config
-    is_encoder = isinstance(model, MODEL_FOR_TEXT_ENCODING_MAPPING.get(type(config), ()))
-    has_decoder = getattr(config, "is_encoder_decoder", False) and not is_encoder
+    if not getattr(model.config, "is_encoder_decoder", False):
+        return model
+    has_decoder = any(name.endswith("decoder") for name, _ in model.named_modules())
     return model.get_encoder() if has_decoder else model
 
 

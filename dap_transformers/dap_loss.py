@@ -103,6 +103,8 @@ class DAPLoss(nn.Module):
         self.model = model
         self.dap = dap.to(encoder.device, encoder.dtype)
         self.has_heads = bool(self.head_weights())
+        if self.has_heads:
+            vars(model)["saves_heads_of"] = self  # not as a part of the model
         self.lacks_heads = False  # the encoder was loaded from a checkpoint, the heads were not
         model.register_load_state_dict_post_hook(self._note_loading)
         self.dap.register_state_dict_pre_hook(self._require_heads)
@@ -232,7 +234,7 @@ class KeepHeads(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, *_: Any, **__: Any
     ) -> None:
-        if self.loss.model.save_pretrained.func != self.loss._save_with_heads:
+        if self.loss.has_heads and vars(self.loss.model)["saves_heads_of"] is not self.loss:
             raise ValueError(
                 "a DAPLoss that was made later saves its heads with the model, not those of this "
                 "one: give one DAPLoss for all data"

@@ -185,6 +185,8 @@ def test_a_run_resumes_with_its_heads_or_not_at_all(tiny_bert_dir: Path, tmp_pat
         make_trainer("another").train(resume_from_checkpoint=checkpoint)
 
     two = make_trainer("out")
+    DAPLoss(two.loss.model, start_from(tiny_bert_dir, objective="tr"))  # has no heads
+    two.train()
     DAPLoss(two.loss.model, start_from(tiny_bert_dir))
     with pytest.raises(ValueError, match="give one DAPLoss"):
         two.train()

@@ -153,6 +153,8 @@ def mine_vectors(
     Returns:
         The k nearest neighbours of all rows, all candidates (best first), and the choice.
     """
+    if known is not None and options.k == 1:
+        raise UserError("k=1 cannot be calibrated: all nearest pairs score about 1; give more")
     # one neighbour more than a margin needs, for the runner-ups
     wider = neighbourhoods(*vectors, options.k, search, extra=1)
     k = min(options.k, wider.forward.scores.shape[1])

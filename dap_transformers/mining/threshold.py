@@ -225,8 +225,6 @@ def choose(
     rows = np.linspace(0, count - 1, min(count, SAMPLE)).astype(np.int64)
     sample = np.array(candidates[rows])
     runner_ups = runner_up_scores(sample, neighbours)
-    if k == 1:
-        known_scores = None  # then they score about 1, as all nearest pairs do
     model = fit_scores(sample["score"], runner_ups, known_scores, count)
 
     if is_auto:

@@ -115,8 +115,9 @@ def _search(queries: Array, keys: Array, k: int, name: str, bar: tqdm) -> Found:
 def _build(keys: Array, name: str, bar: tqdm) -> Any:
     """Return the faiss index `name`, trained on a sample of the keys, which holds all of them."""
     factory, _, parameters = name.partition(":")
-    # "np": without the slow training of codes for a search by Hamming distance
-    factory = re.sub(r"(?<![A-Z])PQ\d+(x\d+)?(?=,|$)", r"\g<0>np", factory)
+    if "ht=" not in parameters:
+        # "np": without the slow training of codes for a search by Hamming distance
+        factory = re.sub(r"(?<![A-Z])PQ\d+(x\d+)?(?=,|$)", r"\g<0>np", factory)
     with reading(f"faiss index {name} of {len(keys)} rows"):
         import faiss
 

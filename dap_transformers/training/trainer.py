@@ -354,6 +354,10 @@ class DAPTrainer(ResumableTrainer):
             prompts=self.prompts,
         )
 
+    def save_model(self, *args: Any, **kwargs: Any) -> None:
+        self._take_averages()  # in all processes
+        super().save_model(*args, **kwargs)
+
     def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
         started = time.perf_counter()
         super()._save_checkpoint(*args, **kwargs)
@@ -378,7 +382,6 @@ class DAPTrainer(ResumableTrainer):
     ) -> None:
         """Save the model, and the files that sentence-transformers needs to pool it correctly."""
         self.meter.check()
-        self._take_averages()
         model = self.accelerator.unwrap_model(self.model, keep_torch_compile=False)
         with ready_to_save(model):  # under FSDP, all processes come here
             super()._save(output_dir, state_dict)

@@ -148,13 +148,6 @@ def test_the_function_mines_sentences_or_vectors_into_a_table() -> None:
         assert 90 <= len(of_vectors) <= 110
 
 
-def test_known_translations_tell_nothing_if_one_neighbour_is_compared() -> None:
-    known = texts(300, 300)
-    options = MiningOptions(k=1, threshold=0.5)
-    choice = mine_vectors(texts(600, 120), options, known=known)[2]
-    assert choice.precision is None
-
-
 EYE = np.eye(3)
 ENCODER = TableEncoder(EYE)
 
@@ -169,6 +162,7 @@ ENCODER = TableEncoder(EYE)
         (lambda: mine(EYE, EYE, threshold="nan"), "give a number.*nan"),
         (lambda: mine(EYE, EYE, min_precision=1.5), "min_precision=1.5: give a share"),
         (lambda: mine(EYE, EYE, k=0), "k=0: at least 1"),
+        (lambda: mine_vectors([EYE, EYE], MiningOptions(k=1), known=[EYE, EYE]), "k=1 cannot"),
         (lambda: mine(EYE, EYE, min_precision=0.9, threshold=1), "min_precision"),
         (lambda: mine([], ["1"], ENCODER), "source: none of its lines"),
         (lambda: mine("one", ["1"], ENCODER), "is the string"),

@@ -124,6 +124,7 @@ REMOTE = type("NewConfig", (transformers.BertConfig,), {"__module__": "transform
 NO_ENCODER = "not a text encoder"
 BART = transformers.BartConfig(vocab_size=250, d_model=32)
 UMT5 = tiny_config("umt5")
+LONG_T5 = transformers.LongT5Config(vocab_size=250, d_model=32, d_ff=32, num_heads=4)
 MAMBA = transformers.MambaConfig(vocab_size=250, hidden_size=32, num_hidden_layers=2, state_size=4)
 
 
@@ -164,8 +165,9 @@ def test_what_is_no_encoder(call: Callable, says: str, tmp_path: Path) -> None:
 
 
 def test_only_a_decoder_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
-    encoder = transformers.UMT5EncoderModel(UMT5)  # its configuration says that it has a decoder
-    assert SentenceEncoder(encoder, tiny_tokenizer()).model is encoder
+    # their configurations say that they have a decoder
+    for encoder in (transformers.UMT5EncoderModel(UMT5), transformers.LongT5EncoderModel(LONG_T5)):
+        assert SentenceEncoder(encoder, tiny_tokenizer()).model is encoder
     assert not caplog.text
     whole = transformers.BartModel(BART)
     assert SentenceEncoder(whole, tiny_tokenizer()).model is whole.encoder
