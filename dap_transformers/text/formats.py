@@ -201,7 +201,7 @@ def read_tables(file: BitextFile, audit: LineAudit) -> Iterator[pa.Table]:
 
 
 def _require_text(file: BitextFile, table: pa.Table) -> None:
-    """Raise `UserError` if a side of the first pairs holds codes, numbers, keys or one value."""
+    """Raise `UserError` if a side of the first pairs holds codes, numbers, keys or few values."""
     sides = [table[side].to_pylist() for side in SIDES]
     most = max(2, NO_TEXT_SHARE * (len(table) - 1))  # -1: a header
     codes = [pair for pair in zip(*sides) if all(map(language_of, pair))]
@@ -210,8 +210,9 @@ def _require_text(file: BitextFile, table: pa.Table) -> None:
     few = 2 if is_guessed else 20
     for name, texts, others in zip(SIDES, sides, sides[::-1]):
         no_text = list(filter(is_no_text, texts))
-        is_one_value = len(set(texts)) == 1 and len(set(others)) > few
-        if is_one_value or max(len(no_text), len(codes)) >= most:
+        different, of_others = len(set(texts)), len(set(others))
+        has_few_values = of_others > few and different <= max(1, of_others // 20)
+        if has_few_values or max(len(no_text), len(codes)) >= most:
             raise UserError(
                 f"{file}: the {name} side holds {texts[-1]!r} and the like, no text; keep only the "
                 "columns of source and target, name the columns in the first line, or leave out "

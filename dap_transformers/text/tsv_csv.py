@@ -166,9 +166,11 @@ def find_columns(path: str, target: str, named: set[str]) -> dict[str, Columns]:
         pair = f"{min(named, default='de')},{target}"
         if target == UNDETERMINED:
             pair = "source,target"
+        if "source language" in places:
+            pair = "language,source,target"
         raise UserError(
             f"{path}: the first line names {shown}: which is the source and which the target? Call "
-            f"these two {pair} and the others differently. If the line is a pair, write {pair} "
+            f"their columns {pair} and the others differently. If the line is a pair, write {pair} "
             "above it"
         )
     widths = [len(cells) for cells in head if len(cells) > 1]

@@ -17,6 +17,7 @@ PO = 'msgid ""\nmsgstr ""\n"Language: {}\\n"\n\nmsgid "a"\nmsgstr "b"\n'
 FUZZY = '#, fuzzy\nmsgid "a"\nmsgstr "b"\n\nmsgid "c"\nmsgstr ""\n'
 
 KEYS = "".join(f'msgid "menu.file.{n}"\nmsgstr "Datei {n}"\n\n' for n in "abc")
+TICKETS = "".join(f"de,Frage {n},Question {n}\ntr,Soru {n},Question {n}\n" for n in range(50))
 CODES = '{"source": "de", "target": "en", "source_text": "Ja"}\n'
 SWAPPED = [("He waits.", "Он ждёт."), ("It is 8", "8 часов"), ("Tom", "Tom")]
 #: (name of the file, its text, what the message says after the name)
@@ -37,6 +38,8 @@ REFUSED = [
     ("de.po", KEYS, "target side holds 'menu"),
     ("ru-en.tsv", text_of(SWAPPED), "swapped"),
     ("xh-en.tsv", "This and that\tOku naoko\n" * 3, "swapped"),
+    ("tickets.csv", "de,frage,en\n" + TICKETS, "source side holds 'tr'"),
+    ("tickets.csv", "language;question;translation_en\n", "language,source,target"),
     ("de-en.csv", "Größe,size\n".encode("cp1252"), r"byte 0xf6\): if it is Windows-1252, iconv"),
     ("de-en.tsv", "eins\tone\nzwei\ttwo\ndrei\tx\tthree\n", "line 3: 3 columns, expected 2"),
     ("de-en.tsv", "\n", "holds no pair"),
