@@ -173,7 +173,7 @@ def read_questions(folder: Path) -> QuestionSet:
     path = folder / "qrels/test.tsv"
     grades: dict[str, dict[int, int]] = {name: {} for name in questions}
     for number, line in enumerate(decoded_lines(path), 1):
-        with reading(f"{path}, line {number}: ids of a question and a passage, and a number"):
+        with reading(f"{path}, line {number}: ids of queries.jsonl and corpus.jsonl, and a number"):
             question, passage, grade = line.split("\t")
             if number == 1 and not grade.strip()[:1].isdigit():
                 continue  # the header

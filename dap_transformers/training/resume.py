@@ -4,6 +4,7 @@ import dataclasses
 import hashlib
 import json
 import logging
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -214,6 +215,8 @@ def train_to_end(trainer: Trainer, checkpoint: str | None) -> dict[str, float]:
     state = TrainerState() if checkpoint is None else saved_state(checkpoint)
     # Without `max_steps`, the number in the checkpoint counts, which follows from the epochs.
     last = args.max_steps if args.max_steps > 0 else state.max_steps
+    if checkpoint is not None:
+        count_intervals(args, last)
     if checkpoint is None or state.global_step < last:
         return trainer.train(resume_from_checkpoint=checkpoint).metrics
 
@@ -224,6 +227,17 @@ def train_to_end(trainer: Trainer, checkpoint: str | None) -> dict[str, float]:
     # `train` does this, too: the saved configuration must have the tokenizer's special tokens.
     align_special_tokens(trainer.model, trainer.processing_class)
     return {"steps": state.global_step, "epoch": state.epoch}
+
+
+def count_intervals(args: TrainingArguments, steps: int) -> None:
+    """Turn intervals that are shares of a run into steps. Else `Trainer` warns of a checkpoint's.
+
+    `steps` is the number of steps of the run.
+    """
+    for name in ("logging_steps", "eval_steps", "save_steps"):
+        interval = getattr(args, name)
+        if interval is not None and interval < 1:
+            setattr(args, name, math.ceil(interval * steps))
 
 
 # ------------------------------------------------------------------------------ the record of a run

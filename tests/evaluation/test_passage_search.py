@@ -179,7 +179,7 @@ def test_a_training_chooses_by_search_and_measures_what_it_saves(
         ("qrels/test.tsv", f"{HEADER}q0\tp0\t1\nq0\tp999\t1\n", "line 3: .*p999"),
         ("qrels/test.tsv", "q999\tp0\t1\n", "line 1: .*q999"),
         ("qrels/test.tsv", "q0\tp0\t1.0\n", "line 1: .*1.0"),  # no header
-        ("qrels/test.tsv", f"{HEADER}q0 0 p0 1\n", "line 2: ids of a question"),
+        ("qrels/test.tsv", f"{HEADER}q0 0 p0 1\n", "line 2: ids of queries.jsonl"),
         ("qrels/test.tsv", f"{HEADER}q0\tp0\t0\n", "no question has an answer"),
     ],
 )

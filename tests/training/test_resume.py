@@ -19,6 +19,7 @@ from dap_transformers.training.arguments import DAPTrainingArguments
 from dap_transformers.training.resume import (
     FINISHED,
     correct_state,
+    count_intervals,
     find_resumable,
     record_run,
     require_no_other_model,
@@ -112,7 +113,8 @@ def run_killed_at(step: int, flags: str) -> None:
 @pytest.mark.parametrize(
     ("step", "checkpoints", "options"),
     [
-        (4, ["checkpoint-3"], "--rtl_ratio 0.7 --tr_hard_negatives 0.5"),  # an epoch has 6 steps
+        # an epoch has 6 steps, and 0.4 of the run are 3
+        (4, ["checkpoint-3"], "--rtl_ratio 0.7 --tr_hard_negatives 0.5 --save_steps 0.4"),
         (1, [], "--head_steps 3 --max_steps 2"),  # the heads are trained again
     ],
 )
@@ -131,6 +133,12 @@ def test_a_killed_run_resumes_to_the_same_weights(
     run(command)
     run(f"{flags} --output_dir {whole}")
     assert_equal_weights(killed, whole)
+
+
+def test_the_intervals_of_a_resumed_run_are_steps_as_in_its_checkpoint(tmp_path: Path) -> None:
+    args = DAPTrainingArguments(tmp_path, save_steps=0.4, logging_steps=5)
+    count_intervals(args, 7)
+    assert (args.save_steps, args.logging_steps, args.eval_steps) == (3, 5, None)
 
 
 def test_a_run_killed_after_its_last_step_needs_no_other_step(flags: str, tmp_path: Path) -> None:
