@@ -273,7 +273,7 @@ def is_causal(encoder_config: PreTrainedConfig) -> bool:
 
 
 def own_pooling(config: PreTrainedConfig) -> str | None:
-    """Return the pooling of a DAP model, or None. Other models use the word for something else."""
+    """Return `config.pooling` of a DAP model, else None. Other models may mean another thing."""
     return config.pooling if config.model_type == DAPConfig.model_type else None
 
 

@@ -42,7 +42,7 @@ def auto_class(config: PreTrainedConfig) -> type:
 
 
 def without_decoder(model: PreTrainedModel) -> PreTrainedModel:
-    """Return the encoder of an encoder-decoder, and any other model as it is."""
+    """Return the encoder of an encoder-decoder model, and any other model unchanged."""
     if not getattr(model.config, "is_encoder_decoder", False):
         return model
     has_decoder = any(name.endswith("decoder") for name, _ in model.named_modules())

@@ -236,8 +236,8 @@ class KeepHeads(TrainerCallback):
     ) -> None:
         if self.loss.has_heads and vars(self.loss.model)["saves_heads_of"] is not self.loss:
             raise ValueError(
-                "a DAPLoss that was made later saves its heads with the model, not those of this "
-                "one: give one DAPLoss for all data"
+                "another DAPLoss was made later for this model, and only its heads are saved: "
+                "give one DAPLoss for all data"
             )
         self.loss.load_missing_heads(f"{args.output_dir}/checkpoint-{state.global_step}")
 

@@ -7,8 +7,9 @@ A group of source sentences with vector x and of target sentences with vector y 
 x' stands for the two sentences before and the two after the source group: their cosines are
 averaged. So a group that lacks a sentence, or has one too many, gains less. r is the ratio of the
 groups' numbers of characters, the smaller one divided by the larger one, after the target's was
-scaled such that both texts are equally long from the first anchor to the last (see below). This is
-the score of Bertalign (Liu & Zhu 2022), which takes one sentence before and one after. A sentence
+scaled such that both texts are equally long from the first anchor to the last (see below), without
+what only one text has. This is the score of Bertalign (Liu & Zhu 2022), which takes one sentence
+before and one after. A sentence
 without a translation costs a share of what a typical pair of sentences gains. The share is
 estimated from the texts (`cost_of_skipping`).
 
@@ -307,9 +308,10 @@ def sides_of(
     is_one_sided: Sequence[np.ndarray],
     anchors: np.ndarray,
 ) -> tuple[Side, Side]:
-    """Return both sides, equally long from the first to the last of the anchors (A, 2).
+    """Return both sides. The target's lengths are scaled such that the totals are equal.
 
-    Places where one text has more sentences than groups can hold do not count.
+    The totals run from the first to the last of the anchors (A, 2). They leave out the sentences
+    between two anchors if one text has too many to group them with those of the other.
     """
     steps = np.diff(anchors, axis=0, append=anchors[-1:] + 1)  # (A, 2) sentences to the next anchor
     is_whole = steps.max(1) <= texts[0].groups.shape[1] * steps.min(1)

@@ -243,7 +243,8 @@ def _check_vectors(published: Published, folder: Path) -> None:
     if as_in_file(plain, folder) is not plain:
         raise UserError(
             f"AutoTokenizer makes a {type(plain).__name__} for model_type "
-            f"{again.model.config.model_type!r}, which gives other tokens: nothing was written"
+            f"{again.model.config.model_type!r}. Its tokens are not those of tokenizer.json: "
+            "nothing was written"
         )
     if not published.pools_itself:
         return

@@ -116,7 +116,7 @@ def _build(keys: Array, name: str, bar: tqdm) -> Any:
     """Return the faiss index `name`, trained on a sample of the keys, which holds all of them."""
     factory, _, parameters = name.partition(":")
     if "ht=" not in parameters:
-        # "np": without the slow training of codes for a search by Hamming distance
+        # "np" skips a slow training step, which only a search by Hamming distance ("ht") needs
         factory = re.sub(r"(?<![A-Z])PQ\d+(x\d+)?(?=,|$)", r"\g<0>np", factory)
     with reading(f"faiss index {name} of {len(keys)} rows"):
         import faiss

@@ -201,7 +201,7 @@ def read_tables(file: BitextFile, audit: LineAudit) -> Iterator[pa.Table]:
 
 
 def _require_text(file: BitextFile, table: pa.Table) -> None:
-    """Raise `UserError` if a side of the first pairs holds codes, numbers, keys or few values."""
+    """Raise `UserError` if a side of the first pairs is codes, keys or few different values."""
     sides = [table[side].to_pylist() for side in SIDES]
     most = max(2, NO_TEXT_SHARE * (len(table) - 1))  # -1: a header
     codes = [pair for pair in zip(*sides) if all(map(language_of, pair))]

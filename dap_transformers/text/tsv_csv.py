@@ -169,9 +169,9 @@ def find_columns(path: str, target: str, named: set[str]) -> dict[str, Columns]:
         if "source language" in places:
             pair = "language,source,target"
         raise UserError(
-            f"{path}: the first line names {shown}: which is the source and which the target? Call "
-            f"their columns {pair} and the others differently. If the line is a pair, write {pair} "
-            "above it"
+            f"{path}: the first line names {shown}: which is the source and which the target? Name "
+            f"the columns {pair}, and all others differently. If the line is no header, add one "
+            "above it with these names"
         )
     widths = [len(cells) for cells in head if len(cells) > 1]
     return dict.fromkeys(named, Columns(mode(widths or [2])))

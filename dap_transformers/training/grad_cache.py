@@ -167,7 +167,7 @@ def split(
 
 
 def gradient_of(rows: Tensor) -> Tensor:
-    """Return the gradient of a tensor, zeros if the loss does not depend on it."""
+    """Return the gradient of a tensor, or zeros if the loss does not depend on it."""
     return torch.zeros_like(rows) if rows.grad is None else rows.grad
 
 

@@ -230,9 +230,9 @@ def train_to_end(trainer: Trainer, checkpoint: str | None) -> dict[str, float]:
 
 
 def count_intervals(args: TrainingArguments, steps: int) -> None:
-    """Turn intervals that are shares of a run into steps. Else `Trainer` warns of a checkpoint's.
+    """Turn intervals that are shares of a run into numbers of steps, as checkpoints have them.
 
-    `steps` is the number of steps of the run.
+    Otherwise `Trainer` warns that they differ from the checkpoint's. The run has `steps` steps.
     """
     for name in ("logging_steps", "eval_steps", "save_steps"):
         interval = getattr(args, name)

@@ -324,7 +324,7 @@ class DAPTrainer(ResumableTrainer):
         return "eval_" + self.args.metric_for_best_model.removeprefix("eval_")
 
     def _take_averages(self) -> None:
-        """Set the weights to the averages of a schedule-free optimizer, until the next step."""
+        """Use the averaged weights of an optimizer, if it is schedule-free, until the next step."""
         if callable(getattr(self.optimizer, "eval", None)):
             self.optimizer.eval()
 
@@ -355,7 +355,7 @@ class DAPTrainer(ResumableTrainer):
         )
 
     def save_model(self, *args: Any, **kwargs: Any) -> None:
-        self._take_averages()  # in all processes
+        self._take_averages()  # here, because `_save` may run in one process only
         super().save_model(*args, **kwargs)
 
     def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
@@ -368,7 +368,7 @@ class DAPTrainer(ResumableTrainer):
         self._load_adapters(checkpoint)
 
     def _load_best_model(self) -> None:
-        self._take_averages()  # or a later call would change the best weights
+        self._take_averages()  # now, so that `save_model` does not change the best weights
         super()._load_best_model()
         self._load_adapters(self.state.best_model_checkpoint)
 
@@ -401,12 +401,12 @@ def require_evaluators(evaluators: Iterable[Any]) -> None:
 
 
 def require_batch(train: Any, args: TrainingArguments) -> None:
-    """Raise `UserError` if a dataset has too few pairs for one batch of all processes."""
+    """Raise `UserError` if a dataset has no length, or too few pairs for one batch of a launch."""
     batch = args.per_device_train_batch_size * args.world_size
     if train is None:
         return
     if not hasattr(train, "__len__"):
-        raise UserError("train_dataset: give a dataset with a length, whose batches are all full")
+        raise UserError("train_dataset: give a dataset with a length: every batch must be full")
     if len(train) < batch:
         raise UserError(
             f"{counted(len(train), 'training pair')} cannot fill one batch of {batch}: lower the "
